@@ -1,0 +1,21 @@
+"""Models: one adapter per family; a ``View`` is a model plus the few facts everyone needs."""
+
+from vitreous.models.preprocess import Box, Preprocess
+from vitreous.models.registry import Adapter, ModelInfo, load, models, view
+from vitreous.models.view import Pooling, SubView, View
+from vitreous.rooms import listed_by
+
+__all__ = [
+    "Adapter",
+    "Box",
+    "ModelInfo",
+    "Pooling",
+    "Preprocess",
+    "SubView",
+    "View",
+    "load",
+    "models",
+    "view",
+]
+
+listed_by(__name__, models)

@@ -1,0 +1,72 @@
+"""Reading weights without ever running code from the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from vitreous.errors import CheckpointError
+
+__all__ = ["fit", "read"]
+
+_NESTS = ("model_ema", "state_dict_ema", "state_dict", "model")
+
+
+def read(path: str | Path) -> dict[str, Tensor]:
+    """Return the tensors of a ``.safetensors`` file or of a torch file (read with ``weights_only=True``, always).
+
+    The usual wrappings are undone: a ``state_dict`` or ``model`` entry, and ``module.`` in front of every name.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"no checkpoint at {path}")
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise CheckpointError(f"{path} is not a checkpoint of plain tensors: {reason[0][:160]}") from error
+    for nest in _NESTS:
+        if isinstance(found, Mapping) and isinstance(found.get(nest), Mapping):
+            found = found[nest]
+    if not isinstance(found, Mapping) or not found or not all(isinstance(v, Tensor) for v in found.values()):
+        raise CheckpointError(f"{path} holds no table of named tensors")
+    return {name.removeprefix("module."): tensor for name, tensor in found.items()}
+
+
+def fit(
+    model: nn.Module,
+    path: str | Path,
+    convert: Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]] | None = None,
+) -> None:
+    """Load a checkpoint into a model, all tensors or none; what does not fit is named."""
+    tensors = read(path)
+    if convert is not None:
+        try:
+            tensors = convert(dict(tensors), model)
+        except Exception as error:  # a foreign file can break the conversion anywhere
+            raise CheckpointError(f"{path} does not fit {type(model).__name__}: {error}") from error
+    wanted = model.state_dict()
+    shapes = [n for n in tensors if n in wanted and tensors[n].shape != wanted[n].shape]
+    problems = {
+        "missing": [name for name in wanted if name not in tensors],
+        "unexpected": [name for name in tensors if name not in wanted],
+        "of another shape": [f"{n} {tuple(tensors[n].shape)} for {tuple(wanted[n].shape)}" for n in shapes],
+    }
+    told = [f"{len(names)} {what} ({_some(names)})" for what, names in problems.items() if names]
+    if told:
+        raise CheckpointError(f"{path} does not fit {type(model).__name__}: {'; '.join(told)}")
+    model.load_state_dict(tensors)
+
+
+def _some(names: list[str], limit: int = 3) -> str:
+    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")

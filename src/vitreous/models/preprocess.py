@@ -1,0 +1,102 @@
+"""From a photograph to a model's input and back: size, crop and colours, with the geometry kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitreous.errors import ImageError, ModelError
+
+__all__ = ["Box", "Preprocess"]
+
+Box = tuple[float, float, float, float]
+"""(left, top, right, bottom) of the region the model saw, in pixels of the original photograph."""
+
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """The evaluation transform of a model, as data.
+
+    ``mode`` is ``"center"`` (resize so that the crop covers ``crop`` of the picture, then cut the centre),
+    ``"squash"`` (resize both sides, ignoring the aspect ratio, then cut the centre) or ``"border"``
+    (resize the longer side, pad the rest).
+    """
+
+    size: tuple[int, int] = (224, 224)
+    """Height and width of the model's input."""
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    interpolation: str = "bicubic"
+    crop: float = 0.875
+    mode: str = "center"
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in _FILTERS:
+            raise ModelError(f"unknown interpolation {self.interpolation!r}; known: {', '.join(_FILTERS)}")
+        if self.mode not in ("center", "squash", "border"):
+            raise ModelError(f"unknown crop mode {self.mode!r}; known: center, squash, border")
+
+    def see(self, photo: Image.Image) -> tuple[Image.Image, Box]:
+        """Return the picture the model sees, at its input size, and where it lies in the photograph."""
+        width, height = photo.size
+        if width < 1 or height < 1:
+            raise ImageError(f"picture of {width} x {height} pixels is empty")
+        scaled = self._scaled_size(width, height)
+        if max(scaled) > 32768 and max(scaled) > 4 * max(self.size):
+            raise ImageError(f"picture of {width} x {height} pixels is too long and thin for a {self.size} crop")
+        resized = photo.convert("RGB").resize(scaled, _FILTERS[self._interpolation()])
+        high, wide = self.size
+        left, top = _margin(scaled[0], wide), _margin(scaled[1], high)
+        seen = Image.new("RGB", (wide, high), tuple(round(255 * value) for value in self.mean))
+        seen.paste(resized, (-left, -top))
+        across, down = width / scaled[0], height / scaled[1]
+        return seen, (left * across, top * down, (left + wide) * across, (top + high) * down)
+
+    def tensor(self, seen: Image.Image) -> torch.Tensor:
+        """Return the normalised input ``[3, H, W]`` of a picture already cut to size."""
+        pixels = torch.from_numpy(np.array(seen.convert("RGB"), dtype=np.uint8)).permute(2, 0, 1)
+        return (pixels.to(torch.float32) / 255 - self._channel(self.mean)) / self._channel(self.std)
+
+    def picture(self, inputs: torch.Tensor) -> Image.Image:
+        """Undo the normalisation of one input ``[3, H, W]``: the picture behind a tensor."""
+        pixels = inputs.detach().to("cpu", torch.float32) * self._channel(self.std) + self._channel(self.mean)
+        array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+        return Image.fromarray(array)
+
+    def _scaled_size(self, width: int, height: int) -> tuple[int, int]:
+        high, wide = (math.floor(side / self.crop) for side in self.size)
+        if self.mode == "squash":
+            return wide, high
+        if self.mode == "border":
+            ratio = min(wide / width, high / height)
+            return max(1, round(width * ratio)), max(1, round(height * ratio))
+        if high == wide:  # the short side becomes exactly this long
+            short, long = min(width, height), max(width, height)
+            length = int(high * long / short)
+            return (high, length) if width <= height else (length, high)
+        ratio = max(wide / width, high / height)
+        return round(width * ratio), round(height * ratio)
+
+    def _interpolation(self) -> str:
+        """timm resizes with a bilinear filter for the centre crop of a rectangular input, whatever is asked."""
+        return "bilinear" if self.mode == "center" and self.size[0] != self.size[1] else self.interpolation
+
+    @staticmethod
+    def _channel(values: tuple[float, ...]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
+
+
+def _margin(length: int, wanted: int) -> int:
+    """Return how much to cut before a centred window; negative where the picture must be padded instead."""
+    return round((length - wanted) / 2) if length >= wanted else -((wanted - length) // 2)

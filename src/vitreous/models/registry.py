@@ -1,0 +1,102 @@
+"""Which adapters there are, and how a name or a module finds its own.
+
+An adapter is a module-level object with the attributes of ``Adapter``. The built-in ones are listed here by import
+path, so that nothing is imported before it is needed; third parties add theirs under the entry-point group
+``vitreous.adapters``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+
+from vitreous.errors import ModelError, nearest
+from vitreous.models.view import View
+
+__all__ = ["Adapter", "ModelInfo", "adapters", "load", "models", "view"]
+
+_BUILT_IN = {"timm": "vitreous.models.timm_vit:ADAPTER"}
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One line of ``vitreous models``."""
+
+    name: str
+    family: str
+    size: int | None
+    pretrained: tuple[str, ...]
+
+
+@runtime_checkable
+class Adapter(Protocol):
+    """What a family of models must offer."""
+
+    prefix: str
+    """What stands before the slash in names such as ``timm/vit_base_patch16_224``."""
+
+    def accepts(self, module: nn.Module) -> bool:
+        """Whether this module belongs to the family."""
+
+    def view(self, module: nn.Module, **facts: Any) -> View:
+        """Return the view of such a module, or raise ``ModelError`` saying why not."""
+
+    def load(self, name: str, **options: Any) -> nn.Module:
+        """Build the model called ``name`` (without the prefix)."""
+
+    def models(self) -> Iterable[ModelInfo]:
+        """Return the names that ``load`` knows."""
+
+
+@cache
+def adapters() -> tuple[Adapter, ...]:
+    """Return every adapter, third parties' first, so that they can claim subclasses of known models."""
+    found: list[Adapter] = [entry.load() for entry in entry_points(group="vitreous.adapters")]
+    for path in _BUILT_IN.values():
+        module, _, attribute = path.partition(":")
+        found.append(getattr(importlib.import_module(module), attribute))
+    return tuple(found)
+
+
+def view(module: nn.Module | View, **facts: Any) -> View:
+    """Look at a model already in hand; a view is returned as it is.
+
+    ``name=``, ``labels=``, ``preprocess=`` override what the model says about itself.
+    """
+    if isinstance(module, View):
+        return module
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"expected a View or a torch module, got {type(module).__name__}")
+    for adapter in adapters():
+        if adapter.accepts(module):
+            return adapter.view(module, **facts)
+    known = ", ".join(adapter.prefix for adapter in adapters())
+    raise ModelError(
+        f"no adapter knows {type(module).__module__}.{type(module).__qualname__}; families known: {known}; "
+        "a new one is one file, see the page 'Write an adapter'"
+    )
+
+
+def load(name: str, *, labels: list[str] | None = None, **options: Any) -> View:
+    """Build a model by name, such as ``timm/vit_base_patch16_224``, and look at it.
+
+    Options: ``pretrained=``, ``checkpoint=``, ``num_classes=``, ``img_size=``, ``device=``, ``dtype=``.
+    """
+    prefix, slash, rest = name.partition("/")
+    by_prefix = {adapter.prefix: adapter for adapter in adapters()}
+    if not slash or prefix not in by_prefix:
+        suggestion = nearest(name, (info.name for info in models())) or f"; known: {', '.join(by_prefix)}/…"
+        raise ModelError(f"unknown model {name!r}{suggestion}")
+    adapter = by_prefix[prefix]
+    return adapter.view(adapter.load(rest, **options), name=name, labels=labels)
+
+
+def models() -> list[ModelInfo]:
+    """Return the models that can be loaded by name."""
+    return [info for adapter in adapters() for info in adapter.models()]

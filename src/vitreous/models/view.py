@@ -1,0 +1,248 @@
+"""A ``View``: a model, unmodified, plus the few facts and verbs everyone needs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import ModelError
+from vitreous.models.labels import check_index, find_label, short_label
+from vitreous.models.preprocess import Preprocess
+
+__all__ = ["Pooling", "SubView", "View"]
+
+
+class Pooling:
+    """How the tokens after the last block become one vector.
+
+    ``token`` reads the class token, ``pair`` the mean of class and distillation token, ``avg`` the mean over the
+    patches, ``avg_all`` that over all tokens. Attention pooling (``map``) has no fixed weights: its own attention is
+    the row, and it is observed like that of any block.
+    """
+
+    def __init__(self, kind: str, prefix: int) -> None:
+        if kind not in ("token", "avg", "avg_all", "pair", "map"):
+            raise ModelError(f"pooling {kind!r} has no read-out row; supported: token, avg, avg_all, pair, map")
+        self.kind = kind
+        self.prefix = prefix
+
+    @property
+    def attends(self) -> bool:
+        """Whether the pooling is itself an attention over the tokens."""
+        return self.kind == "map"
+
+    @property
+    def rows(self) -> slice:
+        """The tokens whose mean is read: the patches where attention pooling weighs them itself."""
+        return {
+            "token": slice(0, 1),
+            "pair": slice(0, 2),
+            "avg": slice(self.prefix, None),
+            "avg_all": slice(0, None),
+            "map": slice(self.prefix, None),
+        }[self.kind]
+
+    def row(self, tokens: Tensor) -> Tensor:
+        """Return the weights ``[B, N]`` of the tokens in the mean that is read, shaped and typed like ``tokens``."""
+        weights = tokens.new_zeros(tokens.shape[:2])
+        weights[:, self.rows] = 1
+        return weights / weights.sum(dim=1, keepdim=True)
+
+    def __repr__(self) -> str:
+        return f"Pooling({self.kind!r})"
+
+
+class View(ABC):
+    """What the rest of the house may know about a model.
+
+    The three verbs satisfy ``finish(run(embed(x))) == model(x)``. Layers are 0-based and ranges half-open:
+    ``run(tokens, start, stop)`` applies blocks ``start .. stop - 1``. Adapters subclass this, one file per
+    family; nobody else learns an architecture's name.
+    """
+
+    model: nn.Module
+    name: str
+    family: str
+    depth: int
+    width: int
+    heads: int
+    prefix: int
+    pooling: Pooling
+    preprocess: Preprocess
+    classes: int
+    labels: list[str] | None = None
+    drops_tokens: bool = True
+    """Whether patch tokens can be left out without touching the model (positions are absolute)."""
+
+    # -- the three verbs -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def embed(self, inputs: Tensor) -> Tensor:
+        """Images ``[B, 3, H, W]`` to tokens ``[B, N, D]`` as they enter block 0."""
+
+    @abstractmethod
+    def block(self, layer: int, tokens: Tensor) -> Tensor:
+        """Apply one block."""
+
+    @abstractmethod
+    def finish(self, tokens: Tensor) -> Tensor:
+        """Tokens after the last block to logits ``[B, classes]``."""
+
+    def run(self, tokens: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """Apply blocks ``start .. stop - 1``."""
+        for layer in range(start, self.depth if stop is None else stop):
+            tokens = self.block(layer, tokens)
+        return tokens
+
+    # -- facts about places ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
+        """Rows and columns of patches at a layer, for these inputs (for the model's own size if ``None``)."""
+
+    @abstractmethod
+    def site(self, layer: int, name: str) -> nn.Module:
+        """Return the module of a block whose output is called ``name``: ``norm1``, ``attn``, ``norm2`` or ``mlp``.
+
+        ``attn`` and ``mlp`` are the vectors added to the residual stream, LayerScale included.
+        """
+
+    @abstractmethod
+    def calls(self, layer: int | None) -> Mapping[str, int]:
+        """How often each kind of rule must match inside a block, or inside ``finish`` for ``None``.
+
+        The kinds are ``attention``, ``norm`` and ``activation``. A pass that steers the backward compares what
+        it saw with this, so that an operation nobody recognised cannot go unnoticed.
+        """
+
+    # -- what follows from them ------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    def logits(self, inputs: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Bare forward in evaluation mode, without gradients; with ``keep``, only those patch tokens are run.
+
+        ``keep`` holds patch indices ``[B, k]``; prefix tokens always stay.
+        """
+        with self.evaluating(), torch.no_grad():
+            tokens = self.embed(self.cast(inputs))
+            return self.finish(self.run(tokens if keep is None else self.pick(tokens, keep)))
+
+    def pick(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        """Return the prefix tokens and the patch tokens ``keep`` (``[B, k]``), each with the position it had."""
+        if not self.drops_tokens:
+            raise ModelError(
+                f"{self.name} cannot leave tokens out (its positions are relative); mask their embeddings instead"
+            )
+        keep = keep.to(tokens.device)
+        patches = tokens.shape[1] - self.prefix
+        if keep.ndim != 2 or keep.shape[0] != tokens.shape[0] or keep.is_floating_point():
+            raise ModelError(f"keep must be integer patch indices [{tokens.shape[0]}, k], got {tuple(keep.shape)}")
+        if keep.numel() and not (0 <= int(keep.min()) and int(keep.max()) < patches):
+            raise ModelError(f"keep holds patch {int(keep.max())}, outside 0..{patches - 1}")
+        index = (keep + self.prefix).unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
+        return torch.cat([tokens[:, : self.prefix], tokens.gather(1, index)], dim=1)
+
+    def suffix(self, layer: int, grid: tuple[int, int] | None = None) -> SubView:
+        """Return the sub-network that starts at block ``layer``; its inputs are tokens, its outputs logits.
+
+        With the tokens kept, this is also the cached prefix: run the first blocks once, explain the rest often.
+        """
+        return SubView(self, layer, grid or self.grid())
+
+    def cast(self, inputs: Tensor) -> Tensor:
+        """Move inputs to the model's device and dtype."""
+        return inputs.to(self.device, self.dtype)
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        """Refuse inputs that the model cannot take, by name and shape."""
+        high, wide = self.preprocess.size
+        if inputs.ndim != 4 or inputs.shape[1] != 3:
+            raise ModelError(f"{self.name} takes images [B, 3, {high}, {wide}], got {list(inputs.shape)}")
+        if inputs.shape[0] == 0:
+            raise ModelError("the batch is empty")
+        if not torch.isfinite(inputs).all():
+            raise ModelError("the inputs contain values that are not finite")
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode inside, every module's own training flag again outside."""
+        training = [module for module in self.model.modules() if module.training]
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+    def class_index(self, word: int | str) -> int:
+        """Return the class index of an index, a label or a synonym."""
+        outputs = max(self.classes, 2)  # a head of one logit tells two classes apart
+        return find_label(word, self.labels, outputs) if isinstance(word, str) else check_index(word, outputs)
+
+    def label(self, index: int) -> str:
+        """Return the first name of a class, or ``"class i"`` where the model has no names."""
+        return short_label(self.labels[index]) if self.labels and index < len(self.labels) else f"class {index}"
+
+    def total_calls(self, start: int = 0) -> Counter[str]:
+        """Return the declared rule matches of blocks ``start ..`` and ``finish`` together."""
+        total: Counter[str] = Counter(self.calls(None))
+        for layer in range(start, self.depth):
+            total.update(self.calls(layer))
+        return total
+
+    def __repr__(self) -> str:
+        high, wide = self.grid()
+        return (
+            f"View({self.name}: {self.depth} blocks, {high}x{wide} patches, {self.prefix} prefix tokens, "
+            f"{self.pooling.kind} pooling, {self.classes} classes)"
+        )
+
+
+class SubView(View):
+    """The part of a model from block ``first`` on, as a view of its own: ``f_l`` of the PLUS paper."""
+
+    def __init__(self, whole: View, first: int, grid: tuple[int, int]) -> None:
+        if not 0 <= first < whole.depth:
+            raise ModelError(f"layer {first} is outside 0..{whole.depth - 1}")
+        self.whole, self.first = whole, first
+        self.model, self.family = whole.model, whole.family
+        self.name = f"{whole.name}[{first}:]"
+        self.depth, self.width, self.heads = whole.depth - first, whole.width, whole.heads
+        self.prefix, self.pooling, self.drops_tokens = whole.prefix, whole.pooling, whole.drops_tokens
+        self.preprocess, self.classes, self.labels = whole.preprocess, whole.classes, whole.labels
+        self._grid = grid
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+    def block(self, layer: int, tokens: Tensor) -> Tensor:
+        return self.whole.block(layer + self.first, tokens)
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        return self.whole.finish(tokens)
+
+    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
+        return self._grid
+
+    def site(self, layer: int, name: str) -> nn.Module:
+        return self.whole.site(layer + self.first, name)
+
+    def calls(self, layer: int | None) -> Mapping[str, int]:
+        return self.whole.calls(None if layer is None else layer + self.first)
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        if inputs.ndim != 3 or inputs.shape[1] <= self.prefix:
+            raise ModelError(f"{self.name} takes tokens [B, N, D], got {list(inputs.shape)}")
