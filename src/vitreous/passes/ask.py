@@ -1,0 +1,74 @@
+"""The questions a method may ask of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Optional
+
+from torch import Tensor
+
+from vitreous.errors import TraceError
+from vitreous.models import View
+
+__all__ = ["RULES", "SITES", "Keep", "Pass", "Reduce", "whole"]
+
+SITES = ("image", "input", "output", "attention", "values", "norm1", "attn", "norm2", "mlp", "pool")
+"""Where one can look. ``image`` is what enters the model, ``input`` and ``output`` the residual stream around a block,
+``attention`` the weights ``[B, H, N, N]``, ``values`` the value vectors ``[B, H, N, d]``, ``norm1 attn norm2 mlp`` the
+outputs inside a block, ``pool`` the weights ``[B, H, 1, N]`` of attention pooling."""
+
+RULES = ("plain", "frozen")
+"""How gradients flow: as they are, or in the frozen network of DecompX (see ``rules``)."""
+
+Reduce = Callable[[View, Tensor, Optional[Tensor]], Tensor]
+"""``(view, value, gradient) -> what to keep``; the gradient is ``None`` where none was asked for."""
+
+
+def whole(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """Keep the value itself, or its gradient where one was asked for."""
+    return value if gradient is None else gradient
+
+
+@dataclass(frozen=True)
+class Keep:
+    """One thing to write down, at some layers: a place, what to make of it there, and whether its gradient is needed.
+
+    The reduction is applied while the pass runs, so that attention and its gradient are never held for all layers.
+    It must be a module-level function (or another hashable), because equal wishes are served once.
+    """
+
+    site: str
+    reduce: Reduce
+    layers: tuple[int, ...] = (0,)
+    grad: bool = False
+
+    def __post_init__(self) -> None:
+        if self.site not in SITES:
+            raise TraceError(f"unknown site {self.site!r}; known: {', '.join(SITES)}")
+
+    @property
+    def key(self) -> tuple[str, Reduce, bool]:
+        return self.site, self.reduce, self.grad
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward, and one backward if any gradient is kept. Passes with equal rules are run together."""
+
+    keeps: tuple[Keep, ...] = ()
+    rules: str = "plain"
+
+    def __post_init__(self) -> None:
+        if self.rules not in RULES:
+            raise TraceError(f"unknown rules {self.rules!r}; known: {', '.join(RULES)}")
+
+    @property
+    def backward(self) -> bool:
+        return any(keep.grad for keep in self.keeps)
+
+    def first(self, depth: int) -> int:
+        """The lowest layer that needs a gradient: -1 for the image, ``depth`` for none."""
+        ends = {"image": -1, "pool": depth}
+        wanted = [keep for keep in self.keeps if keep.grad and keep.layers]
+        return min([depth, *(ends.get(keep.site, min(keep.layers)) for keep in wanted)])

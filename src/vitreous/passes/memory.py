@@ -1,0 +1,55 @@
+"""Inner batches: how many inputs at once fit a budget, and what to do when the guess was too bold."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from vitreous.models import View
+
+__all__ = ["inner_batch", "in_parts"]
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_GIB = 2**30
+
+
+def inner_batch(view: View, inputs: Tensor, budget: float | None = None) -> int:
+    """Return how many inputs one pass may take within ``budget`` GiB.
+
+    A block's graph holds about twenty token-sized tensors; attention and its gradient exist for one block at a time.
+    Without a budget: 4 GiB on a CPU, 60 % of what is free on a GPU.
+    """
+    if budget is None:
+        free = torch.cuda.mem_get_info(inputs.device)[0] if inputs.device.type == "cuda" else 0
+        budget = max(1.0, 0.6 * free / _GIB) if free else 4.0
+    high, wide = view.grid(inputs if inputs.ndim == 4 else None)
+    tokens = high * wide + view.prefix
+    each = (20 * view.depth * tokens * view.width + 6 * view.heads * tokens**2) * inputs.element_size()
+    return max(1, int(budget * _GIB / each))
+
+
+def in_parts(work: Callable[[int, int], T], total: int, size: int) -> list[T]:
+    """Return ``work(start, stop)`` over ``0 .. total`` in parts of ``size``; halve the part when memory runs out."""
+    done: list[T] = []
+    start = 0
+    while start < total:
+        stop = min(total, start + size)
+        try:
+            done.append(work(start, stop))
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if size == 1 or not _out_of_memory(error):
+                raise
+            size = max(1, (stop - start) // 2)
+            _log.warning("out of memory; going on with inner batches of %d", size)
+            continue
+        start = stop
+    return done
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

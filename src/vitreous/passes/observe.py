@@ -1,0 +1,262 @@
+"""See and steer every functional call of an unmodified model, through torch's own override protocol.
+
+``Observer`` is a ``TorchFunctionMode``: inside its ``with`` block every torch function call of the forward arrives here
+first. It hands out the attention, swaps in the frozen backward rules, and lets everything else through with the model's
+parameters as constants (so no weight gradient is ever computed or accumulated). Leaving the block restores everything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from vitreous.errors import TraceError
+from vitreous.models import View
+from vitreous.passes.ask import Keep
+from vitreous.passes.rules import Attend, AttentionCall, FrozenGate, FrozenLayerNorm, FrozenRMSNorm, weights
+from vitreous.passes.trace import Trace
+
+__all__ = ["Observer"]
+
+_INSIDE = ("norm1", "attn", "norm2", "mlp")
+
+
+class Observer(TorchFunctionMode):
+    """Watches one forward; what it is asked to keep goes to ``self.trace``, which may be changed between backwards."""
+
+    def __init__(self, view: View, keeps: Sequence[Keep], frozen: bool, trace: Trace) -> None:
+        super().__init__()
+        self.view, self.frozen, self.trace = view, frozen, trace
+        self.keeps = keeps
+        self.layer: int | None = None  # the block now running; None inside embed
+        self.pooling = False
+        self.seen: Counter[str] = Counter()
+        self._attention: Tensor | None = None
+        self._handlers = _FROZEN if frozen else _PLAIN
+
+    # -- places the runner tells about -----------------------------------------------------------------
+
+    @contextmanager
+    def inside(self, layer: int | None) -> Iterator[None]:
+        """Say that block ``layer`` (or, with ``None``, the head) runs now; compare what was seen with what is declared."""
+        self.layer, self.pooling = layer, layer is None
+        self.seen.clear()
+        handles = [] if layer is None else self._hook(layer)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.layer, self.pooling, self._attention = None, False, None
+        self._check(layer)
+
+    def note(self, site: str, layer: int, value: Tensor) -> None:
+        """Keep what was asked for at this place: now, or with its gradient when the backward comes by."""
+        for keep in self._wanted(site, layer):
+            if keep.grad:
+                self._when_gradient(keep, layer, value)
+            else:
+                self.trace.store(keep, layer, keep.reduce(self.view, value.detach(), None))
+
+    def _when_gradient(self, keep: Keep, layer: int, value: Tensor) -> None:
+        if not value.requires_grad:
+            raise TraceError(f"{keep.site} of layer {layer} does not reach the target: it has no gradient")
+        version = value._version
+
+        def hook(gradient: Tensor) -> None:
+            if value._version != version:
+                raise TraceError(f"{keep.site} of layer {layer} was changed in place after it was recorded")
+            self.trace.store(keep, layer, keep.reduce(self.view, value.detach(), gradient))
+
+        value.register_hook(hook)
+
+    def _wanted(self, site: str, layer: int) -> list[Keep]:
+        return [keep for keep in self.keeps if keep.site == site and layer in keep.layers]
+
+    def _hook(self, layer: int) -> list[Any]:
+        handles = []
+        for site in _INSIDE:
+            if self._wanted(site, layer):
+
+                def hook(module: nn.Module, args: Any, output: Any, site: str = site) -> None:
+                    self.note(site, layer, output if isinstance(output, Tensor) else output[0])
+
+                handles.append(self.view.site(layer, site).register_forward_hook(hook))
+        return handles
+
+    def _check(self, layer: int | None) -> None:
+        declared = self.view.calls(layer)
+        kinds = ["attention", "norm", "activation", "gate"] if self.frozen else []
+        if not kinds and self._wanted("attention" if layer is not None else "pool", layer or 0):
+            kinds = ["attention"]
+        place = "the head" if layer is None else f"block {layer}"
+        for kind in kinds:
+            if self.seen[kind] != declared.get(kind, 0):
+                raise TraceError(
+                    f"{self.view.name}: saw {self.seen[kind]} {kind} calls in {place}, expected {declared.get(kind, 0)}; "
+                    "the model computes it in a way that is not recognised"
+                )
+
+    # -- the override ----------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_grad_enabled():
+            args, kwargs = _constants(args), {key: _constant(value) for key, value in kwargs.items()}
+        handler = self._handlers.get(func)
+        if handler is None or (self.layer is None and not self.pooling):
+            return func(*args, **kwargs)
+        return handler(self, func, *args, **kwargs)
+
+    def _attend(
+        self,
+        func: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """``scaled_dot_product_attention``: left alone unless someone asked, or the network is frozen."""
+        self.seen["attention"] += 1
+        site, layer = ("pool", 0) if self.pooling else ("attention", self.layer or 0)
+        keeps = self._wanted(site, layer)
+        values = [] if self.pooling else self._wanted("values", layer)
+        steers = self.frozen and torch.is_grad_enabled() and value.requires_grad
+        if not (keeps or values or steers):
+            more = {"enable_gqa": True} if enable_gqa else {}
+            return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)  # type: ignore[no-any-return]
+        if enable_gqa:
+            repeats = query.shape[-3] // key.shape[-3]
+            key, value = (x.repeat_interleave(repeats, dim=-3) for x in (key, value))
+        call = AttentionCall(attn_mask, is_causal, scale, self.frozen)
+        if self.frozen:
+            query, key = query.detach(), key.detach()
+        if not (torch.is_grad_enabled() and value.requires_grad):
+            return self._attend_forward(query, key, value, call, keeps, values, layer)
+        call.needs_gradient = any(keep.grad for keep in keeps)
+
+        def watch(attention: Tensor, gradient: Tensor | None, v: Tensor, grad_v: Tensor) -> None:
+            for keep in keeps:
+                kept = keep.reduce(self.view, attention, gradient if keep.grad else None)
+                self.trace.store(keep, layer, kept)
+            for keep in values:
+                self.trace.store(keep, layer, keep.reduce(self.view, v, grad_v if keep.grad else None))
+
+        call.watch = watch if keeps or values else None
+        return Attend.apply(query, key, value, call)  # type: ignore[no-any-return]
+
+    def _attend_forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
+        keeps: Sequence[Keep],
+        values: Sequence[Keep],
+        layer: int,
+    ) -> Tensor:
+        attention = weights(query, key, call)
+        for keep, seen in [(keep, attention) for keep in keeps] + [(keep, value) for keep in values]:
+            if keep.grad:
+                raise TraceError(f"{keep.site} of layer {layer} has no gradient in this pass")
+            self.trace.store(keep, layer, keep.reduce(self.view, seen, None))
+        return attention.to(value.dtype) @ value
+
+    def _softmax(self, func: Any, scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Attention that a model writes out itself: ``softmax(scores) @ v``."""
+        attention: Tensor = func(scores, *args, **kwargs)
+        if attention.ndim < 3:
+            return attention
+        self.seen["attention"] += 1
+        if self.frozen:
+            attention = attention.detach()
+        self.note("pool" if self.pooling else "attention", 0 if self.pooling else self.layer or 0, attention)
+        self._attention = attention
+        return attention
+
+    def _matmul(self, func: Any, left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The product that follows a written-out attention shows the values."""
+        mixes = self._attention is not None and left.data_ptr() == self._attention.data_ptr()
+        if mixes and self.layer is not None:
+            self.note("values", self.layer, right)
+            self._attention = None
+        return func(left, right, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def _layer_norm(
+        self,
+        func: Any,
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+        *_: Any,
+    ) -> Tensor:
+        self.seen["norm"] += 1
+        return FrozenLayerNorm.apply(input, tuple(normalized_shape), weight, bias, eps)  # type: ignore[no-any-return]
+
+    def _rms_norm(
+        self,
+        func: Any,
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        eps: float | None = None,
+    ) -> Tensor:
+        self.seen["norm"] += 1
+        return FrozenRMSNorm.apply(input, tuple(normalized_shape), weight, eps)  # type: ignore[no-any-return]
+
+    def _activation(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """GELU and SiLU: a frozen gate; in a gated MLP the whole activation is the gate of the other branch."""
+        with torch.no_grad():
+            out: Tensor = func(x, *args, **kwargs)
+        if self.view.calls(self.layer).get("gate", 0):
+            self.seen["gate"] += 1
+            return out
+        self.seen["activation"] += 1
+        return FrozenGate.apply(x, out)  # type: ignore[no-any-return]
+
+    def _sigmoid(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """QuickGELU is ``x * sigmoid(1.702 x)``, and other gates are sigmoids too: a constant."""
+        self.seen["activation"] += 1
+        return func(x, *args, **kwargs).detach()  # type: ignore[no-any-return]
+
+    def _relu(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """ReLU is its own frozen gate."""
+        self.seen["activation"] += 1
+        return func(x, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _constant(value: Any) -> Any:
+    return value.detach() if isinstance(value, nn.Parameter) else value
+
+
+def _constants(args: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(type(v)(map(_constant, v)) if type(v) in (list, tuple) else _constant(v) for v in args)
+
+
+_Handler = Callable[..., Any]
+_PLAIN: dict[Any, _Handler] = {
+    F.scaled_dot_product_attention: Observer._attend,
+    **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax), Observer._softmax),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), Observer._matmul),
+}
+_FROZEN: dict[Any, _Handler] = {
+    **_PLAIN,
+    **dict.fromkeys((F.layer_norm, torch.layer_norm), Observer._layer_norm),
+    **dict.fromkeys((F.rms_norm, torch.rms_norm), Observer._rms_norm),
+    **dict.fromkeys((F.gelu, F.silu), Observer._activation),
+    **dict.fromkeys((torch.sigmoid, F.sigmoid, Tensor.sigmoid), Observer._sigmoid),
+    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), Observer._relu),
+}

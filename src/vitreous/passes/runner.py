@@ -1,0 +1,101 @@
+"""Running passes: each question answered once, gradients only for what needs them, nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import TraceError
+from vitreous.models import View
+from vitreous.passes.ask import Keep, Pass
+from vitreous.passes.observe import Observer
+from vitreous.passes.target import Target
+from vitreous.passes.trace import Trace
+
+__all__ = ["merge", "run"]
+
+
+def merge(passes: Iterable[Pass]) -> list[Pass]:
+    """Return the fewest passes that answer all of these: one per rule table, equal wishes once.
+
+    Rules change gradients only, so a pass without any rides along with the first pass that runs a backward.
+    """
+    passes = list(passes)
+    rules = list(dict.fromkeys(each.rules for each in passes if each.backward)) or ["plain"]
+    groups: dict[str, list[Keep]] = {rule: [] for rule in rules}
+    for each in passes:
+        groups[each.rules if each.backward else rules[0]].extend(each.keeps)
+    return [Pass(_union(keeps), rule) for rule, keeps in groups.items()]
+
+
+def run(view: View, inputs: Tensor, ask: Pass, target: Target) -> Trace:
+    """Run one pass over a batch that fits into memory.
+
+    Blocks below the lowest one that needs a gradient run without a graph; the backward ends there.
+    """
+    (trace,) = run_targets(view, inputs, ask, [target])
+    return trace
+
+
+def run_targets(view: View, inputs: Tensor, ask: Pass, targets: Sequence[Target]) -> list[Trace]:
+    """Run one forward, and one backward for each target."""
+    view.check_inputs(inputs)
+    traces = [Trace(view, inputs) for _ in targets]
+    observer = Observer(view, ask.keeps, ask.rules == "frozen", traces[0])
+    with torch.inference_mode(False), torch.set_grad_enabled(ask.backward), view.evaluating():
+        inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
+        logits, root = _forward(view, inputs, ask, observer)
+        for index, (target, trace) in enumerate(zip(targets, traces, strict=True)):
+            observer.trace = trace
+            trace.logits = logits.detach()
+            for key, kept in traces[0]._kept.items():  # what needs no gradient was kept in the forward
+                trace._kept.setdefault(key, kept)
+            if root is not None:
+                _backward(view, target.score(logits), root, keep_graph=index + 1 < len(targets))
+    for trace in traces:
+        for keep in ask.keeps:
+            trace[keep]  # an empty answer is an error here and not a strange picture later
+    return traces
+
+
+def _forward(view: View, inputs: Tensor, ask: Pass, observer: Observer) -> tuple[Tensor, Tensor | None]:
+    """Return the logits and the tensor at which the backward ends."""
+    first = ask.first(view.depth)
+    root: Tensor | None = None
+    with observer:
+        if ask.backward and first < 0:
+            inputs = root = inputs.requires_grad_()
+            observer.note("image", 0, inputs)
+        with torch.set_grad_enabled(root is not None):
+            tokens = view.embed(inputs)
+        for layer in range(view.depth):
+            if layer == first:
+                tokens = root = tokens.detach().requires_grad_()
+            with torch.set_grad_enabled(root is not None):
+                observer.note("input", layer, tokens)
+                with observer.inside(layer):
+                    tokens = view.block(layer, tokens)
+                observer.note("output", layer, tokens)
+        if ask.backward and root is None:  # only the head needs a gradient
+            tokens = root = tokens.detach().requires_grad_()
+        with torch.set_grad_enabled(root is not None), observer.inside(None):
+            logits = view.finish(tokens)
+    return logits, root
+
+
+def _backward(view: View, score: Tensor, root: Tensor, keep_graph: bool) -> None:
+    if not score.requires_grad:
+        raise TraceError(f"{view.name}: the target does not depend on the tokens")
+    torch.autograd.grad(score.sum(), root, retain_graph=keep_graph)
+
+
+def _union(keeps: Iterable[Keep]) -> tuple[Keep, ...]:
+    united: dict[tuple[object, ...], Keep] = {}
+    for keep in keeps:
+        known = united.get(keep.key)
+        layers = sorted({*keep.layers, *(known.layers if known else ())})
+        united[keep.key] = replace(keep, layers=tuple(layers))
+    return tuple(united.values())

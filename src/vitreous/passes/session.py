@@ -1,0 +1,101 @@
+"""A session: some inputs, one target, and every pass over them run once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from vitreous.models import View
+from vitreous.passes.ask import Pass
+from vitreous.passes.memory import in_parts, inner_batch
+from vitreous.passes.runner import merge, run
+from vitreous.passes.target import Target, probabilities
+from vitreous.passes.trace import Trace
+
+__all__ = ["Session"]
+
+
+class Session:
+    """Answers the passes of any number of methods over the same inputs and target.
+
+    ``prepare`` runs what several methods will ask for, merged; ``trace`` returns an answer, running the pass only if no
+    earlier one covers it. ``fork`` opens a session on other inputs (noisy copies, a sub-network) with the class fixed.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        inputs: Tensor,
+        target: Target,
+        seed: int = 0,
+        batch: int | None = None,
+        memory: float | None = None,
+    ) -> None:
+        self.view, self.seed, self.memory = view, seed, memory
+        self.inputs = view.cast(inputs)
+        self.batch = batch or inner_batch(view, self.inputs, memory)
+        self._target = target
+        self._traces: list[tuple[str, Trace]] = []
+
+    def prepare(self, passes: Iterable[Pass]) -> None:
+        """Run all of these passes now, equal ones once."""
+        missing = [each for each in passes if self._find(each) is None]
+        if missing:
+            for each in merge(missing):
+                self._run(each)
+
+    def trace(self, ask: Pass) -> Trace:
+        """Return the trace that answers this pass."""
+        found = self._find(ask)
+        if found is None:
+            self._run(ask)
+            found = self._traces[-1][1]
+        return found
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits of the inputs; a bare forward only if no pass has run yet."""
+        if not self._traces:
+            self._run(Pass())
+        return self._traces[0][1].logits
+
+    @property
+    def probabilities(self) -> Tensor:
+        return probabilities(self.logits)
+
+    @property
+    def target(self) -> Target:
+        """The target with its classes known."""
+        if self._target.classes is None and self._target.function is None:
+            self._target = self._target.given(self.logits)
+        return self._target
+
+    def fork(self, inputs: Tensor, view: View | None = None, repeat: int = 1) -> Session:
+        """Open a session on other inputs, ``repeat`` of them for each of these, explaining the same classes."""
+        return Session(view or self.view, inputs, self.target.repeat(repeat), self.seed, self.batch, self.memory)
+
+    def generator(self, index: int, purpose: str) -> torch.Generator:
+        """Return the random numbers of one image for one purpose, the same wherever the image stands in a batch."""
+        return seeded(self.seed, self.inputs[index], purpose)
+
+    def _find(self, ask: Pass) -> Trace | None:
+        for rules, trace in self._traces:
+            if (rules == ask.rules or not ask.backward) and all(trace.has(keep) for keep in ask.keeps):
+                return trace
+        return None
+
+    def _run(self, ask: Pass) -> None:
+        def part(start: int, stop: int) -> Trace:
+            return run(self.view, self.inputs[start:stop], ask, self._target.part(start, stop))
+
+        self._traces.append((ask.rules, Trace.join(in_parts(part, len(self.inputs), self.batch))))
+
+
+def seeded(seed: int, image: Tensor, purpose: str) -> torch.Generator:
+    """Return a generator seeded by (seed, image content, purpose), on the CPU whatever the device."""
+    digest = hashlib.blake2b(f"{seed}:{purpose}:".encode(), digest_size=8)
+    digest.update(image.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return torch.Generator().manual_seed(int.from_bytes(digest.digest(), "little") >> 1)

@@ -1,0 +1,142 @@
+"""What is explained: one number per image, read from the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Union
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import TargetError
+from vitreous.models import View
+
+__all__ = ["VALUES", "ClassSpec", "Target", "TargetSpec", "probabilities"]
+
+VALUES = ("logit", "prob", "logprob")
+
+ClassSpec = Union[int, str]  # noqa: UP007 - evaluated at run time on Python 3.10
+"""A class by index, label or synonym."""
+
+TargetSpec = Union[ClassSpec, Sequence[ClassSpec], Tensor, Callable[[Tensor], Tensor], None]  # noqa: UP007
+"""What users may pass as ``target``; ``None`` and ``"pred"`` mean the predicted class of each image."""
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The explained number ``s(c) - mean over a in against of s(a)``, with ``s`` the logit, probability or log p.
+
+    ``classes`` is ``[B]`` (``None`` until the prediction is known), ``against`` is ``[B, K]``. A head of one logit
+    tells two classes apart: class 1 is explained by ``+logit``, class 0 by ``-logit``. ``function`` replaces all
+    of it by a user's own ``logits [B, C] -> [B]``.
+    """
+
+    classes: Tensor | None = None
+    against: Tensor | None = None
+    value: str = "logit"
+    function: Callable[[Tensor], Tensor] | None = None
+
+    @classmethod
+    def of(
+        cls, view: View, batch: int, target: TargetSpec = None, against: TargetSpec = None, value: str = "logit"
+    ) -> Target:
+        """Understand what a user asked for, or say which part cannot be meant."""
+        if value not in VALUES:
+            raise TargetError(f"value {value!r} is not one of {', '.join(VALUES)}")
+        if callable(target) and not isinstance(target, Tensor):
+            if against is not None:
+                raise TargetError("against= cannot be combined with a callable target")
+            return cls(value=value, function=target)
+        rivals = None
+        if against is not None:
+            if isinstance(against, str | int):
+                against = [against]
+            if callable(against) and not isinstance(against, Tensor):
+                raise TargetError("against= takes a class or a list of classes, not a callable")
+            rivals = torch.tensor([view.class_index(_plain(a)) for a in against]).expand(batch, -1)
+            if rivals.shape[1] == 0:
+                raise TargetError("against= names no class")
+        return cls(_classes(view, batch, target), rivals, value)
+
+    def given(self, logits: Tensor) -> Target:
+        """Return the same target with the predicted class filled in."""
+        if self.classes is not None or self.function is not None:
+            return self
+        predicted = (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(dim=1)
+        return replace(self, classes=predicted.cpu())
+
+    def part(self, start: int, stop: int) -> Target:
+        """Return the target of images ``start .. stop - 1``."""
+        return replace(
+            self,
+            classes=None if self.classes is None else self.classes[start:stop],
+            against=None if self.against is None else self.against[start:stop],
+        )
+
+    def repeat(self, times: int) -> Target:
+        """Return the target of every image repeated ``times`` times, copies of an image next to each other."""
+        return replace(
+            self,
+            classes=None if self.classes is None else self.classes.repeat_interleave(times),
+            against=None if self.against is None else self.against.repeat_interleave(times, dim=0),
+        )
+
+    def score(self, logits: Tensor) -> Tensor:
+        """Return the explained number of each image, ``[B]``, differentiable."""
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self.function is not None:
+            score = self.function(logits)
+            if not isinstance(score, Tensor) or score.shape != logits.shape[:1]:
+                raise TargetError(f"a callable target must return one number per image, shape [{len(logits)}]")
+            return score
+        target = self.given(logits)
+        assert target.classes is not None
+        values = _values(logits, self.value)
+        rows = torch.arange(len(values), device=values.device)
+        score = values[rows, target.classes.to(values.device)]
+        if self.against is not None:
+            score = score - values.gather(1, self.against.to(values.device)).mean(dim=1)
+        return score
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """Return ``[B, C]`` class probabilities; a head of one logit gives two columns."""
+    return _values(logits.float(), "prob")
+
+
+def _values(logits: Tensor, value: str) -> Tensor:
+    if logits.shape[1] == 1:
+        # softmax of (0, z) has the log-odds z; centred at (-z, z) / 1 it is the sign that follows the class
+        pair = torch.cat([-logits, logits], dim=1)
+        if value == "logit":
+            return pair
+        log = torch.nn.functional.logsigmoid(pair)
+    else:
+        if value == "logit":
+            return logits
+        log = logits.log_softmax(dim=1)
+    return log if value == "logprob" else log.exp()
+
+
+def _classes(view: View, batch: int, target: TargetSpec) -> Tensor | None:
+    if target is None or (isinstance(target, str) and target == "pred"):
+        return None
+    if isinstance(target, Tensor):
+        target = target.reshape(-1).tolist()
+    if isinstance(target, str | int):
+        return torch.full((batch,), view.class_index(target))
+    assert not callable(target)
+    indices = [view.class_index(_plain(word)) for word in target]
+    if len(indices) != batch:
+        raise TargetError(f"{len(indices)} targets for {batch} images")
+    return torch.tensor(indices)
+
+
+def _plain(word: object) -> int | str:
+    """Accept numpy and torch integers; refuse anything else that is neither index nor label."""
+    if isinstance(word, str):
+        return word
+    if isinstance(word, float) or not hasattr(word, "__index__"):
+        raise TargetError(f"{word!r} is neither a class index nor a label")
+    return word.__index__()  # type: ignore[no-any-return]

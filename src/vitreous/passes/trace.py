@@ -1,0 +1,62 @@
+"""What a pass wrote down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import TraceError
+from vitreous.models import View
+from vitreous.passes.ask import Keep
+
+__all__ = ["Trace"]
+
+
+class Trace:
+    """The answers of one pass: what was kept, layer by layer, and the logits.
+
+    ``trace[keep]`` is the list of kept tensors in the order of ``keep.layers``; every tensor has the images first.
+    """
+
+    def __init__(self, view: View, inputs: Tensor) -> None:
+        self.view = view
+        self.grid = view.grid(inputs)
+        self.batch = len(inputs)
+        self.logits: Tensor = torch.empty(0)
+        self._kept: dict[tuple[Any, ...], Tensor] = {}
+
+    def store(self, keep: Keep, layer: int, kept: Tensor) -> None:
+        self._kept[(*keep.key, layer)] = kept
+
+    def has(self, keep: Keep, layer: int | None = None) -> bool:
+        layers = keep.layers if layer is None else (layer,)
+        return all((*keep.key, each) in self._kept for each in layers)
+
+    def __getitem__(self, keep: Keep) -> list[Tensor]:
+        for layer in keep.layers:
+            if not self.has(keep, layer):
+                raise TraceError(f"{keep.site} of layer {layer} was not recorded in this pass")
+        return [self._kept[(*keep.key, layer)] for layer in keep.layers]
+
+    def tokens_to_grid(self, tokens: Tensor) -> Tensor:
+        """Drop the prefix of ``[B, N]`` and lay the patches out row by row: ``[B, h, w]``."""
+        high, wide = self.grid
+        patches = tokens[:, self.view.prefix :]
+        if patches.shape[1] != high * wide:
+            raise TraceError(f"{patches.shape[1]} patch tokens do not fill a grid of {high} x {wide}")
+        return patches.reshape(len(patches), high, wide)
+
+    @classmethod
+    def join(cls, parts: Sequence[Trace]) -> Trace:
+        """Put the traces of several inner batches together."""
+        if len(parts) == 1:
+            return parts[0]
+        joined = cls.__new__(cls)
+        joined.view, joined.grid = parts[0].view, parts[0].grid
+        joined.batch = sum(part.batch for part in parts)
+        joined.logits = torch.cat([part.logits for part in parts])
+        joined._kept = {key: torch.cat([part._kept[key] for part in parts]) for key in parts[0]._kept}
+        return joined
