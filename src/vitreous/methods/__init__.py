@@ -1,0 +1,23 @@
+"""Methods: each says which pass it needs and reads a map out of it. One file per family."""
+
+# Importing a family registers its methods; the order is the order of the tables.
+from vitreous.methods import (  # isort: skip
+    attention,
+    attention_gradient,
+    token_gradient,
+    cam,
+    decomposition,
+    input_gradient,
+    combine,
+    yardsticks,
+)
+from vitreous.methods.base import Answer, Method, answer, to_grid
+from vitreous.methods.registry import Info, methods, register
+from vitreous.methods.spelling import method
+from vitreous.rooms import listed_by
+
+__all__ = ["Answer", "Info", "Method", "answer", "method", "methods", "register", "to_grid"]
+
+del attention, attention_gradient, token_gradient, cam, decomposition, input_gradient, combine, yardsticks
+
+listed_by(__name__, methods)

@@ -1,0 +1,199 @@
+"""The contract of a method: which pass it needs, and how a map is read out of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitreous.errors import MapError, ModelError, SpellingError, VitreousError, VitreousWarning
+from vitreous.models import View, view
+from vitreous.passes import Pass, Session, Target, TargetSpec, Trace
+
+if TYPE_CHECKING:
+    from vitreous.methods.registry import Info
+
+__all__ = ["Answer", "Method", "answer", "check_choice", "resolve_layer", "to_grid"]
+
+
+class Answer(NamedTuple):
+    """A raw signed map ``[B, h, w]`` and the named second results that came with it, images first."""
+
+    map: Tensor
+    extras: dict[str, Tensor]
+
+
+class Method:
+    """Base of all methods; subclasses are frozen dataclasses whose fields are the parameters.
+
+    Most methods read one pass: they say which (``ask``) and how (``read``), and share it with whoever asks the same.
+    A method with *layer terms* also reads its map layer by layer (``ask_layers``, ``read_layers``); then ``plus`` is free.
+    A method that needs other inputs (noisy copies, a path) overrides ``compute`` and forks the session.
+    """
+
+    info: ClassVar[Info]
+    layered: ClassVar[bool] = False
+    grid: str = "token"
+    """Where the map lives: on the patch ``"token"`` grid or on ``"pixel"`` s."""
+
+    @property
+    def class_specific(self) -> bool:
+        """Whether the map depends on the class."""
+        return self.info.class_specific
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        """Forwards and backwards per image."""
+        return self.info.cost
+
+    def ask(self, view: View) -> Pass | None:
+        """Return the pass that ``read`` needs, if it can be shared."""
+        return None
+
+    def read(self, trace: Trace) -> Tensor:
+        """Return the map from that pass."""
+        raise VitreousError(f"{self.info.name} must define read or compute")
+
+    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
+        """Return the pass that holds the layer terms of these layers."""
+        raise VitreousError(f"{self.info.name} has no layer terms")
+
+    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+        """Return one map per layer."""
+        raise VitreousError(f"{self.info.name} has no layer terms")
+
+    def compute(self, session: Session) -> Answer:
+        """Return the answer for all inputs of a session."""
+        ask = self.ask(session.view)
+        if ask is None:
+            raise VitreousError(f"{self.info.name} must define ask or compute")
+        return Answer(self.read(session.trace(ask)), {})
+
+    @overload
+    def attribute(
+        self, model: View | nn.Module, inputs: Tensor, target: TargetSpec = ..., *, extras: Literal[False] = ..., **o: Any
+    ) -> Tensor: ...
+
+    @overload
+    def attribute(
+        self, model: View | nn.Module, inputs: Tensor, target: TargetSpec = ..., *, extras: Literal[True], **o: Any
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+    def attribute(
+        self,
+        model: View | nn.Module,
+        inputs: Tensor,
+        target: TargetSpec = None,
+        *,
+        against: TargetSpec = None,
+        value: str = "logit",
+        grid: str | None = None,
+        extras: bool = False,
+        seed: int = 0,
+        internal_batch_size: int | None = None,
+        memory: float | None = None,
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """Return the raw signed map ``[B, h, w]`` of preprocessed inputs ``[B, 3, H, W]``.
+
+        ``target``: a class index or label, one per image, ``None`` for the prediction, or a callable on the logits.
+        ``against``: explain the target rather than these. ``value``: ``"logit"``, ``"prob"`` or ``"logprob"``.
+        ``grid``: ``"token"`` or ``"pixel"`` instead of the method's own. ``extras=True`` also returns second results.
+        """
+        looked_at = view(model)
+        if not isinstance(inputs, Tensor):
+            raise ModelError(f"attribute takes a tensor, got {type(inputs).__name__}; explain takes pictures and paths")
+        looked_at.check_inputs(inputs)
+        aim = Target.of(looked_at, len(inputs), target, against, value)
+        session = Session(looked_at, inputs, aim, seed, internal_batch_size, memory)
+        (found,) = answer(session, [self])
+        shown = to_grid(found.map, grid, looked_at, inputs)
+        return (shown, found.extras) if extras else shown
+
+    @property
+    def spelling(self) -> str:
+        """The shortest spelling that gives this method again."""
+        parts = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            given = getattr(self, field.name)
+            if isinstance(given, Method):
+                parts.append(given.spelling)
+            elif given != field.default:
+                parts.append(f"{field.name}={_written(given)}")
+        return self.info.name + (f"({', '.join(parts)})" if parts else "")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every parameter with its value, bases by their spelling."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {k: v.spelling if isinstance(v, Method) else v for k, v in values.items()}
+
+    def __str__(self) -> str:
+        return self.spelling
+
+
+def answer(session: Session, methods: Iterable[Method]) -> list[Answer]:
+    """Compute several methods over one session, their shared passes run once; refuse or flag maps that mean nothing."""
+    methods = list(methods)
+    session.prepare([ask for method in methods if (ask := method.ask(session.view)) is not None])
+    answers = []
+    for method in methods:
+        found = method.compute(session)
+        found = Answer(_at_least_float32(found.map.detach()), {k: v.detach() for k, v in found.extras.items()})
+        _check(method, found.map)
+        answers.append(found)
+    return answers
+
+
+def to_grid(found: Tensor, grid: str | None, looked_at: View, inputs: Tensor) -> Tensor:
+    """Bring a map to the grid asked for: pixels are summed into patches, patches interpolated to pixels."""
+    tokens = looked_at.grid(inputs)
+    if grid is None or inputs.ndim != 4:
+        return found
+    check_choice("grid", grid, ("token", "pixel"))
+    size = tuple(inputs.shape[-2:])
+    if grid == "token" and tuple(found.shape[-2:]) == size:
+        cells = (size[0] // tokens[0]) * (size[1] // tokens[1])
+        return F.adaptive_avg_pool2d(found[:, None], tokens)[:, 0] * cells
+    if grid == "pixel" and tuple(found.shape[-2:]) != size:
+        return F.interpolate(found[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+    return found
+
+
+def resolve_layer(view: View, layer: int) -> int:
+    """Return a layer counted from the front; negative numbers count from the end."""
+    resolved = layer + view.depth if layer < 0 else layer
+    if not 0 <= resolved < view.depth:
+        raise ModelError(f"layer {layer} is outside 0..{view.depth - 1} of {view.name}")
+    return resolved
+
+
+def check_choice(name: str, given: str, choices: Sequence[str]) -> None:
+    """Refuse a word that is not one of the choices."""
+    if given not in choices:
+        raise SpellingError(f"{name}={given!r} is not one of {', '.join(choices)}")
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _at_least_float32(value: Tensor) -> Tensor:
+    return value if value.dtype == torch.float64 else value.float()
+
+
+def _check(method: Method, found: Tensor) -> None:
+    if not torch.isfinite(found).all():
+        bad = int((~torch.isfinite(found)).flatten(1).any(dim=1).sum())
+        raise MapError(f"{method.spelling} gave values that are not finite for {bad} of {len(found)} images")
+    if method.info.name == "constant" or found[0].numel() == 1:
+        return
+    flat = (found.amax(dim=(1, 2)) == found.amin(dim=(1, 2))).nonzero().flatten().tolist()
+    if flat:
+        kind = "zero" if bool((found[flat[0]] == 0).all()) else "constant"
+        text = f"{method.spelling}: the map of image {flat[0]} is {kind} everywhere; it explains nothing"
+        warnings.warn(text, VitreousWarning, stacklevel=3)

@@ -1,0 +1,155 @@
+"""Combinators: methods made of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import SpellingError
+from vitreous.methods.base import Answer, Method, check_choice, resolve_layer
+from vitreous.methods.registry import register
+from vitreous.models import View
+from vitreous.passes import Keep, Pass, Session, whole
+
+__all__ = ["Plus", "SkipPlus", "Smooth"]
+
+
+class LayerSum(Method):
+    """``sum over l >= first of A(f_l)(x_l)``, raw and signed.
+
+    With layer terms all of it comes from the one pass of the base. ``via="subnetwork"`` runs the base on each
+    sub-network f_l with its input x_l, the definition to the letter and the only way for a base without layer terms.
+    """
+
+    base: Method
+    via: str
+
+    def first(self, view: View) -> int:
+        """Return the lowest start layer."""
+        return 0
+
+    def __post_init__(self) -> None:
+        check_choice("via", self.via, ("auto", "layers", "subnetwork"))
+        if self.via == "layers" and not self.base.layered:
+            raise SpellingError(f"{self.base.info.name} has no layer terms; use via=subnetwork")
+
+    @property
+    def free(self) -> bool:
+        """Whether the layer terms of the base give the sum in one pass."""
+        return self.base.layered and self.via != "subnetwork"
+
+    @property
+    def class_specific(self) -> bool:
+        return self.base.class_specific
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        return self.base.cost
+
+    def ask(self, view: View) -> Pass | None:
+        return self.base.ask_layers(view, self._layers(view)) if self.free else None
+
+    def compute(self, session: Session) -> Answer:
+        layers = self._layers(session.view)
+        if self.free:
+            terms = self.base.read_layers(session.trace(self.base.ask_layers(session.view, layers)), layers)
+        else:
+            terms = self._subnetworks(session, layers)
+        stacked = torch.stack(terms, dim=1)
+        return Answer(stacked.sum(dim=1), {"layers": stacked})
+
+    def _subnetworks(self, session: Session, layers: Sequence[int]) -> list[Tensor]:
+        keep = Keep("input", whole, tuple(layers))
+        trace = session.trace(Pass((keep,)))
+        forks = [
+            session.fork(tokens, session.view.suffix(layer, trace.grid))
+            for layer, tokens in zip(layers, trace[keep], strict=True)
+        ]
+        return [self.base.compute(fork).map for fork in forks]
+
+    def _layers(self, view: View) -> tuple[int, ...]:
+        return tuple(range(self.first(view), view.depth))
+
+
+@register("plus", family="combinator", papers=("mehri2024skipplus",), cost_note="base (one pass), or base per layer")
+@dataclass(frozen=True)
+class Plus(LayerSum):
+    """A base method summed over all start layers.
+
+    ``sum_{l=start}^{L-1} A(f_l)(x_l)`` with f_l the network from block l on and x_l its input. ``plus(ixg)`` is CAT,
+    ``plus(generic)`` is Grad-SAM. Extras: ``layers``, one map per start layer.
+    """
+
+    base: Method
+    start: int = 0
+    via: str = "auto"
+
+    def first(self, view: View) -> int:
+        return resolve_layer(view, self.start)
+
+
+@register("skipplus", family="combinator", papers=("mehri2024skipplus",), cost_note="base (one pass), or base per layer")
+@dataclass(frozen=True)
+class SkipPlus(LayerSum):
+    """A base method summed over the start layers of the upper half.
+
+    ``plus`` from ``start = ceil(L / 2)``; the published code has ``L // 2``, which differs for odd depths only.
+    Extras: ``layers``, one map per start layer.
+    """
+
+    base: Method
+    start: int | None = None
+    via: str = "auto"
+
+    def first(self, view: View) -> int:
+        return (view.depth + 1) // 2 % view.depth if self.start is None else resolve_layer(view, self.start)
+
+
+@register("smooth", family="combinator", papers=("smilkov2017smoothgrad",), cost_note="samples x base")
+@dataclass(frozen=True)
+class Smooth(Method):
+    """A base method averaged over noisy copies of the input.
+
+    ``mean_i A(x + sigma (max x - min x) n_i)`` with ``n_i ~ N(0, 1)``; the range is that of each image. The noise depends
+    on the seed and the image, not on its neighbours. Extras: ``deviation``, over the copies.
+    """
+
+    base: Method
+    samples: int = 10
+    sigma: float = 0.15
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.sigma < 0:
+            raise SpellingError(f"samples={self.samples}, sigma={self.sigma} must be at least 1 and at least 0")
+
+    @property
+    def grid(self) -> str:  # type: ignore[override]
+        return self.base.grid
+
+    @property
+    def class_specific(self) -> bool:
+        return self.base.class_specific
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        forwards, backwards = self.base.cost
+        return self.samples * forwards, self.samples * backwards
+
+    def compute(self, session: Session) -> Answer:
+        inputs = session.inputs
+        span = (inputs.flatten(1).amax(1) - inputs.flatten(1).amin(1)) * self.sigma
+        draws = [session.generator(i, "smooth") for i in range(len(inputs))]
+        at_once = max(1, session.batch // len(inputs))
+        maps = []
+        for first in range(0, self.samples, at_once):
+            copies = min(at_once, self.samples - first)
+            noise = [torch.randn(copies, *inputs.shape[1:], generator=draw) for draw in draws]
+            scaled = torch.stack(noise).to(inputs) * span.view(-1, 1, *[1] * (inputs.ndim - 1))
+            noisy = (inputs.unsqueeze(1) + scaled).flatten(0, 1)
+            found = self.base.compute(session.fork(noisy, repeat=copies)).map
+            maps.append(found.unflatten(0, (len(inputs), copies)))
+        every = torch.cat(maps, dim=1)
+        return Answer(every.mean(dim=1), {"deviation": every.std(dim=1, correction=0)})

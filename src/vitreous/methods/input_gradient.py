@@ -1,0 +1,90 @@
+"""Gradients of what enters the model: pixels, or the tokens of a sub-network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.errors import SpellingError
+from vitreous.methods.base import Answer, Method
+from vitreous.methods.readout import wide
+from vitreous.methods.registry import register
+from vitreous.models import View
+from vitreous.passes import Keep, Pass, Session, Trace, whole
+
+__all__ = ["IntegratedGradients", "Saliency", "to_map"]
+
+
+def over_channels(value: Tensor) -> Tensor:
+    """Sum images ``[B, C, H, W]`` over channels, tokens ``[B, N, D]`` over their width."""
+    return value.sum(dim=1 if value.ndim == 4 else -1)
+
+
+def to_map(trace: Trace, value: Tensor) -> Tensor:
+    """Lay token values out on the grid; pixel values are on theirs already."""
+    return trace.tokens_to_grid(value) if value.ndim == 2 else value
+
+
+def absolute(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_c |d s / d x_c|``."""
+    assert gradient is not None
+    return over_channels(wide(gradient).abs())
+
+
+@register("saliency", family="input", papers=("simonyan2014deep",))
+@dataclass(frozen=True)
+class Saliency(Method):
+    """The size of the gradient of every pixel.
+
+    ``sum_c |d s / d x_c|`` over the channels of the normalised image.
+    """
+
+    grid = "pixel"
+
+    def ask(self, view: View) -> Pass:
+        return Pass((Keep("image", absolute, grad=True),))
+
+    def read(self, trace: Trace) -> Tensor:
+        return to_map(trace, trace[Keep("image", absolute, grad=True)][0])
+
+
+@register("integrated_gradients", family="input", papers=("sundararajan2017axiomatic",), aliases=("ig",), cost=(50, 50))
+@dataclass(frozen=True)
+class IntegratedGradients(Method):
+    """Pixels times their gradient, averaged along the straight path from a baseline.
+
+    ``(x - x0) * sum_i w_i grad s(x0 + t_i (x - x0))`` with Gauss-Legendre nodes, summed over channels; the map sums to
+    ``s(x) - s(x0)``. ``baseline`` is one value in normalised space: 0 is the mean colour of the training set.
+    """
+
+    steps: int = 50
+    baseline: float = 0.0
+    grid = "pixel"
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise SpellingError(f"steps={self.steps} must be at least 1")
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        return self.steps, self.steps
+
+    def compute(self, session: Session) -> Answer:
+        inputs = session.inputs
+        nodes, weights = (torch.from_numpy(array / 2).to(inputs) for array in np.polynomial.legendre.leggauss(self.steps))
+        nodes = nodes + 0.5
+        way = inputs - self.baseline
+        keep = Keep("image", whole, grad=True)
+        total = torch.zeros_like(wide(inputs))
+        at_once = max(1, session.batch // len(inputs))
+        for first in range(0, self.steps, at_once):
+            part = slice(first, first + at_once)
+            times = nodes[part].view(1, -1, *[1] * (inputs.ndim - 1))
+            points = (self.baseline + times * way.unsqueeze(1)).flatten(0, 1)
+            trace = session.fork(points, repeat=times.shape[1]).trace(Pass((keep,)))
+            gradient = wide(trace[keep][0]).unflatten(0, (len(inputs), -1))
+            total += torch.einsum("bs...,s->b...", gradient, weights[part].to(gradient))
+        return Answer(to_map(trace, over_channels(wide(way) * total)), {})

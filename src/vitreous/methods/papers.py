@@ -1,0 +1,119 @@
+"""The papers behind the methods, as data: what ``vitreous cite`` prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PAPERS", "Paper"]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A reference."""
+
+    key: str
+    authors: str
+    title: str
+    venue: str
+    year: int
+
+    def __str__(self) -> str:
+        first = self.authors.split(" and ")[0].split(",")[0]
+        others = " et al." if " and " in self.authors else ""
+        return f"{first}{others}, {self.venue} {self.year}"
+
+    def bibtex(self) -> str:
+        fields = {"author": self.authors, "title": f"{{{self.title}}}", "booktitle": self.venue, "year": self.year}
+        body = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items())
+        return f"@inproceedings{{{self.key},\n{body}\n}}"
+
+
+_ALL = (
+    Paper(
+        "abnar2020quantifying",
+        "Abnar, Samira and Zuidema, Willem",
+        "Quantifying Attention Flow in Transformers",
+        "ACL",
+        2020,
+    ),
+    Paper(
+        "chefer2021generic",
+        "Chefer, Hila and Gur, Shir and Wolf, Lior",
+        "Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers",
+        "ICCV",
+        2021,
+    ),
+    Paper(
+        "chefer2021transformer",
+        "Chefer, Hila and Gur, Shir and Wolf, Lior",
+        "Transformer Interpretability Beyond Attention Visualization",
+        "CVPR",
+        2021,
+    ),
+    Paper(
+        "draelos2020hirescam",
+        "Draelos, Rachel Lea and Carin, Lawrence",
+        "Use HiResCAM instead of Grad-CAM for faithful explanations of convolutional neural networks",
+        "arXiv",
+        2020,
+    ),
+    Paper(
+        "dosovitskiy2021image",
+        "Dosovitskiy, Alexey and Beyer, Lucas and Kolesnikov, Alexander and others",
+        "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale",
+        "ICLR",
+        2021,
+    ),
+    Paper(
+        "mehri2024skipplus",
+        "Mehri, Faridoun and Fayyaz, Mohsen and Soleymani Baghshah, Mahdieh and Pilehvar, Mohammad Taher",
+        "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers",
+        "CVPR Workshops",
+        2024,
+    ),
+    Paper(
+        "modarressi2023decompx",
+        "Modarressi, Ali and Fayyaz, Mohsen and Aghazadeh, Ehsan and Yaghoobzadeh, Yadollah"
+        " and Pilehvar, Mohammad Taher",
+        "DecompX: Explaining Transformers Decisions by Propagating Token Decomposition",
+        "ACL",
+        2023,
+    ),
+    Paper(
+        "selvaraju2017gradcam",
+        "Selvaraju, Ramprasaath R. and Cogswell, Michael and Das, Abhishek and Vedantam, Ramakrishna"
+        " and Parikh, Devi and Batra, Dhruv",
+        "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization",
+        "ICCV",
+        2017,
+    ),
+    Paper(
+        "shrikumar2016not",
+        "Shrikumar, Avanti and Greenside, Peyton and Shcherbina, Anna and Kundaje, Anshul",
+        "Not Just a Black Box: Learning Important Features Through Propagating Activation Differences",
+        "arXiv",
+        2016,
+    ),
+    Paper(
+        "simonyan2014deep",
+        "Simonyan, Karen and Vedaldi, Andrea and Zisserman, Andrew",
+        "Deep Inside Convolutional Networks: Visualising Image Classification Models and Saliency Maps",
+        "ICLR Workshop",
+        2014,
+    ),
+    Paper(
+        "smilkov2017smoothgrad",
+        "Smilkov, Daniel and Thorat, Nikhil and Kim, Been and Vi{\\'e}gas, Fernanda and Wattenberg, Martin",
+        "SmoothGrad: removing noise by adding noise",
+        "ICML Workshop",
+        2017,
+    ),
+    Paper(
+        "sundararajan2017axiomatic",
+        "Sundararajan, Mukund and Taly, Ankur and Yan, Qiqi",
+        "Axiomatic Attribution for Deep Networks",
+        "ICML",
+        2017,
+    ),
+)
+PAPERS: dict[str, Paper] = {paper.key: paper for paper in _ALL}

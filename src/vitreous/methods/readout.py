@@ -1,0 +1,66 @@
+"""Small formulas shared by the families: reductions while a pass runs, and where a read-out starts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitreous.models import View
+from vitreous.passes import Keep, Reduce, Trace
+
+__all__ = ["dot", "head_mean", "mean_row", "positive", "push", "start_keeps", "start_row"]
+
+
+def wide(value: Tensor) -> Tensor:
+    """Return the value in float32, or float64 where it is."""
+    return value if value.dtype == torch.float64 else value.float()
+
+
+def head_mean(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``mean_h A``: ``[B, N, N]``."""
+    return attention.mean(dim=1)
+
+
+def mean_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """The row of ``mean_h A`` that the model reads: the class token's, or the mean over what is pooled."""
+    return attention[:, :, view.pooling.rows].mean(dim=(1, 2))
+
+
+def positive(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``mean_h (A * dA)+``: ``[B, N, N]``."""
+    assert gradient is not None
+    return (attention * gradient).clamp_(min=0).mean(dim=1)
+
+
+def dot(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_d x_d dx_d`` of every token: ``[B, N]``."""
+    assert gradient is not None
+    return (wide(value) * wide(gradient)).sum(dim=-1)
+
+
+def start_keeps(view: View, reduce: Reduce, grad: bool) -> tuple[Keep, ...]:
+    """What must be kept to know where a row recursion starts: nothing, or the attention of the pooling."""
+    return (Keep("pool", reduce, grad=grad),) if view.pooling.attends else ()
+
+
+def start_row(trace: Trace, like: Tensor, reduce: Reduce, grad: bool) -> Tensor:
+    """Return the first row ``[B, N]`` of a recursion ``r <- r M_l`` from the last block to the first.
+
+    One for the class token, the mean over what is pooled otherwise. Attention pooling is the last attention of the
+    model: its own (reduced) row is the start. ``like`` is any ``[B, N, N]`` layer matrix.
+    """
+    keeps = start_keeps(trace.view, reduce, grad)
+    if keeps:
+        return pad_prefix(trace[keeps[0]][0].flatten(1), like.shape[1])
+    return trace.view.pooling.row(like)
+
+
+def pad_prefix(row: Tensor, tokens: int) -> Tensor:
+    """Put zeros before a row over patches only, for the prefix tokens that the pooling does not look at."""
+    return F.pad(row, (tokens - row.shape[1], 0))
+
+
+def push(row: Tensor, matrix: Tensor) -> Tensor:
+    """``r M`` for rows ``[B, N]`` and matrices ``[B, N, N]``."""
+    return torch.bmm(row.unsqueeze(1), matrix).squeeze(1)
