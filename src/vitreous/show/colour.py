@@ -1,0 +1,166 @@
+"""Numbers to colours: two perceptual colour maps and the scale that says which value gets which colour.
+
+Maps arrive raw and signed. A `Scale` is the only normalisation there is; it is explicit, it can be shared
+between maps, and `Scale.caption` puts it into words, so that no picture has an unstated scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Bytes = NDArray[np.uint8]
+
+# The two matrices of OKLab: B. Ottosson, "A perceptual color space for image processing", 2020.
+_LMS = np.array(  # linear sRGB to cone responses
+    [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+)
+_LAB = np.array(  # cube roots of the cone responses to (L, a, b)
+    [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+)
+
+
+def to_oklab(rgb: NDArray[Any]) -> Floats:
+    """sRGB in [0, 1], `[..., 3]`, to OKLab (L, a, b)."""
+    rgb = np.asarray(rgb, np.float64)
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return np.asarray(np.cbrt(linear @ _LMS.T) @ _LAB.T)
+
+
+def from_oklab(lab: NDArray[Any]) -> Floats:
+    """OKLab (L, a, b), `[..., 3]`, to sRGB, clipped to the gamut [0, 1]."""
+    cones = np.asarray(lab, np.float64) @ np.linalg.inv(_LAB).T
+    linear = np.clip(cones**3 @ np.linalg.inv(_LMS).T, 0.0, 1.0)
+    return np.asarray(np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055))
+
+
+def _table(anchors: Sequence[tuple[float, float, float]], at: Floats) -> Bytes:
+    """Colours at the 256 positions `at` in [0, 1], linear in OKLab between anchors (lightness, chroma, hue).
+
+    An anchor sits at the position of its own lightness, so that lightness is linear by construction.
+    """
+    lightness, chroma, hue = np.array(anchors).T
+    angle = np.radians(hue)
+    place = (lightness - lightness[0]) / (lightness[-1] - lightness[0])
+    lab = [np.interp(at, place, axis) for axis in (lightness, chroma * np.cos(angle), chroma * np.sin(angle))]
+    return np.rint(255 * from_oklab(np.stack(lab, axis=-1))).astype(np.uint8)
+
+
+_RAMP = np.linspace(0.0, 1.0, 256)
+# 256 entries have no middle one. Entry 128 is zero, 1 and 255 are the ends, and entry 0 repeats entry 1.
+_CENTRED = np.clip((np.arange(256) - 128) / 127, -1.0, 1.0)
+
+# Anchors stay inside the sRGB gamut, where clipping would bend the lightness. Night, violet, magenta, red,
+# orange, straw: a bright end that photographs seldom have over a dark one that dims them.
+_DARK = [(0.15, 0.06, 285.0), (0.33, 0.15, 302.0), (0.50, 0.19, 348.0)]
+_BRIGHT = [(0.66, 0.20, 28.0), (0.80, 0.13, 64.0), (0.95, 0.09, 102.0)]
+SEQUENTIAL: Bytes = _table(_DARK + _BRIGHT, _RAMP)
+_ARMS = [_table([(0.95, 0.0, h), (0.72, 0.14, h), (0.50, 0.19, h)], np.abs(_CENTRED)) for h in (260.0, 28.0)]
+DIVERGING: Bytes = np.where(_CENTRED[:, None] < 0, *_ARMS)
+JET: Bytes = np.rint(255 * np.clip(1.5 - np.abs(4 * _RAMP[:, None] - [3.0, 2.0, 1.0]), 0, 1)).astype(np.uint8)
+
+COLOURS: dict[str, Bytes] = {"sequential": SEQUENTIAL, "diverging": DIVERGING, "jet": JET}
+MISSING = 128  # the grey of values that are not finite
+
+
+def _finite(maps: Sequence[NDArray[Any]]) -> Floats:
+    flat = [np.asarray(map, np.float64).ravel() for map in maps]
+    values = np.concatenate(flat) if flat else np.zeros(0)
+    return values[np.isfinite(values)]
+
+
+def number(value: float) -> str:
+    """Three significant digits, the way every number in a picture is written."""
+    return f"{value:.3g}"
+
+
+def percentile_name(percentile: float) -> str:
+    """99.0 to "99th percentile", 100.0 to "maximum"."""
+    if percentile == 100:
+        return "maximum"
+    digits = f"{percentile:g}"
+    teen = digits[-2:] in {"11", "12", "13"}
+    ending = "th" if teen or "." in digits else {"1": "st", "2": "nd", "3": "rd"}.get(digits[-1], "th")
+    return f"{digits}{ending} percentile"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """`limit` is the |value| that gets the strongest colour; `signed` centres the colours on zero.
+
+    `percentile` remembers where the limit came from: 100 is the maximum, 0 means that it was not measured
+    (set by hand, or nothing to measure because every value is zero).
+    """
+
+    limit: float
+    signed: bool
+    percentile: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.limit) and self.limit > 0):
+            raise ValueError(f"a scale needs a finite limit above zero, not {self.limit!r}")
+
+    @classmethod
+    def of(cls, maps: Sequence[NDArray[Any]], percentile: float = 99.0, signed: bool | None = None) -> Scale:
+        """The scale of several maps together: the percentile of |value| over all their finite values.
+
+        A sparse map can have a percentile of zero; then the maximum is taken, and 1 if everything is zero.
+        `signed` defaults to whether any value is below zero.
+        """
+        if not 0 < percentile <= 100:
+            raise ValueError(f"percentile must be above 0 and at most 100, not {percentile!r}")
+        values = _finite(maps)
+        signed = bool((values < 0).any()) if signed is None else signed
+        size = np.abs(values)
+        if not size.any():
+            return cls(1.0, signed)
+        limit = float(np.percentile(size, percentile))
+        if limit > 0:
+            return cls(limit, signed, float(percentile))
+        return cls(float(size.max()), signed, 100.0)
+
+    def unit(self, map: NDArray[Any]) -> Floats:
+        """value / limit, clipped to [-1, 1] if signed and to [0, 1] otherwise; NaN where not finite."""
+        values = np.asarray(map, np.float64)
+        with np.errstate(over="ignore"):  # a huge value over a tiny limit is clipped right after
+            ratio = np.clip(values / self.limit, -1.0 if self.signed else 0.0, 1.0)
+        return np.asarray(np.where(np.isfinite(values), ratio, np.nan))
+
+    def caption(self) -> str:
+        """The scale in words, for the caption of the picture that uses it."""
+        kind = "diverging, zero-centred" if self.signed else "sequential from 0"
+        if self.percentile == 0:
+            return f"{kind}, strongest colour at |value| = {number(self.limit)}"
+        return f"{kind}, clipped at the {percentile_name(self.percentile)} of |value| = {number(self.limit)}"
+
+
+def colourise(map: NDArray[Any], scale: Scale, colours: str | None = None) -> Bytes:
+    """`[h, w]` values to `[h, w, 3]` colours; by default diverging for a signed scale, else sequential.
+
+    Zero always gets the neutral centre of "diverging". In the one-way maps ("sequential", "jet") the low end
+    is zero for an unsigned scale and -limit for a signed one. Values that are not finite are mid-grey.
+    """
+    name = colours if colours is not None else ("diverging" if scale.signed else "sequential")
+    if name not in COLOURS:
+        raise ValueError(f"unknown colours {name!r}; there are {', '.join(COLOURS)}")
+    unit = scale.unit(map)
+    known = np.isfinite(unit)
+    unit = np.where(known, unit, 0.0)
+    upwards = (unit + 1) / 2 if scale.signed else unit
+    index = 128 + 127 * unit if name == "diverging" else 255 * upwards
+    picture = COLOURS[name][np.rint(index).astype(np.intp)]
+    return np.where(known[..., None], picture, np.uint8(MISSING))
