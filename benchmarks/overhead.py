@@ -1,0 +1,96 @@
+"""What looking inside costs: each method's time over the same model's bare forward + input gradient.
+
+Run ``python benchmarks/overhead.py``. All times come from one run on one machine, methods interleaved round by round; the
+figures that matter are the ratios of medians. The yardstick is the model with explicit attention (as every tool without
+fused attention runs it), forward and gradient of one logit with respect to the input, weights frozen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import timm
+import torch
+
+import vitreous as vt
+from vitreous.methods import answer, method
+from vitreous.passes import Session, Target
+
+SHARED = "raw_attention, rollout, generic, attcam, gradient, ixg, gradcam, hirescam, plus(ixg), skipplus(ixg)"
+LIMITS = {"generic": 1.3, "ixg": 1.3, "gradcam": 1.3, "decompx": 1.3, "compare of ten": 1.7}
+
+
+def bare(model: torch.nn.Module, images: torch.Tensor, fused: bool) -> None:
+    """Forward and input gradient of the predicted logit, as anyone would write it."""
+    for block in model.blocks:
+        block.attn.fused_attn = fused
+    images = images.detach().requires_grad_()
+    logits = model(images)
+    torch.autograd.grad(logits.max(dim=1).values.sum(), images)
+
+
+def explain(view: vt.View, images: torch.Tensor, methods: list[str]) -> None:
+    """Several methods over one session, as ``compare`` runs them."""
+    for block in view.model.blocks:
+        block.attn.fused_attn = True
+    session = Session(view, images, Target.of(view, len(images)), batch=len(images))
+    answer(session, [method(each) for each in methods])
+
+
+def timed(work: Callable[[], None], device: str) -> float:
+    start = time.perf_counter()
+    work()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="vit_small_patch16_224")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    options = parser.parse_args()
+
+    torch.manual_seed(0)
+    model = timm.create_model(options.model, pretrained=False).eval()
+    model = model.to(options.device, getattr(torch, options.dtype)).requires_grad_(False)
+    view = vt.view(model)
+    images = torch.randn(options.batch, 3, *view.preprocess.size).to(view.device, view.dtype)
+
+    single = ["generic", "ixg", "gradcam", "hirescam", "attcam", "rollout", "decompx", "skipplus(decompx)", "saliency"]
+    works = {
+        "bare, explicit attention": partial(bare, model, images, False),
+        "bare, fused attention": partial(bare, model, images, True),
+        **{name: partial(explain, view, images, [name]) for name in single},
+        "compare of ten": partial(explain, view, images, SHARED.replace("), ", ")|").replace(", ", "|").split("|")),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for work in works.values():
+        work()  # warm up
+    for _ in range(options.rounds):
+        for name, work in works.items():
+            seconds[name].append(timed(work, options.device))
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    yardstick = medians["bare, explicit attention"]
+    print(f"{options.model}, batch {options.batch}, {options.dtype} on {options.device}, {torch.get_num_threads()} threads")
+    for name, median in medians.items():
+        limit = f"  (at most {LIMITS[name]})" if name in LIMITS else ""
+        print(f"{name:28s} {median * 1000:9.1f} ms {median / yardstick:6.2f} x{limit}")
+    extra = medians["skipplus(decompx)"] / medians["decompx"] - 1
+    print(f"skipplus(decompx) over decompx: {extra:+.1%}  (at most +10 %)")
+    if options.out:
+        options.out.write_text(json.dumps({"options": vars(options) | {"out": None}, "seconds": seconds}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

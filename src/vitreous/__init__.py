@@ -1,0 +1,73 @@
+"""Vitreous: look inside any vision transformer, unmodified, and see what made it decide.
+
+    import vitreous as vt
+    view = vt.load("timm/vit_base_patch16_224")
+    e = vt.explain(view, "photo.jpg", method="generic", target="tabby")
+    e.show()
+
+Everything is imported when it is first used, so ``import vitreous`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitreous.api import compare, explain, load, method, view
+    from vitreous.errors import VitreousError, VitreousWarning
+    from vitreous.explanation import Comparison, Explanation
+    from vitreous.methods import Method, methods, register
+    from vitreous.metrics import metrics
+    from vitreous.models import Preprocess, View, models
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Comparison",
+    "Explanation",
+    "Method",
+    "Preprocess",
+    "View",
+    "VitreousError",
+    "VitreousWarning",
+    "__version__",
+    "compare",
+    "explain",
+    "load",
+    "method",
+    "methods",
+    "metrics",
+    "models",
+    "register",
+    "view",
+]
+
+_ROOMS = ("methods", "metrics", "models")  # packages that list their content when called
+_HOMES = {
+    "Comparison": "explanation",
+    "Explanation": "explanation",
+    "Method": "methods",
+    "Preprocess": "models",
+    "View": "models",
+    "VitreousError": "errors",
+    "VitreousWarning": "errors",
+    "compare": "api",
+    "explain": "api",
+    "load": "api",
+    "method": "api",
+    "register": "methods",
+    "view": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"vitreous.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"vitreous.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'vitreous' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,168 @@
+"""The words users type: ``load``, ``view``, ``explain``, ``compare``, ``method``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import TargetError
+from vitreous.explanation import Comparison, Explanation, Prediction
+from vitreous.images import Picture, count, is_single, pictures
+from vitreous.methods import Answer, Method, answer, method, to_grid
+from vitreous.models import View, load, view
+from vitreous.passes import Session, Target, TargetSpec
+
+__all__ = ["compare", "explain", "explain_each", "load", "method", "view"]
+
+_MOST_AT_ONCE = 32
+
+Progress = Callable[[int, "int | None"], None]
+"""Called with how many images are done and how many there are, if that is known."""
+
+
+def explain(
+    model: View | nn.Module,
+    images: Any,
+    method: str | Method = "generic",
+    target: TargetSpec = None,
+    *,
+    against: TargetSpec = None,
+    value: str = "logit",
+    grid: str | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    memory: float | None = None,
+    progress: Progress | None = None,
+) -> Any:
+    """Explain one picture (one ``Explanation``) or many (a list of them).
+
+    ``images``: a path, a folder, a PIL image, an array, preprocessed tensors ``[B, 3, H, W]``, a data loader, or a list
+    of such. ``target``: a class index or label, one per image in a list, a callable on the logits, or ``None`` for the
+    prediction. ``against``: explain the target rather than these classes. ``value``: ``"logit"``, ``"prob"`` or
+    ``"logprob"``. ``grid``: ``"token"`` or ``"pixel"`` instead of the method's own. ``memory`` is a budget in GiB.
+    """
+    found = list(
+        explain_each(
+            model,
+            images,
+            method,
+            target,
+            against=against,
+            value=value,
+            grid=grid,
+            seed=seed,
+            batch_size=batch_size,
+            memory=memory,
+            progress=progress,
+        )
+    )
+    return found[0] if is_single(images) else found
+
+
+def explain_each(
+    model: View | nn.Module,
+    images: Any,
+    method: str | Method = "generic",
+    target: TargetSpec = None,
+    *,
+    progress: Progress | None = None,
+    batch_size: int | None = None,
+    grid: str | None = None,
+    **options: Any,
+) -> Iterator[Explanation]:
+    """Yield explanations as they are made, so that long runs can be written down on the way."""
+    looked_at, how = view(model), _method(method)
+    total = count(images)
+    if total is not None and isinstance(target, list | tuple | Tensor) and len(target) != total:
+        raise TargetError(f"{len(target)} targets for {total} images")
+    done = 0
+    source = pictures(images, looked_at)
+    while batch := list(islice(source, batch_size or _MOST_AT_ONCE)):
+        part = target[done : done + len(batch)] if isinstance(target, list | tuple | Tensor) else target
+        session = _session(looked_at, batch, part, **options)
+        (found,) = answer(session, [how])
+        yield from _explanations(session, batch, how, found, grid)
+        done += len(batch)
+        if progress is not None:
+            progress(done, total)
+
+
+def compare(
+    model: View | nn.Module,
+    image: Any,
+    methods: Sequence[str | Method] = ("rollout", "generic", "gradcam"),
+    target: Any = None,
+    *,
+    against: TargetSpec = None,
+    value: str = "logit",
+    seed: int = 0,
+    memory: float | None = None,
+) -> Comparison:
+    """Explain one picture with several methods, their passes shared; several targets give one row each."""
+    looked_at = view(model)
+    hows = [_method(each) for each in methods]
+    (picture,) = islice(pictures(image, looked_at), 1)
+    targets = list(target) if isinstance(target, list | tuple) else [target]
+    rows = []
+    for each in targets:
+        session = _session(looked_at, [picture], each, against=against, value=value, seed=seed, memory=memory)
+        found = answer(session, hows)
+        rows.append([_explanations(session, [picture], how, one, None)[0] for how, one in zip(hows, found, strict=True)])
+    return Comparison(rows)
+
+
+def _method(spelled: str | Method) -> Method:
+    return method(spelled)
+
+
+def _session(
+    looked_at: View,
+    batch: Sequence[Picture],
+    target: TargetSpec,
+    against: TargetSpec = None,
+    value: str = "logit",
+    seed: int = 0,
+    memory: float | None = None,
+) -> Session:
+    inputs = torch.stack([picture.tensor for picture in batch])
+    return Session(looked_at, inputs, Target.of(looked_at, len(batch), target, against, value), seed, memory=memory)
+
+
+def _explanations(
+    session: Session, batch: Sequence[Picture], how: Method, found: Answer, grid: str | None
+) -> list[Explanation]:
+    looked_at, target = session.view, session.target
+    maps = to_grid(found.map, grid, looked_at, session.inputs).cpu()
+    probabilities = session.probabilities.cpu()
+    best = probabilities.argmax(dim=1)
+    made = []
+    for i, picture in enumerate(batch):
+        explained = None if target.classes is None else int(target.classes[i])
+        predicted = int(best[i])
+        name = getattr(target.function, "__name__", "callable") if explained is None else looked_at.label(explained)
+        made.append(
+            Explanation(
+                map=maps[i].clone(),
+                target=explained,
+                label=name,
+                probability=None if explained is None else float(probabilities[i, explained]),
+                method=how.spelling,
+                settings=how.settings,
+                seed=session.seed,
+                model=looked_at.name,
+                prediction=Prediction(predicted, looked_at.label(predicted), float(probabilities[i, predicted])),
+                image=picture.seen,
+                name=picture.name,
+                value=target.value,
+                against=() if target.against is None else tuple(target.against[i].tolist()),
+                extras={name: value[i].cpu().clone() for name, value in found.extras.items()},
+                box=picture.box,
+                source=None if picture.path is None else str(picture.path),
+                photo=picture.photo,
+            )
+        )
+    return made

@@ -1,0 +1,272 @@
+"""What an explanation is once it is made: a map, what it explains, and how it came about."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitreous import show
+from vitreous.errors import ImageError, VitreousError
+from vitreous.images import open_photo
+from vitreous.models import Box
+
+__all__ = ["SCHEMA", "Comparison", "Explanation"]
+
+SCHEMA = "vitreous.explanation/1"
+_PERCENTILE = 99.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model itself said."""
+
+    target: int
+    label: str
+    probability: float
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Why a model said that: one raw signed map of one image for one target.
+
+    ``map`` is ``[h, w]`` on the method's own grid. ``target``, ``label`` and ``probability`` are the explained class;
+    ``prediction`` is the model's own. ``extras`` holds named second results.
+    """
+
+    map: Tensor
+    target: int | None
+    label: str
+    probability: float | None
+    method: str
+    settings: dict[str, Any]
+    seed: int
+    model: str
+    prediction: Prediction
+    image: Image.Image
+    name: str = "image"
+    value: str = "logit"
+    against: tuple[int, ...] = ()
+    extras: dict[str, Tensor] = field(default_factory=dict)
+    box: Box | None = None
+    source: str | None = None
+    photo: Image.Image | None = field(default=None, repr=False)
+
+    # -- pictures --------------------------------------------------------------------------------------
+
+    def upsample(self, size: tuple[int, int] | None = None) -> Tensor:
+        """Return the map at ``(height, width)``, the input size by default: bilinear, half-pixel centres."""
+        size = size or (self.image.height, self.image.width)
+        return F.interpolate(self.map[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
+
+    @property
+    def scale(self) -> show.Scale:
+        """How values become colours: the 99th percentile of their size is the strongest one."""
+        return show.Scale.of([self._array], _PERCENTILE)
+
+    def heatmap(self) -> Image.Image:
+        """Return the map alone, in colour, at the input size."""
+        return show.heatmap(self._array, self.scale, self.image.size)
+
+    def overlay(self, image: Image.Image | None = None, *, original: bool = False, alpha: float = 0.55) -> Image.Image:
+        """Return the map over the crop the model saw, over another picture, or over the original photograph."""
+        if original:
+            if self.box is None:
+                raise ImageError("this explanation was made from a tensor; there is no original photograph")
+            return show.on_photo(self._photo(), self._array, self.box, self.scale, alpha=alpha)
+        return show.overlay(image or self.image, self._array, self.scale, alpha=alpha)
+
+    def show(self) -> None:
+        """Show the overlay: in a notebook in place, elsewhere in the system's image viewer."""
+        _display(self.overlay())
+
+    @property
+    def caption(self) -> str:
+        """One line that says what the picture shows."""
+        given = "" if self.probability is None else f" (p = {self.probability:.3f})"
+        rather = f" rather than {', '.join(map(str, self.against))}" if self.against else ""
+        return f"{self.method}: {self.label}{given}{rather}, {self.value} of {self.model}; {self.scale.caption()}"
+
+    def _repr_html_(self) -> str:
+        return show.figure(self.overlay(), self.caption)
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write map, pictures and manifest into a new folder; all of it or nothing.
+
+        Files: ``map.npy``, ``heatmap.png``, ``overlay.png``, ``image.png``, ``manifest.json``, ``extras.npz`` if any.
+        """
+        folder = Path(folder)
+        if folder.exists() and not overwrite:
+            raise VitreousError(f"{folder} is there already; choose another folder or allow overwriting")
+        partial = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir(parents=True)
+            self._write(partial)
+            if folder.is_dir():
+                shutil.rmtree(folder)
+            elif folder.exists():
+                folder.unlink()
+            partial.rename(folder)
+        except OSError as error:
+            raise VitreousError(f"could not write {folder}: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return folder
+
+    def _write(self, folder: Path) -> None:
+        np.save(folder / "map.npy", self._array)
+        self.heatmap().save(folder / "heatmap.png")
+        self.overlay().save(folder / "overlay.png")
+        self.image.save(folder / "image.png")
+        if self.extras:
+            np.savez(folder / "extras.npz", **{k: v.numpy() for k, v in self.extras.items()})
+        (folder / "manifest.json").write_text(json.dumps(self.manifest(), indent=2) + "\n", encoding="utf-8")
+
+    def manifest(self) -> dict[str, Any]:
+        """Return everything but the numbers of the map: what was asked, what was found, with which versions."""
+        return {
+            "schema": SCHEMA,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "model": self.model,
+            "method": self.method,
+            "settings": self.settings,
+            "seed": self.seed,
+            "target": self.target,
+            "label": self.label,
+            "probability": self.probability,
+            "value": self.value,
+            "against": list(self.against),
+            "prediction": vars(self.prediction),
+            "name": self.name,
+            "source": self.source,
+            "box": None if self.box is None else list(self.box),
+            "grid": list(self.map.shape),
+            "input_size": [self.image.height, self.image.width],
+            "extras": sorted(self.extras),
+            "picture": self.scale.caption(),
+            "versions": _versions(),
+        }
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Explanation:
+        """Read an explanation that ``save`` wrote."""
+        folder = Path(folder)
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            array = np.load(folder / "map.npy", allow_pickle=False)
+            image = Image.open(folder / "image.png").convert("RGB")
+            extras = dict(np.load(folder / "extras.npz", allow_pickle=False)) if manifest["extras"] else {}
+        except (OSError, ValueError, KeyError) as error:
+            raise VitreousError(f"{folder} holds no explanation that can be read: {error}") from error
+        if manifest.get("schema") != SCHEMA:
+            raise VitreousError(f"{folder} has the schema {manifest.get('schema')!r}, not {SCHEMA!r}")
+        same = ("model", "method", "settings", "seed", "target", "label", "probability", "value", "name", "source")
+        return cls(
+            map=torch.from_numpy(array),
+            prediction=Prediction(**manifest["prediction"]),
+            image=image,
+            against=tuple(manifest["against"]),
+            box=None if manifest["box"] is None else tuple(manifest["box"]),
+            extras={name: torch.from_numpy(value) for name, value in extras.items()},
+            **{name: manifest[name] for name in same},
+        )
+
+    @property
+    def _array(self) -> np.ndarray[Any, Any]:
+        return self.map.numpy()
+
+    def _photo(self) -> Image.Image:
+        if self.photo is not None:
+            return self.photo
+        if self.source is None:
+            raise ImageError("the original photograph was not kept")
+        return open_photo(self.source)
+
+
+class Comparison(Sequence[Explanation]):
+    """Several explanations of one image side by side: one row per target, one column per method."""
+
+    def __init__(self, rows: Sequence[Sequence[Explanation]]) -> None:
+        self.rows = [list(row) for row in rows]
+        self._all = [each for row in self.rows for each in row]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            found = [each for each in self._all if each.method == index]
+            if not found:
+                raise KeyError(index)
+            return found[0]
+        return self._all[index]
+
+    def __iter__(self) -> Iterator[Explanation]:
+        return iter(self._all)
+
+    def panel(self, tile: int = 224, percentile: float = _PERCENTILE, scale: Any = "group") -> Image.Image:
+        """Return one labelled picture; maps of the same method share one colour scale."""
+        rows = []
+        for row in self.rows:
+            first = row[0]
+            said = f"said: {first.prediction.label} ({first.prediction.probability:.2f})"
+            cells = [show.Cell(first.image, None, first.name, said)]
+            for each in row:
+                given = "" if each.probability is None else f" ({each.probability:.2f})"
+                cells.append(show.Cell(each.image, each._array, each.method, f"{each.label}{given}", group=each.method))
+            rows.append(cells)
+        first = self._all[0]
+        return show.panel(rows, f"{first.model}, {first.value}", percentile, tile, scale)
+
+    def show(self) -> None:
+        """Show the panel."""
+        _display(self.panel())
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the panel as one picture."""
+        path = Path(path)
+        if path.exists() and not overwrite:
+            raise VitreousError(f"{path} is there already; choose another name or allow overwriting")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.panel().save(path)
+        return path
+
+    def _repr_html_(self) -> str:
+        return show.figure(self.panel(), self._all[0].model)
+
+
+def _display(image: Image.Image) -> None:
+    try:
+        from IPython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        image.show()
+    else:
+        display(image) if get_ipython() is not None else image.show()
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("vitreous", "torch", "timm", "numpy", "pillow"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            from vitreous import __version__
+
+            found[package] = __version__ if package == "vitreous" else "unknown"
+    return found
