@@ -1,8 +1,8 @@
 """What looking inside costs: each method's time over the same model's bare forward + input gradient.
 
-Run ``python benchmarks/overhead.py``. All times come from one run on one machine, methods interleaved round by round; the
-figures that matter are the ratios of medians. The yardstick is the model with explicit attention (as every tool without
-fused attention runs it), forward and gradient of one logit with respect to the input, weights frozen.
+Run ``python benchmarks/overhead.py``. All times come from one run on one machine, methods interleaved round by round;
+the figures that matter are the ratios of medians. The yardstick is the model with explicit attention (as every tool
+that needs attention runs it), forward and gradient of one logit with respect to the input, weights frozen.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def main() -> None:
             seconds[name].append(timed(work, options.device))
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     yardstick = medians["bare, explicit attention"]
-    print(f"{options.model}, batch {options.batch}, {options.dtype} on {options.device}, {torch.get_num_threads()} threads")
+    threads = torch.get_num_threads()
+    print(f"{options.model}, batch {options.batch}, {options.dtype} on {options.device}, {threads} threads")
     for name, median in medians.items():
         limit = f"  (at most {LIMITS[name]})" if name in LIMITS else ""
         print(f"{name:28s} {median * 1000:9.1f} ms {median / yardstick:6.2f} x{limit}")

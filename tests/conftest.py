@@ -15,9 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "agg")
 
 # Neither may depend on how fast the machine is.
-settings.register_profile(
-    "vitreous", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("vitreous", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("vitreous")
 
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -27,9 +27,7 @@ TEXTS = sorted({*PAGES, *ROOT.glob("*.md")})
 
 FENCE = re.compile(r"^(?P<indent>\s*)(?P<ticks>`{3,}|~{3,})\s*(?P<language>[\w+-]*)")
 NO_RUN = re.compile(r"^\s*<!-- no run: \S.*-->\s*$")
-LINK = re.compile(
-    r"""\]\(\s*<?([^\s)>]+)|^\s*\[[^\]^]+\]:\s+<?([^\s>]+)|(?:src|href)=["']([^"']+)["']""", re.M
-)
+LINK = re.compile(r"""\]\(\s*<?([^\s)>]+)|^\s*\[[^\]^]+\]:\s+<?([^\s>]+)|(?:src|href)=["']([^"']+)["']""", re.M)
 MACHINE = re.compile(r"(?<![\w.])/(?:tmp|root|work|home)/")
 
 

@@ -14,8 +14,7 @@ from vitreous.show.colour import from_oklab, to_oklab
 def oklab(red: int, green: int, blue: int) -> tuple[float, float, float]:
     """OKLab of one 8-bit colour, in plain arithmetic."""
     r, g, b = (
-        (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4)
-        for v in (red / 255, green / 255, blue / 255)
+        (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4) for v in (red / 255, green / 255, blue / 255)
     )
     long = (0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b) ** (1 / 3)
     medium = (0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b) ** (1 / 3)
@@ -149,9 +148,7 @@ def test_colourise_picks_the_right_entries() -> None:
     plain = colourise(np.array([[0.0, 2.0, 9.0, -1.0]], np.float16), Scale(2.0, False))[0]
     assert plain.tolist() == SEQUENTIAL[[0, 255, 255, 0]].tolist()
 
-    assert (
-        colourise(np.zeros((1, 1)), Scale(1.0, False), "diverging")[0, 0].tolist() == DIVERGING[128].tolist()
-    )
+    assert colourise(np.zeros((1, 1)), Scale(1.0, False), "diverging")[0, 0].tolist() == DIVERGING[128].tolist()
     jet = colourise(np.array([[-1.0, 1.0]]), Scale(1.0, True), "jet")[0]
     assert jet.tolist() == JET[[0, 255]].tolist()
 

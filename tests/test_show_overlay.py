@@ -24,9 +24,7 @@ def photograph(width: int = 64, height: int = 48) -> Image.Image:
 
 def by_torch(map: np.ndarray, size: tuple[int, int], mode: str, **options: bool) -> np.ndarray:
     tensor = torch.from_numpy(map).double()[None, None]
-    return torch.nn.functional.interpolate(tensor, size=(size[1], size[0]), mode=mode, **options)[
-        0, 0
-    ].numpy()
+    return torch.nn.functional.interpolate(tensor, size=(size[1], size[0]), mode=mode, **options)[0, 0].numpy()
 
 
 @pytest.mark.parametrize(("shape", "size"), SIZES)
@@ -96,15 +94,11 @@ def test_alpha_zero_is_the_photograph_and_alpha_one_the_colour() -> None:
 def test_signed_overlay_shows_the_photograph_where_neutral() -> None:
     """Zero keeps light and shade exactly, only colour fades; the change grows with |value|."""
     grey = photograph().convert("L").convert("RGB")
-    np.testing.assert_array_equal(
-        np.asarray(overlay(grey, np.zeros((2, 2)), Scale(1.0, True))), np.asarray(grey)
-    )
+    np.testing.assert_array_equal(np.asarray(overlay(grey, np.zeros((2, 2)), Scale(1.0, True))), np.asarray(grey))
     before = np.asarray(grey, float)
     for sign in (-1, 1):
         distance = [
-            np.abs(
-                np.asarray(overlay(grey, np.full((2, 2), sign * value), Scale(1.0, True)), float) - before
-            ).mean()
+            np.abs(np.asarray(overlay(grey, np.full((2, 2), sign * value), Scale(1.0, True)), float) - before).mean()
             for value in (0.0, 0.1, 0.3, 0.6, 1.0)
         ]
         assert distance == sorted(distance)
@@ -141,16 +135,12 @@ def hottest(picture: Image.Image) -> tuple[float, float]:
     ],
 )
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
-def test_on_photo_puts_a_hot_cell_where_the_model_saw_it(
-    box: tuple[float, float, float, float], mode: str
-) -> None:
+def test_on_photo_puts_a_hot_cell_where_the_model_saw_it(box: tuple[float, float, float, float], mode: str) -> None:
     map = np.zeros((7, 10))
     row, column = 4, 3
     map[row, column] = 1.0
     photo = Image.new("RGB", (300, 200), (60, 90, 120))
-    picture = on_photo(
-        photo, map, box, Scale(0.7 if mode == "bilinear" else 1.0, False), alpha=1.0, mode=mode
-    )
+    picture = on_photo(photo, map, box, Scale(0.7 if mode == "bilinear" else 1.0, False), alpha=1.0, mode=mode)
     assert picture.size == photo.size
     left, top, right, bottom = box
     x, y = left + (column + 0.5) * (right - left) / 10, top + (row + 0.5) * (bottom - top) / 7
@@ -171,9 +161,7 @@ def test_on_photo_of_an_inner_box_is_the_overlay_of_the_crop() -> None:
     scale = Scale.of([map])
     box = (10, 6, 50, 40)
     picture = on_photo(photo, map, box, scale)
-    np.testing.assert_array_equal(
-        np.asarray(picture.crop(box)), np.asarray(overlay(photo.crop(box), map, scale))
-    )
+    np.testing.assert_array_equal(np.asarray(picture.crop(box)), np.asarray(overlay(photo.crop(box), map, scale)))
 
 
 def test_on_photo_of_a_fractional_box_samples_at_pixel_centres() -> None:
@@ -189,9 +177,7 @@ def test_on_photo_of_a_fractional_box_samples_at_pixel_centres() -> None:
         upper = map[i, j] * (1 - u + j) + map[i, j + 1] * (u - j)
         lower = map[i + 1, j] * (1 - u + j) + map[i + 1, j + 1] * (u - j)
         value = upper * (1 - v + i) + lower * (v - i)
-        expected = overlay(
-            photograph(48, 36).crop((x, y, x + 1, y + 1)), np.full((1, 1), value), scale, alpha=1.0
-        )
+        expected = overlay(photograph(48, 36).crop((x, y, x + 1, y + 1)), np.full((1, 1), value), scale, alpha=1.0)
         assert np.abs(picture[y, x] - np.asarray(expected, int)[0, 0]).max() <= 1
 
 

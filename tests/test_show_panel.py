@@ -70,9 +70,7 @@ def test_titles_above_notes_below() -> None:
 
 
 def test_pictures_keep_their_shape() -> None:
-    drawn = np.asarray(
-        panel([[Cell(picture(size=(100, 50)), None, "wide"), Cell(picture(), None, "square")]], tile=96)
-    )
+    drawn = np.asarray(panel([[Cell(picture(size=(100, 50)), None, "wide"), Cell(picture(), None, "square")]], tile=96))
     red = (drawn == RED).all(axis=-1)
     assert red.sum() == 96 * 48 + 96 * 96
 
@@ -106,21 +104,15 @@ def test_cells_of_a_group_share_a_scale() -> None:
 
     everything = Scale.of([first, second, other])
     assert everything.signed
-    for got, map in zip(
-        tiles_of(panel([cells], tile=96, scale="panel"), 3, 96), (first, second, other), strict=True
-    ):
+    for got, map in zip(tiles_of(panel([cells], tile=96, scale="panel"), 3, 96), (first, second, other), strict=True):
         np.testing.assert_array_equal(got, np.asarray(overlay(photo, map, everything)))
 
-    for got, map in zip(
-        tiles_of(panel([cells], tile=96, scale="each"), 3, 96), (first, second, other), strict=True
-    ):
+    for got, map in zip(tiles_of(panel([cells], tile=96, scale="each"), 3, 96), (first, second, other), strict=True):
         np.testing.assert_array_equal(got, np.asarray(overlay(photo, map, Scale.of([map]))))
 
 
 def test_a_group_is_signed_if_any_of_its_maps_is() -> None:
-    cells = [
-        Cell(picture(), sign * np.ones((2, 2)), "", group=g) for sign, g in ((1, "a"), (-1, "a"), (1, "b"))
-    ]
+    cells = [Cell(picture(), sign * np.ones((2, 2)), "", group=g) for sign, g in ((1, "a"), (-1, "a"), (1, "b"))]
     scales = _scales(cells, 99.0, "group")
     assert scales["a"].signed
     assert not scales["b"].signed
@@ -134,9 +126,7 @@ def test_clip_values_and_oddities_are_written_down() -> None:
     assert _remarks(cell, Scale.of([cell.map]), relative=False) == []
     assert _remarks(Cell(picture(), None, ""), None, relative=True) == []
     assert _remarks(Cell(picture(), sparse, ""), Scale.of([sparse]), relative=True) == ["1 = 3 (maximum)"]
-    assert _remarks(Cell(picture(), 0 * sparse, ""), Scale.of([0 * sparse]), relative=True) == [
-        "zero everywhere"
-    ]
+    assert _remarks(Cell(picture(), 0 * sparse, ""), Scale.of([0 * sparse]), relative=True) == ["zero everywhere"]
     said = _remarks(Cell(picture(), broken, ""), Scale.of([broken]), relative=False)
     assert said == ["1 of 4 not finite (grey)"]
 
@@ -145,9 +135,7 @@ def test_statement_says_percentile_and_rule() -> None:
     one = {"": Scale(0.5, True, 99.0)}
     two = {"a": Scale(0.5, True, 95.0), "b": Scale(0.1, False, 95.0)}
     assert "clipped at the 99th percentile of |value| = 0.5" in _statement(one, 99.0, "group")
-    assert "maps of one group share a scale; 1 is the group's clip value, the 95th" in _statement(
-        two, 95.0, "group"
-    )
+    assert "maps of one group share a scale; 1 is the group's clip value, the 95th" in _statement(two, 95.0, "group")
     assert "every map has its own scale; 1 is the map's clip value, the 95th" in _statement(two, 95.0, "each")
 
 
@@ -156,9 +144,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every line of text that a panel draws, in order."""
     lines: list[str] = []
 
-    def listening(
-        draw: ImageDraw.ImageDraw, at: tuple[int, int], drawn: list[str], size: int, fill: str
-    ) -> None:
+    def listening(draw: ImageDraw.ImageDraw, at: tuple[int, int], drawn: list[str], size: int, fill: str) -> None:
         lines.extend(drawn)
         words.draw_lines(draw, at, drawn, size, fill)
 

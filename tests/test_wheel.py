@@ -27,9 +27,7 @@ def run(*command: str | Path, cwd: Path) -> str:
     """What a command prints, run without any of the variables that could show it the source tree."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -62,9 +60,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert spec is not None
         assert spec.origin is not None
         borrowed.add(Path(spec.origin).parents[1])
-    site = run(
-        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=home.parent
-    ).strip()
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=home.parent).strip()
     Path(site, "borrowed.pth").write_text("".join(f"{path}\n" for path in sorted(borrowed)), encoding="utf-8")
     return home
 

@@ -14,9 +14,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitreous.api import compare, explain, load, method, view
+    from vitreous.api import compare, explain, explain_each, load, method, view
     from vitreous.errors import VitreousError, VitreousWarning
     from vitreous.explanation import Comparison, Explanation
+    from vitreous.images import image_files
     from vitreous.methods import Method, methods, register
     from vitreous.metrics import metrics
     from vitreous.models import Preprocess, View, models
@@ -34,6 +35,8 @@ __all__ = [
     "__version__",
     "compare",
     "explain",
+    "explain_each",
+    "image_files",
     "load",
     "method",
     "methods",
@@ -54,6 +57,8 @@ _HOMES = {
     "VitreousWarning": "errors",
     "compare": "api",
     "explain": "api",
+    "explain_each": "api",
+    "image_files": "images",
     "load": "api",
     "method": "api",
     "register": "methods",

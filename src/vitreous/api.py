@@ -20,8 +20,8 @@ __all__ = ["compare", "explain", "explain_each", "load", "method", "view"]
 
 _MOST_AT_ONCE = 32
 
-Progress = Callable[[int, "int | None"], None]
-"""Called with how many images are done and how many there are, if that is known."""
+Progress = Callable[[float, "int | None"], None]
+"""Called with how many images are done (parts of one count) and how many there are, if that is known."""
 
 
 def explain(
@@ -84,11 +84,13 @@ def explain_each(
     while batch := list(islice(source, batch_size or _MOST_AT_ONCE)):
         part = target[done : done + len(batch)] if isinstance(target, list | tuple | Tensor) else target
         session = _session(looked_at, batch, part, **options)
+        if progress is not None:
+            session.tick = _ticker(progress, done, total, how.forwards(looked_at))
         (found,) = answer(session, [how])
-        yield from _explanations(session, batch, how, found, grid)
         done += len(batch)
         if progress is not None:
             progress(done, total)
+        yield from _explanations(session, batch, how, found, grid)
 
 
 def compare(
@@ -101,6 +103,7 @@ def compare(
     value: str = "logit",
     seed: int = 0,
     memory: float | None = None,
+    progress: Progress | None = None,
 ) -> Comparison:
     """Explain one picture with several methods, their passes shared; several targets give one row each."""
     looked_at = view(model)
@@ -108,15 +111,32 @@ def compare(
     (picture,) = islice(pictures(image, looked_at), 1)
     targets = list(target) if isinstance(target, list | tuple) else [target]
     rows = []
-    for each in targets:
+    work = sum(how.forwards(looked_at) for how in hows)
+    for done, each in enumerate(targets):
         session = _session(looked_at, [picture], each, against=against, value=value, seed=seed, memory=memory)
+        if progress is not None:
+            session.tick = _ticker(progress, done, len(targets), work)
         found = answer(session, hows)
-        rows.append([_explanations(session, [picture], how, one, None)[0] for how, one in zip(hows, found, strict=True)])
+        rows.append(
+            [_explanations(session, [picture], how, one, None)[0] for how, one in zip(hows, found, strict=True)]
+        )
     return Comparison(rows)
 
 
 def _method(spelled: str | Method) -> Method:
     return method(spelled)
+
+
+def _ticker(progress: Progress, done: int, total: int | None, forwards: float) -> Callable[[int], None]:
+    """Return what a session calls after each inner batch: inputs run become images done."""
+    run = 0
+
+    def tick(inputs: int) -> None:
+        nonlocal run
+        run += inputs
+        progress(done + run / forwards, total)
+
+    return tick
 
 
 def _session(

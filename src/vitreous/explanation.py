@@ -134,7 +134,8 @@ class Explanation:
         self.overlay().save(folder / "overlay.png")
         self.image.save(folder / "image.png")
         if self.extras:
-            np.savez(folder / "extras.npz", **{k: v.numpy() for k, v in self.extras.items()})
+            arrays: dict[str, Any] = {name: value.numpy() for name, value in self.extras.items()}
+            np.savez(folder / "extras.npz", **arrays)
         (folder / "manifest.json").write_text(json.dumps(self.manifest(), indent=2) + "\n", encoding="utf-8")
 
     def manifest(self) -> dict[str, Any]:
@@ -237,13 +238,17 @@ class Comparison(Sequence[Explanation]):
         """Show the panel."""
         _display(self.panel())
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the panel as one picture."""
+    def save(self, path: str | Path, *, overwrite: bool = False, **look: Any) -> Path:
+        """Write the panel as one picture; further arguments are those of ``panel``."""
         path = Path(path)
         if path.exists() and not overwrite:
             raise VitreousError(f"{path} is there already; choose another name or allow overwriting")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.panel().save(path)
+        picture = self.panel(**look)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(path)
+        except (OSError, ValueError) as error:
+            raise VitreousError(f"could not write {path}: {error}") from error
         return path
 
     def _repr_html_(self) -> str:

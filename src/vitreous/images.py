@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from vitreous.errors import ImageError
 from vitreous.models import Box, View
 
-__all__ = ["Picture", "count", "is_single", "open_photo", "pictures"]
+__all__ = ["Picture", "count", "image_files", "is_single", "open_photo", "pictures"]
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -44,7 +44,22 @@ def open_photo(path: str | Path) -> Image.Image:
     except UnidentifiedImageError:
         raise ImageError(f"{path} is not an image that can be read") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageError(f"{path} cannot be read: {str(error).splitlines()[0] if str(error) else 'broken file'}") from None
+        raise ImageError(
+            f"{path} cannot be read: {str(error).splitlines()[0] if str(error) else 'broken file'}"
+        ) from None
+
+
+def image_files(path: str | Path) -> list[Path]:
+    """Return the pictures of a folder in order, or the one file itself."""
+    path = Path(path)
+    if not path.exists():
+        raise ImageError(f"no such file: {path}")
+    if not path.is_dir():
+        return [path]
+    found = sorted(each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES and each.is_file())
+    if not found:
+        raise ImageError(f"no images in the folder {path}")
+    return found
 
 
 def is_single(source: Any) -> bool:
@@ -61,29 +76,27 @@ def count(source: Any) -> int | None:
     if is_single(source):
         return 1
     if isinstance(source, str | Path):
-        return len(_folder(Path(source)))
+        return len(image_files(source))
     if isinstance(source, torch.Tensor | np.ndarray):
         return len(source)
     if isinstance(source, list | tuple):
         counts = [count(each) for each in source]
         return None if any(c is None for c in counts) else sum(c for c in counts if c)
     dataset = getattr(source, "dataset", None)
-    return len(dataset) if hasattr(dataset, "__len__") else None
+    return len(dataset) if isinstance(dataset, Sized) else None
 
 
 def pictures(source: Any, view: View) -> Iterator[Picture]:
     """Yield every picture of a source as an input of this model."""
     if isinstance(source, str | Path):
         path = Path(source)
-        for each in _folder(path) if path.is_dir() else [path]:
-            yield _from_photo(open_photo(each), view, each.name, path=each)
+        for each in image_files(path):
+            yield _from_photo(open_photo(each), view, each.name, each)
     elif isinstance(source, Image.Image):
-        photo = ImageOps.exif_transpose(source).convert("RGB")
-        yield _from_photo(photo, view, "image", photo=photo)
+        yield _from_photo(ImageOps.exif_transpose(source).convert("RGB"), view, "image")
     elif isinstance(source, np.ndarray):
         for index, array in enumerate(source if source.ndim == 4 else [source]):
-            photo = _from_array(array)
-            yield _from_photo(photo, view, f"image-{index}", photo=photo)
+            yield _from_photo(_from_array(array), view, f"image-{index}")
     elif isinstance(source, torch.Tensor):
         yield from _from_tensor(source, view)
     elif isinstance(source, Iterable):
@@ -92,16 +105,9 @@ def pictures(source: Any, view: View) -> Iterator[Picture]:
         raise ImageError(f"a {type(source).__name__} is not a picture; give a path, PIL image, array, tensor or list")
 
 
-def _folder(path: Path) -> list[Path]:
-    found = sorted(each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES and each.is_file())
-    if not found:
-        raise ImageError(f"no images in the folder {path}")
-    return found
-
-
-def _from_photo(photo: Image.Image, view: View, name: str, **origin: Any) -> Picture:
+def _from_photo(photo: Image.Image, view: View, name: str, path: Path | None = None) -> Picture:
     seen, box = view.preprocess.see(photo)
-    return Picture(view.preprocess.tensor(seen), seen, name, box, **origin)
+    return Picture(view.preprocess.tensor(seen), seen, name, box, path, photo if path is None else None)
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:

@@ -16,9 +16,7 @@ from vitreous.passes import Keep, Pass, Trace
 __all__ = ["RawAttention", "Rollout"]
 
 
-@register(
-    "raw_attention", family="attention", papers=("dosovitskiy2021image",), class_specific=False, cost=(1, 0)
-)
+@register("raw_attention", family="attention", papers=("dosovitskiy2021image",), class_specific=False, cost=(1, 0))
 @dataclass(frozen=True)
 class RawAttention(Method):
     """The attention of one block, averaged over heads.
@@ -58,9 +56,9 @@ class RawAttention(Method):
 class Rollout(Method):
     """Attention multiplied through the blocks, half of each passing by on the residual.
 
-    ``r <- r (mean_h A_l + I) / 2`` from the last block down to ``start``, starting at the row the model reads. Rows of A
-    sum to one, so this is the row-normalised product of Abnar and Zuidema at N times less work. Some published scripts
-    start at block 1. Layer term (for ``plus``): the row of ``mean_h A_l``.
+    ``r <- r (mean_h A_l + I) / 2`` from the last block down to ``start``, starting at the row the model reads. Rows of
+    A sum to one, so this is the row-normalised product of Abnar and Zuidema at N times less work. Some published
+    scripts start at block 1. Layer term (for ``plus``): the row of ``mean_h A_l``.
     """
 
     start: int = 0

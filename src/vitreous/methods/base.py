@@ -32,7 +32,7 @@ class Method:
     """Base of all methods; subclasses are frozen dataclasses whose fields are the parameters.
 
     Most methods read one pass: they say which (``ask``) and how (``read``), and share it with whoever asks the same.
-    A method with *layer terms* also reads its map layer by layer (``ask_layers``, ``read_layers``); then ``plus`` is free.
+    A method with *layer terms* also reads its map layer by layer (``ask_layers``, ``read_layers``): ``plus`` is free.
     A method that needs other inputs (noisy copies, a path) overrides ``compute`` and forks the session.
     """
 
@@ -50,6 +50,10 @@ class Method:
     def cost(self) -> tuple[float, float]:
         """Forwards and backwards per image."""
         return self.info.cost
+
+    def forwards(self, view: View) -> float:
+        """How many inputs this method runs per image on this model: what a progress bar counts."""
+        return max(1.0, self.cost[0])
 
     def ask(self, view: View) -> Pass | None:
         """Return the pass that ``read`` needs, if it can be shared."""
@@ -76,12 +80,34 @@ class Method:
 
     @overload
     def attribute(
-        self, model: View | nn.Module, inputs: Tensor, target: TargetSpec = ..., *, extras: Literal[False] = ..., **o: Any
+        self,
+        model: View | nn.Module,
+        inputs: Tensor,
+        target: TargetSpec = ...,
+        *,
+        against: TargetSpec = ...,
+        value: str = ...,
+        grid: str | None = ...,
+        extras: Literal[False] = ...,
+        seed: int = ...,
+        internal_batch_size: int | None = ...,
+        memory: float | None = ...,
     ) -> Tensor: ...
 
     @overload
     def attribute(
-        self, model: View | nn.Module, inputs: Tensor, target: TargetSpec = ..., *, extras: Literal[True], **o: Any
+        self,
+        model: View | nn.Module,
+        inputs: Tensor,
+        target: TargetSpec = ...,
+        *,
+        against: TargetSpec = ...,
+        value: str = ...,
+        grid: str | None = ...,
+        extras: Literal[True],
+        seed: int = ...,
+        internal_batch_size: int | None = ...,
+        memory: float | None = ...,
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
     def attribute(
@@ -131,6 +157,11 @@ class Method:
         """Every parameter with its value, bases by their spelling."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {k: v.spelling if isinstance(v, Method) else v for k, v in values.items()}
+
+    def parts(self) -> list[Method]:
+        """This method and every method it is composed of."""
+        inner = [getattr(self, f.name) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return [self, *(part for each in inner if isinstance(each, Method) for part in each.parts())]
 
     def __str__(self) -> str:
         return self.spelling

@@ -49,6 +49,10 @@ class LayerSum(Method):
     def cost(self) -> tuple[float, float]:
         return self.base.cost
 
+    def forwards(self, view: View) -> float:
+        each = self.base.forwards(view)
+        return each if self.free else 1 + each * len(self._layers(view))
+
     def ask(self, view: View) -> Pass | None:
         return self.base.ask_layers(view, self._layers(view)) if self.free else None
 
@@ -74,7 +78,7 @@ class LayerSum(Method):
         return tuple(range(self.first(view), view.depth))
 
 
-@register("plus", family="combinator", papers=("mehri2024skipplus",), cost_note="base (one pass), or base per layer")
+@register("plus", family="combinator", papers=("mehri2024skipplus",), cost_note="base")
 @dataclass(frozen=True)
 class Plus(LayerSum):
     """A base method summed over all start layers.
@@ -91,7 +95,9 @@ class Plus(LayerSum):
         return resolve_layer(view, self.start)
 
 
-@register("skipplus", family="combinator", papers=("mehri2024skipplus",), cost_note="base (one pass), or base per layer")
+@register(
+    "skipplus", family="combinator", papers=("mehri2024skipplus",), cost_note="base"
+)
 @dataclass(frozen=True)
 class SkipPlus(LayerSum):
     """A base method summed over the start layers of the upper half.
@@ -113,8 +119,8 @@ class SkipPlus(LayerSum):
 class Smooth(Method):
     """A base method averaged over noisy copies of the input.
 
-    ``mean_i A(x + sigma (max x - min x) n_i)`` with ``n_i ~ N(0, 1)``; the range is that of each image. The noise depends
-    on the seed and the image, not on its neighbours. Extras: ``deviation``, over the copies.
+    ``mean_i A(x + sigma (max x - min x) n_i)`` with ``n_i ~ N(0, 1)``; the range is that of each image. The noise
+    depends on the seed and the image, not on its neighbours. Extras: ``deviation``, over the copies.
     """
 
     base: Method
@@ -138,6 +144,9 @@ class Smooth(Method):
         forwards, backwards = self.base.cost
         return self.samples * forwards, self.samples * backwards
 
+    def forwards(self, view: View) -> float:
+        return self.samples * self.base.forwards(view)
+
     def compute(self, session: Session) -> Answer:
         inputs = session.inputs
         span = (inputs.flatten(1).amax(1) - inputs.flatten(1).amin(1)) * self.sigma
@@ -150,6 +159,6 @@ class Smooth(Method):
             scaled = torch.stack(noise).to(inputs) * span.view(-1, 1, *[1] * (inputs.ndim - 1))
             noisy = (inputs.unsqueeze(1) + scaled).flatten(0, 1)
             found = self.base.compute(session.fork(noisy, repeat=copies)).map
-            maps.append(found.unflatten(0, (len(inputs), copies)))
+            maps.append(found.reshape(len(inputs), copies, *found.shape[1:]))
         every = torch.cat(maps, dim=1)
         return Answer(every.mean(dim=1), {"deviation": every.std(dim=1, correction=0)})

@@ -74,7 +74,9 @@ class IntegratedGradients(Method):
 
     def compute(self, session: Session) -> Answer:
         inputs = session.inputs
-        nodes, weights = (torch.from_numpy(array / 2).to(inputs) for array in np.polynomial.legendre.leggauss(self.steps))
+        nodes, weights = (
+            torch.from_numpy(array / 2).to(inputs) for array in np.polynomial.legendre.leggauss(self.steps)
+        )
         nodes = nodes + 0.5
         way = inputs - self.baseline
         keep = Keep("image", whole, grad=True)
@@ -85,6 +87,6 @@ class IntegratedGradients(Method):
             times = nodes[part].view(1, -1, *[1] * (inputs.ndim - 1))
             points = (self.baseline + times * way.unsqueeze(1)).flatten(0, 1)
             trace = session.fork(points, repeat=times.shape[1]).trace(Pass((keep,)))
-            gradient = wide(trace[keep][0]).unflatten(0, (len(inputs), -1))
+            gradient = wide(trace[keep][0]).reshape(len(inputs), -1, *inputs.shape[1:])
             total += torch.einsum("bs...,s->b...", gradient, weights[part].to(gradient))
         return Answer(to_map(trace, over_channels(wide(way) * total)), {})

@@ -60,6 +60,11 @@ class Info:
         return tuple(Parameter(f.name, hints[f.name], f.default) for f in fields)
 
     @property
+    def combines(self) -> bool:
+        """Whether it is made of other methods."""
+        return any(parameter.kind is Method for parameter in self.parameters)
+
+    @property
     def cost_text(self) -> str:
         """The price in forwards and backwards, in words."""
         forwards, backwards = self.cost

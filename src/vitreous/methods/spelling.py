@@ -136,7 +136,7 @@ class _Reader:
 
     def _error(self, token: _Token, complaint: str) -> SpellingError:
         before, after = self.text[: token.at], self.text[token.at :] or "(end)"
-        return SpellingError(f"{complaint} at character {token.at + 1}: {before} ▸{after}")
+        return SpellingError(f"{complaint} at character {token.at + 1}: {before}▸{after}")
 
     # -- calls to methods ------------------------------------------------------------------------------
 
@@ -198,5 +198,3 @@ def _kinds(kind: Any) -> tuple[type, ...]:
     if get_origin(kind) in (Union, types.UnionType):
         return tuple(get_args(kind))
     return (kind,)
-
-

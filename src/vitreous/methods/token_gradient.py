@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from vitreous.errors import MapError
@@ -77,7 +78,8 @@ class InputXGradient(TokenTerm):
 def gradient_norm(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The length of the gradient of every token."""
     assert gradient is not None
-    return wide(gradient).norm(dim=-1)
+    length: Tensor = torch.linalg.vector_norm(wide(gradient), dim=-1)
+    return length
 
 
 def gradient_sum(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
@@ -85,7 +87,7 @@ def gradient_sum(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     assert gradient is not None
     gradient = wide(gradient)
     total = gradient.sum(dim=-1)
-    if total.abs().max() <= 1e-4 * gradient.norm(dim=-1).max():
+    if total.abs().max() <= 1e-4 * gradient_norm(view, value, gradient).max():
         raise MapError(
             f"gradient(how=sum) is zero on {view.name}: its LayerNorms remove the mean of each token; use how=norm"
         )

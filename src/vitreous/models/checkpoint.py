@@ -32,9 +32,13 @@ def read(path: str | Path) -> dict[str, Tensor]:
             found: Any = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
+    except UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is not a table of plain tensors; it is refused, for reading it could run code"
+        ) from error
+    except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(f"{path} is not a checkpoint of plain tensors: {reason[0][:160]}") from error
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {reason[0][:160]}") from error
     for nest in _NESTS:
         if isinstance(found, Mapping) and isinstance(found.get(nest), Mapping):
             found = found[nest]

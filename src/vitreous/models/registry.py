@@ -14,6 +14,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import nn
 
 from vitreous.errors import ModelError, nearest
@@ -83,20 +84,51 @@ def view(module: nn.Module | View, **facts: Any) -> View:
     )
 
 
-def load(name: str, *, labels: list[str] | None = None, **options: Any) -> View:
+def load(
+    name: str,
+    *,
+    labels: list[str] | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    **options: Any,
+) -> View:
     """Build a model by name, such as ``timm/vit_base_patch16_224``, and look at it.
 
-    Options: ``pretrained=``, ``checkpoint=``, ``num_classes=``, ``img_size=``, ``device=``, ``dtype=``.
+    ``checkpoint``: a ``.safetensors`` or torch weight file; without one the hub's weights are fetched, unless
+    ``pretrained=False``. ``num_classes``, ``img_size`` and ``labels`` fit a fine-tuned model. ``device`` may be
+    ``"auto"``: a GPU where there is one. Other options go to the family's own constructor.
     """
+    device, dtype = _device(device), _dtype(dtype)
     prefix, slash, rest = name.partition("/")
     by_prefix = {adapter.prefix: adapter for adapter in adapters()}
     if not slash or prefix not in by_prefix:
         suggestion = nearest(name, (info.name for info in models())) or f"; known: {', '.join(by_prefix)}/…"
         raise ModelError(f"unknown model {name!r}{suggestion}")
     adapter = by_prefix[prefix]
-    return adapter.view(adapter.load(rest, **options), name=name, labels=labels)
+    module = adapter.load(rest, **options)
+    return adapter.view(module.to(device=device, dtype=dtype), name=name, labels=labels)
 
 
 def models() -> list[ModelInfo]:
     """Return the models that can be loaded by name."""
     return [info for adapter in adapters() for info in adapter.models()]
+
+
+def _device(device: str | torch.device | None) -> torch.device | None:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = None if device is None else torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return found
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        found, dtype = None, str(dtype)
+    if found is None and dtype is not None:
+        raise ModelError(f"dtype {dtype!r} is not one of float64, float32, bfloat16, float16")
+    return found

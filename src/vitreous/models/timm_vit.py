@@ -12,7 +12,6 @@ from urllib.request import getproxies
 
 import timm
 import timm.data
-import torch
 from huggingface_hub import constants as hub
 from timm.layers import Attention
 from timm.models.deit import VisionTransformerDistilled
@@ -36,6 +35,7 @@ class TimmViT(View):
     """A timm ``VisionTransformer`` made of pre-norm blocks."""
 
     family = "timm"
+    model: Any  # torch types the attributes of a module as tensors
 
     def __init__(
         self,
@@ -166,8 +166,6 @@ class TimmAdapter:
         checkpoint: str | Path | None = None,
         num_classes: int | None = None,
         img_size: int | tuple[int, int] | None = None,
-        device: str | torch.device | None = None,
-        dtype: torch.dtype | None = None,
         **build: Any,
     ) -> nn.Module:
         """Build a model: with the hub's weights by default, with ``checkpoint`` if given, else untrained."""
@@ -181,7 +179,7 @@ class TimmAdapter:
         if checkpoint is not None:
             convert = checkpoint_filter_fn if isinstance(model, VisionTransformer) else None
             fit(model, checkpoint, convert)
-        return model.eval().to(device=device, dtype=dtype)
+        return model.eval()
 
     def models(self) -> Iterable[ModelInfo]:
         return _models()

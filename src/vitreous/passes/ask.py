@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Optional
 
 from torch import Tensor
 
@@ -21,7 +20,7 @@ outputs inside a block, ``pool`` the weights ``[B, H, 1, N]`` of attention pooli
 RULES = ("plain", "frozen")
 """How gradients flow: as they are, or in the frozen network of DecompX (see ``rules``)."""
 
-Reduce = Callable[[View, Tensor, Optional[Tensor]], Tensor]
+Reduce = Callable[[View, Tensor, Tensor | None], Tensor]
 """``(view, value, gradient) -> what to keep``; the gradient is ``None`` where none was asked for."""
 
 

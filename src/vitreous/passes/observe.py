@@ -45,7 +45,7 @@ class Observer(TorchFunctionMode):
 
     @contextmanager
     def inside(self, layer: int | None) -> Iterator[None]:
-        """Say that block ``layer`` (or, with ``None``, the head) runs now; compare what was seen with what is declared."""
+        """Say that block ``layer`` (the head for ``None``) runs now; compare what was seen with what is declared."""
         self.layer, self.pooling = layer, layer is None
         self.seen.clear()
         handles = [] if layer is None else self._hook(layer)
@@ -75,7 +75,7 @@ class Observer(TorchFunctionMode):
                 raise TraceError(f"{keep.site} of layer {layer} was changed in place after it was recorded")
             self.trace.store(keep, layer, keep.reduce(self.view, value.detach(), gradient))
 
-        value.register_hook(hook)
+        value.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _wanted(self, site: str, layer: int) -> list[Keep]:
         return [keep for keep in self.keeps if keep.site == site and layer in keep.layers]
@@ -98,9 +98,10 @@ class Observer(TorchFunctionMode):
             kinds = ["attention"]
         place = "the head" if layer is None else f"block {layer}"
         for kind in kinds:
-            if self.seen[kind] != declared.get(kind, 0):
+            seen, expected = self.seen[kind], declared.get(kind, 0)
+            if seen != expected:
                 raise TraceError(
-                    f"{self.view.name}: saw {self.seen[kind]} {kind} calls in {place}, expected {declared.get(kind, 0)}; "
+                    f"{self.view.name}: saw {seen} {kind} calls in {place}, expected {expected}; "
                     "the model computes it in a way that is not recognised"
                 )
 

@@ -51,8 +51,8 @@ def weights(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
 class Attend(torch.autograd.Function):
     """Fused attention forward; backward written out, with the attention weights recomputed, shown and let go.
 
-    With ``dA = dO V^T``: ``dV = A^T dO``, ``dS = A * (dA - rowsum(A * dA))``, ``dQ = scale dS K``, ``dK = scale dS^T Q``.
-    Frozen: only ``dV``. The weights of one block exist at a time, whatever the depth.
+    With ``dA = dO V^T``: ``dV = A^T dO``, ``dS = A * (dA - rowsum(A * dA))``, ``dQ = s dS K``, ``dK = s dS^T Q``, s the
+    scale. Frozen: only ``dV``. The weights of one block exist at a time, whatever the depth.
     """
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ class Session:
 
     ``prepare`` runs what several methods will ask for, merged; ``trace`` returns an answer, running the pass only if no
     earlier one covers it. ``fork`` opens a session on other inputs (noisy copies, a sub-network) with the class fixed.
+    ``tick`` is told how many inputs have just been run, forks included.
     """
 
     def __init__(
@@ -33,8 +34,9 @@ class Session:
         seed: int = 0,
         batch: int | None = None,
         memory: float | None = None,
+        tick: Callable[[int], None] | None = None,
     ) -> None:
-        self.view, self.seed, self.memory = view, seed, memory
+        self.view, self.seed, self.memory, self.tick = view, seed, memory, tick
         self.inputs = view.cast(inputs)
         self.batch = batch or inner_batch(view, self.inputs, memory)
         self._target = target
@@ -75,7 +77,8 @@ class Session:
 
     def fork(self, inputs: Tensor, view: View | None = None, repeat: int = 1) -> Session:
         """Open a session on other inputs, ``repeat`` of them for each of these, explaining the same classes."""
-        return Session(view or self.view, inputs, self.target.repeat(repeat), self.seed, self.batch, self.memory)
+        target = self.target.repeat(repeat)
+        return Session(view or self.view, inputs, target, self.seed, self.batch, self.memory, self.tick)
 
     def generator(self, index: int, purpose: str) -> torch.Generator:
         """Return the random numbers of one image for one purpose, the same wherever the image stands in a batch."""
@@ -89,7 +92,10 @@ class Session:
 
     def _run(self, ask: Pass) -> None:
         def part(start: int, stop: int) -> Trace:
-            return run(self.view, self.inputs[start:stop], ask, self._target.part(start, stop))
+            trace = run(self.view, self.inputs[start:stop], ask, self._target.part(start, stop))
+            if self.tick is not None:
+                self.tick(stop - start)
+            return trace
 
         self._traces.append((ask.rules, Trace.join(in_parts(part, len(self.inputs), self.batch))))
 

@@ -29,17 +29,17 @@ class Trace:
         self._kept: dict[tuple[Any, ...], Tensor] = {}
 
     def store(self, keep: Keep, layer: int, kept: Tensor) -> None:
-        self._kept[(*keep.key, layer)] = kept
+        self._kept[keep.key, layer] = kept
 
     def has(self, keep: Keep, layer: int | None = None) -> bool:
         layers = keep.layers if layer is None else (layer,)
-        return all((*keep.key, each) in self._kept for each in layers)
+        return all((keep.key, each) in self._kept for each in layers)
 
     def __getitem__(self, keep: Keep) -> list[Tensor]:
         for layer in keep.layers:
             if not self.has(keep, layer):
                 raise TraceError(f"{keep.site} of layer {layer} was not recorded in this pass")
-        return [self._kept[(*keep.key, layer)] for layer in keep.layers]
+        return [self._kept[keep.key, layer] for layer in keep.layers]
 
     def tokens_to_grid(self, tokens: Tensor) -> Tensor:
         """Drop the prefix of ``[B, N]`` and lay the patches out row by row: ``[B, h, w]``."""

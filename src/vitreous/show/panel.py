@@ -90,9 +90,7 @@ def panel(
     look = _Look(tile, columns=max(len(row) for row in rows))
     scales = _scales(cells, percentile, scale)
     relative = len(scales) > 1
-    tiles = [
-        [_tile(cell, scales.get(_key(cell, scale)), relative, look) for cell in row] for row in rows if row
-    ]
+    tiles = [[_tile(cell, scales.get(_key(cell, scale)), relative, look) for cell in row] for row in rows if row]
     parts = [_row(row, look) for row in tiles]
     kinds = {chosen.signed: chosen for chosen in scales.values()}
     bars = [_bar(kinds[signed], relative, look) for signed in sorted(kinds)]

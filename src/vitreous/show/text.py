@@ -79,9 +79,7 @@ def shorten(text: str, size: int, limit: float) -> str:
     return text[: _fitting(text, size, limit - width("…", size))].rstrip() + "…"
 
 
-def draw_lines(
-    draw: ImageDraw.ImageDraw, at: tuple[int, int], lines: Sequence[str], size: int, fill: str
-) -> None:
+def draw_lines(draw: ImageDraw.ImageDraw, at: tuple[int, int], lines: Sequence[str], size: int, fill: str) -> None:
     """Draw lines under each other from the top left corner `at`, no ink to the left of it."""
     x, y = at
     for line in lines:

@@ -1,0 +1,177 @@
+"""``vitreous explain`` and ``vitreous compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+from rich.table import Table
+
+from vitreous.cli import options
+from vitreous.errors import VitreousError
+
+if TYPE_CHECKING:
+    from vitreous import Explanation
+
+__all__ = ["compare", "explain"]
+
+_MOST_IN_JSON = 4096  # values; larger maps are written to files only
+
+
+def explain(
+    images: Annotated[list[Path], typer.Argument(help="Pictures or folders of pictures.", show_default=False)],
+    model: options.Model = options.DEFAULT_MODEL,
+    method: Annotated[str, typer.Option(help="A spelling such as generic or skipplus(decompx).")] = "generic",
+    target: options.Target = None,
+    against: options.Against = None,
+    value: options.Value = "logit",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder for the results, one sub-folder per picture.", show_default="explanations"),
+    ] = None,
+    original: Annotated[bool, typer.Option(help="Also draw the map on the original photograph.")] = False,
+    checkpoint: options.Checkpoint = None,
+    pretrained: options.Pretrained = True,
+    img_size: options.ImgSize = None,
+    num_classes: options.NumClasses = None,
+    labels: options.Labels = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: Annotated[Optional[int], typer.Option(min=1, help="Pictures at once.")] = None,  # noqa: UP045
+    memory: options.Memory = None,
+    seed: options.Seed = 0,
+    overwrite: options.Overwrite = False,
+    resume: Annotated[bool, typer.Option(help="Leave out pictures whose results are there already.")] = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Explain pictures: a map, a heat map, an overlay and a manifest for each.
+
+    Results go to one folder per picture under --out. With --json and without --out nothing is written.
+    """
+    import vitreous as vt
+
+    how = vt.method(method)
+    wanted = _files(images)
+    folder = None if as_json and out is None else out or Path("explanations")
+    jobs = list(_jobs(wanted, folder, overwrite, resume))
+    view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet)
+    asked: dict[str, Any] = {
+        "against": against or None,
+        "value": value,
+        "seed": seed,
+        "memory": memory,
+        "batch_size": batch_size,
+    }
+    rows: list[dict[str, Any]] = []
+    table = Table("picture", "said", "explained", "saved in", box=None, pad_edge=False)
+    with options.progress_bar(how.spelling, quiet or as_json) as bar:
+        found = vt.explain_each(view, [path for path, _ in jobs], how, target, progress=bar, **asked)
+        for each, (_, place) in zip(found, jobs, strict=True):
+            if place is not None:
+                each.save(place, overwrite=overwrite)
+                if original:
+                    each.overlay(original=True).save(place / "original.png")
+            rows.append(_row(each, place))
+            said = f"{each.prediction.label} ({each.prediction.probability:.3f})"
+            given = "" if each.probability is None else f" ({each.probability:.3f})"
+            table.add_row(each.name, said, each.label + given, str(place))
+    if as_json:
+        options.print_json({"schema": "vitreous.explain/1", "explanations": rows})
+    elif not quiet and jobs:
+        options.OUT.print(table)
+    skipped = len(wanted) - len(jobs)
+    if skipped and not quiet and not as_json:
+        options.OUT.print(f"{skipped} left out: their results are there already")
+
+
+def compare(
+    image: Annotated[Path, typer.Argument(help="A picture.", show_default=False)],
+    methods: Annotated[str, typer.Option(help="Spellings, separated by commas.")] = (
+        "raw_attention,rollout,generic,attcam,gradcam,skipplus(decompx)"
+    ),
+    model: options.Model = options.DEFAULT_MODEL,
+    target: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Class index or label; repeated, one row each."),
+    ] = None,
+    against: options.Against = None,
+    value: options.Value = "logit",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="The panel, a picture file.", show_default="IMAGE-compare.png"),
+    ] = None,
+    tile: Annotated[int, typer.Option(min=48, max=1024, help="Size of each picture in the panel.")] = 224,
+    checkpoint: options.Checkpoint = None,
+    pretrained: options.Pretrained = True,
+    img_size: options.ImgSize = None,
+    num_classes: options.NumClasses = None,
+    labels: options.Labels = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    memory: options.Memory = None,
+    seed: options.Seed = 0,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Explain one picture with several methods, side by side in one labelled panel."""
+    import vitreous as vt
+
+    hows = [vt.method(spelling) for spelling in options.split(methods)]
+    if not hows:
+        raise VitreousError("--methods names no method")
+    (image,) = _files([image])[:1]
+    place = out or Path(f"{image.stem}-compare.png")
+    if place.exists() and not overwrite:
+        raise VitreousError(f"{place} is there already; choose another --out or add --overwrite")
+    view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet)
+    asked: dict[str, Any] = {"against": against or None, "value": value, "seed": seed, "memory": memory}
+    with options.progress_bar("comparing", quiet or as_json) as bar:
+        found = vt.compare(view, image, hows, target or None, progress=bar, **asked)
+    found.save(place, overwrite=overwrite, tile=tile)
+    if as_json:
+        rows = [_row(each, None) for each in found]
+        options.print_json({"schema": "vitreous.compare/1", "panel": str(place), "explanations": rows})
+    elif not quiet:
+        said = found[0].prediction
+        options.OUT.print(f"{view.name} said {said.label} ({said.probability:.3f}); {len(found)} maps in {place}")
+
+
+def _files(given: Sequence[Path]) -> list[Path]:
+    """Return the pictures meant, those of a folder in order; a missing one is an error before anything is loaded."""
+    import vitreous as vt
+
+    return [each for path in given for each in vt.image_files(path)]
+
+
+def _jobs(
+    wanted: Sequence[Path], folder: Path | None, overwrite: bool, resume: bool
+) -> Iterator[tuple[Path, Path | None]]:
+    """Give each picture a folder of its own, and refuse before any work what would be refused after it."""
+    taken: set[Path] = set()
+    for path in wanted:
+        if folder is None:
+            yield path, None
+            continue
+        place, number = folder / path.stem, 2
+        while place in taken:
+            place, number = folder / f"{path.stem}-{number}", number + 1
+        taken.add(place)
+        if place.exists() and resume:
+            continue
+        if place.exists() and not overwrite:
+            raise VitreousError(f"{place} is there already; choose another --out, or add --overwrite or --resume")
+        yield path, place
+
+
+def _row(each: Explanation, place: Path | None) -> dict[str, Any]:
+    """Return one explanation as JSON: its manifest, where it was saved, and the map if it is small."""
+    small = each.map.numel() <= _MOST_IN_JSON
+    return {
+        **each.manifest(),
+        "folder": None if place is None else str(place),
+        "map": each.map.tolist() if small else None,
+    }

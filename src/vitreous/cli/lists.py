@@ -1,0 +1,131 @@
+"""``vitreous methods``, ``models``, ``cite`` and ``demo``."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import inspect
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from rich.table import Column, Table
+
+from vitreous.cli import options
+from vitreous.errors import VitreousError, nearest
+
+__all__ = ["cite", "demo", "methods", "models"]
+
+_Pattern = Annotated[Optional[str], typer.Argument(help="Part of a name, or a pattern with *.")]  # noqa: UP045
+
+
+def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
+    """List the methods: paper, cost in forwards and backwards, class-specific or not; or describe one."""
+    import vitreous as vt
+
+    infos = [info for info in vt.methods() if _fits(pattern, info.name, *info.aliases)]
+    if not infos:
+        raise VitreousError(f"no method fits {pattern!r}{nearest(pattern or '', (i.name for i in vt.methods()))}")
+    if as_json:
+        options.print_json([_method(info) for info in infos])
+        return
+    if len(infos) == 1:
+        _describe(infos[0])
+        return
+    table = Table(Column("method", no_wrap=True), "class-specific", "cost", "paper", box=None, pad_edge=False)
+    family = ""
+    for info in infos:
+        if info.family != family:
+            family = info.family
+            table.add_row(f"[bold]{family}[/bold]")
+        paper = str(info.papers[0]) if info.papers else ""
+        table.add_row(f"  {info.name}", _specific(info), info.cost_text, paper)
+    options.OUT.print(table)
+    options.OUT.print("F: forward passes, B: backward passes. `vitreous methods NAME` tells more.", style="dim")
+
+
+def models(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
+    """List the models that can be loaded by name, with the weights the hub has for them."""
+    import vitreous as vt
+
+    infos = [info for info in vt.models() if _fits(pattern, info.name)]
+    if not infos:
+        raise VitreousError(f"no model fits {pattern!r}{nearest(pattern or '', (i.name for i in vt.models()))}")
+    if as_json:
+        options.print_json([dataclasses.asdict(info) for info in infos])
+        return
+    table = Table("model", "input", "weights", box=None, pad_edge=False)
+    for info in infos:
+        table.add_row(info.name, str(info.size or ""), ", ".join(info.pretrained))
+    options.OUT.print(table)
+
+
+def cite(method: Annotated[str, typer.Argument(help="A name or a whole spelling.", show_default=False)]) -> None:
+    """Print the BibTeX of the papers behind a method and everything it is composed of."""
+    import vitreous as vt
+
+    name = method.strip()
+    bare = [info for info in vt.methods() if name in (info.name, *info.aliases)]
+    infos = bare or [part.info for part in vt.method(method).parts()]
+    papers = {paper.key: paper for info in infos for paper in info.papers}
+    if not papers:
+        raise VitreousError(f"{method} has no paper behind it")
+    typer.echo("\n\n".join(paper.bibtex() for paper in papers.values()))
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the pictures and the report.")] = Path("demo"),
+    quiet: options.Quiet = False,
+) -> None:
+    """Explain sample pictures with a small model that comes with the package; leaves pictures and a report."""
+    from vitreous.demo import write
+
+    files = write(out, (lambda line: None) if quiet else options.OUT.print)
+    if not quiet:
+        options.OUT.print("The model is freshly initialised: the maps show the machinery, not a trained eye.")
+        options.OUT.print(f"{len(files)} files; open {files[-1]}")
+
+
+def _specific(info: Any) -> str:
+    return "as its base" if info.combines else "yes" if info.class_specific else "no"
+
+
+def _describe(info: Any) -> None:
+    """Print one method: its docstring, parameters, presets and papers."""
+    options.OUT.print(f"[bold]{', '.join([info.name, *info.aliases])}[/bold]  ({info.family})")
+    options.OUT.print(inspect.cleandoc(info.make.__doc__ or ""), markup=False)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for parameter in info.parameters:
+        table.add_row(parameter.name, "a method" if parameter.required else f"default {parameter.default}")
+    for name, values in info.presets.items():
+        table.add_row(f"@{name}", ", ".join(f"{key}={value}" for key, value in values.items()))
+    table.add_row("cost", info.cost_text)
+    table.add_row("class-specific", _specific(info))
+    for paper in info.papers:
+        table.add_row("paper", f"{paper.title} ({paper})")
+    options.OUT.print()
+    options.OUT.print(table)
+
+
+def _fits(pattern: str | None, *names: str) -> bool:
+    if pattern is None:
+        return True
+    wild = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    return any(fnmatch.fnmatch(name.lower(), wild.lower()) for name in names)
+
+
+def _method(info: Any) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "aliases": list(info.aliases),
+        "family": info.family,
+        "summary": info.summary,
+        "class_specific": None if info.combines else info.class_specific,
+        "cost": info.cost_text,
+        "papers": [paper.key for paper in info.papers],
+        "presets": {name: dict(values) for name, values in info.presets.items()},
+        "parameters": [
+            {"name": p.name, "required": p.required, "default": None if p.required else p.default}
+            for p in info.parameters
+        ],
+    }

@@ -1,0 +1,90 @@
+"""``vitreous``: the commands, and how errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from vitreous import __version__
+from vitreous.cli import explain, lists
+from vitreous.errors import VitreousError, VitreousWarning
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="vitreous",
+    help="Look inside a vision transformer, unmodified, and see what made it decide.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(explain.explain)
+app.command()(explain.compare)
+app.command()(lists.methods)
+app.command()(lists.models)
+app.command()(lists.cite)
+app.command()(lists.demo)
+
+_ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vitreous {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    pass  # both options act before any command: see main
+
+
+def main() -> None:
+    """Run the command line: 0 when all went well, 2 for bad input, 130 after Ctrl-C."""
+    debug = "--debug" in sys.argv
+    arguments = [each for each in sys.argv[1:] if each != "--debug"]
+    warnings.showwarning = _one_line
+    try:
+        code = app(arguments, prog_name="vitreous", standalone_mode=False)
+    except VitreousError as error:
+        if debug:
+            raise
+        code = _tell("error", str(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _tell("stopped", "what was finished is kept", 130)
+    except Exception as error:
+        show = getattr(error, "show", None)  # a usage error knows how to show itself
+        if show is None:
+            raise
+        show()
+        code = getattr(error, "exit_code", 2)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell(kind: str, text: str, code: int) -> int:
+    _ERRORS.print(f"vitreous: {kind}: {text}", markup=False)
+    return code
+
+
+def _one_line(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: object = None,
+) -> None:
+    """Say what concerns the user in one line; keep other libraries' warnings to themselves."""
+    if issubclass(category, VitreousWarning):
+        _tell("warning", str(message), 0)

@@ -1,0 +1,123 @@
+"""Options that several commands share, and small helpers to read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from vitreous.errors import VitreousError
+
+if TYPE_CHECKING:
+    from vitreous import View
+
+DEFAULT_MODEL = "timm/vit_base_patch16_224"
+
+# typer reads these at run time, on Python 3.10 too, hence Optional
+Model = Annotated[str, typer.Option("--model", "-m", help="A name such as timm/vit_base_patch16_224.")]
+Checkpoint = Annotated[
+    Optional[Path], typer.Option(help="Weights: .safetensors, or a torch file of plain tensors.")  # noqa: UP045
+]
+Pretrained = Annotated[bool, typer.Option(help="Fetch the hub's weights if there is no checkpoint.")]
+ImgSize = Annotated[Optional[int], typer.Option(help="Input size, if not the model's own.")]  # noqa: UP045
+NumClasses = Annotated[Optional[int], typer.Option(help="Number of classes, if not the model's own.")]  # noqa: UP045
+Labels = Annotated[
+    Optional[Path], typer.Option(help="Class names: a text file with one per line, or a JSON list.")  # noqa: UP045
+]
+Target = Annotated[Optional[str], typer.Option(help="Class index or label; the prediction if not given.")]  # noqa: UP045
+Against = Annotated[
+    Optional[list[str]], typer.Option(help="Explain the target rather than this class; may be repeated.")  # noqa: UP045
+]
+Value = Annotated[str, typer.Option(help="What is explained: logit, prob or logprob.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU where there is one.")]
+Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")]
+Memory = Annotated[Optional[float], typer.Option(help="Memory budget in GiB.")]  # noqa: UP045
+Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace what is there already.")]
+
+OUT = Console(highlight=False)
+ERR = Console(stderr=True, highlight=False)
+
+
+def load(
+    model: str,
+    checkpoint: Path | None,
+    pretrained: bool,
+    img_size: int | None,
+    num_classes: int | None,
+    labels: Path | None,
+    device: str,
+    dtype: str,
+    quiet: bool,
+) -> View:
+    """Build the model that the options describe."""
+    import vitreous
+
+    names = _labels(labels)
+    given = {"checkpoint": checkpoint, "img_size": img_size, "num_classes": num_classes}
+    options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if not pretrained:
+        options["pretrained"] = False
+    with ERR.status(f"loading {model}") if ERR.is_terminal and not quiet else _nothing():
+        return vitreous.load(model, labels=names, device=device, dtype=dtype, **options)
+
+
+@contextmanager
+def progress_bar(what: str, quiet: bool) -> Iterator[Any]:
+    """Give a callback that draws a bar on standard error, where that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.1f}/{task.total}"))
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=ERR,
+        transient=True,
+        disable=quiet or not ERR.is_terminal,
+    ) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def split(spellings: str) -> list[str]:
+    """Cut ``a,b(c, d),e`` at the commas that are not inside brackets."""
+    parts, depth, current = [], 0, ""
+    for letter in spellings:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append(current.strip())
+            current = ""
+        else:
+            current += letter
+    parts.append(current.strip())
+    return [part for part in parts if part]
+
+
+def print_json(content: Any) -> None:
+    """Print a value as JSON on standard output."""
+    typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def _labels(path: Path | None) -> list[str] | None:
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    except (OSError, ValueError) as error:
+        raise VitreousError(f"labels {path} cannot be read: {error}") from None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise VitreousError(f"labels {path} must be a list of names")
+    return [each for each in found if each.strip()]
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
