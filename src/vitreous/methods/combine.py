@@ -95,9 +95,7 @@ class Plus(LayerSum):
         return resolve_layer(view, self.start)
 
 
-@register(
-    "skipplus", family="combinator", papers=("mehri2024skipplus",), cost_note="base"
-)
+@register("skipplus", family="combinator", papers=("mehri2024skipplus",), cost_note="base")
 @dataclass(frozen=True)
 class SkipPlus(LayerSum):
     """A base method summed over the start layers of the upper half.

@@ -94,9 +94,9 @@ class Target:
         assert target.classes is not None
         values = _values(logits, self.value)
         rows = torch.arange(len(values), device=values.device)
-        score = values[rows, target.classes.to(values.device)]
+        score = values[rows, target.classes.clone().to(values.device)]  # a clone is no longer an inference tensor
         if self.against is not None:
-            score = score - values.gather(1, self.against.to(values.device)).mean(dim=1)
+            score = score - values.gather(1, self.against.clone().to(values.device)).mean(dim=1)
         return score
 
 

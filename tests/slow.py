@@ -1,0 +1,201 @@
+"""A vision transformer written out by hand over timm's parameters: every tensor in the open, nothing fused.
+
+This is what the library is compared with. It shares no code with it: attention is a softmax of products, LayerNorm a
+mean and a variance, and DecompX a table of shares carried through the network.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from timm.layers import GluMlp, QuickGELU
+from timm.models.deit import VisionTransformerDistilled
+from torch import Tensor, nn
+
+
+@dataclass
+class Run:
+    """What one forward computed, all of it in one autograd graph."""
+
+    logits: Tensor
+    inputs: list[Tensor] = field(default_factory=list)
+    norm1: list[Tensor] = field(default_factory=list)
+    attention: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    pool: Tensor | None = None
+
+
+def norm(module: nn.Module, x: Tensor) -> Tensor:
+    if isinstance(module, nn.Identity):
+        return x
+    deviation = (x.var(dim=-1, unbiased=False, keepdim=True) + module.eps).sqrt()
+    return (x - x.mean(dim=-1, keepdim=True)) / deviation * module.weight + module.bias
+
+
+def linear(module: nn.Linear, x: Tensor) -> Tensor:
+    return x @ module.weight.T + (0 if module.bias is None else module.bias)
+
+
+def scaled(module: nn.Module, x: Tensor) -> Tensor:
+    return x if isinstance(module, nn.Identity) else x * module.gamma
+
+
+def gate(activation: nn.Module, u: Tensor) -> Tensor:
+    """The factor g of an activation u g(u)."""
+    if isinstance(activation, QuickGELU):
+        return 1 / (1 + torch.exp(-1.702 * u))
+    if isinstance(activation, nn.SiLU):
+        return 1 / (1 + torch.exp(-u))
+    if getattr(activation, "approximate", None) == "tanh" or "Tanh" in type(activation).__name__:
+        return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
+    return 0.5 * (1 + torch.erf(u / math.sqrt(2)))
+
+
+def heads(x: Tensor, count: int) -> Tensor:
+    return x.reshape(*x.shape[:-1], count, -1).transpose(1, 2)
+
+
+def mlp(module: nn.Module, x: Tensor) -> Tensor:
+    hidden = linear(module.fc1, x)
+    if isinstance(module, GluMlp):
+        left, right = hidden.chunk(2, dim=-1)
+        gates, kept = (right, left) if module.gate_last else (left, right)
+        hidden = gates * gate(module.act, gates) * kept
+    else:
+        hidden = hidden * gate(module.act, hidden)
+    return linear(module.fc2, norm(module.norm, hidden))
+
+
+def weights(module: nn.Module, q: Tensor, k: Tensor) -> Tensor:
+    scores = norm(module.q_norm, q) @ norm(module.k_norm, k).transpose(-1, -2) / math.sqrt(q.shape[-1])
+    exponents = torch.exp(scores - scores.amax(dim=-1, keepdim=True))
+    return exponents / exponents.sum(dim=-1, keepdim=True)
+
+
+def block(module: nn.Module, x: Tensor, run: Run) -> Tensor:
+    run.inputs.append(x)
+    run.norm1.append(norm(module.norm1, x))
+    attn = module.attn
+    q, k, v = (heads(part, attn.num_heads) for part in linear(attn.qkv, run.norm1[-1]).chunk(3, dim=-1))
+    run.attention.append(weights(attn, q, k))
+    run.values.append(v)
+    mixed = (run.attention[-1] @ v).transpose(1, 2).flatten(2)
+    x = x + scaled(module.ls1, linear(attn.proj, norm(attn.norm, mixed)))
+    return x + scaled(module.ls2, mlp(module.mlp, norm(module.norm2, x)))
+
+
+def attention_pool(pool: nn.Module, x: Tensor, run: Run) -> Tensor:
+    q = heads(linear(pool.q, pool.latent.expand(len(x), -1, -1)), pool.num_heads)
+    k, v = (heads(part, pool.num_heads) for part in linear(pool.kv, x).chunk(2, dim=-1))
+    run.pool = weights(pool, q, k)
+    mixed = linear(pool.proj, (run.pool @ v).transpose(1, 2).flatten(2))
+    return (mixed + mlp(pool.mlp, norm(pool.norm, mixed)))[:, 0]
+
+
+def embed(model: nn.Module, images: Tensor) -> Tensor:
+    """Patches by hand; prefix tokens and positions as the constructor arranges them."""
+    projection = model.patch_embed.proj
+    high, wide = projection.kernel_size
+    patches = images.unfold(2, high, high).unfold(3, wide, wide)  # [B, C, rows, columns, high, wide]
+    patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+    x = patches @ projection.weight.flatten(1).T + (0 if projection.bias is None else projection.bias)
+    names = ("cls_token", "dist_token", "reg_token")
+    prefix = [getattr(model, n).expand(len(x), -1, -1) for n in names if getattr(model, n, None) is not None]
+    if model.no_embed_class:
+        x = torch.cat([*prefix, x + model.pos_embed], dim=1)
+    else:
+        x = torch.cat([*prefix, x], dim=1) + model.pos_embed
+    return norm(model.norm_pre, x)
+
+
+def finish(model: nn.Module, x: Tensor, run: Run) -> Tensor:
+    x = norm(model.norm, x)
+    if isinstance(model, VisionTransformerDistilled):
+        return (linear(model.head, x[:, 0]) + linear(model.head_dist, x[:, 1])) / 2
+    if model.attn_pool is not None:
+        pooled = attention_pool(model.attn_pool, x[:, model.num_prefix_tokens :], run)
+    elif model.global_pool == "avg":
+        pooled = x[:, 0 if model.pool_include_prefix else model.num_prefix_tokens :].mean(dim=1)
+    else:
+        pooled = x[:, 0]
+    return linear(model.head, norm(model.fc_norm, pooled))
+
+
+def forward(model: nn.Module, images: Tensor) -> Run:
+    """Run the whole model by hand."""
+    run = Run(torch.empty(0))
+    x = embed(model, images)
+    for module in model.blocks:
+        x = block(module, x, run)
+    run.logits = finish(model, x, run)
+    return run
+
+
+# -- DecompX by explicit propagation: T[i, j] is the share of source j in token i; the last source is the bias ----------
+
+
+def _linear_shares(module: nn.Linear, shares: Tensor) -> Tensor:
+    out = shares @ module.weight.T
+    if module.bias is not None:
+        out[..., -1, :] += module.bias
+    return out
+
+
+def _norm_shares(module: nn.Module, shares: Tensor) -> Tensor:
+    if isinstance(module, nn.Identity):
+        return shares
+    whole = shares.sum(dim=-2, keepdim=True)
+    deviation = (whole.var(dim=-1, unbiased=False, keepdim=True) + module.eps).sqrt()
+    out = (shares - shares.mean(dim=-1, keepdim=True)) / deviation * module.weight
+    out[..., -1, :] += module.bias
+    return out
+
+
+def _mlp_shares(module: nn.Module, shares: Tensor) -> Tensor:
+    hidden = _linear_shares(module.fc1, shares)
+    if isinstance(module, GluMlp):
+        left, right = hidden.chunk(2, dim=-1)
+        gates, kept = (right, left) if module.gate_last else (left, right)
+        u = gates.sum(dim=-2, keepdim=True)
+        hidden = u * gate(module.act, u) * kept
+    else:
+        hidden = hidden * gate(module.act, hidden.sum(dim=-2, keepdim=True))
+    return _linear_shares(module.fc2, _norm_shares(module.norm, hidden))
+
+
+def _mix_shares(attention: Tensor, values: Tensor) -> Tensor:
+    """``attention [H, I, K]``, ``values [K, S, D]``: out[i, s] = concat_h sum_k A[h, i, k] V[k, s, h]."""
+    count = len(attention)
+    split = values.reshape(*values.shape[:2], count, -1)
+    return torch.einsum("hik,kshd->ishd", attention, split).flatten(2)
+
+
+def decompx(model: nn.Module, images: Tensor, start: int) -> Tensor:
+    """Return the shares ``[N + 1, classes]`` of one image's tokens at block ``start`` (and of all biases) in the logits."""
+    run = forward(model, images)
+    x = run.inputs[start][0]
+    shares = torch.zeros(len(x), len(x) + 1, x.shape[1], dtype=x.dtype)
+    shares[torch.arange(len(x)), torch.arange(len(x))] = x
+    for layer in range(start, len(model.blocks)):
+        module = model.blocks[layer]
+        values = _linear_shares(module.attn.qkv, _norm_shares(module.norm1, shares)).chunk(3, dim=-1)[2]
+        mixed = _norm_shares(module.attn.norm, _mix_shares(run.attention[layer][0], values))
+        shares = shares + scaled(module.ls1, _linear_shares(module.attn.proj, mixed))
+        shares = shares + scaled(module.ls2, _mlp_shares(module.mlp, _norm_shares(module.norm2, shares)))
+    shares = _norm_shares(model.norm, shares)
+    if isinstance(model, VisionTransformerDistilled):
+        return (_linear_shares(model.head, shares[0]) + _linear_shares(model.head_dist, shares[1])) / 2
+    patches = shares[model.num_prefix_tokens :]
+    if model.attn_pool is not None:
+        pool = model.attn_pool
+        assert run.pool is not None
+        values = _linear_shares(pool.kv, patches).chunk(2, dim=-1)[1]
+        mixed = _linear_shares(pool.proj, _mix_shares(run.pool[0], values))
+        pooled = (mixed + _mlp_shares(pool.mlp, _norm_shares(pool.norm, mixed)))[0]
+    elif model.global_pool == "avg":
+        pooled = (shares if model.pool_include_prefix else patches).mean(dim=0)
+    else:
+        pooled = shares[0]
+    return _linear_shares(model.head, _norm_shares(model.fc_norm, pooled))

@@ -1,0 +1,204 @@
+"""The generic tester: what every method must do on every family of models."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import pytest
+import torch
+from families import FAMILIES, images
+from torch import Tensor, nn
+
+import vitreous as vt
+from vitreous.methods import Method
+
+# One spelling of every registered method, and some compositions; a new method joins by being registered.
+SHORT = {"integrated_gradients": "integrated_gradients(steps=4)"}
+SPELLINGS = [f"{info.name}(generic)" if info.combines else SHORT.get(info.name, info.name) for info in vt.methods()]
+SPELLINGS += [
+    "plus(ixg)",
+    "smooth(generic, samples=2)",
+    "skipplus(decompx)",
+    "plus(ig(steps=2))",
+    "smooth(skipplus(decompx), samples=2)",
+]
+
+
+class State:
+    """Everything about a model that an explanation must leave as it found it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.training = [module.training for module in model.modules()]
+        self.weights = {name: value.clone() for name, value in model.state_dict().items()}
+        self.flags = [(p.requires_grad, p.grad is None, p.dtype) for p in model.parameters()]
+        self.hooks = [
+            (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()
+        ]
+        self.fused = [block.attn.fused_attn for block in model.blocks]
+        self.modes = torch._C._len_torch_function_stack()
+        self.grad = torch.is_grad_enabled()
+        self.random = torch.get_rng_state()
+
+    def assert_same(self, model: nn.Module) -> None:
+        other = State(model)
+        for name, value in vars(self).items():
+            if name == "weights":
+                assert all(torch.equal(value[key], other.weights[key]) for key in value)
+            elif name == "random":
+                assert torch.equal(value, other.random), "the global random state was used"
+            else:
+                assert value == getattr(other, name), f"{name} was changed"
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    return FAMILIES[request.param]()
+
+
+@pytest.fixture(params=SPELLINGS)
+def method(request: pytest.FixtureRequest) -> Method:
+    return vt.method(request.param)
+
+
+def test_contract(model: nn.Module, method: Method) -> None:
+    """Grid, finiteness, dtype, determinism, independence of neighbours, nothing left behind."""
+    x = images(model, 3)
+    high, wide = model.patch_embed.grid_size
+    model.train()
+    model.blocks[0].eval()  # a mixed state must survive too
+    state = State(model)
+    found = method.attribute(model, x, target=1)
+    state.assert_same(model)
+
+    pixel = method.grid == "pixel"
+    assert found.shape == ((3, *x.shape[2:]) if pixel else (3, high, wide))
+    assert found.dtype == torch.float32
+    assert torch.isfinite(found).all()
+    assert not found.requires_grad
+    assert torch.equal(found, method.attribute(model, x, target=1)), "the same call gives another map"
+
+    scale = found.abs().max()
+    for i in range(3):
+        alone = method.attribute(model, x[i : i + 1], target=1)
+        assert (alone[0] - found[i]).abs().max() <= 1e-5 * scale
+    turned = method.attribute(model, x.flip(0), target=1).flip(0)
+    assert (turned - found).abs().max() <= 1e-5 * scale
+    pieces = method.attribute(model, x, target=1, internal_batch_size=2)
+    assert (pieces - found).abs().max() <= 1e-5 * scale
+
+    double = method.attribute(model.double(), x.double(), target=1)
+    assert double.dtype == torch.float64
+    assert (double.float() - found).abs().max() <= 2e-3 * scale
+
+
+def test_class_specific_methods_see_the_class(model: nn.Module, method: Method) -> None:
+    x = images(model, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", vt.VitreousWarning)
+        same = torch.equal(method.attribute(model, x, target=0), method.attribute(model, x, target=2))
+    assert same != method.class_specific
+
+
+def test_a_failure_in_the_middle_leaves_nothing_behind(model: nn.Module, method: Method) -> None:
+    """Break the forward in the last block, then the backward through the target."""
+    x = images(model, 2)
+    if method.cost == (0, 0):
+        pytest.skip("runs no pass")
+    broken = model.blocks[-1].mlp.register_forward_hook(_raise)
+    state = State(model)
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        method.attribute(model, x)
+    state.assert_same(model)
+    broken.remove()
+
+    if not method.class_specific:
+        return
+
+    def target(logits: Tensor) -> Tensor:
+        if logits.requires_grad:
+            logits.register_hook(_raise)
+        return logits[:, 0]
+
+    state = State(model)
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        method.attribute(model, x, target=target)
+    state.assert_same(model)
+    assert torch.isfinite(method.attribute(model, x, target=0)).all()
+
+
+def _raise(*_: object) -> None:
+    raise RuntimeError("broken on purpose")
+
+
+def test_grids(model: nn.Module, method: Method) -> None:
+    """Pixels sum into tokens; tokens are interpolated to pixels."""
+    x = images(model, 1)
+    own = method.attribute(model, x, target=1)
+    token = method.attribute(model, x, target=1, grid="token")
+    pixel = method.attribute(model, x, target=1, grid="pixel")
+    assert token.shape[1:] == model.patch_embed.grid_size
+    assert pixel.shape[1:] == x.shape[2:]
+    if method.grid == "token":
+        assert torch.equal(own, token)
+    else:
+        high, wide = model.patch_embed.patch_size
+        expected = own.unfold(1, high, high).unfold(2, wide, wide).sum(dim=(-1, -2))
+        assert torch.allclose(token, expected, atol=1e-5 * own.abs().max().item() * high * wide)
+
+
+def test_half_precision_gives_float32_maps(method: Method) -> None:
+    model = FAMILIES["vit"]()
+    x = images(model, 1)
+    full = method.attribute(model, x, target=1)
+    half = method.attribute(model.half(), x, target=1)
+    assert half.dtype == torch.float32
+    if method.info.name != "random" and "smooth" not in method.spelling:  # their draws follow the rounded image
+        assert torch.nn.functional.cosine_similarity(full.flatten(), half.flatten(), dim=0) > 0.97
+
+
+def test_methods_are_values(method: Method) -> None:
+    """Hashable, picklable, equal to their own spelling, and frozen."""
+    assert pickle.loads(pickle.dumps(method)) == method
+    assert vt.method(method.spelling) == method
+    assert hash(vt.method(method.spelling)) == hash(method)
+    assert str(method) == method.spelling
+    assert method.info.summary.endswith(".")
+    with pytest.raises((AttributeError, TypeError)):
+        method.layer = 1
+
+
+def test_maps_under_no_grad_and_inference_mode_are_the_same(method: Method) -> None:
+    model = FAMILIES["vit"]()
+    x = images(model, 2)
+    plain = method.attribute(model, x, target=1)
+    with torch.no_grad():
+        assert torch.equal(method.attribute(model, x, target=1), plain)
+    with torch.inference_mode():
+        inside = method.attribute(model, images(model, 2), target=1)
+    assert torch.equal(inside, plain)
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(0, 3, 32, 32), torch.zeros(1, 1, 32, 32), torch.zeros(1, 3, 16, 32)])
+def test_bad_inputs_are_refused_by_name(method: Method, bad: Tensor) -> None:
+    model = FAMILIES["vit"]()
+    state = State(model)
+    with pytest.raises(vt.VitreousError):
+        method.attribute(model, bad)
+    with pytest.raises(vt.VitreousError, match="not finite"):
+        method.attribute(model, torch.full((1, 3, 32, 32), float("nan")))
+    with pytest.raises(vt.VitreousError, match="tensor"):
+        method.attribute(model, "photo.jpg")
+    with pytest.raises(vt.VitreousError, match="99"):
+        method.attribute(model, images(model, 1), target=99)
+    state.assert_same(model)
+
+
+def test_weights_that_are_not_finite_are_loud(method: Method) -> None:
+    model = FAMILIES["vit"]()
+    if method.cost == (0, 0):
+        pytest.skip("knows nothing of the model")
+    with torch.no_grad():
+        model.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
+    with pytest.raises(vt.VitreousError, match="not finite"):
+        method.attribute(model, images(model, 1), target=0)

@@ -1,0 +1,83 @@
+"""The golden numbers of the specification sheets, from an unmodified timm model in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from families import golden
+from torch.nn import functional as F
+
+import vitreous as vt
+
+MODEL, IMAGE = golden()
+
+
+def attribute(spelling, target=2):
+    return vt.method(spelling).attribute(MODEL, IMAGE, target=target)[0]
+
+
+def test_the_golden_model_is_the_golden_model():
+    expected = [0.71619, 1.0677, 0.83548254, -0.47118, 1.15685, -0.77445, 0.00048726]
+    assert MODEL(IMAGE)[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert MODEL(IMAGE)[0, 2].item() == pytest.approx(0.8354825375, abs=1e-10)
+
+
+# sum, max, arg max, entries 0, 50, 101, 195
+TABLE = {
+    "raw_attention": (0.996433418, 0.0117300088, 95, 0.00602640024, 0.00696250219, 0.00461077857, 0.00313784085),
+    "rollout": (0.932343126, 0.00658849419, 0, 0.00658849419, 0.00446832898, 0.00468541632, 0.00450073619),
+    "rollout(start=1)": (0.871060792, 0.00685458026, 178, 0.0057306762, 0.00397844909, 0.00424380456, 0.00347754601),
+    "generic": (0.267971885, 0.00388684684, 171, 0.00141267959, 0.00209148846, 0.00207339317, 0.00168219576),
+    "plus(ixg)": (-0.167669631, 0.00852360129, 58, -0.00178711024, 0.00123319427, 0.000225663767, -0.00270460257),
+}
+
+
+@pytest.mark.parametrize("spelling", TABLE)
+def test_token_maps(spelling):
+    total, largest, place, *entries = TABLE[spelling]
+    found = attribute(spelling).flatten()
+    assert found.sum().item() == pytest.approx(total, rel=1e-8)
+    assert found.max().item() == pytest.approx(largest, rel=1e-8)
+    assert found.argmax().item() == place
+    assert found[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=1e-8)
+
+
+def test_attcam_after_the_published_post_processing():
+    """ReLU and min-max are the release's; the raw map of class 2 is negative everywhere, where the release gives NaN."""
+    shown = attribute("attcam", target=0).flatten().clamp(min=0)
+    shown = (shown - shown.min()) / (shown.max() - shown.min())
+    assert shown.sum().item() == pytest.approx(3.83071985, rel=1e-8)
+    assert shown.argmax().item() == 41
+    assert shown[[0, 50, 101, 195]].tolist() == [0, 0, 0, 0]
+    for target in (2, 4, 5):
+        assert (attribute("attcam", target=target) <= 0).all()
+
+
+# mean, value at (100, 37), flat arg max of the 224 x 224 map
+CAMS = {"gradcam": (0.0350109, 0.002567, 37624), "hirescam": (0.0299936, 0.007229, 23255)}
+
+
+@pytest.mark.parametrize("spelling", CAMS)
+def test_cams_after_the_published_post_processing(spelling):
+    """The usual tail: ReLU, scale at 14 x 14, enlarge, ReLU, scale again."""
+    mean, value, place = CAMS[spelling]
+
+    def rescale(m):
+        m = m - m.min()
+        return m / (1e-7 + m.max())
+
+    small = rescale(attribute(spelling).clamp(min=0)).float()
+    large = F.interpolate(small[None, None], size=(224, 224), mode="bilinear", align_corners=False)[0, 0]
+    large = rescale(large.clamp(min=0))
+    assert large.mean().item() == pytest.approx(mean, abs=5e-7)
+    assert large[100, 37].item() == pytest.approx(value, abs=5e-6)
+    assert large.argmax().item() == place
+
+
+def test_pixel_gradients():
+    assert attribute("saliency").sum().item() == pytest.approx(44.9655535, rel=1e-8)
+    found = attribute("integrated_gradients")
+    assert found.sum().item() == pytest.approx(0.0292804716, rel=1e-8)
+    with torch.no_grad():
+        difference = MODEL(IMAGE)[0, 2] - MODEL(torch.zeros_like(IMAGE))[0, 2]
+    assert found.sum().item() == pytest.approx(difference.item(), abs=1e-9)  # completeness

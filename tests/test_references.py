@@ -1,0 +1,251 @@
+"""Every method against its definition, written slowly over a hand-made forward, on every family of models."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import slow
+import torch
+from families import FAMILIES, images
+from torch import Tensor
+
+import vitreous as vt
+
+TARGET = 3
+
+
+class Reference:
+    """One hand-made forward of two images, and the gradient of the target with respect to anything in it."""
+
+    def __init__(self, family: str) -> None:
+        self.model = FAMILIES[family]().double()
+        self.images = images(self.model, 2).requires_grad_()
+        self.run = slow.forward(self.model, self.images)
+        self.prefix = self.model.num_prefix_tokens
+        self.depth = len(self.model.blocks)
+
+    def gradient(self, tensor: Tensor) -> Tensor:
+        return torch.autograd.grad(self.run.logits[:, TARGET].sum(), tensor, retain_graph=True)[0]
+
+    def rows(self) -> list[int]:
+        """The tokens that the head reads; their mean where there are several."""
+        tokens = self.run.inputs[0].shape[1]
+        if isinstance(self.model, slow.VisionTransformerDistilled):
+            return [0, 1]
+        if self.model.global_pool == "token":
+            return [0]
+        return list(range(0 if self.model.pool_include_prefix else self.prefix, tokens))
+
+    def check(self, spelling: str, expected: Tensor) -> None:
+        """``expected`` is one number per token, prefix included, or per pixel."""
+        found = vt.method(spelling).attribute(self.model, self.images.detach(), target=TARGET)
+        expected = expected[:, self.prefix :].reshape(found.shape) if expected.ndim == 2 else expected
+        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.fixture(params=FAMILIES)
+def reference(request: pytest.FixtureRequest) -> Reference:
+    return Reference(request.param)
+
+
+def chain(reference: Reference, matrices: list[Tensor], first: Tensor | None) -> Tensor:
+    """The row of the full matrix product that the head reads; ``first`` is the row of attention pooling."""
+    product = torch.eye(matrices[0].shape[-1], dtype=torch.float64).expand(2, -1, -1)
+    for matrix in matrices:
+        product = matrix @ product
+    if first is not None:
+        return (first.unsqueeze(1) @ product)[:, 0]
+    return torch.stack([product[:, row] for row in reference.rows()]).mean(dim=0)
+
+
+def test_raw_attention(reference):
+    run = reference.run
+    if run.pool is not None:
+        expected = run.pool.mean(dim=1)[:, 0]
+    else:
+        expected = torch.stack([run.attention[-1][:, :, row] for row in reference.rows()]).mean(dim=(0, 2))
+    reference.check("raw_attention", expected)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_rollout(reference, start):
+    matrices = []
+    for attention in reference.run.attention[start:]:
+        mixed = attention.mean(dim=1) + torch.eye(attention.shape[-1], dtype=torch.float64)
+        matrices.append(mixed / mixed.sum(dim=-1, keepdim=True))
+    pool = reference.run.pool
+    first = None if pool is None else pool.mean(dim=1)[:, 0]
+    reference.check(f"rollout(start={start})", chain(reference, matrices, first))
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_generic(reference, start):
+    def relevance(attention: Tensor) -> Tensor:
+        return torch.relu(attention * reference.gradient(attention)).mean(dim=1)
+
+    matrices = [relevance(attention) for attention in reference.run.attention[start:]]
+    steps = [matrix + torch.eye(matrix.shape[-1], dtype=torch.float64) for matrix in matrices]
+    pool = reference.run.pool
+    first = None if pool is None else relevance(pool)[:, 0]
+    reference.check(f"generic(start={start})", chain(reference, steps, first))
+
+
+def test_attcam(reference):
+    run, prefix = reference.run, reference.prefix
+    attention = run.attention[-1] if run.pool is None else run.pool
+    gradient = reference.gradient(attention)
+    rows = reference.rows() if run.pool is None else [0]
+    maps = []
+    for row in rows:
+        weight = gradient[:, :, row, prefix:].mean(dim=-1)
+        maps.append((weight.unsqueeze(-1) * attention[:, :, row]).mean(dim=1))
+    reference.check("attcam", torch.stack(maps).mean(dim=0))
+
+
+@pytest.mark.parametrize("layer", [0, 1, -1])
+def test_token_gradients(reference, layer):
+    x = reference.run.inputs[layer]
+    gradient = reference.gradient(x)
+    reference.check(f"ixg(layer={layer})", (x * gradient).sum(dim=-1))
+    reference.check(f"gradient(layer={layer})", gradient.square().sum(dim=-1).sqrt())
+
+
+@pytest.mark.parametrize("layer", [0, -1])
+def test_cams(reference, layer):
+    features = reference.run.norm1[layer]
+    gradient = reference.gradient(features)
+    weight = gradient[:, reference.prefix :].mean(dim=1, keepdim=True)
+    reference.check(f"gradcam(layer={layer})", (features * weight).sum(dim=-1))
+    reference.check(f"hirescam(layer={layer})", (features * gradient).sum(dim=-1))
+
+
+def test_pixel_gradients(reference):
+    gradient = reference.gradient(reference.images)
+    reference.check("saliency", gradient.abs().sum(dim=1))
+
+
+def test_integrated_gradients(reference):
+    """Gauss-Legendre with three nodes, written out."""
+    nodes = [(0.5 - math.sqrt(15) / 10, 5 / 18), (0.5, 4 / 9), (0.5 + math.sqrt(15) / 10, 5 / 18)]
+    x, baseline = reference.images.detach(), 0.25
+    total = torch.zeros_like(x)
+    for time, weight in nodes:
+        point = (baseline + time * (x - baseline)).requires_grad_()
+        score = slow.forward(reference.model, point).logits[:, TARGET].sum()
+        total += weight * torch.autograd.grad(score, point)[0]
+    reference.check("integrated_gradients(steps=3, baseline=0.25)", ((x - baseline) * total).sum(dim=1))
+
+
+def layer_terms(reference: Reference, base: str) -> list[Tensor]:
+    """The table of layer terms in the sheet, block by block."""
+    terms = []
+    for x, attention in zip(reference.run.inputs, reference.run.attention, strict=True):
+        if base in ("ixg", "hirescam"):
+            terms.append((x * reference.gradient(x)).sum(dim=-1))
+        elif base == "gradcam":  # channel weights over all tokens, prefix included
+            terms.append((x * reference.gradient(x).mean(dim=1, keepdim=True)).sum(dim=-1))
+        elif base == "generic":
+            relevance = torch.relu(attention * reference.gradient(attention)).mean(dim=1)
+            terms.append(relevance[:, reference.rows()].mean(dim=1))
+        elif base in ("raw_attention", "rollout"):
+            terms.append(attention.mean(dim=1)[:, reference.rows()].mean(dim=1))
+    return terms
+
+
+@pytest.mark.parametrize("base", ["ixg", "hirescam", "gradcam", "generic", "raw_attention", "rollout"])
+def test_plus_and_skipplus_sum_layer_terms(reference, base):
+    terms = layer_terms(reference, base)
+    middle = math.ceil(reference.depth / 2)
+    reference.check(f"plus({base})", sum(terms))
+    reference.check(f"plus({base}, start=1)", sum(terms[1:]))
+    reference.check(f"skipplus({base})", sum(terms[middle:]))
+
+
+@torch.no_grad()
+def test_skipplus_of_decompx(reference):
+    classes = range(len(reference.images))
+    shares = [
+        torch.stack([slow.decompx(reference.model, reference.images[i : i + 1], layer)[:-1, TARGET] for i in classes])
+        for layer in range(math.ceil(reference.depth / 2), reference.depth)
+    ]
+    reference.check("skipplus(decompx)", sum(shares))
+
+
+@pytest.mark.parametrize("base", ["ixg", "gradient", "decompx", "generic", "saliency", "ig(steps=2)"])
+def test_plus_via_subnetworks_is_the_sum_of_separate_runs(reference, base):
+    """Equation 3 to the letter: the base on each sub-network, fed with the detached input of that block."""
+    view = vt.view(reference.model)
+    method = vt.method(base)
+    expected = sum(
+        method.attribute(view.suffix(layer), x.detach(), target=TARGET) for layer, x in enumerate(reference.run.inputs)
+    )
+    reference.check(f"plus({base}, via=subnetwork)", expected)
+
+
+@pytest.mark.parametrize("base", ["ixg", "gradient", "decompx"])
+def test_layer_terms_of_token_methods_are_the_subnetworks(reference, base):
+    free = vt.method(f"plus({base})").attribute(reference.model, reference.images.detach(), target=TARGET)
+    reference.check(f"plus({base}, via=subnetwork)", free)
+
+
+def test_plus_returns_its_layers(reference):
+    found, extras = vt.method("plus(ixg)").attribute(reference.model, reference.images.detach(), TARGET, extras=True)
+    assert extras["layers"].shape == (2, reference.depth, *found.shape[1:])
+    assert torch.equal(extras["layers"].sum(dim=1), found)
+
+
+def test_smooth_is_the_mean_over_the_noisy_copies(reference):
+    """The copies are the only hidden thing: take them from what enters the model."""
+    seen: list[Tensor] = []
+    handle = reference.model.patch_embed.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
+    x = reference.images.detach()
+    try:
+        found, extras = vt.method("smooth(ixg, samples=3, sigma=0.1)").attribute(
+            reference.model, x, TARGET, extras=True
+        )
+    finally:
+        handle.remove()
+    copies = [c for c in seen if not any(torch.equal(each, image) for each in c for image in x)]
+    copies = torch.cat(copies).reshape(2, 3, *x.shape[1:])
+    maps = torch.stack([vt.method("ixg").attribute(reference.model, c, TARGET) for c in copies.unbind(dim=1)])
+    assert torch.allclose(found, maps.mean(dim=0), atol=1e-10)
+    assert torch.allclose(extras["deviation"], maps.std(dim=0, correction=0), atol=1e-10)
+    noise = copies - x.unsqueeze(1)
+    span = x.flatten(1).amax(dim=1) - x.flatten(1).amin(dim=1)
+    assert noise.flatten(1).std(dim=1) == pytest.approx(0.1 * span, rel=0.05)
+    assert noise.flatten(1).mean(dim=1).abs().max() < 0.02
+
+
+def test_yardsticks(reference):
+    found = vt.method("centre").attribute(reference.model, reference.images.detach())
+    high, wide = found.shape[1:]
+    for i in range(high):
+        for j in range(wide):
+            down, across = 2 * i / (high - 1) - 1, 2 * j / (wide - 1) - 1
+            assert found[0, i, j].item() == pytest.approx(1 - math.hypot(down, across) / math.sqrt(2), abs=1e-6)
+    assert (vt.method("constant").attribute(reference.model, reference.images.detach()) == 1).all()
+    noise = vt.method("random").attribute(reference.model, reference.images.detach())
+    assert (noise >= 0).all()
+    assert (noise < 1).all()
+    assert not torch.equal(noise[0], noise[1])
+
+
+def test_edges_are_where_brightness_changes():
+    model = FAMILIES["vit"]()
+    image = torch.zeros(1, 3, 32, 32)
+    image[:, :, :, 16:] = 2.0
+    found = vt.method("edges").attribute(model, image)[0]
+    assert found.shape == (32, 32)
+    assert (found[:, 15:17] == 1.0).all()  # Sobel / 8: half the step per pixel on both sides of it
+    assert (found[:, :15] == 0).all()
+    assert (found[:, 17:] == 0).all()
+
+
+def test_the_sum_of_token_gradients_is_refused_because_it_is_zero():
+    """A pre-norm model does not see a constant added to a token; the reference shows it, the method says it."""
+    reference = Reference("vit")
+    gradient = reference.gradient(reference.run.inputs[0])
+    assert gradient.sum(dim=-1).abs().max() < 1e-12 < gradient.abs().max()
+    with pytest.raises(vt.VitreousError, match="LayerNorms remove the mean"):
+        vt.method("gradient(how=sum)").attribute(reference.model, reference.images.detach())
