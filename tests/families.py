@@ -31,7 +31,7 @@ def _build(make: Callable[..., nn.Module] = VisionTransformer, **changes: Any) -
         model = make(**{**_SMALL, **changes})
         for name, parameter in model.named_parameters():  # far from the flat start of training
             nn.init.normal_(parameter, std=0.4 if parameter.ndim > 1 else 0.2)
-            if "norm" in name and name.endswith("weight") or "gamma" in name:
+            if ("norm" in name and name.endswith("weight")) or "gamma" in name:
                 parameter.data += 1
     return model.eval()
 

@@ -133,7 +133,7 @@ def forward(model: nn.Module, images: Tensor) -> Run:
     return run
 
 
-# -- DecompX by explicit propagation: T[i, j] is the share of source j in token i; the last source is the bias ----------
+# -- DecompX by explicit propagation: T[i, j] is the share of source j in token i; the last source is the bias -----
 
 
 def _linear_shares(module: nn.Linear, shares: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def _mix_shares(attention: Tensor, values: Tensor) -> Tensor:
 
 
 def decompx(model: nn.Module, images: Tensor, start: int) -> Tensor:
-    """Return the shares ``[N + 1, classes]`` of one image's tokens at block ``start`` (and of all biases) in the logits."""
+    """Return the shares ``[N + 1, classes]`` of the tokens at block ``start``, and of the biases, in the logits."""
     run = forward(model, images)
     x = run.inputs[start][0]
     shares = torch.zeros(len(x), len(x) + 1, x.shape[1], dtype=x.dtype)

@@ -7,10 +7,10 @@ import warnings
 
 import pytest
 import torch
-from families import FAMILIES, images
 from torch import Tensor, nn
 
 import vitreous as vt
+from families import FAMILIES, images
 from vitreous.methods import Method
 
 # One spelling of every registered method, and some compositions; a new method joins by being registered.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import slow
 import torch
-from families import FAMILIES, golden, images
 
+import slow
 import vitreous as vt
+from families import FAMILIES, golden, images
+from vitreous.methods.readout import dot
 from vitreous.passes import Pass, Session, Target
 from vitreous.passes.ask import Keep
-from vitreous.methods.readout import dot
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from families import golden
 from torch.nn import functional as F
 
 import vitreous as vt
+from families import golden
 
 MODEL, IMAGE = golden()
 
@@ -43,7 +43,7 @@ def test_token_maps(spelling):
 
 
 def test_attcam_after_the_published_post_processing():
-    """ReLU and min-max are the release's; the raw map of class 2 is negative everywhere, where the release gives NaN."""
+    """ReLU and min-max are the release's. Maps of three classes are negative everywhere; the release gives NaN."""
     shown = attribute("attcam", target=0).flatten().clamp(min=0)
     shown = (shown - shown.min()) / (shown.max() - shown.min())
     assert shown.sum().item() == pytest.approx(3.83071985, rel=1e-8)

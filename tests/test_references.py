@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-import slow
 import torch
-from families import FAMILIES, images
 from torch import Tensor
 
+import slow
 import vitreous as vt
+from families import FAMILIES, images
 
 TARGET = 3
 

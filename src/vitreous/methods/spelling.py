@@ -135,8 +135,9 @@ class _Reader:
         return token
 
     def _error(self, token: _Token, complaint: str) -> SpellingError:
-        before, after = self.text[: token.at], self.text[token.at :] or "(end)"
-        return SpellingError(f"{complaint} at character {token.at + 1}: {before}▸{after}")
+        before, after = self.text[: token.at], self.text[token.at : token.at + 60] or "(end)"
+        place = "".join(c if c.isprintable() else repr(c)[1:-1] for c in f"{before}▸{after}")
+        return SpellingError(f"{complaint} at character {token.at + 1}: {place}")
 
     # -- calls to methods ------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Union
 
@@ -126,7 +126,8 @@ def _classes(view: View, batch: int, target: TargetSpec) -> Tensor | None:
         target = target.reshape(-1).tolist()
     if isinstance(target, str | int):
         return torch.full((batch,), view.class_index(target))
-    assert not callable(target)
+    if callable(target) or not isinstance(target, Iterable):
+        raise TargetError(f"{target!r} is neither a class index nor a label, nor a list of them")
     indices = [view.class_index(_plain(word)) for word in target]
     if len(indices) != batch:
         raise TargetError(f"{len(indices)} targets for {batch} images")

@@ -1,0 +1,182 @@
+"""The composition language: what is understood, and what an error says and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vitreous as vt
+from vitreous.errors import SpellingError
+from vitreous.methods import registry
+from vitreous.methods.combine import Plus, SkipPlus, Smooth
+from vitreous.methods.decomposition import DecompX
+from vitreous.methods.input_gradient import IntegratedGradients
+
+UNDERSTOOD = {
+    "decompx": DecompX(),
+    " decompx ( ) ": DecompX(),
+    "decompx(3)": DecompX(layer=3),
+    "decompx(layer=-1)": DecompX(layer=-1),
+    "skipplus(decompx)": SkipPlus(DecompX()),
+    "skipplus(base=decompx, start=2)": SkipPlus(DecompX(), start=2),
+    "skipplus(decompx, start=none)": SkipPlus(DecompX()),
+    "plus(decompx, via=subnetwork)": Plus(DecompX(), via="subnetwork"),
+    "plus(decompx, via='subnetwork')": Plus(DecompX(), via="subnetwork"),
+    'plus(decompx, 0, "layers")': Plus(DecompX(), via="layers"),
+    "smooth(skipplus(decompx), samples=20, sigma=1e-1)": Smooth(SkipPlus(DecompX()), 20, 0.1),
+    "smooth(ig(5, baseline=1))": Smooth(IntegratedGradients(5, 1.0)),
+    "chefer2": vt.method("generic"),
+}
+
+
+@pytest.mark.parametrize("spelling", UNDERSTOOD)
+def test_understood(spelling):
+    assert vt.method(spelling) == UNDERSTOOD[spelling]
+    assert vt.method(UNDERSTOOD[spelling].spelling) == UNDERSTOOD[spelling]
+
+
+def test_canonical_spelling_is_the_shortest():
+    assert vt.method("smooth( skipplus(base=decompx ,start=none), samples=10)").spelling == "smooth(skipplus(decompx))"
+    assert vt.method("ig(steps=7)").spelling == "integrated_gradients(steps=7)"
+    assert vt.method("plus(ixg(layer=0), via=layers)").spelling == "plus(ixg, via=layers)"
+
+
+# spelling, the character the complaint points at (1-based), part of the complaint
+REFUSED = [
+    ("", 1, "expected a method name"),
+    ("genric", 1, "did you mean generic?"),
+    ("smooth(genric)", 8, "unknown method 'genric'"),
+    ("smooth(generic, samples=)", 25, "expected a value"),
+    ("smooth(generic, samples=2.5)", 25, "samples of smooth takes int"),
+    ("smooth(generic, samples=many)", 25, "samples of smooth takes int"),
+    ("smooth(generic, samples=generic(1))", 25, "samples of smooth is not a method"),
+    ("smooth(generic samples=2)", 16, "expected ',' or ')'"),
+    ("smooth(generic", 15, "expected ',' or ')'"),
+    ("smooth(generic))", 16, "nothing more was expected"),
+    ("smooth(generic, smaples=2)", 17, "did you mean samples?"),
+    ("smooth(generic, 1, 2.0, 3)", 25, "smooth takes 3 arguments"),
+    ("smooth(generic, base=ixg)", 17, "base is given twice"),
+    ("smooth", 1, "smooth needs base"),
+    ("smooth(3)", 8, "base of smooth takes method"),
+    ("smooth(generic, samples=0)", 1, "at least 1"),
+    ("generic@bold", 9, "no preset 'bold'"),
+    ("generic@", 9, "expected a preset name"),
+    ("plus(ixg, via=teleport)", 1, "'teleport' is not one of"),
+    ("plus(saliency, via=layers)", 1, "no layer terms"),
+    ("ixg $", 5, "cannot be read"),
+    ("ixg(layer=1)(2)", 13, "nothing more"),
+    ("ixg,", 4, "nothing more"),
+    ("1", 1, "expected a method name"),
+]
+
+
+@pytest.mark.parametrize(("spelling", "place", "complaint"), REFUSED)
+def test_refused_with_the_place(spelling, place, complaint):
+    with pytest.raises(SpellingError) as caught:
+        vt.method(spelling)
+    text = str(caught.value)
+    assert complaint in text
+    assert f"at character {place}:" in text
+    assert "\n" not in text
+    assert spelling[: place - 1] + "▸" in text
+
+
+def test_deep_nesting_is_refused_and_not_a_stack_overflow():
+    with pytest.raises(SpellingError, match="nested more than 20 deep"):
+        vt.method("plus(" * 5000 + "ixg" + ")" * 5000)
+
+
+def test_other_types_are_refused():
+    with pytest.raises(SpellingError, match="int"):
+        vt.method(3)
+
+
+def assert_one_line(text):
+    assert len(text.splitlines()) == 1
+
+
+@settings(max_examples=2000)
+@given(st.text(alphabet="abgeinrcplusxmoth_@(),= 0123456789.-+'\"\n", max_size=40) | st.text(max_size=20))
+def test_any_text_is_a_method_or_one_line(text):
+    try:
+        method = vt.method(text)
+    except SpellingError as error:
+        assert_one_line(str(error))
+    else:
+        assert vt.method(method.spelling) == method
+
+
+def nested():
+    leaves = st.sampled_from(["ixg", "generic", "decompx(layer=1)", "rollout(start=1)", "ig(steps=3)", "centre"])
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            inner.map(lambda s: f"plus({s})"),
+            st.tuples(inner, st.integers(0, 3)).map(lambda t: f"skipplus({t[0]}, start={t[1]})"),
+            st.tuples(inner, st.integers(1, 9), st.floats(0, 2)).map(lambda t: f"smooth({t[0]}, {t[1]}, sigma={t[2]})"),
+        ),
+        max_leaves=4,
+    )
+
+
+@given(nested())
+def test_every_composition_survives_its_spelling(spelling):
+    method = vt.method(spelling)
+    assert vt.method(method.spelling) == method
+    assert vt.method(method.spelling).spelling == method.spelling
+
+
+# -- the registry --------------------------------------------------------------------------------------------------
+
+
+def test_the_list_is_complete_data():
+    names = [info.name for info in vt.methods()]
+    assert len(names) == len(set(names))
+    asked = """raw_attention rollout generic attcam gradient ixg decompx gradcam hirescam saliency integrated_gradients
+    smooth plus skipplus random constant centre edges"""
+    assert set(asked.split()) <= set(names)
+    for info in vt.methods():
+        assert info.family
+        assert info.summary
+        assert info.cost_text
+        if info.family != "yardstick":
+            assert info.papers, info.name
+            assert all(paper.bibtex().startswith("@") for paper in info.papers)
+
+
+def test_third_parties_join_by_entry_points(monkeypatch):
+    """An entry point's import registers the method; from then on it is found by name."""
+
+    class Entry:
+        def load(self):
+            @vt.register("three", family="yardstick", class_specific=False, cost=(0, 0))
+            @dataclass(frozen=True)
+            class Three(vt.Method):
+                """Three everywhere."""
+
+            return Three
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry()] if group == "vitreous.methods" else [])
+    monkeypatch.setattr(registry, "_third_parties_loaded", False)
+    monkeypatch.setattr(registry, "_BY_NAME", dict(registry._BY_NAME))
+    monkeypatch.setattr(registry, "_ALIASES", dict(registry._ALIASES))
+    assert vt.method("three").info.summary == "Three everywhere."
+    assert "three" in [info.name for info in vt.methods()]
+
+
+def test_a_name_is_given_once():
+    with pytest.raises(SpellingError, match="two methods are called 'chefer2'"):
+        vt.register("fresh", family="x", aliases=("chefer2",))(DecompX)
+
+
+def test_metrics_come_from_entry_points(monkeypatch):
+    import importlib
+
+    room = importlib.import_module("vitreous.metrics")
+    assert vt.metrics() == []
+    entry = type("Entry", (), {"load": lambda self: "their metric"})()
+    monkeypatch.setattr(room, "entry_points", lambda group: [entry] if group == "vitreous.metrics" else [])
+    assert vt.metrics() == ["their metric"]
