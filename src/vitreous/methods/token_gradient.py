@@ -69,8 +69,8 @@ class Gradient(TokenTerm):
 class InputXGradient(TokenTerm):
     """Input times gradient of the token vectors at a block's input.
 
-    ``sum_d x_l[j, d] * d s / d x_l[j, d]``, signed. ``plus(ixg)`` is CAT. At the last block of a class-token model it is
-    zero but for rounding: patches enter there through one LayerNorm only, which ignores the length of a vector.
+    ``sum_d x_l[j, d] * d s / d x_l[j, d]``, signed. ``plus(ixg)`` is CAT. At the last block of a class-token model it
+    is zero but for rounding: patches enter there through one LayerNorm only, which ignores the length of a vector.
     """
 
     layer: int = 0

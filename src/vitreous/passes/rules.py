@@ -33,19 +33,18 @@ class AttentionCall:
     """Called in the backward with attention, its gradient (or None), values, and the values' gradient."""
 
 
-def weights(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
-    """Return the attention weights ``softmax(scale q k^T + mask)``, never below float32."""
+def weights(q: Tensor, k: Tensor, call: AttentionCall, wide: bool = True) -> Tensor:
+    """Return the attention weights ``softmax(scale q k^T + mask)``, at least in float32 unless not ``wide``."""
     scale = call.scale if call.scale is not None else 1 / math.sqrt(q.shape[-1])
     scores = (q * scale) @ k.transpose(-2, -1)
-    if scores.dtype in (torch.float16, torch.bfloat16):
-        scores = scores.float()
     if call.causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, -math.inf)
     if call.mask is not None:
         hide = call.mask.dtype == torch.bool
         scores = scores.masked_fill(~call.mask, -math.inf) if hide else scores + call.mask
-    return scores.softmax(dim=-1)
+    half = scores.dtype in (torch.float16, torch.bfloat16)
+    return scores.softmax(dim=-1, dtype=torch.float32 if half and wide else None)
 
 
 class Attend(torch.autograd.Function):
@@ -66,12 +65,11 @@ class Attend(torch.autograd.Function):
         (grad,) = grads
         q, k, v = ctx.saved_tensors
         call: AttentionCall = ctx.call
-        attention = weights(q, k, call)
-        narrow = attention.to(v.dtype)
-        grad_v = narrow.transpose(-2, -1) @ grad
+        attention = weights(q, k, call, wide=call.watch is not None or not call.frozen)
+        grad_v = attention.to(v.dtype).transpose(-2, -1) @ grad
         grad_attention = None
         if call.needs_gradient or not call.frozen:
-            grad_attention = (grad @ v.transpose(-2, -1)).to(attention.dtype)
+            grad_attention = grad @ v.transpose(-2, -1)  # products with the wide attention are wide again
         if call.watch is not None:
             call.watch(attention, grad_attention, v, grad_v)
         if call.frozen or grad_attention is None:
@@ -97,9 +95,10 @@ class FrozenLayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         weight, inverse = ctx.saved_tensors
-        scaled = grads[0] if weight is None else grads[0] * weight
-        scaled = (scaled * inverse).to(grads[0].dtype)
-        return scaled - scaled.mean(dim=ctx.dims, keepdim=True), None, None, None, None
+        scaled = grads[0].clone() if weight is None else grads[0] * weight
+        scaled -= scaled.mean(dim=ctx.dims, keepdim=True)
+        scaled *= inverse.to(scaled.dtype)
+        return scaled, None, None, None, None
 
 
 class FrozenRMSNorm(torch.autograd.Function):
@@ -126,7 +125,7 @@ class FrozenGate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, out: Tensor) -> Tensor:
-        ctx.save_for_backward(torch.where(x == 0, 0.5, out / x))
+        ctx.save_for_backward((out / x).nan_to_num_(nan=0.5))  # 0 / 0
         return out.view_as(out)
 
     @staticmethod

@@ -58,5 +58,6 @@ class Trace:
         joined.view, joined.grid = parts[0].view, parts[0].grid
         joined.batch = sum(part.batch for part in parts)
         joined.logits = torch.cat([part.logits for part in parts])
-        joined._kept = {key: torch.cat([part._kept[key] for part in parts]) for key in parts[0]._kept}
+        # the parts let go of each piece as it is joined, so that not everything exists twice
+        joined._kept = {key: torch.cat([part._kept.pop(key) for part in parts]) for key in list(parts[0]._kept)}
         return joined
