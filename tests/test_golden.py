@@ -18,7 +18,7 @@ def attribute(spelling, target=2):
 
 def test_the_golden_model_is_the_golden_model():
     expected = [0.71619, 1.0677, 0.83548254, -0.47118, 1.15685, -0.77445, 0.00048726]
-    assert MODEL(IMAGE)[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert MODEL(IMAGE)[0].tolist() == pytest.approx(expected, abs=5e-5)
     assert MODEL(IMAGE)[0, 2].item() == pytest.approx(0.8354825375, abs=1e-10)
 
 
