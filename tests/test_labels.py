@@ -25,6 +25,7 @@ def imagenet() -> list[str]:
         ("tabby", 0),
         ("tabby cat", 0),
         ("TABBY Cat", 0),
+        ("Tabby, TABBY cat", 0),
         ("  tabby  ", 0),
         ("egyptian CAT", 3),
         ("crane", 1),  # a whole label comes before a synonym of another

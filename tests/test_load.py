@@ -38,9 +38,11 @@ def test_load_options() -> None:
         ("vit_tiny_patch16_224", {}, "'vit_tiny_patch16_224'; did you mean timm/vit_tiny_patch16_224"),
         ("zzz/qqq", {}, "'zzz/qqq'; known: timm/"),
         ("timm/resnet18", {}, "ResNet"),
-        ("timm/eva02_tiny_patch14_224", {"depth": 1}, "EvaBlock"),
+        ("timm/eva02_tiny_patch14_224", {"depth": 1}, "Eva"),
         (f"{NAME}.nonsense", {}, "nonsense"),
         (NAME, {"num_classes": 0}, "no classifier"),
+        (NAME, {"img_size": 0}, "0"),
+        (NAME, {"img_size": 8}, "8"),  # smaller than one patch
         (NAME, {"nonsense": 3}, "nonsense"),
         (NAME, {"device": "banana"}, "'banana'"),
         (NAME, {"dtype": "int8"}, "'int8' is not one of"),

@@ -139,6 +139,8 @@ def test_the_list_is_complete_data():
     smooth plus skipplus random constant centre edges"""
     assert set(asked.split()) <= set(names)
     for info in vt.methods():
+        if not info.make.__module__.startswith("vitreous."):
+            continue  # registered by another test
         assert info.family
         assert info.summary
         assert info.cost_text

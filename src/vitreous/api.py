@@ -7,14 +7,14 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitreous.errors import TargetError
+from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.explanation import Comparison, Explanation, Prediction
 from vitreous.images import Picture, count, is_single, pictures
 from vitreous.methods import Answer, Method, answer, method, to_grid
 from vitreous.models import View, load, view
-from vitreous.passes import Session, Target, TargetSpec
+from vitreous.passes import Session, Target, TargetSpec, plain_target
 
 __all__ = ["compare", "explain", "explain_each", "load", "method", "view"]
 
@@ -69,23 +69,28 @@ def explain_each(
     method: str | Method = "generic",
     target: TargetSpec = None,
     *,
-    progress: Progress | None = None,
-    batch_size: int | None = None,
+    against: TargetSpec = None,
+    value: str = "logit",
     grid: str | None = None,
-    **options: Any,
+    seed: int = 0,
+    batch_size: int | None = None,
+    memory: float | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Explanation]:
     """Yield explanations as they are made, so that long runs can be written down on the way."""
     looked_at, how = view(model), _method(method)
-    total = count(images)
-    if total is not None and isinstance(target, list | tuple | Tensor) and len(target) != total:
+    total, target = count(images), plain_target(target)
+    if batch_size is not None and batch_size < 1:
+        raise VitreousError(f"batch_size={batch_size} must be at least 1")
+    if total is not None and isinstance(target, list | tuple) and len(target) != total:
         raise TargetError(f"{len(target)} targets for {total} images")
     done = 0
     source = pictures(images, looked_at)
     while batch := list(islice(source, batch_size or _MOST_AT_ONCE)):
-        part = target[done : done + len(batch)] if isinstance(target, list | tuple | Tensor) else target
-        session = _session(looked_at, batch, part, **options)
+        part = target[done : done + len(batch)] if isinstance(target, list | tuple) else target
+        session = _session(looked_at, batch, part, against, value, seed, memory)
         if progress is not None:
-            session.tick = _ticker(progress, done, total, how.forwards(looked_at))
+            session.tick = _ticker(progress, done, len(batch), total, how.forwards(looked_at))
         (found,) = answer(session, [how])
         done += len(batch)
         if progress is not None:
@@ -105,21 +110,28 @@ def compare(
     memory: float | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Explain one picture with several methods, their passes shared; several targets give one row each."""
+    """Explain one picture with several methods, their passes shared; a list of targets gives one row each."""
     looked_at = view(model)
     hows = [_method(each) for each in methods]
-    (picture,) = islice(pictures(image, looked_at), 1)
+    found_pictures = list(islice(pictures(image, looked_at), 2))
+    if len(found_pictures) != 1:
+        raise ImageError("compare takes one picture, got several")
+    picture, target = found_pictures[0], plain_target(target)
     targets = list(target) if isinstance(target, list | tuple) else [target]
+    if not hows or not targets:
+        raise VitreousError("there is nothing to compare: give at least one method and one target")
     rows = []
     work = sum(how.forwards(looked_at) for how in hows)
     for done, each in enumerate(targets):
         session = _session(looked_at, [picture], each, against=against, value=value, seed=seed, memory=memory)
         if progress is not None:
-            session.tick = _ticker(progress, done, len(targets), work)
+            session.tick = _ticker(progress, done, 1, len(targets), work)
         found = answer(session, hows)
         rows.append(
             [_explanations(session, [picture], how, one, None)[0] for how, one in zip(hows, found, strict=True)]
         )
+        if progress is not None:
+            progress(done + 1, len(targets))
     return Comparison(rows)
 
 
@@ -127,14 +139,14 @@ def _method(spelled: str | Method) -> Method:
     return method(spelled)
 
 
-def _ticker(progress: Progress, done: int, total: int | None, forwards: float) -> Callable[[int], None]:
-    """Return what a session calls after each inner batch: inputs run become images done."""
+def _ticker(progress: Progress, done: int, batch: int, total: int | None, forwards: float) -> Callable[[int], None]:
+    """Return what a session calls after each inner batch: inputs run become images done, this batch's at most."""
     run = 0
 
     def tick(inputs: int) -> None:
         nonlocal run
         run += inputs
-        progress(done + run / forwards, total)
+        progress(done + min(batch, run / forwards), total)
 
     return tick
 
@@ -148,6 +160,9 @@ def _session(
     seed: int = 0,
     memory: float | None = None,
 ) -> Session:
+    sizes = {tuple(picture.tensor.shape) for picture in batch}
+    if len(sizes) > 1:
+        raise ImageError(f"tensors of different sizes cannot be explained together: {sorted(sizes)}")
     inputs = torch.stack([picture.tensor for picture in batch])
     return Session(looked_at, inputs, Target.of(looked_at, len(batch), target, against, value), seed, memory=memory)
 
@@ -163,6 +178,7 @@ def _explanations(
     for i, picture in enumerate(batch):
         explained = None if target.classes is None else int(target.classes[i])
         predicted = int(best[i])
+        rivals = () if target.against is None else tuple(target.against[i].tolist())
         name = getattr(target.function, "__name__", "callable") if explained is None else looked_at.label(explained)
         made.append(
             Explanation(
@@ -177,8 +193,9 @@ def _explanations(
                 prediction=Prediction(predicted, looked_at.label(predicted), float(probabilities[i, predicted])),
                 image=picture.seen,
                 name=picture.name,
-                value=target.value,
-                against=() if target.against is None else tuple(target.against[i].tolist()),
+                value=target.value if target.function is None else "callable",
+                against=rivals,
+                rivals=tuple(looked_at.label(each) for each in rivals),
                 extras={name: value[i].cpu().clone() for name, value in found.extras.items()},
                 box=picture.box,
                 source=None if picture.path is None else str(picture.path),

@@ -24,9 +24,10 @@ _SIZE = 128
 def write(out: str | Path, told: Callable[[str], None] = lambda line: None) -> list[Path]:
     """Explain the sample pictures; write one panel each and ``report.html`` into ``out``, and return the files."""
     out = Path(out)
-    if out.exists() and not out.is_dir():
-        raise VitreousError(f"{out} is a file; the demonstration needs a folder")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VitreousError(f"could not make the folder {out}: {error.strerror or error}") from error
     view = model()
     files, sections = [], []
     for name, draw in {"ladybird": _ladybird, "fish": _fish, "owl": _owl}.items():

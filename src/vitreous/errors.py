@@ -16,6 +16,7 @@ __all__ = [
     "VitreousError",
     "VitreousWarning",
     "nearest",
+    "one_line",
 ]
 
 
@@ -53,6 +54,11 @@ class MapError(VitreousError):
 
 class VitreousWarning(UserWarning):
     """Something the user should know before trusting a picture."""
+
+
+def one_line(text: str) -> str:
+    """Return the text with line breaks and other unprintable characters written out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def nearest(word: str, known: Iterable[str], limit: int = 3) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous import show
-from vitreous.errors import ImageError, VitreousError
+from vitreous.errors import ImageError, VitreousError, one_line
 from vitreous.images import open_photo
 from vitreous.models import Box
 
@@ -43,7 +43,8 @@ class Explanation:
     """Why a model said that: one raw signed map of one image for one target.
 
     ``map`` is ``[h, w]`` on the method's own grid. ``target``, ``label`` and ``probability`` are the explained class;
-    ``prediction`` is the model's own. ``extras`` holds named second results.
+    ``prediction`` is the model's own. ``against`` and ``rivals`` are the classes it is set against, by index and name.
+    ``extras`` holds named second results.
     """
 
     map: Tensor
@@ -59,9 +60,11 @@ class Explanation:
     name: str = "image"
     value: str = "logit"
     against: tuple[int, ...] = ()
+    rivals: tuple[str, ...] = ()
     extras: dict[str, Tensor] = field(default_factory=dict)
     box: Box | None = None
     source: str | None = None
+    created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     photo: Image.Image | None = field(default=None, repr=False)
 
     # -- pictures --------------------------------------------------------------------------------------
@@ -96,7 +99,7 @@ class Explanation:
     def caption(self) -> str:
         """One line that says what the picture shows."""
         given = "" if self.probability is None else f" (p = {self.probability:.3f})"
-        rather = f" rather than {', '.join(map(str, self.against))}" if self.against else ""
+        rather = f" rather than {', '.join(self.rivals)}" if self.rivals else ""
         return f"{self.method}: {self.label}{given}{rather}, {self.value} of {self.model}; {self.scale.caption()}"
 
     def _repr_html_(self) -> str:
@@ -104,10 +107,11 @@ class Explanation:
 
     # -- files -----------------------------------------------------------------------------------------
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+    def save(self, folder: str | Path, *, overwrite: bool = False, original: bool = False) -> Path:
         """Write map, pictures and manifest into a new folder; all of it or nothing.
 
-        Files: ``map.npy``, ``heatmap.png``, ``overlay.png``, ``image.png``, ``manifest.json``, ``extras.npz`` if any.
+        Files: ``map.npy``, ``heatmap.png``, ``overlay.png``, ``image.png``, ``manifest.json``, ``extras.npz`` if there
+        are extras, and ``original.png`` (the map on the whole photograph) if asked for.
         """
         folder = Path(folder)
         if folder.exists() and not overwrite:
@@ -117,6 +121,8 @@ class Explanation:
         try:
             partial.mkdir(parents=True)
             self._write(partial)
+            if original:
+                self.overlay(original=True).save(partial / "original.png")
             if folder.is_dir():
                 shutil.rmtree(folder)
             elif folder.exists():
@@ -142,7 +148,7 @@ class Explanation:
         """Return everything but the numbers of the map: what was asked, what was found, with which versions."""
         return {
             "schema": SCHEMA,
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "created": self.created,
             "model": self.model,
             "method": self.method,
             "settings": self.settings,
@@ -152,6 +158,7 @@ class Explanation:
             "probability": self.probability,
             "value": self.value,
             "against": list(self.against),
+            "rivals": list(self.rivals),
             "prediction": vars(self.prediction),
             "name": self.name,
             "source": self.source,
@@ -172,16 +179,27 @@ class Explanation:
             array = np.load(folder / "map.npy", allow_pickle=False)
             image = Image.open(folder / "image.png").convert("RGB")
             extras = dict(np.load(folder / "extras.npz", allow_pickle=False)) if manifest["extras"] else {}
-        except (OSError, ValueError, KeyError) as error:
-            raise VitreousError(f"{folder} holds no explanation that can be read: {error}") from error
-        if manifest.get("schema") != SCHEMA:
-            raise VitreousError(f"{folder} has the schema {manifest.get('schema')!r}, not {SCHEMA!r}")
+            return cls._from_manifest(manifest, array, image, extras)
+        except VitreousError:
+            raise
+        except Exception as error:  # damaged files can break a reader anywhere
+            reason = one_line(f"{type(error).__name__}: {error}")
+            raise VitreousError(f"{folder} holds no explanation that can be read ({reason})") from error
+
+    @classmethod
+    def _from_manifest(
+        cls, manifest: dict[str, Any], array: np.ndarray[Any, Any], image: Image.Image, extras: dict[str, Any]
+    ) -> Explanation:
+        if manifest["schema"] != SCHEMA:
+            raise VitreousError(f"the explanation has the schema {manifest['schema']!r}, not {SCHEMA!r}")
         same = ("model", "method", "settings", "seed", "target", "label", "probability", "value", "name", "source")
         return cls(
             map=torch.from_numpy(array),
             prediction=Prediction(**manifest["prediction"]),
             image=image,
             against=tuple(manifest["against"]),
+            rivals=tuple(manifest["rivals"]),
+            created=manifest["created"],
             box=None if manifest["box"] is None else tuple(manifest["box"]),
             extras={name: torch.from_numpy(value) for name, value in extras.items()},
             **{name: manifest[name] for name in same},
@@ -208,6 +226,10 @@ class Comparison(Sequence[Explanation]):
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def __repr__(self) -> str:
+        methods = ", ".join(each.method for each in self.rows[0])
+        return f"Comparison({methods}; {', '.join(row[0].label for row in self.rows)})"
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):

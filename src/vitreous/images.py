@@ -40,7 +40,7 @@ def open_photo(path: str | Path) -> Image.Image:
         raise ImageError(f"no such file: {path}")
     try:
         with Image.open(path) as opened:
-            return ImageOps.exif_transpose(opened).convert("RGB")
+            return _rgb(ImageOps.exif_transpose(opened))
     except UnidentifiedImageError:
         raise ImageError(f"{path} is not an image that can be read") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -93,8 +93,10 @@ def pictures(source: Any, view: View) -> Iterator[Picture]:
         for each in image_files(path):
             yield _from_photo(open_photo(each), view, each.name, each)
     elif isinstance(source, Image.Image):
-        yield _from_photo(ImageOps.exif_transpose(source).convert("RGB"), view, "image")
+        yield _from_photo(_rgb(ImageOps.exif_transpose(source)), view, "image")
     elif isinstance(source, np.ndarray):
+        if source.ndim == 4 and not len(source):
+            raise ImageError("there are no pictures in the array")
         for index, array in enumerate(source if source.ndim == 4 else [source]):
             yield _from_photo(_from_array(array), view, f"image-{index}")
     elif isinstance(source, torch.Tensor):
@@ -114,10 +116,27 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         raise ImageError(f"an array of shape {array.shape} is not a picture [H, W, 3]")
     if array.dtype != np.uint8:
-        if not np.issubdtype(array.dtype, np.floating) or array.size == 0 or array.min() < 0 or array.max() > 1:
+        if not np.issubdtype(array.dtype, np.floating) or not ((array >= 0) & (array <= 1)).all():
             raise ImageError(f"an array of {array.dtype} must hold bytes, or floats from 0 to 1")
         array = (array * 255).round().astype(np.uint8)
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array).convert("RGB")
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Convert to RGB; sixteen bits are scaled to eight where the plain conversion would cut them off."""
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)
+        scaled = values / 257 if values.max(initial=0) > 255 else values
+        image = Image.fromarray(np.clip(np.round(scaled), 0, 255).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def _without_labels(item: Any) -> Any:
+    """A data loader yields (images, labels), a data set (image, label): take the pictures; leave other things alone."""
+    if not isinstance(item, list | tuple) or not item or not isinstance(item[0], torch.Tensor):
+        return item
+    all_pictures = all(isinstance(each, torch.Tensor) and each.ndim == 3 for each in item)
+    return item if all_pictures else item[0]
 
 
 def _from_tensor(tensor: torch.Tensor, view: View) -> Iterator[Picture]:
@@ -130,9 +149,7 @@ def _from_tensor(tensor: torch.Tensor, view: View) -> Iterator[Picture]:
 def _from_many(source: Iterable[Any], view: View) -> Iterator[Picture]:
     empty = True
     for item in source:
-        # a data loader yields a batch of tensors, alone or with its labels
-        batch = item[0] if isinstance(item, list | tuple) and item and isinstance(item[0], torch.Tensor) else item
-        for picture in pictures(batch, view):
+        for picture in pictures(_without_labels(item), view):
             empty = False
             yield picture
     if empty:

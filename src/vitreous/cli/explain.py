@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
 from vitreous.cli import options
 from vitreous.errors import VitreousError
@@ -57,6 +57,12 @@ def explain(
     wanted = _files(images)
     folder = None if as_json and out is None else out or Path("explanations")
     jobs = list(_jobs(wanted, folder, overwrite, resume))
+    if not jobs:
+        if as_json:
+            options.print_json({"schema": "vitreous.explain/1", "explanations": []})
+        elif not quiet:
+            options.say(f"{len(wanted)} left out: their results are there already")
+        return
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet)
     asked: dict[str, Any] = {
         "against": against or None,
@@ -66,25 +72,22 @@ def explain(
         "batch_size": batch_size,
     }
     rows: list[dict[str, Any]] = []
-    table = Table("picture", "said", "explained", "saved in", box=None, pad_edge=False)
+    table = options.table("picture", "said", "explained", "saved in")
     with options.progress_bar(how.spelling, quiet or as_json) as bar:
         found = vt.explain_each(view, [path for path, _ in jobs], how, target, progress=bar, **asked)
         for each, (_, place) in zip(found, jobs, strict=True):
             if place is not None:
-                each.save(place, overwrite=overwrite)
-                if original:
-                    each.overlay(original=True).save(place / "original.png")
+                each.save(place, overwrite=overwrite, original=original)
             rows.append(_row(each, place))
             said = f"{each.prediction.label} ({each.prediction.probability:.3f})"
             given = "" if each.probability is None else f" ({each.probability:.3f})"
-            table.add_row(each.name, said, each.label + given, str(place))
+            table.add_row(*map(Text, (each.name, said, each.label + given, str(place))))
     if as_json:
         options.print_json({"schema": "vitreous.explain/1", "explanations": rows})
-    elif not quiet and jobs:
-        options.OUT.print(table)
-    skipped = len(wanted) - len(jobs)
-    if skipped and not quiet and not as_json:
-        options.OUT.print(f"{skipped} left out: their results are there already")
+    elif not quiet:
+        options.say(table)
+        if len(jobs) < len(wanted):
+            options.say(f"{len(wanted) - len(jobs)} left out: their results are there already")
 
 
 def compare(
@@ -137,7 +140,7 @@ def compare(
         options.print_json({"schema": "vitreous.compare/1", "panel": str(place), "explanations": rows})
     elif not quiet:
         said = found[0].prediction
-        options.OUT.print(f"{view.name} said {said.label} ({said.probability:.3f}); {len(found)} maps in {place}")
+        options.say(f"{view.name} said {said.label} ({said.probability:.3f}); {len(found)} maps in {place}")
 
 
 def _files(given: Sequence[Path]) -> list[Path]:

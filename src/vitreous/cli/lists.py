@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
-from rich.table import Column, Table
+from rich.table import Table
+from rich.text import Text
 
 from vitreous.cli import options
 from vitreous.errors import VitreousError, nearest
@@ -23,7 +24,8 @@ def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     """List the methods: paper, cost in forwards and backwards, class-specific or not; or describe one."""
     import vitreous as vt
 
-    infos = [info for info in vt.methods() if _fits(pattern, info.name, *info.aliases)]
+    infos = [info for info in vt.methods() if pattern in (info.name, *info.aliases)]
+    infos = infos or [info for info in vt.methods() if _fits(pattern, info.name, *info.aliases)]
     if not infos:
         raise VitreousError(f"no method fits {pattern!r}{nearest(pattern or '', (i.name for i in vt.methods()))}")
     if as_json:
@@ -32,16 +34,16 @@ def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     if len(infos) == 1:
         _describe(infos[0])
         return
-    table = Table(Column("method", no_wrap=True), "class-specific", "cost", "paper", box=None, pad_edge=False)
+    table = options.table("method", "class-specific", "cost", "paper")
     family = ""
     for info in infos:
         if info.family != family:
             family = info.family
-            table.add_row(f"[bold]{family}[/bold]")
+            table.add_row(Text(family, style="bold"))
         paper = str(info.papers[0]) if info.papers else ""
         table.add_row(f"  {info.name}", _specific(info), info.cost_text, paper)
-    options.OUT.print(table)
-    options.OUT.print("F: forward passes, B: backward passes. `vitreous methods NAME` tells more.", style="dim")
+    options.say(table)
+    options.say("F: forward passes, B: backward passes. `vitreous methods NAME` tells more.", style="dim")
 
 
 def models(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
@@ -50,14 +52,15 @@ def models(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
 
     infos = [info for info in vt.models() if _fits(pattern, info.name)]
     if not infos:
-        raise VitreousError(f"no model fits {pattern!r}{nearest(pattern or '', (i.name for i in vt.models()))}")
+        names = [info.name if "/" in (pattern or "") else info.name.partition("/")[2] for info in vt.models()]
+        raise VitreousError(f"no model fits {pattern!r}{nearest(pattern or '', names)}")
     if as_json:
         options.print_json([dataclasses.asdict(info) for info in infos])
         return
-    table = Table("model", "input", "weights", box=None, pad_edge=False)
+    table = options.table("model", "input", "weights")
     for info in infos:
         table.add_row(info.name, str(info.size or ""), ", ".join(info.pretrained))
-    options.OUT.print(table)
+    options.say(table)
 
 
 def cite(method: Annotated[str, typer.Argument(help="A name or a whole spelling.", show_default=False)]) -> None:
@@ -77,13 +80,13 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the report.")] = Path("demo"),
     quiet: options.Quiet = False,
 ) -> None:
-    """Explain sample pictures with a small model that comes with the package; leaves pictures and a report."""
+    """Explain sample pictures with a small, freshly initialised model; leaves pictures and a report."""
     from vitreous.demo import write
 
-    files = write(out, (lambda line: None) if quiet else options.OUT.print)
+    files = write(out, (lambda line: None) if quiet else options.say)
     if not quiet:
-        options.OUT.print("The model is freshly initialised: the maps show the machinery, not a trained eye.")
-        options.OUT.print(f"{len(files)} files; open {files[-1]}")
+        options.say("The model is freshly initialised: the maps show the machinery, not a trained eye.")
+        options.say(f"{len(files)} files; open {files[-1]}")
 
 
 def _specific(info: Any) -> str:
@@ -92,8 +95,8 @@ def _specific(info: Any) -> str:
 
 def _describe(info: Any) -> None:
     """Print one method: its docstring, parameters, presets and papers."""
-    options.OUT.print(f"[bold]{', '.join([info.name, *info.aliases])}[/bold]  ({info.family})")
-    options.OUT.print(inspect.cleandoc(info.make.__doc__ or ""), markup=False)
+    options.say(f"{', '.join([info.name, *info.aliases])}  ({info.family})", style="bold")
+    options.say(inspect.cleandoc(info.make.__doc__ or ""))
     table = Table(box=None, pad_edge=False, show_header=False)
     for parameter in info.parameters:
         table.add_row(parameter.name, "a method" if parameter.required else f"default {parameter.default}")
@@ -103,8 +106,8 @@ def _describe(info: Any) -> None:
     table.add_row("class-specific", _specific(info))
     for paper in info.papers:
         table.add_row("paper", f"{paper.title} ({paper})")
-    options.OUT.print()
-    options.OUT.print(table)
+    options.say("")
+    options.say(table)
 
 
 def _fits(pattern: str | None, *names: str) -> bool:

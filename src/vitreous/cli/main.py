@@ -11,7 +11,7 @@ from rich.console import Console
 
 from vitreous import __version__
 from vitreous.cli import explain, lists
-from vitreous.errors import VitreousError, VitreousWarning
+from vitreous.errors import VitreousError, VitreousWarning, one_line
 
 __all__ = ["app", "main"]
 
@@ -31,7 +31,7 @@ app.command()(lists.models)
 app.command()(lists.cite)
 app.command()(lists.demo)
 
-_ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
+_ERRORS = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 def _print_version(wanted: bool) -> None:
@@ -57,6 +57,8 @@ def main() -> None:
     warnings.showwarning = _one_line
     try:
         code = app(arguments, prog_name="vitreous", standalone_mode=False)
+        if code == 130:  # typer turns Ctrl-C into this
+            raise KeyboardInterrupt
     except VitreousError as error:
         if debug:
             raise
@@ -64,16 +66,15 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = _tell("stopped", "what was finished is kept", 130)
     except Exception as error:
-        show = getattr(error, "show", None)  # a usage error knows how to show itself
-        if show is None:
+        message = getattr(error, "format_message", None)  # typer's own complaint about the arguments
+        if message is None or debug:
             raise
-        show()
-        code = getattr(error, "exit_code", 2)
+        code = _tell("error", f"{message()} (see --help)", 2)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _tell(kind: str, text: str, code: int) -> int:
-    _ERRORS.print(f"vitreous: {kind}: {text}", markup=False)
+    _ERRORS.print(one_line(f"vitreous: {kind}: {text}"), markup=False)
     return code
 
 

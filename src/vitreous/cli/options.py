@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from vitreous.errors import VitreousError
 
@@ -25,8 +27,8 @@ Checkpoint = Annotated[
     Optional[Path], typer.Option(help="Weights: .safetensors, or a torch file of plain tensors.")  # noqa: UP045
 ]
 Pretrained = Annotated[bool, typer.Option(help="Fetch the hub's weights if there is no checkpoint.")]
-ImgSize = Annotated[Optional[int], typer.Option(help="Input size, if not the model's own.")]  # noqa: UP045
-NumClasses = Annotated[Optional[int], typer.Option(help="Number of classes, if not the model's own.")]  # noqa: UP045
+ImgSize = Annotated[Optional[int], typer.Option(min=1, help="Input size, if not the model's own.")]  # noqa: UP045
+NumClasses = Annotated[Optional[int], typer.Option(min=1, help="Number of classes, if not the model's own.")]  # noqa: UP045
 Labels = Annotated[
     Optional[Path], typer.Option(help="Class names: a text file with one per line, or a JSON list.")  # noqa: UP045
 ]
@@ -37,13 +39,12 @@ Against = Annotated[
 Value = Annotated[str, typer.Option(help="What is explained: logit, prob or logprob.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU where there is one.")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")]
-Memory = Annotated[Optional[float], typer.Option(help="Memory budget in GiB.")]  # noqa: UP045
+Memory = Annotated[Optional[float], typer.Option(min=0, help="Memory budget in GiB.")]  # noqa: UP045
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and warnings.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace what is there already.")]
 
-OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
 
 
@@ -100,6 +101,20 @@ def split(spellings: str) -> list[str]:
     return [part for part in parts if part]
 
 
+def say(content: Any, style: str | None = None) -> None:
+    """Print on standard output, as it is: no markup, and no wrapping where that is not a terminal."""
+    wide = None if sys.stdout.isatty() else 10_000
+    Console(highlight=False, markup=False, emoji=False, width=wide).print(content, style=style)
+
+
+def table(*columns: str) -> Table:
+    """Return an empty table whose first column is never cut."""
+    made = Table(box=None, pad_edge=False)
+    for place, column in enumerate(columns):
+        made.add_column(column, no_wrap=place == 0, overflow="fold")
+    return made
+
+
 def print_json(content: Any) -> None:
     """Print a value as JSON on standard output."""
     typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
@@ -115,7 +130,9 @@ def _labels(path: Path | None) -> list[str] | None:
         raise VitreousError(f"labels {path} cannot be read: {error}") from None
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise VitreousError(f"labels {path} must be a list of names")
-    return [each for each in found if each.strip()]
+    while found and not found[-1].strip():
+        found.pop()
+    return found
 
 
 @contextmanager

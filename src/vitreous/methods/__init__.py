@@ -11,12 +11,24 @@ from vitreous.methods import (  # isort: skip
     combine,
     yardsticks,
 )
-from vitreous.methods.base import Answer, Method, answer, to_grid
+from vitreous.methods.base import Answer, Method, answer, resolve_layer, to_grid
+from vitreous.methods.papers import Paper
 from vitreous.methods.registry import Info, methods, register
 from vitreous.methods.spelling import method
 from vitreous.rooms import listed_by
 
-__all__ = ["Answer", "Info", "Method", "answer", "method", "methods", "register", "to_grid"]
+__all__ = [
+    "Answer",
+    "Info",
+    "Method",
+    "Paper",
+    "answer",
+    "method",
+    "methods",
+    "register",
+    "resolve_layer",
+    "to_grid",
+]
 
 del attention, attention_gradient, token_gradient, cam, decomposition, input_gradient, combine, yardsticks
 

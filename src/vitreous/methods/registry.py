@@ -75,17 +75,20 @@ def register(
     name: str,
     *,
     family: str,
-    papers: tuple[str, ...] = (),
+    papers: tuple[str | Paper, ...] = (),
     aliases: tuple[str, ...] = (),
     class_specific: bool = True,
     cost: tuple[float, float] = (1, 1),
     cost_note: str = "",
     presets: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[M], M]:
-    """Give a method class its name; used as a decorator on a frozen dataclass."""
+    """Give a method class its name; used as a decorator on a frozen dataclass.
+
+    ``papers`` are keys of ``papers.PAPERS`` or ``Paper`` objects of one's own.
+    """
 
     def decorate(make: M) -> M:
-        cited = tuple(PAPERS[key] for key in papers)
+        cited = tuple(PAPERS[each] if isinstance(each, str) else each for each in papers)
         info = Info(name, family, make, aliases, cited, class_specific, cost, cost_note, presets or {})
         for word in (name, *aliases):
             if word in _BY_NAME or word in _ALIASES:

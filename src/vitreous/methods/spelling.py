@@ -14,7 +14,7 @@ import types
 from dataclasses import dataclass
 from typing import Any, Union, get_args, get_origin
 
-from vitreous.errors import SpellingError, nearest
+from vitreous.errors import SpellingError, nearest, one_line
 from vitreous.methods.base import Method
 from vitreous.methods.registry import Info, Parameter, find
 
@@ -136,8 +136,7 @@ class _Reader:
 
     def _error(self, token: _Token, complaint: str) -> SpellingError:
         before, after = self.text[: token.at], self.text[token.at : token.at + 60] or "(end)"
-        place = "".join(c if c.isprintable() else repr(c)[1:-1] for c in f"{before}▸{after}")
-        return SpellingError(f"{complaint} at character {token.at + 1}: {place}")
+        return SpellingError(one_line(f"{complaint} at character {token.at + 1}: {before}▸{after}"))
 
     # -- calls to methods ------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Models: one adapter per family; a ``View`` is a model plus the few facts everyone needs."""
 
 from vitreous.models.preprocess import Box, Preprocess
-from vitreous.models.registry import Adapter, ModelInfo, load, models, view
+from vitreous.models.registry import Adapter, ModelInfo, load, models, register_adapter, view
 from vitreous.models.view import Pooling, SubView, View
 from vitreous.rooms import listed_by
 
@@ -15,6 +15,7 @@ __all__ = [
     "View",
     "load",
     "models",
+    "register_adapter",
     "view",
 ]
 

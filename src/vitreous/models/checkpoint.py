@@ -8,11 +8,10 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vitreous.errors import CheckpointError
+from vitreous.errors import CheckpointError, one_line
 
 __all__ = ["fit", "read"]
 
@@ -36,13 +35,14 @@ def read(path: str | Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path} is not a table of plain tensors; it is refused, for reading it could run code"
         ) from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {reason[0][:160]}") from error
+    except Exception as error:  # foreign bytes can break a reader anywhere
+        reason = one_line(f"{type(error).__name__}: {error}")[:160]
+        raise CheckpointError(f"{path} cannot be read as a checkpoint ({reason})") from error
     for nest in _NESTS:
         if isinstance(found, Mapping) and isinstance(found.get(nest), Mapping):
             found = found[nest]
-    if not isinstance(found, Mapping) or not found or not all(isinstance(v, Tensor) for v in found.values()):
+    named = isinstance(found, Mapping) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items())
+    if not named or not found:
         raise CheckpointError(f"{path} holds no table of named tensors")
     return {name.removeprefix("module."): tensor for name, tensor in found.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from vitreous.errors import TargetError, nearest
@@ -19,7 +20,7 @@ def find_label(word: str, labels: Sequence[str] | None, classes: int) -> int:
 
     The comparison ignores case. A word that fits several classes is refused with their indices.
     """
-    if word.strip().lstrip("+-").isdigit() and not (labels and word in labels):
+    if re.fullmatch(r"\s*[+-]?[0-9]+\s*", word) and not (labels and word in labels):
         return check_index(int(word), classes)
     if not labels:
         raise TargetError(f"class {word!r} is given by name but the model has no labels; use an index 0..{classes - 1}")
@@ -27,7 +28,7 @@ def find_label(word: str, labels: Sequence[str] | None, classes: int) -> int:
     found = [i for i, label in enumerate(labels) if label.lower() == wanted]
     found = found or [i for i, label in enumerate(labels) if wanted in _synonyms(label)]
     if len(found) == 1:
-        return found[0]
+        return check_index(found[0], classes)
     if found:
         listed = ", ".join(f"{i} ({labels[i]})" for i in found[:5])
         raise TargetError(f"class {word!r} names several classes: {listed}; use the index")

@@ -8,6 +8,7 @@ path, so that nothing is imported before it is needed; third parties add theirs 
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -17,12 +18,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from vitreous.errors import ModelError, nearest
+from vitreous.errors import ModelError, VitreousWarning, nearest
 from vitreous.models.view import View
 
-__all__ = ["Adapter", "ModelInfo", "adapters", "load", "models", "view"]
+__all__ = ["Adapter", "ModelInfo", "adapters", "load", "models", "register_adapter", "view"]
 
 _BUILT_IN = {"timm": "vitreous.models.timm_vit:ADAPTER"}
+_added: list[Adapter] = []
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,21 @@ class Adapter(Protocol):
         """Return the names that ``load`` knows."""
 
 
+def register_adapter(adapter: Adapter) -> None:
+    """Add an adapter in this process; packages use the entry-point group instead."""
+    _added.insert(0, adapter)
+    adapters.cache_clear()
+
+
 @cache
 def adapters() -> tuple[Adapter, ...]:
     """Return every adapter, third parties' first, so that they can claim subclasses of known models."""
-    found: list[Adapter] = [entry.load() for entry in entry_points(group="vitreous.adapters")]
+    found = list(_added)
+    for entry in entry_points(group="vitreous.adapters"):
+        try:
+            found.append(entry.load())
+        except Exception as error:  # one broken package must not take the others away
+            warnings.warn(f"the adapter {entry.name} cannot be imported: {error}", VitreousWarning, stacklevel=2)
     for path in _BUILT_IN.values():
         module, _, attribute = path.partition(":")
         found.append(getattr(importlib.import_module(module), attribute))
@@ -106,7 +119,7 @@ def load(
         raise ModelError(f"unknown model {name!r}{suggestion}")
     adapter = by_prefix[prefix]
     module = adapter.load(rest, **options)
-    return adapter.view(module.to(device=device, dtype=dtype), name=name, labels=labels)
+    return view(module.to(device=device, dtype=dtype), name=name, labels=labels)
 
 
 def models() -> list[ModelInfo]:
@@ -126,9 +139,8 @@ def _device(device: str | torch.device | None) -> torch.device | None:
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
-        found, dtype = None, str(dtype)
-    if found is None and dtype is not None:
-        raise ModelError(f"dtype {dtype!r} is not one of float64, float32, bfloat16, float16")
+    known = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+    found = known.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in known.values():
+        raise ModelError(f"dtype {str(dtype)!r} is not one of {', '.join(known)}")
     return found

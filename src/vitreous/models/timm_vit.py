@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -60,12 +60,15 @@ class TimmViT(View):
 
     def _refuse_unknown_parts(self) -> None:
         for layer, block in enumerate(self.model.blocks):
-            for part, allowed in ((block, Block), (getattr(block, "attn", None), Attention)):
-                if type(part) is not allowed:
-                    raise ModelError(
-                        f"{self.name}: block {layer} is a {type(block).__name__} with {type(part).__name__}; "
-                        "only pre-norm blocks with plain attention are supported"
-                    )
+            attention = getattr(block, "attn", None)
+            if type(block) is not Block or type(attention) is not Attention:
+                raise ModelError(
+                    f"{self.name}: block {layer} is a {type(block).__name__} with {type(attention).__name__}; "
+                    "only pre-norm blocks with plain attention are supported"
+                )
+        if 0 in self.model.patch_embed.grid_size:
+            size, patch = self.model.patch_embed.img_size, self.model.patch_embed.patch_size
+            raise ModelError(f"{self.name}: an image of {size} holds no patch of {patch}")
         if not isinstance(self.model.get_classifier(), nn.Linear) and not self._distilled:
             raise ModelError(f"{self.name} has no classifier; give num_classes= and a checkpoint with a head")
 
@@ -142,9 +145,11 @@ class TimmViT(View):
 
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
-        size, given = tuple(self.preprocess.size), tuple(inputs.shape[-2:])
+        embed, size, given = self.model.patch_embed, tuple(self.preprocess.size), tuple(inputs.shape[-2:])
         if given != size and not self.model.dynamic_img_size:
             raise ModelError(f"{self.name} takes images [B, 3, {size[0]}, {size[1]}], got {list(inputs.shape)}")
+        if any(side % patch for side, patch in zip(given, embed.patch_size, strict=True)) and not embed.dynamic_img_pad:
+            raise ModelError(f"{self.name}: an image of {given} cannot be cut into patches of {embed.patch_size}")
 
 
 class TimmAdapter:
@@ -177,8 +182,8 @@ class TimmAdapter:
         options = {key: value for key, value in given.items() if value is not None}
         model = _create(name, pretrained, options)
         if checkpoint is not None:
-            convert = checkpoint_filter_fn if isinstance(model, VisionTransformer) else None
-            fit(model, checkpoint, convert)
+            convert = partial(checkpoint_filter_fn, adapt_layer_scale=True)
+            fit(model, checkpoint, convert if isinstance(model, VisionTransformer) else None)
         return model.eval()
 
     def models(self) -> Iterable[ModelInfo]:

@@ -147,10 +147,14 @@ class View(ABC):
             )
         keep = keep.to(tokens.device)
         patches = tokens.shape[1] - self.prefix
-        if keep.ndim != 2 or keep.shape[0] != tokens.shape[0] or keep.is_floating_point():
-            raise ModelError(f"keep must be integer patch indices [{tokens.shape[0]}, k], got {tuple(keep.shape)}")
-        if keep.numel() and not (0 <= int(keep.min()) and int(keep.max()) < patches):
-            raise ModelError(f"keep holds patch {int(keep.max())}, outside 0..{patches - 1}")
+        whole = keep.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
+        if keep.ndim != 2 or keep.shape[0] != tokens.shape[0] or not whole:
+            given = f"{list(keep.shape)} of {keep.dtype}"
+            raise ModelError(f"keep must be integer patch indices [{tokens.shape[0]}, k], got {given}")
+        wrong = keep[(keep < 0) | (keep >= patches)]
+        if wrong.numel():
+            raise ModelError(f"keep holds patch {int(wrong[0])}, outside 0..{patches - 1}")
+        keep = keep.long()
         index = (keep + self.prefix).unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
         return torch.cat([tokens[:, : self.prefix], tokens.gather(1, index)], dim=1)
 
@@ -172,6 +176,8 @@ class View(ABC):
             raise ModelError(f"{self.name} takes images [B, 3, {high}, {wide}], got {list(inputs.shape)}")
         if inputs.shape[0] == 0:
             raise ModelError("the batch is empty")
+        if not inputs.is_floating_point():
+            raise ModelError(f"the inputs are {inputs.dtype}; give normalised images in floating point")
         if not torch.isfinite(inputs).all():
             raise ModelError("the inputs contain values that are not finite")
 

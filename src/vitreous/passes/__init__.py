@@ -2,7 +2,7 @@
 
 from vitreous.passes.ask import Keep, Pass, Reduce, whole
 from vitreous.passes.session import Session
-from vitreous.passes.target import VALUES, Target, TargetSpec, probabilities
+from vitreous.passes.target import VALUES, Target, TargetSpec, plain_target, probabilities
 from vitreous.passes.trace import Trace
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Target",
     "TargetSpec",
     "Trace",
+    "plain_target",
     "probabilities",
     "whole",
 ]

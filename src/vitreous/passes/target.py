@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Union
+from typing import Any, Union
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous.errors import TargetError
 from vitreous.models import View
 
-__all__ = ["VALUES", "ClassSpec", "Target", "TargetSpec", "probabilities"]
+__all__ = ["VALUES", "ClassSpec", "Target", "TargetSpec", "plain_target", "probabilities"]
 
 VALUES = ("logit", "prob", "logprob")
 
@@ -44,7 +44,8 @@ class Target:
         """Understand what a user asked for, or say which part cannot be meant."""
         if value not in VALUES:
             raise TargetError(f"value {value!r} is not one of {', '.join(VALUES)}")
-        if callable(target) and not isinstance(target, Tensor):
+        target, against = plain_target(target), plain_target(against)
+        if callable(target):
             if against is not None:
                 raise TargetError("against= cannot be combined with a callable target")
             return cls(value=value, function=target)
@@ -52,8 +53,10 @@ class Target:
         if against is not None:
             if isinstance(against, str | int):
                 against = [against]
-            if callable(against) and not isinstance(against, Tensor):
+            if callable(against):
                 raise TargetError("against= takes a class or a list of classes, not a callable")
+            if not isinstance(against, Iterable):
+                raise TargetError(f"against={against!r} is neither a class nor a list of classes")
             rivals = torch.tensor([view.class_index(_plain(a)) for a in against]).expand(batch, -1)
             if rivals.shape[1] == 0:
                 raise TargetError("against= names no class")
@@ -100,6 +103,11 @@ class Target:
         return score
 
 
+def plain_target(target: Any) -> Any:
+    """Return numbers and arrays of numpy and torch as Python's own; leave everything else."""
+    return target.tolist() if hasattr(target, "tolist") else target
+
+
 def probabilities(logits: Tensor) -> Tensor:
     """Return ``[B, C]`` class probabilities; a head of one logit gives two columns."""
     return _values(logits.float(), "prob")
@@ -122,8 +130,6 @@ def _values(logits: Tensor, value: str) -> Tensor:
 def _classes(view: View, batch: int, target: TargetSpec) -> Tensor | None:
     if target is None or (isinstance(target, str) and target == "pred"):
         return None
-    if isinstance(target, Tensor):
-        target = target.reshape(-1).tolist()
     if isinstance(target, str | int):
         return torch.full((batch,), view.class_index(target))
     if callable(target) or not isinstance(target, Iterable):

@@ -1,0 +1,304 @@
+"""The commands as a user types them: what they print and what they leave on the disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous as vt
+from commands import FILES, MODEL, photographs, run, tree
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return photographs(tmp_path)
+
+
+def folders(out: Path) -> set[str]:
+    return {each.name for each in out.iterdir()}
+
+
+# -- explain -------------------------------------------------------------------------------------------
+
+
+def test_five_files_per_picture(here: Path) -> None:
+    done = run("explain", "a.png", "b.png", *MODEL, "--method", "ixg", "--target", "tabby", "--out", "out")
+    assert (done.code, done.err) == (0, "")
+    assert folders(here / "out") == {"a", "b"}
+    for name in ("a", "b"):
+        assert folders(here / "out" / name) == FILES
+        found = vt.Explanation.load(here / "out" / name)
+        assert (found.method, found.target, found.label, found.name) == ("ixg", 281, "tabby", f"{name}.png")
+        assert name in done.out
+    assert "tabby" in done.out
+
+
+def test_the_map_is_the_librarys(here: Path) -> None:
+    run("explain", "a.png", *MODEL, "--method", "gradcam(layer=3)", "--target", 7, "--against", 1, "--against", "9",
+        "--value", "logprob", "--dtype", "float64", "--out", "out")  # fmt: skip
+    torch.manual_seed(0)
+    view = vt.load(MODEL[1], pretrained=False, img_size=32, dtype="float64")
+    expected = vt.explain(view, "a.png", "gradcam(layer=3)", 7, against=[1, 9], value="logprob")
+    found = vt.Explanation.load(here / "out" / "a")
+    assert (found.target, found.against, found.value) == (7, (1, 9), "logprob")
+    torch.testing.assert_close(found.map, expected.map)
+
+
+def test_default_folder_and_original(here: Path) -> None:
+    assert run("explain", "a.png", *MODEL, "--original").code == 0
+    assert folders(here / "explanations" / "a") == FILES | {"original.png"}
+    assert Image.open(here / "explanations" / "a" / "original.png").size == (60, 40)
+
+
+def test_pictures_of_one_name_get_a_folder_each(here: Path) -> None:
+    assert run("explain", "a.png", "a.bmp", "more", "b.png", *MODEL, "--out", "out").code == 0
+    sources = {each.name: vt.Explanation.load(each).source for each in (here / "out").iterdir()}
+    assert sources == {"a": "a.png", "a-2": "a.bmp", "b": "more/b.png", "c": "more/c.png", "b-2": "b.png"}
+
+
+def test_json_is_all_there_is(here: Path) -> None:
+    before = tree(here)
+    done = run("explain", "a.png", "more/c.png", *MODEL, "--method", "rollout", "--json")
+    assert (done.code, done.err) == (0, "")
+    told = json.loads(done.out)
+    assert told.keys() == {"schema", "explanations"}
+    assert told["schema"] == "vitreous.explain/1"
+    torch.manual_seed(0)
+    view = vt.load(MODEL[1], pretrained=False, img_size=32)
+    for row, path in zip(told["explanations"], ("a.png", "more/c.png"), strict=True):
+        expected = vt.explain(view, path, "rollout")
+        assert row.keys() == expected.manifest().keys() | {"folder", "map"}
+        assert (row["folder"], row["source"], row["grid"]) == (None, path, [2, 2])
+        np.testing.assert_allclose(row["map"], expected.map, atol=1e-6)
+    assert tree(here) == before  # nothing is written without --out
+    written = json.loads(run("explain", "a.png", *MODEL, "--json", "--out", "out").out)
+    assert written["explanations"][0]["folder"] == str(Path("out/a"))
+    assert folders(here / "out" / "a") == FILES
+
+
+def test_large_maps_stay_out_of_json(here: Path) -> None:
+    size = ("--img-size", "96")
+    told = json.loads(run("explain", "a.png", *MODEL, *size, "--method", "edges", "--json").out)["explanations"][0]
+    assert (told["grid"], told["map"]) == ([96, 96], None)
+
+
+def test_quiet(here: Path) -> None:
+    assert run("explain", "a.png", *MODEL, "--out", "out", "--quiet") == (0, "", "")
+    assert run("compare", "a.png", *MODEL, "--methods", "rollout", "-q") == (0, "", "")
+    assert folders(here / "out") == {"a"}
+
+
+def test_seeds(here: Path) -> None:
+    maps = []
+    for number, seed in enumerate((1, 1, 2)):
+        run("explain", "a.png", *MODEL, "--method", "random", "--seed", seed, "--out", f"out{number}")
+        maps.append(vt.Explanation.load(here / f"out{number}" / "a"))
+    assert [each.seed for each in maps] == [1, 1, 2]
+    assert maps[0].map.equal(maps[1].map)
+    assert not maps[0].map.equal(maps[2].map)
+
+
+def test_checkpoint_labels_and_classes(here: Path) -> None:
+    model = vt.load(MODEL[1], pretrained=False, img_size=32, num_classes=3).model
+    torch.save(model.state_dict(), "weights.pth")
+    Path("names.txt").write_text("cat\ndog [/b]\n[red]bird\n")
+    Path("names.json").write_text('["cat", "dog", "bird"]')
+    given = (*MODEL, "--checkpoint", "weights.pth", "--num-classes", 3)
+    assert run("explain", "a.png", *given, "--labels", "names.json", "--target", "dog", "--out", "json").code == 0
+    assert vt.Explanation.load("json/a").label == "dog"
+    for target in ("dog [/b]", "[red]bird"):  # words in brackets are words, not colours
+        done = run("explain", "a.png", *given, "--labels", "names.txt", "--target", target, "--out", "o", "--overwrite")
+        assert done.code == 0
+        assert target in done.out
+
+
+def test_odd_names_are_printed_as_they_are(here: Path) -> None:
+    names = ("[bold]x.png", "y:cat:.png")
+    for name in names:
+        (here / "a.png").rename(here / name)
+        done = run("explain", name, *MODEL, "--out", "out")
+        assert done.code == 0
+        assert name in done.out
+        (here / name).rename(here / "a.png")
+        assert run("explain", name, *MODEL).err == f"vitreous: error: no such file: {name}\n"
+
+
+def test_long_paths_are_printed_in_one_piece(here: Path) -> None:
+    """Standard output is no terminal here; a path cut at column 80 is of no use to whoever reads it."""
+    out = Path("a folder with quite a long name", "and another one inside of it", "x" * 60)
+    assert str(out / "a") in run("explain", "a.png", *MODEL, "--out", out).out
+    assert str(out / "p.png") in run("compare", "a.png", *MODEL, "--methods", "ixg", "--out", out / "p.png").out
+
+
+# -- doing it again ------------------------------------------------------------------------------------
+
+
+def test_existing_results(here: Path) -> None:
+    run("explain", "b.png", *MODEL, "--out", "out", "--method", "rollout")
+    before = tree(here)
+    refused = run("explain", "a.png", "b.png", *MODEL, "--out", "out")
+    assert refused.code == 2
+    assert str(Path("out/b")) in refused.err
+    assert tree(here) == before
+    resumed = run("explain", "a.png", "b.png", *MODEL, "--out", "out", "--method", "ixg", "--resume")
+    assert resumed.code == 0
+    assert "1 left out" in resumed.out
+    methods = {name: vt.Explanation.load(here / "out" / name).method for name in ("a", "b")}
+    assert methods == {"a": "ixg", "b": "rollout"}
+    assert run("explain", "a.png", "b.png", *MODEL, "--out", "out", "--method", "random", "--overwrite").code == 0
+    assert {vt.Explanation.load(here / "out" / name).method for name in ("a", "b")} == {"random"}
+
+
+def test_resuming_what_is_finished(here: Path) -> None:
+    run("explain", "a.png", *MODEL, "--out", "out")
+    before = tree(here)
+    done = run("explain", "a.png", *MODEL, "--out", "out", "--resume")
+    assert (done.code, done.err) == (0, "")
+    assert "1 left out" in done.out
+    assert tree(here) == before
+    told = run("explain", "a.png", *MODEL, "--out", "out", "--resume", "--json")
+    assert json.loads(told.out) == {"schema": "vitreous.explain/1", "explanations": []}
+
+
+@pytest.mark.parametrize("broken", ["numpy.save", "PIL.Image.Image.save", "pathlib.Path.write_text"])
+def test_interrupted_and_resumed(here: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """Ctrl-C while the second picture is being written."""
+    module, name = broken.rsplit(".", 1)
+    owner: Any = {"numpy": np, "PIL.Image.Image": Image.Image, "pathlib.Path": Path}[module]
+    real = getattr(owner, name)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if any("b.partial" in str(each) for each in args):
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    given = ("explain", "a.png", "b.png", "more/c.png", *MODEL, "--out", "out", "--batch-size", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, interrupted)
+        stopped = run(*given)
+    assert stopped.code == 130
+    assert "Traceback" not in stopped.err
+    assert stopped.err.strip().splitlines()[-1].startswith("vitreous: stopped:")
+    assert folders(here / "out") == {"a"}
+    assert folders(here / "out" / "a") == FILES
+    before = tree(here / "out" / "a")
+    assert run(*given, "--resume").code == 0
+    assert folders(here / "out") == {"a", "b", "c"}
+    assert tree(here / "out" / "a") == before
+
+
+# -- compare -------------------------------------------------------------------------------------------
+
+
+def test_compare(here: Path) -> None:
+    methods = "rollout, skipplus(ixg, start=1),ixg"
+    done = run("compare", "a.png", *MODEL, "--methods", methods, "--target", "tabby", "--target", 3, "--tile", 60)
+    assert (done.code, done.err) == (0, "")
+    assert "6 maps" in done.out
+    torch.manual_seed(0)
+    view = vt.load(MODEL[1], pretrained=False, img_size=32)
+    expected = vt.compare(view, "a.png", ["rollout", "skipplus(ixg, start=1)", "ixg"], [281, 3])
+    assert Image.open("a-compare.png").size == expected.panel(tile=60).size
+    before = tree(here)
+    refused = run("compare", "a.png", *MODEL, "--methods", "rollout")
+    assert (refused.code, "a-compare.png" in refused.err) == (2, True)
+    assert tree(here) == before
+    told = run("compare", "a.png", *MODEL, "--methods", "rollout,ixg", "--json", "--out", "p.png", "--tile", 60)
+    content = json.loads(told.out)
+    assert content.keys() == {"schema", "panel", "explanations"}
+    assert (content["schema"], content["panel"]) == ("vitreous.compare/1", "p.png")
+    assert [row["method"] for row in content["explanations"]] == ["rollout", "ixg"]
+    assert run("compare", "a.png", *MODEL, "--methods", "ixg", "--out", "p.png", "--overwrite").code == 0
+
+
+# -- lists ---------------------------------------------------------------------------------------------
+
+
+def test_version_and_help(here: Path) -> None:
+    assert run("--version") == (0, f"vitreous {vt.__version__}\n", "")
+    for flag in ("--help", "-h"):
+        shown = run(flag)
+        assert (shown.code, shown.err) == (0, "")
+        assert all(word in shown.out for word in ("explain", "compare", "methods", "models", "cite", "demo"))
+    for command, options in {
+        "explain": "--model --method --target --against --value --out --checkpoint --seed --resume --overwrite --json",
+        "compare": "--methods --target --tile --out --quiet",
+        "methods": "--json",
+        "models": "--json",
+        "cite": "",
+        "demo": "--out --quiet",
+    }.items():
+        shown = run(command, "--help")
+        assert shown.code == 0
+        assert all(option in shown.out for option in options.split())
+
+
+def test_no_command_shows_the_help(here: Path) -> None:
+    shown = run()
+    assert "Usage: vitreous" in shown.out + shown.err
+    assert shown.code in (0, 2)
+
+
+def test_methods(here: Path) -> None:
+    listed = run("methods")
+    assert (listed.code, listed.err) == (0, "")
+    first = {line.split()[0] for line in listed.out.splitlines() if line.strip()}
+    assert {info.name for info in vt.methods()} <= first
+    told = json.loads(run("methods", "--json").out)
+    assert [row["name"] for row in told] == [info.name for info in vt.methods()]
+    keys = {"name", "aliases", "family", "summary", "class_specific", "cost", "papers", "presets", "parameters"}
+    assert all(row.keys() == keys for row in told)
+    assert [row["name"] for row in json.loads(run("methods", "*cam", "--json").out)] == [
+        info.name for info in vt.methods() if info.name.endswith("cam")
+    ]
+
+
+def test_one_method(here: Path) -> None:
+    told = run("methods", "integrated_gradients").out
+    for part in ("integrated_gradients", "Sundararajan", "steps", "50 F + 50 B"):
+        assert part in told
+
+
+def test_models(here: Path) -> None:
+    """Names stand in one piece at the start of a line, so that they can be searched and copied."""
+    listed = run("models")
+    assert (listed.code, listed.err) == (0, "")
+    first = {line.split()[0] for line in listed.out.splitlines() if line.strip()}
+    assert {info.name for info in vt.models()} <= first
+    told = json.loads(run("models", "test_vit", "--json").out)
+    assert [row["name"] for row in told] == [f"timm/test_vit{end}" for end in ("", "2", "3", "4")]
+    assert all(row.keys() == {"name", "family", "size", "pretrained"} for row in told)
+
+
+def test_cite(here: Path) -> None:
+    cited = run("cite", "smooth(skipplus(decompx), samples=3)")
+    assert (cited.code, cited.err) == (0, "")
+    keys = ("smilkov2017smoothgrad", "mehri2024skipplus", "modarressi2023decompx")
+    assert [cited.out.count(f"{{{key},") for key in keys] == [1, 1, 1]
+    assert cited.out.count("@") == 3
+    assert "modarressi" not in run("cite", "skipplus").out
+
+
+def test_demo(here: Path) -> None:
+    done = run("demo", "--out", "shown")
+    assert (done.code, done.err) == (0, "")
+    pictures = ("ladybird", "fish", "owl")
+    assert {each.name for each in (here / "shown").iterdir()} == {
+        "report.html",
+        *(f"{name}{end}.png" for name in pictures for end in ("", "-panel")),
+    }
+    assert all(Image.open(here / "shown" / f"{name}-panel.png").width > 192 * 8 for name in pictures)
+    report = (here / "shown" / "report.html").read_text(encoding="utf-8")
+    assert report.count("data:image/png;base64,") == 3
+    assert "freshly initialised" in report
+    assert "report.html" in done.out
+    before = tree(here)
+    assert run("demo", "--out", "shown", "--quiet") == (0, "", "")
+    assert tree(here) == before  # the same each time

@@ -1,0 +1,286 @@
+"""What an explanation knows, how it is drawn, written and read again."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous as vt
+from families import FAMILIES, images
+from vitreous.errors import ImageError, VitreousError
+
+LABELS = ["zero", "one", "two", "three <b>&amp;</b>", "four"]
+FILES = {"map.npy", "heatmap.png", "overlay.png", "image.png", "manifest.json"}
+MANIFEST = {
+    "schema", "created", "model", "method", "settings", "seed", "target", "label", "probability", "value", "against",
+    "rivals", "prediction", "name", "source", "box", "grid", "input_size", "extras", "picture", "versions",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def view() -> vt.View:
+    return vt.view(FAMILIES["vit"](), name="tiny", labels=LABELS)
+
+
+@pytest.fixture(scope="module")
+def photo() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (75, 110, 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def made(view: vt.View, photo: Image.Image) -> vt.Explanation:
+    found = vt.explain(view, photo, "gradcam(layer=1)", "two", against=[0, "four"], value="prob", seed=5)
+    return dataclasses.replace(found, extras={"layers": torch.arange(48, dtype=torch.float64).view(3, 4, 4) / 7})
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+# -- fields --------------------------------------------------------------------------------------------
+
+
+def test_fields(view: vt.View, photo: Image.Image, made: vt.Explanation) -> None:
+    seen, box = view.preprocess.see(photo)
+    logits = view.logits(view.preprocess.tensor(seen)[None])[0].double()
+    chances = (logits - logits.logsumexp(dim=0)).exp()
+    best = max(range(5), key=lambda i: float(chances[i]))
+    assert (made.target, made.label, made.value, made.against) == (2, "two", "prob", (0, 4))
+    assert made.probability == pytest.approx(float(chances[2]), abs=1e-6)
+    assert (made.prediction.target, made.prediction.label) == (best, LABELS[best])
+    assert made.prediction.probability == pytest.approx(float(chances[best]), abs=1e-6)
+    assert (made.method, made.settings, made.seed) == ("gradcam(layer=1)", vt.method("gradcam(layer=1)").settings, 5)
+    assert (made.model, made.name, made.source, made.box) == ("tiny", "image", None, box)
+    assert (tuple(made.map.shape), made.map.dtype, made.map.requires_grad) == ((4, 4), torch.float32, False)
+    assert made.image.tobytes() == seen.tobytes()
+
+
+def test_the_prediction_is_the_default_target(view: vt.View) -> None:
+    inputs = images(view.model, 6)
+    found = vt.explain(view, inputs, "ixg")
+    assert [each.target for each in found] == view.logits(inputs).argmax(dim=1).tolist()
+    assert all((each.target, each.label) == (each.prediction.target, each.prediction.label) for each in found)
+    assert len({each.target for each in found}) > 1
+
+
+def test_a_callable_target_has_a_name_and_no_class(view: vt.View) -> None:
+    def spread(logits: torch.Tensor) -> torch.Tensor:
+        return logits.amax(dim=1) - logits.amin(dim=1)
+
+    found = vt.explain(view, images(view.model, 1)[0], "ixg", spread)
+    assert (found.target, found.label, found.probability) == (None, "spread", None)
+
+
+def test_second_results_travel_along(view: vt.View) -> None:
+    found = vt.explain(view, images(view.model, 2), "skipplus(ixg)")
+    _, extras = vt.method("skipplus(ixg)").attribute(view, images(view.model, 2), extras=True)
+    for i, each in enumerate(found):
+        assert each.extras.keys() == extras.keys()
+        assert all(each.extras[name].equal(extras[name][i]) for name in extras)
+
+
+def test_seeds_are_recorded_and_decide(view: vt.View) -> None:
+    image = images(view.model, 1)[0]
+    first, again, other = (vt.explain(view, image, "random", seed=seed) for seed in (3, 3, 4))
+    assert (first.seed, other.seed) == (3, 4)
+    assert first.manifest()["seed"] == 3
+    assert first.map.equal(again.map)
+    assert not first.map.equal(other.map)
+
+
+def test_grids(view: vt.View) -> None:
+    image = images(view.model, 1)[0]
+    tokens, pixels = (vt.explain(view, image, "ixg", 1, grid=grid).map for grid in ("token", "pixel"))
+    assert (tokens.shape, pixels.shape) == ((4, 4), (32, 32))
+    with pytest.raises(VitreousError, match="'hexagon' is not one of token, pixel"):
+        vt.explain(view, image, "ixg", grid="hexagon")
+    fine = vt.explain(view, image, "edges", 1)
+    coarse = vt.explain(view, image, "edges", 1, grid="token")
+    assert fine.map.shape == (32, 32)
+    by_hand = torch.stack([torch.stack([cell.sum() for cell in row.split(8, 1)]) for row in fine.map.split(8, 0)])
+    torch.testing.assert_close(coarse.map, by_hand)
+
+
+# -- pictures ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [None, (32, 32), (75, 110), (3, 2)])
+def test_upsample_is_torchs(made: vt.Explanation, size: tuple[int, int] | None) -> None:
+    wanted = size or (32, 32)
+    expected = torch.nn.functional.interpolate(made.map[None, None], wanted, mode="bilinear", align_corners=False)
+    assert made.upsample(size).equal(expected[0, 0])
+
+
+def test_sizes_of_pictures(made: vt.Explanation, photo: Image.Image) -> None:
+    assert made.heatmap().size == (32, 32)
+    assert made.overlay().size == (32, 32)
+    assert made.overlay(photo).size == photo.size
+    assert made.overlay(original=True).size == photo.size
+    assert made.overlay(alpha=0).tobytes() == made.image.tobytes()
+    assert made.overlay().tobytes() != made.image.tobytes()
+
+
+def test_the_original_comes_from_its_file(
+    view: vt.View, photo: Image.Image, made: vt.Explanation, tmp_path: Path
+) -> None:
+    photo.save(tmp_path / "photo.png")
+    read = vt.explain(view, tmp_path / "photo.png", "gradcam(layer=1)", 2, against=[0, 4], value="prob")
+    assert read.source == str(tmp_path / "photo.png")
+    assert read.overlay(original=True).tobytes() == made.overlay(original=True).tobytes()
+    (tmp_path / "photo.png").unlink()
+    with pytest.raises(ImageError, match=r"no such file.*photo\.png"):
+        read.overlay(original=True)
+
+
+def test_a_tensor_has_no_original(view: vt.View) -> None:
+    with pytest.raises(ImageError, match="no original photograph"):
+        vt.explain(view, images(view.model, 1)[0], "ixg").overlay(original=True)
+
+
+def test_html(view: vt.View) -> None:
+    found = vt.explain(view, images(view.model, 1)[0], "ixg", 3)
+    html = found._repr_html_()
+    data = re.search(r'src="data:image/png;base64,([^"]+)"', html)
+    assert data is not None
+    embedded = Image.open(io.BytesIO(base64.b64decode(data[1])))
+    assert embedded.convert("RGB").tobytes() == found.overlay().tobytes()
+    assert "<b>" not in html
+    assert "three &lt;b&gt;&amp;amp;&lt;/b&gt;" in html
+
+
+def test_caption_says_what_is_shown(made: vt.Explanation) -> None:
+    for part in ("gradcam(layer=1)", "two", f"{made.probability:.3f}", "rather than", "prob of tiny"):
+        assert part in made.caption
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_again(made: vt.Explanation, tmp_path: Path) -> None:
+    folder = made.save(tmp_path / "deep" / "inside")
+    assert folder == tmp_path / "deep" / "inside"
+    assert {file.name for file in folder.iterdir()} == FILES | {"extras.npz"}
+    again = vt.Explanation.load(str(folder))
+    assert again.map.dtype == made.map.dtype
+    assert again.map.equal(made.map)
+    assert {name: value.tolist() for name, value in again.extras.items()} == {"layers": made.extras["layers"].tolist()}
+    apart = ("map", "image", "extras", "photo")
+    for field in dataclasses.fields(made):
+        assert field.name in apart or getattr(again, field.name) == getattr(made, field.name), field.name
+    assert again.image.tobytes() == made.image.tobytes()
+    assert Image.open(folder / "overlay.png").tobytes() == made.overlay().tobytes()
+    assert Image.open(folder / "heatmap.png").tobytes() == made.heatmap().tobytes()
+    assert again.overlay().tobytes() == made.overlay().tobytes()
+    with pytest.raises(ImageError, match="not kept"):
+        again.overlay(original=True)
+
+
+def test_tensors_and_double_precision_survive(tmp_path: Path) -> None:
+    model = FAMILIES["vit"]().double()
+    found = vt.explain(model, images(model, 1)[0], "ixg")
+    again = vt.Explanation.load(found.save(tmp_path / "e"))
+    assert {file.name for file in (tmp_path / "e").iterdir()} == FILES
+    assert (again.map.dtype, again.box, again.extras) == (torch.float64, None, {})
+    assert again.map.equal(found.map)
+
+
+def test_manifest(made: vt.Explanation, tmp_path: Path) -> None:
+    manifest = json.loads((made.save(tmp_path / "e") / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest.keys() == MANIFEST
+    assert manifest == {**made.manifest(), "created": manifest["created"]}
+    assert manifest["schema"] == "vitreous.explanation/1"
+    assert manifest["prediction"].keys() == {"target", "label", "probability"}
+    assert (manifest["grid"], manifest["input_size"], manifest["extras"]) == ([4, 4], [32, 32], ["layers"])
+    assert (manifest["seed"], manifest["against"], manifest["settings"]["layer"]) == (5, [0, 4], 1)
+    assert manifest["versions"]["torch"].startswith(torch.__version__.split("+")[0])
+    assert {"python", "vitreous", "timm", "numpy", "pillow"} < manifest["versions"].keys()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", manifest["created"])
+
+
+def test_overwriting(view: vt.View, made: vt.Explanation, tmp_path: Path) -> None:
+    folder = made.save(tmp_path / "e")
+    before = content(folder)
+    other = vt.explain(view, images(view.model, 1)[0], "random")
+    with pytest.raises(VitreousError, match="e is there already"):
+        other.save(folder)
+    assert content(folder) == before
+    (folder / "stray.txt").write_text("not mine")
+    other.save(folder, overwrite=True)
+    assert {file.name for file in folder.iterdir()} == FILES  # neither the extras of the first nor the stray file
+    assert vt.Explanation.load(folder).map.equal(other.map)
+    assert [file.name for file in tmp_path.iterdir()] == ["e"]
+
+
+def test_a_file_in_the_way(made: vt.Explanation, tmp_path: Path) -> None:
+    (tmp_path / "e").write_text("a file")
+    with pytest.raises(VitreousError, match="there already"):
+        made.save(tmp_path / "e")
+    with pytest.raises(VitreousError, match="could not write"):
+        made.save(tmp_path / "e" / "inside")
+    assert content(tmp_path) == {"e": b"a file"}
+    made.save(tmp_path / "e", overwrite=True)
+    assert vt.Explanation.load(tmp_path / "e").map.equal(made.map)
+
+
+@pytest.mark.parametrize("broken", ["numpy.save", "numpy.savez", "PIL.Image.Image.save", "pathlib.Path.write_text"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("odd")])
+def test_all_or_nothing(
+    made: vt.Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, error: BaseException
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    kept = dataclasses.replace(made, extras={}).save(tmp_path / "kept")
+    before = content(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(broken, fail)
+        told = VitreousError if isinstance(error, OSError) else type(error)
+        with pytest.raises(told, match="No space left" if isinstance(error, OSError) else None):
+            made.save(tmp_path / "new")
+        with pytest.raises(told):
+            made.save(kept, overwrite=True)
+    assert content(tmp_path) == before
+    assert [file.name for file in tmp_path.iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"map.npy": None},
+        {"map.npy": b"nonsense"},
+        {"map.npy": b""},
+        {"image.png": b"nonsense"},
+        {"manifest.json": None},
+        {"manifest.json": b"{"},
+        {"manifest.json": b"[]"},
+        {"manifest.json": b"\xff\xfe"},
+        {"manifest.json": b'{"schema": "vitreous.explanation/1", "extras": []}'},
+        {"manifest.json": b'{"schema": "vitreous.explanation/99", "extras": []}'},
+        {"extras.npz": None},
+        {"extras.npz": b"nonsense"},
+        {"extras.npz": b"PK\x03\x04nonsense"},
+    ],
+)
+def test_broken_folders(made: vt.Explanation, tmp_path: Path, damage: dict[str, bytes | None]) -> None:
+    folder = made.save(tmp_path / "e")
+    for name, data in damage.items():
+        (folder / name).unlink()
+        if data is not None:
+            (folder / name).write_bytes(data)
+    with pytest.raises(VitreousError, match="e "):
+        vt.Explanation.load(folder)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(VitreousError, match="absent holds no explanation"):
+        vt.Explanation.load(tmp_path / "absent")

@@ -1,0 +1,301 @@
+"""Views of timm models against timm itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+import vitreous as vt
+from families import FAMILIES, images
+from vitreous.errors import ModelError
+from vitreous.models import Pooling
+
+SMALL: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
+
+#        depth, prefix tokens, grid, pooling
+FACTS = {
+    "vit": (3, 1, (4, 4), "token"),
+    "deit_distilled": (3, 2, (4, 4), "pair"),
+    "deit3": (3, 1, (4, 4), "token"),
+    "registers": (3, 5, (4, 4), "token"),
+    "gap": (3, 0, (4, 4), "avg"),
+    "gap_all": (3, 1, (4, 4), "avg_all"),
+    "clip": (3, 1, (4, 4), "token"),
+    "siglip": (3, 0, (4, 4), "map"),
+    "nonsquare": (2, 1, (4, 3), "token"),
+    "qk_norm": (3, 1, (4, 4), "token"),
+    "swiglu": (3, 1, (4, 4), "token"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def double(family: str) -> nn.Module:
+    """In double precision, so that the order of a sum does not matter."""
+    return FAMILIES[family]().double()
+
+
+def tokens_by_hand(model: Any, inputs: Tensor) -> Tensor:
+    """Patches, class, distillation and register tokens with their positions, put together step by step."""
+    patches = model.patch_embed.norm(model.patch_embed.proj(inputs).flatten(2).transpose(1, 2))
+    parts = [getattr(model, name, None) for name in ("cls_token", "dist_token", "reg_token")]
+    prefix = [part.expand(len(inputs), -1, -1) for part in parts if part is not None]
+    if model.no_embed_class:
+        tokens = torch.cat([*prefix, patches + model.pos_embed], dim=1)
+    else:
+        tokens = torch.cat([*prefix, patches], dim=1) + model.pos_embed
+    return model.norm_pre(tokens)
+
+
+def logits_by_hand(model: Any, tokens: Tensor) -> Tensor:
+    for block in model.blocks:
+        tokens = block(tokens)
+    return model.forward_head(model.norm(tokens))
+
+
+# -- the three verbs -----------------------------------------------------------------------------------
+
+
+def test_every_family_is_looked_at() -> None:
+    assert FACTS.keys() == FAMILIES.keys()
+
+
+@torch.no_grad()
+def test_embed_run_finish_is_the_model(family: str) -> None:
+    model = FAMILIES[family]()
+    view, inputs = vt.view(model), images(model, 3)
+    torch.testing.assert_close(view.finish(view.run(view.embed(inputs))), model(inputs), rtol=0, atol=1e-6)
+    torch.testing.assert_close(view.logits(inputs), model(inputs), rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_embed_is_the_embedding_by_hand(family: str) -> None:
+    model = double(family)
+    inputs = images(model, 2)
+    torch.testing.assert_close(vt.view(model).embed(inputs), tokens_by_hand(model, inputs), rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_split_at_every_layer(family: str) -> None:
+    model = FAMILIES[family]()
+    view, inputs = vt.view(model), images(model, 2)
+    expected = model(inputs)
+    for layer in range(view.depth + 1):
+        head = view.run(view.embed(inputs), 0, layer)
+        torch.testing.assert_close(view.finish(view.run(head, layer)), expected, rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_suffix_goes_on_where_the_prefix_stopped(family: str) -> None:
+    model = FAMILIES[family]()
+    view, inputs = vt.view(model), images(model, 2)
+    expected = model(inputs)
+    for layer in range(view.depth):
+        rest, tokens = view.suffix(layer), view.run(view.embed(inputs), 0, layer)
+        rest.check_inputs(tokens)
+        assert rest.depth == view.depth - layer
+        assert rest.grid() == view.grid()
+        torch.testing.assert_close(rest.logits(tokens), expected, rtol=0, atol=1e-6)
+        assert rest.block(0, tokens).equal(model.blocks[layer](tokens))
+
+
+@pytest.mark.parametrize("layer", [-1, 3])
+def test_suffix_outside_the_model(layer: int) -> None:
+    with pytest.raises(ModelError, match=f"layer {layer} is outside 0..2"):
+        vt.view(FAMILIES["vit"]()).suffix(layer)
+
+
+def test_suffix_takes_tokens_only() -> None:
+    model = FAMILIES["vit"]()
+    with pytest.raises(ModelError, match=r"tokens .*got \[1, 3, 32, 32\]"):
+        vt.view(model).suffix(1).check_inputs(images(model, 1))
+
+
+# -- leaving tokens out --------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_keeping_all_patches_changes_nothing(family: str) -> None:
+    model = double(family)
+    view, inputs = vt.view(model), images(model, 2)
+    count = FACTS[family][2][0] * FACTS[family][2][1]
+    everything = torch.arange(count).expand(2, -1)
+    shuffled = torch.stack([torch.randperm(count, generator=torch.Generator().manual_seed(s)) for s in (1, 2)])
+    for keep in (everything, shuffled, shuffled.int()):
+        torch.testing.assert_close(view.logits(inputs, keep=keep), model(inputs), rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_keeping_some_patches_by_hand(family: str) -> None:
+    model = double(family)
+    view, inputs = vt.view(model), images(model, 3)
+    prefix, keep = FACTS[family][1], torch.tensor([[0, 5, 7], [11, 2, 3], [9, 8, 1]])
+    tokens = tokens_by_hand(model, inputs)
+    rows = [[*range(prefix), *(prefix + k for k in row)] for row in keep.tolist()]
+    picked = torch.stack([tokens[i, row] for i, row in enumerate(rows)])
+    expected = logits_by_hand(model, picked)
+    torch.testing.assert_close(view.logits(inputs, keep=keep), expected, rtol=0, atol=1e-10)
+    assert not torch.allclose(expected, model(inputs))
+
+
+@torch.no_grad()
+def test_prefix_tokens_always_stay(family: str) -> None:
+    model = FAMILIES[family]()
+    view = vt.view(model)
+    tokens = view.embed(images(model, 2))
+    kept = view.pick(tokens, torch.empty(2, 0, dtype=torch.long))
+    assert kept.equal(tokens[:, : FACTS[family][1]])
+
+
+@pytest.mark.parametrize(
+    ("keep", "named"),
+    [
+        (torch.tensor([[0, 16], [0, 1]]), "patch 16, outside 0..15"),
+        (torch.tensor([[0, -1], [0, 1]]), "patch -1, outside 0..15"),
+        (torch.tensor([[0.0, 1.0], [0.0, 1.0]]), "integer patch indices"),
+        (torch.ones(2, 16, dtype=torch.bool), "integer patch indices"),  # a mask is not a list of indices
+        (torch.tensor([[0, 1]]), r"\[2, k\]"),
+        (torch.tensor([0, 1]), r"\[2, k\]"),
+    ],
+    ids=["too large", "negative", "float", "mask", "other batch", "one row"],
+)
+def test_wrong_keep(keep: Tensor, named: str) -> None:
+    model = FAMILIES["vit"]()
+    with pytest.raises(ModelError, match=named):
+        vt.view(model).logits(images(model, 2), keep=keep)
+
+
+# -- facts ---------------------------------------------------------------------------------------------
+
+
+def test_facts(family: str) -> None:
+    view = vt.view(FAMILIES[family]())
+    assert (view.depth, view.prefix, view.grid(), view.pooling.kind) == FACTS[family]
+    assert (view.width, view.heads, view.classes, view.labels) == (24, 3, 5, None)
+    assert view.preprocess.size == ((32, 48) if family == "nonsquare" else (32, 32))
+    assert view.pooling.attends == (family == "siglip")
+    assert view.label(3) == "class 3"
+    assert vt.view(view) is view
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["vit", "deit3", "registers", "gap", "gap_all", "deit_distilled"])
+def test_pooling_row_is_what_the_head_reads(family: str) -> None:
+    """What enters the head (or the norm before it) is seen by a hook; a distilled model averages two heads."""
+    model: Any = double(family)
+    view = vt.view(model)
+    seen: list[Tensor] = []
+    readers = [model.head, model.head_dist] if family == "deit_distilled" else [model.fc_norm]
+    hooks = [part.register_forward_pre_hook(lambda module, given: seen.append(given[0])) for part in readers]
+    tokens = model.norm(view.run(view.embed(images(model, 2))))
+    model.forward_head(tokens)
+    for hook in hooks:
+        hook.remove()
+    row = view.pooling.row(tokens)
+    assert row.shape == tokens.shape[:2]
+    torch.testing.assert_close(row.sum(dim=1), torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(torch.einsum("bn,bnd->bd", row, tokens), torch.stack(seen).mean(dim=0))
+
+
+def test_pooling_of_another_kind() -> None:
+    with pytest.raises(ModelError, match="'max'"):
+        Pooling("max", 1)
+
+
+def dynamic() -> nn.Module:
+    return timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True, **SMALL).double().eval()
+
+
+def test_dynamic_size() -> None:
+    model = dynamic()
+    view, inputs = vt.view(model), torch.randn(2, 3, 64, 48, dtype=torch.float64)
+    view.check_inputs(inputs)
+    assert (view.grid(), view.grid(inputs)) == ((2, 2), (4, 3))
+    torch.testing.assert_close(view.logits(inputs), model(inputs))
+    keep = torch.randperm(12, generator=torch.Generator().manual_seed(0)).expand(2, -1)
+    torch.testing.assert_close(view.logits(inputs, keep=keep), model(inputs))
+    assert vt.explain(view, inputs, "ixg")[0].map.shape == (4, 3)
+
+
+def test_dynamic_size_that_patches_do_not_fill() -> None:
+    with pytest.raises(ModelError, match="40"):
+        vt.explain(dynamic(), torch.randn(1, 3, 40, 32))
+
+
+# -- nothing is left behind ----------------------------------------------------------------------------
+
+
+def test_training_flags_come_back_one_by_one() -> None:
+    model: Any = VisionTransformer(**SMALL, patch_size=16, proj_drop_rate=0.5, drop_rate=0.5)
+    inputs = images(model, 2)
+    expected = model.eval()(inputs).detach()
+    model.train()
+    model.blocks[1].eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    view = vt.view(model)
+    torch.testing.assert_close(view.logits(inputs), expected)
+    assert {name: module.training for name, module in model.named_modules()} == before
+
+    def fails_inside() -> None:
+        with view.evaluating():
+            assert not any(module.training for module in model.modules())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails_inside()
+    assert {name: module.training for name, module in model.named_modules()} == before
+
+
+# -- refusals ------------------------------------------------------------------------------------------
+
+
+def test_refuses_what_no_adapter_knows() -> None:
+    with pytest.raises(ModelError, match=r"torch\.nn\.modules\.linear\.Linear.*timm"):
+        vt.view(nn.Linear(2, 2))
+    with pytest.raises(ModelError, match="got dict"):
+        vt.view({})  # type: ignore[arg-type]
+
+
+def test_refuses_a_model_without_head_or_with_other_blocks() -> None:
+    with pytest.raises(ModelError, match="no classifier"):
+        vt.view(timm.create_model("vit_tiny_patch16_224", **{**SMALL, "num_classes": 0}))
+    with pytest.raises(ModelError, match="block 0 is a ParallelScalingBlock"):
+        vt.view(timm.create_model("vit_base_patch16_xp_224", **SMALL))
+
+
+def test_refuses_too_few_labels() -> None:
+    with pytest.raises(ModelError, match="5 classes but 2 labels"):
+        vt.view(FAMILIES["vit"](), labels=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "named"),
+    [
+        (torch.zeros(1, 3, 32, 48), r"\[1, 3, 32, 48\]"),
+        (torch.zeros(1, 1, 32, 32), r"\[1, 1, 32, 32\]"),
+        (torch.zeros(32, 32), r"\[32, 32\]"),
+        (torch.zeros(0, 3, 32, 32), "empty"),
+        (torch.full((1, 3, 32, 32), float("nan")), "not finite"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "uint8"),  # bytes are not normalised
+    ],
+    ids=["size", "channels", "no batch", "empty", "nan", "bytes"],
+)
+def test_refuses_wrong_inputs(inputs: Tensor, named: str) -> None:
+    view = vt.view(FAMILIES["vit"]())
+    with pytest.raises(ModelError, match=named):
+        view.check_inputs(inputs)
+    with pytest.raises(ModelError, match=named):
+        vt.explain(view, inputs)
