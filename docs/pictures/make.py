@@ -36,7 +36,8 @@ def _clock(pen: ImageDraw.ImageDraw, x: int, y: int, radius: int) -> None:
 
     def hand(turn: float, start: float, stop: float, width: int) -> None:
         across, down = math.sin(2 * math.pi * turn), -math.cos(2 * math.pi * turn)
-        pen.line((x + start * across, y + start * down, x + stop * across, y + stop * down), fill="#141414", width=width)
+        ends = (x + start * across, y + start * down, x + stop * across, y + stop * down)
+        pen.line(ends, fill="#141414", width=width)
 
     disc(radius, "#46301f")
     disc(0.87 * radius, "#faf8f0")
