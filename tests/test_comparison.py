@@ -88,6 +88,13 @@ def test_comparison_in_a_notebook(compared: vt.Comparison) -> None:
     assert "tiny" in html
 
 
+def test_a_wide_panel_is_broken_into_lines(view: vt.View, photo: Image.Image) -> None:
+    found = vt.compare(view, photo, ["ixg", "generic", "rollout", "gradcam"])
+    wide, narrow = found.panel(tile=64), found.panel(tile=64, columns=3)
+    assert narrow.width < wide.width
+    assert narrow.height > wide.height
+
+
 @pytest.mark.parametrize(("methods", "target"), [([], None), (["ixg"], [])])
 def test_nothing_to_compare(view: vt.View, photo: Image.Image, methods: list[str], target: Any) -> None:
     with pytest.raises(VitreousError):

@@ -35,7 +35,7 @@ def write(out: str | Path, told: Callable[[str], None] = lambda line: None) -> l
         picture = draw()
         files.append(out / f"{name}.png")
         picture.save(files[-1])
-        panel = compare(view, files[-1], METHODS).panel(tile=192)
+        panel = compare(view, files[-1], METHODS).panel(tile=192, columns=5)
         files.append(out / f"{name}-panel.png")
         panel.save(files[-1])
         sections.append(show.Section(name.capitalize(), "", [(panel, f"{name}: {', '.join(METHODS)}")]))

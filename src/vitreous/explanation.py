@@ -242,9 +242,11 @@ class Comparison(Sequence[Explanation]):
     def __iter__(self) -> Iterator[Explanation]:
         return iter(self._all)
 
-    def panel(self, tile: int = 224, percentile: float = _PERCENTILE, scale: Any = "group") -> Image.Image:
-        """Return one labelled picture; maps of the same method share one colour scale."""
-        rows = []
+    def panel(
+        self, tile: int = 224, percentile: float = _PERCENTILE, scale: Any = "group", columns: int = 8
+    ) -> Image.Image:
+        """Return one labelled picture, at most ``columns`` tiles wide; maps of one method share one colour scale."""
+        rows: list[list[show.Cell]] = []
         for row in self.rows:
             first = row[0]
             said = f"said: {first.prediction.label} ({first.prediction.probability:.2f})"
@@ -252,7 +254,7 @@ class Comparison(Sequence[Explanation]):
             for each in row:
                 given = "" if each.probability is None else f" ({each.probability:.2f})"
                 cells.append(show.Cell(each.image, each._array, each.method, f"{each.label}{given}", group=each.method))
-            rows.append(cells)
+            rows.extend(cells[start : start + columns] for start in range(0, len(cells), columns))
         first = self._all[0]
         return show.panel(rows, f"{first.model}, {first.value}", percentile, tile, scale)
 
