@@ -45,7 +45,7 @@ class RawAttention(Method):
 
     def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
         rows = trace[Keep("attention", mean_row, tuple(layers))]
-        return [trace.tokens_to_grid(row) for row in rows]
+        return [trace.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
 
     def _pools(self, view: View) -> bool:
         return view.pooling.attends and resolve_layer(view, self.layer) == view.depth - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vitreous.methods.base import Method, resolve_layer
@@ -49,7 +50,7 @@ class Generic(Method):
 
     def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
         rows = trace[Keep("attention", positive_row, tuple(layers), grad=True)]
-        return [trace.tokens_to_grid(row) for row in rows]
+        return [trace.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
 
     def _matrices(self, view: View) -> Keep:
         layers = tuple(range(resolve_layer(view, self.start), view.depth))
@@ -85,7 +86,7 @@ class AttentionCAM(Method):
 
     def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
         rows = trace[Keep("attention", head_weighted, tuple(layers), grad=True)]
-        return [trace.tokens_to_grid(row) for row in rows]
+        return [trace.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
 
     def _pools(self, view: View) -> bool:
         return view.pooling.attends and resolve_layer(view, self.layer) == view.depth - 1
@@ -94,14 +95,17 @@ class AttentionCAM(Method):
 def positive_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row of ``mean_h (A * dA)+`` that the model reads."""
     assert gradient is not None
-    rows = view.pooling.rows
-    return (attention[:, :, rows] * gradient[:, :, rows]).clamp_(min=0).mean(dim=(1, 2))
+    parts = [attention[:, :, rows] * gradient[:, :, rows] for rows in view.pooling.rows]
+    return torch.stack([part.clamp_(min=0).mean(dim=(1, 2)) for part in parts]).sum(dim=0)
 
 
 def head_weighted(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_patches(dA[h]) A[h]`` over the rows that the model reads."""
     assert gradient is not None
-    rows = view.pooling.rows if attention.shape[2] > 1 else slice(None)
-    patches = slice(view.prefix if attention.shape[2] > 1 else 0, None)
-    weight = gradient[:, :, rows, patches].mean(dim=-1, keepdim=True)
-    return (weight * attention[:, :, rows]).mean(dim=(1, 2))
+    pooling = attention.shape[2] == 1  # the one row of attention pooling, over patches only
+    patches = slice(0 if pooling else view.prefix, None)
+    maps = []
+    for rows in [slice(None)] if pooling else view.pooling.rows:
+        weight = gradient[:, :, rows, patches].mean(dim=-1, keepdim=True)
+        maps.append((weight * attention[:, :, rows]).mean(dim=(1, 2)))
+    return torch.stack(maps).sum(dim=0)

@@ -69,7 +69,7 @@ class LayerSum(Method):
         keep = Keep("input", whole, tuple(layers))
         trace = session.trace(Pass((keep,)))
         forks = [
-            session.fork(tokens, session.view.suffix(layer, trace.grid))
+            session.fork(tokens, session.view.suffix(layer, session.inputs))
             for layer, tokens in zip(layers, trace[keep], strict=True)
         ]
         return [self.base.compute(fork).map for fork in forks]

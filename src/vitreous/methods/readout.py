@@ -24,7 +24,7 @@ def head_mean(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
 
 def mean_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row of ``mean_h A`` that the model reads: the class token's, or the mean over what is pooled."""
-    return attention[:, :, view.pooling.rows].mean(dim=(1, 2))
+    return view.pooling.read(attention, dim=2).mean(dim=1)
 
 
 def positive(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:

@@ -41,7 +41,7 @@ class TokenTerm(Method):
 
     def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
         terms = trace[Keep("input", self.reduce, tuple(layers), grad=True)]
-        return [trace.tokens_to_grid(term) for term in terms]
+        return [trace.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
 
 
 @register("gradient", family="token gradient", papers=("simonyan2014deep", "mehri2024skipplus"))

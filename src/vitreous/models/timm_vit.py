@@ -100,7 +100,7 @@ class TimmViT(View):
         tokens = model._pos_embed(model.patch_embed(inputs))
         return model.norm_pre(model.patch_drop(tokens))  # type: ignore[no-any-return]
 
-    def block(self, layer: int, tokens: Tensor) -> Tensor:
+    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         return self.model.blocks[layer](tokens)  # type: ignore[no-any-return]
 
     def finish(self, tokens: Tensor) -> Tensor:

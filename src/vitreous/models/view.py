@@ -21,13 +21,14 @@ class Pooling:
     """How the tokens after the last block become one vector.
 
     ``token`` reads the class token, ``pair`` the mean of class and distillation token, ``avg`` the mean over the
-    patches, ``avg_all`` that over all tokens. Attention pooling (``map``) has no fixed weights: its own attention is
-    the row, and it is observed like that of any block.
+    patches, ``avg_all`` that over all tokens, ``token_avg`` the class token beside the mean over the patches. Attention
+    pooling (``map``) has no fixed weights: its own attention is the row, and it is observed like that of any block.
     """
 
     def __init__(self, kind: str, prefix: int) -> None:
-        if kind not in ("token", "avg", "avg_all", "pair", "map"):
-            raise ModelError(f"pooling {kind!r} has no read-out row; supported: token, avg, avg_all, pair, map")
+        if kind not in ("token", "avg", "avg_all", "pair", "token_avg", "map"):
+            supported = "token, avg, avg_all, pair, token_avg, map"
+            raise ModelError(f"pooling {kind!r} has no read-out row; supported: {supported}")
         self.kind = kind
         self.prefix = prefix
 
@@ -37,21 +38,29 @@ class Pooling:
         return self.kind == "map"
 
     @property
-    def rows(self) -> slice:
-        """The tokens whose mean is read: the patches where attention pooling weighs them itself."""
+    def rows(self) -> list[slice]:
+        """The groups of tokens that are read: the mean of each, summed. Attention pooling stands for all patches."""
+        patches = slice(self.prefix, None)
         return {
-            "token": slice(0, 1),
-            "pair": slice(0, 2),
-            "avg": slice(self.prefix, None),
-            "avg_all": slice(0, None),
-            "map": slice(self.prefix, None),
+            "token": [slice(0, 1)],
+            "pair": [slice(0, 2)],
+            "avg": [patches],
+            "avg_all": [slice(0, None)],
+            "token_avg": [slice(0, 1), patches],
+            "map": [patches],
         }[self.kind]
 
+    def read(self, values: Tensor, dim: int) -> Tensor:
+        """Read a token axis as the head does: the mean over each group of rows, summed."""
+        order = values.movedim(dim, 0)
+        return torch.stack([order[rows].mean(dim=0) for rows in self.rows]).sum(dim=0)
+
     def row(self, tokens: Tensor) -> Tensor:
-        """Return the weights ``[B, N]`` of the tokens in the mean that is read, shaped and typed like ``tokens``."""
+        """Return the weights ``[B, N]`` of the tokens in what is read, shaped and typed like ``tokens``."""
         weights = tokens.new_zeros(tokens.shape[:2])
-        weights[:, self.rows] = 1
-        return weights / weights.sum(dim=1, keepdim=True)
+        for rows in self.rows:
+            weights[:, rows] += 1 / weights[:, rows].shape[1]
+        return weights
 
     def __repr__(self) -> str:
         return f"Pooling({self.kind!r})"
@@ -77,7 +86,13 @@ class View(ABC):
     classes: int
     labels: list[str] | None = None
     drops_tokens: bool = True
-    """Whether patch tokens can be left out without touching the model (positions are absolute)."""
+    """Whether patch tokens can be left out without touching the model."""
+    windowed: bool = False
+    """Whether attention stays inside windows, so that there is no matrix between all tokens."""
+    cam_site: str = "norm1"
+    """Where class activation maps look in the last block: the last place whose patches still reach every logit."""
+    stages: tuple[range, ...] = ()
+    """The layers of each stage of a hierarchical model; empty where all layers share one grid."""
 
     # -- the three verbs -------------------------------------------------------------------------------
 
@@ -86,17 +101,17 @@ class View(ABC):
         """Images ``[B, 3, H, W]`` to tokens ``[B, N, D]`` as they enter block 0."""
 
     @abstractmethod
-    def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Apply one block."""
+    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Apply one block; ``keep`` tells which patches the tokens are, where some were left out."""
 
     @abstractmethod
     def finish(self, tokens: Tensor) -> Tensor:
         """Tokens after the last block to logits ``[B, classes]``."""
 
-    def run(self, tokens: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Apply blocks ``start .. stop - 1``."""
+    def run(self, tokens: Tensor, start: int = 0, stop: int | None = None, keep: Tensor | None = None) -> Tensor:
+        """Apply blocks ``start .. stop - 1``; after ``pick`` pass the same ``keep``: blocks may know positions."""
         for layer in range(start, self.depth if stop is None else stop):
-            tokens = self.block(layer, tokens)
+            tokens = self.block(layer, tokens, keep)
         return tokens
 
     # -- facts about places ----------------------------------------------------------------------------
@@ -137,15 +152,17 @@ class View(ABC):
         """
         with self.evaluating(), torch.no_grad():
             tokens = self.embed(self.cast(inputs))
-            return self.finish(self.run(tokens if keep is None else self.pick(tokens, keep)))
+            if keep is not None:
+                keep = keep.to(tokens.device)
+                tokens = self.pick(tokens, keep)
+            return self.finish(self.run(tokens, keep=keep))
 
     def pick(self, tokens: Tensor, keep: Tensor) -> Tensor:
         """Return the prefix tokens and the patch tokens ``keep`` (``[B, k]``), each with the position it had."""
         if not self.drops_tokens:
             raise ModelError(
-                f"{self.name} cannot leave tokens out (its positions are relative); mask their embeddings instead"
+                f"{self.name} cannot leave tokens out: its layers need the whole grid; mask their embeddings instead"
             )
-        keep = keep.to(tokens.device)
         patches = tokens.shape[1] - self.prefix
         whole = keep.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
         if keep.ndim != 2 or keep.shape[0] != tokens.shape[0] or not whole:
@@ -158,12 +175,13 @@ class View(ABC):
         index = (keep + self.prefix).unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
         return torch.cat([tokens[:, : self.prefix], tokens.gather(1, index)], dim=1)
 
-    def suffix(self, layer: int, grid: tuple[int, int] | None = None) -> SubView:
+    def suffix(self, layer: int, inputs: Tensor | None = None) -> SubView:
         """Return the sub-network that starts at block ``layer``; its inputs are tokens, its outputs logits.
 
         With the tokens kept, this is also the cached prefix: run the first blocks once, explain the rest often.
+        ``inputs`` tells the size of the images where the model takes any.
         """
-        return SubView(self, layer, grid or self.grid())
+        return SubView(self, layer, inputs)
 
     def cast(self, inputs: Tensor) -> Tensor:
         """Move inputs to the model's device and dtype."""
@@ -220,7 +238,7 @@ class View(ABC):
 class SubView(View):
     """The part of a model from block ``first`` on, as a view of its own: ``f_l`` of the PLUS paper."""
 
-    def __init__(self, whole: View, first: int, grid: tuple[int, int]) -> None:
+    def __init__(self, whole: View, first: int, inputs: Tensor | None) -> None:
         if not 0 <= first < whole.depth:
             raise ModelError(f"layer {first} is outside 0..{whole.depth - 1}")
         self.whole, self.first = whole, first
@@ -229,19 +247,22 @@ class SubView(View):
         self.depth, self.width, self.heads = whole.depth - first, whole.width, whole.heads
         self.prefix, self.pooling, self.drops_tokens = whole.prefix, whole.pooling, whole.drops_tokens
         self.preprocess, self.classes, self.labels = whole.preprocess, whole.classes, whole.labels
-        self._grid = grid
+        self.windowed, self.cam_site = whole.windowed, whole.cam_site
+        later = [range(max(0, s.start - first), s.stop - first) for s in whole.stages]
+        self.stages = tuple(stage for stage in later if len(stage))
+        self._inputs = inputs
 
     def embed(self, inputs: Tensor) -> Tensor:
         return inputs
 
-    def block(self, layer: int, tokens: Tensor) -> Tensor:
-        return self.whole.block(layer + self.first, tokens)
+    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self.whole.block(layer + self.first, tokens, keep)
 
     def finish(self, tokens: Tensor) -> Tensor:
         return self.whole.finish(tokens)
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        return self._grid
+        return self.whole.grid(self._inputs, layer + self.first)
 
     def site(self, layer: int, name: str) -> nn.Module:
         return self.whole.site(layer + self.first, name)

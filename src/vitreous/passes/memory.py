@@ -27,7 +27,7 @@ def inner_batch(view: View, inputs: Tensor, budget: float | None = None) -> int:
     if budget is None:
         free = torch.cuda.mem_get_info(inputs.device)[0] if inputs.device.type == "cuda" else 0
         budget = max(1.0, 0.6 * free / _GIB) if free else 4.0
-    high, wide = view.grid(inputs if inputs.ndim == 4 else None)
+    high, wide = view.grid(inputs)
     tokens = high * wide + view.prefix
     each = (20 * view.depth * tokens * view.width + 6 * view.heads * tokens**2) * inputs.element_size()
     return max(1, int(budget * _GIB / each))

@@ -63,7 +63,7 @@ class Observer(TorchFunctionMode):
             if keep.grad:
                 self._when_gradient(keep, layer, value)
             else:
-                self.trace.store(keep, layer, keep.reduce(self.view, value.detach(), None))
+                self.trace.store(keep, layer, keep.reduce(self.view, _tokens(site, value.detach()), None))
 
     def _when_gradient(self, keep: Keep, layer: int, value: Tensor) -> None:
         if not value.requires_grad:
@@ -73,7 +73,8 @@ class Observer(TorchFunctionMode):
         def hook(gradient: Tensor) -> None:
             if value._version != version:
                 raise TraceError(f"{keep.site} of layer {layer} was changed in place after it was recorded")
-            self.trace.store(keep, layer, keep.reduce(self.view, value.detach(), gradient))
+            seen = _tokens(keep.site, value.detach()), _tokens(keep.site, gradient)
+            self.trace.store(keep, layer, keep.reduce(self.view, *seen))
 
         value.register_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -174,6 +175,40 @@ class Observer(TorchFunctionMode):
             self.trace.store(keep, layer, keep.reduce(self.view, seen, None))
         return attention.to(value.dtype) @ value
 
+    def _multi_head(
+        self,
+        func: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        embed_dim_to_check: int,
+        num_heads: int,
+        in_proj_weight: Tensor | None,
+        in_proj_bias: Tensor | None,
+        bias_k: Tensor | None,
+        bias_v: Tensor | None,
+        add_zero_attn: bool,
+        dropout_p: float,
+        out_proj_weight: Tensor,
+        out_proj_bias: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        """``nn.MultiheadAttention`` is one opaque call: write out its projections around the attention.
+
+        Only what vision transformers use: one input projection, no masks, sequence first as the module passes it.
+        """
+        unusual = [bias_k, bias_v, options.get("key_padding_mask"), options.get("attn_mask"), options.get("static_k")]
+        if in_proj_weight is None or add_zero_attn or any(each is not None for each in unusual):
+            raise TraceError(f"{self.view.name}: this form of multi-head attention is not recognised")
+        biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+        parts = []
+        for given, weight, bias in zip((query, key, value), in_proj_weight.chunk(3), biases, strict=True):
+            part = F.linear(given, weight, bias)  # [N, B, D]
+            parts.append(part.reshape(*part.shape[:2], num_heads, -1).permute(1, 2, 0, 3))
+        q, k, v = parts
+        mixed = self._attend(F.scaled_dot_product_attention, q, k, v)
+        return F.linear(mixed.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias), None
+
     def _softmax(self, func: Any, scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Attention that a model writes out itself: ``softmax(scores) @ v``."""
         attention: Tensor = func(scores, *args, **kwargs)
@@ -239,6 +274,11 @@ class Observer(TorchFunctionMode):
         return func(x, *args, **kwargs)  # type: ignore[no-any-return]
 
 
+def _tokens(site: str, value: Tensor) -> Tensor:
+    """Lay out what a block of a hierarchical model computes on a grid ``[B, h, w, D]`` as tokens ``[B, N, D]``."""
+    return value.flatten(1, 2) if site in _INSIDE and value.ndim == 4 else value
+
+
 def _constant(value: Any) -> Any:
     return value.detach() if isinstance(value, nn.Parameter) else value
 
@@ -250,6 +290,7 @@ def _constants(args: Sequence[Any]) -> tuple[Any, ...]:
 _Handler = Callable[..., Any]
 _PLAIN: dict[Any, _Handler] = {
     F.scaled_dot_product_attention: Observer._attend,
+    F.multi_head_attention_forward: Observer._multi_head,
     **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax), Observer._softmax),
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), Observer._matmul),
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vitreous.errors import TraceError
+from vitreous.errors import ModelError, TraceError
 from vitreous.models import View
 from vitreous.passes.ask import Keep, Pass
 from vitreous.passes.observe import Observer
@@ -43,9 +43,11 @@ def run(view: View, inputs: Tensor, ask: Pass, target: Target) -> Trace:
 def run_targets(view: View, inputs: Tensor, ask: Pass, targets: Sequence[Target]) -> list[Trace]:
     """Run one forward, and one backward for each target."""
     view.check_inputs(inputs)
+    _refuse_windows(view, ask)
     traces = [Trace(view, inputs) for _ in targets]
     observer = Observer(view, ask.keeps, ask.rules == "frozen", traces[0])
-    with torch.inference_mode(False), torch.set_grad_enabled(ask.backward), view.evaluating():
+    plain = torch.autocast(inputs.device.type, enabled=False)  # the model's own precision, whatever surrounds the call
+    with torch.inference_mode(False), plain, torch.set_grad_enabled(ask.backward), view.evaluating():
         inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
         logits, root = _forward(view, inputs, ask, observer)
         for index, (target, trace) in enumerate(zip(targets, traces, strict=True)):
@@ -59,6 +61,13 @@ def run_targets(view: View, inputs: Tensor, ask: Pass, targets: Sequence[Target]
         for keep in ask.keeps:
             trace[keep]  # an empty answer is an error here and not a strange picture later
     return traces
+
+
+def _refuse_windows(view: View, ask: Pass) -> None:
+    if view.windowed and any(keep.site in ("attention", "values") for keep in ask.keeps):
+        raise ModelError(
+            f"{view.name} attends inside windows: a method that follows attention between all tokens does not apply"
+        )
 
 
 def _forward(view: View, inputs: Tensor, ask: Pass, observer: Observer) -> tuple[Tensor, Tensor | None]:

@@ -23,7 +23,7 @@ class Trace:
 
     def __init__(self, view: View, inputs: Tensor) -> None:
         self.view = view
-        self.grid = view.grid(inputs)
+        self.grids = [view.grid(inputs, layer) for layer in range(view.depth)]
         self.batch = len(inputs)
         self.logits: Tensor = torch.empty(0)
         self._kept: dict[tuple[Any, ...], Tensor] = {}
@@ -41,9 +41,14 @@ class Trace:
                 raise TraceError(f"{keep.site} of layer {layer} was not recorded in this pass")
         return [self._kept[keep.key, layer] for layer in keep.layers]
 
-    def tokens_to_grid(self, tokens: Tensor) -> Tensor:
-        """Drop the prefix of ``[B, N]`` and lay the patches out row by row: ``[B, h, w]``."""
-        high, wide = self.grid
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches at the first block."""
+        return self.grids[0]
+
+    def tokens_to_grid(self, tokens: Tensor, layer: int = 0) -> Tensor:
+        """Drop the prefix of ``[B, N]`` and lay the patches of a layer out row by row: ``[B, h, w]``."""
+        high, wide = self.grids[layer]
         patches = tokens[:, self.view.prefix :]
         if patches.shape[1] != high * wide:
             raise TraceError(f"{patches.shape[1]} patch tokens do not fill a grid of {high} x {wide}")
@@ -55,7 +60,7 @@ class Trace:
         if len(parts) == 1:
             return parts[0]
         joined = cls.__new__(cls)
-        joined.view, joined.grid = parts[0].view, parts[0].grid
+        joined.view, joined.grids = parts[0].view, parts[0].grids
         joined.batch = sum(part.batch for part in parts)
         joined.logits = torch.cat([part.logits for part in parts])
         # the parts let go of each piece as it is joined, so that not everything exists twice

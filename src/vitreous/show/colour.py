@@ -48,7 +48,7 @@ def from_oklab(lab: NDArray[Any]) -> Floats:
     return np.asarray(np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055))
 
 
-def _table(anchors: Sequence[tuple[float, float, float]], at: Floats) -> Bytes:
+def _table(anchors: Sequence[tuple[float, float, float]], at: NDArray[Any]) -> Bytes:
     """Colours at the 256 positions `at` in [0, 1], linear in OKLab between anchors (lightness, chroma, hue).
 
     An anchor sits at the position of its own lightness, so that lightness is linear by construction.
@@ -69,8 +69,8 @@ _CENTRED = np.clip((np.arange(256) - 128) / 127, -1.0, 1.0)
 _DARK = [(0.15, 0.06, 285.0), (0.33, 0.15, 302.0), (0.50, 0.19, 348.0)]
 _BRIGHT = [(0.66, 0.20, 28.0), (0.80, 0.13, 64.0), (0.95, 0.09, 102.0)]
 SEQUENTIAL: Bytes = _table(_DARK + _BRIGHT, _RAMP)
-_ARMS = [_table([(0.95, 0.0, h), (0.72, 0.14, h), (0.50, 0.19, h)], np.abs(_CENTRED)) for h in (260.0, 28.0)]
-DIVERGING: Bytes = np.where(_CENTRED[:, None] < 0, *_ARMS)
+_COLD, _WARM = (_table([(0.95, 0.0, h), (0.72, 0.14, h), (0.50, 0.19, h)], np.abs(_CENTRED)) for h in (260.0, 28.0))
+DIVERGING: Bytes = np.where(_CENTRED[:, None] < 0, _COLD, _WARM)
 JET: Bytes = np.rint(255 * np.clip(1.5 - np.abs(4 * _RAMP[:, None] - [3.0, 2.0, 1.0]), 0, 1)).astype(np.uint8)
 
 COLOURS: dict[str, Bytes] = {"sequential": SEQUENTIAL, "diverging": DIVERGING, "jet": JET}
@@ -80,7 +80,7 @@ MISSING = 128  # the grey of values that are not finite
 def _finite(maps: Sequence[NDArray[Any]]) -> Floats:
     flat = [np.asarray(map, np.float64).ravel() for map in maps]
     values = np.concatenate(flat) if flat else np.zeros(0)
-    return values[np.isfinite(values)]
+    return np.asarray(values[np.isfinite(values)])
 
 
 def number(value: float) -> str:
