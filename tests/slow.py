@@ -25,6 +25,7 @@ class Run:
     attention: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     pool: Tensor | None = None
+    last: Tensor | None = None
 
 
 def norm(module: nn.Module, x: Tensor) -> Tensor:
@@ -129,6 +130,7 @@ def forward(model: nn.Module, images: Tensor) -> Run:
     x = embed(model, images)
     for module in model.blocks:
         x = block(module, x, run)
+    run.last = x
     run.logits = finish(model, x, run)
     return run
 

@@ -103,6 +103,137 @@ def test_attcam(reference):
     reference.check("attcam", torch.stack(maps).mean(dim=0))
 
 
+def test_attgrad(reference):
+    run = reference.run
+    attention = run.attention[-1] if run.pool is None else run.pool
+    gradient = reference.gradient(attention).mean(dim=1)
+    rows = reference.rows() if run.pool is None else [0]
+    reference.check("attgrad", gradient[:, rows].mean(dim=1))
+
+
+def discarded(matrix: Tensor, share: float, spare_first: bool) -> Tensor:
+    """Drop the weakest entries one by one."""
+    kept = matrix.clone()
+    for image in kept:
+        flat = image.view(-1)
+        order = sorted(range(len(flat)), key=lambda i: flat[i].item())
+        for index in order[: int(len(flat) * share)]:
+            if index or not spare_first:
+                flat[index] = 0
+    return kept
+
+
+@pytest.mark.parametrize("heads", ["mean", "max", "min"])
+@pytest.mark.parametrize("normalise", ["row", "released"])
+def test_rollout_with_fusion_and_discarding(reference, heads, normalise):
+    fuse = {"mean": lambda a: a.mean(dim=1), "max": lambda a: a.amax(dim=1), "min": lambda a: a.amin(dim=1)}[heads]
+    matrices = []
+    for attention in reference.run.attention:
+        mixed = discarded(fuse(attention.detach()), 0.4, True) + torch.eye(attention.shape[-1], dtype=torch.float64)
+        sums = mixed.sum(dim=-1)
+        matrices.append(mixed / (sums[:, :, None] if normalise == "row" else sums[:, None, :]))
+    pool = reference.run.pool
+    first = None if pool is None else pool.mean(dim=1)[:, 0]
+    spelling = f"rollout(heads={heads}, discard=0.4, normalise={normalise})"
+    reference.check(spelling, chain(reference, matrices, first))
+
+
+def test_gradient_rollout(reference):
+    def product(attention: Tensor) -> Tensor:
+        return torch.relu((attention * reference.gradient(attention)).mean(dim=1))
+
+    matrices = []
+    for attention in reference.run.attention:
+        mixed = product(attention) + torch.eye(attention.shape[-1], dtype=torch.float64)
+        matrices.append(mixed / mixed.sum(dim=-1, keepdim=True))
+    pool = reference.run.pool
+    reference.check("grad_rollout", chain(reference, matrices, None if pool is None else product(pool)[:, 0]))
+
+
+def test_gradsam(reference):
+    products = [a * torch.relu(reference.gradient(a)) for a in reference.run.attention]
+    whole = torch.stack(products).mean(dim=(0, 2))  # blocks and heads
+    reference.check("gradsam", whole.mean(dim=1))
+    reference.check("gradsam(reduce=keys)", whole.mean(dim=2))
+    reference.check("gradsam(reduce=row)", whole[:, reference.rows()].mean(dim=1))
+
+
+def outputs(reference: Reference) -> list[Tensor]:
+    return [*reference.run.inputs[1:], reference.run.last]
+
+
+def test_class_activation_tokens(reference):
+    run = reference.run
+    received = [attention.mean(dim=(1, 2)) for attention in run.attention]
+    at_input = [(x * reference.gradient(x)).sum(dim=-1) for x in run.inputs]
+    at_output = [(x * reference.gradient(x)).sum(dim=-1) for x in outputs(reference)]
+    reference.check("cat", sum(at_input))
+    reference.check("attcat@released", sum(a * t for a, t in zip(received, at_input, strict=True)))
+    reference.check("attcat", sum(a * t for a, t in zip(received, at_output, strict=True)))
+    reference.check("attixg(layer=1)", received[1] * at_output[1] if reference.depth > 2 else received[1] * 0)
+    pairs = list(zip(received, at_output, strict=True))[:-1]
+    reference.check("plus(attixg)", sum(a * t for a, t in pairs))
+
+
+def test_legrad(reference):
+    """Each block alone, its mean output token through the final norm and the head."""
+    model, terms = reference.model, []
+    for x, module in zip(reference.run.inputs, model.blocks, strict=True):
+        run = slow.Run(torch.empty(0))
+        mean = slow.block(module, x.detach(), run).mean(dim=1, keepdim=True)
+        logits = slow.finish(model, mean.expand(-1, model.num_prefix_tokens + 1, -1), run)
+        gradient = torch.autograd.grad(logits[:, TARGET].sum(), run.attention[0])[0]
+        terms.append(torch.relu(gradient).mean(dim=(1, 2)))
+    reference.check("legrad", sum(terms))
+    reference.check("legrad(last=1)", terms[-1])
+
+
+def best_flow(capacity: dict[tuple[int, int], float], source: int, sink: int) -> float:
+    """Edmonds and Karp: breadth-first paths, as long as there are any."""
+    residual = dict(capacity)
+    total = 0.0
+    while True:
+        before, queue = {source: source}, [source]
+        for node in queue:
+            for (tail, head), left in residual.items():
+                if tail == node and head not in before and left > 1e-12:
+                    before[head] = node
+                    queue.append(head)
+        if sink not in before:
+            return total
+        path, node = [], sink
+        while node != source:
+            path.append((before[node], node))
+            node = before[node]
+        most = min(residual[edge] for edge in path)
+        for tail, head in path:
+            residual[tail, head] -= most
+            residual[head, tail] = residual.get((head, tail), 0.0) + most
+        total += most
+
+
+@pytest.mark.parametrize("family", ["vit", "gap"])
+def test_attention_flow(family):
+    pytest.importorskip("scipy")
+    model = FAMILIES[family]().double()
+    model.blocks = model.blocks[:2]
+    x = images(model, 1)
+    run, prefix = slow.forward(model, x), model.num_prefix_tokens
+    tokens = run.inputs[0].shape[1]
+    capacity = {}
+    for layer, attention in enumerate(run.attention):
+        mixed = (attention.mean(dim=1)[0] + torch.eye(tokens, dtype=torch.float64)) / 2
+        for i in range(tokens):
+            for j in range(tokens):
+                capacity[(layer + 1) * tokens + i, layer * tokens + j] = mixed[i, j].item()
+    read = [0] if family == "vit" else range(tokens)
+    capacity |= {(3 * tokens, 2 * tokens + i): 1 / len(read) for i in read}
+    found = vt.method("attention_flow").attribute(model, x).flatten()
+    for patch in (0, 5, 15):
+        expected = best_flow(capacity, 3 * tokens, prefix + patch)
+        assert found[patch].item() == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize("layer", [0, 1, -1])
 def test_token_gradients(reference, layer):
     x = reference.run.inputs[layer]

@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.readout import head_mean, mean_row, pad_prefix, push, start_keeps, start_row
+from vitreous.errors import SpellingError, VitreousError
+from vitreous.methods.base import Method, check_choice, resolve_layer
+from vitreous.methods.readout import (
+    discard_weakest,
+    head_max,
+    head_mean,
+    head_min,
+    mean_row,
+    pad_prefix,
+    push,
+    start_keeps,
+    start_row,
+    with_residual,
+)
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Trace
 
-__all__ = ["RawAttention", "Rollout"]
+__all__ = ["AttentionFlow", "RawAttention", "Rollout"]
 
 
 @register("raw_attention", family="attention", papers=("dosovitskiy2021image",), class_specific=False, cost=(1, 0))
@@ -51,18 +64,40 @@ class RawAttention(Method):
         return view.pooling.attends and resolve_layer(view, self.layer) == view.depth - 1
 
 
-@register("rollout", family="attention", papers=("abnar2020quantifying",), class_specific=False, cost=(1, 0))
+_FUSIONS = {"mean": head_mean, "max": head_max, "min": head_min}
+
+
+@register(
+    "rollout",
+    family="attention",
+    papers=("abnar2020quantifying",),
+    class_specific=False,
+    cost=(1, 0),
+    presets={"vit_explain": {"discard": 0.9, "normalise": "released"}},
+)
 @dataclass(frozen=True)
 class Rollout(Method):
     """Attention multiplied through the blocks, half of each passing by on the residual.
 
-    ``r <- r (mean_h A_l + I) / 2`` from the last block down to ``start``, starting at the row the model reads. Rows of
-    A sum to one, so this is the row-normalised product of Abnar and Zuidema at N times less work. Some published
-    scripts start at block 1. Layer term (for ``plus``): the row of ``mean_h A_l``.
+    ``r <- r (A_l + I) / rowsum`` from the last block down to ``start``, A the head mean, starting at the row the model
+    reads: the row-normalised product of Abnar and Zuidema at N times less work. Some published scripts start at block
+    1. ``heads`` fuses by mean, max or min; ``discard`` drops that share of the weakest entries first. The preset
+    ``vit_explain`` follows a popular script: 90 % dropped, and column j divided by the sum of row j where row i was
+    meant (``normalise=released``); it then divides by the maximum, which belongs to the picture. Layer term (for
+    ``plus``): the row of ``mean_h A_l``.
     """
 
     start: int = 0
+    heads: str = "mean"
+    discard: float = 0.0
+    normalise: str = "row"
     layered = True
+
+    def __post_init__(self) -> None:
+        check_choice("heads", self.heads, tuple(_FUSIONS))
+        check_choice("normalise", self.normalise, ("row", "released"))
+        if not 0 <= self.discard < 1:
+            raise SpellingError(f"discard={self.discard} must be at least 0 and below 1")
 
     def ask(self, view: View) -> Pass:
         return Pass((self._matrices(view), *start_keeps(view, head_mean, False)))
@@ -71,7 +106,8 @@ class Rollout(Method):
         matrices = trace[self._matrices(trace.view)]
         row = start_row(trace, matrices[0], head_mean, False)
         for matrix in reversed(matrices):
-            row = (row + push(row, matrix)) / 2
+            kept = discard_weakest(matrix, self.discard, keep_first=True)
+            row = push(row, with_residual(kept, self.normalise))
         return trace.tokens_to_grid(row)
 
     def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
@@ -81,4 +117,64 @@ class Rollout(Method):
         return RawAttention().read_layers(trace, layers)
 
     def _matrices(self, view: View) -> Keep:
-        return Keep("attention", head_mean, tuple(range(resolve_layer(view, self.start), view.depth)))
+        layers = tuple(range(resolve_layer(view, self.start), view.depth))
+        return Keep("attention", _FUSIONS[self.heads], layers)
+
+
+@register(
+    "attention_flow",
+    family="attention",
+    papers=("abnar2020quantifying",),
+    class_specific=False,
+    cost=(1, 0),
+    cost_note="1 F + a max-flow per patch",
+)
+@dataclass(frozen=True)
+class AttentionFlow(Method):
+    """The largest flow that attention lets through from the row the model reads to each patch.
+
+    A graph of (L + 1) N nodes; the edge from token i above block l to token j below it can carry
+    ``(mean_h A_l + I)[i, j] / 2``. The map is the max-flow value to each patch of block 0, in units of capacity. Slow:
+    one max-flow problem per patch and image, solved with capacities in millionths.
+    """
+
+    def ask(self, view: View) -> Pass:
+        keep = Keep("attention", head_mean, tuple(range(view.depth)))
+        return Pass((keep, *start_keeps(view, head_mean, False)))
+
+    def read(self, trace: Trace) -> Tensor:
+        matrices = trace[self.ask(trace.view).keeps[0]]
+        row = start_row(trace, matrices[0], head_mean, False)
+        edges = torch.stack([with_residual(matrix, "row") for matrix in matrices], dim=1)
+        flows = [
+            max_flows(image.cpu(), start.cpu(), trace.view.prefix) for image, start in zip(edges, row, strict=True)
+        ]
+        return trace.tokens_to_grid(pad_prefix(torch.stack(flows).to(row), row.shape[1]))
+
+
+def max_flows(edges: Tensor, start: Tensor, prefix: int) -> Tensor:
+    """Return the max-flow values ``[n]`` to the patches, for layer matrices ``[L, N, N]`` and the row read ``[N]``."""
+    try:
+        from scipy.sparse import csr_matrix
+        from scipy.sparse.csgraph import maximum_flow
+    except ImportError:
+        raise VitreousError("attention_flow needs scipy; pip install 'vitreous[bench]'") from None
+    depth, tokens, _ = edges.shape
+    source = (depth + 1) * tokens  # nodes (l, i) are l * tokens + i; above all of them the row that is read
+    upper, lower = torch.meshgrid(torch.arange(tokens), torch.arange(tokens), indexing="ij")
+    tails, heads, sizes = [], [], []
+    for layer in range(depth):
+        tails.append((layer + 1) * tokens + upper.flatten())
+        heads.append(layer * tokens + lower.flatten())
+        sizes.append(edges[layer].flatten())
+    read = start.nonzero().flatten()
+    tails.append(torch.full_like(read, source))
+    heads.append(depth * tokens + read)
+    sizes.append(start[read])
+    capacity = (torch.cat(sizes).double() * _UNITS).round().to(torch.int32).numpy()
+    graph = csr_matrix((capacity, (torch.cat(tails).numpy(), torch.cat(heads).numpy())), shape=(source + 1,) * 2)
+    flows = [maximum_flow(graph, source, patch).flow_value for patch in range(prefix, tokens)]
+    return torch.tensor(flows, dtype=torch.float64) / _UNITS
+
+
+_UNITS = 1_000_000

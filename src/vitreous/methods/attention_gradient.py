@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.readout import pad_prefix, positive, push, start_keeps, start_row
+from vitreous.errors import SpellingError
+from vitreous.methods.base import Answer, Method, check_choice, resolve_layer
+from vitreous.methods.readout import (
+    discard_weakest,
+    pad_prefix,
+    positive,
+    push,
+    start_keeps,
+    start_row,
+    with_residual,
+)
 from vitreous.methods.registry import register
 from vitreous.models import View
-from vitreous.passes import Keep, Pass, Trace
+from vitreous.passes import Keep, Pass, Reduce, Session, Trace, whole
 
-__all__ = ["AttentionCAM", "Generic"]
+__all__ = ["AttentionCAM", "AttentionGradient", "Generic", "GradSAM", "GradientRollout", "LeGrad"]
 
 
 @register(
@@ -22,25 +32,35 @@ __all__ = ["AttentionCAM", "Generic"]
     family="attention x gradient",
     papers=("chefer2021generic",),
     aliases=("chefer2", "genatt", "transformer_mm"),
+    presets={"bt": {"clamp": "after"}},
 )
 @dataclass(frozen=True)
 class Generic(Method):
     """Relevance that gathers in every block along positive attention times gradient.
 
     ``E_l = mean_h (A_l * dA_l)+``, ``R = I``, ``R <- R + E_l R`` upwards; here its one row that matters, downwards:
-    ``r <- r + r E_l``. Clamp first, then average heads. Attention pooling starts the row with its own ``E``. Layer term
-    (for ``plus``): the row of ``E_l``, which makes ``plus(generic)`` Grad-SAM read at the class token.
+    ``r <- r + r E_l``. Clamp first, then average heads; ``clamp=after`` (preset ``bt``, as the Bidirectional
+    Transformers code does) averages first. Attention pooling starts the row with its own ``E``. Layer term (for
+    ``plus``): the row of ``E_l``, which makes ``plus(generic)`` Grad-SAM read at the class token.
     """
 
     start: int = 0
+    clamp: str = "before"
     layered = True
 
+    def __post_init__(self) -> None:
+        check_choice("clamp", self.clamp, ("before", "after"))
+
+    @property
+    def _product(self) -> Reduce:
+        return positive if self.clamp == "before" else positive_mean
+
     def ask(self, view: View) -> Pass:
-        return Pass((self._matrices(view), *start_keeps(view, positive, True)))
+        return Pass((self._matrices(view), *start_keeps(view, self._product, True)))
 
     def read(self, trace: Trace) -> Tensor:
         matrices = trace[self._matrices(trace.view)]
-        row = start_row(trace, matrices[0], positive, True)
+        row = start_row(trace, matrices[0], self._product, True)
         for matrix in reversed(matrices):
             row = row + push(row, matrix)
         return trace.tokens_to_grid(row)
@@ -54,12 +74,120 @@ class Generic(Method):
 
     def _matrices(self, view: View) -> Keep:
         layers = tuple(range(resolve_layer(view, self.start), view.depth))
-        return Keep("attention", positive, layers, grad=True)
+        return Keep("attention", self._product, layers, grad=True)
+
+
+@register(
+    "grad_rollout",
+    family="attention x gradient",
+    papers=("abnar2020quantifying", "chefer2021transformer"),
+    presets={"vit_explain": {"discard": 0.9, "released": True}},
+)
+@dataclass(frozen=True)
+class GradientRollout(Method):
+    """Rollout of attention times gradient.
+
+    ``F_l = (mean_h A_l * dA_l)+``, ``r <- r (F_l + I) / rowsum`` from the last block to the first. The preset
+    ``vit_explain`` follows a popular script, whose gradients are those of the scores before the softmax, in the order
+    of the backward pass (the last block's meet the first block's attention), with 90 % of the entries dropped and
+    column j divided by the sum of row j; it then divides by the maximum, which belongs to the picture.
+    """
+
+    discard: float = 0.0
+    released: bool = False
+
+    def ask(self, view: View) -> Pass:
+        layers = tuple(range(view.depth))
+        if self.released:
+            return Pass((Keep("attention", whole, layers), Keep("attention", score_gradient, layers, grad=True)))
+        return Pass((Keep("attention", positive_mean, layers, grad=True), *start_keeps(view, positive_mean, True)))
+
+    def read(self, trace: Trace) -> Tensor:
+        keeps = self.ask(trace.view).keeps
+        if self.released:
+            pairs = zip(trace[keeps[0]], reversed(trace[keeps[1]]), strict=True)
+            matrices = [(attention * gradient).mean(dim=1).clamp_(min=0) for attention, gradient in pairs]
+            row = trace.view.pooling.row(matrices[0])
+        else:
+            matrices = trace[keeps[0]]
+            row = start_row(trace, matrices[0], positive_mean, True)
+        for matrix in reversed(matrices):
+            kept = discard_weakest(matrix, self.discard, keep_first=False)
+            row = push(row, with_residual(kept, "released" if self.released else "row"))
+        return trace.tokens_to_grid(row)
+
+
+class RowTerm(Method):
+    """A map that is the row of one attention matrix the model reads; its layer terms are the same row at each block.
+
+    With attention pooling, the last map is that of the pooling itself.
+    """
+
+    layer: int
+    layered = True
+    reduce: ClassVar[Reduce]
+
+    def ask(self, view: View) -> Pass:
+        if self._pools(view):
+            return Pass(start_keeps(view, type(self).reduce, True))
+        return self.ask_layers(view, (resolve_layer(view, self.layer),))
+
+    def read(self, trace: Trace) -> Tensor:
+        if self._pools(trace.view):
+            (pool,) = trace[start_keeps(trace.view, type(self).reduce, True)[0]]
+            high, wide = trace.grid
+            return trace.tokens_to_grid(pad_prefix(pool, high * wide + trace.view.prefix))
+        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
+
+    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
+        return Pass((Keep("attention", type(self).reduce, tuple(layers), grad=True),))
+
+    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+        rows = trace[Keep("attention", type(self).reduce, tuple(layers), grad=True)]
+        return [trace.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
+
+    def _pools(self, view: View) -> bool:
+        return view.pooling.attends and resolve_layer(view, self.layer) == view.depth - 1
+
+
+def read_rows(view: View, attention: Tensor) -> list[slice]:
+    """The rows that are read: of a block those of the pooling, of attention pooling its only one."""
+    return [slice(None)] if attention.shape[2] == 1 else view.pooling.rows
+
+
+def gradient_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """The row of ``mean_h dA`` that the model reads."""
+    assert gradient is not None
+    parts = [gradient[:, :, rows].mean(dim=(1, 2)) for rows in read_rows(view, gradient)]
+    return torch.stack(parts).sum(dim=0).to(attention.dtype)
+
+
+def head_weighted(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``mean_h mean_patches(dA[h]) A[h]`` over the rows that the model reads."""
+    assert gradient is not None
+    patches = slice(0 if attention.shape[2] == 1 else view.prefix, None)
+    maps = []
+    for rows in read_rows(view, attention):
+        weight = gradient[:, :, rows, patches].mean(dim=-1, keepdim=True)
+        maps.append((weight * attention[:, :, rows]).mean(dim=(1, 2)))
+    return torch.stack(maps).sum(dim=0)
+
+
+@register("attgrad", family="attention x gradient", papers=("mehri2024skipplus",))
+@dataclass(frozen=True)
+class AttentionGradient(RowTerm):
+    """The gradient of one block's attention, averaged over heads.
+
+    ``mean_h dA_l[CLS, patches]``, signed: how the target would grow if the model looked there more.
+    """
+
+    layer: int = -1
+    reduce = gradient_row
 
 
 @register("attcam", family="attention x gradient", papers=("chefer2021transformer",))
 @dataclass(frozen=True)
-class AttentionCAM(Method):
+class AttentionCAM(RowTerm):
     """Grad-CAM with the heads of one attention map as channels.
 
     ``w_h = mean over patches of dA[h, CLS, patches]``, ``map = mean_h w_h A[h, CLS, patches]``, before any ReLU. Papers
@@ -67,29 +195,70 @@ class AttentionCAM(Method):
     """
 
     layer: int = -1
-    layered = True
+    reduce = head_weighted
+
+
+@register(
+    "gradsam",
+    family="attention x gradient",
+    papers=("barkan2021gradsam", "mehri2024skipplus"),
+    presets={"plus": {"reduce": "row"}},
+)
+@dataclass(frozen=True)
+class GradSAM(Method):
+    """Attention times its positive gradient, averaged over blocks, heads and one token axis.
+
+    ``mean_l mean_h A_l * (dA_l)+``, then the mean over queries (what a token receives). Third-party codes disagree on
+    the axis: ``reduce=keys`` is the other mean, ``reduce=row`` (preset ``plus``) the row the model reads, which is
+    ``plus(generic)`` divided by the depth.
+    """
+
+    reduce: str = "queries"
+
+    def __post_init__(self) -> None:
+        check_choice("reduce", self.reduce, tuple(_AXES))
 
     def ask(self, view: View) -> Pass:
-        if self._pools(view):
-            return Pass(start_keeps(view, head_weighted, True))
-        return self.ask_layers(view, (resolve_layer(view, self.layer),))
+        return Pass((Keep("attention", _AXES[self.reduce], tuple(range(view.depth)), grad=True),))
 
     def read(self, trace: Trace) -> Tensor:
-        if self._pools(trace.view):
-            (pool,) = trace[start_keeps(trace.view, head_weighted, True)[0]]
-            high, wide = trace.grid
-            return trace.tokens_to_grid(pad_prefix(pool, high * wide + trace.view.prefix))
-        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
+        terms = trace[self.ask(trace.view).keeps[0]]
+        return trace.tokens_to_grid(torch.stack(terms).mean(dim=0))
 
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
-        return Pass((Keep("attention", head_weighted, tuple(layers), grad=True),))
 
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
-        rows = trace[Keep("attention", head_weighted, tuple(layers), grad=True)]
-        return [trace.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
+@register("legrad", family="attention x gradient", papers=("bousselham2024legrad",), cost=(2, 1))
+@dataclass(frozen=True)
+class LeGrad(Method):
+    """The positive gradient of each block's own class score with respect to its attention.
 
-    def _pools(self, view: View) -> bool:
-        return view.pooling.attends and resolve_layer(view, self.layer) == view.depth - 1
+    ``s_l``: the head on the mean of all output tokens of block l. ``G_l = d s_l / d A_l`` inside that block alone;
+    ``map = sum_l mean_h mean_queries (G_l)+``; attention values never enter. ``last`` is how many blocks from the top
+    (0: all, as the paper presents it; the released code uses 2). The release min-maxes once at the end.
+    """
+
+    last: int = 0
+
+    def __post_init__(self) -> None:
+        if self.last < 0:
+            raise SpellingError(f"last={self.last} must be at least 0")
+
+    def ask(self, view: View) -> Pass:
+        return Pass((Keep("input", whole, self._layers(view)),))
+
+    def compute(self, session: Session) -> Answer:
+        layers = self._layers(session.view)
+        inputs = session.trace(self.ask(session.view))[Keep("input", whole, layers)]
+        keep = Keep("attention", positive_gradient_received, (0,), grad=True)
+        trace = session.trace(self.ask(session.view))
+        terms = []
+        for layer, tokens in zip(layers, inputs, strict=True):
+            fork = session.fork(tokens, session.view.lens(layer))
+            terms.append(trace.tokens_to_grid(fork.trace(Pass((keep,)))[keep][0], layer))
+        stacked = torch.stack(terms, dim=1)
+        return Answer(stacked.sum(dim=1), {"layers": stacked})
+
+    def _layers(self, view: View) -> tuple[int, ...]:
+        return tuple(range(view.depth))[-self.last :]
 
 
 def positive_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
@@ -99,13 +268,34 @@ def positive_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tens
     return torch.stack([part.clamp_(min=0).mean(dim=(1, 2)) for part in parts]).sum(dim=0)
 
 
-def head_weighted(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
-    """``mean_h mean_patches(dA[h]) A[h]`` over the rows that the model reads."""
+def positive_mean(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``(mean_h A * dA)+``: heads averaged before the clamp."""
     assert gradient is not None
-    pooling = attention.shape[2] == 1  # the one row of attention pooling, over patches only
-    patches = slice(0 if pooling else view.prefix, None)
-    maps = []
-    for rows in [slice(None)] if pooling else view.pooling.rows:
-        weight = gradient[:, :, rows, patches].mean(dim=-1, keepdim=True)
-        maps.append((weight * attention[:, :, rows]).mean(dim=(1, 2)))
-    return torch.stack(maps).sum(dim=0)
+    return (attention * gradient).mean(dim=1).clamp_(min=0)
+
+
+def positive_received(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``mean_h mean_queries A (dA)+``: what each token receives."""
+    assert gradient is not None
+    return (attention * gradient).clamp_(min=0).mean(dim=(1, 2))
+
+
+def positive_given(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``mean_h mean_keys A (dA)+``: what each token gives."""
+    assert gradient is not None
+    return (attention * gradient).clamp_(min=0).mean(dim=(1, 3))
+
+
+def positive_gradient_received(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``mean_h mean_queries (dA)+``."""
+    assert gradient is not None
+    return gradient.clamp(min=0).to(attention.dtype).mean(dim=(1, 2))
+
+
+def score_gradient(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """The gradient with respect to the scores before the softmax: ``A * (dA - rowsum(A * dA))``."""
+    assert gradient is not None
+    return attention * (gradient - (attention * gradient).sum(dim=-1, keepdim=True))
+
+
+_AXES: dict[str, Reduce] = {"queries": positive_received, "keys": positive_given, "row": positive_row}

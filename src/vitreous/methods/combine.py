@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitreous.errors import SpellingError
 from vitreous.methods.base import Answer, Method, check_choice, resolve_layer
@@ -26,6 +28,7 @@ class LayerSum(Method):
 
     base: Method
     via: str
+    upsample: bool
 
     def first(self, view: View) -> int:
         """Return the lowest start layer."""
@@ -62,7 +65,8 @@ class LayerSum(Method):
             terms = self.base.read_layers(session.trace(self.base.ask_layers(session.view, layers)), layers)
         else:
             terms = self._subnetworks(session, layers)
-        stacked = torch.stack(terms, dim=1)
+        finest = max((tuple(term.shape[1:]) for term in terms), key=math.prod)
+        stacked = torch.stack([_enlarge(term, finest) for term in terms], dim=1)
         return Answer(stacked.sum(dim=1), {"layers": stacked})
 
     def _subnetworks(self, session: Session, layers: Sequence[int]) -> list[Tensor]:
@@ -75,7 +79,19 @@ class LayerSum(Method):
         return [self.base.compute(fork).map for fork in forks]
 
     def _layers(self, view: View) -> tuple[int, ...]:
-        return tuple(range(self.first(view), view.depth))
+        """The start layers; in a hierarchical model those of one grid: its longest stage, or else that of the first."""
+        layers = tuple(range(self.first(view), view.depth))
+        if not view.stages or self.upsample:
+            return layers
+        longest = max(view.stages, key=lambda stage: (len(stage), stage.start))
+        own = next(stage for stage in view.stages if layers[0] in stage)
+        return tuple(layer for layer in layers if layer in longest) or tuple(layer for layer in layers if layer in own)
+
+
+def _enlarge(term: Tensor, size: tuple[int, ...]) -> Tensor:
+    if tuple(term.shape[1:]) == size:
+        return term
+    return F.interpolate(term[:, None], size=list(size), mode="bilinear", align_corners=False)[:, 0]
 
 
 @register("plus", family="combinator", papers=("mehri2024skipplus",), cost_note="base")
@@ -84,12 +100,14 @@ class Plus(LayerSum):
     """A base method summed over all start layers.
 
     ``sum_{l=start}^{L-1} A(f_l)(x_l)`` with f_l the network from block l on and x_l its input. ``plus(ixg)`` is CAT,
-    ``plus(generic)`` is Grad-SAM. Extras: ``layers``, one map per start layer.
+    ``plus(generic)`` is Grad-SAM. A hierarchical model is summed inside its longest stage, or over all of them with
+    ``upsample``. Extras: ``layers``, one map per start layer.
     """
 
     base: Method
     start: int = 0
     via: str = "auto"
+    upsample: bool = False
 
     def first(self, view: View) -> int:
         return resolve_layer(view, self.start)
@@ -107,6 +125,7 @@ class SkipPlus(LayerSum):
     base: Method
     start: int | None = None
     via: str = "auto"
+    upsample: bool = False
 
     def first(self, view: View) -> int:
         return (view.depth + 1) // 2 % view.depth if self.start is None else resolve_layer(view, self.start)

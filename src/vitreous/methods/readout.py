@@ -9,7 +9,21 @@ from torch.nn import functional as F
 from vitreous.models import View
 from vitreous.passes import Keep, Reduce, Trace
 
-__all__ = ["dot", "head_mean", "mean_row", "positive", "push", "start_keeps", "start_row"]
+__all__ = [
+    "discard_weakest",
+    "dot",
+    "head_max",
+    "head_mean",
+    "head_min",
+    "mean_row",
+    "pad_prefix",
+    "positive",
+    "push",
+    "start_keeps",
+    "start_row",
+    "wide",
+    "with_residual",
+]
 
 
 def wide(value: Tensor) -> Tensor:
@@ -20,6 +34,16 @@ def wide(value: Tensor) -> Tensor:
 def head_mean(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h A``: ``[B, N, N]``."""
     return attention.mean(dim=1)
+
+
+def head_max(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``max_h A``: ``[B, N, N]``."""
+    return attention.amax(dim=1)
+
+
+def head_min(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``min_h A``: ``[B, N, N]``."""
+    return attention.amin(dim=1)
 
 
 def mean_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
@@ -59,6 +83,26 @@ def start_row(trace: Trace, like: Tensor, reduce: Reduce, grad: bool) -> Tensor:
 def pad_prefix(row: Tensor, tokens: int) -> Tensor:
     """Put zeros before a row over patches only, for the prefix tokens that the pooling does not look at."""
     return F.pad(row, (tokens - row.shape[1], 0))
+
+
+def discard_weakest(matrix: Tensor, share: float, keep_first: bool) -> Tensor:
+    """Set the ``int(share N^2)`` smallest entries of each matrix to zero; ``keep_first`` spares entry (0, 0)."""
+    count = int(matrix.shape[1] ** 2 * share)
+    if count == 0:
+        return matrix
+    flat = matrix.flatten(1)
+    weakest = flat.topk(count, dim=1, largest=False).indices
+    mask = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, weakest, True)
+    if keep_first:
+        mask[:, 0] = False
+    return flat.masked_fill(mask, 0).view_as(matrix)
+
+
+def with_residual(matrix: Tensor, normalise: str) -> Tensor:
+    """Return ``M + I`` with rows that sum to one, or with column j divided by the sum of row j (a published script)."""
+    mixed = matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    sums = mixed.sum(dim=-1)
+    return mixed / (sums.unsqueeze(-1) if normalise == "row" else sums.unsqueeze(1))
 
 
 def push(row: Tensor, matrix: Tensor) -> Tensor:

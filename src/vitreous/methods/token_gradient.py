@@ -16,7 +16,7 @@ from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Reduce, Trace
 
-__all__ = ["Gradient", "InputXGradient", "TokenTerm"]
+__all__ = ["CAT", "AttCAT", "AttentionXInputXGradient", "Gradient", "InputXGradient", "TokenTerm"]
 
 
 class TokenTerm(Method):
@@ -74,6 +74,92 @@ class InputXGradient(TokenTerm):
     """
 
     layer: int = 0
+
+
+@register("attixg", family="token gradient", papers=("mehri2024skipplus",))
+@dataclass(frozen=True)
+class AttentionXInputXGradient(Method):
+    """Input times gradient at a block's output, weighed by the attention each token received in that block.
+
+    ``a_l[j] sum_d x[j, d] d s / d x[j, d]`` with x the output of block l and ``a_l[j]`` the mean over heads and queries
+    of ``A_l[., j]``. ``plus(attixg)`` is AttCAT. The last block has no term: nothing follows it.
+    """
+
+    layer: int = 0
+    layered = True
+
+    def ask(self, view: View) -> Pass:
+        return self.ask_layers(view, (resolve_layer(view, self.layer),))
+
+    def read(self, trace: Trace) -> Tensor:
+        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
+
+    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
+        return Pass(_received_times(layers, "output", view.depth - 1))
+
+    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+        received, terms = _received_times(layers, "output", trace.view.depth - 1)
+        found = dict(zip(terms.layers, _products(trace, received, terms), strict=True))
+        nothing = torch.zeros(trace.batch, *trace.grid).to(wide(trace.logits))
+        return [found.get(layer, nothing) for layer in layers]
+
+
+@register("cat", family="token gradient", papers=("qiang2022attcat",))
+@dataclass(frozen=True)
+class CAT(Method):
+    """Input times gradient of the tokens, summed over all blocks: class activation tokens.
+
+    ``sum_l sum_d x_l[j, d] d s / d x_l[j, d]`` at the block inputs. The same as ``plus(ixg)``.
+    """
+
+    def ask(self, view: View) -> Pass:
+        return InputXGradient().ask_layers(view, range(view.depth))
+
+    def read(self, trace: Trace) -> Tensor:
+        return torch.stack(InputXGradient().read_layers(trace, range(trace.view.depth))).sum(dim=0)
+
+
+@register(
+    "attcat",
+    family="token gradient",
+    papers=("qiang2022attcat",),
+    presets={"released": {"at": "input"}, "plus": {"at": "output"}},
+)
+@dataclass(frozen=True)
+class AttCAT(Method):
+    """Class activation tokens weighed by the attention that each token receives, summed over blocks.
+
+    ``sum_l a_l[j] sum_d x[j, d] d s / d x[j, d]`` with ``a_l[j]`` the mean over heads and queries of ``A_l[., j]`` and
+    x the output of block l, as the paper writes it; the released code takes its input (preset ``released``).
+    """
+
+    at: str = "output"
+
+    def __post_init__(self) -> None:
+        check_choice("at", self.at, ("output", "input"))
+
+    def ask(self, view: View) -> Pass:
+        return Pass(_received_times(range(view.depth), self.at, view.depth))
+
+    def read(self, trace: Trace) -> Tensor:
+        received, terms = _received_times(range(trace.view.depth), self.at, trace.view.depth)
+        return torch.stack(_products(trace, received, terms)).sum(dim=0)
+
+
+def _received_times(layers: Sequence[int], site: str, stop: int) -> tuple[Keep, Keep]:
+    """What attention-weighed token terms need: attention received, and input times gradient at a site."""
+    inside = tuple(layer for layer in layers if layer < stop)
+    return Keep("attention", received, inside), Keep(site, dot, inside, grad=True)
+
+
+def _products(trace: Trace, attention: Keep, terms: Keep) -> list[Tensor]:
+    pairs = zip(terms.layers, trace[attention], trace[terms], strict=True)
+    return [trace.tokens_to_grid(weight * term, layer) for layer, weight, term in pairs]
+
+
+def received(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``mean_h mean_queries A``: the attention each token receives."""
+    return attention.mean(dim=(1, 2))
 
 
 def gradient_norm(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:

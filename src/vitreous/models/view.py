@@ -14,7 +14,7 @@ from vitreous.errors import ModelError
 from vitreous.models.labels import check_index, find_label, short_label
 from vitreous.models.preprocess import Preprocess
 
-__all__ = ["Pooling", "SubView", "View"]
+__all__ = ["LensView", "Pooling", "SubView", "View"]
 
 
 class Pooling:
@@ -183,6 +183,15 @@ class View(ABC):
         """
         return SubView(self, layer, inputs)
 
+    def lens(self, layer: int) -> LensView:
+        """Return one block alone, its output read by the model's own head (LeGrad)."""
+        return LensView(self, layer)
+
+    def original(self, inputs: Tensor) -> Tensor:
+        """Run the model's own forward and return its logits: what ``finish(run(embed(x)))`` must equal."""
+        found = self.model(inputs)
+        return found if isinstance(found, Tensor) else found.logits
+
     def cast(self, inputs: Tensor) -> Tensor:
         """Move inputs to the model's device and dtype."""
         return inputs.to(self.device, self.dtype)
@@ -273,3 +282,22 @@ class SubView(View):
     def check_inputs(self, inputs: Tensor) -> None:
         if inputs.ndim != 3 or inputs.shape[1] <= self.prefix:
             raise ModelError(f"{self.name} takes tokens [B, N, D], got {list(inputs.shape)}")
+
+
+class LensView(SubView):
+    """One block, and the model's head on the mean of all its output tokens, whatever the model itself reads.
+
+    The head gets that mean in the place of every token it might look at, so that any pooling returns it.
+    """
+
+    def __init__(self, whole: View, layer: int) -> None:
+        super().__init__(whole, layer, None)
+        self.name, self.depth, self.stages = f"{whole.name}[{layer}]", 1, ()
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        mean = tokens.mean(dim=1, keepdim=True)
+        return self.whole.finish(mean.expand(-1, self.prefix + 1, -1))
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        if inputs.ndim != 3:
+            super().check_inputs(inputs)
