@@ -222,8 +222,8 @@ class Observer(TorchFunctionMode):
         return attention
 
     def _matmul(self, func: Any, left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The product that follows a written-out attention shows the values."""
-        mixes = self._attention is not None and left.data_ptr() == self._attention.data_ptr()
+        """The product that follows a written-out attention, perhaps cast or dropped out, shows the values."""
+        mixes = self._attention is not None and left.shape == self._attention.shape
         if mixes and self.layer is not None:
             self.note("values", self.layer, right)
             self._attention = None
