@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ import torch
 from PIL import Image
 
 from commands import FILES, MODEL, NAME, photographs, run, tree
+from vitreous import Explanation
 from vitreous.errors import ImageError, VitreousError
-from vitreous.models import timm_vit
+from vitreous.models import timm_adapter
 
 
 @pytest.fixture
@@ -47,6 +49,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "value": (("--value", "logits"), r"'logits' is not one of logit, prob, logprob"),
     "device": (("--device", "banana"), r"'banana'"),
     "absent device": (("--device", "xpu:7"), r"'xpu:7'"),
+    "device without memory": (("--device", "meta"), r"no weights yet: it is on the meta device"),
+    "memory": (("--memory", "inf"), r"memory=inf is not a number of GiB"),
     "dtype": (("--dtype", "float33"), r"'float33' is not one of float64, float32, bfloat16, float16"),
     "unusable dtype": (("--dtype", "float8_e4m3fn"), r"'float8_e4m3fn' is not one of"),
     "model": (("--model", "timm/test_vitt"), r"'timm/test_vitt'; did you mean timm/test_vit"),
@@ -102,7 +106,6 @@ def test_wrong_methods(here: Path, spelling: str, named: str) -> None:
         (("no.png",), r"no such file: no\.png"),
         (("a.png", "no.png"), r"no such file: no\.png"),
         (("text.png",), r"text\.png is not an image"),
-        (("a.png", "text.png"), r"text\.png is not an image"),
         (("empty",), r"no images in the folder empty"),
         (("line\nbreak.png",), r"break\.png"),
     ],
@@ -142,11 +145,33 @@ def test_a_full_disk(here: Path, monkeypatch: pytest.MonkeyPatch, original: bool
     assert "No space left on device" in line
 
 
-def test_finished_pictures_are_kept_when_a_later_one_is_bad(here: Path) -> None:
-    done = run("explain", "a.png", "text.png", "b.png", *MODEL, "--out", "out", "--batch-size", 1)
-    assert done.code == 2
-    assert {each.name for each in Path("out").iterdir()} == {"a"}
-    assert {each.name for each in Path("out/a").iterdir()} == FILES
+@pytest.mark.parametrize("batch", [1, 32])
+def test_a_bad_picture_among_good_ones_is_skipped(here: Path, batch: int) -> None:
+    """Named in one line; the others are explained, each into its own folder; the exit code tells."""
+    given = ("explain", "a.png", "text.png", "b.png", "a.png", *MODEL, "--batch-size", batch)
+    done = run(*given, "--out", "out")
+    assert done.code == 1
+    assert done.err == "vitreous: warning: skipped text.png: is not an image that can be read\n"
+    assert {each.name for each in Path("out").iterdir()} == {"a", "b", "a-2"}
+    for name in ("a", "b", "a-2"):
+        assert {each.name for each in Path("out", name).iterdir()} == FILES
+        assert Explanation.load(Path("out", name)).source == f"{name[0]}.png"
+    told = run(*given, "--json", "--quiet")
+    assert (told.code, told.err) == (1, done.err)
+    assert [row["source"] for row in json.loads(told.out)["explanations"]] == ["a.png", "b.png", "a.png"]
+
+
+def test_nothing_but_bad_pictures(here: Path) -> None:
+    Path("zero.png").touch()
+    before = tree(here)
+    done = run("explain", "text.png", "zero.png", *MODEL, "--out", "out")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines() == [
+        "vitreous: warning: skipped text.png: is not an image that can be read",
+        "vitreous: warning: skipped zero.png: is empty (0 bytes)",
+        "vitreous: error: none of the 2 pictures can be read",
+    ]
+    assert tree(here) == before
 
 
 @pytest.mark.parametrize("command", ["explain", "compare"])
@@ -158,9 +183,9 @@ def test_offline(here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> N
         line = only_line((command, "a.png", "--model", NAME), here)
         assert f"could not fetch the weights of {NAME}" in line
         monkeypatch.setattr("socket.create_connection", refuse)
-        monkeypatch.setattr(timm_vit, "getproxies", dict)
-        monkeypatch.setattr(timm_vit.hub, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(timm_vit.hub, "HF_HUB_CACHE", str(here))
+        monkeypatch.setattr(timm_adapter, "getproxies", dict)
+        monkeypatch.setattr(timm_adapter.hub, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(timm_adapter.hub, "HF_HUB_CACHE", str(here))
 
 
 @pytest.mark.parametrize(

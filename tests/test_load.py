@@ -15,7 +15,7 @@ from torch import nn
 import vitreous as vt
 from families import FAMILIES
 from vitreous.errors import ModelError
-from vitreous.models import ModelInfo, registry, timm_vit
+from vitreous.models import ModelInfo, registry, timm_adapter, timm_vit
 
 NAME = "timm/vit_tiny_patch16_224"
 SMALL: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
@@ -36,9 +36,10 @@ def test_load_options() -> None:
     [
         ("timm/vit_tiny_patch61_224", {}, "'timm/vit_tiny_patch61_224'; did you mean timm/vit_tiny_patch16_224"),
         ("vit_tiny_patch16_224", {}, "'vit_tiny_patch16_224'; did you mean timm/vit_tiny_patch16_224"),
-        ("zzz/qqq", {}, "'zzz/qqq'; known: timm/"),
+        ("zzz/qqq", {}, "'zzz/qqq'; known: timm"),
         ("timm/resnet18", {}, "ResNet"),
-        ("timm/eva02_tiny_patch14_224", {"depth": 1}, "Eva"),
+        ("timm/swinv2_cr_tiny_224", {"img_size": 64}, "SwinTransformerV2Cr"),
+        ("timm/eva02_enormous_patch14_clip_224", {"depth": 1, "embed_dim": 32, "num_heads": 2}, "EvaBlockPostNorm"),
         (f"{NAME}.nonsense", {}, "nonsense"),
         (NAME, {"num_classes": 0}, "no classifier"),
         (NAME, {"img_size": 0}, "0"),
@@ -65,9 +66,9 @@ def test_offline_hub_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with pytest.raises(ModelError, match="could not fetch the weights") as told_offline:  # HF_HUB_OFFLINE is set here
         vt.load(NAME)
     monkeypatch.setattr("socket.create_connection", refuse)
-    monkeypatch.setattr(timm_vit, "getproxies", dict)
-    monkeypatch.setattr(timm_vit.hub, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(timm_vit.hub, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(timm_adapter, "getproxies", dict)
+    monkeypatch.setattr(timm_adapter.hub, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(timm_adapter.hub, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match="hub cannot be reached") as unreachable:
         vt.load(NAME)
     for caught in (told_offline, unreachable):
@@ -119,13 +120,21 @@ def test_models_are_listed() -> None:
     assert "augreg_in21k_ft_in1k" in listed[NAME].pretrained
     assert listed["timm/vit_base_patch16_384"].size == 384
     assert "timm/deit_tiny_distilled_patch16_224" in listed
+    for name in ("beitv2_base_patch16_224", "eva02_tiny_patch14_224", "vit_small_patch16_dinov3"):
+        assert f"timm/{name}" in listed
+    assert listed["timm/swin_tiny_patch4_window7_224"].size == 224
+    assert listed["timm/swinv2_tiny_window8_256"].size == 256
+    assert "timm/eva02_enormous_patch14_clip_224" not in listed  # post-norm
     assert len(listed) == len(vt.models())
+
+
+MODULES = ("vision_transformer", "deit", "beit", "eva", "swin_transformer", "swin_transformer_v2")
 
 
 @pytest.mark.slow
 def test_every_listed_model_is_accepted_and_no_other() -> None:
-    listed = {info.name.removeprefix("timm/") for info in vt.models()}
-    family = {name for module in ("vision_transformer", "deit") for name in timm.list_models(module=module)}
+    listed = {info.name.removeprefix("timm/") for info in vt.models() if info.name.startswith("timm/")}
+    family = {name for module in MODULES for name in timm.list_models(module=module)}
     assert listed < family
     wrong = []
     for name in sorted(family):

@@ -19,11 +19,16 @@ import torch
 from torch import nn
 
 from vitreous.errors import ModelError, VitreousWarning, nearest
+from vitreous.models.unwrap import unwrap
 from vitreous.models.view import View
 
 __all__ = ["Adapter", "ModelInfo", "adapters", "load", "models", "register_adapter", "view"]
 
-_BUILT_IN = {"timm": "vitreous.models.timm_vit:ADAPTER"}
+_BUILT_IN = {
+    "timm": "vitreous.models.timm_adapter:ADAPTER",
+    "hf": "vitreous.models.hf:ADAPTER",
+    "torchvision": "vitreous.models.tv:ADAPTER",
+}
 _added: list[Adapter] = []
 
 
@@ -79,14 +84,13 @@ def adapters() -> tuple[Adapter, ...]:
 
 
 def view(module: nn.Module | View, **facts: Any) -> View:
-    """Look at a model already in hand; a view is returned as it is.
+    """Look at a model already in hand; a view is returned as it is, and wrappers are looked through (``unwrap``).
 
     ``name=``, ``labels=``, ``preprocess=`` override what the model says about itself.
     """
     if isinstance(module, View):
         return module
-    if not isinstance(module, nn.Module):
-        raise ModelError(f"expected a View or a torch module, got {type(module).__name__}")
+    module = unwrap(module)
     for adapter in adapters():
         if adapter.accepts(module):
             return adapter.view(module, **facts)
