@@ -241,9 +241,9 @@ def test_attention_computed_in_an_unknown_way_is_an_error():
             return torch.sigmoid(x @ x.transpose(1, 2)) @ x
 
     model = FAMILIES["vit"]()
-    view = vt.view(model)
+    view, x = vt.view(model), images(model, 1)
     model.blocks[0].attn = Sigmoid()
-    live = Session(view, images(model, 1), Target.of(view, 1))
+    live = Session(view, x, Target.of(view, 1))
     with pytest.raises(TraceError, match="saw 0 attention calls in block 0, expected 1"):
         live.trace(Pass((Keep("attention", head_mean, (0,)),)))
 

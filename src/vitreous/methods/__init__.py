@@ -6,8 +6,10 @@ from vitreous.methods import (  # isort: skip
     attention_gradient,
     token_gradient,
     cam,
+    cam_scores,
     decomposition,
     input_gradient,
+    refused,
     combine,
     yardsticks,
 )
@@ -30,6 +32,17 @@ __all__ = [
     "to_grid",
 ]
 
-del attention, attention_gradient, token_gradient, cam, decomposition, input_gradient, combine, yardsticks
+del (
+    attention,
+    attention_gradient,
+    token_gradient,
+    cam,
+    cam_scores,
+    decomposition,
+    input_gradient,
+    refused,
+    combine,
+    yardsticks,
+)
 
 listed_by(__name__, methods)

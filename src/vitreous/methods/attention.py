@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous.errors import SpellingError, VitreousError
+from vitreous.errors import MapError, SpellingError, VitreousError
 from vitreous.methods.base import Method, check_choice, resolve_layer
 from vitreous.methods.readout import (
     discard_weakest,
@@ -145,6 +145,8 @@ class AttentionFlow(Method):
     def read(self, trace: Trace) -> Tensor:
         matrices = trace[self.ask(trace.view).keeps[0]]
         row = start_row(trace, matrices[0], head_mean, False)
+        if not all(torch.isfinite(matrix).all() for matrix in matrices):
+            raise MapError("attention_flow: the attention is not finite")
         edges = torch.stack([with_residual(matrix, "row") for matrix in matrices], dim=1)
         flows = [
             max_flows(image.cpu(), start.cpu(), trace.view.prefix) for image, start in zip(edges, row, strict=True)

@@ -170,13 +170,12 @@ class Method:
 def answer(session: Session, methods: Iterable[Method]) -> list[Answer]:
     """Compute several methods over one session, their shared passes run once; refuse or flag maps that mean nothing."""
     methods = list(methods)
-    session.prepare([ask for method in methods if (ask := method.ask(session.view)) is not None])
-    answers = []
-    for method in methods:
-        found = method.compute(session)
-        found = Answer(_at_least_float32(found.map.detach()), {k: v.detach() for k, v in found.extras.items()})
-        _check(method, found.map)
-        answers.append(found)
+    with torch.autocast(session.inputs.device.type, enabled=False):  # the read-outs too keep their precision
+        session.prepare([ask for method in methods if (ask := method.ask(session.view)) is not None])
+        found = [method.compute(session) for method in methods]
+    answers = [Answer(_at_least_float32(f.map.detach()), {k: v.detach() for k, v in f.extras.items()}) for f in found]
+    for method, each in zip(methods, answers, strict=True):
+        _check(method, each.map)
     return answers
 
 

@@ -6,44 +6,101 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.readout import dot, wide
+from vitreous.errors import MapError
+from vitreous.methods.base import Method, check_choice, resolve_layer
+from vitreous.methods.readout import dot, pad_prefix, wide
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Reduce, Trace
 
-__all__ = ["GradCAM", "HiResCAM", "TokenCAM"]
+__all__ = [
+    "EigenCAM",
+    "EigenGradCAM",
+    "FeatureMap",
+    "GradCAM",
+    "GradCAMElementWise",
+    "GradCAMPlusPlus",
+    "HiResCAM",
+    "LayerCAM",
+    "TokenCAM",
+    "XGradCAM",
+    "XGradCAMPlus",
+]
 
 
-class TokenCAM(Method):
-    """Features are the output of a block's first norm: in the last block, the last place where patches reach the class.
+@dataclass(frozen=True)
+class FeatureMap(Method):
+    """A map made of the features F ``[B, N, C]`` of one place in one block.
 
-    Maps are the sum over channels before any ReLU. Layer terms, for ``plus``, are taken at the block's input, and
-    their channel weights average over all tokens (SkipPLUS).
+    ``site=auto`` is where the model's patches last reach the class: the output of the last block's first norm in a
+    class-token model. Or one of ``norm1``, ``norm2``, ``input``, ``output``.
     """
 
-    layer: int
+    layer: int = -1
+    site: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("site", self.site, ("auto", "norm1", "norm2", "input", "output"))
+
+    def keep(self, view: View, reduce: Reduce, grad: bool = False) -> Keep:
+        """Return the wish for the features of that place."""
+        site = view.cam_site if self.site == "auto" else self.site
+        return Keep(site, reduce, (resolve_layer(view, self.layer),), grad)
+
+    def lay_out(self, trace: Trace, tokens: Tensor) -> Tensor:
+        """Lay ``[B, N]`` out on the grid of that place; outputs of a stage are on the grid of the next."""
+        layer = resolve_layer(trace.view, self.layer)
+        last = layer + 1 == trace.view.depth
+        after = self.keep(trace.view, dot).site == "output" and not last
+        return trace.tokens_to_grid(tokens, layer + after)
+
+
+@dataclass(frozen=True)
+class TokenCAM(FeatureMap):
+    """Features times something made of their gradient G, summed over channels before any ReLU.
+
+    Means and sums over places run over the patches. Layer terms, for ``plus``, are taken at the block's input, and
+    their channel weights see all tokens (SkipPLUS).
+    """
+
     layered = True
     at_features: ClassVar[Reduce]
     at_input: ClassVar[Reduce]
 
     def ask(self, view: View) -> Pass:
-        return Pass((self._features(view),))
+        return Pass((self.keep(view, type(self).at_features, True), self.keep(view, reaches, True)))
 
     def read(self, trace: Trace) -> Tensor:
-        return trace.tokens_to_grid(trace[self._features(trace.view)][0])
+        asked = self.keep(trace.view, reaches, True)
+        if not trace[asked][0].any():
+            place = f"{asked.site} of block {asked.layers[0]}"
+            raise MapError(
+                f"{self.info.name}: in {trace.view.name} patches do not reach the class from {place}; "
+                f"use site={trace.view.cam_site}"
+            )
+        return self.lay_out(trace, trace[self.keep(trace.view, type(self).at_features, True)][0])
 
     def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
+        if not self.layered:
+            return super().ask_layers(view, layers)
         return Pass((Keep("input", type(self).at_input, tuple(layers), grad=True),))
 
     def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
         terms = trace[Keep("input", type(self).at_input, tuple(layers), grad=True)]
-        return [trace.tokens_to_grid(term) for term in terms]
+        return [trace.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
 
-    def _features(self, view: View) -> Keep:
-        return Keep("norm1", type(self).at_features, (resolve_layer(view, self.layer),), grad=True)
+
+# -- formulas ------------------------------------------------------------------------------------------
+
+
+def reaches(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """Whether patches have any gradient; an image without one in the prefix either is no reason to complain."""
+    assert gradient is not None
+    prefix, patches = gradient[:, : view.prefix], gradient[:, view.prefix :]
+    return (patches != 0).flatten(1).any(dim=1) | ~(prefix != 0).flatten(1).any(dim=1)
 
 
 def weighted_by_patches(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
@@ -59,15 +116,89 @@ def weighted_by_tokens(view: View, value: Tensor, gradient: Tensor | None) -> Te
     return (wide(value) * wide(gradient).mean(dim=1, keepdim=True)).sum(dim=-1)
 
 
+def weighted_by_alpha(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_k w_k F_k`` with the ``w_k = sum_xy alpha (G)+`` of Grad-CAM++."""
+    assert gradient is not None
+    features, g = wide(value), wide(gradient)[:, view.prefix :]
+    total = features[:, view.prefix :].sum(dim=1, keepdim=True)
+    alpha = g**2 / (2 * g**2 + total * g**3 + 1e-6)
+    return (features * (alpha * g.relu()).sum(dim=1, keepdim=True)).sum(dim=-1)
+
+
+def weighted_by_share(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_k w_k F_k`` with ``w_k = sum_xy G F / (sum_xy F + 1e-7)``."""
+    assert gradient is not None
+    return _weighted_mean(wide(value), wide(value), wide(gradient), view.prefix)
+
+
+def weighted_by_size(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_k w_k F_k`` with ``w_k = sum_xy G |F| / (sum_xy |F| + 1e-7)``."""
+    assert gradient is not None
+    return _weighted_mean(wide(value), wide(value).abs(), wide(gradient), view.prefix)
+
+
+def weighted_by_size_of_tokens(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """The same with the sums over all tokens, prefix included."""
+    assert gradient is not None
+    return _weighted_mean(wide(value), wide(value).abs(), wide(gradient), 0)
+
+
+def product(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_k G_k F_k``; refused where it is zero by construction."""
+    total = dot(view, value, gradient)
+    assert gradient is not None
+    sizes = (wide(value) * wide(gradient)).abs().sum(dim=-1)
+    if 0 < total[:, view.prefix :].abs().max() <= 1e-4 * sizes[:, view.prefix :].max():
+        raise MapError(
+            f"features times gradient is zero but for rounding on {view.name}: only a norm follows this place, and it "
+            "ignores the length of a vector; use site=norm1 or norm2, or gradcam"
+        )
+    return total
+
+
+def positive_gradient(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_k (G_k)+ F_k``."""
+    assert gradient is not None
+    return (wide(value) * wide(gradient).relu()).sum(dim=-1)
+
+
+def positive_product(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_k (G_k F_k)+``."""
+    assert gradient is not None
+    return (wide(value) * wide(gradient)).relu().sum(dim=-1)
+
+
+def principal(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """The first principal component of the patches' features, or of features times gradient where there is one."""
+    whole = wide(value) if gradient is None else wide(value) * wide(gradient)
+    if not torch.isfinite(whole).all():
+        return whole.sum(dim=-1)  # the decomposition cannot take it; the map is refused by name
+    patches = whole[:, view.prefix :]
+    centred = patches - patches.mean(dim=1, keepdim=True)
+    direction = torch.linalg.svd(centred, full_matrices=False).Vh[:, :1]
+    projection = (centred * direction).sum(dim=-1)
+    largest = projection.gather(1, projection.abs().argmax(dim=1, keepdim=True))
+    return pad_prefix(projection * largest.sign(), whole.shape[1])
+
+
+def _weighted_mean(features: Tensor, sizes: Tensor, gradient: Tensor, first: int) -> Tensor:
+    """``sum_k w_k F_k`` with w_k the mean of the gradient over tokens ``first ..``, weighted by ``sizes``."""
+    sizes, gradient = sizes[:, first:], gradient[:, first:]
+    weight = (gradient * sizes).sum(dim=1, keepdim=True) / (sizes.sum(dim=1, keepdim=True) + 1e-7)
+    return (features * weight).sum(dim=-1)
+
+
+# -- methods -------------------------------------------------------------------------------------------
+
+
 @register("gradcam", family="CAM", papers=("selvaraju2017gradcam",))
 @dataclass(frozen=True)
 class GradCAM(TokenCAM):
     """Channels weighted by their mean gradient over the patches.
 
-    ``sum_k mean_xy(G_k) F_k`` at the output of the block's first norm.
+    ``sum_k mean_xy(G_k) F_k``. Layer term: the same at the block's input, the mean over all tokens.
     """
 
-    layer: int = -1
     at_features = weighted_by_patches
     at_input = weighted_by_tokens
 
@@ -77,9 +208,101 @@ class GradCAM(TokenCAM):
 class HiResCAM(TokenCAM):
     """Features times gradient, place by place.
 
-    ``sum_k G_k F_k`` at the output of the block's first norm; its layer term is that of ``ixg``.
+    ``sum_k G_k F_k``; its layer term is that of ``ixg``. Refused where only a norm follows, which makes it zero.
     """
 
-    layer: int = -1
-    at_features = dot
+    at_features = product
     at_input = dot
+
+
+@register("gradcam_pp", family="CAM", papers=("chattopadhay2018gradcampp",))
+@dataclass(frozen=True)
+class GradCAMPlusPlus(TokenCAM):
+    """Channels weighted by their positive gradients, each place by its own share.
+
+    ``w_k = sum_xy alpha (G)+`` with ``alpha = G^2 / (2 G^2 + (sum_xy F) G^3 + 1e-6)``, map ``sum_k w_k F_k``. The
+    paper's alpha is that of an exponential of the score, with features that are not negative. After a LayerNorm they
+    may be, and alpha has poles. As in released code, (G)+ is the gradient of the target itself.
+    """
+
+    layered = False
+    at_features = weighted_by_alpha
+
+
+@register("xgradcam", family="CAM", papers=("fu2020axiom",))
+@dataclass(frozen=True)
+class XGradCAM(TokenCAM):
+    """Channels weighted by their mean gradient, places by the features.
+
+    ``w_k = sum_xy G F / (sum_xy F + 1e-7)``, map ``sum_k w_k F_k``. Features after a LayerNorm have either sign, so the
+    divisor may be close to zero: ``xgradcam_plus`` has no such trouble.
+    """
+
+    layered = False
+    at_features = weighted_by_share
+
+
+@register("xgradcam_plus", family="CAM", papers=("mehri2024skipplus", "fu2020axiom"))
+@dataclass(frozen=True)
+class XGradCAMPlus(TokenCAM):
+    """Channels weighted by their mean gradient, places by the size of the features.
+
+    ``w_k = sum_xy G |F| / (sum_xy |F| + 1e-7)``, map ``sum_k w_k F_k``. Layer term: the same at the block's input with
+    sums over all tokens, as in SkipPLUS.
+    """
+
+    at_features = weighted_by_size
+    at_input = weighted_by_size_of_tokens
+
+
+@register("layercam", family="CAM", papers=("jiang2021layercam",))
+@dataclass(frozen=True)
+class LayerCAM(TokenCAM):
+    """Features times positive gradient, place by place.
+
+    ``sum_k (G_k)+ F_k``. Layer term: the same at the block's input.
+    """
+
+    at_features = positive_gradient
+    at_input = positive_gradient
+
+
+@register("gradcam_elementwise", family="CAM", papers=("gildenblat2021pytorch",))
+@dataclass(frozen=True)
+class GradCAMElementWise(TokenCAM):
+    """Positive products of features and gradient, place by place.
+
+    ``sum_k (G_k F_k)+``, never negative. Layer term: the same at the block's input.
+    """
+
+    at_features = positive_product
+    at_input = positive_product
+
+
+@register("eigencam", family="CAM", papers=("muhammad2020eigencam",), class_specific=False, cost=(1, 0))
+@dataclass(frozen=True)
+class EigenCAM(FeatureMap):
+    """The first principal component of the patches' features, whatever the class.
+
+    F of the patches as a matrix hw x C, centred, times its first right singular vector. The sign of that vector is
+    arbitrary: here the largest absolute value of the map is positive, in the released code it is as it comes.
+    """
+
+    def ask(self, view: View) -> Pass:
+        return Pass((self.keep(view, principal),))
+
+    def read(self, trace: Trace) -> Tensor:
+        return self.lay_out(trace, trace[self.keep(trace.view, principal)][0])
+
+
+@register("eigengradcam", family="CAM", papers=("gildenblat2021pytorch", "muhammad2020eigencam"))
+@dataclass(frozen=True)
+class EigenGradCAM(TokenCAM):
+    """The first principal component of features times gradient.
+
+    ``G * F`` of the patches as a matrix hw x C, centred, times its first right singular vector; the largest absolute
+    value of the map is positive, so the sign says nothing about the class.
+    """
+
+    layered = False
+    at_features = principal

@@ -13,10 +13,11 @@ from torch.nn import functional as F
 from vitreous.errors import SpellingError
 from vitreous.methods.base import Answer, Method, check_choice, resolve_layer
 from vitreous.methods.registry import register
+from vitreous.methods.token_gradient import InputXGradient
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, whole
 
-__all__ = ["Plus", "SkipPlus", "Smooth"]
+__all__ = ["CAT", "Plus", "SkipPlus", "Smooth"]
 
 
 class LayerSum(Method):
@@ -129,6 +130,19 @@ class SkipPlus(LayerSum):
 
     def first(self, view: View) -> int:
         return (view.depth + 1) // 2 % view.depth if self.start is None else resolve_layer(view, self.start)
+
+
+@register("cat", family="token gradient", papers=("qiang2022attcat",))
+@dataclass(frozen=True)
+class CAT(LayerSum):
+    """Input times gradient of the tokens, summed over all blocks: class activation tokens.
+
+    ``sum_l sum_d x_l[j, d] d s / d x_l[j, d]`` at the block inputs. The same as ``plus(ixg)``.
+    """
+
+    base = InputXGradient()
+    via = "layers"
+    upsample = False
 
 
 @register("smooth", family="combinator", papers=("smilkov2017smoothgrad",), cost_note="samples x base")

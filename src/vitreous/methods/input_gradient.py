@@ -15,7 +15,7 @@ from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, Trace, whole
 
-__all__ = ["IntegratedGradients", "Saliency", "to_map"]
+__all__ = ["IntegratedGradients", "PixelXGradient", "Saliency", "to_map"]
 
 
 def over_channels(value: Tensor) -> Tensor:
@@ -34,6 +34,12 @@ def absolute(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     return over_channels(wide(gradient).abs())
 
 
+def times_gradient(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_c x_c d s / d x_c``."""
+    assert gradient is not None
+    return over_channels(wide(value) * wide(gradient))
+
+
 @register("saliency", family="input", papers=("simonyan2014deep",))
 @dataclass(frozen=True)
 class Saliency(Method):
@@ -49,6 +55,24 @@ class Saliency(Method):
 
     def read(self, trace: Trace) -> Tensor:
         return to_map(trace, trace[Keep("image", absolute, grad=True)][0])
+
+
+@register("input_x_gradient", family="input", papers=("shrikumar2016not",))
+@dataclass(frozen=True)
+class PixelXGradient(Method):
+    """Pixels times their gradient.
+
+    ``sum_c x_c * d s / d x_c`` over the channels of the normalised image, signed: what fades is compared with the mean
+    colour of the training set. The same on token vectors is ``ixg``.
+    """
+
+    grid = "pixel"
+
+    def ask(self, view: View) -> Pass:
+        return Pass((Keep("image", times_gradient, grad=True),))
+
+    def read(self, trace: Trace) -> Tensor:
+        return to_map(trace, trace[Keep("image", times_gradient, grad=True)][0])
 
 
 @register("integrated_gradients", family="input", papers=("sundararajan2017axiomatic",), aliases=("ig",), cost=(50, 50))

@@ -37,6 +37,28 @@ _ALL = (
         2020,
     ),
     Paper(
+        "barkan2021gradsam",
+        "Barkan, Oren and Hauon, Edan and Caciularu, Avi and Katz, Ori and Malkiel, Itzik and Armstrong, Omri"
+        " and Koenigstein, Noam",
+        "Grad-SAM: Explaining Transformers via Gradient Self-Attention Maps",
+        "CIKM",
+        2021,
+    ),
+    Paper(
+        "bousselham2024legrad",
+        "Bousselham, Walid and Boggust, Angie and Chaybouti, Sofian and Strobelt, Hendrik and Kuehne, Hilde",
+        "LeGrad: An Explainability Method for Vision Transformers via Feature Formation Sensitivity",
+        "arXiv",
+        2024,
+    ),
+    Paper(
+        "chattopadhay2018gradcampp",
+        "Chattopadhay, Aditya and Sarkar, Anirban and Howlader, Prantik and Balasubramanian, Vineeth N",
+        "Grad-CAM++: Generalized Gradient-Based Visual Explanations for Deep Convolutional Networks",
+        "WACV",
+        2018,
+    ),
+    Paper(
         "chefer2021generic",
         "Chefer, Hila and Gur, Shir and Wolf, Lior",
         "Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers",
@@ -51,6 +73,13 @@ _ALL = (
         2021,
     ),
     Paper(
+        "desai2020ablationcam",
+        "Desai, Saurabh and Ramaswamy, Harish G.",
+        "Ablation-CAM: Visual Explanations for Deep Convolutional Network via Gradient-free Localization",
+        "WACV",
+        2020,
+    ),
+    Paper(
         "draelos2020hirescam",
         "Draelos, Rachel Lea and Carin, Lawrence",
         "Use HiResCAM instead of Grad-CAM for faithful explanations of convolutional neural networks",
@@ -62,6 +91,27 @@ _ALL = (
         "Dosovitskiy, Alexey and Beyer, Lucas and Kolesnikov, Alexander and others",
         "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale",
         "ICLR",
+        2021,
+    ),
+    Paper(
+        "fu2020axiom",
+        "Fu, Ruigang and Hu, Qingyong and Dong, Xiaohu and Guo, Yulan and Gao, Yinghui and Li, Biao",
+        "Axiom-based Grad-CAM: Towards Accurate Visualization and Explanation of CNNs",
+        "BMVC",
+        2020,
+    ),
+    Paper(
+        "gildenblat2021pytorch",
+        "Gildenblat, Jacob and others",
+        "PyTorch library for CAM methods",
+        "GitHub",
+        2021,
+    ),
+    Paper(
+        "jiang2021layercam",
+        "Jiang, Peng-Tao and Zhang, Chang-Bin and Hou, Qibin and Cheng, Ming-Ming and Wei, Yunchao",
+        "LayerCAM: Exploring Hierarchical Class Activation Maps for Localization",
+        "IEEE TIP",
         2021,
     ),
     Paper(
@@ -80,6 +130,20 @@ _ALL = (
         2023,
     ),
     Paper(
+        "qiang2022attcat",
+        "Qiang, Yao and Pan, Deng and Li, Chengyin and Li, Xin and Jang, Rhongho and Zhu, Dongxiao",
+        "AttCAT: Explaining Transformers via Attentive Class Activation Tokens",
+        "NeurIPS",
+        2022,
+    ),
+    Paper(
+        "muhammad2020eigencam",
+        "Muhammad, Mohammed Bany and Yeasin, Mohammed",
+        "Eigen-CAM: Class Activation Map using Principal Components",
+        "IJCNN",
+        2020,
+    ),
+    Paper(
         "selvaraju2017gradcam",
         "Selvaraju, Ramprasaath R. and Cogswell, Michael and Das, Abhishek and Vedantam, Ramakrishna"
         " and Parikh, Devi and Batra, Dhruv",
@@ -93,6 +157,13 @@ _ALL = (
         "Not Just a Black Box: Learning Important Features Through Propagating Activation Differences",
         "arXiv",
         2016,
+    ),
+    Paper(
+        "shrikumar2017learning",
+        "Shrikumar, Avanti and Greenside, Peyton and Kundaje, Anshul",
+        "Learning Important Features Through Propagating Activation Differences",
+        "ICML",
+        2017,
     ),
     Paper(
         "simonyan2014deep",
@@ -109,11 +180,26 @@ _ALL = (
         2017,
     ),
     Paper(
+        "springenberg2015striving",
+        "Springenberg, Jost Tobias and Dosovitskiy, Alexey and Brox, Thomas and Riedmiller, Martin",
+        "Striving for Simplicity: The All Convolutional Net",
+        "ICLR Workshop",
+        2015,
+    ),
+    Paper(
         "sundararajan2017axiomatic",
         "Sundararajan, Mukund and Taly, Ankur and Yan, Qiqi",
         "Axiomatic Attribution for Deep Networks",
         "ICML",
         2017,
+    ),
+    Paper(
+        "wang2020scorecam",
+        "Wang, Haofan and Wang, Zifan and Du, Mengnan and Yang, Fan and Zhang, Zijian and Ding, Sirui"
+        " and Mardziel, Piotr and Hu, Xia",
+        "Score-CAM: Score-Weighted Visual Explanations for Convolutional Neural Networks",
+        "CVPR Workshops",
+        2020,
     ),
 )
 PAPERS: dict[str, Paper] = {paper.key: paper for paper in _ALL}

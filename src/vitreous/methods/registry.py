@@ -47,6 +47,8 @@ class Info:
     cost: tuple[float, float] = (1, 1)
     cost_note: str = ""
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    refuses: bool = False
+    """Whether the name is known only to say why the method means nothing here."""
 
     @property
     def summary(self) -> str:
@@ -67,6 +69,8 @@ class Info:
     @property
     def cost_text(self) -> str:
         """The price in forwards and backwards, in words."""
+        if self.refuses:
+            return "refused"
         forwards, backwards = self.cost
         return self.cost_note or f"{forwards:g} F" + (f" + {backwards:g} B" if backwards else "")
 
@@ -81,6 +85,7 @@ def register(
     cost: tuple[float, float] = (1, 1),
     cost_note: str = "",
     presets: Mapping[str, Mapping[str, Any]] | None = None,
+    refuses: bool = False,
 ) -> Callable[[M], M]:
     """Give a method class its name; used as a decorator on a frozen dataclass.
 
@@ -89,7 +94,7 @@ def register(
 
     def decorate(make: M) -> M:
         cited = tuple(PAPERS[each] if isinstance(each, str) else each for each in papers)
-        info = Info(name, family, make, aliases, cited, class_specific, cost, cost_note, presets or {})
+        info = Info(name, family, make, aliases, cited, class_specific, cost, cost_note, presets or {}, refuses)
         for word in (name, *aliases):
             if word in _BY_NAME or word in _ALIASES:
                 raise SpellingError(f"two methods are called {word!r}")

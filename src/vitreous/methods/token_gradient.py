@@ -16,7 +16,7 @@ from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Reduce, Trace
 
-__all__ = ["CAT", "AttCAT", "AttentionXInputXGradient", "Gradient", "InputXGradient", "TokenTerm"]
+__all__ = ["AttCAT", "AttentionXInputXGradient", "Gradient", "InputXGradient", "TokenTerm"]
 
 
 class TokenTerm(Method):
@@ -102,21 +102,6 @@ class AttentionXInputXGradient(Method):
         found = dict(zip(terms.layers, _products(trace, received, terms), strict=True))
         nothing = torch.zeros(trace.batch, *trace.grid).to(wide(trace.logits))
         return [found.get(layer, nothing) for layer in layers]
-
-
-@register("cat", family="token gradient", papers=("qiang2022attcat",))
-@dataclass(frozen=True)
-class CAT(Method):
-    """Input times gradient of the tokens, summed over all blocks: class activation tokens.
-
-    ``sum_l sum_d x_l[j, d] d s / d x_l[j, d]`` at the block inputs. The same as ``plus(ixg)``.
-    """
-
-    def ask(self, view: View) -> Pass:
-        return InputXGradient().ask_layers(view, range(view.depth))
-
-    def read(self, trace: Trace) -> Tensor:
-        return torch.stack(InputXGradient().read_layers(trace, range(trace.view.depth))).sum(dim=0)
 
 
 @register(

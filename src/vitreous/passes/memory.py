@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from vitreous.errors import VitreousError
 from vitreous.models import View
 
 __all__ = ["inner_batch", "in_parts"]
@@ -21,16 +23,20 @@ _GIB = 2**30
 def inner_batch(view: View, inputs: Tensor, budget: float | None = None) -> int:
     """Return how many inputs one pass may take within ``budget`` GiB.
 
-    A block's graph holds about twenty token-sized tensors; attention and its gradient exist for one block at a time.
-    Without a budget: 4 GiB on a CPU, 60 % of what is free on a GPU.
+    A block's graph holds about twenty token-sized tensors; attention and its gradient exist for one block at a time. In
+    a hierarchical model each halving of the grid halves a block's share. Without a budget: 4 GiB on a CPU, 60 % of
+    what is free on a GPU.
     """
     if budget is None:
         free = torch.cuda.mem_get_info(inputs.device)[0] if inputs.device.type == "cuda" else 0
         budget = max(1.0, 0.6 * free / _GIB) if free else 4.0
-    high, wide = view.grid(inputs)
-    tokens = high * wide + view.prefix
-    each = (20 * view.depth * tokens * view.width + 6 * view.heads * tokens**2) * inputs.element_size()
-    return max(1, int(budget * _GIB / each))
+    if not 0 < budget < math.inf:
+        raise VitreousError(f"memory={budget} is no number of GiB")
+    grids = [math.prod(view.grid(inputs, layer)) for layer in range(view.depth)]
+    last = grids[-1] + view.prefix
+    vectors = sum((tokens / grids[-1]) ** 0.5 for tokens in grids) * last * view.width
+    matrices = 0 if view.windowed else view.heads * last**2
+    return max(1, int(budget * _GIB / ((20 * vectors + 6 * matrices) * inputs.element_size())))
 
 
 def in_parts(work: Callable[[int, int], T], total: int, size: int) -> list[T]:

@@ -63,7 +63,7 @@ class Observer(TorchFunctionMode):
             if keep.grad:
                 self._when_gradient(keep, layer, value)
             else:
-                self.trace.store(keep, layer, keep.reduce(self.view, _tokens(site, value.detach()), None))
+                self.trace.store(keep, layer, keep.reduce(self.view, self._seen(site, value.detach()), None))
 
     def _when_gradient(self, keep: Keep, layer: int, value: Tensor) -> None:
         if not value.requires_grad:
@@ -73,10 +73,16 @@ class Observer(TorchFunctionMode):
         def hook(gradient: Tensor) -> None:
             if value._version != version:
                 raise TraceError(f"{keep.site} of layer {layer} was changed in place after it was recorded")
-            seen = _tokens(keep.site, value.detach()), _tokens(keep.site, gradient)
+            seen = self._seen(keep.site, value.detach()), self._seen(keep.site, gradient)
             self.trace.store(keep, layer, keep.reduce(self.view, *seen))
 
         value.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _seen(self, site: str, value: Tensor) -> Tensor:
+        """Lay out a grid ``[B, h, w, D]`` as tokens; see a float64 model in float64, whatever it casts to inside."""
+        if site in _INSIDE and value.ndim == 4:
+            value = value.flatten(1, 2)
+        return value.double() if self.view.dtype == torch.float64 else value
 
     def _wanted(self, site: str, layer: int) -> list[Keep]:
         return [keep for keep in self.keeps if keep.site == site and layer in keep.layers]
@@ -253,6 +259,11 @@ class Observer(TorchFunctionMode):
         self.seen["norm"] += 1
         return FrozenRMSNorm.apply(input, tuple(normalized_shape), weight, eps)  # type: ignore[no-any-return]
 
+    def _length(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The length a vector is divided by (the cosine of a zero-shot head): a constant, as in any norm."""
+        self.seen["norm"] += 1
+        return func(x, *args, **kwargs).detach()  # type: ignore[no-any-return]
+
     def _activation(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """GELU and SiLU: a frozen gate; in a gated MLP the whole activation is the gate of the other branch."""
         with torch.no_grad():
@@ -274,11 +285,6 @@ class Observer(TorchFunctionMode):
         return func(x, *args, **kwargs)  # type: ignore[no-any-return]
 
 
-def _tokens(site: str, value: Tensor) -> Tensor:
-    """Lay out what a block of a hierarchical model computes on a grid ``[B, h, w, D]`` as tokens ``[B, N, D]``."""
-    return value.flatten(1, 2) if site in _INSIDE and value.ndim == 4 else value
-
-
 def _constant(value: Any) -> Any:
     return value.detach() if isinstance(value, nn.Parameter) else value
 
@@ -298,6 +304,7 @@ _FROZEN: dict[Any, _Handler] = {
     **_PLAIN,
     **dict.fromkeys((F.layer_norm, torch.layer_norm), Observer._layer_norm),
     **dict.fromkeys((F.rms_norm, torch.rms_norm), Observer._rms_norm),
+    **dict.fromkeys((torch.norm, Tensor.norm, torch.linalg.vector_norm), Observer._length),
     **dict.fromkeys((F.gelu, F.silu), Observer._activation),
     **dict.fromkeys((torch.sigmoid, F.sigmoid, Tensor.sigmoid), Observer._sigmoid),
     **dict.fromkeys((F.relu, torch.relu, Tensor.relu), Observer._relu),

@@ -108,7 +108,8 @@ class FrozenRMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, shape: tuple[int, ...], weight: Tensor | None, eps: float | None) -> Tensor:
         dims = tuple(range(-len(shape), 0))
         eps = torch.finfo(x.dtype).eps if eps is None else eps
-        inverse = torch.rsqrt(x.float().square().mean(dim=dims, keepdim=True) + eps).to(x.dtype)
+        wide = x if x.dtype == torch.float64 else x.float()
+        inverse = torch.rsqrt(wide.square().mean(dim=dims, keepdim=True) + eps).to(x.dtype)
         ctx.save_for_backward(inverse if weight is None else inverse * weight)
         return F.rms_norm(x, shape, weight, eps)
 

@@ -1,0 +1,399 @@
+"""Class activation maps and input x gradient: golden numbers, slow references, places, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import slow
+import vitreous as vt
+from families import FAMILIES, golden, images
+from vitreous.models import Pooling, View
+from vitreous.models.preprocess import Preprocess
+from vitreous.passes import Session, Target
+from vitreous.passes.replace import logits_with, replaced
+
+TARGET = 3
+
+# -- the golden model ----------------------------------------------------------------------------------------------
+
+# mean, value at (100, 37), flat arg max of the 224 x 224 map of class 2 after the published post-processing
+GOLDEN = {
+    "gradcam_pp": (0.0334072, 0.003529, 19704),
+    "xgradcam": (0.0993540, 0.012988, 5239),
+    "layercam": (0.0184857, 0.006006, 23255),
+    "gradcam_elementwise": (0.0911011, 0.054136, 23255),
+    "eigencam": (0.1812800, 0.103275, 8840),
+    "scorecam": (0.3093766, 0.454227, 8792),
+    "ablationcam": (0.1592492, 0.092639, 48520),
+}
+
+
+def published(found: Tensor) -> Tensor:
+    """The usual tail: ReLU, scale at 14 x 14, enlarge, ReLU, scale again."""
+
+    def rescale(m: Tensor) -> Tensor:
+        m = m - m.min()
+        return m / (1e-7 + m.max())
+
+    small = rescale(found.clamp(min=0)).float()
+    large = F.interpolate(small[None, None], size=(224, 224), mode="bilinear", align_corners=False)[0, 0]
+    return rescale(large.clamp(min=0))
+
+
+@pytest.mark.parametrize("spelling", GOLDEN)
+def test_golden_numbers(spelling):
+    mean, value, place = GOLDEN[spelling]
+    model, image = golden()
+    shown = published(vt.method(spelling).attribute(model, image, target=2)[0])
+    assert shown.mean().item() == pytest.approx(mean, abs=1e-7)
+    assert shown[100, 37].item() == pytest.approx(value, abs=1e-6)
+    assert shown.argmax().item() == place
+
+
+# -- slow references -----------------------------------------------------------------------------------------------
+
+
+class Reference:
+    """One hand-made forward of two images; features and gradients as numpy arrays, images first."""
+
+    def __init__(self, family: str) -> None:
+        self.model = FAMILIES[family]().double()
+        self.images = images(self.model, 2)
+        self.watched = self.images.clone().requires_grad_()
+        self.run = slow.forward(self.model, self.watched)
+        self.prefix = self.model.num_prefix_tokens
+
+    def pair(self, tensor: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The features and the gradient of each image, prefix included."""
+        gradient = torch.autograd.grad(self.run.logits[:, TARGET].sum(), tensor, retain_graph=True)[0]
+        return list(zip(tensor.detach().numpy(), gradient.numpy(), strict=True))
+
+    def check(self, spelling: str, expected: list[np.ndarray], rtol: float = 1e-8) -> None:
+        """``expected`` is one number per patch for each image."""
+        found = vt.method(spelling).attribute(self.model, self.images, target=TARGET)
+        for image, wanted in zip(found.numpy(), expected, strict=True):
+            assert np.allclose(image.ravel(), wanted, rtol=rtol, atol=1e-10 * np.abs(wanted).max())
+
+
+@pytest.fixture(params=["vit", "gap", "deit_distilled", "registers", "nonsquare"])
+def reference(request: pytest.FixtureRequest) -> Reference:
+    return Reference(request.param)
+
+
+def channel_weight(name: str, f: np.ndarray, g: np.ndarray) -> float:
+    """The weight of one channel from its features and gradients, place by place."""
+    if name == "gradcam_pp":
+        total = 0.0
+        for value in g:
+            alpha = value**2 / (2 * value**2 + f.sum() * value**3 + 1e-6) if value != 0 else 0.0
+            total += max(value, 0) * alpha
+        return total
+    sizes = np.abs(f) if name == "xgradcam_plus" else f
+    return float((g * sizes).sum() / (sizes.sum() + 1e-7))
+
+
+def weighted(name: str, f: np.ndarray, g: np.ndarray) -> np.ndarray:
+    return sum(channel_weight(name, f[:, k], g[:, k]) * f[:, k] for k in range(f.shape[1]))
+
+
+def elementwise(name: str, f: np.ndarray, g: np.ndarray) -> np.ndarray:
+    out = np.zeros(len(f))
+    for j in range(len(f)):
+        for k in range(f.shape[1]):
+            out[j] += max(g[j, k], 0) * f[j, k] if name == "layercam" else max(g[j, k] * f[j, k], 0)
+    return out
+
+
+def component(matrix: np.ndarray) -> np.ndarray:
+    """The projection on the first right singular vector, by numpy's full decomposition."""
+    centred = matrix - matrix.mean(axis=0)
+    projection = centred @ np.linalg.svd(centred, full_matrices=True)[2][0]
+    return projection if projection.max() > -projection.min() else -projection
+
+
+@pytest.mark.parametrize("layer", [0, -1])
+@pytest.mark.parametrize("name", ["gradcam_pp", "xgradcam", "xgradcam_plus"])
+def test_weighted_channels(reference, name, layer):
+    p = reference.prefix
+    pairs = reference.pair(reference.run.norm1[layer])
+    reference.check(f"{name}(layer={layer})", [weighted(name, f[p:], g[p:]) for f, g in pairs])
+
+
+@pytest.mark.parametrize("layer", [0, -1])
+@pytest.mark.parametrize("name", ["layercam", "gradcam_elementwise"])
+def test_element_by_element(reference, name, layer):
+    pairs = reference.pair(reference.run.norm1[layer])
+    reference.check(f"{name}(layer={layer})", [elementwise(name, f, g)[reference.prefix :] for f, g in pairs])
+
+
+@pytest.mark.parametrize("layer", [0, -1])
+def test_principal_components(reference, layer):
+    p = reference.prefix
+    pairs = reference.pair(reference.run.norm1[layer])
+    reference.check(f"eigencam(layer={layer})", [component(f[p:]) for f, _ in pairs])
+    reference.check(f"eigengradcam(layer={layer})", [component(f[p:] * g[p:]) for f, g in pairs])
+
+
+def corners(size: int, cells: int) -> np.ndarray:
+    """Bilinear enlargement with aligned corners, as a matrix ``[size, cells]``."""
+    matrix = np.zeros((size, cells))
+    for i in range(size):
+        at = i * (cells - 1) / (size - 1)
+        low = min(int(at), cells - 2)
+        matrix[i, low], matrix[i, low + 1] = 1 - (at - low), at - low
+    return matrix
+
+
+@torch.no_grad()
+def test_scorecam(reference):
+    high, wide = reference.model.patch_embed.grid_size
+    down, across = (corners(s, c) for s, c in zip(reference.images.shape[2:], (high, wide), strict=True))
+    expected, few = [], []
+    for image, features in zip(reference.images, reference.run.norm1[-1].detach().numpy(), strict=True):
+        f = features[reference.prefix :]
+        scores = np.zeros(f.shape[1])
+        for k in range(f.shape[1]):
+            mask = down @ f[:, k].reshape(high, wide) @ across.T
+            mask = (mask - mask.min()) / (mask.max() - mask.min() + 1e-8)
+            scores[k] = slow.forward(reference.model, (image * torch.from_numpy(mask))[None]).logits[0, TARGET]
+        expected.append(f @ (np.exp(scores) / np.exp(scores).sum()))
+        best = np.argsort(f.var(axis=0))[-5:]
+        few.append(f[:, best] @ (np.exp(scores[best]) / np.exp(scores[best]).sum()))
+    reference.check("scorecam", expected)
+    reference.check("scorecam(channels=5)", few)
+    reference.check("scorecam(channels=999)", expected)
+
+
+def after_norm1(model: nn.Module, x: Tensor, normed: Tensor) -> Tensor:
+    """The last block and the head by hand, with the output of the first norm given."""
+    module = model.blocks[-1]
+    q, k, v = (slow.heads(part, module.attn.num_heads) for part in slow.linear(module.attn.qkv, normed).chunk(3, -1))
+    mixed = (slow.weights(module.attn, q, k) @ v).transpose(1, 2).flatten(2)
+    x = x + slow.scaled(module.ls1, slow.linear(module.attn.proj, slow.norm(module.attn.norm, mixed)))
+    x = x + slow.scaled(module.ls2, slow.mlp(module.mlp, slow.norm(module.norm2, x)))
+    return slow.finish(model, x, slow.Run(torch.empty(0)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("least", [None, 0.0])
+def test_ablationcam(reference, least):
+    """Once as it is, and once with a norm whose smallest output is exactly zero: then channels are set to zero."""
+    x, features = reference.run.inputs[-1].detach(), reference.run.norm1[-1].detach()
+    if least is not None:
+        features = features.clamp(min=least)
+        reference.model.blocks[-1].norm1.register_forward_hook(lambda module, args, output: output.clamp(min=least))
+    expected = []
+    for i in range(len(x)):
+        f, score = features[i], after_norm1(reference.model, x[i : i + 1], features[i : i + 1])[0, TARGET]
+        patches = f[reference.prefix :]
+        total = torch.zeros(len(patches), dtype=torch.float64)
+        for k in range(f.shape[1]):
+            gone = f.clone()
+            gone[:, k] = f.min() - 1e7 if least is None else 0.0
+            without = after_norm1(reference.model, x[i : i + 1], gone[None])[0, TARGET]
+            total += (score - without) / score * patches[:, k]
+        expected.append(total.numpy())
+    reference.check("ablationcam", expected, rtol=1e-6)
+
+
+def test_input_x_gradient(reference):
+    expected = [(x * g).sum(axis=0).ravel() for x, g in reference.pair(reference.watched)]
+    reference.check("input_x_gradient", expected)
+
+
+def test_scores_follow_the_target():
+    """A probability, or one class against another: both forward-only maps ask the target, not a logit."""
+    reference = Reference("vit")
+    for name in ("scorecam", "ablationcam"):
+        ask = vt.method(name).attribute
+
+        def margin(logits: Tensor) -> Tensor:
+            return logits[:, 0] - logits[:, 1]
+
+        against = ask(reference.model, reference.images, target=0, against=1)
+        assert torch.allclose(against, ask(reference.model, reference.images, target=margin))
+        assert not torch.allclose(against, ask(reference.model, reference.images, target=0, value="prob"))
+
+
+# -- layer terms ---------------------------------------------------------------------------------------------------
+
+
+def test_layer_terms(reference):
+    """At the block's input; the weights of XGrad-CAM+ over all tokens, prefix included."""
+    p = reference.prefix
+    for name in ("xgradcam_plus", "layercam", "gradcam_elementwise"):
+        how = weighted if name == "xgradcam_plus" else elementwise
+        terms = [[how(name, f, g)[p:] for f, g in reference.pair(x)] for x in reference.run.inputs]
+        reference.check(f"plus({name})", [sum(each) for each in zip(*terms, strict=True)])
+
+
+@pytest.mark.parametrize("name", ["gradcam_pp", "xgradcam", "eigencam", "eigengradcam", "scorecam", "ablationcam"])
+def test_others_have_none(name):
+    assert not vt.method(name).layered
+    with pytest.raises(vt.VitreousError, match="has no layer terms"):
+        vt.method(f"plus({name}, via=layers)")
+
+
+def test_sub_networks_take_tokens_and_not_pictures():
+    model = FAMILIES["vit"]()
+    x = images(model, 1)
+    assert vt.method("plus(ablationcam, start=1)").attribute(model, x).shape == (1, 4, 4)
+    with pytest.raises(vt.VitreousError, match="scorecam needs images"):
+        vt.method("plus(scorecam)").attribute(model, x)
+
+
+# -- places --------------------------------------------------------------------------------------------------------
+
+
+def test_sites(reference):
+    """The output of a block is the input of the next, and a norm's output follows from the block."""
+    for name in ("gradcam", "layercam", "eigencam", "ablationcam", "scorecam(channels=3)"):
+        base, _, more = name.partition("(")
+        more = f", {more}" if more else ")"
+        maps = [
+            vt.method(f"{base}(layer={layer}, site={site}{more}").attribute(reference.model, reference.images, TARGET)
+            for layer, site in [(0, "output"), (1, "input"), (1, "norm1"), (1, "auto")]
+        ]
+        assert torch.allclose(maps[0], maps[1], rtol=1e-9, atol=0)
+        assert torch.equal(maps[2], maps[3])
+        assert not torch.allclose(maps[1], maps[2])
+
+
+@pytest.mark.parametrize("site", ["norm2", "output"])
+@pytest.mark.parametrize("name", ["gradcam", "hirescam", "xgradcam_plus", "eigengradcam"])
+def test_places_that_patches_do_not_leave_are_refused(name, site):
+    spelling = f"{name}(site={site})"
+    for family in ("vit", "deit_distilled", "registers"):
+        model = FAMILIES[family]()
+        with pytest.raises(vt.VitreousError, match=rf"patches do not reach the class from {site} of block 2; .*=norm1"):
+            vt.method(spelling).attribute(model, images(model, 2))
+    for family in ("gap", "siglip"):  # these read the patches
+        if spelling == "hirescam(site=output)":
+            continue  # refused for another reason, see below
+        model = FAMILIES[family]()
+        assert vt.method(spelling).attribute(model, images(model, 2)).abs().max() > 0
+    with pytest.raises(vt.VitreousError, match="not one of auto, norm1, norm2, input, output"):
+        vt.method(f"{name}(site=pool)")
+
+
+def test_a_place_before_a_mere_norm_is_refused():
+    """A norm ignores the length of a vector, so features times gradient cancel in front of it."""
+    reference = Reference("vit")
+    sums = [(f * g)[1:].sum(axis=1) for f, g in reference.pair(reference.run.inputs[-1])]
+    assert np.abs(sums).max() < 1e-5 * max(np.abs(f * g).max() for f, g in reference.pair(reference.run.inputs[-1]))
+    with pytest.raises(vt.VitreousError, match=r"zero but for rounding .* ignores the length"):
+        vt.method("hirescam(site=input)").attribute(reference.model, reference.images)
+    assert vt.method("gradcam(site=input)").attribute(reference.model, reference.images).abs().max() > 0
+
+
+def test_a_gradient_that_is_zero_for_another_reason_is_only_warned_of():
+    model = FAMILIES["vit"]()
+    with pytest.warns(vt.VitreousWarning, match="zero everywhere"):
+        vt.method("gradcam").attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
+
+
+class Pyramid(View):
+    """Two blocks on 4 x 4 patches, the first of which halves the grid on its way out; their mean is classified."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        parts = {f"norm{i}": nn.LayerNorm(6) for i in (0, 1)} | {f"mix{i}": nn.Linear(6, 6) for i in (0, 1)}
+        self.model = nn.ModuleDict({"embed": nn.Conv2d(3, 6, 2, 2), "head": nn.Linear(6, 4), **parts}).double()
+        self.name, self.family, self.depth, self.width, self.heads, self.prefix = "pyramid", "test", 2, 6, 1, 0
+        self.pooling, self.classes, self.stages = Pooling("avg", 0), 4, (range(0, 1), range(1, 2))
+        self.preprocess = Preprocess((8, 8), (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, "center")
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        return self.model["embed"](inputs).flatten(2).transpose(1, 2)
+
+    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        tokens = tokens + self.model[f"mix{layer}"](self.model[f"norm{layer}"](tokens)).tanh()
+        if layer:
+            return tokens
+        return F.avg_pool2d(tokens.transpose(1, 2).unflatten(2, (4, 4)), 2).flatten(2).transpose(1, 2)
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        return self.model["head"](tokens.mean(dim=1))
+
+    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
+        return (2, 2) if layer else (4, 4)
+
+    def site(self, layer: int, name: str) -> nn.Module:
+        return self.model[f"{name[:-1]}{layer}"]
+
+    def calls(self, layer: int | None) -> dict[str, int]:
+        return {}
+
+
+@pytest.mark.parametrize("name", ["gradcam", "eigencam", "scorecam", "ablationcam"])
+def test_maps_of_a_hierarchy_lie_on_the_grid_of_their_place(name):
+    view, x = Pyramid(), torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    sizes = {"0, norm1": 4, "0, input": 4, "0, output": 2, "1, input": 2, "1, norm1": 2, "-1, output": 2}
+    for place, size in sizes.items():
+        assert vt.method(f"{name}({place})").attribute(view, x, target=1).shape == (2, size, size)
+
+
+# -- replacing -----------------------------------------------------------------------------------------------------
+
+
+def test_replacing_leaves_nothing_behind():
+    model = FAMILIES["vit"]()
+    view, x = vt.view(model), images(model, 1)
+    before = view.logits(x)
+    with replaced(view, 1, "norm2", torch.zeros_like):
+        assert not torch.equal(view.logits(x), before)
+    with pytest.raises(ZeroDivisionError), replaced(view, 1, "norm2", lambda value: value / (1 // 0)):
+        view.logits(x)
+    assert torch.equal(view.logits(x), before)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("site", ["input", "norm1", "attn", "norm2", "mlp", "output"])
+def test_a_change_that_changes_nothing_gives_the_logits(site):
+    model = FAMILIES["registers"]()
+    view, x = vt.view(model), images(model, 2)
+    with torch.no_grad():
+        tokens = view.run(view.embed(x), 0, 1)
+    assert torch.allclose(logits_with(view, tokens, 1, site, torch.clone), view.logits(x))
+    assert not torch.allclose(logits_with(view, tokens, 1, site, torch.sin), view.logits(x))
+
+
+# -- refused -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("guided_backprop", "ReLUs only, so it would be the plain gradient .* use saliency"),
+        ("deeplift", "no rule for GELU, .* input times gradient .* use input_x_gradient"),
+    ],
+)
+def test_refused_methods_say_why(name, why):
+    model = FAMILIES["vit"]()
+    x = images(model, 1)
+    for spelling in (name, f"plus({name})", f"smooth({name})"):
+        with pytest.raises(vt.VitreousError, match=why):
+            vt.method(spelling).attribute(model, x)
+    info = vt.method(name).info
+    assert info.refuses
+    assert info.cost_text == "refused"
+    model.blocks[0].mlp.act = nn.ReLU()
+    with pytest.raises(vt.VitreousError, match="not built for the ReLUs"):
+        vt.method(name).attribute(model, x)
+
+
+def test_counts_of_forwards():
+    """What the progress bar is told is what runs."""
+    model = FAMILIES["vit"]()
+    view, x = vt.view(model), images(model, 2)
+    for spelling, each in {"scorecam": 25, "ablationcam": 25, "scorecam(channels=4)": 5}.items():
+        ticks: list[int] = []
+        method = vt.method(spelling)
+        method.compute(Session(view, x, Target.of(view, 2), batch=7, tick=ticks.append))
+        assert method.forwards(view) * 2 == sum(ticks) == each * 2
+    with pytest.raises(vt.VitreousError, match="channels=0"):
+        vt.method("scorecam(channels=0)")
