@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +14,7 @@ from torch import nn
 
 from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.explanation import Comparison, Explanation, Prediction
-from vitreous.images import Picture, count, is_single, pictures
+from vitreous.images import OnError, Picture, count, is_single, pictures
 from vitreous.methods import Answer, Method, answer, method, to_grid
 from vitreous.models import View, load, view
 from vitreous.passes import Session, Target, TargetSpec, plain_target
@@ -76,8 +79,13 @@ def explain_each(
     batch_size: int | None = None,
     memory: float | None = None,
     progress: Progress | None = None,
+    on_error: OnError | None = None,
 ) -> Iterator[Explanation]:
-    """Yield explanations as they are made, so that long runs can be written down on the way."""
+    """Yield explanations as they are made, so that long runs can be written down on the way.
+
+    A file that cannot be read is an error. With ``on_error``, it is called with the path and the error instead, and the
+    other pictures go on, each with its own target.
+    """
     looked_at, how = view(model), _method(method)
     total, target = count(images), plain_target(target)
     if batch_size is not None and batch_size < 1:
@@ -85,14 +93,15 @@ def explain_each(
     if total is not None and isinstance(target, list | tuple) and len(target) != total:
         raise TargetError(f"{len(target)} targets for {total} images")
     done = 0
-    source = pictures(images, looked_at)
-    while batch := list(islice(source, batch_size or _MOST_AT_ONCE)):
-        part = target[done : done + len(batch)] if isinstance(target, list | tuple) else target
+    source, at_once = _numbered(images, looked_at, on_error), min(batch_size or _MOST_AT_ONCE, sys.maxsize)
+    while numbered := list(islice(source, at_once)):
+        places, batch = [place for place, _ in numbered], [picture for _, picture in numbered]
+        part = [target[place] for place in places] if isinstance(target, list | tuple) else target
         session = _session(looked_at, batch, part, against, value, seed, memory)
         if progress is not None:
             session.tick = _ticker(progress, done, len(batch), total, how.forwards(looked_at))
         (found,) = answer(session, [how])
-        done += len(batch)
+        done = places[-1] + 1
         if progress is not None:
             progress(done, total)
         yield from _explanations(session, batch, how, found, grid)
@@ -135,6 +144,20 @@ def compare(
     return Comparison(rows)
 
 
+def _numbered(images: Any, looked_at: View, on_error: OnError | None) -> Iterator[tuple[int, Picture]]:
+    """Yield every picture with its place in the source; one that cannot be read keeps its place."""
+    lost = 0
+
+    def tell(path: Path, error: ImageError) -> None:
+        nonlocal lost
+        lost += 1
+        if on_error is not None:
+            on_error(path, error)
+
+    for number, picture in enumerate(pictures(images, looked_at, None if on_error is None else tell)):
+        yield number + lost, picture
+
+
 def _method(spelled: str | Method) -> Method:
     return method(spelled)
 
@@ -160,6 +183,8 @@ def _session(
     seed: int = 0,
     memory: float | None = None,
 ) -> Session:
+    if memory is not None and not 0 <= memory < math.inf:
+        raise VitreousError(f"memory={memory} is not a number of GiB")
     sizes = {tuple(picture.tensor.shape) for picture in batch}
     if len(sizes) > 1:
         raise ImageError(f"tensors of different sizes cannot be explained together: {sorted(sizes)}")

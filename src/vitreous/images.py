@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,15 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from vitreous.errors import ImageError
+from vitreous.errors import ImageError, one_line
 from vitreous.models import Box, View
 
-__all__ = ["Picture", "count", "image_files", "is_single", "open_photo", "pictures"]
+__all__ = ["OnError", "Picture", "count", "image_files", "is_single", "open_photo", "pictures"]
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+
+OnError = Callable[[Path, ImageError], None]
+"""Called with the path of a picture that cannot be read, and why; the others go on."""
 
 
 @dataclass(frozen=True)
@@ -34,29 +40,36 @@ class Picture:
 
 
 def open_photo(path: str | Path) -> Image.Image:
-    """Read a photograph, upright and in RGB."""
+    """Read a photograph: upright, in RGB, the first frame of a moving one; nothing larger than PIL allows."""
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists, false for impossible names too
         raise ImageError(f"no such file: {path}")
+    if not path.is_file():
+        raise ImageError(f"{path} is not a file")
     try:
-        with Image.open(path) as opened:
-            return _rgb(ImageOps.exif_transpose(opened))
+        if not path.stat().st_size:
+            raise ImageError(f"{path} is empty (0 bytes)")
+        with _open(path) as opened:
+            return _upright(opened, str(path))
     except UnidentifiedImageError:
         raise ImageError(f"{path} is not an image that can be read") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageError(
-            f"{path} cannot be read: {str(error).splitlines()[0] if str(error) else 'broken file'}"
-        ) from None
+    except ImageError:
+        raise
+    except Exception as error:  # foreign bytes can break a reader anywhere
+        raise ImageError(f"{path} cannot be read: {_reason(error)}") from None
 
 
 def image_files(path: str | Path) -> list[Path]:
     """Return the pictures of a folder in order, or the one file itself."""
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists, false for impossible names too
         raise ImageError(f"no such file: {path}")
     if not path.is_dir():
         return [path]
-    found = sorted(each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES and each.is_file())
+    try:
+        found = sorted(each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES and each.is_file())
+    except OSError as error:
+        raise ImageError(f"the folder {path} cannot be read: {_reason(error)}") from None
     if not found:
         raise ImageError(f"no images in the folder {path}")
     return found
@@ -65,7 +78,7 @@ def image_files(path: str | Path) -> list[Path]:
 def is_single(source: Any) -> bool:
     """Whether this is one picture, so that one explanation is the answer."""
     if isinstance(source, str | Path):
-        return not Path(source).is_dir()
+        return not os.path.isdir(source)
     if isinstance(source, np.ndarray):
         return source.ndim < 4
     return isinstance(source, Image.Image) or (isinstance(source, torch.Tensor) and source.ndim == 3)
@@ -86,14 +99,15 @@ def count(source: Any) -> int | None:
     return len(dataset) if isinstance(dataset, Sized) else None
 
 
-def pictures(source: Any, view: View) -> Iterator[Picture]:
-    """Yield every picture of a source as an input of this model."""
+def pictures(source: Any, view: View, on_error: OnError | None = None) -> Iterator[Picture]:
+    """Yield every picture of a source as an input of this model.
+
+    A file that cannot be read is an error; with ``on_error`` it is told and left out.
+    """
     if isinstance(source, str | Path):
-        path = Path(source)
-        for each in image_files(path):
-            yield _from_photo(open_photo(each), view, each.name, each)
+        yield from _from_files(Path(source), view, on_error)
     elif isinstance(source, Image.Image):
-        yield _from_photo(_rgb(ImageOps.exif_transpose(source)), view, "image")
+        yield _from_photo(_upright(source, "the picture"), view, "image")
     elif isinstance(source, np.ndarray):
         if source.ndim == 4 and not len(source):
             raise ImageError("there are no pictures in the array")
@@ -102,13 +116,28 @@ def pictures(source: Any, view: View) -> Iterator[Picture]:
     elif isinstance(source, torch.Tensor):
         yield from _from_tensor(source, view)
     elif isinstance(source, Iterable):
-        yield from _from_many(source, view)
+        yield from _from_many(source, view, on_error)
     else:
         raise ImageError(f"a {type(source).__name__} is not a picture; give a path, PIL image, array, tensor or list")
 
 
+def _from_files(path: Path, view: View, on_error: OnError | None) -> Iterator[Picture]:
+    for each in image_files(path) if os.path.isdir(path) else [path]:
+        try:
+            picture = _from_photo(open_photo(each), view, each.name, each)
+        except ImageError as error:
+            if on_error is None:
+                raise
+            on_error(each, error)
+        else:
+            yield picture
+
+
 def _from_photo(photo: Image.Image, view: View, name: str, path: Path | None = None) -> Picture:
-    seen, box = view.preprocess.see(photo)
+    try:
+        seen, box = view.preprocess.see(photo)
+    except ImageError as error:
+        raise ImageError(f"{path}: {error}" if path else str(error)) from None
     return Picture(view.preprocess.tensor(seen), seen, name, box, path, photo if path is None else None)
 
 
@@ -122,13 +151,60 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array).convert("RGB")
 
 
-def _rgb(image: Image.Image) -> Image.Image:
-    """Convert to RGB; sixteen bits are scaled to eight where the plain conversion would cut them off."""
-    if image.mode.startswith("I"):
-        values = np.asarray(image).astype(np.int64)
-        scaled = values / 257 if values.max(initial=0) > 255 else values
-        image = Image.fromarray(np.clip(np.round(scaled), 0, 255).astype(np.uint8))
+def _open(path: Path) -> Image.Image:
+    """Open a file unless it claims more pixels than PIL's own limit, which PIL itself enforces from twice that on."""
+    limit = Image.MAX_IMAGE_PIXELS
+    advice = "make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            opened = Image.open(path)
+    except Image.DecompressionBombError as error:
+        told = re.search(r"\d+ pixels", str(error))
+        raise ImageError(f"{path} has {told[0] if told else 'too many pixels'}, over {limit}; {advice}") from None
+    wide, high = opened.size
+    if limit is not None and wide * high > limit:
+        opened.close()
+        raise ImageError(f"{path} has {wide} x {high} pixels, over {limit}; {advice}")
+    return opened
+
+
+def _upright(image: Image.Image, name: str) -> Image.Image:
+    """Turn a picture by its EXIF orientation and convert it to RGB."""
+    try:
+        return _rgb(ImageOps.exif_transpose(image), name)
+    except ImageError:
+        raise
+    except Exception as error:  # PIL reads lazily: a broken file shows here
+        raise ImageError(f"{name} cannot be read: {_reason(error)}") from None
+
+
+def _rgb(image: Image.Image, name: str) -> Image.Image:
+    """Convert to RGB. Transparency is left out: the colours below it are what a training pipeline shows a model.
+
+    Modes with more than eight bits are scaled where PIL would cut them off: floats up to 1, integers of 16 bits.
+    """
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = Image.fromarray(_eight_bits(np.asarray(image), name))
+    elif image.mode in ("P", "PA", "RGBa", "La"):  # the direct way warns, or does not exist
+        image = image.convert("LA" if image.mode == "La" else "RGBA")
     return image.convert("RGB")
+
+
+def _eight_bits(values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+    """Scale grey values to bytes: those up to 1 (floats), 255 or 65535, whichever is the first to hold them all."""
+    floats = np.issubdtype(values.dtype, np.floating)
+    least, most = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
+    if not (0 <= least and most <= 65535):  # nor NaN
+        raise ImageError(f"{name} holds values from {least:g} to {most:g}; scale them to 0..1, 255 or 65535 first")
+    top = 1 if floats and most <= 1 else 255 if most <= 255 else 65535
+    scaled: np.ndarray[Any, Any] = np.rint(values * np.float32(255 / top)).astype(np.uint8)
+    return scaled
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return one_line(lines[0]) if lines else f"broken file ({type(error).__name__})"
 
 
 def _without_labels(item: Any) -> Any:
@@ -146,10 +222,17 @@ def _from_tensor(tensor: torch.Tensor, view: View) -> Iterator[Picture]:
         yield Picture(each, view.preprocess.picture(each), f"input-{index}")
 
 
-def _from_many(source: Iterable[Any], view: View) -> Iterator[Picture]:
+def _from_many(source: Iterable[Any], view: View, on_error: OnError | None) -> Iterator[Picture]:
     empty = True
+
+    def told(path: Path, error: ImageError) -> None:
+        nonlocal empty
+        empty = False
+        assert on_error is not None
+        on_error(path, error)
+
     for item in source:
-        for picture in pictures(_without_labels(item), view):
+        for picture in pictures(_without_labels(item), view, None if on_error is None else told):
             empty = False
             yield picture
     if empty:

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from vitreous.cli import options
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, one_line
 
 if TYPE_CHECKING:
     from vitreous import Explanation
@@ -50,6 +50,7 @@ def explain(
     """Explain pictures: a map, a heat map, an overlay and a manifest for each.
 
     Results go to one folder per picture under --out. With --json and without --out nothing is written.
+    Of several pictures, one that cannot be read is named and skipped, and the exit code is 1.
     """
     import vitreous as vt
 
@@ -74,20 +75,28 @@ def explain(
     rows: list[dict[str, Any]] = []
     table = options.table("picture", "said", "explained", "saved in")
     with options.progress_bar(how.spelling, quiet or as_json) as bar:
-        found = vt.explain_each(view, [path for path, _ in jobs], how, target, progress=bar, **asked)
-        for each, (_, place) in zip(found, jobs, strict=True):
+        paths, left = [path for path, _ in jobs], iter(jobs)
+        found = vt.explain_each(
+            view, paths, how, target, progress=bar, on_error=_skipped if len(jobs) > 1 else None, **asked
+        )
+        for each in found:
+            place = next(place for path, place in left if str(path) == each.source)
             if place is not None:
                 each.save(place, overwrite=overwrite, original=original)
             rows.append(_row(each, place))
             said = f"{each.prediction.label} ({each.prediction.probability:.3f})"
             given = "" if each.probability is None else f" ({each.probability:.3f})"
             table.add_row(*map(Text, (each.name, said, each.label + given, str(place))))
+    if not rows:
+        raise VitreousError(f"none of the {len(jobs)} pictures can be read")
     if as_json:
         options.print_json({"schema": "vitreous.explain/1", "explanations": rows})
     elif not quiet:
         options.say(table)
         if len(jobs) < len(wanted):
             options.say(f"{len(wanted) - len(jobs)} left out: their results are there already")
+    if len(rows) < len(jobs):
+        raise typer.Exit(1)
 
 
 def compare(
@@ -128,7 +137,7 @@ def compare(
         raise VitreousError("--methods names no method")
     (image,) = _files([image])[:1]
     place = out or Path(f"{image.stem}-compare.png")
-    if place.exists() and not overwrite:
+    if _is_there(place) and not overwrite:
         raise VitreousError(f"{place} is there already; choose another --out or add --overwrite")
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet)
     asked: dict[str, Any] = {"against": against or None, "value": value, "seed": seed, "memory": memory}
@@ -150,6 +159,13 @@ def _files(given: Sequence[Path]) -> list[Path]:
     return [each for path in given for each in vt.image_files(path)]
 
 
+def _skipped(path: Path, error: VitreousError) -> None:
+    """Say which picture is left out, and why, in one line."""
+    reason = str(error).removeprefix(str(path)).lstrip(": ")
+    line = one_line(f"vitreous: warning: skipped {path}: {reason}")
+    options.ERR.print(line, markup=False, emoji=False, soft_wrap=True)
+
+
 def _jobs(
     wanted: Sequence[Path], folder: Path | None, overwrite: bool, resume: bool
 ) -> Iterator[tuple[Path, Path | None]]:
@@ -163,11 +179,23 @@ def _jobs(
         while place in taken:
             place, number = folder / f"{path.stem}-{number}", number + 1
         taken.add(place)
-        if place.exists() and resume:
+        there = _is_there(place)
+        if there and resume:
             continue
-        if place.exists() and not overwrite:
+        if there and not overwrite:
             raise VitreousError(f"{place} is there already; choose another --out, or add --overwrite or --resume")
         yield path, place
+
+
+def _is_there(place: Path) -> bool:
+    """Whether a place for results is taken; a name that no file system takes is an error before any work."""
+    try:
+        place.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise VitreousError(f"could not write {place}: {getattr(error, 'strerror', None) or error}") from None
+    return True
 
 
 def _row(each: Explanation, place: Path | None) -> dict[str, Any]:

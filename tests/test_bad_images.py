@@ -1,0 +1,341 @@
+"""Pictures as they come: broken, huge, tiny, odd. Each is read as it should be, or refused by name in one line."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous as vt
+from commands import MODEL, run, tree
+from families import FAMILIES, images
+from vitreous.errors import ImageError, ModelError, VitreousError
+from vitreous.images import image_files, open_photo
+
+RNG = np.random.default_rng(0)
+COLOURS = RNG.integers(0, 256, (40, 60, 3), dtype=np.uint8)
+RAMP = np.linspace(0, 255, 64 * 64).astype(np.uint8).reshape(64, 64)
+
+
+@pytest.fixture(scope="module")
+def view() -> vt.View:
+    return vt.view(FAMILIES["vit"]())
+
+
+def refused(path: Path, view: vt.View) -> str:
+    """The one line that a picture is refused with."""
+    with pytest.raises(ImageError) as caught:
+        vt.explain(view, path)
+    text = str(caught.value)
+    assert str(path) in text
+    assert len(text.splitlines()) == 1
+    return text
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    held = io.BytesIO()
+    image.save(held, kind, **options)
+    return held.getvalue()
+
+
+def png(width: int, height: int, rows: bytes = b"") -> bytes:
+    """A PNG that claims a size; its content may be missing."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+# -- broken --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"])
+def test_truncated(tmp_path: Path, view: vt.View, kind: str) -> None:
+    whole = encoded(Image.fromarray(COLOURS), kind)
+    for share in (0.05, 0.3, 0.6, 0.9):
+        path = tmp_path / f"cut-{share}.{kind.lower()}"
+        path.write_bytes(whole[: int(len(whole) * share)])
+        refused(path, view)
+
+
+def test_a_truncated_picture_already_opened(tmp_path: Path, view: vt.View) -> None:
+    """PIL reads when it must: the file is opened well and breaks later."""
+    whole = encoded(Image.fromarray(COLOURS), "PNG")
+    path = tmp_path / "cut.png"
+    path.write_bytes(whole[: len(whole) // 2])
+    with Image.open(path) as opened, pytest.raises(ImageError, match=r"the picture cannot be read: .*truncated"):
+        vt.explain(view, opened)
+    closed = Image.open(io.BytesIO(whole))
+    closed.close()
+    with pytest.raises(ImageError, match="the picture cannot be read"):
+        vt.explain(view, closed)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"", r"is empty \(0 bytes\)"),
+        (b"hello", "is not an image"),
+        (b"\x89PNG\r\n\x1a\n", "is not an image|cannot be read"),
+        (b"GIF89a", "is not an image|cannot be read"),
+        (png(0, 0), "cannot be read|is not an image|empty"),
+        (png(4, 4), "cannot be read"),
+    ],
+    ids=["empty", "text", "PNG magic", "GIF magic", "no size", "no pixels"],
+)
+def test_no_pictures(tmp_path: Path, view: vt.View, content: bytes, named: str) -> None:
+    path = tmp_path / "x.png"
+    path.write_bytes(content)
+    assert re.search(named, refused(path, view))
+
+
+def test_places_that_are_no_files(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="is not a file"):
+        open_photo(tmp_path)
+    for name in ("x" * 5000, "nul\0nul"):
+        with pytest.raises(ImageError, match="no such file"):
+            open_photo(tmp_path / name)
+        with pytest.raises(ImageError, match="no such file"):
+            image_files(tmp_path / name)
+
+
+# -- sizes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (2, 3)])
+def test_tiny(tmp_path: Path, view: vt.View, shape: tuple[int, int]) -> None:
+    path = tmp_path / "tiny.png"
+    Image.fromarray(RNG.integers(0, 256, (*shape, 3), dtype=np.uint8)).save(path)
+    found = vt.explain(view, path, "ixg", 1)
+    assert found.image.size == (32, 32)
+    assert torch.isfinite(found.map).all()
+    assert found.overlay(original=True).size == shape[::-1]
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "named"),
+    [
+        (20_000, 20_000, "has 400000000 pixels, over 89478485"),  # PIL refuses by itself
+        (12_000, 12_000, "has 12000 x 12000 pixels, over 89478485"),  # PIL would warn, and read 400 MB
+    ],
+)
+def test_huge(tmp_path: Path, view: vt.View, width: int, height: int, named: str) -> None:
+    path = tmp_path / "huge.png"
+    path.write_bytes(png(width, height))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert named in refused(path, view)
+    assert Image.MAX_IMAGE_PIXELS == 89_478_485
+
+
+def test_the_limit_is_pils(tmp_path: Path, view: vt.View, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "large.png"
+    Image.fromarray(COLOURS).save(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
+    assert "60 x 40 pixels, over 2000" in refused(path, view)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert vt.explain(view, path, "ixg").image.size == (32, 32)
+
+
+def test_long_and_thin(tmp_path: Path, view: vt.View) -> None:
+    path = tmp_path / "thin.png"
+    Image.new("RGB", (40_000, 1)).save(path)
+    assert "40000 x 1 pixels is too long and thin" in refused(path, view)
+
+
+# -- modes ---------------------------------------------------------------------------------------------
+
+
+def _transparent_palette() -> bytes:
+    """A palette with one alpha for each colour: PIL warns about the direct conversion."""
+    image = Image.fromarray(RAMP).convert("P")
+    return encoded(image, "PNG", transparency=bytes(range(256)))
+
+
+def _frames(kind: str) -> bytes:
+    others = [Image.fromarray(255 - RAMP).convert("RGB"), Image.new("RGB", (64, 64), "red")]
+    return encoded(Image.fromarray(RAMP).convert("RGB"), kind, save_all=True, append_images=others, lossless=True)
+
+
+def _tiff(values: np.ndarray) -> bytes:
+    return encoded(Image.fromarray(values), "TIFF")
+
+
+# how a grey ramp is stored, and by how much it may be off
+MODES: dict[str, tuple[Callable[[], bytes], int]] = {
+    "grey": (lambda: encoded(Image.fromarray(RAMP), "PNG"), 0),
+    "grey jpeg": (lambda: encoded(Image.fromarray(RAMP), "JPEG", quality=95), 4),
+    "grey with alpha": (lambda: encoded(Image.fromarray(np.dstack([RAMP, 255 - RAMP])), "PNG"), 0),
+    "alpha": (lambda: encoded(Image.fromarray(np.dstack([RAMP, RAMP, RAMP, 255 - RAMP])), "PNG"), 0),
+    "cmyk jpeg": (lambda: encoded(Image.fromarray(RAMP).convert("CMYK"), "JPEG", quality=95), 8),
+    "cmyk tiff": (lambda: encoded(Image.fromarray(RAMP).convert("CMYK"), "TIFF"), 1),
+    "palette": (lambda: encoded(Image.fromarray(RAMP).convert("P"), "PNG"), 0),
+    "palette with one transparent colour": (
+        lambda: encoded(Image.fromarray(RAMP).convert("P"), "PNG", transparency=7),
+        0,
+    ),
+    "palette with alphas": (_transparent_palette, 0),
+    "16 bits": (lambda: encoded(Image.fromarray(RAMP.astype(np.uint16) * 257), "PNG"), 1),
+    "16 bits tiff": (lambda: _tiff(RAMP.astype(np.uint16) * 257), 1),
+    "32 bits tiff": (lambda: _tiff(RAMP.astype(np.int32) * 257), 1),
+    "floats to 1": (lambda: _tiff(RAMP.astype(np.float32) / 255), 1),
+    "floats to 255": (lambda: _tiff(RAMP.astype(np.float32)), 1),
+    "floats to 65535": (lambda: _tiff(RAMP.astype(np.float32) * 257), 1),
+    "moving gif": (lambda: _frames("GIF"), 2),
+    "moving png": (lambda: _frames("PNG"), 0),
+    "moving webp": (lambda: _frames("WEBP"), 2),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modes(tmp_path: Path, view: vt.View, mode: str) -> None:
+    content, tolerance = MODES[mode]
+    path = tmp_path / "ramp.png"
+    path.write_bytes(content())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = open_photo(path)
+        assert (found.mode, found.size) == ("RGB", (64, 64))
+        assert np.abs(np.asarray(found, int) - RAMP[..., None]).max() <= tolerance
+        with Image.open(path) as opened:
+            held = vt.explain(view, opened, "ixg", 1)
+    assert torch.equal(held.map, vt.explain(view, path, "ixg", 1).map)
+
+
+def test_premultiplied_alpha_and_black_and_white() -> None:
+    view = vt.view(FAMILIES["vit"]())
+    for mode in ("RGBa", "La", "PA", "1", "HSV", "YCbCr"):
+        image = Image.fromarray(COLOURS).convert("RGBA" if mode == "RGBa" else "LA" if mode == "La" else "RGB")
+        found = vt.explain(view, image.convert(mode) if mode != "PA" else image.convert("P").convert("PA"), "ixg", 1)
+        assert torch.isfinite(found.map).all(), mode
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, 1e9])
+def test_floats_that_are_no_picture(tmp_path: Path, view: vt.View, bad: float) -> None:
+    values = RAMP.astype(np.float32)
+    values[3, 4] = bad
+    path = tmp_path / "odd.tiff"
+    path.write_bytes(_tiff(values))
+    assert "holds values from" in refused(path, view)
+
+
+def test_exif_rotation_of_a_jpeg(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(COLOURS).save(tmp_path / "turned.jpg", exif=exif)
+    assert open_photo(tmp_path / "turned.jpg").size == (40, 60)
+
+
+# -- one bad picture among many ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """a good, b cut, c good, d empty, e good, f thin."""
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    for number, name in enumerate("ace"):
+        Image.fromarray(np.roll(COLOURS, number, axis=0)).save(folder / f"{name}.png")
+    whole = (folder / "a.png").read_bytes()
+    (folder / "b.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "d.png").touch()
+    Image.new("RGB", (40_000, 1)).save(folder / "f.png")
+    return folder
+
+
+@pytest.mark.parametrize("batch", [1, 2, 32])
+@pytest.mark.parametrize("form", ["folder", "list", "nested", "generator"])
+def test_on_error(mixed: Path, view: vt.View, form: str, batch: int) -> None:
+    files = image_files(mixed)
+    sources = {
+        "folder": mixed,
+        "list": [str(each) for each in files],
+        "nested": [files[0], [files[1], mixed / "c.png"], *files[3:]],
+        "generator": (each for each in files),
+    }
+    with pytest.raises(ImageError, match=r"b\.png"):
+        list(vt.explain_each(view, mixed, "ixg", batch_size=batch))
+    bad: list[tuple[Path, ImageError]] = []
+    done: list[float] = []
+    target = None if form == "nested" else [0, 1, 2, 3, 4, 0]
+    found = vt.explain_each(
+        view,
+        sources[form],
+        "ixg",
+        target,
+        batch_size=batch,
+        progress=lambda count, total: done.append(count),
+        on_error=lambda path, error: bad.append((path, error)),
+    )
+    explained = list(found)
+    assert [each.name for each in explained] == ["a.png", "c.png", "e.png"]
+    if target:
+        assert [each.target for each in explained] == [0, 2, 4]  # each its own, not that of its new place
+    assert [path.name for path, _ in bad] == ["b.png", "d.png", "f.png"]
+    assert all(isinstance(error, ImageError) and path.name in str(error) for path, error in bad)
+    assert done[-1] == 5
+    for each in explained:
+        torch.testing.assert_close(each.map, vt.explain(view, mixed / each.name, "ixg", each.target).map)
+
+
+def test_on_error_with_nothing_left(mixed: Path, view: vt.View) -> None:
+    bad: list[Path] = []
+    for source in (mixed / "b.png", [mixed / "b.png", mixed / "no.png"]):
+        assert not list(vt.explain_each(view, source, "ixg", on_error=lambda path, error: bad.append(path)))
+    assert [path.name for path in bad] == ["b.png", "b.png", "no.png"]
+    with pytest.raises(ImageError, match="no pictures"):
+        list(vt.explain_each(view, [], "ixg", on_error=lambda path, error: bad.append(path)))
+
+
+def test_a_folder_on_the_command_line(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(mixed.parent)
+    done = run("explain", "mixed", *MODEL, "--method", "ixg", "--out", "out")
+    assert done.code == 1
+    lines = done.err.splitlines()
+    assert [line.split(": ")[2] for line in lines] == [f"skipped mixed/{name}.png" for name in "bdf"]
+    assert all(line.startswith("vitreous: warning: skipped mixed/") for line in lines)
+    assert {each.name for each in Path("out").iterdir()} == set("ace")
+    again = run("explain", "mixed", *MODEL, "--method", "ixg", "--out", "out", "--resume")
+    assert again.code == 2  # what is left cannot be read
+    assert again.err.splitlines()[-1] == "vitreous: error: none of the 3 pictures can be read"
+
+
+# -- models --------------------------------------------------------------------------------------------
+
+
+def test_weights_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(COLOURS).save("a.png")
+    model = vt.load(MODEL[1], pretrained=False, img_size=32).model
+    model.blocks[1].mlp.fc1.weight.data[0, 0] = float("nan")
+    torch.save(model.state_dict(), "nan.pth")
+    before = tree(tmp_path)
+    done = run("explain", "a.png", *MODEL, "--checkpoint", "nan.pth", "--out", "out")
+    assert (done.code, done.out) == (2, "")
+    assert "not finite" in done.err
+    assert len(done.err.splitlines()) == 1
+    assert tree(tmp_path) == before
+
+
+def test_training_mode_and_empty_batches(view: vt.View) -> None:
+    model = FAMILIES["vit"]()
+    expected = vt.explain(model, images(model, 1), "ixg", 1)[0].map
+    model.train()
+    assert torch.equal(vt.explain(model, images(model, 1), "ixg", 1)[0].map, expected)
+    assert model.training
+    with pytest.raises(ModelError, match="empty"):
+        vt.explain(view, torch.zeros(0, 3, 32, 32))
+    with pytest.raises(VitreousError, match="no pictures"):
+        vt.explain(view, np.zeros((0, 32, 32, 3), np.uint8))
