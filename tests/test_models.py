@@ -27,7 +27,7 @@ FACTS = {
     "gap_all": (3, 1, (4, 4), "avg_all"),
     "clip": (3, 1, (4, 4), "token"),
     "siglip": (3, 0, (4, 4), "map"),
-    "nonsquare": (2, 1, (4, 3), "token"),
+    "nonsquare": (3, 1, (4, 3), "token"),
     "qk_norm": (3, 1, (4, 4), "token"),
     "swiglu": (3, 1, (4, 4), "token"),
 }

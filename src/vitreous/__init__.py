@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitreous.api import compare, explain, explain_each, load, method, view
     from vitreous.errors import VitreousError, VitreousWarning
+    from vitreous.examine import doctor
     from vitreous.explanation import Comparison, Explanation
     from vitreous.images import image_files
     from vitreous.methods import Method, methods, register
@@ -34,6 +35,7 @@ __all__ = [
     "VitreousWarning",
     "__version__",
     "compare",
+    "doctor",
     "explain",
     "explain_each",
     "image_files",
@@ -56,6 +58,7 @@ _HOMES = {
     "VitreousError": "errors",
     "VitreousWarning": "errors",
     "compare": "api",
+    "doctor": "examine",
     "explain": "api",
     "explain_each": "api",
     "image_files": "images",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -24,7 +25,7 @@ def read(path: str | Path) -> dict[str, Tensor]:
     The usual wrappings are undone: a ``state_dict`` or ``model`` entry, and ``module.`` in front of every name.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, quiet about names that are too long
         raise CheckpointError(f"no checkpoint at {path}")
     try:
         if path.suffix == ".safetensors":

@@ -20,7 +20,7 @@ def find_label(word: str, labels: Sequence[str] | None, classes: int) -> int:
 
     The comparison ignores case. A word that fits several classes is refused with their indices.
     """
-    if re.fullmatch(r"\s*[+-]?[0-9]+\s*", word) and not (labels and word in labels):
+    if re.fullmatch(r"\s*[+-]?[0-9]{1,4000}\s*", word) and not (labels and word in labels):
         return check_index(int(word), classes)
     if not labels:
         raise TargetError(f"class {word!r} is given by name but the model has no labels; use an index 0..{classes - 1}")

@@ -1,0 +1,179 @@
+"""The doctor: does this model give the right answers when it is looked at? One check per promise, each in words."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import VitreousError, one_line
+from vitreous.methods import Method, method, methods
+from vitreous.models import View, view
+from vitreous.passes import Keep, Pass, Session, Target, whole
+
+__all__ = ["Check", "Diagnosis", "doctor"]
+
+_MOST_FORWARDS = 3  # methods that need more are not tried
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: ``verdict`` is ``"ok"``, ``"failed"`` or ``"-"`` where it does not apply."""
+
+    name: str
+    verdict: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings about one model, and which methods apply to it."""
+
+    model: str
+    checks: tuple[Check, ...]
+    methods: tuple[Check, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every check that applies holds."""
+        return all(check.verdict != "failed" for check in self.checks)
+
+
+def doctor(model: View | nn.Module, *, seed: int = 0, **facts: Any) -> Diagnosis:
+    """Examine a model: a view, or a module of one's own. Nothing is raised; advice is in the findings."""
+    try:
+        looked_at = view(model, **facts)
+    except VitreousError as error:
+        return Diagnosis(type(model).__name__, (Check("a view of the model", "failed", str(error)),))
+    high, wide = looked_at.preprocess.size
+    inputs = torch.randn(2, 3, high, wide, generator=torch.Generator().manual_seed(seed))
+    examiner = _Examiner(looked_at, looked_at.cast(inputs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checks = tuple(_safely(name, look) for name, look in examiner.checks())
+        tried = tuple(_try(looked_at, inputs[:1], name) for name in _spellings())
+    return Diagnosis(looked_at.name, (Check("a view of the model", "ok", repr(looked_at)), *checks), tried)
+
+
+class _Examiner:
+    """The checks, each returning a detail, or raising ``VitreousError`` with what is wrong."""
+
+    def __init__(self, view: View, inputs: Tensor) -> None:
+        self.view, self.inputs = view, inputs
+        self.layers = tuple(range(view.depth))
+
+    def checks(self) -> Iterator[tuple[str, Callable[[], str | None]]]:
+        yield "forward through the view equals the model", self.forward
+        yield "attention in every block, rows sum to one", self.attention
+        yield "declared rule counts are met", self.rules
+        yield "gradients reach every block", self.gradients
+        yield "keeping all tokens changes nothing", self.tokens
+        yield "sub-networks agree", self.suffixes
+        yield "preprocessing", self.preprocessing
+        yield "labels", self.labels
+
+    def forward(self) -> str:
+        with self.view.evaluating(), torch.no_grad():
+            return self._same(self.view.logits(self.inputs), self.view.original(self.inputs))
+
+    def attention(self) -> str | None:
+        if self.view.windowed:
+            return None
+        keep = Keep("attention", _row_sums, self.layers)
+        sums = self._session().trace(Pass((keep,)))[keep]
+        worst = max(float((row - 1).abs().max()) for row in sums)
+        if worst > 1e-2:
+            raise VitreousError(f"a row of attention sums to {1 + worst:.3f}")
+        return f"{len(sums)} blocks, rows off by at most {worst:.0e}"
+
+    def rules(self) -> str:
+        keep = Keep("input", whole, (0,), grad=True)
+        trace = self._session().trace(Pass((keep,), "frozen"))
+        total = self.view.total_calls()
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(total.items()) if count)
+        return f"{counts}; frozen {self._same(trace.logits, self.view.logits(self.inputs))}"
+
+    def gradients(self) -> str:
+        keep = Keep("input", _largest, self.layers, grad=True)
+        sizes = [float(size.max()) for size in self._session().trace(Pass((keep,)))[keep]]
+        dead = [layer for layer, size in enumerate(sizes) if not size > 0]
+        if dead:
+            raise VitreousError(f"no gradient arrives at the input of block {dead[0]}")
+        return f"from {min(sizes):.1e} to {max(sizes):.1e}"
+
+    def tokens(self) -> str | None:
+        if not self.view.drops_tokens:
+            return None
+        high, wide = self.view.grid(self.inputs)
+        everything = torch.arange(high * wide).expand(len(self.inputs), -1)
+        return self._same(self.view.logits(self.inputs, keep=everything), self.view.logits(self.inputs))
+
+    def suffixes(self) -> str:
+        expected = self.view.logits(self.inputs)
+        worst = ""
+        for layer in self.layers:
+            with self.view.evaluating(), torch.no_grad():
+                tokens = self.view.run(self.view.embed(self.inputs), 0, layer)
+            worst = self._same(self.view.suffix(layer, self.inputs).logits(tokens), expected)
+        return f"from each of {self.view.depth} blocks; {worst}"
+
+    def preprocessing(self) -> str:
+        how = self.view.preprocess
+        mean = ", ".join(f"{value:.3g}" for value in how.mean)
+        return f"{how.size[0]} x {how.size[1]}, {how.mode} crop {how.crop:g}, {how.interpolation}, mean {mean}"
+
+    def labels(self) -> str | None:
+        names = self.view.labels
+        return (
+            None if names is None else f"{len(names)}: {', '.join(map(self.view.label, range(min(3, len(names)))))}, …"
+        )
+
+    def _session(self) -> Session:
+        return Session(self.view, self.inputs, Target.of(self.view, len(self.inputs)))
+
+    @staticmethod
+    def _same(found: Tensor, expected: Tensor) -> str:
+        off = float((found.float() - expected.float()).abs().max())
+        size = max(1.0, float(expected.float().abs().max()))
+        limit = 1e-2 if expected.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        if not off <= limit * size:
+            raise VitreousError(f"logits differ by {off:.1e}")
+        return "logits bit-equal" if off == 0 else f"logits within {off:.0e}"
+
+
+def _row_sums(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    return attention.sum(dim=-1).flatten(1)
+
+
+def _largest(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    assert gradient is not None
+    return gradient.float().flatten(1).abs().amax(dim=1)
+
+
+def _safely(name: str, look: Callable[[], str | None]) -> Check:
+    try:
+        detail = look()
+    except Exception as error:  # a foreign model can break anywhere; the patient gets advice, not a traceback
+        kind = "" if isinstance(error, VitreousError) else f"{type(error).__name__}: "
+        return Check(name, "failed", one_line(f"{kind}{error}"))
+    return Check(name, "-", "does not apply") if detail is None else Check(name, "ok", detail)
+
+
+def _spellings() -> list[str]:
+    return [f"{info.name}(ixg)" if info.combines else info.name for info in methods()]
+
+
+def _try(looked_at: View, inputs: Tensor, spelling: str) -> Check:
+    how: Method = method(spelling)
+    if how.forwards(looked_at) > _MOST_FORWARDS or how.info.cost_note not in ("", "base"):
+        return Check(how.info.name, "-", f"not tried: {how.info.cost_text}")
+
+    def look() -> str:
+        found = how.attribute(looked_at, inputs)
+        return f"{found.shape[1]} x {found.shape[2]} map"
+
+    return _safely(how.info.name, look)

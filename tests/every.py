@@ -1,0 +1,22 @@
+"""All families of all libraries that are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import families_torchvision
+
+import families
+import families_timm
+
+EVERY: dict[str, Callable[[], Any]] = {
+    **families.FAMILIES,
+    **families_timm.FAMILIES,
+    **families_torchvision.FAMILIES,
+}
+if find_spec("transformers") is not None:
+    import families_hf
+
+    EVERY |= families_hf.FAMILIES
