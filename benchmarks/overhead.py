@@ -33,12 +33,12 @@ def bare(model: torch.nn.Module, images: torch.Tensor, fused: bool) -> None:
     images = images.detach().requires_grad_()
     logits = model(images)
     torch.autograd.grad(logits.max(dim=1).values.sum(), images)
+    for block in model.blocks:
+        block.attn.fused_attn = True
 
 
 def explain(view: vt.View, images: torch.Tensor, methods: list[str]) -> None:
     """Several methods over one session, as ``compare`` runs them."""
-    for block in view.model.blocks:
-        block.attn.fused_attn = True
     session = Session(view, images, Target.of(view, len(images)), batch=len(images))
     answer(session, [method(each) for each in methods])
 
