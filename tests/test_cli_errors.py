@@ -16,7 +16,7 @@ from PIL import Image
 from commands import FILES, MODEL, NAME, photographs, run, tree
 from vitreous import Explanation
 from vitreous.errors import ImageError, VitreousError
-from vitreous.models import timm_adapter
+from vitreous.models import hub
 
 
 @pytest.fixture
@@ -183,9 +183,9 @@ def test_offline(here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> N
         line = only_line((command, "a.png", "--model", NAME), here)
         assert f"could not fetch the weights of {NAME}" in line
         monkeypatch.setattr("socket.create_connection", refuse)
-        monkeypatch.setattr(timm_adapter, "getproxies", dict)
-        monkeypatch.setattr(timm_adapter.hub, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(timm_adapter.hub, "HF_HUB_CACHE", str(here))
+        monkeypatch.setattr(hub, "getproxies", dict)
+        monkeypatch.setattr(hub.hub, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub.hub, "HF_HUB_CACHE", str(here))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import nn
 import vitreous as vt
 from families import FAMILIES
 from vitreous.errors import ModelError
-from vitreous.models import ModelInfo, registry, timm_adapter, timm_vit
+from vitreous.models import ModelInfo, hub, registry, timm_vit
 
 NAME = "timm/vit_tiny_patch16_224"
 SMALL: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
@@ -66,9 +66,9 @@ def test_offline_hub_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with pytest.raises(ModelError, match="could not fetch the weights") as told_offline:  # HF_HUB_OFFLINE is set here
         vt.load(NAME)
     monkeypatch.setattr("socket.create_connection", refuse)
-    monkeypatch.setattr(timm_adapter, "getproxies", dict)
-    monkeypatch.setattr(timm_adapter.hub, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(timm_adapter.hub, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setattr(hub.hub, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub.hub, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match="hub cannot be reached") as unreachable:
         vt.load(NAME)
     for caught in (told_offline, unreachable):

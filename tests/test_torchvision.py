@@ -16,7 +16,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 import vitreous as vt
 from families_torchvision import MODELS, VIT, build
 from vitreous.errors import ModelError, TraceError
-from vitreous.models import tv
+from vitreous.models import hub, tv
 from vitreous.passes import Keep, Pass, Target
 from vitreous.passes.runner import run
 
@@ -333,10 +333,10 @@ def test_offline_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("socket.create_connection", refuse)
-    monkeypatch.setattr(tv, "getproxies", dict)
+    monkeypatch.setattr(hub, "getproxies", dict)
     with pytest.raises(ModelError, match=r"download\.pytorch\.org cannot be reached") as unreachable:
         vt.load("torchvision/vit_b_32")
-    monkeypatch.setattr(tv, "getproxies", lambda: {"https": "proxy"})
+    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "proxy"})
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", refuse)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", refuse)
     with pytest.raises(ModelError, match=r"torchvision/vit_b_32 \(no route to host\)") as failed:

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be asked for a repository, known before a client tries for most of a minute."""
+"""Whether weights can be fetched, known before a client tries for most of a minute."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from urllib.request import getproxies
 
 from huggingface_hub import constants as hub
 
-__all__ = ["cached", "reachable"]
+__all__ = ["answers", "cached", "reachable"]
 
 
-def cached(repo: str) -> bool:
-    """Whether something of the repository ``owner/name`` lies in the local cache."""
-    return any((Path(hub.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}").glob("snapshots/*"))
-
-
-def reachable(repo: str) -> bool:
-    """Whether the repository is in the cache, or the hub answers and may be asked (a proxy is trusted)."""
-    if cached(repo):
-        return True
-    if hub.HF_HUB_OFFLINE:
-        return False
+def answers(url: str) -> bool:
+    """Whether the server of an address takes connections; a proxy is trusted."""
     if getproxies():
         return True
     try:
-        socket.create_connection((urlparse(hub.ENDPOINT).hostname, 443), timeout=3).close()
+        socket.create_connection((urlparse(url).hostname, 443), timeout=3).close()
     except OSError:
         return False
     return True
+
+
+def cached(repo: str) -> bool:
+    """Whether something of the hub's repository ``owner/name`` (``*`` for any) lies in the local cache."""
+    return any(Path(hub.HF_HUB_CACHE).glob(f"models--{repo.replace('/', '--')}/snapshots/*"))
+
+
+def reachable(repo: str) -> bool:
+    """Whether a repository is in the cache, or the hub answers and may be asked."""
+    return cached(repo) or (not hub.HF_HUB_OFFLINE and answers(hub.ENDPOINT))

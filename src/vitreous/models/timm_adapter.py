@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
-from urllib.request import getproxies
 
 import timm
-from huggingface_hub import constants as hub
 from torch import nn
 
 from vitreous.errors import ModelError, nearest
 from vitreous.models.checkpoint import fit
+from vitreous.models.hub import reachable
 from vitreous.models.registry import ModelInfo
 from vitreous.models.timm_beit import TimmBeit
 from vitreous.models.timm_common import TimmView
@@ -78,7 +75,7 @@ def _family(module: nn.Module) -> type[TimmView] | None:
 
 
 def _create(name: str, pretrained: bool, options: dict[str, Any]) -> nn.Module:
-    if pretrained and ":" not in name and not _reachable():
+    if pretrained and ":" not in name and not reachable("timm/*"):
         raise ModelError(
             f"could not fetch the weights of timm/{name}: the model hub cannot be reached; "
             "give checkpoint=FILE, or pretrained=False for an untrained model"
@@ -93,20 +90,6 @@ def _create(name: str, pretrained: bool, options: dict[str, Any]) -> nn.Module:
                 "give checkpoint=FILE, or pretrained=False for an untrained model"
             ) from error
         raise ModelError(f"could not build timm/{name} with {options}: {reason[0][:200]}") from error
-
-
-def _reachable() -> bool:
-    """Whether the model hub answers, or the user keeps it in a cache or behind a proxy.
-
-    Asked once before a download, because the client itself would try for most of a minute.
-    """
-    if getproxies() or hub.HF_HUB_OFFLINE or any(Path(hub.HF_HUB_CACHE).glob("models--timm--*")):
-        return True
-    try:
-        socket.create_connection((urlparse(hub.ENDPOINT).hostname, 443), timeout=3).close()
-    except OSError:
-        return False
-    return True
 
 
 @cache

@@ -6,19 +6,18 @@ preprocessing; both come from the weights of that name, which can be asked witho
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
-from urllib.request import getproxies
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, nearest, one_line
 from vitreous.models.checkpoint import fit
+from vitreous.models.hub import answers
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.registry import ModelInfo
 from vitreous.models.view import View
@@ -153,7 +152,8 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 def _fetch(name: str, weights: Any) -> dict[str, Tensor]:
     """Return torchvision's weights, from its cache or from the network."""
     advice = "give checkpoint=FILE, or pretrained=False for an untrained model"
-    if not _reachable(weights.url):
+    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(weights.url).path).name
+    if not file.exists() and not answers(weights.url):
         raise ModelError(
             f"could not fetch the weights of torchvision/{name}: {urlparse(weights.url).hostname} cannot be reached; "
             + advice
@@ -162,17 +162,6 @@ def _fetch(name: str, weights: Any) -> dict[str, Tensor]:
         return dict(weights.get_state_dict(progress=False, check_hash=True))
     except Exception as error:
         raise ModelError(f"could not fetch the weights of torchvision/{name} ({_first(error)}); {advice}") from error
-
-
-def _reachable(url: str) -> bool:
-    """Whether the file is in torch's cache, or its server answers (a proxy is trusted); asked before a download."""
-    if (Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name).exists() or getproxies():
-        return True
-    try:
-        socket.create_connection((urlparse(url).hostname, 443), timeout=3).close()
-    except OSError:
-        return False
-    return True
 
 
 def _first(error: Exception) -> str:

@@ -1,0 +1,256 @@
+"""Hugging Face models by name, folder and prompt: what is loaded, and how pictures are prepared."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("transformers")
+
+import transformers as hf
+
+import vitreous as vt
+from families_hf import FAMILIES, LABELS, build, images
+from vitreous.errors import ModelError
+from vitreous.models import Preprocess, hub
+from vitreous.models.hf_load import preprocess_of
+
+# -- classes that are prompts --------------------------------------------------------------------------
+
+
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = {word: i for i, word in enumerate(["[UNK]", "a", "photo", "of", "cat", "dog", "bird", "sleeping"])}
+    words |= {"[PAD]": 96, "<s>": 97, "</s>": 98}
+    made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 97), ("</s>", 98)]
+    )
+    return hf.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", eos_token="</s>", unk_token="[UNK]")
+
+
+PROMPTS = ["a photo of a cat", "a photo of a sleeping dog", "bird"]
+
+
+@pytest.mark.parametrize("make", ["CLIP", "Siglip"])
+def test_prompts_are_classes(make: str) -> None:
+    """The logits are the model's own ``logits_per_image`` for these prompts."""
+    model = build(f"{make}Model", f"{make}Config")
+    view: Any = vt.view(model, prompts=PROMPTS, tokenizer=tokenizer())
+    assert (view.labels, view.classes) == (PROMPTS, 3)
+    assert view.class_index("a photo of a cat") == 0
+    padded: Any = True if make == "CLIP" else "max_length"
+    words = tokenizer()(PROMPTS, padding=padded, max_length=None if padded is True else 16, return_tensors="pt")
+    if make == "Siglip":
+        words = {"input_ids": words["input_ids"]}
+    else:
+        words = {key: words[key] for key in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        expected = model(**words, pixel_values=images(2)).logits_per_image
+    torch.testing.assert_close(view.logits(images(2)), expected, rtol=0, atol=1e-6)
+    assert vt.method("generic").attribute(view, images(2), target="bird").shape == (2, 4, 4)
+    double = view.model.double()
+    assert view.logits(images(2)).dtype == torch.float64
+    double.float()
+
+
+def test_prompts_that_cannot_be_read() -> None:
+    model = build("CLIPModel", "CLIPConfig")
+    for facts, named in [
+        ({}, "no classes of its own; give prompts="),
+        ({"prompts": []}, "no classes of its own"),
+        ({"prompts": PROMPTS}, "needs tokenizer="),
+        ({"prompts": ["cat " * 40], "tokenizer": tokenizer()}, "longer than the 16 pieces"),
+        ({"text_embeds": torch.zeros(3)}, "finite numbers"),
+        ({"text_embeds": torch.ones(3, 7)}, "7 wide, images 20"),
+        ({"text_embeds": torch.ones(3, 20), "labels": ["a"]}, "3 classes but 1 labels"),
+    ]:
+        with pytest.raises(ModelError, match=named):
+            vt.view(model, **facts)
+    with pytest.raises(ModelError, match="has classes of its own"):
+        vt.view(FAMILIES["hf_vit"](), prompts=PROMPTS)
+
+
+# -- loading -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A saved ViT with labels and its processor."""
+    model: Any = FAMILIES["hf_vit"]()
+    model.config.id2label = dict(enumerate(LABELS))
+    model.save_pretrained(tmp_path / "vit")
+    processor(hf.ViTImageProcessor, size={"height": 32, "width": 32}).save_pretrained(tmp_path / "vit")
+    return tmp_path / "vit"
+
+
+def processor(kind: Any, **settings: Any) -> Any:
+    return kind(**settings)
+
+
+def test_a_saved_model_comes_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = FAMILIES["hf_vit"]()
+    view = vt.load(f"hf/{folder}")
+    assert view.labels == LABELS
+    assert view.preprocess == Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, "squash")
+    torch.testing.assert_close(view.logits(images(2)), vt.view(model).logits(images(2)))
+    assert not view.model.training
+    monkeypatch.chdir(folder.parent)
+    assert vt.load("hf/./vit", dtype="float64").dtype == torch.float64
+    assert vt.load("hf/./vit", attn_implementation="eager").model.config._attn_implementation == "eager"
+
+
+def test_load_options(folder: Path) -> None:
+    name = f"hf/{folder}"
+    assert vt.load(name, num_classes=3, labels=list("abc")).labels == list("abc")
+    larger = vt.load(name, img_size=48)
+    assert (larger.preprocess.size, larger.grid()) == ((48, 48), (6, 6))
+    untrained = vt.load(name, pretrained=False, img_size=48, num_hidden_layers=2)
+    assert (untrained.depth, untrained.grid(), untrained.labels) == (2, (6, 6), LABELS)
+    assert untrained.model.vit.embeddings.position_embeddings.shape[1] == 37
+    changed: Any = FAMILIES["hf_vit"]()
+    with torch.no_grad():
+        changed.classifier.bias += 1
+    torch.save(changed.state_dict(), folder / "mine.pt")
+    filled = vt.load(name, checkpoint=folder / "mine.pt")
+    torch.testing.assert_close(filled.logits(images(1)), vt.view(changed).logits(images(1)))
+
+
+def test_a_prompted_model_comes_back(tmp_path: Path) -> None:
+    model = build("CLIPModel", "CLIPConfig")
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    settings = {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}}
+    processor(hf.CLIPImageProcessor, **settings).save_pretrained(tmp_path)
+    view = vt.load(f"hf/{tmp_path}", prompts=PROMPTS)
+    expected = vt.view(model, prompts=PROMPTS, tokenizer=tokenizer())
+    torch.testing.assert_close(view.logits(images(1)), expected.logits(images(1)))
+    assert (view.labels, view.preprocess.mode, view.preprocess.crop) == (PROMPTS, "center", 32 / 36)
+    assert vt.view(view.model, prompts=["cat"]).labels == ["cat"]  # the tokenizer is remembered
+    assert vt.view(view.model, text_embeds=torch.ones(2, 20)).labels is None
+    with pytest.raises(ModelError, match="no classes of its own"):
+        vt.load(f"hf/{tmp_path}")
+    with pytest.raises(ModelError, match="zero-shot model"):
+        vt.load(f"hf/{tmp_path}", num_classes=3)
+
+
+def test_weights_without_a_head_are_loud(tmp_path: Path) -> None:
+    model: Any = FAMILIES["hf_vit"]()
+    model.vit.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="hold no classifier; give num_classes="):
+        vt.load(f"hf/{tmp_path}")
+    with pytest.warns(vt.VitreousWarning, match="no image processor was found"):
+        view = vt.load(f"hf/{tmp_path}", num_classes=4, img_size=48)
+    assert (view.classes, view.grid()) == (4, (6, 6))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "named"),
+    [
+        ("hf/google/vit-base-patch16-224", {}, "hub cannot be reached"),  # HF_HUB_OFFLINE is set here
+        ("hf/./nowhere", {}, "no folder 'nowhere'"),
+        ("hf/{folder}/empty", {}, "no config.json"),
+        ("hf/{folder}", {"num_classes": 0}, "num_classes=0"),
+        ("hf/{folder}", {"pretrained": False, "nonsense": 3}, "no 'nonsense'"),
+        ("hf/{folder}", {"prompts": ["cat"]}, "has classes of its own"),
+        ("hf/{folder}", {"checkpoint": "nowhere.pt"}, "no checkpoint"),
+    ],
+)
+def test_load_refuses(folder: Path, name: str, options: dict[str, Any], named: str) -> None:
+    (folder / "empty").mkdir()
+    with pytest.raises(ModelError) as caught:
+        vt.load(name.format(folder=folder), **options)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setattr(hub.hub, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub.hub, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match="could not fetch hf/owner/name: the model hub cannot be reached"):
+        vt.load("hf/owner/name")
+    (tmp_path / "models--owner--name" / "snapshots" / "0").mkdir(parents=True)
+    assert hub.reachable("owner/name")
+
+
+def test_other_types_are_named(tmp_path: Path) -> None:
+    hf.BertConfig().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="of type 'bert'; supported: vit, deit"):
+        vt.load(f"hf/{tmp_path}")
+
+
+def test_code_in_a_folder_is_never_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit('ran')")
+    (tmp_path / "config.json").write_text('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}')
+    with pytest.raises(ModelError, match="could not load"):
+        vt.load(f"hf/{tmp_path}")
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModelError, match=r"needs the package transformers: pip install 'vitreous\[hf\]'"):
+        vt.load("hf/google/vit-base-patch16-224")
+    assert any(info.name == "hf/openai/clip-vit-base-patch32" for info in vt.models())
+
+
+def test_other_models_do_not_import_transformers() -> None:
+    code = """
+import sys, torch, vitreous as vt
+vt.load("timm/vit_tiny_patch16_224", pretrained=False, depth=1)
+try:
+    vt.view(torch.nn.Linear(1, 1))
+except vt.VitreousError:
+    pass
+vt.models()
+assert "transformers" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# -- preprocessing -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("ViTImageProcessor", {}, ((224, 224), "squash", 1.0, "bilinear")),
+        ("DeiTImageProcessor", {}, ((224, 224), "squash", 224 / 256, "bicubic")),
+        ("CLIPImageProcessor", {}, ((224, 224), "center", 1.0, "bicubic")),
+        ("BitImageProcessor", {"size": {"shortest_edge": 256}}, ((224, 224), "center", 0.875, "bicubic")),
+        ("SiglipImageProcessor", {"size": {"height": 64, "width": 96}}, ((64, 96), "squash", 1.0, "bicubic")),
+    ],
+)
+def test_image_processors_as_data(kind: str, settings: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    """The same picture through theirs and ours; resizing may round a colour to a neighbour."""
+    theirs = getattr(hf, kind)(**settings)
+    ours = preprocess_of(theirs)
+    assert (ours.size, ours.mode, ours.crop, ours.interpolation) == expected
+    assert ours.mean == pytest.approx(tuple(theirs.image_mean))
+    noise = torch.randint(0, 256, (30, 40, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    photo = Image.fromarray(noise.numpy()).resize((400, 300), Image.Resampling.BICUBIC)
+    found = ours.tensor(ours.see(photo)[0])
+    wanted = theirs(photo, return_tensors="pt")["pixel_values"][0]
+    assert found.shape == wanted.shape
+    assert (found - wanted).abs().max() <= 3 / 255 / min(ours.std)
+
+
+@pytest.mark.parametrize("crop", [224, 336, 384, 518])
+@pytest.mark.parametrize("resized", [232, 256, 438, 439, 592])
+def test_a_crop_gives_the_size_it_came_from(crop: int, resized: int) -> None:
+    settings = {"size": {"shortest_edge": resized}, "crop_size": {"height": crop, "width": crop}}
+    found = preprocess_of(hf.CLIPImageProcessor(**settings))
+    assert found._scaled_size(resized * 2, resized * 2) == (resized, resized)
