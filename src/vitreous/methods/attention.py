@@ -15,7 +15,6 @@ from vitreous.methods.readout import (
     head_max,
     head_mean,
     head_min,
-    mean_row,
     pad_prefix,
     push,
     start_keeps,
@@ -23,15 +22,22 @@ from vitreous.methods.readout import (
     with_residual,
 )
 from vitreous.methods.registry import register
+from vitreous.methods.rows import RowTerm, read_rows
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Trace
 
 __all__ = ["AttentionFlow", "RawAttention", "Rollout"]
 
 
+def mean_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """The row of ``mean_h A`` that the model reads."""
+    parts = [attention[:, :, rows].mean(dim=(1, 2)) for rows in read_rows(view, attention)]
+    return torch.stack(parts).sum(dim=0)
+
+
 @register("raw_attention", family="attention", papers=("dosovitskiy2021image",), class_specific=False, cost=(1, 0))
 @dataclass(frozen=True)
-class RawAttention(Method):
+class RawAttention(RowTerm):
     """The attention of one block, averaged over heads.
 
     ``mean_h A_l[CLS, patches]``; the mean over the patch rows where the model averages them. With attention pooling,
@@ -39,29 +45,8 @@ class RawAttention(Method):
     """
 
     layer: int = -1
-    layered = True
-
-    def ask(self, view: View) -> Pass:
-        if self._pools(view):
-            return Pass(start_keeps(view, head_mean, False))
-        return self.ask_layers(view, (resolve_layer(view, self.layer),))
-
-    def read(self, trace: Trace) -> Tensor:
-        if self._pools(trace.view):
-            (pool,) = trace[start_keeps(trace.view, head_mean, False)[0]]
-            high, wide = trace.grid
-            return trace.tokens_to_grid(pad_prefix(pool.flatten(1), high * wide + trace.view.prefix))
-        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
-
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
-        return Pass((Keep("attention", mean_row, tuple(layers)),))
-
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
-        rows = trace[Keep("attention", mean_row, tuple(layers))]
-        return [trace.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
-
-    def _pools(self, view: View) -> bool:
-        return view.pooling.attends and resolve_layer(view, self.layer) == view.depth - 1
+    reduce = mean_row
+    grad = False
 
 
 _FUSIONS = {"mean": head_mean, "max": head_max, "min": head_min}

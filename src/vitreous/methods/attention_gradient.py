@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from vitreous.errors import SpellingError
 from vitreous.methods.base import Answer, Method, check_choice, resolve_layer
 from vitreous.methods.readout import (
     discard_weakest,
-    pad_prefix,
     positive,
     push,
     start_keeps,
@@ -21,6 +19,7 @@ from vitreous.methods.readout import (
     with_residual,
 )
 from vitreous.methods.registry import register
+from vitreous.methods.rows import RowTerm, read_rows
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Reduce, Session, Trace, whole
 
@@ -115,44 +114,6 @@ class GradientRollout(Method):
             kept = discard_weakest(matrix, self.discard, keep_first=False)
             row = push(row, with_residual(kept, "released" if self.released else "row"))
         return trace.tokens_to_grid(row)
-
-
-class RowTerm(Method):
-    """A map that is the row of one attention matrix the model reads; its layer terms are the same row at each block.
-
-    With attention pooling, the last map is that of the pooling itself.
-    """
-
-    layer: int
-    layered = True
-    reduce: ClassVar[Reduce]
-
-    def ask(self, view: View) -> Pass:
-        if self._pools(view):
-            return Pass(start_keeps(view, type(self).reduce, True))
-        return self.ask_layers(view, (resolve_layer(view, self.layer),))
-
-    def read(self, trace: Trace) -> Tensor:
-        if self._pools(trace.view):
-            (pool,) = trace[start_keeps(trace.view, type(self).reduce, True)[0]]
-            high, wide = trace.grid
-            return trace.tokens_to_grid(pad_prefix(pool, high * wide + trace.view.prefix))
-        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
-
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
-        return Pass((Keep("attention", type(self).reduce, tuple(layers), grad=True),))
-
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
-        rows = trace[Keep("attention", type(self).reduce, tuple(layers), grad=True)]
-        return [trace.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
-
-    def _pools(self, view: View) -> bool:
-        return view.pooling.attends and resolve_layer(view, self.layer) == view.depth - 1
-
-
-def read_rows(view: View, attention: Tensor) -> list[slice]:
-    """The rows that are read: of a block those of the pooling, of attention pooling its only one."""
-    return [slice(None)] if attention.shape[2] == 1 else view.pooling.rows
 
 
 def gradient_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:

@@ -15,7 +15,6 @@ __all__ = [
     "head_max",
     "head_mean",
     "head_min",
-    "mean_row",
     "pad_prefix",
     "positive",
     "push",
@@ -44,11 +43,6 @@ def head_max(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
 def head_min(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``min_h A``: ``[B, N, N]``."""
     return attention.amin(dim=1)
-
-
-def mean_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
-    """The row of ``mean_h A`` that the model reads: the class token's, or the mean over what is pooled."""
-    return view.pooling.read(attention, dim=2).mean(dim=1)
 
 
 def positive(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
