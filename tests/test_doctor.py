@@ -86,6 +86,12 @@ def test_a_cut_gradient():
     assert verdict(found, "gradients reach every block").verdict == "failed"
 
 
+def test_a_head_of_zeros():
+    model = FAMILIES["vit"]()
+    nn.init.zeros_(model.head.weight)
+    assert "is the head untrained" in verdict(vt.doctor(model), "gradients reach every block").detail
+
+
 def test_weights_that_are_not_finite():
     model = FAMILIES["vit"]()
     with torch.no_grad():

@@ -101,6 +101,8 @@ class _Examiner:
         keep = Keep("input", _largest, self.layers, grad=True)
         sizes = [float(size.max()) for size in self._session().trace(Pass((keep,)))[keep]]
         dead = [layer for layer, size in enumerate(sizes) if not size > 0]
+        if len(dead) == len(sizes):
+            raise VitreousError("no gradient arrives at any block; is the head untrained, all zeros?")
         if dead:
             raise VitreousError(f"no gradient arrives at the input of block {dead[0]}")
         return f"from {min(sizes):.1e} to {max(sizes):.1e}"
