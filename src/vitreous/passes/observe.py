@@ -41,6 +41,13 @@ class Observer(TorchFunctionMode):
         self._attention: Tensor | None = None
         self._handlers = _FROZEN if frozen else _PLAIN
 
+    @property
+    def needed(self) -> bool:
+        """Whether calls must be seen or changed: to steer, to show attention, or to keep weights out of the graph."""
+        if self.frozen or any(keep.site in ("attention", "values", "pool") for keep in self.keeps):
+            return True
+        return torch.is_grad_enabled() and any(weight.requires_grad for weight in self.view.model.parameters())
+
     # -- places the runner tells about -----------------------------------------------------------------
 
     @contextmanager
@@ -115,13 +122,13 @@ class Observer(TorchFunctionMode):
     # -- the override ----------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if torch.is_grad_enabled():
-            args, kwargs = _constants(args), {key: _constant(value) for key, value in kwargs.items()}
+            args = _constants(args)
+            kwargs = {key: _constant(value) for key, value in kwargs.items()} if kwargs else {}
         handler = self._handlers.get(func)
         if handler is None or (self.layer is None and not self.pooling):
-            return func(*args, **kwargs)
-        return handler(self, func, *args, **kwargs)
+            return func(*args, **(kwargs or {}))
+        return handler(self, func, *args, **(kwargs or {}))
 
     def _attend(
         self,
