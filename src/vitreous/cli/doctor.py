@@ -22,6 +22,7 @@ def doctor(
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
     labels: options.Labels = None,
+    prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     seed: options.Seed = 0,
@@ -34,7 +35,7 @@ def doctor(
     """
     import vitreous as vt
 
-    view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet)
+    view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet, prompt)
     found = vt.doctor(view, seed=seed)
     if as_json:
         options.print_json({"schema": "vitreous.doctor/1", **dataclasses.asdict(found), "healthy": found.healthy})

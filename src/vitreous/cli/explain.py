@@ -37,6 +37,7 @@ def explain(
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
     labels: options.Labels = None,
+    prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     batch_size: Annotated[Optional[int], typer.Option(min=1, help="Pictures at once.")] = None,  # noqa: UP045
@@ -64,7 +65,7 @@ def explain(
         elif not quiet:
             options.say(f"{len(wanted)} left out: their results are there already")
         return
-    view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet)
+    view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet, prompt)
     asked: dict[str, Any] = {
         "against": against or None,
         "value": value,
@@ -121,6 +122,7 @@ def compare(
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
     labels: options.Labels = None,
+    prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     memory: options.Memory = None,
@@ -139,7 +141,7 @@ def compare(
     place = out or Path(f"{image.stem}-compare.png")
     if _is_there(place) and not overwrite:
         raise VitreousError(f"{place} is there already; choose another --out or add --overwrite")
-    view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet)
+    view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet, prompt)
     asked: dict[str, Any] = {"against": against or None, "value": value, "seed": seed, "memory": memory}
     with options.progress_bar("comparing", quiet or as_json) as bar:
         found = vt.compare(view, image, hows, target or None, progress=bar, **asked)

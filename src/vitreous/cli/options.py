@@ -32,6 +32,10 @@ NumClasses = Annotated[Optional[int], typer.Option(min=1, help="Number of classe
 Labels = Annotated[
     Optional[Path], typer.Option(help="Class names: a text file with one per line, or a JSON list.")  # noqa: UP045
 ]
+Prompts = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--prompt", help="A class in words, for zero-shot models; repeated, one class each."),
+]
 Target = Annotated[Optional[str], typer.Option(help="Class index or label; the prediction if not given.")]  # noqa: UP045
 Against = Annotated[
     Optional[list[str]], typer.Option(help="Explain the target rather than this class; may be repeated.")  # noqa: UP045
@@ -58,12 +62,13 @@ def load(
     device: str,
     dtype: str,
     quiet: bool,
+    prompts: list[str] | None = None,
 ) -> View:
     """Build the model that the options describe."""
     import vitreous
 
     names = _labels(labels)
-    given = {"checkpoint": checkpoint, "img_size": img_size, "num_classes": num_classes}
+    given = {"checkpoint": checkpoint, "img_size": img_size, "num_classes": num_classes, "prompts": prompts or None}
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if not pretrained:
         options["pretrained"] = False

@@ -118,7 +118,8 @@ def find(name: str) -> Info:
 def methods() -> list[Info]:
     """Return all methods, family by family."""
     _load_third_parties()
-    return list(_BY_NAME.values())
+    families = list(dict.fromkeys(info.family for info in _BY_NAME.values()))
+    return sorted(_BY_NAME.values(), key=lambda info: families.index(info.family))
 
 
 def _load_third_parties() -> None:

@@ -82,7 +82,8 @@ class AttentionXInputXGradient(Method):
     """Input times gradient at a block's output, weighed by the attention each token received in that block.
 
     ``a_l[j] sum_d x[j, d] d s / d x[j, d]`` with x the output of block l and ``a_l[j]`` the mean over heads and queries
-    of ``A_l[., j]``. ``plus(attixg)`` is AttCAT. The last block has no term: nothing follows it.
+    of ``A_l[., j]``. The last block has no term: nothing follows it. So ``plus(attixg)`` is AttCAT but for its last
+    term, which is zero where a class token is read.
     """
 
     layer: int = 0
