@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     makers: dict[str, Callable[[], torch.nn.Module | vt.View]] = {
-        f"{family}/{name}": partial(vt.load, f"{family}/{name}", pretrained=False)
+        f"{family}/{name}": partial(vt.load, f"{family}/{name}", pretrained=False, num_classes=1000)
         for family, names in (("timm", TIMM), ("torchvision", TORCHVISION))
         for name in names
     } | hugging_face()
