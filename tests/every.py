@@ -6,10 +6,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-import families_torchvision
-
 import families
 import families_timm
+import families_torchvision
 
 EVERY: dict[str, Callable[[], Any]] = {
     **families.FAMILIES,
