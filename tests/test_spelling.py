@@ -98,9 +98,23 @@ def assert_one_line(text):
     assert len(text.splitlines()) == 1
 
 
-@settings(max_examples=2000)
-@given(st.text(alphabet="abgeinrcplusxmoth_@(),= 0123456789.-+'\"\n", max_size=40) | st.text(max_size=20))
+ANY_TEXT = st.text(alphabet="abgeinrcplusxmoth_@(),= 0123456789.-+'\"\n", max_size=40) | st.text(max_size=20)
+
+
+@settings(max_examples=2_000)
+@given(ANY_TEXT)
 def test_any_text_is_a_method_or_one_line(text):
+    method_or_one_line(text)
+
+
+@pytest.mark.slow
+@settings(max_examples=20_000)
+@given(ANY_TEXT)
+def test_a_great_deal_of_text_is_a_method_or_one_line(text):
+    method_or_one_line(text)
+
+
+def method_or_one_line(text):
     try:
         method = vt.method(text)
     except SpellingError as error:
