@@ -15,7 +15,7 @@ from torch import nn
 import vitreous as vt
 from families import FAMILIES
 from vitreous.errors import ModelError
-from vitreous.models import ModelInfo, hub, registry, timm_vit
+from vitreous.models import ModelInfo, hub, registry, timm_adapter, timm_vit
 
 NAME = "timm/vit_tiny_patch16_224"
 SMALL: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
@@ -140,7 +140,7 @@ def test_every_listed_model_is_accepted_and_no_other() -> None:
     for name in sorted(family):
         model = timm.create_model(name, device="meta", num_classes=10)
         try:
-            accepted = vt.view(model).classes == 10
+            accepted = timm_adapter.ADAPTER.view(model).classes == 10  # vt.view refuses models without weights
         except ModelError:
             accepted = False
         if accepted != (name in listed):
