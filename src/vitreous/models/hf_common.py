@@ -7,6 +7,7 @@ list of paths, of which the first that exists is meant.
 from __future__ import annotations
 
 import inspect
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -107,9 +108,9 @@ class HFView(View):
     def _width_and_heads(self, config: Any) -> tuple[int, int]:
         return config.hidden_size, config.num_attention_heads
 
+    @abstractmethod
     def _reading(self) -> tuple[int, str]:
         """Return the number of prefix tokens and the kind of pooling."""
-        raise NotImplementedError
 
     def _heads(self) -> list[Any]:
         """Return the linear classifiers."""
