@@ -31,7 +31,7 @@ SPELLINGS += [
     "plus(ig(steps=2))",
     "smooth(skipplus(decompx), samples=2)",
 ]
-LOOSE = {"gradcam_pp", "ablationcam"}  # they divide by numbers that come close to zero
+ILL_CONDITIONED = {"gradcam_pp", "ablationcam", "xgradcam"}  # they divide by numbers that come close to zero
 FEW = ["vit", "siglip", "deit_distilled", "swin", "hf_vit", "hf_clip", "tv_vit"]  # one of each kind
 
 
@@ -107,7 +107,17 @@ def test_contract(view: vt.View, method: Method) -> None:
     assert not found.requires_grad
     assert torch.equal(found, attribute(method, view, x, target=1)), "the same call gives another map"
 
-    scale = (found.abs().max() + 1e-12) * (10 if method.info.name in LOOSE else 1)
+    view.model.double()
+    double = attribute(method, view, x.double(), target=1)
+    assert double.dtype == torch.float64
+    scale = found.abs().max() + 1e-12
+    assert (double.float() - found).abs().max() <= 2e-3 * scale
+
+    # What is divided by almost nothing magnifies the rounding of float32: there, neighbours are judged in float64.
+    if method.info.name in ILL_CONDITIONED:
+        x, found = x.double(), double
+    else:
+        view.model.float()
     for i in range(3):
         alone = attribute(method, view, x[i : i + 1], target=1)
         assert (alone[0] - found[i]).abs().max() <= 1e-5 * scale
@@ -115,11 +125,6 @@ def test_contract(view: vt.View, method: Method) -> None:
     assert (turned - found).abs().max() <= 1e-5 * scale
     pieces = attribute(method, view, x, target=1, internal_batch_size=2)
     assert (pieces - found).abs().max() <= 1e-5 * scale
-
-    view.model.double()
-    double = attribute(method, view, x.double(), target=1)
-    assert double.dtype == torch.float64
-    assert (double.float() - found).abs().max() <= 5e-3 * scale
 
 
 def test_class_specific_methods_see_the_class(view: vt.View, method: Method) -> None:
