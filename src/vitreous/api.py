@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -183,8 +182,6 @@ def _session(
     seed: int = 0,
     memory: float | None = None,
 ) -> Session:
-    if memory is not None and not 0 <= memory < math.inf:
-        raise VitreousError(f"memory={memory} is not a number of GiB")
     sizes = {tuple(picture.tensor.shape) for picture in batch}
     if len(sizes) > 1:
         raise ImageError(f"tensors of different sizes cannot be explained together: {sorted(sizes)}")

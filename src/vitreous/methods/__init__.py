@@ -1,7 +1,7 @@
 """Methods: each says which pass it needs and reads a map out of it. One file per family."""
 
 # Importing a family registers its methods; the order is the order of the tables.
-from vitreous.methods import (  # isort: skip
+from vitreous.methods import (  # noqa: F401  # isort: skip
     attention,
     attention_gradient,
     token_gradient,
@@ -31,18 +31,5 @@ __all__ = [
     "resolve_layer",
     "to_grid",
 ]
-
-del (
-    attention,
-    attention_gradient,
-    token_gradient,
-    cam,
-    cam_scores,
-    decomposition,
-    input_gradient,
-    refused,
-    combine,
-    yardsticks,
-)
 
 listed_by(__name__, methods)

@@ -208,11 +208,10 @@ class LeGrad(Method):
 
     def compute(self, session: Session) -> Answer:
         layers = self._layers(session.view)
-        inputs = session.trace(self.ask(session.view))[Keep("input", whole, layers)]
-        keep = Keep("attention", positive_gradient_received, (0,), grad=True)
         trace = session.trace(self.ask(session.view))
+        keep = Keep("attention", positive_gradient_received, (0,), grad=True)
         terms = []
-        for layer, tokens in zip(layers, inputs, strict=True):
+        for layer, tokens in zip(layers, trace[Keep("input", whole, layers)], strict=True):
             fork = session.fork(tokens, session.view.lens(layer))
             terms.append(trace.tokens_to_grid(fork.trace(Pass((keep,)))[keep][0], layer))
         stacked = torch.stack(terms, dim=1)

@@ -30,8 +30,8 @@ def inner_batch(view: View, inputs: Tensor, budget: float | None = None) -> int:
     if budget is None:
         free = torch.cuda.mem_get_info(inputs.device)[0] if inputs.device.type == "cuda" else 0
         budget = max(1.0, 0.6 * free / _GIB) if free else 4.0
-    if not 0 < budget < math.inf:
-        raise VitreousError(f"memory={budget} is no number of GiB")
+    if not 0 <= budget < math.inf:
+        raise VitreousError(f"memory={budget} is not a number of GiB")
     grids = [math.prod(view.grid(inputs, layer)) for layer in range(view.depth)]
     last = grids[-1] + view.prefix
     vectors = sum((tokens / grids[-1]) ** 0.5 for tokens in grids) * last * view.width

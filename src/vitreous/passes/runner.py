@@ -16,7 +16,7 @@ from vitreous.passes.observe import Observer
 from vitreous.passes.target import Target
 from vitreous.passes.trace import Trace
 
-__all__ = ["merge", "run"]
+__all__ = ["merge", "run", "run_targets"]
 
 
 def merge(passes: Iterable[Pass]) -> list[Pass]:
