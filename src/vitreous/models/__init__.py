@@ -3,16 +3,19 @@
 from vitreous.models.preprocess import Box, Preprocess
 from vitreous.models.registry import Adapter, ModelInfo, load, models, register_adapter, view
 from vitreous.models.view import Pooling, SubView, View
+from vitreous.models.weights import Norm, Weights
 from vitreous.rooms import listed_by
 
 __all__ = [
     "Adapter",
     "Box",
     "ModelInfo",
+    "Norm",
     "Pooling",
     "Preprocess",
     "SubView",
     "View",
+    "Weights",
     "load",
     "models",
     "register_adapter",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitreous.errors import ModelError
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.view import Pooling, View
+from vitreous.models.weights import Weights
 
 __all__ = ["HALVES", "IMAGENET", "HFView", "first", "pair", "part"]
 
@@ -155,6 +156,13 @@ class HFView(View):
 
     def site(self, layer: int, name: str) -> nn.Module:
         return part(self.blocks[layer], *self.places[name])  # type: ignore[no-any-return]
+
+    def weights(self, layer: int) -> Weights:
+        block = self.blocks[layer]
+        projection = part(block, "attention.o_proj", "attention.output.dense", "self_attn.out_proj")
+        scales = [getattr(getattr(block, f"layer_scale{i}", None), "lambda1", None) for i in (1, 2)]
+        norms = [self.site(layer, name) for name in ("norm1", "norm2")]
+        return Weights.of(norms[0], projection, norms[1], scales=(scales[0], scales[1]))
 
     def calls(self, layer: int | None) -> Mapping[str, int]:
         if layer is None:

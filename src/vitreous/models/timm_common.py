@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from vitreous.errors import ModelError
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.view import Pooling, View
+from vitreous.models.weights import Weights
 
 __all__ = ["TimmColumn", "TimmView", "norms"]
+
+_SCALES = {"attn": ("ls1", "gamma_1"), "mlp": ("ls2", "gamma_2")}
+"""Where a block keeps LayerScale: a module in some families, a parameter in others."""
 
 
 class TimmView(View):
@@ -121,7 +125,7 @@ class TimmColumn(TimmView):
 
     def site(self, layer: int, name: str) -> nn.Module:
         block = self.model.blocks[layer]
-        module, parameter = {"attn": ("ls1", "gamma_1"), "mlp": ("ls2", "gamma_2")}.get(name, ("", ""))
+        module, parameter = _SCALES.get(name, ("", ""))
         if getattr(block, parameter, None) is not None:
             raise ModelError(
                 f"{self.name} cannot show {name} of block {layer}: its LayerScale is a parameter, not a module"
@@ -129,6 +133,14 @@ class TimmColumn(TimmView):
         scaled = getattr(block, module, None)
         found: nn.Module = getattr(block, name) if scaled is None or isinstance(scaled, nn.Identity) else scaled
         return found
+
+    def weights(self, layer: int) -> Weights:
+        block = self.model.blocks[layer]
+        if getattr(block.attn, "gate", None) is not None:
+            raise ModelError(f"{self.name} gates what attention brings, so that its stream cannot be cut into shares")
+        scales = [getattr(getattr(block, m, None), "gamma", getattr(block, p, None)) for m, p in _SCALES.values()]
+        inner = getattr(block.attn, "norm", None)
+        return Weights.of(block.norm1, block.attn.proj, block.norm2, inner=inner, scales=(scales[0], scales[1]))
 
     def calls(self, layer: int | None) -> Mapping[str, int]:
         if layer is None:

@@ -13,6 +13,7 @@ from vitreous.errors import ModelError
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.tv import describe, head_calls
 from vitreous.models.view import Pooling, View
+from vitreous.models.weights import Weights
 
 __all__ = ["TorchvisionViT"]
 
@@ -78,6 +79,10 @@ class TorchvisionViT(View):
 
     def site(self, layer: int, name: str) -> nn.Module:
         return getattr(self.model.encoder.layers[layer], _SITES[name])  # type: ignore[no-any-return]
+
+    def weights(self, layer: int) -> Weights:
+        block = self.model.encoder.layers[layer]
+        return Weights.of(block.ln_1, block.self_attention.out_proj, block.ln_2)
 
     def calls(self, layer: int | None) -> Mapping[str, int]:
         if layer is None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitreous.errors import ModelError
 from vitreous.models.labels import check_index, find_label, short_label
 from vitreous.models.preprocess import Preprocess
+from vitreous.models.weights import Weights
 
 __all__ = ["LensView", "Pooling", "SubView", "View"]
 
@@ -134,6 +135,10 @@ class View(ABC):
         The kinds are ``attention``, ``norm`` and ``activation``. A pass that steers the backward compares what
         it saw with this, so that an operation nobody recognised cannot go unnoticed.
         """
+
+    def weights(self, layer: int) -> Weights:
+        """Return how attention's values reach the residual stream: only methods that cut it into shares ask."""
+        raise ModelError(f"{self.name} does not tell its projections, so that its stream cannot be cut into shares")
 
     # -- what follows from them ------------------------------------------------------------------------
 
@@ -278,6 +283,9 @@ class SubView(View):
 
     def calls(self, layer: int | None) -> Mapping[str, int]:
         return self.whole.calls(None if layer is None else layer + self.first)
+
+    def weights(self, layer: int) -> Weights:
+        return self.whole.weights(layer + self.first)
 
     def check_inputs(self, inputs: Tensor) -> None:
         if inputs.ndim != 3 or inputs.shape[1] <= self.prefix:
