@@ -4,24 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from vitreous.errors import TraceError
 from vitreous.models import View
 
-__all__ = ["RULES", "SITES", "Keep", "Pass", "Reduce", "whole"]
+__all__ = ["BETWEEN", "RULES", "SITES", "Block", "Keep", "Pass", "Reduce", "whole"]
 
-SITES = ("image", "input", "output", "attention", "values", "norm1", "attn", "norm2", "mlp", "pool")
+SITES = ("image", "input", "output", "attention", "values", "norm1", "attn", "norm2", "mlp", "pool", "block", "biases")
 """Where one can look. ``image`` is what enters the model, ``input`` and ``output`` the residual stream around a block,
 ``attention`` the weights ``[B, H, N, N]``, ``values`` the value vectors ``[B, H, N, d]``, ``norm1 attn norm2 mlp`` the
-outputs inside a block, ``pool`` the weights ``[B, H, 1, N]`` of attention pooling."""
+outputs inside a block, ``pool`` the weights ``[B, H, 1, N]`` of attention pooling, ``block`` a whole ``Block`` at once,
+with the gradient of its attention. ``biases`` are the bias vectors ``[D]`` of linear layers and norms, each with the
+gradient ``[B, N, D]`` where it is added; what they are reduced to is summed over a block. Layer ``depth`` is the head,
+where the gradient is ``[B, D]`` after the pooling."""
+
+BETWEEN = ("attention", "values", "block", "biases")
+"""The sites that need tokens which all see each other, in one order."""
 
 RULES = ("plain", "frozen")
 """How gradients flow: as they are, or in the frozen network of DecompX (see ``rules``)."""
 
-Reduce = Callable[[View, Tensor, Tensor | None], Tensor]
+Reduce = Callable[[View, Any, Tensor | None], Tensor]
 """``(view, value, gradient) -> what to keep``; the gradient is ``None`` where none was asked for."""
+
+
+class Block(NamedTuple):
+    """Everything that went through one block, without a graph."""
+
+    layer: int
+    input: Tensor
+    """The residual stream before it ``[B, N, D]``."""
+    attention: Tensor
+    values: Tensor
+    middle: Tensor
+    """The residual stream between attention and MLP."""
+    output: Tensor
 
 
 def whole(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:

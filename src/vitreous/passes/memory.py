@@ -13,30 +13,35 @@ from torch import Tensor
 from vitreous.errors import VitreousError
 from vitreous.models import View
 
-__all__ = ["inner_batch", "in_parts"]
+__all__ = ["budget_bytes", "in_parts", "inner_batch"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _GIB = 2**30
 
 
+def budget_bytes(device: torch.device, budget: float | None = None) -> float:
+    """Return ``budget`` GiB in bytes; without one, 4 GiB on a CPU and 60 % of what is free on a GPU."""
+    if budget is None:
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+        budget = max(1.0, 0.6 * free / _GIB) if free else 4.0
+    if not 0 <= budget < math.inf:
+        raise VitreousError(f"memory={budget} is not a number of GiB")
+    return budget * _GIB
+
+
 def inner_batch(view: View, inputs: Tensor, budget: float | None = None) -> int:
     """Return how many inputs one pass may take within ``budget`` GiB.
 
     A block's graph holds about twenty token-sized tensors; attention and its gradient exist for one block at a time. In
-    a hierarchical model each halving of the grid halves a block's share. Without a budget: 4 GiB on a CPU, 60 % of
-    what is free on a GPU.
+    a hierarchical model each halving of the grid halves a block's share. Without a budget, see ``budget_bytes``.
     """
-    if budget is None:
-        free = torch.cuda.mem_get_info(inputs.device)[0] if inputs.device.type == "cuda" else 0
-        budget = max(1.0, 0.6 * free / _GIB) if free else 4.0
-    if not 0 <= budget < math.inf:
-        raise VitreousError(f"memory={budget} is not a number of GiB")
+    room = budget_bytes(inputs.device, budget)
     grids = [math.prod(view.grid(inputs, layer)) for layer in range(view.depth)]
     last = grids[-1] + view.prefix
     vectors = sum((tokens / grids[-1]) ** 0.5 for tokens in grids) * last * view.width
     matrices = 0 if view.windowed else view.heads * last**2
-    return max(1, int(budget * _GIB / ((20 * vectors + 6 * matrices) * inputs.element_size())))
+    return max(1, int(room / ((20 * vectors + 6 * matrices) * inputs.element_size())))
 
 
 def in_parts(work: Callable[[int, int], T], total: int, size: int) -> list[T]:

@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from vitreous.errors import TraceError
 from vitreous.models import View
-from vitreous.passes.ask import Keep
+from vitreous.passes.ask import BETWEEN, Block, Keep
+from vitreous.passes.biases import add_shares, no_shares
 from vitreous.passes.rules import Attend, AttentionCall, FrozenGate, FrozenLayerNorm, FrozenRMSNorm, weights
 from vitreous.passes.trace import Trace
 
@@ -39,12 +40,15 @@ class Observer(TorchFunctionMode):
         self.pooling = False
         self.seen: Counter[str] = Counter()
         self._attention: Tensor | None = None
+        self._parts: dict[str, Tensor] = {}  # of the block now running, for those who want it whole
         self._handlers = _FROZEN if frozen else _PLAIN
+        if any(keep.site == "biases" for keep in keeps):
+            self._handlers = {**_BIASES, **self._handlers}
 
     @property
     def needed(self) -> bool:
         """Whether calls must be seen or changed: to steer, to show attention, or to keep weights out of the graph."""
-        if self.frozen or any(keep.site in ("attention", "values", "pool") for keep in self.keeps):
+        if self.frozen or any(keep.site in ("pool", *BETWEEN) for keep in self.keeps):
             return True
         return torch.is_grad_enabled() and any(weight.requires_grad for weight in self.view.model.parameters())
 
@@ -71,6 +75,23 @@ class Observer(TorchFunctionMode):
                 self._when_gradient(keep, layer, value)
             else:
                 self.trace.store(keep, layer, keep.reduce(self.view, self._seen(site, value.detach()), None))
+        if site in ("input", "output"):  # what leaves a block enters the next one, or the head
+            place = layer + (site == "output")
+            for keep in self._wanted("biases", place):
+                no_shares(self.trace, keep, place, value.detach())
+        if site == "input":
+            self._parts = {"input": value.detach()}
+        elif site == "output":
+            self._parts["output"] = value.detach()
+            if "attention" in self._parts:
+                for keep in self._wanted("block", layer):
+                    if not keep.grad:
+                        self._store_block(keep, layer, self._parts, None)
+            self._parts = {}
+
+    def _store_block(self, keep: Keep, layer: int, parts: dict[str, Tensor], gradient: Tensor | None) -> None:
+        block = Block(layer, **{name: self._seen("block", part) for name, part in parts.items()})
+        self.trace.store(keep, layer, keep.reduce(self.view, block, gradient))
 
     def _when_gradient(self, keep: Keep, layer: int, value: Tensor) -> None:
         if not value.requires_grad:
@@ -103,12 +124,19 @@ class Observer(TorchFunctionMode):
                     self.note(site, layer, output if isinstance(output, Tensor) else output[0])
 
                 handles.append(self.view.site(layer, site).register_forward_hook(hook))
+        if self._wanted("block", layer):
+
+            def before(module: nn.Module, args: Any) -> None:
+                self._parts["middle"] = args[0].detach()
+
+            handles.append(self.view.site(layer, "norm2").register_forward_pre_hook(before))
         return handles
 
     def _check(self, layer: int | None) -> None:
         declared = self.view.calls(layer)
         kinds = ["attention", "norm", "activation", "gate"] if self.frozen else []
-        if not kinds and self._wanted("attention" if layer is not None else "pool", layer or 0):
+        sites = ("pool",) if layer is None else ("attention", "block")
+        if not kinds and any(self._wanted(site, layer or 0) for site in sites):
             kinds = ["attention"]
         place = "the head" if layer is None else f"block {layer}"
         for kind in kinds:
@@ -146,9 +174,9 @@ class Observer(TorchFunctionMode):
         self.seen["attention"] += 1
         site, layer = ("pool", 0) if self.pooling else ("attention", self.layer or 0)
         keeps = self._wanted(site, layer)
-        values = [] if self.pooling else self._wanted("values", layer)
+        values, blocks = ([] if self.pooling else self._wanted(each, layer) for each in ("values", "block"))
         steers = self.frozen and torch.is_grad_enabled() and value.requires_grad
-        if not (keeps or values or steers):
+        if not (keeps or values or blocks or steers):
             more = {"enable_gqa": True} if enable_gqa else {}
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)  # type: ignore[no-any-return]
         if enable_gqa:
@@ -159,7 +187,8 @@ class Observer(TorchFunctionMode):
             query, key = query.detach(), key.detach()
         if not (torch.is_grad_enabled() and value.requires_grad):
             return self._attend_forward(query, key, value, call, keeps, values, layer)
-        call.needs_gradient = any(keep.grad for keep in keeps)
+        call.needs_gradient = any(keep.grad for keep in [*keeps, *blocks])
+        parts = self._parts  # complete when the backward comes by
 
         def watch(attention: Tensor, gradient: Tensor | None, v: Tensor, grad_v: Tensor) -> None:
             for keep in keeps:
@@ -167,8 +196,11 @@ class Observer(TorchFunctionMode):
                 self.trace.store(keep, layer, kept)
             for keep in values:
                 self.trace.store(keep, layer, keep.reduce(self.view, v, grad_v if keep.grad else None))
+            for keep in blocks:
+                whole = {**parts, "attention": attention, "values": v}
+                self._store_block(keep, layer, whole, gradient if keep.grad else None)
 
-        call.watch = watch if keeps or values else None
+        call.watch = watch if keeps or values or blocks else None
         return Attend.apply(query, key, value, call)  # type: ignore[no-any-return]
 
     def _attend_forward(
@@ -186,6 +218,8 @@ class Observer(TorchFunctionMode):
             if keep.grad:
                 raise TraceError(f"{keep.site} of layer {layer} has no gradient in this pass")
             self.trace.store(keep, layer, keep.reduce(self.view, seen, None))
+        if not self.pooling and self._wanted("block", layer):
+            self._parts |= {"attention": attention, "values": value.detach()}
         return attention.to(value.dtype) @ value
 
     def _multi_head(
@@ -216,11 +250,12 @@ class Observer(TorchFunctionMode):
         biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
         parts = []
         for given, weight, bias in zip((query, key, value), in_proj_weight.chunk(3), biases, strict=True):
-            part = F.linear(given, weight, bias)  # [N, B, D]
-            parts.append(part.reshape(*part.shape[:2], num_heads, -1).permute(1, 2, 0, 3))
+            part = self._linear(F.linear, given.transpose(0, 1), weight, bias)  # [B, N, D]
+            parts.append(part.reshape(*part.shape[:2], num_heads, -1).transpose(1, 2))
         q, k, v = parts
         mixed = self._attend(F.scaled_dot_product_attention, q, k, v)
-        return F.linear(mixed.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias), None
+        out = self._linear(F.linear, mixed.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
+        return out.transpose(0, 1), None
 
     def _softmax(self, func: Any, scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Attention that a model writes out itself: ``softmax(scores) @ v``."""
@@ -239,8 +274,44 @@ class Observer(TorchFunctionMode):
         mixes = self._attention is not None and left.shape == self._attention.shape
         if mixes and self.layer is not None:
             self.note("values", self.layer, right)
+            self._note_block(self.layer, self._attention, right)
             self._attention = None
         return func(left, right, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def _note_block(self, layer: int, attention: Any, values: Tensor) -> None:
+        keeps = self._wanted("block", layer)
+        if not keeps:
+            return
+        parts = self._parts
+        parts |= {"attention": attention.detach(), "values": values.detach()}
+        for keep in keeps:
+            if keep.grad and not attention.requires_grad:
+                raise TraceError(f"attention of layer {layer} does not reach the target: it has no gradient")
+            if keep.grad:
+                attention.register_hook(lambda gradient, keep=keep: self._store_block(keep, layer, parts, gradient))
+
+    # -- biases ----------------------------------------------------------------------------------------
+
+    def _linear(self, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self._biased(func(input, weight, bias), bias)
+
+    def _plain_norm(self, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+        return self._biased(func(*args, **kwargs), kwargs.get("bias", args[3] if len(args) > 3 else None))
+
+    def _biased(self, out: Tensor, bias: Tensor | None) -> Tensor:
+        """Sum what the biases of a block do, each where it is added."""
+        layer = self.view.depth if self.pooling else self.layer or 0
+        keeps = self._wanted("biases", layer)
+        if bias is not None and keeps and out.requires_grad:
+
+            def hook(gradient: Tensor) -> None:
+                for keep in keeps:
+                    add_shares(self.trace, keep, layer, self._seen("biases", bias), self._seen("biases", gradient))
+
+            out.register_hook(hook)  # type: ignore[no-untyped-call]
+        return out
+
+    # -- the frozen network ----------------------------------------------------------------------------
 
     def _layer_norm(
         self,
@@ -253,7 +324,7 @@ class Observer(TorchFunctionMode):
         *_: Any,
     ) -> Tensor:
         self.seen["norm"] += 1
-        return FrozenLayerNorm.apply(input, tuple(normalized_shape), weight, bias, eps)  # type: ignore[no-any-return]
+        return self._biased(FrozenLayerNorm.apply(input, tuple(normalized_shape), weight, bias, eps), bias)
 
     def _rms_norm(
         self,
@@ -306,6 +377,10 @@ _PLAIN: dict[Any, _Handler] = {
     F.multi_head_attention_forward: Observer._multi_head,
     **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax), Observer._softmax),
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), Observer._matmul),
+}
+_BIASES: dict[Any, _Handler] = {
+    F.linear: Observer._linear,
+    **dict.fromkeys((F.layer_norm, torch.layer_norm), Observer._plain_norm),
 }
 _FROZEN: dict[Any, _Handler] = {
     **_PLAIN,

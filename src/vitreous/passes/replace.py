@@ -1,9 +1,9 @@
-"""Changing a value inside the forward: what would the model say if this place had another output?"""
+"""Changing values inside the forward: what would the model say if these places had other outputs?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitreous.models import View
 
-__all__ = ["Change", "logits_with", "replaced"]
+__all__ = ["Change", "all_replaced", "differentiable", "logits_through", "logits_with", "replaced"]
 
 Change = Callable[[Tensor], Tensor]
 """Takes what a place computed, images first, and returns what it shall be instead."""
@@ -31,18 +31,50 @@ def replaced(view: View, layer: int, site: str, change: Change) -> Iterator[None
         handle.remove()
 
 
-def logits_with(view: View, tokens: Tensor, layer: int, site: str, change: Change) -> Tensor:
-    """Return the logits of tokens that enter block ``layer``, with one place of that block changed.
+@contextmanager
+def all_replaced(view: View, site: str, changes: Mapping[int, Change]) -> Iterator[None]:
+    """The same for one place of several blocks at once."""
+    with ExitStack() as stack:
+        for layer, change in changes.items():
+            stack.enter_context(replaced(view, layer, site, change))
+        yield
 
-    ``input`` and ``output`` are places too. Evaluation mode, no gradients, the model's own precision.
+
+def logits_through(view: View, tokens: Tensor, first: int, site: str, changes: Mapping[int, Change]) -> Tensor:
+    """Return the logits of tokens that enter block ``first``, with one place of several blocks changed.
+
+    ``input`` and ``output`` are places too; ``input`` of the layer after the last block is what the head gets.
+    Evaluation mode, the model's own precision; gradients as the surroundings say.
     """
+    inside = {} if site in ("input", "output") else changes
     plain = torch.autocast(tokens.device.type, enabled=False)
-    with torch.no_grad(), plain, view.evaluating():
-        if site == "input":
-            tokens = view.block(layer, change(tokens))
-        elif site == "output":
-            tokens = change(view.block(layer, tokens))
-        else:
-            with replaced(view, layer, site, change):
-                tokens = view.block(layer, tokens)
-        return view.finish(view.run(tokens, layer + 1))
+    with plain, view.evaluating(), all_replaced(view, site, inside):
+        for layer in range(first, view.depth):
+            if site == "input" and layer in changes:
+                tokens = changes[layer](tokens)
+            tokens = view.block(layer, tokens)
+            if site == "output" and layer in changes:
+                tokens = changes[layer](tokens)
+        if site == "input" and view.depth in changes:
+            tokens = changes[view.depth](tokens)
+        return view.finish(tokens)
+
+
+def logits_with(view: View, tokens: Tensor, layer: int, site: str, change: Change) -> Tensor:
+    """Return the logits of tokens that enter block ``layer``, with one place of that block changed; no gradients."""
+    with torch.no_grad():
+        return logits_through(view, tokens, layer, site, {layer: change})
+
+
+@contextmanager
+def differentiable(view: View) -> Iterator[None]:
+    """Inside, gradients flow through values but weights are constants; outside, every weight's own flag again."""
+    trained = [weight for weight in view.model.parameters() if weight.requires_grad]
+    for weight in trained:
+        weight.requires_grad_(False)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for weight in trained:
+            weight.requires_grad_(True)

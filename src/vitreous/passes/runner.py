@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.errors import ModelError, TraceError
 from vitreous.models import View
-from vitreous.passes.ask import Keep, Pass
+from vitreous.passes.ask import BETWEEN, Keep, Pass
 from vitreous.passes.observe import Observer
 from vitreous.passes.target import Target
 from vitreous.passes.trace import Trace
@@ -41,23 +41,25 @@ def run(view: View, inputs: Tensor, ask: Pass, target: Target) -> Trace:
     return trace
 
 
-def run_targets(view: View, inputs: Tensor, ask: Pass, targets: Sequence[Target]) -> list[Trace]:
-    """Run one forward, and one backward for each target."""
+def run_targets(
+    view: View, inputs: Tensor, ask: Pass, targets: Sequence[Target] | Callable[[Tensor], Sequence[Target]]
+) -> list[Trace]:
+    """Run one forward, and one backward for each target; targets may be chosen by the logits of that forward."""
     view.check_inputs(inputs)
     _refuse_windows(view, ask)
-    traces = [Trace(view, inputs) for _ in targets]
-    observer = Observer(view, ask.keeps, ask.rules == "frozen", traces[0])
+    forward = Trace(view, inputs)  # what needs no gradient is kept here, once for all targets
+    observer = Observer(view, ask.keeps, ask.rules == "frozen", forward)
     plain = torch.autocast(inputs.device.type, enabled=False)  # the model's own precision, whatever surrounds the call
     with torch.inference_mode(False), plain, torch.set_grad_enabled(ask.backward), view.evaluating():
         inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
         logits, root = _forward(view, inputs, ask, observer)
-        for index, (target, trace) in enumerate(zip(targets, traces, strict=True)):
+        forward.logits = logits.detach()
+        aims = targets(forward.logits) if callable(targets) else targets
+        traces = [forward.copy() for _ in aims]
+        for index, (target, trace) in enumerate(zip(aims, traces, strict=True)):
             observer.trace = trace
-            trace.logits = logits.detach()
-            for key, kept in traces[0]._kept.items():  # what needs no gradient was kept in the forward
-                trace._kept.setdefault(key, kept)
             if root is not None:
-                _backward(view, target.score(logits), root, keep_graph=index + 1 < len(targets))
+                _backward(view, target.score(logits), root, keep_graph=index + 1 < len(traces))
     for trace in traces:
         for keep in ask.keeps:
             trace[keep]  # an empty answer is an error here and not a strange picture later
@@ -65,7 +67,7 @@ def run_targets(view: View, inputs: Tensor, ask: Pass, targets: Sequence[Target]
 
 
 def _refuse_windows(view: View, ask: Pass) -> None:
-    if view.windowed and any(keep.site in ("attention", "values") for keep in ask.keeps):
+    if view.windowed and any(keep.site in BETWEEN for keep in ask.keeps):
         raise ModelError(
             f"{view.name} attends inside windows: a method that follows attention between all tokens does not apply"
         )

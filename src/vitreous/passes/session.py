@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from vitreous.models import View
+from vitreous.models.view import SubView
 from vitreous.passes.ask import Pass
 from vitreous.passes.memory import in_parts, inner_batch
 from vitreous.passes.runner import merge, run
@@ -40,6 +42,7 @@ class Session:
         self.inputs = view.cast(inputs)
         self.batch = batch or inner_batch(view, self.inputs, memory)
         self._target = target
+        self._origin, self._place = self.inputs, ""  # what random draws follow
         self._traces: list[tuple[str, Trace]] = []
 
     def prepare(self, passes: Iterable[Pass]) -> None:
@@ -75,14 +78,26 @@ class Session:
             self._target = self._target.given(self.logits)
         return self._target
 
-    def fork(self, inputs: Tensor, view: View | None = None, repeat: int = 1) -> Session:
-        """Open a session on other inputs, ``repeat`` of them for each of these, explaining the same classes."""
+    @property
+    def asked(self) -> Target:
+        """The target as it was given; its classes may not be known yet, and no pass is run to learn them."""
+        return self._target
+
+    def fork(self, inputs: Tensor, view: View | None = None, repeat: int = 1, value: str | None = None) -> Session:
+        """Open a session on other inputs, ``repeat`` of them for each of these, explaining the same classes.
+
+        ``value`` is the value of the class to explain, where it shall be another.
+        """
         target = self.target.repeat(repeat)
-        return Session(view or self.view, inputs, target, self.seed, self.batch, self.memory, self.tick)
+        target = target if value is None else replace(target, value=value)
+        forked = Session(view or self.view, inputs, target, self.seed, self.batch, self.memory, self.tick)
+        if isinstance(view, SubView) and repeat == 1:  # tokens of the same images, which rounding may change
+            forked._origin, forked._place = self._origin, f"{self._place}[{view.first}]"
+        return forked
 
     def generator(self, index: int, purpose: str) -> torch.Generator:
         """Return the random numbers of one image for one purpose, the same wherever the image stands in a batch."""
-        return seeded(self.seed, self.inputs[index], purpose)
+        return seeded(self.seed, self._origin[index], purpose + self._place)
 
     def _find(self, ask: Pass) -> Trace | None:
         for rules, trace in self._traces:

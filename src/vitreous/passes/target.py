@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous.errors import TargetError
 from vitreous.models import View
 
-__all__ = ["VALUES", "ClassSpec", "Target", "TargetSpec", "plain_target", "probabilities"]
+__all__ = ["VALUES", "ClassSpec", "Target", "TargetSpec", "class_logits", "plain_target", "probabilities"]
 
 VALUES = ("logit", "prob", "logprob")
 
@@ -102,6 +102,13 @@ class Target:
             score = score - values.gather(1, self.against.clone().to(values.device)).mean(dim=1)
         return score
 
+    def slope(self, logits: Tensor) -> Tensor:
+        """Return the gradient ``[B, C]`` of the explained numbers with respect to the logits."""
+        with torch.inference_mode(False), torch.enable_grad():
+            given = logits.detach().clone().requires_grad_()
+            (slope,) = torch.autograd.grad(self.score(given).sum(), given)
+        return slope
+
 
 def plain_target(target: Any) -> Any:
     """Return numbers and arrays of numpy and torch as Python's own; leave everything else."""
@@ -111,6 +118,11 @@ def plain_target(target: Any) -> Any:
 def probabilities(logits: Tensor) -> Tensor:
     """Return ``[B, C]`` class probabilities; a head of one logit gives two columns."""
     return _values(logits.float(), "prob")
+
+
+def class_logits(logits: Tensor) -> Tensor:
+    """Return the logit of every class ``[B, C]``; a head of one logit has two."""
+    return _values(logits if logits.dtype == torch.float64 else logits.float(), "logit")
 
 
 def _values(logits: Tensor, value: str) -> Tensor:

@@ -31,6 +31,9 @@ class Trace:
     def store(self, keep: Keep, layer: int, kept: Tensor) -> None:
         self._kept[keep.key, layer] = kept
 
+    def get(self, keep: Keep, layer: int) -> Tensor:
+        return self._kept[keep.key, layer]
+
     def has(self, keep: Keep, layer: int | None = None) -> bool:
         layers = keep.layers if layer is None else (layer,)
         return all((keep.key, each) in self._kept for each in layers)
@@ -53,6 +56,13 @@ class Trace:
         if patches.shape[1] != high * wide:
             raise TraceError(f"{patches.shape[1]} patch tokens do not fill a grid of {high} x {wide}")
         return patches.reshape(len(patches), high, wide)
+
+    def copy(self) -> Trace:
+        """Return a trace that holds the same answers and may be given more of its own."""
+        made = Trace.__new__(Trace)
+        made.view, made.grids, made.batch, made.logits = self.view, self.grids, self.batch, self.logits
+        made._kept = dict(self._kept)
+        return made
 
     @classmethod
     def join(cls, parts: Sequence[Trace]) -> Trace:
