@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitreous.api import compare, explain, explain_each, load, method, view
+    from vitreous.collect import statistics
     from vitreous.errors import VitreousError, VitreousWarning
     from vitreous.examine import doctor
     from vitreous.explanation import Comparison, Explanation
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from vitreous.methods import Method, methods, register
     from vitreous.metrics import metrics
     from vitreous.models import Preprocess, View, models
+    from vitreous.passes.statistics import Statistics
 
 __version__ = "0.1.0"
 
@@ -30,6 +32,7 @@ __all__ = [
     "Explanation",
     "Method",
     "Preprocess",
+    "Statistics",
     "View",
     "VitreousError",
     "VitreousWarning",
@@ -45,6 +48,7 @@ __all__ = [
     "metrics",
     "models",
     "register",
+    "statistics",
     "view",
 ]
 
@@ -54,6 +58,7 @@ _HOMES = {
     "Explanation": "explanation",
     "Method": "methods",
     "Preprocess": "models",
+    "Statistics": "passes.statistics",
     "View": "models",
     "VitreousError": "errors",
     "VitreousWarning": "errors",
@@ -65,6 +70,7 @@ _HOMES = {
     "load": "api",
     "method": "api",
     "register": "methods",
+    "statistics": "collect",
     "view": "api",
 }
 

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from vitreous.cli import options
-from vitreous.errors import VitreousError, one_line
+from vitreous.errors import VitreousError
 
 if TYPE_CHECKING:
     from vitreous import Explanation
@@ -78,7 +78,7 @@ def explain(
     with options.progress_bar(how.spelling, quiet or as_json) as bar:
         paths, left = [path for path, _ in jobs], iter(jobs)
         found = vt.explain_each(
-            view, paths, how, target, progress=bar, on_error=_skipped if len(jobs) > 1 else None, **asked
+            view, paths, how, target, progress=bar, on_error=options.skipped if len(jobs) > 1 else None, **asked
         )
         for each in found:
             place = next(place for path, place in left if str(path) == each.source)
@@ -159,13 +159,6 @@ def _files(given: Sequence[Path]) -> list[Path]:
     import vitreous as vt
 
     return [each for path in given for each in vt.image_files(path)]
-
-
-def _skipped(path: Path, error: VitreousError) -> None:
-    """Say which picture is left out, and why, in one line."""
-    reason = str(error).removeprefix(str(path)).lstrip(": ")
-    line = one_line(f"vitreous: warning: skipped {path}: {reason}")
-    options.ERR.print(line, markup=False, emoji=False, soft_wrap=True)
 
 
 def _jobs(

@@ -99,7 +99,8 @@ def _describe(info: Any) -> None:
     options.say(inspect.cleandoc(info.make.__doc__ or ""))
     table = Table(box=None, pad_edge=False, show_header=False)
     for parameter in info.parameters:
-        table.add_row(parameter.name, "a method" if parameter.required else f"default {parameter.default}")
+        needed = "a method" if info.bases == 1 else "two methods or more"
+        table.add_row(parameter.name, needed if parameter.required else f"default {parameter.default}")
     for name, values in info.presets.items():
         table.add_row(f"@{name}", ", ".join(f"{key}={value}" for key, value in values.items()))
     table.add_row("cost", info.cost_text)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, one_line
 
 if TYPE_CHECKING:
     from vitreous import View
@@ -118,6 +118,13 @@ def table(*columns: str) -> Table:
     for place, column in enumerate(columns):
         made.add_column(column, no_wrap=place == 0, overflow="fold")
     return made
+
+
+def skipped(path: Path, error: VitreousError) -> None:
+    """Say which picture is left out, and why, in one line."""
+    reason = str(error).removeprefix(str(path)).lstrip(": ")
+    line = one_line(f"vitreous: warning: skipped {path}: {reason}")
+    ERR.print(line, markup=False, emoji=False, soft_wrap=True)
 
 
 def print_json(content: Any) -> None:

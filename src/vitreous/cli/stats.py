@@ -1,0 +1,75 @@
+"""``vitreous stats``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from vitreous.cli import options
+from vitreous.errors import VitreousError
+
+__all__ = ["stats"]
+
+
+def stats(
+    model: Annotated[str, typer.Argument(help="A name such as timm/vit_base_patch16_224.", show_default=False)],
+    images: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Argument(help="Pictures or folders of pictures.", show_default=False),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file that is written.")] = Path("statistics.safetensors"),
+    noise: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=2, help="Take so many images of uniform noise instead of pictures."),
+    ] = None,
+    checkpoint: options.Checkpoint = None,
+    pretrained: options.Pretrained = True,
+    img_size: options.ImgSize = None,
+    num_classes: options.NumClasses = None,
+    prompt: options.Prompts = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: Annotated[Optional[int], typer.Option(min=1, help="Pictures at once.")] = None,  # noqa: UP045
+    memory: options.Memory = None,
+    seed: options.Seed = 0,
+    overwrite: options.Overwrite = False,
+    resume: Annotated[bool, typer.Option(help="Go on where an earlier run over the same pictures stopped.")] = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write down what a model's activations are usually like: the noise of coiba and iba is drawn from it.
+
+    Ten photographs are nearly enough, two hundred are plenty. A picture that cannot be read is named and skipped, and
+    the exit code is 1.
+    """
+    import vitreous as vt
+
+    if out.exists() and not overwrite and not resume:
+        raise VitreousError(f"{out} is there already; choose another --out, or add --overwrite or --resume")
+    files = [each for path in images or [] for each in vt.image_files(path)] or None
+    if (files is None) == (noise is None):
+        raise VitreousError("give either pictures or --noise N")
+    view = options.load(model, checkpoint, pretrained, img_size, num_classes, None, device, dtype, quiet, prompt)
+    with options.progress_bar("statistics", quiet or as_json) as bar:
+        found = vt.statistics(
+            view,
+            files,
+            noise=noise,
+            out=out,
+            overwrite=overwrite,
+            resume=resume,
+            seed=seed,
+            batch_size=batch_size,
+            memory=memory,
+            progress=bar,
+            on_error=options.skipped,
+        )
+    facts = {"model": found.model, "input_size": list(found.size), "source": found.told, "file": str(out)}
+    if as_json:
+        options.print_json({"schema": "vitreous.statistics/1", **facts})
+    elif not quiet:
+        options.say(f"{found.told} at {found.size[0]} x {found.size[1]} in {found.model}, written to {out}")
+    if found.count < found.taken:
+        raise typer.Exit(1)

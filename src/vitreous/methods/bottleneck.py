@@ -1,0 +1,278 @@
+"""The information bottleneck: how much of each token can give way to noise before the class is lost.
+
+At a place with the value R (tokens x channels), what goes on is ``Z = λ R + (1 - λ) ε`` with ``λ = sigmoid(α)`` and
+``ε ~ N(μ, σ²)``, the usual mean and deviation there. Adam lowers ``-log p(class) + β I``, where I is the information
+that still passes: the divergence of ``p(Z | R)`` from ``N(μ, σ²)``, in closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitreous.methods.readout import wide
+from vitreous.passes import Session, Target, probabilities
+from vitreous.passes.memory import in_parts
+from vitreous.passes.replace import differentiable, logits_through
+
+__all__ = ["Bottlenecks", "Found", "Objective", "Prior", "information"]
+
+_ALPHA = 5.0  # λ = 0.993: at the start almost everything passes
+_LEAST_DEVIATION = 0.01
+_BETAS, _EPS = (0.9, 0.999), 1e-8
+
+
+def information(alpha: Tensor, surprise: Tensor) -> Tensor:
+    """Return the divergence of ``N(λR + (1-λ)μ, (1-λ)²σ²)`` from ``N(μ, σ²)`` in nats, ``surprise = ((R-μ)/σ)²``.
+
+    ``k = ½ (λ² surprise + (1-λ)² - 1) - log(1-λ)``. It is linear in the surprise, so that where λ is the same for all
+    channels their mean surprise gives their mean information. Written such that large α do not overflow and small
+    ones do not cancel: ``(1-λ)² - 1 = -λ (2-λ)`` and ``-log(1-λ) = softplus(α)``.
+    """
+    kept = torch.sigmoid(alpha)
+    return 0.5 * kept * (kept * surprise - 1 - torch.sigmoid(-alpha)) + F.softplus(alpha)
+
+
+class Prior(NamedTuple):
+    """Mean and deviation of the noise at one place, ``[B or 1, N or 1, D]``."""
+
+    mean: Tensor
+    std: Tensor
+
+    @classmethod
+    def of(cls, mean: Tensor, std: Tensor, like: Tensor) -> Prior:
+        """Return the prior with the least deviation allowed, where and in the type of ``like``."""
+        return cls(mean.to(like), std.to(like).clamp(min=_LEAST_DEVIATION))
+
+    def rows(self, images: Tensor) -> Prior:
+        """Return the prior of these images, one row each."""
+        return self if len(self.mean) == 1 else Prior(self.mean[images], self.std[images])
+
+    def surprise(self, value: Tensor, by_channel: bool) -> Tensor:
+        """Return ``((R - μ) / σ)²`` of every channel, or its mean over the channels: ``[B, N, D or 1]``."""
+        squared = ((value - self.mean) / self.std) ** 2
+        return squared if by_channel else squared.mean(dim=-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is optimised, and how.
+
+    ``by_channel``: a ratio for every channel of a token instead of one for all. ``by_layer``: ratios of its own for
+    every layer instead of shared ones. ``every_term``: compress the mean of the information of all layers (Eq. 4 of
+    CoIBA) instead of that of the first (Eq. 8). ``watch``: write the information of every layer down even so.
+    """
+
+    beta: float
+    updates: int
+    samples: int
+    lr: float
+    by_channel: bool = False
+    by_layer: bool = False
+    every_term: bool = False
+    watch: bool = False
+
+
+class Found(NamedTuple):
+    """The information of every token ``[B, N]`` in bits, and the history ``[B, updates, ...]`` by name."""
+
+    bits: Tensor
+    history: dict[str, Tensor]
+
+
+class _Step(NamedTuple):
+    """One forward and backward: gradient ``[B, K, N, C]``, score and hits ``[B]``, information ``[B, layers, N]``."""
+
+    gradient: Tensor
+    score: Tensor
+    hits: Tensor
+    terms: Tensor
+
+
+@dataclass(eq=False)
+class Bottlenecks:
+    """Bottlenecks at one place of several layers, for a batch of images, each with ratios and Adam of its own.
+
+    ``site`` is ``norm1``, or ``input`` of a block (of the head, for the layer after the last). ``tokens`` enter block
+    ``layers[0]``; the blocks below were run once. ``clean`` is what the first bottleneck sees. The replicas of all
+    images make one long batch that is cut to fit into memory. The noise of (image, step, layer) has a seed of its own,
+    so that it does not depend on how the batch is cut.
+    """
+
+    session: Session
+    site: str
+    layers: Sequence[int]
+    tokens: Tensor
+    clean: Tensor
+    priors: Sequence[Prior]
+    target: Target
+    objective: Objective
+    purpose: str
+
+    def __post_init__(self) -> None:
+        batch, how = len(self.clean), self.objective
+        self.clean = wide(self.clean)
+        self.shown = self.priors[0].surprise(self.clean, how.by_channel)  # of the first bottleneck: never changes
+        self.repeated = self.target.repeat(how.samples)
+        at_once = self.session.batch
+        self.size = at_once - at_once % how.samples if at_once > how.samples else at_once  # whole images where possible
+        shape = how.updates + 1, len(self.layers)
+        draws = [self.session.generator(index, self.purpose) for index in range(batch)]
+        self.seeds = [torch.randint(2**62, shape, generator=draw).tolist() for draw in draws]
+
+    def optimise(self) -> Found:
+        """Return what passes once the ratios have been optimised."""
+        how, (batch, tokens, width) = self.objective, self.clean.shape
+        shape = batch, len(self.layers) if how.by_layer else 1, tokens, width if how.by_channel else 1
+        alpha = self.clean.new_full(shape, _ALPHA)
+        adam = _Adam(alpha, how.lr)
+        steps: list[tuple[Tensor, ...]] = []
+        for number in range(how.updates):
+            step = self._step(alpha, number, True)
+            gradient, terms = step.gradient, step.terms.mean(dim=2)
+            if how.every_term:
+                compressed = terms.mean(dim=1)
+            else:
+                pull, compressed = self._pull(alpha)
+                gradient[:, 0] += pull
+            steps.append((compressed, step.score, step.hits, terms))
+            alpha = adam(gradient)
+        history = [torch.stack(each, dim=1) for each in zip(*steps, strict=True)]
+        return Found(self._passing(alpha) * (width / math.log(2)), self._named(history))
+
+    def _passing(self, alpha: Tensor) -> Tensor:
+        """Return the information of every token at the end, ``[B, N]``, mean over channels and what was compressed."""
+        if self.objective.every_term:
+            return self._step(alpha, self.objective.updates, False).terms.mean(dim=1)
+        return information(alpha[:, 0], self.shown).mean(dim=-1)
+
+    def _named(self, history: list[Tensor]) -> dict[str, Tensor]:
+        compressed, score, hits, terms = history
+        named = {"information": compressed, "relevance": score}
+        if self.target.classes is not None:
+            named["accuracy"] = hits
+        if terms.shape[2] > 0:
+            named["layer_information"] = terms
+        return named
+
+    def _pull(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``β dI/dα`` ``[B, N, C]`` and I ``[B]`` of the first bottleneck, mean over tokens and channels."""
+        with torch.enable_grad():
+            leaf = alpha[:, 0].detach().requires_grad_()
+            passing = information(leaf, self.shown).mean(dim=(1, 2))
+            (gradient,) = torch.autograd.grad(self.objective.beta * passing.sum(), leaf)
+        return gradient, passing.detach()
+
+    def _step(self, alpha: Tensor, number: int, backward: bool) -> _Step:
+        """Run all replicas of all images once, in parts that fit into memory."""
+        batch, samples = len(alpha), self.objective.samples
+        total = torch.zeros_like(alpha)
+
+        def part(start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+            gradient, *told = self._rows(alpha, number, start, stop, backward)
+            for image in range(start // samples, (stop - 1) // samples + 1) if backward else ():
+                total[image] += gradient[max(0, image * samples - start) : (image + 1) * samples - start].sum(dim=0)
+            if self.session.tick is not None:
+                self.session.tick(stop - start)
+            return told[0], told[1], told[2]
+
+        parts = in_parts(part, batch * samples, self.size)
+        self.size = min(self.size, max(len(score) for score, *_ in parts))  # what memory held once, it holds again
+        score, hits, terms = (torch.cat(each) for each in zip(*parts, strict=True))
+        means = (each.reshape(batch, samples, *each.shape[1:]).mean(dim=1) for each in (score, hits, terms))
+        return _Step(total / samples, *means)
+
+    def _rows(self, alpha: Tensor, number: int, start: int, stop: int, backward: bool) -> tuple[Tensor, ...]:
+        """Run replicas ``start .. stop - 1``: gradient, score, hit and the information of every layer, row by row."""
+        view, how = self.session.view, self.objective
+        images = torch.arange(start, stop, device=alpha.device) // how.samples
+        with differentiable(view), torch.set_grad_enabled(backward):
+            leaf = alpha[images].detach().requires_grad_(backward)
+            dampers = [
+                _Damper(self, number, index, start, stop, leaf[:, index if how.by_layer else 0], prior.rows(images))
+                for index, prior in enumerate(self.priors)
+            ]
+            changes = dict(zip(self.layers, dampers, strict=True))
+            logits = logits_through(view, self.tokens[images], self.layers[0], self.site, changes)
+            target = self.repeated.part(start, stop)
+            score = target.score(logits)
+            noted = [each.passing for each in dampers if each.passing is not None]
+            terms = torch.stack(noted, dim=1) if noted else leaf.new_zeros(len(leaf), 0, leaf.shape[2])
+            gradient = leaf.new_zeros(0)
+            if backward:
+                loss = -score.sum()
+                if how.every_term:
+                    loss = loss + how.beta * terms.mean(dim=(1, 2)).sum()
+                (gradient,) = torch.autograd.grad(loss, leaf)
+        return gradient, score.detach().to(alpha), _hits(target, logits).to(alpha), terms.detach()
+
+    def draw(self, number: int, index: int, start: int, stop: int, shape: torch.Size) -> Tensor:
+        """Return standard normal numbers for these replicas at one layer and step, ``[stop - start, N, D]``."""
+        samples, device = self.objective.samples, self.clean.device
+        random = torch.Generator(device)
+        noise = torch.empty(stop - start, *shape[1:], dtype=torch.float32, device=device)  # other types draw others
+        for image in range(start // samples, (stop - 1) // samples + 1):
+            random.manual_seed(self.seeds[image][number][index])
+            low, high = image * samples - start, (image + 1) * samples - start
+            if 0 <= low and high <= len(noise):
+                noise[low:high].normal_(generator=random)
+            else:  # only some replicas of this image are in this part
+                every = noise.new_empty(samples, *shape[1:]).normal_(generator=random)
+                noise[max(0, low) : high] = every[max(0, -low) : len(noise) - low]
+        return noise
+
+
+@dataclass(eq=False)
+class _Damper:
+    """``Z = λ R + (1 - λ) ε`` at one layer; notes the information that passes where someone asked."""
+
+    whole: Bottlenecks
+    number: int
+    index: int
+    start: int
+    stop: int
+    alpha: Tensor
+    prior: Prior
+    passing: Tensor | None = None
+
+    def __call__(self, value: Tensor) -> Tensor:
+        tokens = wide(value.flatten(1, 2) if value.ndim == 4 else value)
+        how = self.whole.objective
+        if how.every_term or how.watch:
+            with torch.set_grad_enabled(how.every_term and torch.is_grad_enabled()):
+                surprise = self.prior.surprise(tokens, how.by_channel)
+                self.passing = information(self.alpha, surprise).mean(dim=-1)
+        noise = self.whole.draw(self.number, self.index, self.start, self.stop, tokens.shape).to(tokens)
+        noise = noise.mul_(self.prior.std).add_(self.prior.mean)
+        return torch.lerp(noise, tokens, torch.sigmoid(self.alpha)).to(value).view_as(value)
+
+
+class _Adam:
+    """Adam, element by element, so that images do not see each other."""
+
+    def __init__(self, start: Tensor, lr: float) -> None:
+        self.at, self.lr, self.count = start, lr, 0
+        self.first, self.second = torch.zeros_like(start), torch.zeros_like(start)
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        """Return where the next step leads."""
+        self.count += 1
+        self.first = torch.lerp(gradient, self.first, _BETAS[0])
+        self.second = torch.lerp(gradient**2, self.second, _BETAS[1])
+        mean = self.first / (1 - _BETAS[0] ** self.count)
+        size = (self.second / (1 - _BETAS[1] ** self.count)).sqrt()
+        self.at = self.at - self.lr * mean / (size + _EPS)
+        return self.at
+
+
+def _hits(target: Target, logits: Tensor) -> Tensor:
+    """Return 1 where a replica is still seen as the explained class, ``[R]``."""
+    if target.classes is None:
+        return logits.new_zeros(len(logits))
+    return probabilities(logits.detach()).argmax(dim=1) == target.classes.clone().to(logits.device)
