@@ -1,0 +1,95 @@
+"""Consensus: what several methods agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitreous.errors import MapError, SpellingError
+from vitreous.methods.base import Answer, Method, check_choice
+from vitreous.methods.readout import wide
+from vitreous.methods.registry import register
+from vitreous.models import View
+from vitreous.passes import Pass, Session
+
+__all__ = ["Consensus"]
+
+
+@register("consensus", family="combinator", papers=("bhatt2020evaluating",), cost_note="its bases, passes shared")
+@dataclass(frozen=True)
+class Consensus(Method):
+    """The mean rank of each patch over several methods.
+
+    ``map = mean_m rank_m / (n - 1)``, the rank of a patch in the map of method m among its n patches, from 0; equal
+    values share their mean rank. ``how="mean"``: the mean of the maps themselves, each divided by its largest absolute
+    value. Maps on other grids are brought to the token grid first: pixels are summed into patches, coarser maps
+    enlarged. The methods share their passes. Extras: ``ranks``, one map per method, and ``disagreement``, the standard
+    deviation of these ranks over the methods.
+    """
+
+    bases: tuple[Method, ...]
+    how: str = "rank"
+
+    def __post_init__(self) -> None:
+        check_choice("how", self.how, ("rank", "mean"))
+        if not isinstance(self.bases, tuple) or not all(isinstance(base, Method) for base in self.bases):
+            raise SpellingError("consensus takes a tuple of methods")
+        if len(self.bases) < 2:
+            raise SpellingError(f"consensus needs at least two methods, got {len(self.bases)}")
+
+    @property
+    def class_specific(self) -> bool:
+        return any(base.class_specific for base in self.bases)
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        forwards, backwards = zip(*(base.cost for base in self.bases), strict=True)
+        return sum(forwards), sum(backwards)
+
+    def forwards(self, view: View) -> float:
+        return sum(base.forwards(view) for base in self.bases)
+
+    def asks(self, view: View) -> list[Pass]:
+        return [ask for base in self.bases for ask in base.asks(view)]
+
+    def compute(self, session: Session) -> Answer:
+        session.prepare(self.asks(session.view))
+        grid = session.view.grid(session.inputs)
+        found = torch.stack([on_tokens(self._finite(base, session), grid) for base in self.bases], dim=1)
+        ranks = mean_ranks(found)
+        if self.how == "mean":
+            largest = found.abs().amax(dim=(2, 3), keepdim=True)
+            found = found / torch.where(largest > 0, largest, 1)
+        shown = (ranks if self.how == "rank" else found).mean(dim=1)
+        return Answer(shown, {"ranks": ranks, "disagreement": ranks.std(dim=1, correction=0)})
+
+    def _finite(self, base: Method, session: Session) -> Tensor:
+        """A rank would hide a value that is not finite."""
+        found = wide(base.compute(session).map)
+        if not torch.isfinite(found).all():
+            raise MapError(f"{base.spelling} gave values that are not finite, inside {self.info.name}")
+        return found
+
+
+def on_tokens(found: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Bring maps ``[B, h, w]`` to the token grid: finer ones are summed into patches, coarser ones enlarged."""
+    size = tuple(found.shape[1:])
+    if size == grid:
+        return found
+    if size[0] >= grid[0] and size[1] >= grid[1]:
+        cells = size[0] * size[1] / (grid[0] * grid[1])
+        return F.adaptive_avg_pool2d(found[:, None], grid)[:, 0] * cells
+    return F.interpolate(found[:, None], size=grid, mode="bilinear", align_corners=False)[:, 0]
+
+
+def mean_ranks(found: Tensor) -> Tensor:
+    """Return the ranks of the values of each map ``[..., h, w]``, from 0 to 1; equal values share their mean rank."""
+    flat = found.flatten(-2).contiguous()
+    ordered = flat.sort(dim=-1).values
+    below = torch.searchsorted(ordered, flat)
+    not_above = torch.searchsorted(ordered, flat, right=True)
+    ranks = (below + not_above - 1).to(found) / 2
+    return (ranks / max(1, flat.shape[-1] - 1)).view_as(found)

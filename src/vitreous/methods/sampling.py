@@ -1,0 +1,157 @@
+"""Sampling tokens: what the model says when it is shown only some of the patches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import MapError, ModelError, SpellingError
+from vitreous.methods.base import Answer, Method, check_choice
+from vitreous.methods.kmeans import centroids
+from vitreous.methods.readout import wide
+from vitreous.methods.registry import register
+from vitreous.models import View
+from vitreous.passes import VALUES, Keep, Pass, Session, Trace, whole
+from vitreous.passes.memory import budget_bytes, in_parts
+
+__all__ = ["TIS"]
+
+
+@register(
+    "tis",
+    family="sampling",
+    papers=("englebert2023explaining",),
+    cost=(513, 0),
+    cost_note="1 F + masks forwards of part of the tokens",
+)
+@dataclass(frozen=True)
+class TIS(Method):
+    """The mean score of the token samples that a patch is part of.
+
+    The outputs of all blocks, channel by channel, are L D rows over the n patches; k-means makes ``masks`` centroids of
+    them. Each centroid keeps the ``int(ratio n)`` patches where it is largest, and the model sees these and the prefix
+    tokens only, picked after the position embedding: ``map[i] = sum_j w_j M_ji / sum_j M_ji`` with ``w_j`` the
+    probability of the class (``score``: ``prob``, ``logit`` or ``logprob``). As released, rows are not normalised, so
+    deep blocks with their large values make most of the clusters, an empty cluster becomes zero, and 100 steps are the
+    limit. The first centroids are random rows, each taken once. With fewer rows than masks there is one mask per row.
+    A patch that no sample has gets the lowest value of the others, where the released code divides 0 by 0; the release
+    min-maxes the map at the end. ``half`` scores in float16, on a GPU. Equal samples are scored once. Cost: one
+    forward, and one of ``ratio`` times the length per mask. Extras: ``kept``, the share of samples with the patch.
+    """
+
+    masks: int = 1024
+    ratio: float = 0.5
+    score: str = "prob"
+    half: bool = False
+    iterations: int = 100
+
+    def __post_init__(self) -> None:
+        check_choice("score", self.score, VALUES)
+        if self.masks < 1 or self.iterations < 0:
+            raise SpellingError(f"masks={self.masks}, iterations={self.iterations} must be at least 1 and at least 0")
+        if not 0 < self.ratio <= 1:
+            raise SpellingError(f"ratio={self.ratio} must be above 0 and at most 1")
+
+    @property
+    def value(self) -> str:
+        return self.score
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        return 1 + self.masks * self.ratio, 0
+
+    def forwards(self, view: View) -> float:
+        return 1 + self.masks
+
+    def ask(self, view: View) -> Pass:
+        if not view.drops_tokens:
+            raise ModelError(f"tis leaves tokens out, and {view.name} cannot: its layers need the whole grid")
+        return Pass((Keep("input", whole, (0,)), Keep("output", whole, tuple(range(view.depth)))))
+
+    def compute(self, session: Session) -> Answer:
+        trace = session.trace(self.ask(session.view))
+        high, wide_ = trace.grid
+        kept = int(self.ratio * high * wide_)
+        if kept < 1:
+            raise ModelError(f"tis: ratio={self.ratio} of {high} x {wide_} patches is less than one patch")
+        if self.half and session.inputs.device.type != "cuda":
+            raise ModelError(f"tis: half=true scores in float16 on a GPU, and the model is on {session.inputs.device}")
+        images, samples, times = _unique(self._samples(session, trace, kept))
+        scores = self._scores(session, trace, images, samples)
+        found, share = _mean_over_samples(scores, images, samples, times, len(session.inputs), high * wide_)
+        shape = (-1, high, wide_)
+        return Answer(found.reshape(shape), {"kept": share.reshape(shape)})
+
+    def _samples(self, session: Session, trace: Trace, kept: int) -> Tensor:
+        """Return the patches ``[B, masks, k]`` of each sample, in ascending order."""
+        outputs = trace[self.ask(session.view).keeps[1]]
+        rows = len(outputs) * outputs[0].shape[2]
+        masks = min(self.masks, rows)
+        draws = [session.generator(i, "tis") for i in range(len(session.inputs))]
+        first = torch.stack([torch.randperm(rows, generator=draw)[:masks] for draw in draws])
+
+        def part(start: int, stop: int) -> Tensor:
+            patches = [wide(each[start:stop, session.view.prefix :]) for each in outputs]
+            channels = torch.cat(patches, dim=2).transpose(1, 2).contiguous()  # [b, L D, n]
+            centres = centroids(channels, first[start:stop].to(channels.device), self.iterations)
+            # equal values, such as those of an empty cluster, are taken from the front
+            best = centres.sort(dim=2, descending=True, stable=True).indices[:, :, :kept]
+            return best.sort(dim=2).values
+
+        # distances, their lowest and the assignment of each row exist at the same time
+        bytes_each = 3 * rows * masks * wide(outputs[0][:0]).element_size()
+        at_once = max(1, int(budget_bytes(session.inputs.device, session.memory) / bytes_each))
+        return torch.cat(in_parts(part, len(session.inputs), at_once))
+
+    def _scores(self, session: Session, trace: Trace, images: Tensor, samples: Tensor) -> Tensor:
+        """Return the score of every sample, from block 0 on; samples of several images share a batch."""
+        view = session.view
+        (tokens,) = trace[self.ask(view).keeps[0]]
+        aim = replace(session.target, value=self.score)
+        target = replace(
+            aim,
+            classes=None if aim.classes is None else aim.classes[images.cpu()],
+            against=None if aim.against is None else aim.against[images.cpu()],
+        )
+
+        def part(start: int, stop: int) -> Tensor:
+            keep = samples[start:stop]
+            logits = view.finish(view.run(view.pick(tokens[images[start:stop]], keep), keep=keep))
+            if session.tick is not None:
+                session.tick(stop - start)
+            return target.part(start, stop).score(logits)
+
+        half = torch.autocast("cuda", torch.float16, enabled=self.half)
+        with view.evaluating(), torch.no_grad(), half:
+            scores = torch.cat(in_parts(part, len(samples), session.batch))
+        if self.half and not torch.isfinite(scores).all():
+            raise MapError(f"tis: scores of {view.name} in float16 are not finite; use half=false")
+        return scores
+
+
+def _unique(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return image, patches and multiplicity of every different sample of ``[B, masks, k]``, image by image."""
+    batch, masks, _ = samples.shape
+    image = torch.arange(batch, device=samples.device).repeat_interleave(masks)
+    rows = torch.cat([image.unsqueeze(1), samples.flatten(0, 1)], dim=1)
+    different, times = torch.unique(rows, dim=0, return_counts=True)
+    return different[:, 0], different[:, 1:].contiguous(), times
+
+
+def _mean_over_samples(
+    scores: Tensor, images: Tensor, samples: Tensor, times: Tensor, batch: int, patches: int
+) -> tuple[Tensor, Tensor]:
+    """Return the mean score of the samples with each patch, ``[B, n]``, and the share of samples that have it."""
+    maps, shares = [], []
+    for image in range(batch):
+        own = images == image
+        weight = times[own].to(scores)
+        has = weight.new_zeros(len(weight), patches).scatter_(1, samples[own], 1.0)
+        count = weight @ has
+        mean = (weight * scores[own]) @ has / count.clamp(min=1)
+        lowest = mean.masked_fill(count == 0, torch.inf).amin()
+        maps.append(torch.where(count == 0, lowest, mean))
+        shares.append(count / weight.sum())
+    return torch.stack(maps), torch.stack(shares)

@@ -1,0 +1,175 @@
+"""VAR: what speaks for one class and not for its rivals."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import SpellingError, TargetError
+from vitreous.methods.base import Answer, Method, check_choice, to_grid
+from vitreous.methods.readout import wide
+from vitreous.methods.registry import register
+from vitreous.models import View
+from vitreous.passes import Rivals, Session, Target
+
+__all__ = ["VAR"]
+
+_TIE = 1e-6  # equal maps have q = 1/K up to rounding, and stay suppressed
+
+
+class Look(NamedTuple):
+    """How maps become shares: inverse temperatures, whether signs are dropped, and by how much q must exceed 1 / K."""
+
+    inverse: tuple[float, ...]
+    absolute: bool = False
+    margin: float = 0.0
+
+
+LOOKS = {
+    "sharp": Look((1.0, 5.0, 100.0)),
+    "paper": Look((1.0, 1 / 5, 1 / 100)),
+    "released": Look((10.0,), absolute=True, margin=0.01),
+}
+
+
+@register(
+    "var",
+    family="combinator",
+    papers=("walter2025now",),
+    cost_note="1 F + K B",
+    presets={name: {"preset": name} for name in LOOKS},
+)
+@dataclass(frozen=True)
+class VAR(Method):
+    """A base method where the explained class stands out among K classes.
+
+    ``q_k = mean_b softmax_k(b H_k)`` over the base's maps ``H_k``, patch by patch; map ``H_c q_c [q_c > 1 / K]``. The
+    paper divides by the temperatures 1, 5, 100 (``paper``), the released code multiplies the absolute values by 10 and
+    asks for ``q_c > 1 / K + 0.01`` (``released``); ``sharp`` multiplies by 1, 5, 100. ``classes`` are the k most
+    probable and the least probable (``top:k``), ``best-worst``, or a list such as ``"281,lynx"`` or ``"lynx|cougar"``;
+    the explained class is added where it is missing. ``normalise`` divides the maps by the largest value of all K
+    before the softmax; ``upsample`` compares pixels, as the paper does, instead of patches. Cost: 1 F + K B where the
+    base reads one pass, K times the base otherwise. Extras: ``distribution`` q, ``maps`` H and ``classes``, the
+    explained one first.
+    """
+
+    base: Method
+    classes: str | int = "top:2"
+    preset: str = "sharp"
+    normalise: bool = False
+    upsample: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("preset", self.preset, tuple(LOOKS))
+        if not isinstance(self.classes, str | int):
+            raise SpellingError(f"classes={self.classes!r} is neither a text such as 'lynx,cougar' nor an index")
+        if not self.base.class_specific:
+            name = self.base.spelling
+            raise SpellingError(f"var compares classes, and {name} is the same for all of them: take another base")
+        top = self._top
+        if top is not None and top < 1:
+            raise SpellingError(f"classes={self.classes!r} leaves fewer than two classes; var compares at least two")
+        if top is None and not all(self._words):
+            raise SpellingError(f'classes={self.classes!r} has an empty place; write classes as in "281,lynx"')
+
+    @property
+    def grid(self) -> str:  # type: ignore[override]
+        return "pixel" if self.upsample else self.base.grid
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        forwards, backwards = self.base.cost
+        return forwards if forwards == 1 else forwards * self._count, backwards * self._count
+
+    def forwards(self, view: View) -> float:
+        each = self.base.forwards(view)
+        return each if self.base.asks(view) and each == 1 else each * self._count
+
+    def compute(self, session: Session) -> Answer:
+        self._check_target(session.asked)
+        choose = self._choice(session.view)
+        rivals = Rivals(session, choose.slots, choose)
+        rivals.sessions[0].prepare(self.base.asks(session.view))
+        classes = rivals.classes
+        found = [self.base.compute(each).map for each in rivals.sessions[: classes.shape[1]]]
+        if self.upsample:
+            found = [to_grid(each, "pixel", session.view, session.inputs) for each in found]
+        maps = wide(torch.stack(found, dim=1))
+        there = (classes >= 0).to(maps.device)[:, :, None, None]
+        maps = maps.masked_fill(~there, 0)
+        q = self._distribution(maps, there)
+        ahead = q[:, 0] - 1 / there.sum(dim=1) > max(_TIE, LOOKS[self.preset].margin)
+        extras = {"distribution": q, "maps": maps, "classes": classes.to(maps.device)}
+        return Answer(maps[:, 0] * q[:, 0] * ahead, extras)
+
+    def _distribution(self, maps: Tensor, there: Tensor) -> Tensor:
+        """``mean_b softmax_k(b H_k)`` over the classes that are there, ``[B, K, h, w]``."""
+        look = LOOKS[self.preset]
+        if self.normalise:
+            largest = maps.abs().amax(dim=(1, 2, 3), keepdim=True)
+            maps = maps / torch.where(largest > 0, largest, 1)
+        maps = maps.abs() if look.absolute else maps
+        softmaxes = [(b * maps).masked_fill(~there, -torch.inf).softmax(dim=1) for b in look.inverse]
+        return torch.stack(softmaxes).mean(dim=0)
+
+    def _check_target(self, target: Target) -> None:
+        if target.function is not None:
+            raise TargetError("var compares classes, and a callable target is none; give a class")
+        if target.against is not None:
+            raise TargetError("var sets the class against rivals of its own; give them as classes= and not as against=")
+
+    # -- which classes -----------------------------------------------------------------------------------
+
+    @property
+    def _top(self) -> int | None:
+        """How many of the most probable classes are meant; ``None`` for a list."""
+        if self.classes == "best-worst":
+            return 1
+        match = re.fullmatch(r"top:(\d{1,6})", str(self.classes))
+        return None if match is None else int(match[1])
+
+    @property
+    def _words(self) -> list[str]:
+        text = str(self.classes)
+        return [word.strip() for word in text.split("|" if "|" in text else ",")]
+
+    @property
+    def _count(self) -> int:
+        return 1 + (len(self._words) if self._top is None else self._top)
+
+    def _choice(self, view: View) -> Choice:
+        if self._top is not None:
+            return Choice(str(self.classes), top=min(self._top, max(view.classes, 2)))
+        words = [int(word) if re.fullmatch(r"-?\d+", word) else word for word in self._words]
+        return Choice(str(self.classes), listed=tuple(view.class_index(word) for word in words))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The classes of each image: the explained one, then ``listed``, or the ``top`` most and the least probable."""
+
+    asked: str
+    top: int = 0
+    listed: tuple[int, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        return 1 + (self.top + 1 if self.top else len(self.listed))
+
+    def __call__(self, logits: Tensor, explained: Tensor) -> Tensor:
+        if self.top:
+            rest = [logits.topk(self.top, dim=1).indices, logits.argmin(dim=1, keepdim=True)]
+        else:
+            rest = [explained.new_tensor(self.listed).expand(len(explained), -1)]
+        wanted = torch.cat([explained.unsqueeze(1), *rest], dim=1)
+        again = (wanted.unsqueeze(2) == wanted.unsqueeze(1)).tril(-1).any(dim=2)  # each class once
+        chosen = wanted.masked_fill(again, -1).gather(1, again.long().argsort(dim=1, stable=True))
+        alone = (chosen >= 0).sum(dim=1) < 2
+        if alone.any():
+            only = int(chosen[alone][0, 0])
+            raise TargetError(f"var compares at least two classes; classes={self.asked!r} leaves {only} alone")
+        return chosen

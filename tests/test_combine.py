@@ -1,0 +1,108 @@
+"""PLUS and SkipPLUS over bases that have no layer terms: the base on every sub-network, to the letter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vitreous as vt
+from every import EVERY
+from families import FAMILIES, images
+from vitreous.models import View
+
+# With more masks than channels TIS draws nothing, so that separate runs see the same samples.
+BASES = [
+    "tis(masks=2000, ratio=0.4)",
+    "integrated_gradients(steps=3)",
+    "scorecam",
+    "ablationcam",
+    "legrad",
+    "eigencam",
+    "var(generic, classes='0,1,2')",
+    "consensus(ixg, generic)",
+]
+
+
+def inputs_of_blocks(view: View, x: torch.Tensor) -> list[torch.Tensor]:
+    found, tokens = [], view.embed(x)
+    for layer in range(view.depth):
+        found.append(tokens)
+        tokens = view.block(layer, tokens)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
+@pytest.mark.parametrize("family", ["vit", "deit_distilled", "registers", "gap", "nonsquare", "hf_vit", "tv_vit"])
+@pytest.mark.parametrize("base", BASES)
+def test_sums_over_subnetworks(family, base):
+    if family not in EVERY:
+        pytest.skip("its library is not installed")
+    view = vt.view(EVERY[family]())
+    view.model.double()
+    x = images(view, 2)
+    with torch.no_grad():
+        blocks = inputs_of_blocks(view, x)
+    terms = [vt.method(base).attribute(view.suffix(layer, x), tokens, target=1) for layer, tokens in enumerate(blocks)]
+    half = -(-view.depth // 2)
+    for spelling, first in ((f"plus({base})", 0), (f"plus({base}, start=1)", 1), (f"skipplus({base})", half)):
+        found, extras = vt.method(spelling).attribute(view, x, 1, extras=True)
+        expected = torch.stack(terms[first:])
+        assert torch.allclose(found, expected.sum(dim=0), rtol=1e-7, atol=1e-9 * expected.abs().max().item()), spelling
+        assert extras["layers"].shape == (2, view.depth - first, *found.shape[1:])
+
+
+def test_scorecam_scales_the_tokens_of_a_subnetwork():
+    """Channel by channel: the tokens of the patches times the channel, from 0 to 1; prefix tokens as they are."""
+    view = vt.view(FAMILIES["registers"]().double())
+    x = images(view, 1)
+    with torch.no_grad():
+        tokens = inputs_of_blocks(view, x)[1]
+        below = view.run(tokens, 1, view.depth - 1)
+        features = view.model.blocks[-1].norm1(below)[0, view.prefix :]
+        scores = []
+        for channel in features.T:
+            mask = (channel - channel.min()) / (channel.max() - channel.min() + 1e-8)
+            seen = tokens.clone()
+            seen[0, view.prefix :] *= mask[:, None]
+            scores.append(view.finish(view.run(seen, 1))[0, 2])
+        expected = features @ torch.stack(scores).softmax(dim=0)
+    found = vt.method("scorecam").attribute(view.suffix(1, x), tokens, target=2)
+    assert torch.allclose(found.flatten(), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("base", ["tis(masks=6)", "smooth(ixg, samples=2)", "random"])
+def test_draws_follow_the_image_and_not_the_rounding_of_its_tokens(base):
+    """In single precision the tokens of a sub-network depend on the batch in their last digits."""
+    model = FAMILIES["vit"]()
+    x = images(model, 3)
+    how = vt.method(f"plus({base})")
+    together = how.attribute(model, x, 1)
+    for i in range(3):
+        alone = how.attribute(model, x[i : i + 1], 1)
+        assert torch.allclose(alone[0], together[i], atol=1e-5 * together.abs().max().item())
+    model.double()
+    assert torch.allclose(
+        how.attribute(model, x.double(), 1).float(), together, atol=2e-3 * together.abs().max().item()
+    )
+
+
+def test_every_start_layer_draws_for_itself():
+    model = FAMILIES["vit"]()
+    _, extras = vt.method("plus(random)").attribute(model, images(model, 1), extras=True)
+    first, second, third = extras["layers"][0]
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "complaint"),
+    [
+        ("plus(edges)", "edges needs images, not the tokens of a sub-network"),
+        ("plus(tis(masks=3), start=7)", "layer 7 is outside 0..2"),
+    ],
+)
+def test_what_cannot_be_composed_is_one_line(spelling, complaint):
+    model = FAMILIES["vit"]()
+    with pytest.raises(vt.VitreousError, match=complaint) as caught:
+        vt.method(spelling).attribute(model, images(model, 1))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,135 @@
+"""Consensus against its definition: ranks counted one by one."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous as vt
+from every import EVERY
+from families import FAMILIES, images
+from vitreous.methods import answer
+from vitreous.passes import Session, Target
+
+
+def ranks(values: list[float]) -> list[float]:
+    """The mean place of each value in order, from 0 to 1, by counting."""
+    found = []
+    for value in values:
+        below = sum(other < value for other in values)
+        equal = sum(other == value for other in values)
+        found.append((below + (equal - 1) / 2) / (len(values) - 1))
+    return found
+
+
+@pytest.mark.parametrize(
+    "family", ["vit", "gap", "deit_distilled", "registers", "siglip", "nonsquare", "hf_vit", "tv_vit"]
+)
+def test_mean_rank_and_disagreement(family):
+    if family not in EVERY:
+        pytest.skip("its library is not installed")
+    view = vt.view(EVERY[family]())
+    view.model.double()
+    x = images(view, 2)
+    members = ["plus(ixg)", "generic", "centre"]
+    found, extras = vt.method(f"consensus({', '.join(members)})").attribute(view, x, 1, extras=True)
+    for i in range(2):
+        rows = [ranks(vt.method(m).attribute(view, x, 1)[i].flatten().tolist()) for m in members]
+        assert found[i].flatten().tolist() == pytest.approx([statistics.mean(each) for each in zip(*rows, strict=True)])
+        deviation = [statistics.pstdev(each) for each in zip(*rows, strict=True)]
+        assert extras["disagreement"][i].flatten().tolist() == pytest.approx(deviation)
+        assert np.allclose(extras["ranks"][i].flatten(1), rows)
+
+
+def test_the_mean_of_maps_of_one_size():
+    model = FAMILIES["vit"]().double()
+    x = images(model, 2)
+    found, extras = vt.method("consensus(ixg, decompx, how=mean)").attribute(model, x, 1, extras=True)
+    maps = [vt.method(each).attribute(model, x, 1) for each in ("ixg", "decompx")]
+    expected = sum(each / each.abs().amax(dim=(1, 2), keepdim=True) for each in maps) / 2
+    assert torch.allclose(found, expected, atol=1e-12)
+    assert extras["ranks"].min() == 0
+    assert extras["ranks"].max() == 1
+
+
+def test_pixels_are_summed_into_patches():
+    model = FAMILIES["vit"]().double()
+    x = images(model, 1)
+    _, extras = vt.method("consensus(saliency, generic)").attribute(model, x, 1, extras=True)
+    summed = vt.method("saliency").attribute(model, x, 1, grid="token")
+    assert extras["ranks"][0, 0].flatten().tolist() == pytest.approx(ranks(summed.flatten().tolist()))
+
+
+def test_coarse_maps_are_enlarged():
+    view = vt.view(EVERY["swin"]())
+    x = images(view, 1)
+    found, extras = vt.method("consensus(gradcam, ixg)").attribute(view, x, 1, extras=True)
+    coarse = vt.method("gradcam").attribute(view, x, 1)
+    grid = view.grid(x)
+    assert coarse.shape[1:] != grid
+    assert found.shape[1:] == grid
+    large = torch.nn.functional.interpolate(coarse[None], size=grid, mode="bilinear", align_corners=False)
+    assert extras["ranks"][0, 0].flatten().tolist() == pytest.approx(ranks(large.flatten().tolist()))
+
+
+def test_a_member_that_is_the_same_everywhere_says_nothing():
+    model = FAMILIES["vit"]().double()
+    x = images(model, 1)
+    found = vt.method("consensus(generic, constant)").attribute(model, x, 1)
+    alone = ranks(vt.method("generic").attribute(model, x, 1).flatten().tolist())
+    assert found.flatten().tolist() == pytest.approx([(rank + 0.5) / 2 for rank in alone])
+
+
+def test_members_share_their_passes():
+    model = FAMILIES["vit"]()
+    runs = []
+    handle = model.patch_embed.register_forward_hook(lambda *_: runs.append(1))
+    x = images(model, 2)
+    vt.method("consensus(generic, plus(ixg), rollout, gradcam)").attribute(model, x)
+    assert len(runs) == 1
+    runs.clear()
+    view = vt.view(model)
+    together = ["consensus(generic, decompx)", "ixg", "skipplus(decompx)", "consensus(rollout, attcam)"]
+    answer(Session(view, x, Target.of(view, 2)), [vt.method(each) for each in together])
+    handle.remove()
+    assert len(runs) == 2  # plain and frozen
+
+
+def test_what_it_is_made_of():
+    method = vt.method("consensus(skipplus(decompx), var(ixg, classes='1,2'), how=mean)")
+    assert [part.info.name for part in method.parts()] == ["consensus", "skipplus", "decompx", "var", "ixg"]
+    assert method.settings == {"bases": ["skipplus(decompx)", 'var(ixg, classes="1,2")'], "how": "mean"}
+    assert method.spelling == 'consensus(skipplus(decompx), var(ixg, classes="1,2"), how=mean)'
+    assert vt.method(method.spelling) == method
+    assert not vt.method("consensus(rollout, edges)").class_specific
+    assert vt.method("consensus(rollout, ixg)").class_specific
+    assert vt.method("consensus(ixg, ig(steps=3))").cost == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "complaint"),
+    [
+        ("consensus(ixg)", "at least two methods, got 1"),
+        ("consensus()", "consensus needs bases, as in"),
+        ("consensus(ixg, 3)", "takes methods at character 16"),
+        ("consensus(ixg, generic, how=max)", "'max' is not one of rank, mean"),
+        ("consensus(ixg, bases=generic)", "given twice"),
+        ("consensus(ixg, genric)", "did you mean generic"),
+        ("consensus(ixg, generic, start=2)", "no parameter 'start'"),
+    ],
+)
+def test_refused(spelling, complaint):
+    with pytest.raises(vt.VitreousError, match=complaint) as caught:
+        vt.method(spelling)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_member_that_is_not_finite_is_loud():
+    model = FAMILIES["vit"]()
+    with torch.no_grad():
+        model.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
+    with pytest.raises(vt.VitreousError, match="ixg gave values that are not finite"):
+        vt.method("consensus(centre, ixg)").attribute(model, images(model, 1), 0)
