@@ -24,6 +24,8 @@ class Run:
     norm1: list[Tensor] = field(default_factory=list)
     attention: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
+    middle: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
     pool: Tensor | None = None
     last: Tensor | None = None
 
@@ -84,7 +86,9 @@ def block(module: nn.Module, x: Tensor, run: Run) -> Tensor:
     run.values.append(v)
     mixed = (run.attention[-1] @ v).transpose(1, 2).flatten(2)
     x = x + scaled(module.ls1, linear(attn.proj, norm(attn.norm, mixed)))
-    return x + scaled(module.ls2, mlp(module.mlp, norm(module.norm2, x)))
+    run.middle.append(x)
+    run.outputs.append(x + scaled(module.ls2, mlp(module.mlp, norm(module.norm2, x))))
+    return run.outputs[-1]
 
 
 def attention_pool(pool: nn.Module, x: Tensor, run: Run) -> Tensor:
@@ -135,14 +139,66 @@ def forward(model: nn.Module, images: Tensor) -> Run:
     return run
 
 
+# -- what one head brings of one token to another: H x N x N x D, without a second thought --------------------------
+
+
+def brought(module: nn.Module, attention: Tensor, values: Tensor) -> Tensor:
+    """Return ``[B, H, N, N, D]``: what attention 1 of head h would bring of token j to token i, without any bias."""
+    count, tokens = values.shape[1:3]
+    inner = module.attn.norm
+    mixed = (attention @ values).transpose(1, 2).flatten(2)
+    alone = torch.zeros(len(values), count, tokens, mixed.shape[-1], dtype=values.dtype)
+    for head in range(count):  # all other heads bring nothing
+        places = slice(head * values.shape[-1], (head + 1) * values.shape[-1])
+        alone[:, head, :, places] = values[:, head]
+    alone = alone.unsqueeze(2).expand(-1, -1, tokens, -1, -1)
+    if not isinstance(inner, nn.Identity):
+        deviation = (mixed.var(dim=-1, unbiased=False, keepdim=True) + inner.eps).sqrt()
+        alone = (alone - alone.mean(dim=-1, keepdim=True)) / deviation[:, None, :, None] * inner.weight
+    return scaled(module.ls1, alone @ module.attn.proj.weight.T)
+
+
+def block_shares(module: nn.Module, run: Run, layer: int) -> Tensor:
+    """Return the shares ``[B, N, N, D]`` of source j in token i after the attention of a block."""
+    attention = run.attention[layer]
+    shares = (attention.unsqueeze(-1) * brought(module, attention, run.values[layer])).sum(dim=1)
+    own = torch.arange(shares.shape[1])
+    shares[:, own, own] += run.inputs[layer]
+    return shares
+
+
+def shares_after_norm(module: nn.Module, shares: Tensor, middle: Tensor) -> Tensor:
+    """The second norm of the shares, with the deviation of the stream, as the MLP branch would scale it."""
+    deviation = (middle.var(dim=-1, unbiased=False, keepdim=True) + module.norm2.eps).sqrt().unsqueeze(2)
+    return scaled(module.ls2, (shares - shares.mean(dim=-1, keepdim=True)) / deviation * module.norm2.weight)
+
+
 # -- DecompX by explicit propagation: T[i, j] is the share of source j in token i; the last source is the bias -----
+
+_SPREAD = False
+
+
+def _add_bias(shares: Tensor, bias: Tensor | None) -> Tensor:
+    """Give a bias to the last source, or to all others by the size of their product with it."""
+    if bias is None:
+        return shares
+    shares = shares.clone()
+    if _SPREAD:
+        size = (shares[..., :-1, :] * bias).sum(dim=-1, keepdim=True).abs()
+        shares[..., :-1, :] += bias * size / (size.sum(dim=-2, keepdim=True) + 1e-12)
+    else:
+        shares[..., -1, :] += bias
+    return shares
 
 
 def _linear_shares(module: nn.Linear, shares: Tensor) -> Tensor:
-    out = shares @ module.weight.T
-    if module.bias is not None:
-        out[..., -1, :] += module.bias
-    return out
+    return _add_bias(shares @ module.weight.T, module.bias)
+
+
+def _value_shares(module: nn.Linear, shares: Tensor, parts: int) -> Tensor:
+    """The values alone, the last part of a fused projection."""
+    bias = None if module.bias is None else module.bias.chunk(parts)[-1]
+    return _add_bias(shares @ module.weight.chunk(parts)[-1].T, bias)
 
 
 def _norm_shares(module: nn.Module, shares: Tensor) -> Tensor:
@@ -150,9 +206,7 @@ def _norm_shares(module: nn.Module, shares: Tensor) -> Tensor:
         return shares
     whole = shares.sum(dim=-2, keepdim=True)
     deviation = (whole.var(dim=-1, unbiased=False, keepdim=True) + module.eps).sqrt()
-    out = (shares - shares.mean(dim=-1, keepdim=True)) / deviation * module.weight
-    out[..., -1, :] += module.bias
-    return out
+    return _add_bias((shares - shares.mean(dim=-1, keepdim=True)) / deviation * module.weight, module.bias)
 
 
 def _mlp_shares(module: nn.Module, shares: Tensor) -> Tensor:
@@ -174,15 +228,20 @@ def _mix_shares(attention: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("hik,kshd->ishd", attention, split).flatten(2)
 
 
-def decompx(model: nn.Module, images: Tensor, start: int) -> Tensor:
-    """Return the shares ``[N + 1, classes]`` of the tokens at block ``start``, and of the biases, in the logits."""
+def decompx(model: nn.Module, images: Tensor, start: int, spread: bool = False) -> Tensor:
+    """Return the shares ``[N + 1, classes]`` of the tokens at block ``start``, and of the biases, in the logits.
+
+    With ``spread`` the biases are spread over the tokens by absolute products, and nothing is left to the last source.
+    """
+    global _SPREAD
+    _SPREAD = spread
     run = forward(model, images)
     x = run.inputs[start][0]
     shares = torch.zeros(len(x), len(x) + 1, x.shape[1], dtype=x.dtype)
     shares[torch.arange(len(x)), torch.arange(len(x))] = x
     for layer in range(start, len(model.blocks)):
         module = model.blocks[layer]
-        values = _linear_shares(module.attn.qkv, _norm_shares(module.norm1, shares)).chunk(3, dim=-1)[2]
+        values = _value_shares(module.attn.qkv, _norm_shares(module.norm1, shares), 3)
         mixed = _norm_shares(module.attn.norm, _mix_shares(run.attention[layer][0], values))
         shares = shares + scaled(module.ls1, _linear_shares(module.attn.proj, mixed))
         shares = shares + scaled(module.ls2, _mlp_shares(module.mlp, _norm_shares(module.norm2, shares)))
@@ -193,7 +252,7 @@ def decompx(model: nn.Module, images: Tensor, start: int) -> Tensor:
     if model.attn_pool is not None:
         pool = model.attn_pool
         assert run.pool is not None
-        values = _linear_shares(pool.kv, patches).chunk(2, dim=-1)[1]
+        values = _value_shares(pool.kv, patches, 2)
         mixed = _linear_shares(pool.proj, _mix_shares(run.pool[0], values))
         pooled = (mixed + _mlp_shares(pool.mlp, _norm_shares(pool.norm, mixed)))[0]
     elif model.global_pool == "avg":

@@ -7,6 +7,7 @@ import torch
 
 import slow
 import vitreous as vt
+from every import EVERY
 from families import FAMILIES, golden, images
 from vitreous.methods.readout import dot
 from vitreous.passes import Pass, Session, Target
@@ -74,3 +75,92 @@ def test_a_gate_at_exactly_zero_is_one_half():
     expected = 0.5 * (1 + torch.erf(x.detach() / 2**0.5))
     assert torch.allclose(x.grad, expected, atol=1e-6)
     assert x.grad[0] == 0.5
+
+
+# -- biases --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_biases_as_one_more_source(family):
+    model = FAMILIES[family]().double()
+    x = images(model, 1)
+    for start in range(len(model.blocks)):
+        method = vt.method(f"decompx(layer={start}, bias=token)")
+        found, extras = method.attribute(model, x, target=2, extras=True)
+        assert torch.equal(found, vt.method(f"decompx(layer={start})").attribute(model, x, target=2))
+        assert extras["bias"].item() == pytest.approx(slow.decompx(model, x, start)[-1, 2].item(), abs=1e-9)
+
+
+def test_share_of_the_biases_follows_the_target():
+    """Against another class it is a difference; for a log-probability, the logits weighed by their slopes."""
+    model = FAMILIES["vit"]().double()
+    x = images(model, 1)
+    method = vt.method("decompx(bias=token)")
+    shares = slow.decompx(model, x, 0)[-1].detach()
+    _, extras = method.attribute(model, x, target=2, against=[0, 1], extras=True)
+    assert extras["bias"].item() == pytest.approx((shares[2] - (shares[0] + shares[1]) / 2).item(), abs=1e-9)
+    _, extras = method.attribute(model, x, target=2, value="logprob", extras=True)
+    expected = shares[2] - (model(x)[0].softmax(dim=0) * shares).sum()
+    assert extras["bias"].item() == pytest.approx(expected.item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_biases_spread_by_products(family):
+    model = FAMILIES[family]().double()
+    x = images(model, 2)
+    for start in range(len(model.blocks)):
+        found = vt.method(f"decompx(layer={start}, bias=absdot)").attribute(model, x, target=2).flatten(1)
+        for i in range(2):
+            shares = slow.decompx(model, x[i : i + 1], start, spread=True)
+            assert shares[-1].abs().max() == 0
+            assert torch.allclose(shares.sum(dim=0), model(x)[i], atol=1e-9)
+            assert (found[i] - shares[model.num_prefix_tokens : -1, 2]).abs().max() <= 1e-9
+
+
+@pytest.mark.parametrize("family", EVERY)
+@torch.no_grad()
+def test_without_biases_both_ways_agree_on_every_family(family):
+    view = vt.view(EVERY[family]())
+    if view.windowed:
+        with pytest.raises(vt.VitreousError, match="inside windows"):
+            vt.method("decompx(bias=absdot)").attribute(view, images(view, 1))
+        return
+    view.model.double()
+    for name, parameter in view.model.named_parameters():
+        if "bias" in name and "relative" not in name:
+            parameter.zero_()
+    x = images(view, 2)
+    for layer in (0, 2):
+        written_out = vt.method(f"decompx(layer={layer}, bias=absdot)").attribute(view, x, target=2)
+        one_backward = vt.method(f"decompx(layer={layer})").attribute(view, x, target=2)
+        assert (written_out - one_backward).abs().max() <= 1e-8 * one_backward.abs().max()
+
+
+def test_what_is_added_outside_any_layer_is_loud():
+    view = vt.view(FAMILIES["vit"]())
+
+    class Shifted(type(view)):
+        def finish(self, tokens):
+            return super().finish(tokens) + 1
+
+    with pytest.raises(vt.VitreousError, match="not recognised"):
+        vt.method("decompx(bias=absdot)").attribute(Shifted(view.model), images(view, 1))
+
+
+def test_shares_that_do_not_fit_are_refused_before_they_are_made():
+    model = FAMILIES["vit"]()
+    with pytest.raises(vt.VitreousError, match="17 x 17 shares of width 24"):
+        vt.method("decompx(bias=absdot)").attribute(model, images(model, 1), memory=1e-4)
+
+
+def test_plus_of_spread_biases_runs_every_sub_network():
+    model = FAMILIES["vit"]().double()
+    x = images(model, 1)
+    with torch.no_grad():
+        expected = sum(slow.decompx(model, x, start, spread=True)[1:-1, 2] for start in range(3))
+    found = vt.method("plus(decompx(bias=absdot))").attribute(model, x, target=2).flatten()
+    assert (found - expected).abs().max() <= 1e-9
+    with pytest.raises(vt.VitreousError, match="no layer terms"):
+        vt.method("plus(decompx(bias=absdot), via=layers)")

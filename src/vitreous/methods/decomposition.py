@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from vitreous.errors import ModelError
+from vitreous.methods.base import Answer, check_choice, resolve_layer
+from vitreous.methods.readout import wide
 from vitreous.methods.registry import register
 from vitreous.methods.token_gradient import TokenTerm
+from vitreous.models import View
+from vitreous.passes import Keep, Pass, Session, explicit_shares, whole
 
 __all__ = ["DecompX"]
 
@@ -21,7 +29,49 @@ class DecompX(TokenTerm):
     start layers, where the published code propagates N x (N + 1) x D numbers once per start layer. All tokens together
     plus the share of the biases are the target. The published quotient gate is 0 where a pre-activation is exactly 0;
     here it is Phi(0) = 1/2.
+
+    ``bias=token`` collects all biases as one more source: the map is the same, their share is the extra ``bias``.
+    ``bias=absdot`` spreads every bias b over the sources by ``|<T[i, j], b>|``, as the original for language models
+    does; that is not linear, so shares are written out: about N forwards per image. The tokens alone are the target.
     """
 
     layer: int = 0
+    bias: str = "none"
     rules = "frozen"
+
+    def __post_init__(self) -> None:
+        check_choice("bias", self.bias, ("none", "token", "absdot"))
+
+    @property
+    def layered(self) -> bool:  # type: ignore[override]
+        """Spread biases have no layer terms: they depend on where the shares start."""
+        return self.bias != "absdot"
+
+    def forwards(self, view: View) -> float:
+        tokens = view.prefix + view.grid()[0] * view.grid()[1]
+        return 1.0 if self.bias != "absdot" else 2.0 + tokens
+
+    def ask(self, view: View) -> Pass:
+        if self.bias != "absdot":
+            return super().ask(view)
+        if view.windowed:
+            raise ModelError(f"{view.name} attends inside windows: decompx(bias=absdot) does not apply; use bias=token")
+        return Pass((Keep("input", whole, (resolve_layer(view, self.layer),)),))
+
+    def compute(self, session: Session) -> Answer:
+        if self.bias == "none":
+            return super().compute(session)
+        trace = session.trace(self.ask(session.view))
+        logits = wide(trace.logits)
+        slope = session.target.slope(logits)  # the target, linear in the logits
+        (kept,) = trace[self.ask(session.view).keeps[0]]
+        if self.bias == "token":
+            bias = (slope * logits).sum(dim=1) - kept.sum(dim=1)
+            return Answer(self.read(trace), {"bias": bias})
+        layer = resolve_layer(session.view, self.layer)
+        shares: list[Tensor] = []
+        for tokens, each in zip(kept, slope, strict=True):
+            shares.append(wide(explicit_shares(session.view, tokens, layer, session.memory)) @ each)
+            if session.tick is not None:
+                session.tick(1)
+        return Answer(trace.tokens_to_grid(torch.stack(shares), layer), {})

@@ -1,0 +1,174 @@
+"""Vector transformations: attention weighed by what it does to the vectors that it moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitreous.methods.attention import mean_row
+from vitreous.methods.base import Answer, Method, check_choice
+from vitreous.methods.readout import positive, push, start_keeps, start_row, wide
+from vitreous.methods.registry import register
+from vitreous.methods.shares import head_projection
+from vitreous.models import Norm, View
+from vitreous.passes import VALUES, Block, Keep, Pass, Session, Trace
+
+__all__ = ["Measure", "VTranM"]
+
+_SMALL = 1e-8
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How much a transformation keeps of a vector: ``ratio[j] * necc[j]``, either of them left out on demand.
+
+    ``ratio = ||E~|| / ||E||``, ``necc = softmax over tokens of cos(E, E~)``, E the vector before and E~ after.
+    """
+
+    original: str
+    length: bool
+    necc: bool
+
+    def before(self, norm: Norm, stream: Tensor) -> Tensor:
+        """E: the residual stream itself, or what the norm in front of the branch makes of it."""
+        return stream if self.original == "residual" else norm(stream)
+
+    def weigh(self, original: Tensor, lengths: Tensor, product: Tensor) -> Tensor:
+        """Return the weights of the tokens (last axis) from ``||E||``, ``||E~||`` and ``<E, E~>``."""
+        weights = torch.ones_like(lengths)
+        if self.length:
+            weights = weights * lengths / original.clamp(min=_SMALL)
+        if self.necc:
+            cosine = product / (original * lengths).clamp(min=_SMALL)
+            weights = weights * cosine.softmax(dim=-1)
+        return weights
+
+    def heads(self, view: View, block: Block) -> tuple[Tensor, Tensor | None]:
+        """Return the transformation weights of the heads ``[B, H, N]``, and what rows of attention are divided by.
+
+        ``E~_h = P_h v_h`` is never written out: with ``K_h = P_h^T P_h``, ``||E~||^2 = v^T K_h v`` and
+        ``<E, E~> = (P_h^T E) . v``.
+        """
+        weights = view.weights(block.layer)
+        attention, values = wide(block.attention), wide(block.values)
+        projection, deviation = head_projection(weights, attention, values)
+        before = self.before(weights.norm1, wide(block.input))
+        gram = projection.transpose(-2, -1) @ projection  # [H, d, d]
+        lengths = ((values @ gram) * values).sum(dim=-1).clamp_(min=0).sqrt_()
+        product = (torch.einsum("bnk,hkd->bhnd", before, projection) * values).sum(dim=-1)
+        original = before.norm(dim=-1).unsqueeze(1)
+        return self.weigh(original, lengths, product), deviation if self.length else None
+
+
+@dataclass(frozen=True)
+class Update(Measure):
+    """``mean_h (dA_h)+ * (A_h W_h)`` of a block: ``[B, N, N]``."""
+
+    def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
+        assert gradient is not None
+        weights, deviation = self.heads(view, block)
+        moved = wide(gradient).clamp(min=0) * wide(block.attention) * weights.unsqueeze(2)
+        update = moved.mean(dim=1)
+        return update if deviation is None else update / deviation
+
+
+@dataclass(frozen=True)
+class HeadWeights(Measure):
+    """``mean_h W_h`` of a block's attention: ``[B, N]``."""
+
+    def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
+        weights, deviation = self.heads(view, block)
+        mean = weights.mean(dim=1)
+        return mean if deviation is None else mean / deviation.squeeze(-1)
+
+
+@dataclass(frozen=True)
+class MLPWeights(Measure):
+    """``W`` of a block's MLP: ``[B, N]``."""
+
+    def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
+        before = self.before(view.weights(block.layer).norm2, wide(block.middle))
+        after = wide(block.output) - wide(block.middle)
+        return self.weigh(before.norm(dim=-1), after.norm(dim=-1), (before * after).sum(dim=-1))
+
+
+def token_lengths(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """The length of every token vector."""
+    lengths: Tensor = wide(value).norm(dim=-1)
+    return lengths
+
+
+@register("vtranm", family="decomposition", papers=("wu2024tokentm",), aliases=("tokentm",))
+@dataclass(frozen=True)
+class VTranM(Method):
+    """Relevance that gathers along attention, weighed by what a block does to the vectors it moves.
+
+    A branch adds ``E~`` to the stream. Its tokens weigh ``W[j] = ||E~[j]|| / ||E[j]|| * softmax_j cos(E[j], E~[j])``.
+    Attention: ``E~_h[j] = P_h v_h[j]`` per head, ``U = I + mean_h (dA_h)+ * (A_h diag W_h)``; MLP: ``U = I + diag W``.
+    ``C = U_L ... U_1 diag ||x_0||``; here its one row that matters, from the top: ``r <- r U``, O(L N^2). The lengths
+    and cosines of all heads come from Gram matrices of the projections. One forward, one backward.
+
+    Switches of the paper's ablation: ``aggregate=false`` is its baseline, the update of block 0 alone; ``length=false``
+    leaves ratios (and ``||x_0||``) out, ``necc=false`` the cosines; without both, attention is that of ``generic``.
+
+    The paper mentions neither LayerNorm nor biases, and no code of its authors is known. Chosen here: E is the
+    residual stream (``original=residual``; ``normalised``: after the LayerNorm of the branch), E~ includes value biases
+    and LayerScale, not the bias of the projection. The paper differentiates the probability, so ``value=prob`` whatever
+    value was asked for; ``value=none`` takes that one. The map depends on it: I is fixed, so the scale of dA counts.
+    Extras, one map per block: ``attention`` (the row that is read), ``weights`` and ``mlp_weights``.
+    """
+
+    original: str = "residual"
+    aggregate: bool = True
+    length: bool = True
+    necc: bool = True
+    value: str | None = "prob"
+
+    def __post_init__(self) -> None:
+        check_choice("original", self.original, ("residual", "normalised"))
+        if self.value is not None:
+            check_choice("value", self.value, VALUES)
+
+    def compute(self, session: Session) -> Answer:
+        if self.value not in (None, session.target.value):
+            session = session.fork(session.inputs, value=self.value)
+        trace = session.trace(self._pass(session.view))
+        return Answer(self._map(trace), self._extras(trace))
+
+    def _pass(self, view: View) -> Pass:
+        keeps = (self._updates(view), *self._weights(view), Keep("input", token_lengths))
+        return Pass((*keeps, *start_keeps(view, positive, True)))
+
+    def _updates(self, view: View) -> Keep:
+        layers = range(view.depth) if self.aggregate else range(1)
+        return Keep("block", Update(self.original, self.length, self.necc), tuple(layers), grad=True)
+
+    def _weights(self, view: View) -> tuple[Keep, Keep, Keep]:
+        layers, switches = tuple(range(view.depth)), (self.original, self.length, self.necc)
+        return (
+            Keep("attention", mean_row, layers),
+            Keep("block", HeadWeights(*switches), layers),
+            Keep("block", MLPWeights(*switches), layers),
+        )
+
+    def _map(self, trace: Trace) -> Tensor:
+        updates = trace[self._updates(trace.view)]
+        if not self.aggregate:
+            row = trace.view.pooling.row(updates[0])
+            return trace.tokens_to_grid(row + push(row, updates[0]))
+        row = start_row(trace, updates[0], positive, True)
+        for update, mlp in zip(reversed(updates), reversed(trace[self._weights(trace.view)[2]]), strict=True):
+            row = row * (1 + mlp)
+            row = row + push(row, update)
+        if self.length:
+            row = row * trace[Keep("input", token_lengths)][0]
+        return trace.tokens_to_grid(row)
+
+    def _extras(self, trace: Trace) -> dict[str, Tensor]:
+        names = ("attention", "weights", "mlp_weights")
+        return {
+            name: torch.stack([trace.tokens_to_grid(row) for row in trace[keep]], dim=1)
+            for name, keep in zip(names, self._weights(trace.view), strict=True)
+        }
