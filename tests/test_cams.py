@@ -238,12 +238,10 @@ def test_others_have_none(name):
         vt.method(f"plus({name}, via=layers)")
 
 
-def test_sub_networks_take_tokens_and_not_pictures():
+@pytest.mark.parametrize("name", ["ablationcam", "scorecam"])
+def test_sub_networks_take_tokens(name):
     model = FAMILIES["vit"]()
-    x = images(model, 1)
-    assert vt.method("plus(ablationcam, start=1)").attribute(model, x).shape == (1, 4, 4)
-    with pytest.raises(vt.VitreousError, match="scorecam needs images"):
-        vt.method("plus(scorecam)").attribute(model, x)
+    assert vt.method(f"plus({name}, start=1)").attribute(model, images(model, 1)).shape == (1, 4, 4)
 
 
 # -- places --------------------------------------------------------------------------------------------------------

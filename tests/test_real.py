@@ -42,6 +42,17 @@ def test_positive_mass_lies_on_the_animal_asked_for(view, shared, method, cat_cl
     assert share(dog, DOG) > share(cat, DOG) + 0.1
 
 
+@pytest.mark.parametrize("base", ["generic", "skipplus(decompx)"])
+def test_var_keeps_what_is_the_animals_own(view, shared, base):
+    """Against the other animal, more of the positive mass lies on the one asked for than without a rival."""
+    photo = shared / "photos/catdog.jpg"
+    for target, rival, box in (("tabby", "boxer", CAT), ("boxer", "tabby", DOG)):
+        plain = vt.explain(view, photo, base, target=target)
+        among = vt.explain(view, photo, f"var({base}, classes={rival})", target=target)
+        assert among.names == (target, rival)
+        assert share(among, box) > share(plain, box)
+
+
 def test_the_model_is_as_good_as_it_should_be(view, shared):
     """Preprocessing, labels and weights together: about 70 % of these images are right, so far more than half."""
     import json

@@ -47,7 +47,7 @@ def test_canonical_spelling_is_the_shortest():
 # spelling, the character the complaint points at (1-based), part of the complaint
 REFUSED = [
     ("", 1, "expected a method name"),
-    ("genric", 1, "did you mean generic?"),
+    ("genric", 1, "did you mean generic or globenc?"),
     ("smooth(genric)", 8, "unknown method 'genric'"),
     ("smooth(generic, samples=)", 25, "expected a value"),
     ("smooth(generic, samples=2.5)", 25, "samples of smooth takes int"),
@@ -129,6 +129,12 @@ def nested():
         leaves,
         lambda inner: st.one_of(
             inner.map(lambda s: f"plus({s})"),
+            st.tuples(inner, inner, st.sampled_from(["rank", "mean"])).map(
+                lambda t: f"consensus({t[0]}, {t[1]}, how={t[2]})"
+            ),
+            st.sampled_from(
+                ["top:3", "best-worst", "7", '"7"', "'lynx, cougar'", "'true'", '"jack-o\'-lantern|pan"']
+            ).map(lambda c: f"var(ixg, classes={c})"),
             st.tuples(inner, st.integers(0, 3)).map(lambda t: f"skipplus({t[0]}, start={t[1]})"),
             st.tuples(inner, st.integers(1, 9), st.floats(0, 2)).map(lambda t: f"smooth({t[0]}, {t[1]}, sigma={t[2]})"),
         ),

@@ -200,6 +200,7 @@ def _explanations(
     for i, picture in enumerate(batch):
         explained = None if target.classes is None else int(target.classes[i])
         predicted = int(best[i])
+        extras = {name: value[i].cpu().clone() for name, value in found.extras.items()}
         rivals = () if target.against is None else tuple(target.against[i].tolist())
         name = getattr(target.function, "__name__", "callable") if explained is None else looked_at.label(explained)
         made.append(
@@ -215,10 +216,13 @@ def _explanations(
                 prediction=Prediction(predicted, looked_at.label(predicted), float(probabilities[i, predicted])),
                 image=picture.seen,
                 name=picture.name,
-                value=target.value if target.function is None else "callable",
+                value="callable" if target.function is not None else how.value or target.value,
                 against=rivals,
                 rivals=tuple(looked_at.label(each) for each in rivals),
-                extras={name: value[i].cpu().clone() for name, value in found.extras.items()},
+                extras=extras,
+                names=tuple(looked_at.label(c) for c in extras["classes"].tolist() if c >= 0)
+                if "classes" in extras
+                else (),
                 box=picture.box,
                 source=None if picture.path is None else str(picture.path),
                 photo=picture.photo,

@@ -166,7 +166,10 @@ def _safely(name: str, look: Callable[[], str | None]) -> Check:
 
 
 def _spellings() -> list[str]:
-    return [f"{info.name}(ixg)" if info.combines else info.name for info in methods()]
+    return [
+        f"{info.name}({', '.join(['ixg', 'gradcam'][: info.bases])})" if info.combines else info.name
+        for info in methods()
+    ]
 
 
 def _try(looked_at: View, inputs: Tensor, spelling: str) -> Check:

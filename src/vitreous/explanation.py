@@ -44,7 +44,7 @@ class Explanation:
 
     ``map`` is ``[h, w]`` on the method's own grid. ``target``, ``label`` and ``probability`` are the explained class;
     ``prediction`` is the model's own. ``against`` and ``rivals`` are the classes it is set against, by index and name.
-    ``extras`` holds named second results.
+    ``extras`` holds named second results; ``names`` are those of ``extras["classes"]``, where classes are compared.
     """
 
     map: Tensor
@@ -62,6 +62,7 @@ class Explanation:
     against: tuple[int, ...] = ()
     rivals: tuple[str, ...] = ()
     extras: dict[str, Tensor] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
     box: Box | None = None
     source: str | None = None
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
@@ -91,6 +92,14 @@ class Explanation:
             return show.on_photo(self._photo(), self._array, self.box, self.scale, alpha=alpha)
         return show.overlay(image or self.image, self._array, self.scale, alpha=alpha)
 
+    def owners(self, tile: int = 224) -> Image.Image:
+        """Return who owns which patch, what is discriminative and what is shared: the distribution of ``var``."""
+        if "distribution" not in self.extras:
+            raise VitreousError(f"{self.method} compares no classes; explain with var({self.method}) to see owners")
+        there = self.extras["classes"] >= 0
+        shares, maps = (self.extras[name][there].numpy() for name in ("distribution", "maps"))
+        return show.owners(self.image, shares, maps, self.names, f"{self.method}, {self.value} of {self.model}", tile)
+
     def show(self) -> None:
         """Show the overlay: in a notebook in place, elsewhere in the system's image viewer."""
         _display(self.overlay())
@@ -103,7 +112,8 @@ class Explanation:
         return f"{self.method}: {self.label}{given}{rather}, {self.value} of {self.model}; {self.scale.caption()}"
 
     def _repr_html_(self) -> str:
-        return show.figure(self.overlay(), self.caption)
+        figure = show.figure(self.overlay(), self.caption)
+        return figure + show.figure(self.owners(), "Who owns which patch") if "distribution" in self.extras else figure
 
     # -- files -----------------------------------------------------------------------------------------
 
@@ -111,7 +121,8 @@ class Explanation:
         """Write map, pictures and manifest into a new folder; all of it or nothing.
 
         Files: ``map.npy``, ``heatmap.png``, ``overlay.png``, ``image.png``, ``manifest.json``, ``extras.npz`` if there
-        are extras, and ``original.png`` (the map on the whole photograph) if asked for.
+        are extras, ``owners.png`` if classes are compared, and ``original.png`` (the map on the whole photograph) if
+        asked for.
         """
         folder = Path(folder)
         if folder.exists() and not overwrite:
@@ -142,6 +153,8 @@ class Explanation:
         if self.extras:
             arrays: dict[str, Any] = {name: value.numpy() for name, value in self.extras.items()}
             np.savez(folder / "extras.npz", **arrays)
+        if "distribution" in self.extras:
+            self.owners().save(folder / "owners.png")
         (folder / "manifest.json").write_text(json.dumps(self.manifest(), indent=2) + "\n", encoding="utf-8")
 
     def manifest(self) -> dict[str, Any]:
@@ -166,6 +179,7 @@ class Explanation:
             "grid": list(self.map.shape),
             "input_size": [self.image.height, self.image.width],
             "extras": sorted(self.extras),
+            **({"classes": list(self.names)} if self.names else {}),
             "picture": self.scale.caption(),
             "versions": _versions(),
         }
@@ -199,6 +213,7 @@ class Explanation:
             image=image,
             against=tuple(manifest["against"]),
             rivals=tuple(manifest["rivals"]),
+            names=tuple(manifest.get("classes", ())),
             created=manifest["created"],
             box=None if manifest["box"] is None else tuple(manifest["box"]),
             extras={name: torch.from_numpy(value) for name, value in extras.items()},

@@ -8,9 +8,16 @@ from vitreous.methods import (  # noqa: F401  # isort: skip
     cam,
     cam_scores,
     decomposition,
+    mixing,
+    fullgrad,
+    vtranm,
+    coiba,
     input_gradient,
+    sampling,
     refused,
     combine,
+    var,
+    consensus,
     yardsticks,
 )
 from vitreous.methods.base import Answer, Method, answer, resolve_layer, to_grid

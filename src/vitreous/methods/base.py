@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from vitreous.methods.registry import Info
 
 __all__ = ["Answer", "Method", "answer", "check_choice", "resolve_layer", "to_grid"]
+
+_WORD = re.compile(r"[A-Za-z_][\w.:-]*")  # text that a spelling may hold without quotes
 
 
 class Answer(NamedTuple):
@@ -58,6 +61,17 @@ class Method:
     def ask(self, view: View) -> Pass | None:
         """Return the pass that ``read`` needs, if it can be shared."""
         return None
+
+    def asks(self, view: View) -> list[Pass]:
+        """Return every pass over the session's own inputs that is known beforehand."""
+        ask = self.ask(view)
+        return [] if ask is None else [ask]
+
+    @property
+    def value(self) -> str | None:
+        """Which value of the class it explains, whatever was asked for; ``None`` where it explains what was asked."""
+        inner = {part.value for part in self.parts()[1:]}
+        return inner.pop() if len(inner) == 1 else None
 
     def read(self, trace: Trace) -> Tensor:
         """Return the map from that pass."""
@@ -143,25 +157,37 @@ class Method:
     @property
     def spelling(self) -> str:
         """The shortest spelling that gives this method again."""
-        parts = []
+        parts: list[str] = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             given = getattr(self, field.name)
-            if isinstance(given, Method):
-                parts.append(given.spelling)
+            inner = _methods(given)
+            if inner:
+                parts.extend(each.spelling for each in inner)
             elif given != field.default:
                 parts.append(f"{field.name}={_written(given)}")
         return self.info.name + (f"({', '.join(parts)})" if parts else "")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every parameter with its value, bases by their spelling."""
+        """Every parameter with its value, bases by their spelling, and the notes of all parts."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return {k: v.spelling if isinstance(v, Method) else v for k, v in values.items()}
+        spelled = {name: [each.spelling for each in _methods(given)] for name, given in values.items()}
+        values |= {
+            name: bases if isinstance(values[name], tuple) else bases[0] for name, bases in spelled.items() if bases
+        }
+        inner = {part.spelling: part.notes for part in self.parts()[1:]}
+        below = {f"{name} of {part}": note for part, notes in inner.items() for name, note in notes.items()}
+        return {**values, **self.notes, **below}
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What an explanation has to record besides the parameters, such as the source of statistics."""
+        return {}
 
     def parts(self) -> list[Method]:
         """This method and every method it is composed of."""
         inner = [getattr(self, f.name) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
-        return [self, *(part for each in inner if isinstance(each, Method) for part in each.parts())]
+        return [self, *(part for given in inner for each in _methods(given) for part in each.parts())]
 
     def __str__(self) -> str:
         return self.spelling
@@ -171,7 +197,7 @@ def answer(session: Session, methods: Iterable[Method]) -> list[Answer]:
     """Compute several methods over one session, their shared passes run once; refuse or flag maps that mean nothing."""
     methods = list(methods)
     with torch.autocast(session.inputs.device.type, enabled=False):  # the read-outs too keep their precision
-        session.prepare([ask for method in methods if (ask := method.ask(session.view)) is not None])
+        session.prepare([ask for method in methods for ask in method.asks(session.view)])
         found = [method.compute(session) for method in methods]
     answers = [Answer(_at_least_float32(f.map.detach()), {k: v.detach() for k, v in f.extras.items()}) for f in found]
     for method, each in zip(methods, answers, strict=True):
@@ -208,7 +234,17 @@ def check_choice(name: str, given: str, choices: Sequence[str]) -> None:
         raise SpellingError(f"{name}={given!r} is not one of {', '.join(choices)}")
 
 
+def _methods(given: Any) -> tuple[Method, ...]:
+    """The methods that a parameter holds: itself, or the members of a tuple."""
+    members = given if isinstance(given, tuple) else (given,)
+    return tuple(each for each in members if isinstance(each, Method))
+
+
 def _written(value: Any) -> str:
+    if value is not None and not isinstance(value, str | int | float):
+        value = str(value)  # an object names itself
+    if isinstance(value, str) and (not _WORD.fullmatch(value) or value.lower() in ("true", "false", "none")):
+        return f"'{value}'" if '"' in value else f'"{value}"'
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import ModelError, SpellingError
+from vitreous.errors import SpellingError
 from vitreous.methods.base import Answer
 from vitreous.methods.cam import FeatureMap
 from vitreous.methods.readout import wide
@@ -45,7 +45,8 @@ class ScoreCAM(ScoredCAM):
 
     ``w = softmax_k s(x * u(F_k))``, map ``sum_k w_k F_k``; u enlarges to the image (bilinear, corners aligned), then
     min-max with 1e-8. As in released code no baseline is subtracted; the paper has the increase of confidence.
-    ``channels=n`` takes only the n channels that vary most over the patches: faster, and not in the paper.
+    On the tokens of a sub-network (``plus``) the masks scale the patches' tokens. ``channels=n`` takes only the n
+    channels that vary most over the patches: faster, and not in the paper.
     Cost: one forward per channel and one more.
     """
 
@@ -60,8 +61,6 @@ class ScoreCAM(ScoredCAM):
         return 1 + min(view.width, self.channels or view.width)
 
     def compute(self, session: Session) -> Answer:
-        if session.inputs.ndim != 4:
-            raise ModelError("scorecam needs images, not the tokens of a sub-network")
         features = self.features(session.trace(self.ask(session.view)))
         if self.channels is not None and self.channels < features.shape[1]:
             best = features.flatten(2).std(dim=2).topk(self.channels).indices
@@ -72,11 +71,16 @@ class ScoreCAM(ScoredCAM):
 
     def _scores(self, session: Session, features: Tensor) -> Tensor:
         """Return the scores ``[B, k]`` of the images behind these masks."""
-        size = session.inputs.shape[-2:]
+        inputs = wide(session.inputs)
+        size = session.inputs.shape[-2:] if inputs.ndim == 4 else session.view.grid(session.inputs)
         masks = F.interpolate(features, size=size, mode="bilinear", align_corners=True)
         low, high = masks.amin(dim=(2, 3), keepdim=True), masks.amax(dim=(2, 3), keepdim=True)
         masks = (masks - low) / (high - low + 1e-8)
-        seen = (wide(session.inputs).unsqueeze(1) * masks.unsqueeze(2)).flatten(0, 1)
+        if inputs.ndim == 4:
+            seen = (inputs.unsqueeze(1) * masks.unsqueeze(2)).flatten(0, 1)
+        else:
+            factor = F.pad(masks.flatten(2), (session.view.prefix, 0), value=1.0)
+            seen = (inputs.unsqueeze(1) * factor.unsqueeze(3)).flatten(0, 1)
         fork = session.fork(seen, repeat=features.shape[1])
         return fork.target.score(fork.logits).reshape(len(features), -1)
 

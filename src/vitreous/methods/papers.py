@@ -45,6 +45,13 @@ _ALL = (
         2021,
     ),
     Paper(
+        "bhatt2020evaluating",
+        "Bhatt, Umang and Weller, Adrian and Moura, Jos{\\'e} M. F.",
+        "Evaluating and Aggregating Feature-based Model Explanations",
+        "IJCAI",
+        2020,
+    ),
+    Paper(
         "bousselham2024legrad",
         "Bousselham, Walid and Boggust, Angie and Chaybouti, Sofian and Strobelt, Hendrik and Kuehne, Hilde",
         "LeGrad: An Explainability Method for Vision Transformers via Feature Formation Sensitivity",
@@ -94,11 +101,26 @@ _ALL = (
         2021,
     ),
     Paper(
+        "englebert2023explaining",
+        "Englebert, Alexandre and Stassin, S{\\'e}drick and Nanfack, G{\\'e}raldin and Mahmoudi, Sidi Ahmed"
+        " and Siebert, Xavier and Cornu, Olivier and De Vleeschouwer, Christophe",
+        "Explaining through Transformer Input Sampling",
+        "ICCV Workshops",
+        2023,
+    ),
+    Paper(
         "fu2020axiom",
         "Fu, Ruigang and Hu, Qingyong and Dong, Xiaohu and Guo, Yulan and Gao, Yinghui and Li, Biao",
         "Axiom-based Grad-CAM: Towards Accurate Visualization and Explanation of CNNs",
         "BMVC",
         2020,
+    ),
+    Paper(
+        "ferrando2022measuring",
+        "Ferrando, Javier and G{\\'a}llego, Gerard I. and Costa-juss{\\`a}, Marta R.",
+        "Measuring the Mixing of Contextual Information in the Transformer",
+        "EMNLP",
+        2022,
     ),
     Paper(
         "gildenblat2021pytorch",
@@ -108,10 +130,31 @@ _ALL = (
         2021,
     ),
     Paper(
+        "hong2025coiba",
+        "Hong, Jung-Ho and Kim, Ho-Joong and Jeon, Kyu-Sung and Lee, Seong-Whan",
+        "Comprehensive Information Bottleneck for Unveiling Universal Attribution to Interpret Vision Transformers",
+        "CVPR",
+        2025,
+    ),
+    Paper(
         "jiang2021layercam",
         "Jiang, Peng-Tao and Zhang, Chang-Bin and Hou, Qibin and Cheng, Ming-Ming and Wei, Yunchao",
         "LayerCAM: Exploring Hierarchical Class Activation Maps for Localization",
         "IEEE TIP",
+        2021,
+    ),
+    Paper(
+        "kobayashi2020attention",
+        "Kobayashi, Goro and Kuribayashi, Tatsuki and Yokoi, Sho and Inui, Kentaro",
+        "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms",
+        "EMNLP",
+        2020,
+    ),
+    Paper(
+        "kobayashi2021incorporating",
+        "Kobayashi, Goro and Kuribayashi, Tatsuki and Yokoi, Sho and Inui, Kentaro",
+        "Incorporating Residual and Normalization Layers into Analysis of Masked Language Models",
+        "EMNLP",
         2021,
     ),
     Paper(
@@ -120,6 +163,13 @@ _ALL = (
         "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers",
         "CVPR Workshops",
         2024,
+    ),
+    Paper(
+        "modarressi2022globenc",
+        "Modarressi, Ali and Fayyaz, Mohsen and Yaghoobzadeh, Yadollah and Pilehvar, Mohammad Taher",
+        "GlobEnc: Quantifying Global Token Attribution by Incorporating the Whole Encoder Layer in Transformers",
+        "NAACL",
+        2022,
     ),
     Paper(
         "modarressi2023decompx",
@@ -141,6 +191,13 @@ _ALL = (
         "Muhammad, Mohammed Bany and Yeasin, Mohammed",
         "Eigen-CAM: Class Activation Map using Principal Components",
         "IJCNN",
+        2020,
+    ),
+    Paper(
+        "schulz2020iba",
+        "Schulz, Karl and Sixt, Leon and Tombari, Federico and Landgraf, Tim",
+        "Restricting the Flow: Information Bottlenecks for Attribution",
+        "ICLR",
         2020,
     ),
     Paper(
@@ -187,11 +244,25 @@ _ALL = (
         2015,
     ),
     Paper(
+        "srinivas2019full",
+        "Srinivas, Suraj and Fleuret, Fran{\\c{c}}ois",
+        "Full-Gradient Representation for Neural Network Visualization",
+        "NeurIPS",
+        2019,
+    ),
+    Paper(
         "sundararajan2017axiomatic",
         "Sundararajan, Mukund and Taly, Ankur and Yan, Qiqi",
         "Axiomatic Attribution for Deep Networks",
         "ICML",
         2017,
+    ),
+    Paper(
+        "walter2025now",
+        "Walter, Nils Philipp and Vreeken, Jilles and Fischer, Jonas",
+        "Now you see Me! Attribution Distributions Reveal What is Truly Important for a Prediction",
+        "arXiv",
+        2025,
     ),
     Paper(
         "wang2020scorecam",
@@ -200,6 +271,13 @@ _ALL = (
         "Score-CAM: Score-Weighted Visual Explanations for Convolutional Neural Networks",
         "CVPR Workshops",
         2020,
+    ),
+    Paper(
+        "wu2024tokentm",
+        "Wu, Junyi and Duan, Bin and Kang, Weitai and Tang, Hao and Yan, Yan",
+        "Token Transformation Matters: Towards Faithful Post-hoc Explanation for Vision Transformer",
+        "CVPR",
+        2024,
     ),
 )
 PAPERS: dict[str, Paper] = {paper.key: paper for paper in _ALL}

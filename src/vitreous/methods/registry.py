@@ -62,9 +62,14 @@ class Info:
         return tuple(Parameter(f.name, hints[f.name], f.default) for f in fields)
 
     @property
+    def bases(self) -> int:
+        """How many methods it is made of, at least."""
+        return sum({Method: 1, tuple[Method, ...]: 2}.get(parameter.kind, 0) for parameter in self.parameters)
+
+    @property
     def combines(self) -> bool:
         """Whether it is made of other methods."""
-        return any(parameter.kind is Method for parameter in self.parameters)
+        return self.bases > 0
 
     @property
     def cost_text(self) -> str:

@@ -4,7 +4,8 @@
     argument = [key "="] value
     value    = number | "text" | true | false | none | word | spelling
 
-A word is a method where the parameter takes a method, and plain text elsewhere.
+A word is a method where the parameter takes a method, and plain text elsewhere. Where the first parameter takes several
+methods, all arguments without a key are such.
 """
 
 from __future__ import annotations
@@ -147,8 +148,15 @@ class _Reader:
             raise self._error(call.name, str(error)) from None
         values = self._preset(info, call.preset)
         parameters = info.parameters
+        several = bool(parameters) and parameters[0].kind == tuple[Method, ...]
         for place, (key, value, at) in enumerate(call.args):
             token = key or _Token("value", "", at)
+            if several and key is None:
+                values[parameters[0].name] = (
+                    *values.get(parameters[0].name, ()),
+                    self._one_of_several(info, value, at),
+                )
+                continue
             if key is None and place >= len(parameters):
                 raise self._error(token, f"{info.name} takes {len(parameters)} arguments")
             names = [p.name for p in parameters]
@@ -162,7 +170,8 @@ class _Reader:
             values[parameter.name] = self._value(info, parameter, value, at)
         for parameter in parameters:
             if parameter.required and parameter.name not in values:
-                raise self._error(call.name, f"{info.name} needs {parameter.name}, as in {info.name}(ixg)")
+                example = ", ".join(["ixg", "generic"][: info.bases])
+                raise self._error(call.name, f"{info.name} needs {parameter.name}, as in {info.name}({example})")
         try:
             return info.make(**values)
         except SpellingError as error:
@@ -176,8 +185,15 @@ class _Reader:
             raise self._error(preset, f"{info.name} has no preset {preset.text!r} (it has: {known})")
         return dict(info.presets[preset.text])
 
+    def _one_of_several(self, info: Info, value: Any, at: int) -> Method:
+        if not isinstance(value, _Call):
+            raise self._error(_Token("value", "", at), f"{info.parameters[0].name} of {info.name} takes methods")
+        return self._build(value)
+
     def _value(self, info: Info, parameter: Parameter, value: Any, at: int) -> Any:
         kinds = _kinds(parameter.kind)
+        if parameter.kind == tuple[Method, ...]:
+            return (self._one_of_several(info, value, at),)
         if isinstance(value, _Call):
             if Method in kinds:
                 return self._build(value)

@@ -1,12 +1,13 @@
 """Maps to pictures: numpy arrays and Pillow images come in, Pillow images and strings go out.
 
 `colour` says which value gets which colour, `overlay` puts a map on its photograph, `panel` puts many side by
-side, `html` makes a page of them.
+side, `owners` shows who owns which patch, `html` makes a page of them.
 """
 
 from .colour import COLOURS, DIVERGING, JET, SEQUENTIAL, Scale, colourise
 from .html import Section, figure, png_data_uri, report
 from .overlay import heatmap, on_photo, overlay, upsample
+from .owners import class_colours, owner_overlay, owners
 from .panel import Cell, panel
 
 __all__ = [
@@ -17,11 +18,14 @@ __all__ = [
     "Cell",
     "Scale",
     "Section",
+    "class_colours",
     "colourise",
     "figure",
     "heatmap",
     "on_photo",
     "overlay",
+    "owner_overlay",
+    "owners",
     "panel",
     "png_data_uri",
     "report",

@@ -1,0 +1,114 @@
+"""Who owns which patch: colours, opacity, the two kinds of evidence, and where the picture is found."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitreous as vt
+from families import FAMILIES, images
+from vitreous import show
+from vitreous.show.colour import to_oklab
+from vitreous.show.owners import excess
+
+
+def grey(size: int = 32) -> Image.Image:
+    return Image.new("RGB", (size, size), (120, 120, 120))
+
+
+def shares(*cells: list[float]) -> np.ndarray:
+    """A distribution [K, 1, w] from one list per patch."""
+    return np.array(cells).T[:, None]
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 6, 8, 12])
+def test_colours_can_be_told_apart(count):
+    lab = to_oklab(show.class_colours(count) / 255)
+    apart = [np.linalg.norm(a - b) for i, a in enumerate(lab) for b in lab[i + 1 :]]
+    assert min(apart) > 0.07
+    if count <= 6:
+        assert np.ptp(lab[:, 0]) < 0.03  # one lightness: no class looks more important
+
+
+def test_excess():
+    assert excess(shares([0.5, 0.5], [1.0, 0.0], [0.25, 0.75])) == pytest.approx(np.array([[0, 1, 0.5]]))
+    assert excess(shares([1 / 3] * 3, [0.8, 0.1, 0.1])) == pytest.approx(np.array([[0, 0.7]]))
+
+
+def test_the_owner_colours_its_patch_and_a_tie_stays_grey():
+    picture = np.asarray(
+        show.owner_overlay(grey(64), np.repeat(shares([1, 0], [0, 1], [0.5, 0.5], [0.5, 0.5]), 4, axis=1))
+    )
+    first, second = show.class_colours(2).astype(float)
+    for place, colour in ((4, first), (20, second)):
+        found = picture[32, place].astype(float)
+        off = [np.linalg.norm(found - found.mean() - (each - each.mean())) for each in (first, second)]
+        assert np.argmin(off) == (0 if colour is first else 1)
+        assert np.ptp(found) > 40
+    assert np.ptp(picture[:, 56:].astype(int), axis=-1).max() <= 1
+
+
+def test_opacity_grows_with_the_excess():
+    strengths = []
+    for q in (0.5, 0.6, 0.8, 1.0):
+        picture = np.asarray(show.owner_overlay(grey(), np.full((2, 2, 2), 0.0) + np.array([q, 1 - q])[:, None, None]))
+        strengths.append(int(np.ptp(picture[16, 16].astype(int))))
+    assert strengths[0] <= 1
+    assert strengths == sorted(strengths)
+    assert strengths[-1] > 60
+
+
+def test_evidence_is_split_and_nothing_is_lost(monkeypatch):
+    seen = []
+    room = importlib.import_module("vitreous.show.owners")
+    monkeypatch.setattr(room, "panel", lambda rows, caption, tile: seen.extend(rows[0]) or grey())
+    maps = np.array([[[2.0, -1.0, 0.5]], [[1.0, -2.0, 0.5]]])
+    show.owners(grey(), shares([1, 0], [0.5, 0.5], [0.75, 0.25]), maps, ["a", "b"])
+    _, _, only, both, _ = seen
+    assert only.map.tolist() == [[2.0, 0.0, 0.25]]
+    assert both.map.tolist() == [[0.0, 0.0, 0.25]]
+    assert only.group == both.group
+
+
+@pytest.mark.parametrize("tile", [64, 224])
+def test_many_long_names_fit(tile):
+    names = [f"a class with quite a long name, number {i}" for i in range(40)]
+    q = np.full((40, 3, 3), 1 / 40)
+    picture = show.owners(grey(), q, q, names, "caption", tile)
+    assert picture.width >= 5 * tile
+
+
+def test_what_does_not_fit_is_refused():
+    q = np.full((2, 3, 3), 0.5)
+    with pytest.raises(ValueError, match="3 names"):
+        show.owners(grey(), q, q, ["a", "b", "c"])
+    with pytest.raises(ValueError, match="K at least 2"):
+        show.owner_overlay(grey(), q[:1])
+
+
+def test_explanations_have_it(tmp_path):
+    view = vt.view(FAMILIES["vit"](), labels=["ash", "birch", "cedar", "elm", "fir"])
+    e = vt.explain(view, images(view, 3), "var(generic, classes='birch,fir')", target="ash")[1]
+    assert e.names == ("ash", "birch", "fir")
+    picture = e.owners(tile=96)
+    assert "owns" in e._repr_html_()
+    saved = e.save(tmp_path / "e")
+    assert (saved / "owners.png").exists()
+    again = vt.Explanation.load(saved)
+    assert again.names == e.names
+    assert again.owners(tile=96).tobytes() == picture.tobytes()
+    plain = vt.explain(view, images(view, 1)[0], "generic")
+    assert not plain.names
+    with pytest.raises(vt.VitreousError, match=r"var\(generic\)"):
+        plain.owners()
+
+
+def test_images_with_fewer_classes_show_their_own():
+    view = vt.view(FAMILIES["vit"]())
+    found = vt.explain(view, images(view, 6), "var(generic, classes=top:1)", target=0)
+    assert {len(e.names) for e in found} == {2, 3}
+    for e in found:
+        assert e.owners(tile=64).width > 0
