@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from vitreous.api import compare, explain, explain_each, load, method, view
     from vitreous.collect import statistics
     from vitreous.errors import VitreousError, VitreousWarning
+    from vitreous.evaluation import evaluate
     from vitreous.examine import doctor
     from vitreous.explanation import Comparison, Explanation
     from vitreous.images import image_files
     from vitreous.methods import Method, methods, register
-    from vitreous.metrics import metrics
+    from vitreous.metrics import Metric, Table, metric, metrics
     from vitreous.models import Preprocess, View, models
     from vitreous.passes.statistics import Statistics
 
@@ -31,20 +32,24 @@ __all__ = [
     "Comparison",
     "Explanation",
     "Method",
+    "Metric",
     "Preprocess",
     "Statistics",
+    "Table",
     "View",
     "VitreousError",
     "VitreousWarning",
     "__version__",
     "compare",
     "doctor",
+    "evaluate",
     "explain",
     "explain_each",
     "image_files",
     "load",
     "method",
     "methods",
+    "metric",
     "metrics",
     "models",
     "register",
@@ -57,18 +62,22 @@ _HOMES = {
     "Comparison": "explanation",
     "Explanation": "explanation",
     "Method": "methods",
+    "Metric": "metrics",
     "Preprocess": "models",
     "Statistics": "passes.statistics",
+    "Table": "metrics",
     "View": "models",
     "VitreousError": "errors",
     "VitreousWarning": "errors",
     "compare": "api",
     "doctor": "examine",
+    "evaluate": "evaluation",
     "explain": "api",
     "explain_each": "api",
     "image_files": "images",
     "load": "api",
     "method": "api",
+    "metric": "metrics",
     "register": "methods",
     "statistics": "collect",
     "view": "api",
