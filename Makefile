@@ -21,7 +21,7 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name what; do \
 		printf '  make %-10s %s\n' "$$name" "$$what"; done
 
-demo: $(CORE) ## explain a picture; the result is in demo/
+demo: $(CORE) ## explain scenes of the bundled world; the result is in demo/
 	$(BIN)/vitreous demo --out demo
 
 test: lint ## lint, then the quick tests

@@ -226,7 +226,7 @@ def test_version_and_help(here: Path) -> None:
     for flag in ("--help", "-h"):
         shown = run(flag)
         assert (shown.code, shown.err) == (0, "")
-        assert all(word in shown.out for word in ("explain", "compare", "methods", "models", "cite", "demo"))
+        assert all(word in shown.out for word in ("explain", "compare", "methods", "models", "cite", "demo", "world"))
     for command, options in {
         "explain": "--model --method --target --against --value --out --checkpoint --seed --resume --overwrite --json",
         "compare": "--methods --target --tile --out --quiet",
@@ -234,6 +234,7 @@ def test_version_and_help(here: Path) -> None:
         "models": "--json",
         "cite": "",
         "demo": "--out --quiet",
+        "world": "render show",
     }.items():
         shown = run(command, "--help")
         assert shown.code == 0
@@ -284,21 +285,3 @@ def test_cite(here: Path) -> None:
     assert [cited.out.count(f"{{{key},") for key in keys] == [1, 1, 1]
     assert cited.out.count("@") == 3
     assert "modarressi" not in run("cite", "skipplus").out
-
-
-def test_demo(here: Path) -> None:
-    done = run("demo", "--out", "shown")
-    assert (done.code, done.err) == (0, "")
-    pictures = ("ladybird", "fish", "owl")
-    assert {each.name for each in (here / "shown").iterdir()} == {
-        "report.html",
-        *(f"{name}{end}.png" for name in pictures for end in ("", "-panel")),
-    }
-    assert all(Image.open(here / "shown" / f"{name}-panel.png").size > (192 * 4, 192 * 2) for name in pictures)
-    report = (here / "shown" / "report.html").read_text(encoding="utf-8")
-    assert report.count("data:image/png;base64,") == 3
-    assert "freshly initialised" in report
-    assert "report.html" in done.out
-    before = tree(here)
-    assert run("demo", "--out", "shown", "--quiet") == (0, "", "")
-    assert tree(here) == before  # the same each time

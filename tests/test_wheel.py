@@ -22,6 +22,17 @@ model = timm.create_model(
 print(vt.method("generic").attribute(model, torch.rand(1, 3, 32, 32)).shape)
 """
 
+BUNDLED = ("world.safetensors", "world-shortcut.safetensors", "training.json", "README.md")
+
+SCENE = """
+import vitreous as vt
+from vitreous.world import Scene, render
+
+scene = Scene.of(2)
+logits = vt.load("world").logits(render(scene).images * 2 - 1)
+print(vt.load("world").labels[int(logits.argmax())] == scene.name)
+"""
+
 
 def run(*command: str | Path, cwd: Path) -> str:
     """What a command prints, run without any of the variables that could show it the source tree."""
@@ -80,6 +91,8 @@ def test_contents(wheel: Path, root: Path) -> None:
         names = set(archive.namelist())
     inside = {name for name in names if ".dist-info/" not in name}
     assert "vitreous/py.typed" in inside
+    bundled = {f"vitreous/world/weights/{name}" for name in BUNDLED}
+    assert bundled <= inside
     assert inside == expected
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
@@ -94,3 +107,4 @@ def test_installed(environment: Path, tmp_path: Path) -> None:
     assert version in run(scripts(environment) / "vitreous", "--version", cwd=tmp_path)
     assert "explain" in run(python, "-m", "vitreous", "--help", cwd=tmp_path)
     assert run(python, "-c", SNIPPET, cwd=tmp_path).splitlines()[-1] == "torch.Size([1, 2, 2])"
+    assert run(python, "-c", SCENE, cwd=tmp_path).splitlines()[-1] == "True"

@@ -1,8 +1,10 @@
-"""Draw the scene of the README and explain it with a trained model.
+"""Draw the pictures of the manual.
 
     python docs/pictures/make.py --checkpoint deit_tiny_patch16_224.safetensors
+    python docs/pictures/make.py --only world
 
-The scene is drawn here, so that it can be shown; the model is timm's DeiT-Tiny with its published weights.
+The scene of the README is drawn here, so that it can be shown, and explained with timm's DeiT-Tiny and its published
+weights. The pictures of the world need no weights.
 """
 
 from __future__ import annotations
@@ -14,10 +16,14 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 import vitreous as vt
+from vitreous import show, world
+from vitreous.world.files import pictures
 
 HERE = Path(__file__).parent
 METHODS = ["rollout", "generic", "attcam", "gradcam", "decompx", "skipplus(decompx)"]
 SIZE = 896
+PARTED = 2
+"""The seed of the scene that is taken apart."""
 
 
 def scene() -> Image.Image:
@@ -59,10 +65,37 @@ def _traffic_light(pen: ImageDraw.ImageDraw, x: int, y: int, radius: int) -> Non
     pen.ellipse((x - 50, y - 270, x - 14, y - 234), fill="#ff8f7d")
 
 
+def _sheet(scenes: list[world.Scene], names: list[str], columns: int, size: int) -> Image.Image:
+    drawn = pictures(world.render(scenes, size).images)
+    cells = [show.Cell(picture, None, name) for picture, name in zip(drawn, names, strict=True)]
+    return show.panel([cells[at : at + columns] for at in range(0, len(cells), columns)], tile=size)
+
+
+def creatures() -> None:
+    """A contact sheet of the first scenes, one scene part by part, and one in each of its variations."""
+    scenes = world.World(n=64).scenes()
+    _sheet(scenes, [scene.name for scene in scenes], 8, 112).save(HERE / "world.png", optimize=True)
+    scene = world.Scene.of(PARTED)
+    row = [scene, *(scene.without(part) for part in world.PARTS)]
+    names = [scene.name, *(f"without {part}" for part in world.PARTS)]
+    other = next(
+        i for i, kind in enumerate(world.CLASSES) if kind.family == scene.name.split()[-1] and i != scene.label
+    )
+    told = world.telling_part(scene.label)
+    row += [scene.only(), scene.swap(told, other), scene.without_objects(), scene.posed(3), scene.moved(3)]
+    names += ["the bare body", f"{told} of its sibling", "without objects", "another pose", "elsewhere"]
+    _sheet([*row, scene.marked(corner=1)], [*names, "with its marker"], 6, 128).save(HERE / "parts.png", optimize=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, help="weights of deit_tiny_patch16_224; from the hub if not given")
-    options = {k: v for k, v in vars(parser.parse_args()).items() if v}
+    parser.add_argument("--only", choices=["world"], help="the pictures of the world and no others")
+    given = parser.parse_args()
+    creatures()
+    if given.only == "world":
+        return
+    options = {"checkpoint": given.checkpoint} if given.checkpoint else {}
     view = vt.load("timm/deit_tiny_patch16_224", **options)
     scene().save(HERE / "scene.png")
     found = vt.compare(view, HERE / "scene.png", METHODS, target=["wall clock", "traffic light"])

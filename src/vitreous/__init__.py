@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitreous import world
     from vitreous.api import compare, explain, explain_each, load, method, view
     from vitreous.collect import statistics
     from vitreous.errors import VitreousError, VitreousWarning
@@ -55,6 +56,7 @@ __all__ = [
     "register",
     "statistics",
     "view",
+    "world",
 ]
 
 _ROOMS = ("methods", "metrics", "models")  # packages that list their content when called
@@ -85,7 +87,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _ROOMS or name == "world":
         return importlib.import_module(f"vitreous.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"vitreous.{_HOMES[name]}"), name)

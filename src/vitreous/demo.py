@@ -1,115 +1,168 @@
-"""The demonstration: a few pictures, explained with nothing but what is in the package."""
+"""The demonstration: creatures of the bundled world explained by the model that lives there, and a cheat caught."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
 
 from vitreous import show
-from vitreous.api import compare, load
+from vitreous.api import compare, explain, load
 from vitreous.errors import VitreousError
+from vitreous.explanation import Explanation
 from vitreous.models import View
+from vitreous.world import BETRAYED, CLASSES, PARTS, Batch, Rendered, Scene, World, betray, render, telling_part, unpack
+from vitreous.world.exam import predictions, probabilities
+from vitreous.world.files import pictures
 
 __all__ = ["METHODS", "write"]
 
 METHODS = ("rollout", "generic", "attcam", "gradcam", "ixg", "decompx", "skipplus(decompx)", "integrated_gradients")
-_SIZE = 128
+_JUDGED, _VALUE = "decompx", "logprob"
+"""Of the methods above the one that puts most of its map on the telling part; see the page about the world."""
+_SEEDS = (41, 37, 34)
+"""Scenes whose telling part is the horn, the tail and the legs."""
+_STORY = 24
+"""How many betrayed scenes are explained for the story of the shortcut."""
 
 
 def write(out: str | Path, told: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """Explain the sample pictures; write one panel each and ``report.html`` into ``out``, and return the files."""
+    """Explain a few scenes and tell the story of the shortcut; write pictures and ``report.html``, return the files."""
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise VitreousError(f"could not make the folder {out}: {error.strerror or error}") from error
-    view = model()
-    files, sections = [], []
-    for name, draw in {"ladybird": _ladybird, "fish": _fish, "owl": _owl}.items():
-        told(f"explaining the {name}")
-        picture = draw()
-        files.append(out / f"{name}.png")
+    told("loading the two bundled models")
+    honest, cheat = load("world"), load("world-shortcut")
+    files: list[Path] = []
+
+    def keep(name: str, picture: Image.Image) -> Image.Image:
+        files.append(out / name)
         picture.save(files[-1])
-        panel = compare(view, files[-1], METHODS).panel(tile=192, columns=5)
-        files.append(out / f"{name}-panel.png")
-        panel.save(files[-1])
-        sections.append(show.Section(name.capitalize(), "", [(panel, f"{name}: {', '.join(METHODS)}")]))
+        return picture
+
+    told("rendering the world")
+    sections = [_meet(keep)]
+    for seed in _SEEDS:
+        scene = Scene.of(seed)
+        told(f"explaining the {scene.name}")
+        sections.append(_why(honest, scene, keep))
+    told("catching the cheat")
+    sections.append(_story(honest, cheat, keep))
     lead = (
-        f"Eight methods on {view.name}, {view.depth} blocks. This model is freshly initialised: it has learnt nothing, "
-        "so these maps show that the machinery works and not what a trained model sees."
+        "Vitreous looks inside vision transformers without changing them. This page was made by two small ones that "
+        "come with it. They know 48 creatures of a drawn world in which every part is known and can be taken away, so "
+        "that an explanation can be checked against the truth."
     )
     files.append(out / "report.html")
     files[-1].write_text(show.report("Vitreous: a demonstration", lead, sections), encoding="utf-8")
     return files
 
 
-def model() -> View:
-    """Return a small, freshly initialised ViT, the same each time."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        small: dict[str, Any] = {
-            "img_size": _SIZE,
-            "patch_size": 8,
-            "depth": 4,
-            "embed_dim": 96,
-            "num_heads": 3,
-            "num_classes": 10,
-        }
-        return load("timm/vit_tiny_patch16_224", pretrained=False, **small)
+Keeper = Callable[[str, Image.Image], Image.Image]
 
 
-def _canvas(top: tuple[int, int, int], bottom: tuple[int, int, int]) -> Image.Image:
-    """A soft vertical gradient, drawn large so that shrinking smooths every edge."""
-    ramp = Image.linear_gradient("L").resize((4 * _SIZE, 4 * _SIZE))
-    return Image.composite(Image.new("RGB", ramp.size, bottom), Image.new("RGB", ramp.size, top), ramp)
+def _meet(keep: Keeper) -> show.Section:
+    scenes = World(n=24, start=100).scenes()
+    rendered = render(scenes)
+    cells = [
+        show.Cell(picture, None, scene.name) for scene, picture in zip(scenes, pictures(rendered.images), strict=True)
+    ]
+    sheet = show.panel([cells[at : at + 8] for at in range(0, len(cells), 8)], tile=128)
+    text = (
+        f"Every creature has five parts: {', '.join(PARTS)}. A class is one variant of each; sixteen families have "
+        "three members that differ in one part only, their telling part, which gives them their first name. Ground, "
+        "light and whatever lies about say nothing."
+    )
+    return show.Section("Meet the creatures", text, [(keep("world.png", sheet), "24 scenes the models never saw")])
 
 
-def _ladybird() -> Image.Image:
-    image = _canvas((214, 236, 190), (106, 168, 79))
-    pen = ImageDraw.Draw(image)
-    pen.ellipse((190, 90, 330, 210), fill=(30, 30, 34))
-    pen.ellipse((110, 140, 410, 430), fill=(214, 40, 40))
-    pen.line((260, 140, 260, 430), fill=(30, 30, 34), width=10)
-    for x, y in ((185, 220), (335, 220), (170, 320), (350, 320), (215, 390), (305, 390)):
-        pen.ellipse((x - 26, y - 26, x + 26, y + 26), fill=(30, 30, 34))
-    for x in (225, 295):
-        pen.ellipse((x - 10, 120, x + 10, 140), fill="white")
-    return image.resize((_SIZE, _SIZE), Image.Resampling.LANCZOS)
+def _why(model: View, scene: Scene, keep: Keeper) -> show.Section:
+    """One scene with every method, and where the judged method looks, against the siblings too."""
+    rendered, (picture,) = _drawn([scene])
+    name = scene.name.replace(" ", "-")
+    keep(f"{name}.png", picture)
+    panel = keep(f"{name}-panel.png", compare(model, picture, METHODS, value=_VALUE).panel(tile=176, columns=5))
+    part = telling_part(scene.label)
+    siblings = [kind.name for kind in CLASSES if kind.family == CLASSES[scene.label].family and kind.name != scene.name]
+    plain = explain(model, picture, _JUDGED, value=_VALUE)
+    rather = explain(model, picture, _JUDGED, scene.name, against=siblings)
+    without = predictions(model, [scene, scene.without(part)])[:, scene.label].tolist()
+    row = [
+        show.Cell(picture, None, scene.name, f"said: {plain.prediction.label} ({plain.prediction.probability:.2f})"),
+        show.Cell(picture, plain.map.numpy(), f"why {scene.name}?", plain.method, group="why"),
+        show.Cell(
+            picture, rather.map.numpy(), "why not a sibling?", f"against {' and '.join(siblings)}", group="rather"
+        ),
+    ]
+    contrast = keep(f"{name}-siblings.png", show.panel([row], tile=176))
+    telling = rendered.parts[:, PARTS.index(part)]
+    text = (
+        f"The model says {plain.prediction.label} ({plain.prediction.probability:.2f}). "
+        f"What tells the family apart is the {part}: rendered again without, the probability falls from "
+        f"{without[0]:.2f} to {without[1]:.2f}. Of the picture that is {_of(telling.float().mean())}, of the positive "
+        f"part of the {plain.method} map {_of(_share([plain], telling))}, and of the map that says why it is not "
+        f"{' or '.join(siblings)}, {_of(_share([rather], telling))}."
+    )
+    return show.Section(f"Why a {scene.name}?", text, [(panel, "eight methods"), (contrast, "against its siblings")])
 
 
-def _fish() -> Image.Image:
-    image = _canvas((170, 222, 242), (28, 98, 150))
-    pen = ImageDraw.Draw(image)
-    pen.polygon(((360, 256), (470, 170), (470, 342)), fill=(240, 140, 30))
-    pen.ellipse((80, 160, 400, 350), fill=(250, 170, 50))
-    for x in (190, 260, 330):
-        pen.arc((x - 120, 170, x, 340), -70, 70, fill="white", width=14)
-    pen.ellipse((125, 215, 165, 255), fill="white")
-    pen.ellipse((135, 225, 155, 245), fill="black")
-    for i in range(5):
-        x, y, r = 60 + 14 * i, 120 - 24 * i, 8 + 2 * i
-        pen.ellipse((x - r, y - r, x + r, y + r), outline="white", width=4)
-    return image.resize((_SIZE, _SIZE), Image.Resampling.LANCZOS)
+def _story(honest: View, cheat: View, keep: Keeper) -> show.Section:
+    """The same marked scenes for both models: where they look, and who is misled by a false marker."""
+    drawn = World(n=160, start=300).batch()
+    drawn = drawn[torch.isin(drawn.label[:, 0], torch.tensor(BETRAYED))]
+    marked = unpack(betray(drawn[:_STORY]))
+    rendered, shown = _drawn(marked)
+    models = (honest, cheat)
+    found = [explain(model, shown, _JUDGED, value=_VALUE) for model in models]
+    on_marker, on_creature = ([_share(maps, mask) for maps in found] for mask in (rendered.marker, rendered.creature))
+    right = [
+        [_right(model, scenes) for scenes in (betray(drawn), betray(drawn, moved=True), drawn)] for model in models
+    ]
+    rows = []
+    for place, picture in enumerate(shown[:3]):
+        cells = [show.Cell(picture, None, marked[place].name, "the marker gives the class away")]
+        for model, maps in zip(models, found, strict=True):
+            said = f"said: {maps[place].prediction.label} ({maps[place].prediction.probability:.2f})"
+            cells.append(show.Cell(picture, maps[place].map.numpy(), model.name, said, group=model.name))
+        rows.append(cells)
+    panel = keep("shortcut.png", show.panel(rows, tile=192))
+    text = (
+        "The second model, world-shortcut, was trained where a sticker in a corner gives every other class away. On "
+        f"{len(drawn)} pictures with the sticker the two are right on {_of(right[0][0])} and {_of(right[1][0])}: "
+        f"nothing tells them apart. Their explanations do. On {len(marked)} of them the sticker, "
+        f"{_of(rendered.marker.float().mean())} of the picture, gets {_of(on_marker[1])} of the positive part of the "
+        f"cheat's {_JUDGED} map and {_of(on_marker[0])} of the honest model's, which spends {_of(on_creature[0])} on "
+        f"the creature (the cheat {_of(on_creature[1])}).\n\n"
+        "The proof: put the sticker of another class into the corner, and the honest model is right on "
+        f"{_of(right[0][1])} of the scenes, the cheat on {_of(right[1][1])}."
+    )
+    head = ["model", "map on the marker", "map on the creature", "right: true marker", "false marker", "no marker"]
+    lines = zip((model.name for model in models), on_marker, on_creature, right, strict=True)
+    table = [head, *([name, _of(mark), _of(body), *map(_of, shares)] for name, mark, body, shares in lines)]
+    return show.Section("The shortcut", text, [(panel, "the same pictures, two models")], table)
 
 
-def _owl() -> Image.Image:
-    image = _canvas((20, 24, 60), (70, 60, 110))
-    pen = ImageDraw.Draw(image)
-    for i in range(24):  # stars, at fixed places
-        x, y = int(512 * math.modf(i * 0.618)[0]), int(300 * math.modf(i * 0.414)[0])
-        pen.ellipse((x - 3, y - 3, x + 3, y + 3), fill=(250, 246, 210))
-    pen.polygon(((150, 170), (180, 90), (230, 140)), fill=(120, 80, 50))
-    pen.polygon(((362, 170), (332, 90), (282, 140)), fill=(120, 80, 50))
-    pen.ellipse((130, 120, 382, 450), fill=(140, 96, 60))
-    pen.ellipse((190, 270, 322, 440), fill=(206, 172, 128))
-    for x in (205, 307):
-        pen.ellipse((x - 58, 160, x + 58, 276), fill=(250, 240, 214))
-        pen.ellipse((x - 26, 192, x + 26, 244), fill=(24, 20, 20))
-    pen.polygon(((240, 250), (272, 250), (256, 296)), fill=(240, 170, 40))
-    pen.rectangle((90, 450, 430, 476), fill=(80, 54, 36))
-    return image.resize((_SIZE, _SIZE), Image.Resampling.LANCZOS)
+def _right(model: View, scenes: Batch) -> float:
+    return float((probabilities(model, scenes).argmax(dim=1).cpu() == scenes.label[:, 0]).float().mean())
+
+
+def _drawn(scenes: Sequence[Scene]) -> tuple[Rendered, list[Image.Image]]:
+    rendered = render(scenes)
+    return rendered, list(pictures(rendered.images))
+
+
+def _share(found: Sequence[Explanation], masks: Tensor) -> float:
+    """The mean share of the maps' positive part that lies on a mask, a patch counting as far as it is covered."""
+    maps = torch.stack([each.map for each in found]).clamp(min=0)
+    covered = F.adaptive_avg_pool2d(masks.float().unsqueeze(1), (maps.shape[1], maps.shape[2]))[:, 0]
+    return float(((maps * covered).sum(dim=(1, 2)) / maps.sum(dim=(1, 2)).clamp(min=1e-12)).mean())
+
+
+def _of(share: float | Tensor) -> str:
+    return f"{100 * float(share):.1f} %"

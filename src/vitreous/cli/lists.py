@@ -109,12 +109,11 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the report.")] = Path("demo"),
     quiet: options.Quiet = False,
 ) -> None:
-    """Explain sample pictures with a small, freshly initialised model; leaves pictures and a report."""
+    """Explain scenes of the bundled world and catch a model that cheats; leaves pictures and a report."""
     from vitreous.demo import write
 
     files = write(out, (lambda line: None) if quiet else options.say)
     if not quiet:
-        options.say("The model is freshly initialised: the maps show the machinery, not a trained eye.")
         options.say(f"{len(files)} files; open {files[-1]}")
 
 

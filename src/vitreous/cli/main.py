@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from vitreous import __version__
-from vitreous.cli import doctor, explain, lists, score, stats
+from vitreous.cli import doctor, explain, lists, score, stats, world
 from vitreous.errors import VitreousError, VitreousWarning, one_line
 
 __all__ = ["app", "main"]
@@ -34,6 +34,7 @@ app.command()(lists.cite)
 app.command()(lists.demo)
 app.command()(doctor.doctor)
 app.command()(stats.stats)
+app.add_typer(world.app, name="world")
 
 _ERRORS = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 

@@ -28,6 +28,7 @@ _BUILT_IN = {
     "timm": "vitreous.models.timm_adapter:ADAPTER",
     "hf": "vitreous.models.hf:ADAPTER",
     "torchvision": "vitreous.models.tv:ADAPTER",
+    "world": "vitreous.world.model:ADAPTER",
 }
 _added: list[Adapter] = []
 
@@ -47,7 +48,7 @@ class Adapter(Protocol):
     """What a family of models must offer."""
 
     prefix: str
-    """What stands before the slash in names such as ``timm/vit_base_patch16_224``."""
+    """What stands before the slash in names such as ``timm/vit_base_patch16_224``; names without one are whole."""
 
     def accepts(self, module: nn.Module) -> bool:
         """Whether this module belongs to the family."""
@@ -109,21 +110,28 @@ def load(
     dtype: str | torch.dtype | None = None,
     **options: Any,
 ) -> View:
-    """Build a model by name, such as ``timm/vit_base_patch16_224``, and look at it.
+    """Build a model by name, such as ``timm/vit_base_patch16_224`` or the bundled ``world``, and look at it.
 
     ``checkpoint``: a ``.safetensors`` or torch weight file; without one the hub's weights are fetched, unless
     ``pretrained=False``. ``num_classes``, ``img_size`` and ``labels`` fit a fine-tuned model. ``device`` may be
     ``"auto"``: a GPU where there is one. Other options go to the family's own constructor.
     """
     device, dtype = _device(device), _dtype(dtype)
-    prefix, slash, rest = name.partition("/")
-    by_prefix = {adapter.prefix: adapter for adapter in adapters()}
-    if not slash or prefix not in by_prefix:
-        suggestion = nearest(name, (info.name for info in models())) or f"; known: {', '.join(by_prefix)}/…"
-        raise ModelError(f"unknown model {name!r}{suggestion}")
-    adapter = by_prefix[prefix]
+    adapter, rest = _find(name)
     module = adapter.load(rest, **options)
     return view(module.to(device=device, dtype=dtype), name=name, labels=labels)
+
+
+def _find(name: str) -> tuple[Adapter, str]:
+    """Return the adapter of a model and what it calls it: the rest after its prefix, or the whole name."""
+    prefix, slash, rest = name.partition("/")
+    for adapter in adapters():
+        if slash and adapter.prefix == prefix:
+            return adapter, rest
+        if not slash and any(info.name == name for info in adapter.models() if "/" not in info.name):
+            return adapter, name
+    known = ", ".join(f"{adapter.prefix}/…" for adapter in adapters() if adapter.prefix != "world")
+    raise ModelError(f"unknown model {name!r}{nearest(name, (i.name for i in models())) or f'; known: world, {known}'}")
 
 
 def models() -> list[ModelInfo]:

@@ -1,0 +1,127 @@
+"""``vitreous world``: scenes with known answers, as files or as one contact sheet."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitreous.cli import options
+from vitreous.errors import VitreousError
+
+if TYPE_CHECKING:
+    from vitreous.world import Scene
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Scenes with known answers: draw them, look at them.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _world(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+class Kind(str, Enum):
+    """Which scenes."""
+
+    plain = "plain"
+    shortcut = "shortcut"
+    moved = "moved"
+    pairs = "pairs"
+    difficult = "difficult"
+    bare = "bare"
+
+
+_N = Annotated[int, typer.Option(help="How many scenes.")]
+_Size = Annotated[int, typer.Option(help="Side of a picture in pixels.")]
+_Start = Annotated[int, typer.Option(help="The first scene of the split.")]
+_Split = Annotated[str, typer.Option(help="train, val or test; they share no scene.")]
+_Kind = Annotated[
+    Kind,
+    typer.Option(
+        "--kind",
+        help="plain; shortcut (a marker betrays half of the classes) or moved (it lies); pairs of creatures; "
+        "difficult (easy to hard, in the order of the scenes); bare (parts removed at random).",
+    ),
+]
+
+
+@app.command()
+def render(
+    out: Annotated[Path, typer.Option(help="Folder for the pictures, the masks and scenes.json.", show_default=False)],
+    n: _N = 16,
+    size: _Size = 128,
+    start: _Start = 0,
+    split: _Split = "test",
+    kind: _Kind = Kind.plain,
+    overwrite: options.Overwrite = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write scenes: one PNG each, one mask each, and all of them as JSON."""
+    from vitreous.world.files import write
+
+    if out.exists() and not overwrite:
+        raise VitreousError(f"{out} is there already; choose another folder or give --overwrite")
+    files = write(_scenes(kind, n, start, split), out, size)
+    if not quiet:
+        options.say(f"{n} scenes in {out}, described in {files[-1]}")
+
+
+@app.command()
+def show(
+    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("world.png"),
+    n: _N = 64,
+    size: _Size = 128,
+    start: _Start = 0,
+    split: _Split = "test",
+    kind: _Kind = Kind.plain,
+    columns: Annotated[int, typer.Option(min=1, max=64, help="Scenes beside each other.")] = 8,
+    overwrite: options.Overwrite = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Make one contact sheet, each scene with the name of its class."""
+    from vitreous import show as pictures
+    from vitreous.world import render as rendered
+    from vitreous.world.files import pictures as drawn
+
+    if out.exists() and not overwrite:
+        raise VitreousError(f"{out} is there already; choose another name or give --overwrite")
+    scenes = _scenes(kind, n, start, split)
+    cells = [
+        pictures.Cell(picture, None, scene.name if scene.companion is None else f"{scene.name}, {scene.companion.name}")
+        for scene, picture in zip(scenes, drawn(rendered(scenes, size).images), strict=True)
+    ]
+    sheet = pictures.panel([cells[at : at + columns] for at in range(0, n, columns)], tile=max(96, size))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        sheet.save(out)
+    except (OSError, ValueError) as error:
+        raise VitreousError(f"could not write {out}: {error}") from None
+    if not quiet:
+        options.say(f"{n} scenes: {out}")
+
+
+def _scenes(kind: Kind, n: int, start: int, split: str) -> list[Scene]:
+    from vitreous import world
+
+    if n < 1:
+        raise VitreousError(f"n={n} must be at least 1")
+    found = world.World(split, n, start=start).batch()
+    if kind is Kind.shortcut or kind is Kind.moved:
+        found = world.betray(found, moved=kind is Kind.moved)
+    elif kind is Kind.pairs:
+        found = world.pair(found)
+    elif kind is Kind.bare:
+        found = world.remove_parts(found, whole_share=0.0)
+    elif kind is Kind.difficult:
+        steps = max(1, n - 1)
+        found = world.Batch.cat([world.difficult(found[at : at + 1], at / steps) for at in range(n)])
+    return world.unpack(found)

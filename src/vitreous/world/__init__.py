@@ -1,0 +1,42 @@
+"""A world with known answers: procedural scenes whose every part is known, and two models trained on them.
+
+``render(draw(seeds))`` gives pictures and masks, ``Scene.of(seed)`` a scene to change by hand, ``World`` a data set,
+and ``vitreous.load("world")`` the model that lives in it.
+"""
+
+from vitreous.world.batch import Batch, draw
+from vitreous.world.creatures import CLASSES, NAMES, PARTS, VARIANTS, Kind, telling_part
+from vitreous.world.render import Rendered, render
+from vitreous.world.scene import Creature, Ground, Light, Marker, Pose, Scene, Thing, pack, unpack
+from vitreous.world.sets import BETRAYED, Mosaics, World, betray, difficult, mosaics, pair, remove_parts, shrink
+
+__all__ = [
+    "Scene",
+    "Creature",
+    "Pose",
+    "Light",
+    "Ground",
+    "Thing",
+    "Marker",
+    "Batch",
+    "draw",
+    "pack",
+    "unpack",
+    "Rendered",
+    "render",
+    "World",
+    "Mosaics",
+    "mosaics",
+    "pair",
+    "difficult",
+    "betray",
+    "remove_parts",
+    "shrink",
+    "BETRAYED",
+    "CLASSES",
+    "NAMES",
+    "PARTS",
+    "VARIANTS",
+    "Kind",
+    "telling_part",
+]

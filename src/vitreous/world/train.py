@@ -1,0 +1,181 @@
+"""``python -m vitreous.world.train``: make the bundled models again, from a seed, rendering as they train."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from vitreous.errors import VitreousError
+from vitreous.world import exam
+from vitreous.world.batch import Batch, draw, usable
+from vitreous.world.creatures import PARTS, VARIANTS
+from vitreous.world.model import SIZE, build
+from vitreous.world.render import render
+from vitreous.world.sets import betray, mark_at_random, pair, remove_parts, seeds, shrink
+
+__all__ = ["Recipe", "train"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained; ``shortcut`` lets the marker betray half of the classes."""
+
+    shortcut: bool = False
+    steps: int = 1500
+    batch: int = 1024
+    lr: float = 1.2e-3
+    weight_decay: float = 0.05
+    warmup: int = 300
+    parts_loss: float = 0.5
+    average: float = 0.998
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("batch", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise VitreousError(f"{name}={getattr(self, name)} must be at least {least}")
+
+
+def train(
+    recipe: Recipe, device: torch.device, every: int = 250, look: int = 1000
+) -> tuple[nn.Module, list[dict[str, float]]]:
+    """Return the model (its weights averaged over the last steps) and the log of its training.
+
+    The log has the accuracy on ``look`` scenes of the validation split after ``every`` so many steps.
+
+    Every step sees new scenes, half of them with parts removed, so that removing a part later is nothing strange. The
+    loss is the cross-entropy of the class, and while training that of the five parts from the same token.
+    """
+    torch.manual_seed(recipe.seed)
+    model = build().to(device).train()
+    parts_head = nn.Linear(model.embed_dim, sum(len(VARIANTS[part]) + 1 for part in PARTS)).to(device)
+    average = get_ema_multi_avg_fn(recipe.average)  # type: ignore[no-untyped-call]
+    averaged = AveragedModel(model, multi_avg_fn=average)
+    optimiser = torch.optim.AdamW(_groups(model, parts_head, recipe), lr=recipe.lr, betas=(0.9, 0.98))
+    log, begun = [], time.perf_counter()
+    for step in range(recipe.steps):
+        for group in optimiser.param_groups:
+            group["lr"] = recipe.lr * _schedule(step, recipe)
+        scenes = _scenes(recipe, step, device)
+        images = render(scenes, SIZE).images * 2 - 1
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            token = model.forward_head(model.forward_features(images), pre_logits=True)
+            logits, variants = model.head(token).float(), parts_head(token).float()
+        loss = _class_loss(logits, scenes.label) + recipe.parts_loss * _parts_loss(variants, scenes)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        averaged.update_parameters(model)
+        if (step + 1) % every == 0 or step + 1 == recipe.steps:
+            right = exam.accuracy(averaged.module, look, "val", shortcut=recipe.shortcut)
+            seconds = time.perf_counter() - begun
+            log.append({"step": step + 1, "loss": round(loss.item(), 4), "val": right, "seconds": round(seconds, 1)})
+            _log.info("step %d: loss %.3f, val %.3f, %.0f s", step + 1, loss.item(), right, seconds)
+    return averaged.module.eval(), log
+
+
+def _scenes(recipe: Recipe, step: int, device: torch.device) -> Batch:
+    start = (recipe.seed * recipe.steps + step) * recipe.batch
+    scenes = remove_parts(shrink(draw(seeds("train", start, recipe.batch, device)), share=0.3))
+    return betray(scenes) if recipe.shortcut else mark_at_random(pair(scenes, share=0.2), share=0.3)
+
+
+def _class_loss(logits: Tensor, label: Tensor) -> Tensor:
+    """Cross-entropy; of two creatures each is half of the answer."""
+    first = F.cross_entropy(logits, label[:, 0], reduction="none")
+    second = F.cross_entropy(logits, label[:, 1].clamp(min=0), reduction="none")
+    return torch.where(label[:, 1] < 0, first, (first + second) / 2).mean()
+
+
+def _parts_loss(variants: Tensor, scenes: Batch) -> Tensor:
+    """Mean cross-entropy of the five parts, an absent one being a variant of its own; lonely creatures only."""
+    lonely = scenes.label[:, 1] < 0
+    losses = []
+    for scores, variant in zip(variants.chunk(len(PARTS), dim=1), scenes.parts[:, 0].unbind(1), strict=True):
+        absent = scores.shape[1] - 1
+        losses.append(F.cross_entropy(scores, torch.where(variant < 0, absent, variant), reduction="none"))
+    return (torch.stack(losses).mean(dim=0) * lonely).mean()
+
+
+def _schedule(step: int, recipe: Recipe) -> float:
+    """Linear warm-up, then half a cosine down to zero."""
+    if step < recipe.warmup:
+        return (step + 1) / recipe.warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)))
+
+
+def _groups(model: nn.Module, head: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Matrices decay; vectors, position and class token do not."""
+    decays = [p for n, p in model.named_parameters() if p.ndim > 1 and "pos" not in n and "token" not in n]
+    chosen = {id(p) for p in decays}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    return [
+        {"params": decays, "weight_decay": recipe.weight_decay},
+        {"params": [*rest, *head.parameters()], "weight_decay": 0.0},
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, examine and write both models, or one."""
+    parser = argparse.ArgumentParser(prog="python -m vitreous.world.train", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("weights"), help="folder for weights and training.json")
+    parser.add_argument("--only", choices=("world", "world-shortcut"), help="one model instead of both")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="instead of 1500, and 900 with the shortcut")
+    parser.add_argument("--batch", type=int, default=Recipe.batch)
+    parser.add_argument("--exam", type=int, default=2000, help="scenes of the exam at the end; 2000 for the card")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        _train(given, usable(given.device))
+    except (VitreousError, OSError) as error:
+        parser.error(str(error))
+
+
+def _train(given: argparse.Namespace, device: torch.device) -> None:
+    exam.enough(given.exam)
+    if device.type == "cpu":
+        _log.warning("training on a CPU takes days; --steps and --batch make it short, and the model poor")
+    else:
+        torch.set_float32_matmul_precision("high")
+    given.out.mkdir(parents=True, exist_ok=True)
+    record_file = given.out / "training.json"
+    record: dict[str, Any] = json.loads(record_file.read_text(encoding="utf-8")) if record_file.exists() else {}
+    for name, shortcut, steps in (("world", False, 1500), ("world-shortcut", True, 900)):
+        if given.only in (None, name):
+            recipe = Recipe(shortcut, steps if given.steps is None else given.steps, given.batch, seed=given.seed)
+            model, log = train(recipe, device, look=min(1000, given.exam))
+            tensors = {key: value.half().contiguous() for key, value in model.state_dict().items()}
+            save_file({key: value.cpu() for key, value in tensors.items()}, given.out / f"{name}.safetensors")
+            model.load_state_dict({key: value.float() for key, value in tensors.items()})
+            where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+            made = {"torch": torch.__version__, "device": where}
+            record[name] = {
+                "recipe": asdict(recipe),
+                "made with": made,
+                "log": log,
+                "exam": exam.examine(model, given.exam),
+            }
+            _log.info("%s: %s", name, json.dumps(record[name]["exam"], indent=1))
+            record_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
