@@ -17,7 +17,7 @@ from vitreous.methods.token_gradient import InputXGradient
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, whole
 
-__all__ = ["CAT", "Plus", "SkipPlus", "Smooth"]
+__all__ = ["CAT", "LogProb", "Plus", "SkipPlus", "Smooth"]
 
 
 class LayerSum(Method):
@@ -193,3 +193,39 @@ class Smooth(Method):
             maps.append(found.reshape(len(inputs), copies, *found.shape[1:]))
         every = torch.cat(maps, dim=1)
         return Answer(every.mean(dim=1), {"deviation": every.std(dim=1, correction=0)})
+
+
+@register("logprob", family="combinator", cost_note="base")
+@dataclass(frozen=True)
+class LogProb(Method):
+    """A base method for the log-probability of the class, whatever value was asked for.
+
+    ``log p_c = y_c - log sum_k exp y_k``: what speaks for the class rather than for its rivals, each weighed by its
+    probability. What all classes gain alike, a logit keeps and this does not.
+    """
+
+    base: Method
+
+    @property
+    def grid(self) -> str:  # type: ignore[override]
+        return self.base.grid
+
+    @property
+    def class_specific(self) -> bool:
+        return self.base.class_specific
+
+    @property
+    def value(self) -> str:
+        return "logprob"
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        return self.base.cost
+
+    def forwards(self, view: View) -> float:
+        return self.base.forwards(view)
+
+    def compute(self, session: Session) -> Answer:
+        own = session.of_value("logprob")
+        own.prepare(self.base.asks(own.view))
+        return self.base.compute(own)

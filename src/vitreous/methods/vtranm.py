@@ -132,8 +132,8 @@ class VTranM(Method):
             check_choice("value", self.value, VALUES)
 
     def compute(self, session: Session) -> Answer:
-        if self.value not in (None, session.target.value):
-            session = session.fork(session.inputs, value=self.value)
+        if self.value is not None:
+            session = session.of_value(self.value)
         trace = session.trace(self._pass(session.view))
         return Answer(self._map(trace), self._extras(trace))
 

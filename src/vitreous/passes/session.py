@@ -24,7 +24,8 @@ class Session:
     """Answers the passes of any number of methods over the same inputs and target.
 
     ``prepare`` runs what several methods will ask for, merged; ``trace`` returns an answer, running the pass only if no
-    earlier one covers it. ``fork`` opens a session on other inputs (noisy copies, a sub-network) with the class fixed.
+    earlier one covers it. ``fork`` opens a session on other inputs (noisy copies, a sub-network) with the class fixed,
+    ``of_value`` one on the same inputs for another value of the class.
     ``tick`` is told how many inputs have just been run, forks included.
     """
 
@@ -44,6 +45,7 @@ class Session:
         self._target = target
         self._origin, self._place = self.inputs, ""  # what random draws follow
         self._traces: list[tuple[str, Trace]] = []
+        self._valued: dict[str, Session] = {}
 
     def prepare(self, passes: Iterable[Pass]) -> None:
         """Run all of these passes now, equal ones once."""
@@ -64,6 +66,9 @@ class Session:
     def logits(self) -> Tensor:
         """The logits of the inputs; a bare forward only if no pass has run yet."""
         if not self._traces:
+            known = next((each for each in self._valued.values() if each._traces), None)
+            if known is not None:
+                return known.logits
             self._run(Pass())
         return self._traces[0][1].logits
 
@@ -83,17 +88,29 @@ class Session:
         """The target as it was given; its classes may not be known yet, and no pass is run to learn them."""
         return self._target
 
-    def fork(self, inputs: Tensor, view: View | None = None, repeat: int = 1, value: str | None = None) -> Session:
-        """Open a session on other inputs, ``repeat`` of them for each of these, explaining the same classes.
-
-        ``value`` is the value of the class to explain, where it shall be another.
-        """
-        target = self.target.repeat(repeat)
-        target = target if value is None else replace(target, value=value)
-        forked = Session(view or self.view, inputs, target, self.seed, self.batch, self.memory, self.tick)
+    def fork(self, inputs: Tensor, view: View | None = None, repeat: int = 1) -> Session:
+        """Open a session on other inputs, ``repeat`` of them for each of these, explaining the same classes."""
+        forked = self._like(inputs, self.target.repeat(repeat), view)
         if isinstance(view, SubView) and repeat == 1:  # tokens of the same images, which rounding may change
             forked._origin, forked._place = self._origin, f"{self._place}[{view.first}]"
         return forked
+
+    def of_value(self, value: str) -> Session:
+        """Return the session that explains another value of the same classes; methods that ask for it share it."""
+        target = self._explained()
+        if target.function is not None or target.value == value:
+            return self
+        if value not in self._valued:
+            self._valued[value] = self._like(self.inputs, replace(target, value=value))
+            self._valued[value]._origin, self._valued[value]._place = self._origin, self._place
+        return self._valued[value]
+
+    def _explained(self) -> Target:
+        """The target without a pass to learn its classes, where that can be."""
+        return self._target
+
+    def _like(self, inputs: Tensor, target: Target, view: View | None = None) -> Session:
+        return Session(view or self.view, inputs, target, self.seed, self.batch, self.memory, self.tick)
 
     def generator(self, index: int, purpose: str) -> torch.Generator:
         """Return the random numbers of one image for one purpose, the same wherever the image stands in a batch."""
