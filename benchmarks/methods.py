@@ -1,0 +1,284 @@
+"""What the five systems cost: time over bare forwards of the same model, and peak memory on a GPU.
+
+Run ``python benchmarks/methods.py --quick`` on a CPU, ``python benchmarks/methods.py --device cuda`` on a GPU. Weights
+and images are random. Every figure is a ratio of medians, all works of a part interleaved round by round; a forward is
+the naked model without gradients, its attention fused. Two figures have yardsticks of their own: CoIBA is held against
+one forward of every image and nine forwards and backwards of ten replicas from the first bottleneck on, TIS against
+forwards of as many different samples as it runs, at their length, embedded once; both in the same inner batches, with
+nothing damped, clustered or picked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor
+
+import vitreous as vt
+from vitreous.methods import answer
+from vitreous.passes import Session, Target
+
+PARTS = ("skipplus", "vtranm", "var", "plus", "coiba", "tis", "memory")
+LAYERED = ("ixg", "decompx", "generic", "gradcam", "attin", "globenc", "alti", "fullgrad", "fullgrad_plus")
+CLASSES = (3, 6)
+MEMORY = (  # model, method, most GB, for a batch of 8
+    ("vit_base_patch8_224", "skipplus(decompx)", 8.0),
+    ("vit_base_patch16_224", "globenc", 6.0),
+    ("vit_base_patch16_224", "alti", 6.0),
+)
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure and the most it may be; without a limit it is there for information."""
+
+    what: str
+    figure: float
+    unit: str
+    limit: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        if self.limit is None:
+            return ""
+        return "ok" if self.figure <= self.limit else "MISSED"
+
+    def __str__(self) -> str:
+        limit = "" if self.limit is None else f"at most {self.limit:g}"
+        return f"{self.what:68s} {self.figure:8.2f} {self.unit:12s} {limit:14s} {self.verdict}"
+
+
+def race(works: dict[str, Work], rounds: int, device: str) -> dict[str, float]:
+    """Return the median seconds of every work; the first turn warms up, and every other one goes backwards."""
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(rounds + 1):
+        for name in list(works)[:: 1 if turn % 2 else -1]:
+            taken = timed(works[name], device)
+            if turn:
+                seconds[name].append(taken)
+    return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def timed(work: Work, device: str) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def built(name: str, device: str) -> vt.View:
+    model = timm.create_model(name, pretrained=False).eval().to(device).requires_grad_(False)
+    return vt.view(model)
+
+
+def noise(view: vt.View, count: int) -> Tensor:
+    drawn = torch.randn(count, 3, *view.preprocess.size, generator=torch.Generator().manual_seed(0))
+    return view.cast(drawn)
+
+
+def forward(view: vt.View, images: Tensor) -> None:
+    with torch.no_grad():
+        view.model(images)
+
+
+def explain(
+    view: vt.View, images: Tensor, how: str | vt.Method, batch: int, tick: Callable[[int], None] | None = None
+) -> None:
+    session = Session(view, images, Target.of(view, len(images)), batch=batch, tick=tick)
+    answer(session, [vt.method(how)])
+
+
+# -- one pass or a few: skipplus, vtranm, var, plus ---------------------------------------------------------
+
+
+def lowest(name: str) -> vt.Method:
+    """Return a base as the sum of ``plus`` begins with it: reading block 0, where its default reads the last."""
+    base = vt.method(name)
+    if getattr(base, "layer", 0) == 0:
+        return base
+    return replace(base, layer=0, **({"site": "input"} if hasattr(base, "site") else {}))
+
+
+def few_passes(view: vt.View, images: Tensor, parts: set[str], rounds: int, device: str) -> Iterator[Line]:
+    """Everything that takes a few passes, in one race with the forward."""
+    names: list[str] = ["skipplus(decompx)"] if "skipplus" in parts else []
+    names += ["vtranm"] if "vtranm" in parts else []
+    var = {(base, k): f"var({base}, classes=top:{k - 1})" for base in ("generic", "ixg") for k in CLASSES}
+    names += var.values() if "var" in parts else ()
+    pairs = {name: (vt.method(name).spelling, lowest(name).spelling) for name in LAYERED}
+    if "plus" in parts:
+        names += [each for name, pair in pairs.items() for each in (*pair, f"plus({name})")]
+    if not names:
+        return
+    works: dict[str, Work] = {"forward": partial(forward, view, images)}
+    works |= {name: partial(explain, view, images, name, len(images)) for name in dict.fromkeys(names)}
+    found = race(works, rounds, device)
+    for name, limit in (("skipplus(decompx)", 4.0), ("vtranm", 5.0)):
+        if name in found:
+            yield Line(name, found[name] / found["forward"], "forwards", limit)
+    for (base, k), name in var.items() if "var" in parts else ():
+        yield Line(f"var({base}) over {k} classes", found[name] / found["forward"], "forwards", 1 + 2.2 * k)
+    for name, (usual, same) in pairs.items() if "plus" in parts else ():
+        plus = found[f"plus({name})"]
+        yield Line(f"plus({name}) over {same}", plus / found[same], "x", 1.1)
+        if usual != same:  # it reads the last block alone, and its backward ends there
+            yield Line(f"plus({name}) over {usual}", plus / found[usual], "x")
+
+
+# -- CoIBA and TIS --------------------------------------------------------------------------------------------
+
+
+def bare_coiba(view: vt.View, images: Tensor, how: Any, part: int) -> None:
+    """The passes alone."""
+    start = how.layers(view)[0]
+    with torch.no_grad():
+        tokens = view.run(view.embed(images), 0, start)
+        view.finish(view.run(tokens, start))
+    replicas = tokens.repeat_interleave(how.samples, dim=0)
+    for _ in range(how.updates):
+        for first in range(0, len(replicas), part):
+            leaf = replicas[first : first + part].detach().requires_grad_()
+            logits = view.finish(view.run(leaf, start))
+            torch.autograd.grad(logits[:, 0].sum(), leaf)
+
+
+def coiba(view: vt.View, images: Tensor, rounds: int, device: str) -> Iterator[Line]:
+    how: Any = vt.method("coiba")
+    fits = Session(view, images, Target.of(view, len(images))).batch
+    part = max(how.samples, min(fits, len(images) * how.samples) // how.samples * how.samples)
+    works: dict[str, Work] = {
+        "forward": partial(forward, view, images),
+        "bare": partial(bare_coiba, view, images, how, part),
+        "coiba": partial(explain, view, images, how, part),
+    }
+    found = race(works, rounds, device)
+    note = f"{len(images)} image{'s' * (len(images) > 1)}, {part} replicas at once"
+    yield Line(f"coiba, {note}", found["coiba"] / found["forward"], "forwards", 150.0)
+    limit = 1.3 if device != "cpu" else None  # promised for a GPU and 32 images
+    yield Line("coiba over its bare passes", found["coiba"] / found["bare"], "x", limit)
+
+
+def bare_tis(view: vt.View, images: Tensor, samples: int, kept: int, part: int, half: bool) -> None:
+    """As many samples of ``kept`` patches, from block 0 on."""
+    with view.evaluating(), torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=half):
+        rows = torch.arange(min(part, samples), device=images.device) % len(images)
+        tokens = view.embed(images)[:, : view.prefix + kept][rows]
+        keep = torch.arange(kept, device=images.device).expand(len(rows), -1)
+        for start in range(0, samples, part):
+            count = min(part, samples - start)
+            view.finish(view.run(tokens[:count], keep=keep[:count]))
+
+
+def tis(view: vt.View, images: Tensor, masks: int, rounds: int, device: str) -> Iterator[Line]:
+    part = Session(view, images, Target.of(view, len(images))).batch
+    kept = math.prod(view.grid(images)) // 2
+    ways = {"float32": False} if device == "cpu" else {"float32": False, "half": True}
+    works: dict[str, Work] = {"forward": partial(forward, view, images)}
+    counts = {}
+    for name, half in ways.items():
+        how = f"tis(masks={masks}, half={str(half).lower()})"
+        run: list[int] = []
+        explain(view, images, how, part, run.append)
+        counts[name] = sum(run) - len(images)  # one forward of every image is no sample
+        works[f"bare {name}"] = partial(bare_tis, view, images, counts[name], kept, part, half)
+        works[name] = partial(explain, view, images, how, part)
+    found = race(works, rounds, device)
+    for name in ways:
+        note = f"{name}, {len(images)} x {counts[name] / len(images):.0f} samples, {part} at once"
+        yield Line(f"tis over its bare forwards ({note})", found[name] / found[f"bare {name}"], "x", 1.3)
+        yield Line(f"tis, {name}", found[name] / found["forward"], "forwards")
+
+
+# -- memory ---------------------------------------------------------------------------------------------------
+
+
+def memory(batch: int = 8) -> Iterator[Line]:
+    views: dict[str, vt.View] = {}
+    for model, name, limit in MEMORY:
+        if model not in views:
+            views.clear()  # one model at a time, and only its own weights count
+            torch.cuda.empty_cache()
+            views[model] = built(model, "cuda")
+        view = views[model]
+        images = noise(view, batch)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        explain(view, images, name, batch)
+        torch.cuda.synchronize()
+        yield Line(f"{name}, {model}, batch {batch}", torch.cuda.max_memory_allocated() / 1e9, "GB", limit)
+
+
+def lines(options: argparse.Namespace) -> Iterator[Line]:
+    parts, device = set(options.only), options.device
+    if device != "cpu" and "memory" in parts:
+        yield from memory()  # first: nothing else lies about
+        torch.cuda.empty_cache()
+    view = built(options.model, device)
+    yield from few_passes(view, noise(view, options.batch), parts, options.rounds, device)
+    slow = max(1, options.rounds // 2)
+    if "coiba" in parts:
+        yield from coiba(view, noise(view, options.coiba), slow, device)
+    if "tis" in parts:
+        yield from tis(view, noise(view, options.tis), options.masks, slow, device)
+
+
+def understood() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", help="vit_small_patch16_224 on a CPU, vit_base_patch16_224 on a GPU")
+    parser.add_argument("--batch", type=int, help="images of whatever takes a few passes; 8 on a CPU, 32 on a GPU")
+    parser.add_argument("--coiba", type=int, help="images of CoIBA; 2 on a CPU, 32 on a GPU")
+    parser.add_argument("--tis", type=int, help="images of TIS; 1 on a CPU, 4 on a GPU")
+    parser.add_argument("--masks", type=int, help="samples of TIS; 1024")
+    parser.add_argument("--rounds", type=int, help="5; CoIBA and TIS take half as many")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help="batches of 2, 1 image and 128 samples, 3 rounds")
+    parser.add_argument("--json", type=Path, help="write the figures as JSON")
+    given = parser.parse_args()
+    cpu = given.device == "cpu"
+    usual = {"batch": 8 if cpu else 32, "coiba": 2 if cpu else 32, "tis": 1 if cpu else 4, "masks": 1024, "rounds": 5}
+    quick = {"batch": 2, "coiba": 1, "tis": 1, "masks": 128, "rounds": 3}
+    for name, value in (quick if given.quick else usual).items():
+        setattr(given, name, getattr(given, name) or value)
+    given.model = given.model or ("vit_small_patch16_224" if cpu else "vit_base_patch16_224")
+    return given
+
+
+def main() -> None:
+    options = understood()
+    warnings.simplefilter("ignore", vt.VitreousWarning)  # random weights explain nothing, and alti says so
+    where = torch.cuda.get_device_name() if options.device != "cpu" else f"{torch.get_num_threads()} threads"
+    print(f"{options.model}, batch {options.batch}, float32 on {options.device} ({where}), torch {torch.__version__}")
+    began, found = time.perf_counter(), []
+    for line in lines(options):
+        found.append(line)
+        print(line, flush=True)
+        if options.json:
+            plain = {**vars(options), "json": None, "where": where, "torch": torch.__version__}
+            rows = [{**asdict(each), "verdict": each.verdict} for each in found]
+            options.json.write_text(json.dumps({"options": plain, "lines": rows}, indent=1) + "\n")
+    if options.device == "cpu" and "memory" in options.only:
+        print("memory is measured on a GPU only")
+    missed = sum(line.verdict == "MISSED" for line in found)
+    print(f"{missed} of {sum(line.limit is not None for line in found)} limits missed", end="; ")
+    print(f"{time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

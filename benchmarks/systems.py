@@ -1,0 +1,313 @@
+"""Are the five systems any good? Real photographs, one table after the other, and the world whose answers are known.
+
+Run ``python benchmarks/systems.py --data FOLDER --device cuda --images 1000 --out table.json``. The folder has
+``imagenet-val-1k/`` and ``imagenet-val-1k.json`` (per image ``file``, ``label`` and ``boxes`` as fractions) and
+DeiT-Tiny's weights. Each option that counts images switches a part off with 0:
+
+``--slow-images``  systems, candidates for the default and yardsticks, judged on the same images; gains are paired
+``--images``       the same without what takes more than a few passes, on all of the images there shall be
+``--seeds``        rank correlation of the maps of two seeds, for the systems that draw
+``--boxes``        of the top fifth of the patches, the share inside the box over that of all patches; random is 1
+``--world``        the same on the bundled world, for the creature and for the part that tells its class
+``--all``, ``--expensive``   every method of the registry that takes a few passes, and those that take many
+
+A method is a spelling, with ``:logprob`` or ``:prob`` behind it where it shall explain that instead of the logit. On a
+GPU, states are scored in float16 (audited) and TIS scores its samples so too. The file is written after every part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from known import Explain, Photos, boxes, read_photos, seeds, world
+from torch import Tensor
+
+import vitreous as vt
+from vitreous.metrics import intervals
+from vitreous.passes import VALUES
+
+PRED = "explain=pred, score=pred"
+METRICS = {
+    "insdel": f"insdel@coiba({PRED})",
+    "insertion": f"insertion@coiba({PRED})",
+    "deletion": f"deletion@coiba({PRED})",
+    "token del AOPC": f"token_deletion_aopc@skipplus({PRED})",
+    "token ins AOPC": f"token_insertion_aopc@skipplus({PRED})",
+    "token del acc": f"token_deletion_accuracy@skipplus({PRED})",
+    "token ins acc": f"token_insertion_accuracy@skipplus({PRED})",
+}
+SYSTEMS = ("coiba", "tis", "skipplus(decompx)", "var(skipplus(decompx))", "vtranm")
+CANDIDATES = (
+    "decompx:logprob",
+    "plus(decompx)",
+    "plus(decompx):logprob",
+    "skipplus(decompx):logprob",
+    "plus(ixg):logprob",
+    "generic:logprob",
+    "consensus(plus(decompx), generic):logprob",
+    "consensus(plus(decompx), vtranm):logprob",
+)
+RIVALS = ("generic", "rollout", "random")
+BASES = {
+    "plus": "plus(decompx)",
+    "skipplus": "skipplus(decompx)",
+    "smooth": "smooth(generic)",
+    "var": "var(skipplus(decompx))",
+}
+"""What combinators are judged with; the others take ``plus(decompx)`` and, if they need two, ``generic``."""
+STABLE = {"coiba": 0.9, "tis": 0.95}
+"""The least rank correlation of two seeds."""
+MANY = 10  # forwards from which on a method counts as expensive
+WEIGHTS = "deit_tiny_patch16_224.fp16.safetensors"
+
+
+class How(NamedTuple):
+    """A method and the value of the class that it explains."""
+
+    method: vt.Method
+    value: str = "logit"
+
+    @classmethod
+    def of(cls, text: str, device: str) -> How:
+        spelling, colon, value = text.rpartition(":")
+        valued = bool(colon) and value in VALUES  # there are colons in spellings too
+        method = vt.method(spelling if valued else text)
+        if method.info.name == "tis" and device != "cpu":
+            method = replace(method, half=True)  # type: ignore[call-arg, type-var]
+        return cls(method, value if valued else "logit")
+
+    def maps(self, view: vt.View, inputs: Tensor, classes: Tensor, seed: int = 0) -> Tensor:
+        asked: dict[str, Any] = {"value": self.value, "grid": "token", "seed": seed}
+        return self.method.attribute(view, inputs, classes.tolist(), **asked)
+
+
+# -- judging --------------------------------------------------------------------------------------------------
+
+
+def judged(view: vt.View, photos: Photos, hows: Mapping[str, How], precision: str, batch: int) -> vt.Table:
+    """Return one table of all methods, each with a value of its own: one evaluation per value, put together."""
+    tables = {}
+    for value in dict.fromkeys(how.value for how in hows.values()):
+        tables[value] = vt.evaluate(
+            view,
+            photos.inputs,
+            {name: how.method for name, how in hows.items() if how.value == value},
+            list(METRICS.values()),
+            labels=photos.labels.tolist(),
+            baselines=False,
+            value=value,
+            precision=precision,
+            batch=batch,
+        )
+    some = next(iter(tables.values()))
+    return replace(
+        some,
+        methods=tuple(hows),
+        metrics=tuple(METRICS),
+        scores={(n, m): tables[h.value][n, long] for n, h in hows.items() for m, long in METRICS.items()},
+        higher_is_better={short: some.higher_is_better[long] for short, long in METRICS.items()},
+        degenerate={name: tables[how.value].degenerate[name] for name, how in hows.items()},
+        plan={"by value": {value: table.plan for value, table in tables.items()}},
+    )
+
+
+def gains(table: vt.Table, methods: Iterable[str], rivals: Iterable[str]) -> dict[str, Any]:
+    """Return by how much each method is better than each rival, image by image; above zero is better in all metrics."""
+    cells = [(m, r, c) for m in methods for r in rivals if m != r and r in table.methods for c in table.metrics]
+    sign = {metric: 1 if up else -1 for metric, up in table.higher_is_better.items()}
+    apart = [sign[metric] * (table[one, metric] - table[other, metric]) for one, other, metric in cells]
+    if not apart:
+        return {}
+    found: dict[str, Any] = {}
+    for (one, other, metric), each, (low, high) in zip(cells, apart, intervals(np.stack(apart, axis=1)), strict=True):
+        verdict = "better" if low > 0 else "worse" if high < 0 else "open"
+        figure = {"mean": float(np.nanmean(each)), "low": low, "high": high, "verdict": verdict}
+        found.setdefault(one, {}).setdefault(other, {})[metric] = figure
+    return found
+
+
+def told(table: vt.Table, hows: Mapping[str, How]) -> dict[str, Any]:
+    """Return a table as plain data, without the scores of single images."""
+    plan = table.plan["by value"]
+    return {
+        "images": len(table.images),
+        "metrics": METRICS,
+        "methods": {
+            name: {
+                "spelling": how.method.spelling,
+                "value": how.method.value or how.value,
+                "degenerate": dict(table.degenerate[name]),
+                "scores": {
+                    m: {"mean": table.mean(name, m), "interval": list(table.interval(name, m))} for m in table.metrics
+                },
+            }
+            for name, how in hows.items()
+        },
+        "gains": gains(table, table.methods, RIVALS),
+        "audit": {value: each["audit"] for value, each in plan.items()},
+        "seconds": {value: each["seconds"] for value, each in plan.items()},
+    }
+
+
+def print_gains(found: Mapping[str, Any]) -> None:
+    """Print gains; a sign behind the interval says that zero is outside."""
+    if not found:
+        return
+    marks = {"better": "+", "worse": "-", "open": " "}
+    print(f"{'gain over':24s}" + "".join(f"{metric:>29s}" for metric in METRICS))
+    for method, rivals in found.items():
+        print(method)
+        for rival, cells in rivals.items():
+            texts = [
+                f"{c['mean']:+.3f} [{c['low']:+.3f}, {c['high']:+.3f}] {marks[c['verdict']]}" for c in cells.values()
+            ]
+            print(f"  {rival:22s}" + "".join(f"{text:>29s}" for text in texts))
+
+
+def everything(device: str) -> dict[str, How]:
+    """Return every method of the registry, combinators with a base."""
+    found = {}
+    for info in vt.methods():
+        if info.refuses or info.name == "attention_flow":  # which takes minutes for an image
+            continue
+        bases = ", ".join(("plus(decompx)", "generic")[: info.bases])
+        how = How.of(BASES.get(info.name, f"{info.name}({bases})"), device)
+        found[how.method.spelling] = how
+    return found
+
+
+def working(view: vt.View, image: Tensor, hows: Mapping[str, How]) -> dict[str, How]:
+    """Return the methods that work on this model, and say why the others do not."""
+    found = {}
+    for name, how in hows.items():
+        try:
+            how.maps(view, image, view.logits(image).argmax(dim=1))
+            found[name] = how
+        except vt.VitreousError as error:
+            print(f"  {name} is left out: {error}")
+    return found
+
+
+# -- all of it ------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """Runs the parts one after the other and writes down what each found."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.given, self.device, self.began = options, options.device, time.perf_counter()
+        self.precision = options.precision or ("float32" if self.device == "cpu" else "float16")
+        self.batch = options.batch or (16 if self.device == "cpu" else 1024)
+        plain = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+        self.record: dict[str, Any] = {"options": plain, "torch": torch.__version__}
+        self.systems = {text: How.of(text, self.device) for text in options.methods}
+        self.candidates = {text: How.of(text, self.device) for text in options.candidates}
+        self.rivals = {text: How.of(text, self.device) for text in (*RIVALS, "centre", "edges")}
+
+    def say(self, text: str) -> None:
+        print(f"[{time.perf_counter() - self.began:6.1f} s] {text}", flush=True)
+
+    def keep(self, part: str, found: Mapping[str, Any]) -> None:
+        self.record[part] = found
+        if self.given.out:
+            self.given.out.write_text(json.dumps(self.record, indent=1) + "\n")
+        self.say(f"{part}: done")
+
+    def table(self, part: str, photos: Photos, hows: Mapping[str, How], compared: Iterable[str]) -> None:
+        self.say(f"{part}: {len(hows)} methods on {len(photos)} images")
+        found = judged(self.view, photos, hows, self.precision, self.batch)
+        summary = told(found, hows)
+        print(found)
+        print_gains({name: each for name, each in summary["gains"].items() if name in set(compared)})
+        self.keep(part, summary)
+
+    def run(self) -> None:
+        given = self.given
+        self.view = vt.load("timm/deit_tiny_patch16_224", checkpoint=given.data / WEIGHTS, device=self.device)
+        self.view.model.requires_grad_(False)
+        slow = min(given.slow_images, given.images)
+        every = read_photos(self.view, given.data, max(given.images, slow + given.statistics), self.batch)
+        photos = every[: given.images]
+        right = (photos.predicted == photos.labels).float().mean().item()
+        self.say(f"{len(photos)} photographs, {right:.1%} of them classified correctly")
+        self.with_statistics(every[slow : slow + given.statistics])
+        everyone = {**self.systems, **self.candidates, **self.rivals}
+        explain: dict[str, Explain] = {name: how.maps for name, how in everyone.items()}
+        compared = {**self.systems, **self.candidates}
+        if slow:
+            self.table("systems", photos[:slow], everyone, compared)
+        if len(photos) > slow:
+            few = {n: h for n, h in everyone.items() if self.forwards(h) < MANY and n not in self.informed}
+            self.table("more images", photos, few, compared)
+        if given.seeds:
+            self.say(f"seeds: rank correlation of two, on {len(photos[: given.seeds])} images")
+            least = {n: STABLE[h.method.info.name] for n, h in self.systems.items() if h.method.info.name in STABLE}
+            self.keep("seeds", seeds(self.view, photos[: given.seeds], explain, least))
+        if given.boxes:
+            self.say("boxes: share of the top fifth inside over that of all patches")
+            self.keep("boxes", boxes(self.view, photos, given.boxes, explain, self.systems))
+        if given.world:
+            self.say("world: the same for the creature and for its telling part")
+            known = {name: each for name, each in explain.items() if name not in self.informed}
+            self.keep("world", world(given.world, known, self.device))
+        if given.all or given.expensive:
+            self.registry(photos)
+
+    def forwards(self, how: How) -> float:
+        return how.method.forwards(self.view)
+
+    def with_statistics(self, others: Photos) -> None:
+        """Add CoIBA with statistics of photographs that are not among those of the first table."""
+        self.informed: set[str] = set()
+        if len(others) < 2:
+            return
+        usual = vt.statistics(self.view, others.inputs)
+        for name, how in list(self.systems.items()):
+            if how.method.info.name == "coiba":
+                told = f"{name}, {len(others)} images"
+                method = replace(how.method, stats=usual)  # type: ignore[call-arg, type-var]
+                self.systems[told] = How(method, how.value)
+                self.informed.add(told)
+        self.say(f"statistics of {len(others)} other images")
+
+    def registry(self, photos: Photos) -> None:
+        every, given = everything(self.device), self.given
+        dear = {name: how for name, how in every.items() if self.forwards(how) >= MANY}
+        few = {name: how for name, how in every.items() if name not in dear}
+        if given.all:
+            self.table("every method", photos[: given.all], working(self.view, photos.inputs[:1], few), ())
+        if given.expensive:
+            hows = {**working(self.view, photos.inputs[:1], dear), **self.rivals}
+            self.table("expensive methods", photos[: given.expensive], hows, dear)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--slow-images", type=int, default=300)
+    parser.add_argument("--statistics", type=int, default=200, help="other images, for CoIBA's noise")
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--boxes", type=int, default=100)
+    parser.add_argument("--world", type=int, default=0)
+    parser.add_argument("--all", type=int, default=0)
+    parser.add_argument("--expensive", type=int, default=0)
+    parser.add_argument("--methods", nargs="+", default=list(SYSTEMS), help="the systems")
+    parser.add_argument("--candidates", nargs="*", default=list(CANDIDATES), help="for the default")
+    parser.add_argument("--precision", help="float32 on a CPU, float16 on a GPU")
+    parser.add_argument("--batch", type=int, help="states at once; 16 on a CPU, 1024 on a GPU")
+    parser.add_argument("--out", type=Path, help="write what was found as JSON")
+    Bench(parser.parse_args()).run()
+
+
+if __name__ == "__main__":
+    main()
