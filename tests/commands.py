@@ -15,13 +15,15 @@ from PIL import Image
 
 from vitreous.cli import main
 
-__all__ = ["FILES", "MODEL", "Result", "photographs", "run", "tree"]
+__all__ = ["FILES", "MODEL", "WITH_LAYERS", "Result", "photographs", "run", "tree"]
 
 NAME = "timm/test_vit"
 MODEL = ("--model", NAME, "--no-pretrained", "--img-size", "32", "--device", "cpu")
 """timm's own toy: six blocks of width 64, a thousand classes."""
 FILES = {"map.npy", "heatmap.png", "overlay.png", "image.png", "manifest.json"}
 """What one explanation leaves in its folder."""
+WITH_LAYERS = FILES | {"extras.npz"}
+"""The same where the method gives its layers too, as the default does."""
 
 
 class Result(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import vitreous as vt
-from commands import FILES, MODEL, photographs, run, tree
+from commands import FILES, MODEL, WITH_LAYERS, photographs, run, tree
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_the_map_is_the_librarys(here: Path) -> None:
 
 def test_default_folder_and_original(here: Path) -> None:
     assert run("explain", "a.png", *MODEL, "--original").code == 0
-    assert folders(here / "explanations" / "a") == FILES | {"original.png"}
+    assert folders(here / "explanations" / "a") == WITH_LAYERS | {"original.png"}
     assert Image.open(here / "explanations" / "a" / "original.png").size == (60, 40)
 
 
@@ -80,7 +80,7 @@ def test_json_is_all_there_is(here: Path) -> None:
     assert tree(here) == before  # nothing is written without --out
     written = json.loads(run("explain", "a.png", *MODEL, "--json", "--out", "out").out)
     assert written["explanations"][0]["folder"] == str(Path("out/a"))
-    assert folders(here / "out" / "a") == FILES
+    assert folders(here / "out" / "a") == WITH_LAYERS
 
 
 def test_large_maps_stay_out_of_json(here: Path) -> None:
@@ -187,7 +187,7 @@ def test_interrupted_and_resumed(here: Path, monkeypatch: pytest.MonkeyPatch, br
     assert "Traceback" not in stopped.err
     assert stopped.err.strip().splitlines()[-1].startswith("vitreous: stopped:")
     assert folders(here / "out") == {"a"}
-    assert folders(here / "out" / "a") == FILES
+    assert folders(here / "out" / "a") == WITH_LAYERS
     before = tree(here / "out" / "a")
     assert run(*given, "--resume").code == 0
     assert folders(here / "out") == {"a", "b", "c"}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from commands import FILES, MODEL, NAME, photographs, run, tree
+from commands import MODEL, NAME, WITH_LAYERS, photographs, run, tree
 from vitreous import Explanation
 from vitreous.errors import ImageError, VitreousError
 from vitreous.models import hub
@@ -154,7 +154,7 @@ def test_a_bad_picture_among_good_ones_is_skipped(here: Path, batch: int) -> Non
     assert done.err == "vitreous: warning: skipped text.png: is not an image that can be read\n"
     assert {each.name for each in Path("out").iterdir()} == {"a", "b", "a-2"}
     for name in ("a", "b", "a-2"):
-        assert {each.name for each in Path("out", name).iterdir()} == FILES
+        assert {each.name for each in Path("out", name).iterdir()} == WITH_LAYERS
         assert Explanation.load(Path("out", name)).source == f"{name[0]}.png"
     told = run(*given, "--json", "--quiet")
     assert (told.code, told.err) == (1, done.err)

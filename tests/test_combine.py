@@ -106,3 +106,29 @@ def test_what_cannot_be_composed_is_one_line(spelling, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
         vt.method(spelling).attribute(model, images(model, 1))
     assert "\n" not in str(caught.value)
+
+
+def test_logprob_is_the_base_for_the_log_probability() -> None:
+    model = FAMILIES["vit"]()
+    view, inputs = vt.view(model), images(model, 3)
+    for base in ("plus(decompx)", "generic", "smooth(ixg, samples=2)"):
+        found = vt.method(f"logprob({base})").attribute(view, inputs)
+        assert torch.equal(found, vt.method(base).attribute(view, inputs, value="logprob"))
+    assert vt.method("logprob(rollout)").class_specific is False
+
+
+def test_logprob_shares_one_pass() -> None:
+    model, runs = FAMILIES["vit"](), []
+    view, inputs = vt.view(model), images(model, 3)
+    with model.patch_embed.register_forward_hook(lambda *_: runs.append(1)):
+        vt.explain(view, inputs, "logprob(plus(decompx))")
+        assert len(runs) == 1  # the predicted class comes from the same forward
+        vt.compare(view, inputs[0], ["logprob(ixg)", "logprob(plus(ixg))", "logprob(generic)"])
+    assert len(runs) == 2
+
+
+def test_the_default_is_one_word_in_two_places() -> None:
+    from vitreous.api import DEFAULT
+    from vitreous.cli.options import DEFAULT_METHOD
+
+    assert DEFAULT == DEFAULT_METHOD

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import vitreous as vt
-from commands import FILES, MODEL, Result, photographs, run
+from commands import FILES, MODEL, WITH_LAYERS, Result, photographs, run
 from vitreous.errors import ImageError
 from vitreous.images import open_photo
 
@@ -239,7 +239,7 @@ def run_cleanly(arguments: list[str], here: Path) -> None:
     assert content(here) >= before, "a file of the user is gone"
     assert not any("partial" in str(each) for each in here.rglob("*partial*"))
     if done.code == 2:
-        assert not {each for each in new if each.name not in FILES | {"original.png"}}
+        assert not {each for each in new if each.name not in WITH_LAYERS | {"original.png"}}
     for each in {each.parent for each in new if each.name in FILES}:
         assert {file.name for file in each.iterdir()} >= FILES, "a folder is half-written"
     for each in new:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitreous import world
     from vitreous.api import compare, explain, explain_each, load, method, view
+    from vitreous.checkup import Checkup
     from vitreous.collect import statistics
     from vitreous.errors import VitreousError, VitreousWarning
     from vitreous.evaluation import evaluate
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
     from vitreous.metrics import Metric, Table, metric, metrics
     from vitreous.models import Preprocess, View, models
     from vitreous.passes.statistics import Statistics
+    from vitreous.trust import check
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkup",
     "Comparison",
     "Explanation",
     "Method",
@@ -41,6 +44,7 @@ __all__ = [
     "VitreousError",
     "VitreousWarning",
     "__version__",
+    "check",
     "compare",
     "doctor",
     "evaluate",
@@ -61,6 +65,7 @@ __all__ = [
 
 _ROOMS = ("methods", "metrics", "models")  # packages that list their content when called
 _HOMES = {
+    "Checkup": "checkup",
     "Comparison": "explanation",
     "Explanation": "explanation",
     "Method": "methods",
@@ -71,6 +76,7 @@ _HOMES = {
     "View": "models",
     "VitreousError": "errors",
     "VitreousWarning": "errors",
+    "check": "trust",
     "compare": "api",
     "doctor": "examine",
     "evaluate": "evaluation",

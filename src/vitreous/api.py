@@ -7,18 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
 
 from vitreous.errors import ImageError, TargetError, VitreousError
-from vitreous.explanation import Comparison, Explanation, Prediction
+from vitreous.explanation import Comparison, Explanation, Origin, Prediction
 from vitreous.images import OnError, Picture, count, is_single, pictures
 from vitreous.methods import Answer, Method, answer, method, to_grid
 from vitreous.models import View, load, view
 from vitreous.passes import Session, Target, TargetSpec, plain_target
 
-__all__ = ["compare", "explain", "explain_each", "load", "method", "view"]
+__all__ = ["DEFAULT", "compare", "explain", "explain_each", "load", "method", "view"]
+
+DEFAULT = "logprob(plus(decompx))"
+"""The method where none is named: the most faithful of those that take a few passes, by measurement; see the manual."""
 
 _MOST_AT_ONCE = 32
 
@@ -29,7 +33,7 @@ Progress = Callable[[float, "int | None"], None]
 def explain(
     model: View | nn.Module,
     images: Any,
-    method: str | Method = "generic",
+    method: str | Method = DEFAULT,
     target: TargetSpec = None,
     *,
     against: TargetSpec = None,
@@ -68,7 +72,7 @@ def explain(
 def explain_each(
     model: View | nn.Module,
     images: Any,
-    method: str | Method = "generic",
+    method: str | Method = DEFAULT,
     target: TargetSpec = None,
     *,
     against: TargetSpec = None,
@@ -103,13 +107,13 @@ def explain_each(
         done = places[-1] + 1
         if progress is not None:
             progress(done, total)
-        yield from _explanations(session, batch, how, found, grid)
+        yield from _explanations(session, batch, Origin(ref(model), how), found, grid)
 
 
 def compare(
     model: View | nn.Module,
     image: Any,
-    methods: Sequence[str | Method] = ("rollout", "generic", "gradcam"),
+    methods: Sequence[str | Method] = ("rollout", "generic", DEFAULT),
     target: Any = None,
     *,
     against: TargetSpec = None,
@@ -136,7 +140,10 @@ def compare(
             session.tick = _ticker(progress, done, 1, len(targets), work)
         found = answer(session, hows)
         rows.append(
-            [_explanations(session, [picture], how, one, None)[0] for how, one in zip(hows, found, strict=True)]
+            [
+                _explanations(session, [picture], Origin(ref(model), how), one, None)[0]
+                for how, one in zip(hows, found, strict=True)
+            ]
         )
         if progress is not None:
             progress(done + 1, len(targets))
@@ -190,9 +197,9 @@ def _session(
 
 
 def _explanations(
-    session: Session, batch: Sequence[Picture], how: Method, found: Answer, grid: str | None
+    session: Session, batch: Sequence[Picture], origin: Origin, found: Answer, grid: str | None
 ) -> list[Explanation]:
-    looked_at, target = session.view, session.target
+    looked_at, target, how = session.view, session.target, origin.method
     maps = to_grid(found.map, grid, looked_at, session.inputs).cpu()
     probabilities = session.probabilities.cpu()
     best = probabilities.argmax(dim=1)
@@ -226,6 +233,7 @@ def _explanations(
                 box=picture.box,
                 source=None if picture.path is None else str(picture.path),
                 photo=picture.photo,
+                origin=origin,
             )
         )
     return made

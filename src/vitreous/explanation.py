@@ -10,20 +10,23 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitreous import show
+from vitreous.checkup import Checkup
 from vitreous.errors import ImageError, VitreousError, one_line
 from vitreous.images import open_photo
-from vitreous.models import Box
+from vitreous.methods import Method
+from vitreous.models import Box, View
 
-__all__ = ["SCHEMA", "Comparison", "Explanation"]
+__all__ = ["SCHEMA", "Comparison", "Explanation", "Origin"]
 
 SCHEMA = "vitreous.explanation/1"
 _PERCENTILE = 99.0
@@ -38,6 +41,13 @@ class Prediction:
     probability: float
 
 
+class Origin(NamedTuple):
+    """What made an explanation in this process; the model is not kept alive for it."""
+
+    model: ref[View | nn.Module]
+    method: Method
+
+
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """Why a model said that: one raw signed map of one image for one target.
@@ -45,6 +55,7 @@ class Explanation:
     ``map`` is ``[h, w]`` on the method's own grid. ``target``, ``label`` and ``probability`` are the explained class;
     ``prediction`` is the model's own. ``against`` and ``rivals`` are the classes it is set against, by index and name.
     ``extras`` holds named second results; ``names`` are those of ``extras["classes"]``, where classes are compared.
+    ``checkup`` is what ``check`` found, where that was put there; ``origin`` is neither saved nor pickled.
     """
 
     map: Tensor
@@ -67,6 +78,22 @@ class Explanation:
     source: str | None = None
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     photo: Image.Image | None = field(default=None, repr=False)
+    checkup: Checkup | None = field(default=None, repr=False)
+    origin: Origin | None = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "origin": None}
+
+    def check(
+        self, model: View | nn.Module | None = None, *, inputs: Tensor | None = None, memory: float | None = None
+    ) -> Checkup:
+        """Return what cheap tests say about this map: see ``vitreous.check``.
+
+        The model is not needed right after ``explain``; a loaded explanation needs it.
+        """
+        from vitreous import check  # the front door: this room knows none of those above it
+
+        return check(self, model, inputs=inputs, memory=memory)
 
     # -- pictures --------------------------------------------------------------------------------------
 
@@ -180,6 +207,7 @@ class Explanation:
             "input_size": [self.image.height, self.image.width],
             "extras": sorted(self.extras),
             **({"classes": list(self.names)} if self.names else {}),
+            **({} if self.checkup is None else {"check": self.checkup.to_json()}),
             "picture": self.scale.caption(),
             "versions": _versions(),
         }
@@ -215,6 +243,7 @@ class Explanation:
             rivals=tuple(manifest["rivals"]),
             names=tuple(manifest.get("classes", ())),
             created=manifest["created"],
+            checkup=Checkup.from_json(manifest["check"]) if "check" in manifest else None,
             box=None if manifest["box"] is None else tuple(manifest["box"]),
             extras={name: torch.from_numpy(value) for name, value in extras.items()},
             **{name: manifest[name] for name in same},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -23,7 +24,9 @@ _MOST_IN_JSON = 4096  # values; larger maps are written to files only
 def explain(
     images: Annotated[list[Path], typer.Argument(help="Pictures or folders of pictures.", show_default=False)],
     model: options.Model = options.DEFAULT_MODEL,
-    method: Annotated[str, typer.Option(help="A spelling such as generic or skipplus(decompx).")] = "generic",
+    method: Annotated[
+        str, typer.Option(help="A spelling such as generic or coiba(steps=10).")
+    ] = options.DEFAULT_METHOD,
     target: options.Target = None,
     against: options.Against = None,
     value: options.Value = "logit",
@@ -32,6 +35,7 @@ def explain(
         typer.Option(help="Folder for the results, one sub-folder per picture.", show_default="explanations"),
     ] = None,
     original: Annotated[bool, typer.Option(help="Also draw the map on the original photograph.")] = False,
+    check: Annotated[bool, typer.Option(help="Also test how far each map can be trusted.")] = False,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
@@ -74,6 +78,7 @@ def explain(
         "batch_size": batch_size,
     }
     rows: list[dict[str, Any]] = []
+    verdicts: list[str] = []
     table = options.table("picture", "said", "explained", "saved in")
     with options.progress_bar(how.spelling, quiet or as_json) as bar:
         paths, left = [path for path, _ in jobs], iter(jobs)
@@ -82,6 +87,9 @@ def explain(
         )
         for each in found:
             place = next(place for path, place in left if str(path) == each.source)
+            if check:
+                each = replace(each, checkup=vt.check(each, view, memory=memory))
+                verdicts.append(f"{each.name}: {each.checkup}")
             if place is not None:
                 each.save(place, overwrite=overwrite, original=original)
             rows.append(_row(each, place))
@@ -93,7 +101,8 @@ def explain(
     if as_json:
         options.print_json({"schema": "vitreous.explain/1", "explanations": rows})
     elif not quiet:
-        options.say(table)
+        for content in (table, *verdicts):
+            options.say(content)
         if len(jobs) < len(wanted):
             options.say(f"{len(wanted) - len(jobs)} left out: their results are there already")
     if len(rows) < len(jobs):
@@ -103,7 +112,7 @@ def explain(
 def compare(
     image: Annotated[Path, typer.Argument(help="A picture.", show_default=False)],
     methods: Annotated[str, typer.Option(help="Spellings, separated by commas.")] = (
-        "raw_attention,rollout,generic,attcam,gradcam,skipplus(decompx)"
+        f"rollout,generic,gradcam,skipplus(decompx),vtranm,{options.DEFAULT_METHOD}"
     ),
     model: options.Model = options.DEFAULT_MODEL,
     target: Annotated[

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitreous import View
 
 DEFAULT_MODEL = "timm/vit_base_patch16_224"
+DEFAULT_METHOD = "logprob(plus(decompx))"  # that of the library, written again so that --help needs no torch
 
 # typer reads these at run time, on Python 3.10 too, hence Optional
 Model = Annotated[str, typer.Option("--model", "-m", help="A name such as timm/vit_base_patch16_224.")]

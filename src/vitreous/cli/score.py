@@ -55,7 +55,10 @@ def score(
     """
     import vitreous as vt
 
-    methods, metrics = _asked(method, "generic"), _asked(metric, "insdel", "insertion", "deletion", "srg")
+    methods, metrics = (
+        _asked(method, options.DEFAULT_METHOD, "generic"),
+        _asked(metric, "insdel", "insertion", "deletion", "srg"),
+    )
     judges = [vt.metric(each) for each in metrics]
     for each in methods:
         if not Path(each).is_dir():

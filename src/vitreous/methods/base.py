@@ -19,7 +19,7 @@ from vitreous.passes import Pass, Session, Target, TargetSpec, Trace
 if TYPE_CHECKING:
     from vitreous.methods.registry import Info
 
-__all__ = ["Answer", "Method", "answer", "check_choice", "resolve_layer", "to_grid"]
+__all__ = ["Answer", "Method", "answer", "check_choice", "prepare", "resolve_layer", "to_grid"]
 
 _WORD = re.compile(r"[A-Za-z_][\w.:-]*")  # text that a spelling may hold without quotes
 
@@ -66,6 +66,10 @@ class Method:
         """Return every pass over the session's own inputs that is known beforehand."""
         ask = self.ask(view)
         return [] if ask is None else [ask]
+
+    def wishes(self, view: View) -> list[tuple[str | None, Pass]]:
+        """Return every pass that is known beforehand with the value of the class it is for; ``None``: as asked for."""
+        return [(None, ask) for ask in self.asks(view)]
 
     @property
     def value(self) -> str | None:
@@ -193,6 +197,16 @@ class Method:
         return self.spelling
 
 
+def prepare(session: Session, methods: Iterable[Method]) -> None:
+    """Run every pass that these methods are known to need, merged, for each value of the class."""
+    wanted: dict[str | None, list[Pass]] = {}
+    for method in methods:
+        for value, ask in method.wishes(session.view):
+            wanted.setdefault(value, []).append(ask)
+    for value, passes in wanted.items():
+        (session if value is None else session.of_value(value)).prepare(passes)
+
+
 def answer(session: Session, methods: Iterable[Method], check: bool = True) -> list[Answer]:
     """Compute several methods over one session, their shared passes run once; refuse or flag maps that mean nothing.
 
@@ -200,7 +214,7 @@ def answer(session: Session, methods: Iterable[Method], check: bool = True) -> l
     """
     methods = list(methods)
     with torch.autocast(session.inputs.device.type, enabled=False):  # the read-outs too keep their precision
-        session.prepare([ask for method in methods for ask in method.asks(session.view)])
+        prepare(session, methods)
         found = [method.compute(session) for method in methods]
     answers = [Answer(_at_least_float32(f.map.detach()), {k: v.detach() for k, v in f.extras.items()}) for f in found]
     for method, each in zip(methods, answers, strict=True) if check else ():

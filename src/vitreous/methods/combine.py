@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import SpellingError
-from vitreous.methods.base import Answer, Method, check_choice, resolve_layer
+from vitreous.methods.base import Answer, Method, check_choice, prepare, resolve_layer
 from vitreous.methods.registry import register
 from vitreous.methods.token_gradient import InputXGradient
 from vitreous.models import View
@@ -225,7 +225,13 @@ class LogProb(Method):
     def forwards(self, view: View) -> float:
         return self.base.forwards(view)
 
+    def asks(self, view: View) -> list[Pass]:
+        return []
+
+    def wishes(self, view: View) -> list[tuple[str | None, Pass]]:
+        return [(value or "logprob", ask) for value, ask in self.base.wishes(view)]
+
     def compute(self, session: Session) -> Answer:
         own = session.of_value("logprob")
-        own.prepare(self.base.asks(own.view))
+        prepare(own, [self.base])
         return self.base.compute(own)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import MapError, SpellingError
-from vitreous.methods.base import Answer, Method, check_choice
+from vitreous.methods.base import Answer, Method, check_choice, prepare
 from vitreous.methods.readout import wide
 from vitreous.methods.registry import register
 from vitreous.models import View
@@ -52,11 +52,11 @@ class Consensus(Method):
     def forwards(self, view: View) -> float:
         return sum(base.forwards(view) for base in self.bases)
 
-    def asks(self, view: View) -> list[Pass]:
-        return [ask for base in self.bases for ask in base.asks(view)]
+    def wishes(self, view: View) -> list[tuple[str | None, Pass]]:
+        return [wish for base in self.bases for wish in base.wishes(view)]
 
     def compute(self, session: Session) -> Answer:
-        session.prepare(self.asks(session.view))
+        prepare(session, self.bases)
         grid = session.view.grid(session.inputs)
         found = torch.stack([on_tokens(self._finite(base, session), grid) for base in self.bases], dim=1)
         ranks = mean_ranks(found)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import SpellingError, TargetError
-from vitreous.methods.base import Answer, Method, check_choice, to_grid
+from vitreous.methods.base import Answer, Method, check_choice, prepare, to_grid
 from vitreous.methods.readout import wide
 from vitreous.methods.registry import register
 from vitreous.models import View
@@ -87,13 +87,13 @@ class VAR(Method):
 
     def forwards(self, view: View) -> float:
         each = self.base.forwards(view)
-        return each if self.base.asks(view) and each == 1 else each * self._count
+        return each if self.base.wishes(view) and each == 1 else each * self._count
 
     def compute(self, session: Session) -> Answer:
         self._check_target(session.asked)
         choose = self._choice(session.view)
         rivals = Rivals(session, choose.slots, choose)
-        rivals.sessions[0].prepare(self.base.asks(session.view))
+        prepare(rivals.sessions[0], [self.base])
         classes = rivals.classes
         found = [self.base.compute(each).map for each in rivals.sessions[: classes.shape[1]]]
         if self.upsample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -191,6 +192,20 @@ class View(ABC):
     def lens(self, layer: int) -> LensView:
         """Return one block alone, its output read by the model's own head (LeGrad)."""
         return LensView(self, layer)
+
+    def shuffled_head(self, seed: int = 0) -> View:
+        """Return this view with its head shuffled: all that ``finish`` does gets the channels in a random order.
+
+        This is the head with its weights dealt out anew among the channels; the model itself is not touched.
+        """
+        other, head = copy.copy(self), self.finish
+
+        def finish(tokens: Tensor) -> Tensor:
+            order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(seed))
+            return head(tokens[..., order.to(tokens.device)])
+
+        vars(other)["finish"] = finish  # stands before the class's own, also for sub-networks and lenses of it
+        return other
 
     def original(self, inputs: Tensor) -> Tensor:
         """Run the model's own forward and return its logits: what ``finish(run(embed(x)))`` must equal."""

@@ -1,0 +1,443 @@
+"""How far to trust one explanation: the numbers against slow definitions, the words against maps known to be bad."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.stats import spearmanr
+from torch import Tensor
+
+import vitreous as vt
+from commands import MODEL, photographs, run
+from every import EVERY
+from families import FAMILIES, _build, images
+from vitreous.checkup import VERDICTS, Checkup
+from vitreous.errors import ModelError, TargetError, VitreousError
+from vitreous.passes.session import seeded
+from vitreous.trust import agreement
+from vitreous.world import Scene, render
+
+NAMES = ["faithfulness", "stability", "runner-up", "head"]
+
+
+def photo(seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (40, 50, 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def view() -> vt.View:
+    return vt.view(FAMILIES["vit"](), name="tiny")
+
+
+@pytest.fixture(scope="module")
+def world() -> vt.View:
+    return vt.load("world")
+
+
+@pytest.fixture(scope="module")
+def creature() -> Tensor:
+    return render(Scene.of(2)).images[0] * 2 - 1
+
+
+def tensor(view: vt.View, e: vt.Explanation) -> Tensor:
+    return view.preprocess.tensor(e.image)[None]
+
+
+# -- the numbers ---------------------------------------------------------------------------------------
+
+
+def areas(view: vt.View, inputs: Tensor, grid: Tensor, target: int, among: list[int]) -> tuple[float, float]:
+    """Insertion and deletion, state by state: bilinear, five steps, grey, the tie key of the metrics."""
+    high, wide = inputs.shape[-2:]
+    fine = grid.double().numpy()
+    for axis, length in ((0, high), (1, wide)):
+        cells = fine.shape[axis]
+        at = (np.arange(length) + 0.5) * cells / length - 0.5
+        fine = np.apply_along_axis(lambda line, at=at, n=cells: np.interp(at, np.arange(n), line), axis, fine)
+    key = torch.randperm(high * wide, generator=torch.Generator().manual_seed(0)).numpy()
+    order = key[np.argsort(-fine.flatten()[key].round(10), kind="stable")]
+    step = -(-high * wide // 5)
+    counts = [*range(0, high * wide, step), high * wide]
+    found = []
+    for inserts in (True, False):
+        curve = []
+        for count in counts:
+            top = torch.zeros(high * wide, dtype=torch.bool)
+            top[order[:count]] = True
+            top = top.view(high, wide)
+            logits = view.logits(torch.where(top == inserts, inputs, torch.zeros_like(inputs)))[0, among]
+            curve.append(float(logits.softmax(dim=0)[among.index(target)]))
+        widths = np.diff(counts) / (high * wide)
+        found.append(float(sum((a + b) / 2 * width for a, b, width in zip(curve, curve[1:], widths, strict=False))))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("against", [(), (0, 3)])
+def test_faithfulness_is_insertion_less_deletion_in_deviations_of_random_orders(
+    view: vt.View, against: tuple[int, ...]
+) -> None:
+    e = vt.explain(view, photo(), "generic", 2, against=against or None, seed=3)
+    inputs, among = tensor(view, e), [2, *against] if against else list(range(5))
+    draws = seeded(3, inputs, "check")
+    orders = [areas(view, inputs, torch.rand(1, 4, 4, generator=draws)[0], 2, among) for _ in range(5)]
+    insertion, deletion = areas(view, inputs, e.map, 2, among)
+    gains = [a - b for a, b in orders] + [b - a for a, b in orders]  # each order, and each one backwards
+    found = e.check()["faithfulness"].numbers
+    assert found["insertion"] == pytest.approx(insertion, abs=1e-5)
+    assert found["deletion"] == pytest.approx(deletion, abs=1e-5)
+    assert found["random"] == pytest.approx(np.mean(orders), abs=1e-5)
+    assert found["z"] == pytest.approx((insertion - deletion) / np.std(gains), rel=1e-3)
+    assert found["beaten"] == sum(insertion - deletion > gain for gain in gains)
+
+
+def test_the_runner_up_is_the_most_probable_other_class(view: vt.View) -> None:
+    e = vt.explain(view, photo(), "ixg", 2, value="logprob")
+    inputs = tensor(view, e)
+    chances = view.logits(inputs).softmax(dim=1)[0]
+    other = max((c for c in range(5) if c != 2), key=lambda c: float(chances[c]))
+    expected = vt.method("ixg").attribute(view, inputs, other, value="logprob")[0]
+    found = e.check(view)["runner-up"].numbers
+    assert found["class"] == other
+    assert found["probability"] == pytest.approx(float(chances[other]), abs=1e-6)
+    assert found["agreement"] == pytest.approx(spearmanr(e.map.flatten(), expected.flatten()).statistic, abs=1e-6)
+
+
+def test_a_class_it_is_explained_against_is_no_runner_up(view: vt.View) -> None:
+    e = vt.explain(view, photo(), "ixg", 2, against=[0, 1, 4])
+    expected = vt.method("ixg").attribute(view, tensor(view, e), 3, against=[0, 1, 4])[0]
+    found = e.check()["runner-up"].numbers
+    assert found["class"] == 3
+    assert found["agreement"] == pytest.approx(spearmanr(e.map.flatten(), expected.flatten()).statistic, abs=1e-6)
+    lone = vt.explain(view, photo(), "ixg", 2, against=[0, 1, 3, 4]).check()["runner-up"]
+    assert (lone.verdict, lone.numbers) == ("-", {})
+
+
+def test_stability_is_the_lowest_agreement_of_three_seeds(view: vt.View) -> None:
+    how = "smooth(ixg, samples=2, sigma=0.5)"
+    e = vt.explain(view, photo(), how, 1, seed=5)
+    inputs = tensor(view, e)
+    maps = [vt.method(how).attribute(view, inputs, 1, seed=seed)[0].flatten() for seed in (5, 6, 7)]
+    lowest = min(spearmanr(maps[i], maps[j]).statistic for i, j in ((0, 1), (0, 2), (1, 2)))
+    assert lowest < 1
+    assert e.check()["stability"].numbers == {"agreement": pytest.approx(lowest, abs=1e-6)}
+
+
+def test_agreement() -> None:
+    draws = torch.Generator().manual_seed(0)
+    one, other = torch.rand(2, 6, 7, generator=draws)
+    tied = (one * 4).round()
+    for a, b in ((one, other), (one, one**3), (tied, other), (tied, -tied)):
+        assert agreement(a, b) == pytest.approx(spearmanr(a.flatten(), b.flatten()).statistic, abs=1e-9)
+    assert agreement(one, torch.ones(6, 7)) == 0
+    assert agreement(one, torch.full((6, 7), torch.nan)) == 0
+
+
+# -- the shuffled head ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_a_shuffled_head_is_the_head_on_shuffled_channels(family: str) -> None:
+    """Forward and gradient against autograd by hand, in every family; the view it came from stays what it was."""
+    view = vt.view(EVERY[family]())
+    inputs = images(view, 2)
+    before, shuffled = view.logits(inputs), view.shuffled_head(4)
+    given = inputs.clone().requires_grad_()
+    with view.evaluating():
+        tokens = view.run(view.embed(given))
+        order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(4))
+        logits = view.finish(tokens[..., order])
+        (gradient,) = torch.autograd.grad(logits[:, 1].sum(), given)
+    torch.testing.assert_close(shuffled.logits(inputs), logits.detach())
+    assert not torch.allclose(logits, before)
+    found = vt.method("input_x_gradient").attribute(shuffled, inputs, 1)
+    torch.testing.assert_close(found, (gradient * inputs).sum(dim=1).detach(), rtol=1e-3, atol=1e-5)
+    assert torch.equal(view.logits(inputs), before)
+    assert "finish" not in vars(view)
+    assert all(parameter.grad is None for parameter in view.model.parameters())
+
+
+def test_the_head_is_compared_under_a_shuffled_one(view: vt.View) -> None:
+    e = vt.explain(view, photo(), "generic", 2, seed=9)
+    expected = vt.method("generic").attribute(view.shuffled_head(9), tensor(view, e), 2, seed=9)[0]
+    found = e.check()["head"].numbers["agreement"]
+    assert found == pytest.approx(spearmanr(e.map.flatten(), expected.flatten()).statistic, abs=1e-6)
+
+
+@pytest.mark.parametrize("how", ["skipplus(decompx)", "decompx(bias=token)", "fullgrad", "legrad", "tis", "scorecam"])
+def test_a_shuffled_head_reaches_every_kind_of_method(view: vt.View, how: str) -> None:
+    """Passes that steer, lenses, sub-networks and bare forwards all end in the shuffled head."""
+    inputs = images(view, 1)
+    one, other = (vt.method(how).attribute(each, inputs, 2) for each in (view, view.shuffled_head(1)))
+    assert (one - other).abs().max() > 1e-3 * one.abs().max()
+
+
+# -- the words -----------------------------------------------------------------------------------------
+
+
+def test_a_good_map(world: vt.View, creature: Tensor) -> None:
+    found = vt.explain(world, creature, "legrad").check()
+    assert [test.name for test in found.tests] == NAMES
+    assert [test.verdict for test in found.tests] == ["good", "-", "good", "good"]
+    assert found.verdict == "good"
+    assert "not acquit" in found.sentence
+    assert "draws nothing" in found["stability"].sentence
+
+
+def test_noise_is_condemned(world: vt.View) -> None:
+    """Of random maps one in six reaches one deviation, and one in fifty reaches three."""
+    scenes = render([Scene.of(seed) for seed in range(2, 10)]).images * 2 - 1
+    found = [each.check() for each in vt.explain(world, scenes, "random")]
+    assert all(each.verdict == "bad" and each["stability"].verdict == "bad" for each in found)
+    verdicts = [each["faithfulness"].verdict for each in found]
+    assert verdicts.count("bad") >= 5
+    assert verdicts.count("good") <= 1
+
+
+def test_a_map_that_knows_no_class_says_so(world: vt.View, creature: Tensor) -> None:
+    e = vt.explain(world, creature, "rollout")
+    found = e.check()
+    assert (found["runner-up"].verdict, found["head"].verdict, found.verdict) == ("weak", "-", "weak")
+    assert "same for any" in found["runner-up"].sentence
+    assert f"the same for any class, not for {e.label} alone" in found.sentence
+
+
+def test_a_map_that_ignores_the_head_is_condemned(world: vt.View, creature: Tensor) -> None:
+    """The size of the gradient at the pixels is nearly the same whatever the head asks for."""
+    found = vt.explain(world, creature, "saliency").check()
+    assert (found["head"].verdict, found.verdict) == ("bad", "bad")
+    assert "does not depend on the classifier" in found.sentence
+    assert found.sentence.startswith("do not rely on this map: ")
+
+
+def test_the_reverse_of_a_good_map_is_condemned(world: vt.View, creature: Tensor) -> None:
+    e = vt.explain(world, creature, "legrad")
+    upright, upset = (each.check()["faithfulness"] for each in (e, dataclasses.replace(e, map=-e.map)))
+    assert (upright.verdict, upset.verdict) == ("good", "bad")
+    assert "below chance, better than none" in upset.sentence
+    assert upset.numbers["z"] == pytest.approx(-upright.numbers["z"], rel=0.05)  # ties are not reversed
+
+
+@pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
+def test_a_flat_map_is_condemned(view: vt.View) -> None:
+    found = vt.explain(view, photo(), "constant").check()
+    assert found.verdict == "bad"
+    assert [(test.name, test.verdict) for test in found.tests] == [("faithfulness", "bad")]
+    assert "same everywhere" in found.sentence
+
+
+def test_on_a_photograph(shared: Path) -> None:
+    deit = vt.load("timm/deit_tiny_patch16_224", checkpoint=shared / "deit_tiny_patch16_224.fp16.safetensors")
+    cases = vt.compare(deit, shared / "photos/catdog.jpg", ["generic", "skipplus(decompx)", "random", "rollout"])
+    generic, skipplus, random, rollout = (each.check() for each in cases)
+    assert (generic["faithfulness"].verdict, generic["runner-up"].verdict) == ("good", "good")
+    assert generic.verdict == "weak"  # attention alone gives most of its order: the head explains the rest
+    assert skipplus.verdict == "good"
+    assert (random["faithfulness"].verdict, random.verdict) == ("bad", "bad")
+    assert (rollout["runner-up"].verdict, rollout["head"].verdict) == ("weak", "-")
+
+
+def test_every_family_can_be_checked() -> None:
+    for name in FAMILIES:
+        view = vt.view(FAMILIES[name]())
+        found = vt.explain(view, photo(), "ixg").check()
+        assert [test.name for test in found.tests] == NAMES, name
+        assert all(test.verdict in VERDICTS and test.sentence for test in found.tests), name
+
+
+@pytest.mark.parametrize("family", ["swin", "tv_swin_odd"])
+def test_windows_and_other_grids(family: str) -> None:
+    view = vt.view(EVERY[family]())
+    for how in ("gradcam", "saliency"):
+        assert [test.name for test in vt.explain(view, photo(), how).check().tests] == NAMES
+
+
+def test_the_grid_asked_for_changes_little(view: vt.View) -> None:
+    own = vt.explain(view, photo(), "input_x_gradient", 1).check()
+    summed = vt.explain(view, photo(), "input_x_gradient", 1, grid="token").check()
+    assert [t.numbers for t in own.tests] == [pytest.approx(dict(t.numbers), abs=1e-4) for t in summed.tests]
+    fine = vt.explain(view, photo(), "generic", 1, grid="pixel").check()
+    assert fine["stability"].verdict == "-"
+
+
+# -- promises ------------------------------------------------------------------------------------------
+
+
+def test_the_same_each_time_and_alone(view: vt.View) -> None:
+    together = vt.explain(view, [photo(0), photo(1), photo(2)], "smooth(ixg, samples=2)")
+    first = [each.check().to_json() for each in together]
+    torch.manual_seed(123)
+    assert [each.check().to_json() for each in together] == first
+    alone = vt.explain(view, photo(1), "smooth(ixg, samples=2)").check()
+    for test, told in zip(alone.tests, first[1]["tests"], strict=True):
+        assert (test.name, test.verdict) == (told["name"], told["verdict"])
+        assert dict(test.numbers) == pytest.approx(told["numbers"], abs=1e-4)
+
+
+def test_what_it_costs(view: vt.View) -> None:
+    e = vt.explain(view, photo(), "generic")
+    seen: list[int] = []
+    handle = view.model.patch_embed.register_forward_hook(lambda module, args, out: seen.append(len(out)))
+    e.check()
+    handle.remove()
+    assert sum(seen) == 51 + 3  # deterministic: another seed, another class, another head
+
+
+def state(view: vt.View) -> Any:
+    model = view.model
+    hooks = [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules()]
+    flags = [(each.requires_grad, each.grad) for each in model.parameters()]
+    return hooks, flags, [each.training for each in model.modules()], sorted(vars(view))
+
+
+@pytest.mark.parametrize("at", [1, 3, 4, 5, 6])
+def test_nothing_is_left_behind_also_after_an_exception(at: int) -> None:
+    """The model breaks at the clean image, in a batch of states, at another seed, at the runner-up, under the head."""
+    view = vt.view(FAMILIES["vit"]().train())
+    weights = copy.deepcopy(view.model.state_dict())
+    e = vt.explain(view, photo(), "generic", 1)
+    runs = 0
+
+    def broken(*_: Any) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == at:
+            raise KeyboardInterrupt
+
+    handle = view.model.norm.register_forward_hook(broken)
+    before = state(view)
+    with pytest.raises(KeyboardInterrupt):
+        e.check()
+    assert state(view) == before
+    handle.remove()
+    assert all(torch.equal(value, weights[name]) for name, value in view.model.state_dict().items())
+    assert e.check().tests
+
+
+# -- which model ---------------------------------------------------------------------------------------
+
+
+def test_a_loaded_explanation_needs_its_model(view: vt.View, tmp_path: Path) -> None:
+    e = vt.explain(view, photo(), "generic", 3)
+    loaded = vt.Explanation.load(e.save(tmp_path / "e"))
+    with pytest.raises(VitreousError, match=r"^tiny, the model of this explanation, is not at hand; give it to check$"):
+        loaded.check()
+    assert loaded.check(view).to_json() == vt.check(loaded, view.model).to_json() == e.check().to_json()
+
+
+def test_the_model_is_not_kept_alive() -> None:
+    e = vt.explain(vt.view(FAMILIES["vit"]()), photo(), "ixg")
+    gc.collect()
+    with pytest.raises(VitreousError, match="not at hand"):
+        e.check()
+    model = FAMILIES["vit"]()
+    assert vt.explain(model, photo(), "ixg").check().tests  # a bare module is remembered as well
+
+
+def test_pickles_and_copies_leave_the_model_behind(view: vt.View) -> None:
+    e = vt.explain(view, photo(), "ixg")
+    for other in (pickle.loads(pickle.dumps(e)), copy.deepcopy(e)):
+        assert torch.equal(other.map, e.map)
+        with pytest.raises(VitreousError, match="not at hand"):
+            other.check()
+    assert dataclasses.replace(e, name="another").check().tests
+
+
+def test_another_model_is_refused(view: vt.View) -> None:
+    e = vt.explain(view, photo(), "ixg", 3)
+    with pytest.raises(
+        ModelError, match=r"gives class \d \d\.\d+, the explanation has \d\.\d+: it is of another model"
+    ):
+        e.check(FAMILIES["gap"]())
+    with pytest.raises(TargetError, match="has no class 77"):
+        dataclasses.replace(e, target=77).check()
+
+
+def test_a_tensor_that_is_no_picture_has_to_be_given(view: vt.View) -> None:
+    inputs = 3 * images(view, 1)[0]
+    e = vt.explain(view, inputs, "ixg")
+    with pytest.raises(ModelError, match="give inputs="):
+        e.check()
+    assert e.check(inputs=inputs)["stability"].verdict == "-"
+    with pytest.raises(ModelError, match="one input, got 2"):
+        e.check(inputs=torch.stack([inputs, inputs]))
+
+
+def test_a_function_is_no_class(view: vt.View) -> None:
+    e = vt.explain(view, photo(), "ixg", lambda logits: logits.std(dim=1))
+    with pytest.raises(TargetError, match="of the function <lambda>"):
+        e.check()
+
+
+def test_one_logit() -> None:
+    view = vt.view(_build(num_classes=1))
+    found = vt.explain(view, photo(), "ixg", 0).check()
+    assert found["runner-up"].numbers["class"] == 1
+    assert found["runner-up"].numbers["agreement"] == pytest.approx(-1)  # the other class is the other sign
+    assert found["head"].numbers["agreement"] < 0.99
+
+
+# -- what becomes of it --------------------------------------------------------------------------------
+
+
+def test_str_and_json(view: vt.View, tmp_path: Path) -> None:
+    e = vt.explain(view, photo(), "generic", 1)
+    found = e.check()
+    lines = str(found).splitlines()
+    assert lines[0] == f"{found.verdict}: {found.sentence}"
+    assert [line.split()[:2] for line in lines[1:]] == [[test.name, test.verdict] for test in found.tests]
+    told = found.to_json()
+    assert list(told) == ["verdict", "sentence", "tests"]
+    assert all(list(test) == ["name", "verdict", "sentence", "numbers"] for test in told["tests"])
+    assert Checkup.from_json(json.loads(json.dumps(told))).to_json() == told
+    assert "check" not in e.manifest()
+    saved = dataclasses.replace(e, checkup=found).save(tmp_path / "e")
+    assert json.loads((saved / "manifest.json").read_text())["check"] == told
+    again = vt.Explanation.load(saved).checkup
+    assert again is not None
+    assert str(again) == str(found)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return photographs(tmp_path)
+
+
+def test_command(here: Path) -> None:
+    done = run("explain", "a.png", "b.png", *MODEL, "--method", "generic", "--check", "--out", "out")
+    assert (done.code, done.err) == (0, "")
+    torch.manual_seed(0)
+    view = vt.load(MODEL[1], pretrained=False, img_size=32)
+    for name in ("a", "b"):
+        expected = vt.explain(view, f"{name}.png", "generic").check()
+        assert f"{name}.png: {expected}\n" in done.out
+        told = json.loads((here / "out" / name / "manifest.json").read_text())["check"]
+        assert told["verdict"] == expected.verdict
+        assert [test["name"] for test in told["tests"]] == NAMES
+    assert done.out.index("saved in") < done.out.index("a.png: ") < done.out.index("b.png: ")
+
+
+def test_command_json_and_quiet(here: Path) -> None:
+    rows = json.loads(run("explain", "a.png", "more", *MODEL, "--method", "rollout", "--check", "--json").out)
+    assert [row["check"]["tests"][2]["verdict"] for row in rows["explanations"]] == ["weak"] * 3
+    plain = json.loads(run("explain", "a.png", *MODEL, "--json").out)["explanations"][0]
+    assert "check" not in plain
+    assert run("explain", "a.png", *MODEL, "--check", "--quiet", "--out", "q") == (0, "", "")
+    assert json.loads((here / "q/a/manifest.json").read_text())["check"]["tests"]
+
+
+def test_command_with_a_bad_picture(here: Path) -> None:
+    done = run("explain", "text.png", "b.png", *MODEL, "--check", "--out", "out")
+    assert done.code == 1
+    assert "skipped text.png" in done.err
+    assert "\nb.png: " in done.out
