@@ -191,8 +191,12 @@ def test_a_name_is_given_once():
 def test_metrics_come_from_entry_points(monkeypatch):
     import importlib
 
-    room = importlib.import_module("vitreous.metrics")
-    assert vt.metrics() == []
-    entry = type("Entry", (), {"load": lambda self: "their metric"})()
-    monkeypatch.setattr(room, "entry_points", lambda group: [entry] if group == "vitreous.metrics" else [])
-    assert vt.metrics() == ["their metric"]
+    registry = importlib.import_module("vitreous.metrics.registry")
+    loaded = []
+    entry = type("Entry", (), {"load": lambda self: loaded.append("their metric")})()
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == "vitreous.metrics" else [])
+    monkeypatch.setattr(registry, "_third_parties_loaded", False)
+    assert "insertion" in [info.name for info in vt.metrics()]
+    assert loaded == ["their metric"]
+    vt.metrics()
+    assert loaded == ["their metric"], "once is enough"

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from vitreous import world
     from vitreous.api import compare, explain, explain_each, load, method, view
     from vitreous.errors import VitreousError, VitreousWarning
+    from vitreous.evaluation import evaluate
     from vitreous.examine import doctor
     from vitreous.explanation import Comparison, Explanation
     from vitreous.images import image_files
     from vitreous.methods import Method, methods, register
-    from vitreous.metrics import metrics
+    from vitreous.metrics import Metric, Table, metric, metrics
     from vitreous.models import Preprocess, View, models
 
 __version__ = "0.1.0"
@@ -30,19 +31,23 @@ __all__ = [
     "Comparison",
     "Explanation",
     "Method",
+    "Metric",
     "Preprocess",
+    "Table",
     "View",
     "VitreousError",
     "VitreousWarning",
     "__version__",
     "compare",
     "doctor",
+    "evaluate",
     "explain",
     "explain_each",
     "image_files",
     "load",
     "method",
     "methods",
+    "metric",
     "metrics",
     "models",
     "register",
@@ -55,17 +60,21 @@ _HOMES = {
     "Comparison": "explanation",
     "Explanation": "explanation",
     "Method": "methods",
+    "Metric": "metrics",
     "Preprocess": "models",
+    "Table": "metrics",
     "View": "models",
     "VitreousError": "errors",
     "VitreousWarning": "errors",
     "compare": "api",
     "doctor": "examine",
+    "evaluate": "evaluation",
     "explain": "api",
     "explain_each": "api",
     "image_files": "images",
     "load": "api",
     "method": "api",
+    "metric": "metrics",
     "register": "methods",
     "view": "api",
 }

@@ -1,4 +1,4 @@
-"""``vitreous methods``, ``models``, ``cite`` and ``demo``."""
+"""``vitreous methods``, ``metrics``, ``models``, ``cite`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 from vitreous.cli import options
 from vitreous.errors import VitreousError, nearest
 
-__all__ = ["cite", "demo", "methods", "models"]
+__all__ = ["cite", "demo", "methods", "metrics", "models"]
 
 _Pattern = Annotated[Optional[str], typer.Argument(help="Part of a name, or a pattern with *.")]  # noqa: UP045
 
@@ -44,6 +44,35 @@ def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
         table.add_row(f"  {info.name}", _specific(info), info.cost_text, paper)
     options.say(table)
     options.say("F: forward passes, B: backward passes. `vitreous methods NAME` tells more.", style="dim")
+
+
+def metrics(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
+    """List the metrics: direction, states per image and method, paper; or describe one."""
+    import vitreous as vt
+
+    infos = [info for info in vt.metrics() if pattern in (info.name, *info.aliases)]
+    infos = infos or [info for info in vt.metrics() if _fits(pattern, info.name, *info.aliases)]
+    if not infos:
+        raise VitreousError(f"no metric fits {pattern!r}{nearest(pattern or '', (i.name for i in vt.metrics()))}")
+    if as_json:
+        options.print_json([_metric(info) for info in infos])
+        return
+    if len(infos) == 1:
+        _describe_metric(infos[0])
+        return
+    table = options.table("metric", "better", "states", "needs labels", "paper")
+    family = ""
+    for info in infos:
+        if info.family != family:
+            family = info.family
+            table.add_row(Text(family, style="bold"))
+        paper = str(info.papers[0]) if info.papers else ""
+        needs = "yes" if info.needs_labels else "no"
+        table.add_row(f"  {info.name}", _better(info), str(info.forwards), needs, paper)
+    options.say(table)
+    options.say(
+        "States: forwards per image and method, at 224 pixels; equal ones are run once for all metrics.", style="dim"
+    )
 
 
 def models(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
@@ -109,6 +138,28 @@ def _describe(info: Any) -> None:
     options.say(table)
 
 
+def _describe_metric(info: Any) -> None:
+    """Print one metric: its docstring, parameters, presets and papers."""
+    options.say(f"{', '.join([info.name, *info.aliases])}  ({info.family})", style="bold")
+    options.say(inspect.cleandoc(info.make.__doc__ or ""))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for parameter in info.parameters:
+        table.add_row(parameter.name, f"default {parameter.default}")
+    for name, values in info.presets.items():
+        table.add_row(f"@{name}", ", ".join(f"{key}={value}" for key, value in values.items()) or "the defaults")
+    table.add_row("better", _better(info))
+    table.add_row("states", f"{info.forwards} per image and method, at 224 pixels in 14 x 14 patches")
+    table.add_row("needs labels", "yes" if info.needs_labels else "no")
+    for paper in info.papers:
+        table.add_row("paper", f"{paper.title} ({paper})")
+    options.say("")
+    options.say(table)
+
+
+def _better(info: Any) -> str:
+    return "higher" if info.higher_is_better else "lower"
+
+
 def _fits(pattern: str | None, *names: str) -> bool:
     if pattern is None:
         return True
@@ -130,4 +181,19 @@ def _method(info: Any) -> dict[str, Any]:
             {"name": p.name, "required": p.required, "default": None if p.required else p.default}
             for p in info.parameters
         ],
+    }
+
+
+def _metric(info: Any) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "aliases": list(info.aliases),
+        "family": info.family,
+        "summary": info.summary,
+        "higher_is_better": info.higher_is_better,
+        "forwards": info.forwards,
+        "needs_labels": info.needs_labels,
+        "papers": [paper.key for paper in info.papers],
+        "presets": {name: dict(values) for name, values in info.presets.items()},
+        "parameters": [{"name": p.name, "default": p.default} for p in info.parameters],
     }

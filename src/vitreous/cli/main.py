@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from vitreous import __version__
-from vitreous.cli import doctor, explain, lists, world
+from vitreous.cli import doctor, explain, lists, score, world
 from vitreous.errors import VitreousError, VitreousWarning, one_line
 
 __all__ = ["app", "main"]
@@ -26,7 +26,9 @@ app = typer.Typer(
 )
 app.command()(explain.explain)
 app.command()(explain.compare)
+app.command()(score.score)
 app.command()(lists.methods)
+app.command()(lists.metrics)
 app.command()(lists.models)
 app.command()(lists.cite)
 app.command()(lists.demo)

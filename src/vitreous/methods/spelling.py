@@ -16,9 +16,9 @@ from typing import Any, Union, get_args, get_origin
 
 from vitreous.errors import SpellingError, nearest, one_line
 from vitreous.methods.base import Method
-from vitreous.methods.registry import Info, Parameter, find
+from vitreous.methods.registry import Parameter, find
 
-__all__ = ["method"]
+__all__ = ["Reader", "method"]
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))"
@@ -49,18 +49,25 @@ def method(spelling: str | Method) -> Method:
         return spelling
     if not isinstance(spelling, str):
         raise SpellingError(f"a method is a spelling or a Method, got {type(spelling).__name__}")
-    return _Reader(spelling).method()
+    made: Method = Reader(spelling).read()
+    return made
 
 
-class _Reader:
-    """Reads one spelling; every complaint shows where."""
+class Reader:
+    """Reads one spelling; every complaint shows where. Other rooms read theirs with another ``find``."""
+
+    noun = "method"
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.tokens = self._tokens()
         self.next = 0
 
-    def method(self) -> Method:
+    def find(self, name: str) -> Any:
+        """Return what is registered under a name: something with ``name``, ``parameters``, ``presets`` and ``make``."""
+        return find(name)
+
+    def read(self) -> Any:
         call = self._call(0)
         if self._peek().kind != "end":
             raise self._error(self._peek(), "nothing more was expected")
@@ -84,7 +91,7 @@ class _Reader:
     def _call(self, depth: int) -> _Call:
         if depth > _MOST_NESTED:
             raise self._error(self._peek(), f"nested more than {_MOST_NESTED} deep")
-        name = self._take("word", "a method name")
+        name = self._take("word", f"a {self.noun} name")
         preset = None
         if self._skip("@"):
             preset = self._take("word", "a preset name")
@@ -140,9 +147,9 @@ class _Reader:
 
     # -- calls to methods ------------------------------------------------------------------------------
 
-    def _build(self, call: _Call) -> Method:
+    def _build(self, call: _Call) -> Any:
         try:
-            info = find(call.name.text)
+            info = self.find(call.name.text)
         except SpellingError as error:
             raise self._error(call.name, str(error)) from None
         values = self._preset(info, call.preset)
@@ -168,7 +175,7 @@ class _Reader:
         except SpellingError as error:
             raise self._error(call.name, str(error)) from None
 
-    def _preset(self, info: Info, preset: _Token | None) -> dict[str, Any]:
+    def _preset(self, info: Any, preset: _Token | None) -> dict[str, Any]:
         if preset is None:
             return {}
         if preset.text not in info.presets:
@@ -176,7 +183,7 @@ class _Reader:
             raise self._error(preset, f"{info.name} has no preset {preset.text!r} (it has: {known})")
         return dict(info.presets[preset.text])
 
-    def _value(self, info: Info, parameter: Parameter, value: Any, at: int) -> Any:
+    def _value(self, info: Any, parameter: Parameter, value: Any, at: int) -> Any:
         kinds = _kinds(parameter.kind)
         if isinstance(value, _Call):
             if Method in kinds:

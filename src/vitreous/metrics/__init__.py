@@ -1,18 +1,47 @@
-"""Metrics: what judges the maps. Third parties offer theirs under the entry-point group ``vitreous.metrics``."""
+"""Metrics: what judges the maps. The state engine runs what they ask for, once; one file per family of metrics.
 
-from __future__ import annotations
+Third parties offer theirs under the entry-point group ``vitreous.metrics``.
+"""
 
-from importlib.metadata import entry_points
-from typing import Any
-
+# Importing a family registers its metrics; the order is the order of the tables.
+from vitreous.metrics import (  # noqa: F401  # isort: skip
+    faithfulness,
+    masking,
+    tokens,
+)
+from vitreous.metrics.base import Metric, Result
+from vitreous.metrics.bins import Bin, bins
+from vitreous.metrics.engine import Engine
+from vitreous.metrics.pool import Answers, Maps, Pool
+from vitreous.metrics.registry import Info, metric, metrics, register
+from vitreous.metrics.state import Geometry, Need
+from vitreous.metrics.stats import Difference, Interval, difference, intervals
+from vitreous.metrics.substrate import SUBSTRATES, Substrate
+from vitreous.metrics.table import Table
 from vitreous.rooms import listed_by
 
-__all__ = ["metrics"]
-
-
-def metrics() -> list[Any]:
-    """Return the metrics there are: so far only those that other packages bring."""
-    return [entry.load() for entry in entry_points(group="vitreous.metrics")]
-
+__all__ = [
+    "SUBSTRATES",
+    "Answers",
+    "Bin",
+    "Difference",
+    "Engine",
+    "Geometry",
+    "Info",
+    "Interval",
+    "Maps",
+    "Metric",
+    "Need",
+    "Pool",
+    "Result",
+    "Substrate",
+    "Table",
+    "bins",
+    "difference",
+    "intervals",
+    "metric",
+    "metrics",
+    "register",
+]
 
 listed_by(__name__, metrics)

@@ -1,0 +1,142 @@
+"""The contract of a metric: which states it needs, and how a score is read out of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitreous.errors import MapError, SpellingError, VitreousError
+from vitreous.methods.base import check_choice
+from vitreous.metrics.curves import Array
+from vitreous.metrics.rank import FLAGS
+from vitreous.metrics.state import Geometry, Layout, Need
+
+if TYPE_CHECKING:
+    from vitreous.metrics.pool import Answers
+    from vitreous.metrics.registry import Info
+
+__all__ = ["Metric", "Result"]
+
+_USUAL = Geometry((224, 224), (14, 14))
+
+
+@dataclass(frozen=True)
+class Result:
+    """Per-image scores of one metric and what is to be known about the maps behind them.
+
+    Images whose map was left out have the score NaN; they are counted, and no mean sees them.
+    """
+
+    scores: Array
+    flags: Array
+
+    @property
+    def mean(self) -> float:
+        """The mean over the images that have a score; NaN if none has."""
+        there = self.scores[~np.isnan(self.scores)]
+        return float(there.mean()) if len(there) else float("nan")
+
+    @property
+    def degenerate(self) -> dict[str, int]:
+        """How many maps were constant, zero or not finite."""
+        return {name: int((self.flags == code).sum()) for code, name in enumerate(FLAGS) if code}
+
+
+@dataclass
+class Metric:
+    """Base of all metrics; subclasses are dataclasses whose fields are the parameters.
+
+    A metric says which states it ``needs`` and how scores are ``read`` from the answers. It collects as torchmetrics
+    do: ``update`` with answers, ``compute``, ``reset``, ``merge`` with another of the same parameters.
+
+    ``explain`` is the class that the maps explain: ``given`` (what the caller asked for), ``pred`` or ``label``.
+    ``score`` is the class whose probability is read: ``pred``, ``label`` or ``explained``.
+    """
+
+    explain: str = dataclasses.field(default="given", kw_only=True)
+    score: str = dataclasses.field(default="pred", kw_only=True)
+
+    info: ClassVar[Info]
+    higher_is_better: ClassVar[bool] = True
+    judges_labels: ClassVar[bool] = False
+    """Whether correctness is read, so that true classes are needed whatever is scored."""
+
+    def __post_init__(self) -> None:
+        check_choice("explain", self.explain, ("given", "pred", "label"))
+        check_choice("score", self.score, ("pred", "label", "explained"))
+        self.check()
+        self.reset()
+
+    def check(self) -> None:
+        """Refuse parameters that mean nothing."""
+
+    def needs(self, geometry: Geometry) -> Sequence[Need]:
+        """Return the states this metric reads."""
+        raise VitreousError(f"{self.info.name} must define needs")
+
+    def read(self, answers: Answers) -> Array:
+        """Return one score per image, ``[B]``; NaN where the map was left out."""
+        raise VitreousError(f"{self.info.name} must define read")
+
+    # -- collecting ------------------------------------------------------------------------------------
+
+    def update(self, answers: Answers) -> None:
+        """Take in the answers about some maps."""
+        self._scores.append(np.asarray(self.read(answers), np.float64))
+        self._flags.append(np.asarray(answers.flags(self.explain)))
+
+    def compute(self) -> Result:
+        """Return the scores of everything taken in so far."""
+        if not self._scores:
+            raise MapError(f"{self.spelling} has seen no maps yet")
+        return Result(np.concatenate(self._scores), np.concatenate(self._flags))
+
+    def reset(self) -> None:
+        """Forget everything taken in."""
+        self._scores: list[Array] = []
+        self._flags: list[Array] = []
+
+    def merge(self, other: Metric) -> None:
+        """Take in what another metric has collected, after one's own."""
+        if other.spelling != self.spelling:
+            raise SpellingError(f"{self.spelling} cannot be merged with {other.spelling}")
+        self._scores += other._scores
+        self._flags += other._flags
+
+    # -- facts -----------------------------------------------------------------------------------------
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether true classes have to be known."""
+        return self.judges_labels or "label" in (self.explain, self.score)
+
+    def forwards(self, geometry: Geometry = _USUAL) -> int:
+        """How many states of its own each map needs; the clean image and bare substrates are shared by all."""
+        return Layout(self.needs(geometry), geometry).length
+
+    @property
+    def spelling(self) -> str:
+        """The shortest spelling that gives this metric again."""
+        given = [(p.name, getattr(self, p.name), p.default) for p in self.info.parameters]
+        parts = [f"{name}={_written(value)}" for name, value, default in given if value != default]
+        return self.info.name + (f"({', '.join(parts)})" if parts else "")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every parameter with its value."""
+        return {parameter.name: getattr(self, parameter.name) for parameter in self.info.parameters}
+
+    def fresh(self) -> Metric:
+        """Return the same metric with nothing taken in."""
+        return type(self)(**self.settings)
+
+    def __str__(self) -> str:
+        return self.spelling
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -1,0 +1,43 @@
+"""Grids of counts, and curves to numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vitreous.errors import SpellingError
+
+__all__ = ["Array", "area", "at_least", "equal_steps", "percent_steps"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def equal_steps(size: int, steps: int) -> tuple[int, ...]:
+    """Return ``k_j = min(size, j * ceil(size / steps))`` from 0 to ``size``; the last step may be shorter."""
+    width = -(-size // steps)
+    return (*range(0, size, width), size)
+
+
+def percent_steps(size: int, steps: int, stop: float = 1.0) -> tuple[int, ...]:
+    """Return ``floor(j / steps * size)`` for ``j / steps`` from 0 to ``stop``, in whole numbers."""
+    return tuple(j * size // steps for j in range(round(steps * stop) + 1))
+
+
+def area(curve: Array, at: Array, rule: str = "trapezoid", normalise: bool = True) -> Array:
+    """Return one number for each curve ``[B, J]`` over the abscissae ``[J]``.
+
+    ``trapezoid``: ``sum_j (x_{j+1} - x_j) (y_j + y_{j+1}) / 2`` with the true fractions, divided by the width of the
+    grid unless ``normalise`` is off. ``mean``: the mean of the points.
+    """
+    if rule == "mean":
+        return np.asarray(curve.mean(axis=1))
+    widths = np.diff(at)
+    total = ((curve[:, 1:] + curve[:, :-1]) / 2) @ widths
+    return np.asarray(total / widths.sum() if normalise else total)
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    """Refuse a number that is too small to mean anything."""
+    if not value >= least:
+        raise SpellingError(f"{name}={value} must be at least {least:g}")

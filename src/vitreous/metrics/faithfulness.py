@@ -1,0 +1,301 @@
+"""Faithfulness by perturbed pixels: remove what a map calls important and watch the model.
+
+``removed_k`` is the image with its k top-ranked pixels replaced by the substrate, ``kept_k`` the substrate with the
+image's k top-ranked pixels; ``P`` is the softmax probability of the scored class, ``n`` the number of pixels. A
+constant map is ranked by the tie key alone, so it scores like a random order; a map that is not finite has no score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from vitreous.methods.base import check_choice
+from vitreous.metrics.base import Metric
+from vitreous.metrics.curves import Array, area, at_least, equal_steps, percent_steps
+from vitreous.metrics.registry import register
+from vitreous.metrics.state import Geometry, Need
+from vitreous.metrics.substrate import check_substrate
+
+if TYPE_CHECKING:
+    from vitreous.metrics.pool import Answers
+
+__all__ = ["AOPC", "Deletion", "InsDel", "Insertion", "LOdds", "NegativePerturbation", "PositivePerturbation", "SRG"]
+
+_LABEL = {"explain": "label", "score": "label"}
+_TIS = {"steps": 224, "area": "mean", "start": False, **_LABEL}
+
+
+@dataclass
+class _InsertionDeletion(Metric):
+    """Shared by insertion, deletion and their difference."""
+
+    steps: int = 28
+    area: str = "trapezoid"
+    start: bool = True
+
+    def check(self) -> None:
+        at_least("steps", self.steps, 1)
+        check_choice("area", self.area, ("trapezoid", "mean"))
+
+    def _counts(self, geometry: Geometry) -> tuple[int, ...]:
+        counts = equal_steps(geometry.size("pixel"), self.steps)
+        return counts if self.start or len(counts) == 2 else counts[1:]
+
+    def _area(self, answers: Answers, need: Need) -> Array:
+        curve = np.exp(answers.log_probability(need, self.explain, self.score))
+        return area(curve, np.array(need.counts) / answers.geometry.size("pixel"), self.area)
+
+
+@register(
+    "insertion",
+    family="faithfulness",
+    papers=("petsiuk2018rise", "hong2025coiba", "englebert2023tis"),
+    presets={
+        "rise": {},
+        "coiba": {"substrate": "blur_51", **_LABEL},
+        "tis": {"substrate": "blur_tv", **_TIS},
+    },
+)
+@dataclass
+class Insertion(_InsertionDeletion):
+    """Area under ``P(kept_k)`` as the most important pixels come back, k from 0 to n in equal steps.
+
+    ``k_j = min(n, j ceil(n / steps))``; the trapezoid uses true fractions and is divided by their range. RISE starts
+    from its blurred image; ``@coiba`` from ``blur_51``, explaining and scoring the true class; ``@tis`` takes the mean
+    of the points after steps 1 to 224, for any substrate. Cost: ``steps - 1`` forwards per map.
+    """
+
+    substrate: str = "blur_rise"
+
+    def check(self) -> None:
+        super().check()
+        check_substrate(self.substrate)
+
+    def needs(self, geometry: Geometry) -> Sequence[Need]:
+        return [Need.kept(self.substrate, self._counts(geometry))]
+
+    def read(self, answers: Answers) -> Array:
+        return self._area(answers, *self.needs(answers.geometry))
+
+
+@register(
+    "deletion",
+    family="faithfulness",
+    papers=("petsiuk2018rise", "hong2025coiba", "englebert2023tis"),
+    presets={
+        "rise": {},
+        "coiba": {"substrate": "black", **_LABEL},
+        "tis": {"substrate": "blur_tv", **_TIS},
+    },
+)
+@dataclass
+class Deletion(_InsertionDeletion):
+    """Area under ``P(removed_k)`` as the most important pixels go, k from 0 to n in equal steps.
+
+    Grid and area as for ``insertion``. RISE deletes to 0 in normalised space, which is grey; ``@coiba`` to black,
+    explaining and scoring the true class; ``@tis`` as for insertion. Cost: ``steps - 1`` forwards per map.
+    """
+
+    higher_is_better = False
+    substrate: str = "zero_norm"
+
+    def check(self) -> None:
+        super().check()
+        check_substrate(self.substrate)
+
+    def needs(self, geometry: Geometry) -> Sequence[Need]:
+        return [Need.removed(self.substrate, self._counts(geometry))]
+
+    def read(self, answers: Answers) -> Array:
+        return self._area(answers, *self.needs(answers.geometry))
+
+
+@register(
+    "insdel",
+    family="faithfulness",
+    aliases=("insertion_minus_deletion",),
+    papers=("hong2025coiba", "englebert2023tis"),
+    presets={
+        "rise": {},
+        "coiba": {"insertion_substrate": "blur_51", "deletion_substrate": "black", **_LABEL},
+        "tis": {"insertion_substrate": "blur_tv", "deletion_substrate": "blur_tv", **_TIS},
+    },
+)
+@dataclass
+class InsDel(_InsertionDeletion):
+    """Insertion minus deletion: area under ``P(kept_k)`` less that under ``P(removed_k)``.
+
+    CoIBA's difference; TIS computes it for each of its substrates. Cost: what both need, and nothing on top.
+    """
+
+    insertion_substrate: str = "blur_rise"
+    deletion_substrate: str = "zero_norm"
+
+    def check(self) -> None:
+        super().check()
+        check_substrate(self.insertion_substrate)
+        check_substrate(self.deletion_substrate)
+
+    def needs(self, geometry: Geometry) -> Sequence[Need]:
+        counts = self._counts(geometry)
+        return [Need.kept(self.insertion_substrate, counts), Need.removed(self.deletion_substrate, counts)]
+
+    def read(self, answers: Answers) -> Array:
+        kept, removed = self.needs(answers.geometry)
+        return self._area(answers, kept) - self._area(answers, removed)
+
+
+@dataclass
+class _Perturbation(Metric):
+    """Shared by what removes shares of the pixels: ``floor(j n / steps)`` of them, ``j / steps`` up to ``stop``."""
+
+    steps: int = 20
+    substrate: str = "black"
+    stop: float = 1.0
+
+    def check(self) -> None:
+        at_least("steps", self.steps, 1)
+        check_substrate(self.substrate)
+        at_least("stop", self.stop, 1 / self.steps)
+        at_least("stop", -self.stop, -1)
+
+    def _most(self, geometry: Geometry) -> Need:
+        return Need.removed(self.substrate, percent_steps(geometry.size("pixel"), self.steps, self.stop))
+
+    def _least(self, geometry: Geometry) -> Need:
+        """The least relevant removed: what is left is the most relevant kept."""
+        size = geometry.size("pixel")
+        return Need.kept(self.substrate, [size - k for k in percent_steps(size, self.steps, self.stop)])
+
+    def _fractions(self) -> Array:
+        return np.arange(round(self.steps * self.stop) + 1) / self.steps
+
+
+@dataclass
+class _Accuracy(_Perturbation):
+    """Shared by positive and negative perturbation."""
+
+    normalise: bool = True
+    judges_labels: ClassVar[bool] = True
+
+    def _accuracy(self, answers: Answers, need: Need) -> Array:
+        return area(answers.correct(need, self.explain), self._fractions(), normalise=self.normalise)
+
+
+_CHEFER = {"steps": 10, "stop": 0.9, "normalise": False}
+
+
+@register(
+    "positive_perturbation",
+    family="faithfulness",
+    aliases=("positive",),
+    papers=("chefer2021transformer", "wu2024token"),
+    presets={"vtranm": {}, "chefer": _CHEFER},
+)
+@dataclass
+class PositivePerturbation(_Accuracy):
+    """Area under top-1 accuracy as the most important pixels turn black, 0 to 100 % in steps of 5 %.
+
+    Correctness is against the true class, whichever class is explained: ``explain=pred`` and ``explain=label`` are the
+    two rows of the papers. ``@chefer`` stops at 90 % in steps of 10 % and does not divide by the range. Cost:
+    ``steps - 1`` forwards per map.
+    """
+
+    higher_is_better = False
+
+    def needs(self, geometry: Geometry) -> Sequence[Need]:
+        return [self._most(geometry)]
+
+    def read(self, answers: Answers) -> Array:
+        return self._accuracy(answers, self._most(answers.geometry))
+
+
+@register(
+    "negative_perturbation",
+    family="faithfulness",
+    aliases=("negative",),
+    papers=("chefer2021transformer", "wu2024token"),
+    presets={"vtranm": {}, "chefer": _CHEFER},
+)
+@dataclass
+class NegativePerturbation(_Accuracy):
+    """Area under top-1 accuracy as the least important pixels turn black, 0 to 100 % in steps of 5 %.
+
+    The mirror of ``positive_perturbation``: same classes, same presets. The least relevant ``k`` removed is the most
+    relevant ``n - k`` kept. Cost: ``steps - 1`` forwards per map.
+    """
+
+    def needs(self, geometry: Geometry) -> Sequence[Need]:
+        return [self._least(geometry)]
+
+    def read(self, answers: Answers) -> Array:
+        return self._accuracy(answers, self._least(answers.geometry))
+
+
+@dataclass
+class _Drop(_Perturbation):
+    """Shared by AOPC and LOdds: a mean over the grid, the untouched image included or not."""
+
+    include_zero: bool = True
+
+    def needs(self, geometry: Geometry) -> Sequence[Need]:
+        return [self._most(geometry)]
+
+    def _curve(self, answers: Answers) -> Array:
+        return answers.log_probability(self._most(answers.geometry), self.explain, self.score)
+
+    def _mean(self, drops: Array) -> Array:
+        return np.asarray(drops[:, 0 if self.include_zero else 1 :].mean(axis=1))
+
+
+@register("aopc", family="faithfulness", papers=("samek2017evaluating", "wu2024token"), presets={"vtranm": {}})
+@dataclass
+class AOPC(_Drop):
+    """Mean of ``P(x) - P(removed_k)`` over the percentages removed: how far the probability falls.
+
+    The divisor counts the untouched image, whose term is zero, unless ``include_zero`` is off. Cost: none beside
+    ``positive_perturbation`` on the same grid.
+    """
+
+    def read(self, answers: Answers) -> Array:
+        probability = np.exp(self._curve(answers))
+        return self._mean(probability[:, :1] - probability)
+
+
+@register("lodds", family="faithfulness", papers=("wu2024token",), presets={"vtranm": {}})
+@dataclass
+class LOdds(_Drop):
+    """Mean of ``log P(removed_k) - log P(x)`` over the percentages removed; the more negative the better.
+
+    From log-softmax, never from a clamped probability. Cost: none beside ``positive_perturbation`` on the same grid.
+    """
+
+    higher_is_better = False
+
+    def read(self, answers: Answers) -> Array:
+        log = self._curve(answers)
+        return self._mean(log - log[:, :1])
+
+
+@register("srg", family="faithfulness", aliases=("abpc",), papers=("bluecher2024decoupling", "li2023m4"))
+@dataclass
+class SRG(_Perturbation):
+    """Symmetric relevance gain: area under ``P`` with the least relevant removed first, less that with the most.
+
+    One substrate for both orders; the area between the two perturbation curves (ABPC) is the same number. Single-sided
+    rankings contradict each other, the difference does not. Cost: none beside positive and negative perturbation.
+    """
+
+    def needs(self, geometry: Geometry) -> Sequence[Need]:
+        return [self._least(geometry), self._most(geometry)]
+
+    def read(self, answers: Answers) -> Array:
+        least, most = (
+            area(np.exp(answers.log_probability(need, self.explain, self.score)), self._fractions())
+            for need in self.needs(answers.geometry)
+        )
+        return least - most

@@ -1,0 +1,211 @@
+"""The generic tester: what every metric must do. A new metric joins by being registered."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitreous as vt
+from families import FAMILIES, images
+from test_contract import State
+from vitreous.errors import SpellingError, TargetError
+from vitreous.metrics import Answers, Geometry, Maps, Metric, Pool
+
+SPELLINGS = [
+    spelling for info in vt.metrics() for spelling in (info.name, *(f"{info.name}@{preset}" for preset in info.presets))
+]
+SHORT = {"steps": 12}  # 224 steps are for large images
+
+
+@pytest.fixture(scope="module")
+def view() -> vt.View:
+    return vt.view(FAMILIES["vit"]())
+
+
+def made(spelling: str) -> Metric:
+    metric = vt.metric(spelling)
+    return type(metric)(**(metric.settings | SHORT)) if getattr(metric, "steps", 0) > 100 else metric
+
+
+@pytest.fixture(params=SPELLINGS)
+def metric(request: pytest.FixtureRequest) -> Metric:
+    return made(request.param)
+
+
+def maps(count: int, seed: int = 1) -> Tensor:
+    return torch.randn(count, 4, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def answers(view: vt.View, metric: Metric, x: Tensor, values: Tensor, **options: Any) -> Answers:
+    geometry = Geometry(tuple(x.shape[2:]), view.grid(x))
+    pool = Pool(view, [metric], geometry, ["pred", "label"], **options)
+    looked = pool.engine.look(x)
+    labels = (x.flatten(1).sum(dim=1) * 1000).long() % 5  # of the image, not of its place
+    rows = {mode: np.arange(len(x)) for mode in pool.modes}
+    pool.add(x, looked, {"pred": looked.argmax(dim=1), "label": labels}, {"it": Maps(values, rows)})
+    return pool.finish()["it"]
+
+
+def test_update_compute_reset_merge(view: vt.View, metric: Metric) -> None:
+    x, values = images(view, 5), maps(5)
+    with pytest.raises(vt.VitreousError, match="has seen no maps yet"):
+        metric.compute()
+    metric.update(answers(view, metric, x, values))
+    whole = metric.compute()
+    assert whole.scores.shape == whole.flags.shape == (5,)
+    assert np.isfinite(whole.scores).all()
+    assert whole.mean == pytest.approx(whole.scores.mean())
+    assert whole.degenerate == {"constant": 0, "zero": 0, "nonfinite": 0}
+
+    metric.reset()
+    one, other = metric.fresh(), metric.fresh()
+    one.update(answers(view, metric, x[:2], values[:2]))
+    other.update(answers(view, metric, x[2:4], values[2:4]))
+    other.update(answers(view, metric, x[4:], values[4:]))
+    one.merge(other)
+    np.testing.assert_allclose(one.compute().scores, whole.scores, atol=1e-5)
+    assert len(other.compute().scores) == 3, "merging changed the other"
+    metric.update(answers(view, metric, x[:1], values[:1]))
+    assert len(metric.compute().scores) == 1, "reset forgot nothing"
+
+
+def test_deterministic_and_independent(view: vt.View, metric: Metric) -> None:
+    """The same again bit for bit; neighbours, batches and the dtype of the model to rounding."""
+    x, values = images(view, 4), maps(4)
+    first = metric.read(answers(view, metric, x, values))
+    np.testing.assert_array_equal(first, metric.read(answers(view, metric, x, values)))
+    back = metric.read(answers(view, metric, x.flip(0), values.flip(0)))[::-1]
+    np.testing.assert_allclose(back, first, atol=1e-3 if getattr(metric, "percent", False) else 1e-5)
+    small = metric.read(answers(view, metric, x, values, batch=3))
+    np.testing.assert_allclose(small, first, atol=1e-3 if getattr(metric, "percent", False) else 1e-5)
+
+    view.model.double()
+    try:
+        double = metric.read(answers(view, metric, x.double(), values))
+    finally:
+        view.model.float()
+    np.testing.assert_allclose(double, first, atol=2e-3 * (100 if getattr(metric, "percent", False) else 1))
+
+
+def test_nothing_is_left_behind(view: vt.View, metric: Metric) -> None:
+    x, values = images(view, 2), maps(2)
+    view.model.train()
+    next(view.model.children()).eval()
+    before, kept = State(view.model), (x.clone(), values.clone())
+    try:
+        answers(view, metric, x, values)
+        before.assert_same(view.model)
+    finally:
+        view.model.eval()
+    assert torch.equal(x, kept[0])
+    assert torch.equal(values, kept[1])
+
+
+def test_degenerate_maps(view: vt.View, metric: Metric) -> None:
+    x, values = images(view, 4), maps(4)
+    values[0], values[1], values[2, 1, 1] = 0.3, 0.0, math.nan
+    metric.update(answers(view, metric, x, values))
+    found = metric.compute()
+    assert found.flags.tolist() == [1, 2, 3, 0]
+    assert found.degenerate == {"constant": 1, "zero": 1, "nonfinite": 1}
+    assert np.isnan(found.scores).tolist() == [False, False, True, False]
+    assert found.mean == pytest.approx(np.nanmean(found.scores))
+
+
+def test_spelling_and_pickling(metric: Metric) -> None:
+    again = vt.metric(metric.spelling)
+    assert again == metric
+    assert again is not metric
+    assert again.spelling == metric.spelling
+    assert vt.metric(metric) is metric
+    copy = pickle.loads(pickle.dumps(metric))
+    assert copy == metric
+    assert copy.spelling == metric.spelling
+
+
+def test_pickling_keeps_what_was_collected(view: vt.View, metric: Metric) -> None:
+    metric.update(answers(view, metric, images(view, 2), maps(2)))
+    copy = pickle.loads(pickle.dumps(metric))
+    np.testing.assert_array_equal(copy.compute().scores, metric.compute().scores)
+
+
+def test_facts(metric: Metric) -> None:
+    """Paper, direction and forwards are data, and the docstring says the rest."""
+    info = metric.info
+    assert isinstance(metric.higher_is_better, bool)
+    assert info.papers
+    assert info.forwards >= 1
+    assert len(info.summary) > 20
+    assert "cost" in inspect.getdoc(info.make).lower()
+    assert set(metric.settings) == {parameter.name for parameter in info.parameters}
+    small = Geometry((32, 32), (4, 4))
+    assert metric.forwards(small) >= 1
+    for need in metric.needs(small):
+        assert all(0 <= count <= small.size(need.unit) for count in need.counts)
+
+
+@pytest.mark.parametrize("info", vt.metrics(), ids=lambda info: info.name)
+def test_bad_spellings(info: Any) -> None:
+    for wrong, said in {
+        "explain=nobody": "explain='nobody' is not one of given, pred, label",
+        "score=nobody": "score='nobody' is not one of pred, label, explained",
+        "colour=red": "has no parameter 'colour'",
+    }.items():
+        with pytest.raises(SpellingError, match=said):
+            vt.metric(f"{info.name}({wrong})")
+    with pytest.raises(SpellingError, match="has no preset 'nobody'"):
+        vt.metric(f"{info.name}@nobody")
+    for parameter in info.parameters:
+        if parameter.name.endswith("substrate"):
+            with pytest.raises(SpellingError, match=r"unknown substrate 'snow'.*zero_norm, black.*blur_51"):
+                vt.metric(f"{info.name}({parameter.name}=snow)")
+            with pytest.raises(SpellingError, match="'drop' removes tokens"):
+                vt.metric(f"{info.name}({parameter.name}=drop)")
+        if parameter.name == "steps":
+            with pytest.raises(SpellingError, match="steps=0 must be at least"):
+                vt.metric(f"{info.name}(steps=0)")
+
+
+def test_labels_are_asked_for_by_name(view: vt.View, metric: Metric) -> None:
+    x = images(view, 2)
+    if not metric.needs_labels:
+        assert vt.evaluate(view, x, "ixg", metric, samples=5).images == ("input-0", "input-1")
+        return
+    with pytest.raises(TargetError, match="needs the true classes: give labels") as error:
+        vt.evaluate(view, x, "ixg", metric)
+    assert metric.info.name in str(error.value)
+
+
+def test_other_metrics_do_not_merge() -> None:
+    with pytest.raises(SpellingError, match="cannot be merged"):
+        vt.metric("insertion").merge(vt.metric("deletion"))
+    with pytest.raises(SpellingError, match="cannot be merged"):
+        vt.metric("insertion").merge(vt.metric("insertion(steps=3)"))
+
+
+def test_a_name_is_given_once() -> None:
+    from vitreous.metrics import register
+
+    with pytest.raises(SpellingError, match="two metrics are called 'abpc'"):
+        register("fresh", family="x", aliases=("abpc",))(type(vt.metric("srg")))
+    with pytest.raises(SpellingError, match="unknown metric 'insrtion'; did you mean insertion"):
+        vt.metric("insrtion")
+    with pytest.raises(SpellingError, match="a metric is a spelling or a Metric, got int"):
+        vt.metric(3)
+    assert vt.metric("abpc") == vt.metric("srg")
+
+
+def test_token_metrics_need_models_that_drop_tokens() -> None:
+    from every import EVERY
+
+    swin = vt.view(EVERY["swin"]())
+    with pytest.raises(vt.VitreousError, match="cannot leave tokens out"):
+        vt.evaluate(swin, images(swin, 1), "gradcam", "token_deletion_aopc")
+    assert np.isfinite(vt.evaluate(swin, images(swin, 1), "gradcam", "srg", samples=5)["gradcam", "srg"]).all()
