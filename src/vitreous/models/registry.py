@@ -131,7 +131,7 @@ def _find(name: str) -> tuple[Adapter, str]:
         if not slash and any(info.name == name for info in adapter.models() if "/" not in info.name):
             return adapter, name
     known = ", ".join(f"{adapter.prefix}/…" for adapter in adapters() if adapter.prefix != "world")
-    raise ModelError(f"unknown model {name!r}{nearest(name, (i.name for i in models())) or f'; known: world, {known}'}")
+    raise ModelError(f"unknown model {name!r}{nearest(name, (i.name for i in models())) or f'; known: {known}, world'}")
 
 
 def models() -> list[ModelInfo]:
