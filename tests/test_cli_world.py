@@ -27,11 +27,11 @@ def test_demo(here: Path) -> None:
     creatures = ("crested-bimble", "fan-tailed-mossop", "webbed-fennet")
     assert {each.name for each in (here / "shown").iterdir()} == {
         *("report.html", "world.png", "shortcut.png"),
-        *(f"{name}{end}.png" for name in creatures for end in ("", "-panel", "-siblings")),
+        *(f"{name}{end}.png" for name in creatures for end in ("", "-panel", "-siblings", "-owners")),
     }
     assert all(Image.open(here / "shown" / f"{name}-panel.png").size > (176 * 4, 176 * 2) for name in creatures)
     report = (here / "shown" / "report.html").read_text(encoding="utf-8")
-    assert report.count("data:image/png;base64,") == 8
+    assert report.count("data:image/png;base64,") == 11
     assert "report.html" in done.out
     table = re.findall(r"<tr><td>(world[-a-z]*)</td>(.*?)</tr>", report)
     shares = {name: [float(share) for share in re.findall(r">([\d.]+) %<", row)] for name, row in table}

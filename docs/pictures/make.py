@@ -87,12 +87,39 @@ def creatures() -> None:
     _sheet([*row, scene.marked(corner=1)], [*names, "with its marker"], 6, 128).save(HERE / "parts.png", optimize=True)
 
 
+SYSTEMS = {
+    "coiba": ["generic", "iba", "coiba"],
+    "skipplus": ["decompx", "skipplus(decompx)", "plus(decompx)", "logprob(plus(decompx))"],
+    "vtranm": ["rollout", "generic", "vtranm"],
+    "tis": ["generic", "tis(masks=128)", "tis"],
+}
+"""The pages of the systems, and the methods that stand side by side on them."""
+
+
+def systems() -> None:
+    """Two scenes of the world on every page, and on that of VAR who owns which patch."""
+    view = vt.load("world")
+    scenes = [world.Scene.of(seed) for seed in (34, 37)]
+    shown = list(pictures(world.render(scenes).images))
+    for name, methods in SYSTEMS.items():
+        rows = []
+        for scene, picture in zip(scenes, shown, strict=True):
+            found = vt.compare(view, picture, methods)
+            cells = [show.Cell(each.image, each.map.numpy(), each.method, group=each.method) for each in found]
+            rows.append([show.Cell(picture, None, scene.name), *cells])
+        show.panel(rows, tile=160).save(HERE / f"{name}.png", optimize=True)
+    siblings = "|".join(kind.name for kind in world.CLASSES if kind.family == world.CLASSES[scenes[0].label].family)
+    owned = vt.explain(view, shown[0], f"var(decompx, classes={siblings!r})", scenes[0].name)
+    owned.owners(tile=160).save(HERE / "var.png", optimize=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, help="weights of deit_tiny_patch16_224; from the hub if not given")
     parser.add_argument("--only", choices=["world"], help="the pictures of the world and no others")
     given = parser.parse_args()
     creatures()
+    systems()
     if given.only == "world":
         return
     options = {"checkpoint": given.checkpoint} if given.checkpoint else {}
