@@ -123,7 +123,7 @@ class _Case:
         z, chance = gain / deviation, float(orders.mean())
         side, many = "above" if z >= 0 else "below", "all" if beaten == 2 * _ORDERS else beaten or "none"
         sentence = (
-            f"insertion {insertion:.3f}, deletion {deletion:.3f}, ten random orders {chance:.3f}: "
+            f"insertion {insertion:.3f}, deletion {deletion:.3f}, of ten random orders both {chance:.3f}: "
             f"{abs(z):.1f} deviations {side} chance, better than {many} of them"
         )
         numbers = {"insertion": insertion, "deletion": deletion, "random": chance, "z": z, "beaten": beaten}
