@@ -24,7 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_demo(here: Path) -> None:
     done = run("demo", "--out", "shown")
     assert (done.code, done.err) == (0, "")
-    creatures = ("crested-bimble", "fan-tailed-mossop", "webbed-fennet")
+    creatures = ("feelered-bimble", "fan-tailed-mossop", "webbed-fennet")
     assert {each.name for each in (here / "shown").iterdir()} == {
         *("report.html", "world.png", "shortcut.png"),
         *(f"{name}{end}.png" for name in creatures for end in ("", "-panel", "-siblings", "-owners")),

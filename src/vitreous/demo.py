@@ -24,7 +24,7 @@ __all__ = ["METHODS", "write"]
 METHODS = ("rollout", "generic", DEFAULT, "coiba", "skipplus(decompx)", "vtranm", "var(decompx)", "tis(masks=256)")
 """Two baselines, the default, and the five systems."""
 _JUDGED, _VALUE = DEFAULT, "logprob"
-_SEEDS = (41, 37, 34)
+_SEEDS = (35, 37, 34)
 """Scenes whose telling part is the horn, the tail and the legs."""
 _STORY = 24
 """How many betrayed scenes are explained for the story of the shortcut."""
