@@ -20,6 +20,7 @@ from vitreous.errors import ImageError, MapError, SpellingError, VitreousError
 from vitreous.images import Picture
 from vitreous.methods import Method, answer, method
 from vitreous.metrics import Maps
+from vitreous.metrics.curves import Array
 from vitreous.models import View
 from vitreous.passes import Session, Target
 
@@ -109,7 +110,7 @@ def _passes(classes: Mapping[str, Tensor]) -> tuple[list[tuple[Tensor, Tensor]],
     total = 0
     known: dict[str, Tensor] = {}
     for mode, wanted in classes.items():
-        mine = np.full(len(wanted), -1)
+        mine: Array = np.full(len(wanted), -1)
         for earlier, their in known.items():
             mine = np.where((mine < 0) & (wanted == their).cpu().numpy(), rows[earlier], mine)
         new = np.flatnonzero(mine < 0)

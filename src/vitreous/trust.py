@@ -16,6 +16,7 @@ from vitreous.explanation import Explanation
 from vitreous.methods import Method, answer, method, to_grid
 from vitreous.methods.consensus import mean_ranks
 from vitreous.metrics import Geometry, Maps, Pool, metric
+from vitreous.metrics.curves import Array
 from vitreous.models import View, view
 from vitreous.passes import Session, Target, probabilities
 from vitreous.passes.session import seeded
@@ -204,7 +205,7 @@ class _Case:
         found_map = to_grid(found.map, "pixel" if fine else "token", seen, self.inputs)
         return to_grid(found_map, "token", seen, self.inputs).cpu()
 
-    def _areas(self) -> tuple[tuple[float, float], np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
+    def _areas(self) -> tuple[tuple[float, float], Array]:
         """Return insertion and deletion of the map, and those of the random orders ``[orders, 2]``."""
         e, seen = self.explanation, self.view
         draws = seeded(e.seed, self.inputs, "check")
