@@ -181,10 +181,11 @@ def test_third_parties_join_by_entry_points(monkeypatch):
 
             return Three
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry()] if group == "vitreous.methods" else [])
-    monkeypatch.setattr(registry, "_third_parties_loaded", False)
-    monkeypatch.setattr(registry, "_BY_NAME", dict(registry._BY_NAME))
-    monkeypatch.setattr(registry, "_ALIASES", dict(registry._ALIASES))
+    offered = lambda group: [Entry()] if group == "vitreous.methods" else []  # noqa: E731
+    monkeypatch.setattr("vitreous.methods.shelf.entry_points", offered)
+    monkeypatch.setattr(registry.SHELF, "complete", False)
+    monkeypatch.setattr(registry.SHELF, "by_name", dict(registry.SHELF.by_name))
+    monkeypatch.setattr(registry.SHELF, "aliases", dict(registry.SHELF.aliases))
     assert vt.method("three").info.summary == "Three everywhere."
     assert "three" in [info.name for info in vt.methods()]
 
@@ -200,8 +201,9 @@ def test_metrics_come_from_entry_points(monkeypatch):
     registry = importlib.import_module("vitreous.metrics.registry")
     loaded = []
     entry = type("Entry", (), {"load": lambda self: loaded.append("their metric")})()
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == "vitreous.metrics" else [])
-    monkeypatch.setattr(registry, "_third_parties_loaded", False)
+    offered = lambda group: [entry] if group == "vitreous.metrics" else []  # noqa: E731
+    monkeypatch.setattr("vitreous.methods.shelf.entry_points", offered)
+    monkeypatch.setattr(registry.SHELF, "complete", False)
     assert "insertion" in [info.name for info in vt.metrics()]
     assert loaded == ["their metric"]
     vt.metrics()

@@ -35,7 +35,7 @@ def definition(maps: np.ndarray, preset: str) -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture
 def planted(monkeypatch):
     """A base whose maps are written down: one for each class."""
-    monkeypatch.setattr(registry, "_BY_NAME", dict(registry._BY_NAME))
+    monkeypatch.setattr(registry.SHELF, "by_name", dict(registry.SHELF.by_name))
     tables: dict[str, Tensor] = {}
 
     @vt.register("planted", family="test")

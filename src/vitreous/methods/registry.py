@@ -5,20 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import Any, TypeVar, get_type_hints
 
-from vitreous.errors import SpellingError, nearest
 from vitreous.methods.base import Method
 from vitreous.methods.papers import PAPERS, Paper
+from vitreous.methods.shelf import Shelf
 
 __all__ = ["Info", "Parameter", "find", "methods", "register"]
 
 M = TypeVar("M", bound=type[Method])
-
-_BY_NAME: dict[str, Info] = {}
-_ALIASES: dict[str, str] = {}
-_third_parties_loaded = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +75,9 @@ class Info:
         return self.cost_note or f"{forwards:g} F" + (f" + {backwards:g} B" if backwards else "")
 
 
+SHELF: Shelf[Info] = Shelf("method", "vitreous.methods")
+
+
 def register(
     name: str,
     *,
@@ -100,12 +98,8 @@ def register(
     def decorate(make: M) -> M:
         cited = tuple(PAPERS[each] if isinstance(each, str) else each for each in papers)
         info = Info(name, family, make, aliases, cited, class_specific, cost, cost_note, presets or {}, refuses)
-        for word in (name, *aliases):
-            if word in _BY_NAME or word in _ALIASES:
-                raise SpellingError(f"two methods are called {word!r}")
+        SHELF.add(info)
         make.info = info
-        _BY_NAME[name] = info
-        _ALIASES.update(dict.fromkeys(aliases, name))
         return make
 
     return decorate
@@ -113,24 +107,9 @@ def register(
 
 def find(name: str) -> Info:
     """Return the method called ``name`` or one of its aliases."""
-    _load_third_parties()
-    info = _BY_NAME.get(_ALIASES.get(name, name))
-    if info is None:
-        raise SpellingError(f"unknown method {name!r}{nearest(name, [*_BY_NAME, *_ALIASES])}")
-    return info
+    return SHELF.find(name)
 
 
 def methods() -> list[Info]:
     """Return all methods, family by family."""
-    _load_third_parties()
-    families = list(dict.fromkeys(info.family for info in _BY_NAME.values()))
-    return sorted(_BY_NAME.values(), key=lambda info: families.index(info.family))
-
-
-def _load_third_parties() -> None:
-    """Import what other packages offer under ``vitreous.methods``; importing it registers it."""
-    global _third_parties_loaded
-    if not _third_parties_loaded:
-        _third_parties_loaded = True
-        for entry in entry_points(group="vitreous.methods"):
-            entry.load()
+    return SHELF.all()

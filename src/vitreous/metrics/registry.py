@@ -6,12 +6,12 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import Any, TypeVar, get_type_hints
 
-from vitreous.errors import SpellingError, nearest
+from vitreous.errors import SpellingError
 from vitreous.methods import Paper
 from vitreous.methods.registry import Parameter
+from vitreous.methods.shelf import Shelf
 from vitreous.methods.spelling import Reader
 from vitreous.metrics.base import Metric
 from vitreous.metrics.papers import PAPERS
@@ -19,10 +19,6 @@ from vitreous.metrics.papers import PAPERS
 __all__ = ["Info", "find", "metric", "metrics", "register"]
 
 M = TypeVar("M", bound=type[Metric])
-
-_BY_NAME: dict[str, Info] = {}
-_ALIASES: dict[str, str] = {}
-_third_parties_loaded = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +60,9 @@ class Info:
         return self.make().forwards()
 
 
+SHELF: Shelf[Info] = Shelf("metric", "vitreous.metrics")
+
+
 def register(
     name: str,
     *,
@@ -80,12 +79,8 @@ def register(
     def decorate(make: M) -> M:
         cited = tuple(PAPERS[each] if isinstance(each, str) else each for each in papers)
         info = Info(name, family, make, aliases, cited, presets or {})
-        for word in (name, *aliases):
-            if word in _BY_NAME or word in _ALIASES:
-                raise SpellingError(f"two metrics are called {word!r}")
+        SHELF.add(info)
         make.info = info
-        _BY_NAME[name] = info
-        _ALIASES.update(dict.fromkeys(aliases, name))
         return make
 
     return decorate
@@ -93,18 +88,12 @@ def register(
 
 def find(name: str) -> Info:
     """Return the metric called ``name`` or one of its aliases."""
-    _load_third_parties()
-    info = _BY_NAME.get(_ALIASES.get(name, name))
-    if info is None:
-        raise SpellingError(f"unknown metric {name!r}{nearest(name, [*_BY_NAME, *_ALIASES])}")
-    return info
+    return SHELF.find(name)
 
 
 def metrics() -> list[Info]:
     """Return all metrics, family by family."""
-    _load_third_parties()
-    families = list(dict.fromkeys(info.family for info in _BY_NAME.values()))
-    return sorted(_BY_NAME.values(), key=lambda info: families.index(info.family))
+    return SHELF.all()
 
 
 def metric(spelling: str | Metric) -> Metric:
@@ -122,12 +111,3 @@ class _Reader(Reader):
 
     def find(self, name: str) -> Any:
         return find(name)
-
-
-def _load_third_parties() -> None:
-    """Import what other packages offer under ``vitreous.metrics``; importing it registers it."""
-    global _third_parties_loaded
-    if not _third_parties_loaded:
-        _third_parties_loaded = True
-        for entry in entry_points(group="vitreous.metrics"):
-            entry.load()

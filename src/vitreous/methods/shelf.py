@@ -1,0 +1,64 @@
+"""What is registered by name: methods here, metrics in their room, and what other packages add to either."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Generic, Protocol, TypeVar
+
+from vitreous.errors import SpellingError, nearest
+
+__all__ = ["Shelf"]
+
+
+class Named(Protocol):
+    """What can stand on a shelf."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def aliases(self) -> tuple[str, ...]: ...
+
+
+T = TypeVar("T", bound=Named)
+
+
+class Shelf(Generic[T]):
+    """Things of one kind (``noun``) by name and alias. Importing what an entry point of the ``group`` names adds it."""
+
+    def __init__(self, noun: str, group: str) -> None:
+        self.noun, self.group = noun, group
+        self.by_name: dict[str, T] = {}
+        self.aliases: dict[str, str] = {}
+        self.complete = False
+
+    def add(self, thing: T) -> None:
+        """Put a thing on the shelf; its name and aliases must be free."""
+        for word in (thing.name, *thing.aliases):
+            if word in self.by_name or word in self.aliases:
+                raise SpellingError(f"two {self.noun}s are called {word!r}")
+        self.by_name[thing.name] = thing
+        self.aliases.update(dict.fromkeys(thing.aliases, thing.name))
+
+    def find(self, name: str) -> T:
+        """Return the thing called ``name`` or by one of its aliases."""
+        self._load_third_parties()
+        found = self.by_name.get(self.aliases.get(name, name))
+        if found is None:
+            raise SpellingError(f"unknown {self.noun} {name!r}{nearest(name, [*self.by_name, *self.aliases])}")
+        return found
+
+    def all(self) -> list[T]:
+        """Return everything, family by family."""
+        self._load_third_parties()
+        families = list(dict.fromkeys(thing.family for thing in self.by_name.values()))
+        return sorted(self.by_name.values(), key=lambda thing: families.index(thing.family))
+
+    def _load_third_parties(self) -> None:
+        if not self.complete:
+            self.complete = True
+            for entry in entry_points(group=self.group):
+                entry.load()
