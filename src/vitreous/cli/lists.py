@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -24,10 +25,7 @@ def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     """List the methods: paper, cost in forwards and backwards, class-specific or not; or describe one."""
     import vitreous as vt
 
-    infos = [info for info in vt.methods() if pattern in (info.name, *info.aliases)]
-    infos = infos or [info for info in vt.methods() if _fits(pattern, info.name, *info.aliases)]
-    if not infos:
-        raise VitreousError(f"no method fits {pattern!r}{nearest(pattern or '', (i.name for i in vt.methods()))}")
+    infos = _chosen("method", vt.methods(), pattern)
     if as_json:
         options.print_json([_method(info) for info in infos])
         return
@@ -35,13 +33,7 @@ def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
         _describe(infos[0])
         return
     table = options.table("method", "class-specific", "cost", "paper")
-    family = ""
-    for info in infos:
-        if info.family != family:
-            family = info.family
-            table.add_row(Text(family, style="bold"))
-        paper = str(info.papers[0]) if info.papers else ""
-        table.add_row(f"  {info.name}", _specific(info), info.cost_text, paper)
+    _by_family(table, infos, lambda info: (_specific(info), info.cost_text))
     options.say(table)
     options.say("F: forward passes, B: backward passes. `vitreous methods NAME` tells more.", style="dim")
 
@@ -50,10 +42,7 @@ def metrics(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     """List the metrics: direction, states per image and method, paper; or describe one."""
     import vitreous as vt
 
-    infos = [info for info in vt.metrics() if pattern in (info.name, *info.aliases)]
-    infos = infos or [info for info in vt.metrics() if _fits(pattern, info.name, *info.aliases)]
-    if not infos:
-        raise VitreousError(f"no metric fits {pattern!r}{nearest(pattern or '', (i.name for i in vt.metrics()))}")
+    infos = _chosen("metric", vt.metrics(), pattern)
     if as_json:
         options.print_json([_metric(info) for info in infos])
         return
@@ -61,14 +50,7 @@ def metrics(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
         _describe_metric(infos[0])
         return
     table = options.table("metric", "better", "states", "needs labels", "paper")
-    family = ""
-    for info in infos:
-        if info.family != family:
-            family = info.family
-            table.add_row(Text(family, style="bold"))
-        paper = str(info.papers[0]) if info.papers else ""
-        needs = "yes" if info.needs_labels else "no"
-        table.add_row(f"  {info.name}", _better(info), str(info.forwards), needs, paper)
+    _by_family(table, infos, lambda info: (_better(info), str(info.forwards), _labels(info)))
     options.say(table)
     options.say(
         "States: forwards per image and method, at 224 pixels; equal ones are run once for all metrics.", style="dim"
@@ -121,40 +103,55 @@ def _specific(info: Any) -> str:
     return "as its base" if info.combines else "yes" if info.class_specific else "no"
 
 
+def _chosen(noun: str, infos: list[Any], pattern: str | None) -> list[Any]:
+    """Return what is called so, or else everything whose name fits."""
+    found = [info for info in infos if pattern in (info.name, *info.aliases)]
+    found = found or [info for info in infos if _fits(pattern, info.name, *info.aliases)]
+    if not found:
+        raise VitreousError(f"no {noun} fits {pattern!r}{nearest(pattern or '', (info.name for info in infos))}")
+    return found
+
+
+def _by_family(table: Table, infos: list[Any], facts: Callable[[Any], tuple[str, ...]]) -> None:
+    """Fill a table: each family's name, then one row each with its facts and its first paper."""
+    family = ""
+    for info in infos:
+        if info.family != family:
+            family = info.family
+            table.add_row(Text(family, style="bold"))
+        table.add_row(f"  {info.name}", *facts(info), str(info.papers[0]) if info.papers else "")
+
+
 def _describe(info: Any) -> None:
     """Print one method: its docstring, parameters, presets and papers."""
-    options.say(f"{', '.join([info.name, *info.aliases])}  ({info.family})", style="bold")
-    options.say(inspect.cleandoc(info.make.__doc__ or ""))
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for parameter in info.parameters:
-        needed = "a method" if info.bases == 1 else "two methods or more"
-        table.add_row(parameter.name, needed if parameter.required else f"default {parameter.default}")
-    for name, values in info.presets.items():
-        table.add_row(f"@{name}", ", ".join(f"{key}={value}" for key, value in values.items()))
-    table.add_row("cost", info.cost_text)
-    table.add_row("class-specific", _specific(info))
-    for paper in info.papers:
-        table.add_row("paper", f"{paper.title} ({paper})")
-    options.say("")
-    options.say(table)
+    needed = "a method" if info.bases == 1 else "two methods or more"
+    _print(info, needed, {"cost": info.cost_text, "class-specific": _specific(info)})
 
 
 def _describe_metric(info: Any) -> None:
     """Print one metric: its docstring, parameters, presets and papers."""
+    states = f"{info.forwards} per image and method, at 224 pixels in 14 x 14 patches"
+    _print(info, "", {"better": _better(info), "states": states, "needs labels": _labels(info)})
+
+
+def _print(info: Any, needed: str, facts: dict[str, str]) -> None:
     options.say(f"{', '.join([info.name, *info.aliases])}  ({info.family})", style="bold")
     options.say(inspect.cleandoc(info.make.__doc__ or ""))
     table = Table(box=None, pad_edge=False, show_header=False)
     for parameter in info.parameters:
-        table.add_row(parameter.name, f"default {parameter.default}")
+        table.add_row(parameter.name, needed if parameter.required else f"default {parameter.default}")
     for name, values in info.presets.items():
         table.add_row(f"@{name}", ", ".join(f"{key}={value}" for key, value in values.items()) or "the defaults")
-    table.add_row("better", _better(info))
-    table.add_row("states", f"{info.forwards} per image and method, at 224 pixels in 14 x 14 patches")
-    table.add_row("needs labels", "yes" if info.needs_labels else "no")
+    for name, fact in facts.items():
+        table.add_row(name, fact)
     for paper in info.papers:
         table.add_row("paper", f"{paper.title} ({paper})")
     options.say("")
     options.say(table)
+
+
+def _labels(info: Any) -> str:
+    return "yes" if info.needs_labels else "no"
 
 
 def _better(info: Any) -> str:
