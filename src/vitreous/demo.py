@@ -15,8 +15,8 @@ from vitreous.api import DEFAULT, compare, explain, load
 from vitreous.errors import VitreousError
 from vitreous.explanation import Explanation
 from vitreous.models import View
-from vitreous.world import BETRAYED, CLASSES, PARTS, Batch, Rendered, Scene, World, betray, render, telling_part, unpack
-from vitreous.world.exam import predictions, probabilities
+from vitreous.world import BETRAYED, CLASSES, PARTS, Rendered, Scene, World, betray, render, telling_part, unpack
+from vitreous.world.exam import predictions, right
 from vitreous.world.files import pictures
 
 __all__ = ["METHODS", "write"]
@@ -131,9 +131,7 @@ def _story(honest: View, cheat: View, keep: Keeper) -> show.Section:
     models = (honest, cheat)
     found = [explain(model, shown, _JUDGED, value=_VALUE) for model in models]
     on_marker, on_creature = ([_share(maps, mask) for maps in found] for mask in (rendered.marker, rendered.creature))
-    right = [
-        [_right(model, scenes) for scenes in (betray(drawn), betray(drawn, moved=True), drawn)] for model in models
-    ]
+    hits = [[right(model, scenes) for scenes in (betray(drawn), betray(drawn, moved=True), drawn)] for model in models]
     rows = []
     for place, picture in enumerate(shown[:3]):
         cells = [show.Cell(picture, None, marked[place].name, "the marker gives the class away")]
@@ -144,22 +142,18 @@ def _story(honest: View, cheat: View, keep: Keeper) -> show.Section:
     panel = keep("shortcut.png", show.panel(rows, tile=192))
     text = (
         "The second model, world-shortcut, was trained where a sticker in a corner gives every other class away. On "
-        f"{len(drawn)} pictures with the sticker the two are right on {_of(right[0][0])} and {_of(right[1][0])}: "
+        f"{len(drawn)} pictures with the sticker the two are right on {_of(hits[0][0])} and {_of(hits[1][0])}: "
         f"nothing tells them apart. Their explanations do. On {len(marked)} of them the sticker, "
         f"{_of(rendered.marker.float().mean())} of the picture, gets {_of(on_marker[1])} of the positive part of the "
         f"cheat's {_JUDGED} map and {_of(on_marker[0])} of the honest model's, which spends {_of(on_creature[0])} on "
         f"the creature (the cheat {_of(on_creature[1])}).\n\n"
         "The proof: put the sticker of another class into the corner, and the honest model is right on "
-        f"{_of(right[0][1])} of the scenes, the cheat on {_of(right[1][1])}."
+        f"{_of(hits[0][1])} of the scenes, the cheat on {_of(hits[1][1])}."
     )
     head = ["model", "map on the marker", "map on the creature", "right: true marker", "false marker", "no marker"]
-    lines = zip((model.name for model in models), on_marker, on_creature, right, strict=True)
+    lines = zip((model.name for model in models), on_marker, on_creature, hits, strict=True)
     table = [head, *([name, _of(mark), _of(body), *map(_of, shares)] for name, mark, body, shares in lines)]
     return show.Section("The shortcut", text, [(panel, "the same pictures, two models")], table)
-
-
-def _right(model: View, scenes: Batch) -> float:
-    return float((probabilities(model, scenes).argmax(dim=1).cpu() == scenes.label[:, 0]).float().mean())
 
 
 def _drawn(scenes: Sequence[Scene]) -> tuple[Rendered, list[Image.Image]]:

@@ -49,7 +49,7 @@ def predictions(model: nn.Module | View, scenes: Sequence[Scene]) -> Tensor:
 def accuracy(model: nn.Module | View, n: int = 2000, split: str = "test", shortcut: bool = False) -> float:
     """Return the share of scenes whose class is the most probable one."""
     scenes = draw(seeds(split, 0, n))
-    return _right(model, betray(scenes) if shortcut else scenes)
+    return right(model, betray(scenes) if shortcut else scenes)
 
 
 def examine(model: nn.Module | View, n: int = 2000, split: str = "test") -> dict[str, Any]:
@@ -58,13 +58,13 @@ def examine(model: nn.Module | View, n: int = 2000, split: str = "test") -> dict
     betrayed = scenes[torch.isin(scenes.label[:, 0], torch.tensor(BETRAYED))]
     return {
         "scenes": n,
-        "accuracy": _right(model, scenes),
+        "accuracy": right(model, scenes),
         "betrayed classes": {
-            "without marker": _right(model, betrayed),
-            "with marker": _right(model, betray(betrayed)),
-            "with another class's marker": _right(model, betray(betrayed, moved=True)),
+            "without marker": right(model, betrayed),
+            "with marker": right(model, betray(betrayed)),
+            "with another class's marker": right(model, betray(betrayed, moved=True)),
         },
-        "difficulty": {str(level): _right(model, difficult(scenes, level)) for level in (0.0, 0.25, 0.5, 0.75, 1.0)},
+        "difficulty": {str(level): right(model, difficult(scenes, level)) for level in (0.0, 0.25, 0.5, 0.75, 1.0)},
         "two creatures": _either(model, pair(scenes)),
         **interventions(model, scenes),
     }
@@ -104,7 +104,8 @@ def interventions(model: nn.Module | View, scenes: Batch) -> dict[str, Any]:
     }
 
 
-def _right(model: nn.Module | View, scenes: Batch) -> float:
+def right(model: nn.Module | View, scenes: Batch) -> float:
+    """Return the share of these scenes whose class is the most probable one."""
     return _mean((probabilities(model, scenes).argmax(dim=1).cpu() == scenes.label[:, 0].cpu()).float())
 
 
