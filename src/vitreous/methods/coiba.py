@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.errors import MapError, ModelError, SpellingError, TargetError
+from vitreous.errors import MapError, ModelError, SpellingError, TargetError, VitreousError
 from vitreous.methods.base import Answer, Method, check_choice, resolve_layer
 from vitreous.methods.bottleneck import Bottlenecks, Found, Objective, Prior
 from vitreous.methods.readout import wide
@@ -52,11 +52,11 @@ class Bottleneck(Method):
 
     def layers(self, view: View) -> tuple[int, ...]:
         """Return the layers that get a bottleneck."""
-        raise NotImplementedError
+        raise VitreousError(f"{self.info.name} must define layers")
 
     def site(self, view: View) -> str:
         """Return the place in a block whose statistics are needed."""
-        raise NotImplementedError
+        raise VitreousError(f"{self.info.name} must define site")
 
     @property
     def updates(self) -> int:
@@ -91,7 +91,7 @@ class Bottleneck(Method):
 
     def clean(self, view: View) -> tuple[Keep, ...]:
         """What the first bottleneck of every optimisation sees, and what enters its block."""
-        raise NotImplementedError
+        raise VitreousError(f"{self.info.name} must define clean")
 
     def _own(self, view: View) -> tuple[Keep, ...]:
         return (Keep(self.site(view), token_moments, self.layers(view)),) if self.stats == "own" else ()

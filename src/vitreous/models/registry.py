@@ -130,8 +130,9 @@ def _find(name: str) -> tuple[Adapter, str]:
             return adapter, rest
         if not slash and any(info.name == name for info in adapter.models() if "/" not in info.name):
             return adapter, name
-    known = ", ".join(f"{adapter.prefix}/…" for adapter in adapters() if adapter.prefix != "world")
-    raise ModelError(f"unknown model {name!r}{nearest(name, (i.name for i in models())) or f'; known: {known}, world'}")
+    listed = [info.name for info in models()]
+    known = ", ".join(dict.fromkeys(f"{each.partition('/')[0]}/…" if "/" in each else each for each in listed))
+    raise ModelError(f"unknown model {name!r}{nearest(name, listed) or f'; known: {known}'}")
 
 
 def models() -> list[ModelInfo]:
