@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitreous.cli import main
 
-__all__ = ["FILES", "MODEL", "WITH_LAYERS", "Result", "photographs", "run", "tree"]
+__all__ = ["FILES", "MODEL", "WITH_LAYERS", "Result", "photographs", "result", "run", "tree"]
 
 NAME = "timm/test_vit"
 MODEL = ("--model", NAME, "--no-pretrained", "--img-size", "32", "--device", "cpu")
@@ -48,6 +48,12 @@ def run(*arguments: Any) -> Result:
             code = stopped.code
     assert isinstance(code, int), "main did not leave through sys.exit"
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def result(out: str | Path, name: str) -> Path:
+    """The only result about a picture, by the folder of the picture."""
+    (found,) = (each.parent for each in Path(out, name).glob("*/*/manifest.json"))
+    return found
 
 
 def photographs(folder: Path) -> Path:

@@ -317,6 +317,9 @@ class Pyramid(View):
     def finish(self, tokens: Tensor) -> Tensor:
         return self.model["head"](tokens.mean(dim=1))
 
+    def original(self, inputs: Tensor) -> Tensor:
+        return self.finish(self.run(self.embed(inputs)))
+
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         return (2, 2) if layer else (4, 4)
 

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 import vitreous as vt
-from commands import FILES, MODEL, WITH_LAYERS, photographs, run, tree
+from commands import FILES, MODEL, WITH_LAYERS, photographs, result, run, tree
+from vitreous import disk
 
 
 @pytest.fixture
@@ -33,8 +34,9 @@ def test_five_files_per_picture(here: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert folders(here / "out") == {"a", "b"}
     for name in ("a", "b"):
-        assert folders(here / "out" / name) == FILES
-        found = vt.Explanation.load(here / "out" / name)
+        place = here / "out" / name / "ixg" / "tabby"
+        assert folders(place) == FILES
+        found = vt.Explanation.load(place)
         assert (found.method, found.target, found.label, found.name) == ("ixg", 281, "tabby", f"{name}.png")
         assert name in done.out
     assert "tabby" in done.out
@@ -46,20 +48,22 @@ def test_the_map_is_the_librarys(here: Path) -> None:
     torch.manual_seed(0)
     view = vt.load(MODEL[1], pretrained=False, img_size=32, dtype="float64")
     expected = vt.explain(view, "a.png", "gradcam(layer=3)", 7, against=[1, 9], value="logprob")
-    found = vt.Explanation.load(here / "out" / "a")
+    found = vt.Explanation.load(result(here / "out", "a"))
     assert (found.target, found.against, found.value) == (7, (1, 9), "logprob")
     torch.testing.assert_close(found.map, expected.map)
 
 
 def test_default_folder_and_original(here: Path) -> None:
     assert run("explain", "a.png", *MODEL, "--original").code == 0
-    assert folders(here / "explanations" / "a") == WITH_LAYERS | {"original.png"}
-    assert Image.open(here / "explanations" / "a" / "original.png").size == (60, 40)
+    place = result(here / "explanations", "a")
+    assert folders(place) == WITH_LAYERS | {"original.png"}
+    assert Image.open(place / "original.png").size == (60, 40)
 
 
 def test_pictures_of_one_name_get_a_folder_each(here: Path) -> None:
     assert run("explain", "a.png", "a.bmp", "more", "b.png", *MODEL, "--out", "out").code == 0
-    sources = {each.name: vt.Explanation.load(each).source for each in (here / "out").iterdir()}
+    names = folders(here / "out")
+    sources = {name: vt.Explanation.load(result(here / "out", name)).source for name in names}
     assert sources == {"a": "a.png", "a-2": "a.bmp", "b": "more/b.png", "c": "more/c.png", "b-2": "b.png"}
 
 
@@ -79,8 +83,9 @@ def test_json_is_all_there_is(here: Path) -> None:
         np.testing.assert_allclose(row["map"], expected.map, atol=1e-6)
     assert tree(here) == before  # nothing is written without --out
     written = json.loads(run("explain", "a.png", *MODEL, "--json", "--out", "out").out)
-    assert written["explanations"][0]["folder"] == str(Path("out/a"))
-    assert folders(here / "out" / "a") == WITH_LAYERS
+    place = result("out", "a")
+    assert written["explanations"][0]["folder"] == str(place)
+    assert folders(place) == WITH_LAYERS
 
 
 def test_large_maps_stay_out_of_json(here: Path) -> None:
@@ -99,7 +104,7 @@ def test_seeds(here: Path) -> None:
     maps = []
     for number, seed in enumerate((1, 1, 2)):
         run("explain", "a.png", *MODEL, "--method", "random", "--seed", seed, "--out", f"out{number}")
-        maps.append(vt.Explanation.load(here / f"out{number}" / "a"))
+        maps.append(vt.Explanation.load(result(here / f"out{number}", "a")))
     assert [each.seed for each in maps] == [1, 1, 2]
     assert maps[0].map.equal(maps[1].map)
     assert not maps[0].map.equal(maps[2].map)
@@ -112,7 +117,7 @@ def test_checkpoint_labels_and_classes(here: Path) -> None:
     Path("names.json").write_text('["cat", "dog", "bird"]')
     given = (*MODEL, "--checkpoint", "weights.pth", "--num-classes", 3)
     assert run("explain", "a.png", *given, "--labels", "names.json", "--target", "dog", "--out", "json").code == 0
-    assert vt.Explanation.load("json/a").label == "dog"
+    assert vt.Explanation.load(result("json", "a")).label == "dog"
     for target in ("dog [/b]", "[red]bird"):  # words in brackets are words, not colours
         done = run("explain", "a.png", *given, "--labels", "names.txt", "--target", target, "--out", "o", "--overwrite")
         assert done.code == 0
@@ -143,17 +148,22 @@ def test_long_paths_are_printed_in_one_piece(here: Path) -> None:
 def test_existing_results(here: Path) -> None:
     run("explain", "b.png", *MODEL, "--out", "out", "--method", "rollout")
     before = tree(here)
-    refused = run("explain", "a.png", "b.png", *MODEL, "--out", "out")
+    refused = run("explain", "a.png", "b.png", *MODEL, "--out", "out", "--method", "rollout")
     assert refused.code == 2
-    assert str(Path("out/b")) in refused.err
+    assert str(Path("out/b/rollout")) in refused.err
     assert tree(here) == before
-    resumed = run("explain", "a.png", "b.png", *MODEL, "--out", "out", "--method", "ixg", "--resume")
+    resumed = run("explain", "a.png", "b.png", *MODEL, "--out", "out", "--method", "rollout", "--resume")
     assert resumed.code == 0
     assert "1 left out" in resumed.out
-    methods = {name: vt.Explanation.load(here / "out" / name).method for name in ("a", "b")}
-    assert methods == {"a": "ixg", "b": "rollout"}
-    assert run("explain", "a.png", "b.png", *MODEL, "--out", "out", "--method", "random", "--overwrite").code == 0
-    assert {vt.Explanation.load(here / "out" / name).method for name in ("a", "b")} == {"random"}
+    other = run("explain", "a.png", "b.png", *MODEL, "--out", "out", "--method", "random", "--resume")
+    assert other.code == 0  # another question
+    assert "left out" not in other.out
+    for name in ("a", "b"):
+        assert folders(here / "out" / name) == {"random", "rollout"}
+    again = run("explain", "a.png", "b.png", *MODEL, "--out", "out", "--method", "random", "--overwrite")
+    assert again.code == 0
+    for name in ("a", "b"):
+        assert len(list((here / "out" / name).glob("*/*/manifest.json"))) == 2
 
 
 def test_resuming_what_is_finished(here: Path) -> None:
@@ -167,27 +177,27 @@ def test_resuming_what_is_finished(here: Path) -> None:
     assert json.loads(told.out) == {"schema": "vitreous.explain/1", "explanations": []}
 
 
-@pytest.mark.parametrize("broken", ["numpy.save", "PIL.Image.Image.save", "pathlib.Path.write_text"])
-def test_interrupted_and_resumed(here: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+@pytest.mark.parametrize("at", ["map.npy", "overlay.png", "extras.npz", "manifest.json"])
+def test_interrupted_and_resumed(here: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     """Ctrl-C while the second picture is being written."""
-    module, name = broken.rsplit(".", 1)
-    owner: Any = {"numpy": np, "PIL.Image.Image": Image.Image, "pathlib.Path": Path}[module]
-    real = getattr(owner, name)
+    written: list[str] = []
+    write = disk.Draft.write
 
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        if any("b.partial" in str(each) for each in args):
+    def interrupted(self: disk.Draft, name: str, content: Any) -> None:
+        written.append(name)
+        if written.count(at) == 2 and name == at:
             raise KeyboardInterrupt
-        return real(*args, **kwargs)
+        write(self, name, content)
 
     given = ("explain", "a.png", "b.png", "more/c.png", *MODEL, "--out", "out", "--batch-size", 1)
     with monkeypatch.context() as patched:
-        patched.setattr(owner, name, interrupted)
+        patched.setattr(disk.Draft, "write", interrupted)
         stopped = run(*given)
     assert stopped.code == 130
     assert "Traceback" not in stopped.err
     assert stopped.err.strip().splitlines()[-1].startswith("vitreous: stopped:")
     assert folders(here / "out") == {"a"}
-    assert folders(here / "out" / "a") == WITH_LAYERS
+    assert folders(result(here / "out", "a")) == WITH_LAYERS
     before = tree(here / "out" / "a")
     assert run(*given, "--resume").code == 0
     assert folders(here / "out") == {"a", "b", "c"}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from commands import MODEL, NAME, WITH_LAYERS, photographs, run, tree
+from commands import MODEL, NAME, WITH_LAYERS, photographs, result, run, tree
 from vitreous import Explanation
 from vitreous.errors import ImageError, VitreousError
 from vitreous.models import hub
@@ -118,8 +118,9 @@ def test_wrong_pictures(here: Path, pictures: tuple[str, ...], named: str) -> No
 
 
 def test_places_that_cannot_be_written(here: Path) -> None:
-    Path("done/a").mkdir(parents=True)
-    assert "done/a is there already" in only_line(("explain", "b.png", "a.png", *MODEL, "--out", "done"), here)
+    assert run("explain", "a.png", *MODEL, "--method", "rollout", "--out", "done").code == 0
+    again = ("explain", "b.png", "a.png", *MODEL, "--method", "rollout", "--out", "done")
+    assert "done/a/rollout" in only_line(again, here)
     assert "b.png is there already" in only_line(("compare", "a.png", *MODEL, "--out", "b.png"), here)
     for out in ("text.png", "text.png/inside"):
         assert "could not write text.png" in only_line(("explain", "a.png", *MODEL, "--out", out), here)
@@ -152,10 +153,11 @@ def test_a_bad_picture_among_good_ones_is_skipped(here: Path, batch: int) -> Non
     done = run(*given, "--out", "out")
     assert done.code == 1
     assert done.err == "vitreous: warning: skipped text.png: is not an image that can be read\n"
-    assert {each.name for each in Path("out").iterdir()} == {"a", "b", "a-2"}
-    for name in ("a", "b", "a-2"):
-        assert {each.name for each in Path("out", name).iterdir()} == WITH_LAYERS
-        assert Explanation.load(Path("out", name)).source == f"{name[0]}.png"
+    assert {each.name for each in Path("out").iterdir()} == {"a", "b"}  # the same picture twice is one result
+    for name in ("a", "b"):
+        place = result("out", name)
+        assert {each.name for each in place.iterdir()} == WITH_LAYERS
+        assert Explanation.load(place).source == f"{name[0]}.png"
     told = run(*given, "--json", "--quiet")
     assert (told.code, told.err) == (1, done.err)
     assert [row["source"] for row in json.loads(told.out)["explanations"]] == ["a.png", "b.png", "a.png"]

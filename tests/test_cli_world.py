@@ -26,7 +26,7 @@ def test_demo(here: Path) -> None:
     assert (done.code, done.err) == (0, "")
     creatures = ("feelered-bimble", "fan-tailed-mossop", "webbed-fennet")
     assert {each.name for each in (here / "shown").iterdir()} == {
-        *("report.html", "world.png", "shortcut.png"),
+        *("manifest.json", "report.html", "world.png", "shortcut.png"),
         *(f"{name}{end}.png" for name in creatures for end in ("", "-panel", "-siblings", "-owners")),
     }
     assert all(Image.open(here / "shown" / f"{name}-panel.png").size > (176 * 4, 176 * 2) for name in creatures)
@@ -85,6 +85,7 @@ def test_world(here: Path) -> None:
 )
 def test_bad_worlds(here: Path, arguments: tuple[str, ...], named: str) -> None:
     (here / "there").mkdir()
+    (here / "there" / "mine.txt").touch()
     done = run("world", *arguments)
     assert done.code == 2
     assert done.err.count("\n") == 1

@@ -7,7 +7,7 @@ import torch
 
 import vitreous as vt
 from every import EVERY
-from families import FAMILIES, images
+from families import FAMILIES, images, proven
 from vitreous.models import View
 
 # With more masks than channels TIS draws nothing, so that separate runs see the same samples.
@@ -121,6 +121,8 @@ def test_logprob_shares_one_pass() -> None:
     model, runs = FAMILIES["vit"](), []
     view, inputs = vt.view(model), images(model, 3)
     with model.patch_embed.register_forward_hook(lambda *_: runs.append(1)):
+        proven(model)
+        runs.clear()
         vt.explain(view, inputs, "logprob(plus(decompx))")
         assert len(runs) == 1  # the predicted class comes from the same forward
         vt.compare(view, inputs[0], ["logprob(ixg)", "logprob(plus(ixg))", "logprob(generic)"])

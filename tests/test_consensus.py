@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ import torch
 
 import vitreous as vt
 from every import EVERY
-from families import FAMILIES, images
-from vitreous.methods import answer
+from families import FAMILIES, images, proven
+from vitreous.methods import Answer, answer
+from vitreous.methods.consensus import Consensus
+from vitreous.methods.yardsticks import Centre
 from vitreous.passes import Session, Target
 
 
@@ -87,7 +90,8 @@ def test_members_share_their_passes():
     model = FAMILIES["vit"]()
     runs = []
     handle = model.patch_embed.register_forward_hook(lambda *_: runs.append(1))
-    x = images(model, 2)
+    x = images(proven(model), 2)
+    runs.clear()
     vt.method("consensus(generic, plus(ixg), rollout, gradcam)").attribute(model, x)
     assert len(runs) == 1
     runs.clear()
@@ -128,8 +132,11 @@ def test_refused(spelling, complaint):
 
 
 def test_a_member_that_is_not_finite_is_loud():
+    @dataclass(frozen=True)
+    class Broken(Centre):
+        def compute(self, session):
+            return Answer(super().compute(session).map / 0, {})
+
     model = FAMILIES["vit"]()
-    with torch.no_grad():
-        model.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
-    with pytest.raises(vt.VitreousError, match="ixg gave values that are not finite"):
-        vt.method("consensus(centre, ixg)").attribute(model, images(model, 1), 0)
+    with pytest.raises(vt.VitreousError, match="centre gave values that are not finite"):
+        Consensus((vt.method("ixg"), Broken())).attribute(model, images(model, 1), 0)

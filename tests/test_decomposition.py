@@ -145,6 +145,9 @@ def test_what_is_added_outside_any_layer_is_loud():
         def finish(self, tokens):
             return super().finish(tokens) + 1
 
+        def original(self, inputs):
+            return super().original(inputs) + 1
+
     with pytest.raises(vt.VitreousError, match="not recognised"):
         vt.method("decompx(bias=absdot)").attribute(Shifted(view.model), images(view, 1))
 

@@ -80,7 +80,8 @@ def test_other_peoples_explanations(model: Any, inputs: Tensor) -> None:
     """An object, a callable and arrays that say the same score the same, and leave the model alone."""
 
     def product(given: Any, x: Tensor, classes: Tensor) -> Any:
-        assert given is model
+        assert given is not model
+        assert type(given) is type(model)
         x.requires_grad_()
         (gradient,) = torch.autograd.grad(given(x).gather(1, classes[:, None]).sum(), x)
         return (gradient * x).sum(dim=1).detach().numpy()
@@ -199,7 +200,7 @@ def test_bad_pictures_and_classes(model: Any, inputs: Tensor) -> None:
         ({"labels": [1, 2, 3, 9]}, vt.VitreousError, "9"),
         ({"labels": {"input-0": 1}}, TargetError, "there is no label for input-1"),
         ({"target": "label"}, TargetError, "target='label' needs the true classes"),
-        ({"target": [0, 1]}, TargetError, "2 targets are fewer"),
+        ({"target": [0, 1]}, TargetError, "fewer targets than images: none for image 2"),
         ({"target": 1.5}, TargetError, "1.5"),
         ({"batch": 0}, vt.VitreousError, "batch=0 must be at least 1"),
         ({"precision": "int8"}, vt.VitreousError, "precision 'int8' is not one of"),
@@ -295,8 +296,12 @@ def test_table_as_text_and_files(table: vt.Table, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, table["generic", "deletion"])
     with pytest.raises(vt.VitreousError, match=r"must end in \.json or \.csv"):
         table.save(tmp_path / "t.txt")
+    with pytest.raises(vt.VitreousError, match="is there already"):
+        table.save(tmp_path / "t.csv")
+    assert table.save(tmp_path / "new" / "t.json").read_text() == (tmp_path / "t.json").read_text()
+    assert table.save(tmp_path / "t.csv", overwrite=True).exists()
     with pytest.raises(vt.VitreousError, match="could not write"):
-        table.save(tmp_path / "nowhere" / "t.json")
+        table.save(tmp_path / "t.csv" / "t.json")
 
 
 def test_table_bins(table: vt.Table) -> None:

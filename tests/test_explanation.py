@@ -23,7 +23,8 @@ LABELS = ["zero", "one", "two", "three <b>&amp;</b>", "four"]
 FILES = {"map.npy", "heatmap.png", "overlay.png", "image.png", "manifest.json"}
 MANIFEST = {
     "schema", "created", "model", "method", "settings", "seed", "target", "label", "probability", "value", "against",
-    "rivals", "prediction", "name", "source", "box", "grid", "input_size", "extras", "picture", "versions",
+    "rivals", "prediction", "name", "source", "box", "grid", "input_size", "extras", "identity", "picture",
+    "versions",
 }  # fmt: skip
 
 
@@ -196,8 +197,10 @@ def test_tensors_and_double_precision_survive(tmp_path: Path) -> None:
 
 def test_manifest(made: vt.Explanation, tmp_path: Path) -> None:
     manifest = json.loads((made.save(tmp_path / "e") / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest.keys() == MANIFEST
-    assert manifest == {**made.manifest(), "created": manifest["created"]}
+    assert manifest.keys() == MANIFEST | {"files"}
+    assert manifest == {**made.manifest(), "created": manifest["created"], "files": manifest["files"]}
+    assert sorted(manifest["files"]) == sorted(file.name for file in (tmp_path / "e").iterdir())
+    assert manifest["identity"].keys() == {"question", "picture", "weights"}
     assert manifest["schema"] == "vitreous.explanation/1"
     assert manifest["prediction"].keys() == {"target", "label", "probability"}
     assert (manifest["grid"], manifest["input_size"], manifest["extras"]) == ([4, 4], [32, 32], ["layers"])
@@ -215,24 +218,27 @@ def test_overwriting(view: vt.View, made: vt.Explanation, tmp_path: Path) -> Non
         other.save(folder)
     assert content(folder) == before
     (folder / "stray.txt").write_text("not mine")
+    with pytest.raises(VitreousError, match=r"e is not replaced: it holds stray\.txt"):
+        other.save(folder, overwrite=True)
+    assert content(folder) == before | {"stray.txt": b"not mine"}
+    (folder / "stray.txt").unlink()
     other.save(folder, overwrite=True)
-    assert {file.name for file in folder.iterdir()} == FILES  # neither the extras of the first nor the stray file
+    assert {file.name for file in folder.iterdir()} == FILES  # the extras of the first are gone
     assert vt.Explanation.load(folder).map.equal(other.map)
     assert [file.name for file in tmp_path.iterdir()] == ["e"]
 
 
 def test_a_file_in_the_way(made: vt.Explanation, tmp_path: Path) -> None:
     (tmp_path / "e").write_text("a file")
-    with pytest.raises(VitreousError, match="there already"):
-        made.save(tmp_path / "e")
+    for overwrite in (False, True):
+        with pytest.raises(VitreousError, match="it is a file, and not replaced"):
+            made.save(tmp_path / "e", overwrite=overwrite)
     with pytest.raises(VitreousError, match="could not write"):
         made.save(tmp_path / "e" / "inside")
     assert content(tmp_path) == {"e": b"a file"}
-    made.save(tmp_path / "e", overwrite=True)
-    assert vt.Explanation.load(tmp_path / "e").map.equal(made.map)
 
 
-@pytest.mark.parametrize("broken", ["numpy.save", "numpy.savez", "PIL.Image.Image.save", "pathlib.Path.write_text"])
+@pytest.mark.parametrize("broken", ["numpy.save", "numpy.savez", "PIL.Image.Image.save", "vitreous.disk._open"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("odd")])
 def test_all_or_nothing(
     made: vt.Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, error: BaseException

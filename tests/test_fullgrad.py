@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import vitreous as vt
 from every import EVERY
-from families import FAMILIES, golden, images
+from families import FAMILIES, golden, images, proven
 from vitreous.methods.fullgrad import bias_shares
 from vitreous.methods.readout import dot
 from vitreous.passes import Keep, Pass, Session, Target
@@ -80,6 +80,7 @@ def test_compositions() -> None:
     inputs, biases = terms(model, x)
     runs: list[int] = []
     model.patch_embed.register_forward_hook(lambda *_: runs.append(1))
+    proven(model)
     expected = {
         "plus(fullgrad_plus)": sum(inputs) + sum(biases),
         "skipplus(fullgrad_plus)": inputs[2] + biases[2] + biases[3],

@@ -175,7 +175,7 @@ def test_pictures_are_read_when_they_are_needed(view: vt.View) -> None:
         raise ZeroDivisionError
 
     found = vt.explain_each(view, endless(), METHOD, batch_size=1)
-    assert next(found).name == "image"
+    assert next(found).name == "image-0"
     with pytest.raises(ZeroDivisionError):
         next(found)
 

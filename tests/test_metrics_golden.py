@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import vitreous as vt
-from families import FAMILIES, images
+from families import FAMILIES, images, proven
 from vitreous.metrics import Answers, Geometry, Maps, Need, Pool
 from vitreous.metrics.rank import _finer, flag, order, ranks
 from vitreous.metrics.substrate import rise_kernel
@@ -108,6 +108,9 @@ class Linear(View):
 
     def finish(self, tokens: Tensor) -> Tensor:
         return self.model(tokens[:, 0])
+
+    def original(self, inputs: Tensor) -> Tensor:
+        return self.model(inputs.flatten(1))
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         return 4, 4
@@ -301,16 +304,18 @@ def test_equal_states_are_run_once(model: Any, inputs: Tensor) -> None:
 def test_batches_are_full(model: Any) -> None:
     """Across images, methods, substrates and chunks: only the clean images and the last batch may be short."""
     sizes = []
-    view = vt.view(model)
-    logits = type(view).logits
+    view = proven(vt.view(model))
+    embed = type(view).embed
 
     class Watched(type(view)):
-        def logits(self, inputs: Tensor, keep: Tensor | None = None) -> Tensor:
+        def embed(self, inputs: Tensor) -> Tensor:
             sizes.append(len(inputs))
-            return logits(self, inputs, keep)
+            return embed(self, inputs)
 
-    view.__class__ = Watched
     x = images(model, 20)
+    view.__class__ = Watched
+    proven(view)
+    sizes.clear()
     vt.evaluate(view, x, {"a": noise(20, 4, 4)}, ["insertion", "srg"], batch=8, samples=1)
     clean, colours = [8, 8, 4], [1]
     assert sorted(sizes[:-1], reverse=True)[:10] == [8] * 10

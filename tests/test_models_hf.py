@@ -203,6 +203,8 @@ def test_values_are_the_output_of_the_value_projection(attention: str, dtype: to
     layers = [m for name, m in model.named_modules() if name.endswith(("attention.v_proj", "attention.value"))]
     projected: list[Tensor] = []
     handles = [layer.register_forward_hook(lambda m, a, out: projected.append(out)) for layer in layers]
+    vt.view(model).prove(images(2, dtype=dtype))
+    projected.clear()
     values, gradients = (Keep("values", whole, (0, 1, 2), grad) for grad in (False, True))
     seen = trace(vt.view(model), values, gradients, dtype=dtype)
     for handle in handles:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import slow
 import vitreous as vt
-from families import FAMILIES, images
+from families import FAMILIES, images, proven
 from vitreous.errors import TraceError
 from vitreous.methods import answer
 from vitreous.methods.readout import dot, head_mean, positive
@@ -30,6 +30,8 @@ class Count:
         self.embeds = self.blocks = self.images = 0
         self.handles = [model.patch_embed.register_forward_pre_hook(self._embed)]
         self.handles += [block.register_forward_pre_hook(self._block) for block in model.blocks]
+        proven(model)
+        self.embeds = self.blocks = self.images = 0
 
     def _embed(self, module: nn.Module, args: tuple[Tensor]) -> None:
         self.embeds += 1
@@ -149,6 +151,8 @@ def test_the_backward_ends_at_the_lowest_layer_asked_for():
     model = FAMILIES["vit"]()
     grad_enabled = []
     handles = [b.register_forward_pre_hook(lambda m, a: grad_enabled.append(a[0].requires_grad)) for b in model.blocks]
+    proven(model)
+    grad_enabled.clear()
     session(model).trace(Pass((Keep("norm1", dot, (2,), grad=True),)))
     session(model).trace(Pass((Keep("attention", head_mean, (0, 1)),)))
     for handle in handles:

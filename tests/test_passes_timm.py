@@ -174,7 +174,7 @@ def test_frozen_eva02_by_hand() -> None:
     keep = Keep("input", whole, (0, 1, 2), grad=True)
     live = session(model)
     found = live.trace(Pass((keep,), "frozen"))
-    tokens, inputs = live.view.embed(images(model, 2)), []
+    tokens, inputs = vt.view(model).embed(images(model, 2)), []
     for block in model.blocks:
         inputs.append(tokens)
         tokens = eva02_block(block, tokens, model.rope.get_embed())

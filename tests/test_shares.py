@@ -11,7 +11,7 @@ from torch import Tensor
 import slow
 import vitreous as vt
 from every import EVERY
-from families import FAMILIES, golden, images
+from families import FAMILIES, golden, images, proven
 from vitreous.errors import SpellingError
 from vitreous.methods import mixing, shares
 from vitreous.methods.mixing import Matrix, Row
@@ -190,6 +190,7 @@ def test_layer_terms_are_rows_and_cost_nothing_more() -> None:
     run = slow.forward(model, x)
     runs: list[int] = []
     model.patch_embed.register_forward_hook(lambda *_: runs.append(1))
+    proven(model)
     spelled = {
         "plus(globenc)": "through_block",
         "plus(alti)": "agreed",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import vitreous as vt
 from every import EVERY
-from families import FAMILIES, images
+from families import FAMILIES, images, proven
 from vitreous.methods import Answer, Method, answer, registry
 from vitreous.passes import Session, Target, runner
 
@@ -239,8 +239,10 @@ class Count:
     """Forwards of a model, and backwards of the passes over it."""
 
     def __init__(self, model, monkeypatch):
-        self.forwards = self.backwards = 0
         model.patch_embed.register_forward_hook(self._forward)
+        self.forwards = self.backwards = 0
+        proven(model)
+        self.forwards = 0
         original = runner._backward
 
         def backward(*args, **kwargs):

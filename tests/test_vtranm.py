@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import slow
 import vitreous as vt
 from every import EVERY
-from families import FAMILIES, golden, images
+from families import FAMILIES, golden, images, proven
 from vitreous.errors import SpellingError
 from vitreous.methods.vtranm import MLPWeights, Update
 from vitreous.passes import Keep, Pass, Session, Target
@@ -181,6 +181,8 @@ def test_cost_is_one_forward_and_one_backward() -> None:
             output.register_hook(lambda gradient: runs.append("backward"))
 
     model.blocks[1].register_forward_hook(seen)
+    proven(model)
+    runs.clear()
     attribute("vtranm", model, x)
     assert runs == ["forward", "backward"]
 

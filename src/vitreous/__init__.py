@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitreous import world
-    from vitreous.api import compare, explain, explain_each, load, method, view
+    from vitreous.api import compare, explain, explain_each, load, method, question, view
+    from vitreous.archive import Archive
     from vitreous.checkup import Checkup
     from vitreous.collect import statistics
     from vitreous.errors import VitreousError, VitreousWarning
     from vitreous.evaluation import evaluate
     from vitreous.examine import doctor
     from vitreous.explanation import Comparison, Explanation
+    from vitreous.identity import Question
     from vitreous.images import image_files
     from vitreous.methods import Method, methods, register
     from vitreous.metrics import Metric, Table, metric, metrics
@@ -32,12 +34,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Archive",
     "Checkup",
     "Comparison",
     "Explanation",
     "Method",
     "Metric",
     "Preprocess",
+    "Question",
     "Statistics",
     "Table",
     "View",
@@ -57,6 +61,7 @@ __all__ = [
     "metric",
     "metrics",
     "models",
+    "question",
     "register",
     "statistics",
     "view",
@@ -65,12 +70,14 @@ __all__ = [
 
 _ROOMS = ("methods", "metrics", "models")  # packages that list their content when called
 _HOMES = {
+    "Archive": "archive",
     "Checkup": "checkup",
     "Comparison": "explanation",
     "Explanation": "explanation",
     "Method": "methods",
     "Metric": "metrics",
     "Preprocess": "models",
+    "Question": "identity",
     "Statistics": "passes.statistics",
     "Table": "metrics",
     "View": "models",
@@ -85,6 +92,7 @@ _HOMES = {
     "image_files": "images",
     "load": "api",
     "method": "api",
+    "question": "api",
     "metric": "metrics",
     "register": "methods",
     "statistics": "collect",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from torch import nn
 
 from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.explanation import Comparison, Explanation, Origin, Prediction
+from vitreous.identity import Question
 from vitreous.images import OnError, Picture, count, is_single, pictures
 from vitreous.methods import Answer, Method, answer, method, to_grid
 from vitreous.models import View, load, view
-from vitreous.passes import Session, Target, TargetSpec, plain_target
+from vitreous.passes import Session, Target, Targets, TargetSpec
+from vitreous.passes.memory import budget_bytes
 
-__all__ = ["DEFAULT", "compare", "explain", "explain_each", "load", "method", "view"]
+__all__ = ["DEFAULT", "compare", "explain", "explain_each", "load", "method", "question", "view"]
 
 DEFAULT = "logprob(plus(decompx))"
 """The method where none is named: the most faithful of those that take a few passes, by measurement; see the manual."""
@@ -90,24 +93,42 @@ def explain_each(
     other pictures go on, each with its own target.
     """
     looked_at, how = view(model), _method(method)
-    total, target = count(images), plain_target(target)
     if batch_size is not None and batch_size < 1:
         raise VitreousError(f"batch_size={batch_size} must be at least 1")
-    if total is not None and isinstance(target, list | tuple) and len(target) != total:
-        raise TargetError(f"{len(target)} targets for {total} images")
-    done = 0
-    source, at_once = _numbered(images, looked_at, on_error), min(batch_size or _MOST_AT_ONCE, sys.maxsize)
-    while numbered := list(islice(source, at_once)):
+    total = count(images)
+    targets, done = Targets(target, total), 0
+    source, at_once = _Numbered(images, looked_at, on_error), batch_size or _at_once(looked_at, how, memory)
+    while numbered := list(islice(source, min(at_once, sys.maxsize))):
         places, batch = [place for place, _ in numbered], [picture for _, picture in numbered]
-        part = [target[place] for place in places] if isinstance(target, list | tuple) else target
-        session = _session(looked_at, batch, part, against, value, seed, memory)
+        session = _session(looked_at, batch, targets.at(places), against, value, seed, memory)
         if progress is not None:
             session.tick = _ticker(progress, done, len(batch), total, how.forwards(looked_at))
         (found,) = answer(session, [how])
         done = places[-1] + 1
         if progress is not None:
             progress(done, total)
-        yield from _explanations(session, batch, Origin(ref(model), how), found, grid)
+        yield from _explanations(session, looked_at, batch, Origin(ref(model), how), found, grid)
+    targets.finish(source.place)
+
+
+def question(
+    model: View | nn.Module,
+    method: str | Method = DEFAULT,
+    target: int | str | None = None,
+    *,
+    against: TargetSpec = None,
+    value: str = "logit",
+    grid: str | None = None,
+    seed: int = 0,
+) -> Question:
+    """Return what ``explain`` with these arguments would be an answer to: see ``Archive.find``."""
+    looked_at = view(model)
+    aim = Target.of(looked_at, 1, target, against, value)
+    if aim.function is not None:
+        raise TargetError("a callable target has no identity; ask for a class")
+    explained = None if aim.classes is None else int(aim.classes[0])
+    rivals = () if aim.against is None else tuple(aim.against[0].tolist())
+    return Question.of(looked_at, _method(method), explained, rivals, value, grid, seed)
 
 
 def compare(
@@ -128,8 +149,7 @@ def compare(
     found_pictures = list(islice(pictures(image, looked_at), 2))
     if len(found_pictures) != 1:
         raise ImageError("compare takes one picture, got several")
-    picture, target = found_pictures[0], plain_target(target)
-    targets = list(target) if isinstance(target, list | tuple) else [target]
+    picture, targets = found_pictures[0], Targets(target).all()
     if not hows or not targets:
         raise VitreousError("there is nothing to compare: give at least one method and one target")
     rows = []
@@ -141,7 +161,7 @@ def compare(
         found = answer(session, hows)
         rows.append(
             [
-                _explanations(session, [picture], Origin(ref(model), how), one, None)[0]
+                _explanations(session, looked_at, [picture], Origin(ref(model), how), one, None)[0]
                 for how, one in zip(hows, found, strict=True)
             ]
         )
@@ -150,18 +170,29 @@ def compare(
     return Comparison(rows)
 
 
-def _numbered(images: Any, looked_at: View, on_error: OnError | None) -> Iterator[tuple[int, Picture]]:
-    """Yield every picture with its place in the source; one that cannot be read keeps its place."""
-    lost = 0
+def _at_once(looked_at: View, how: Method, memory: float | None) -> int:
+    """How many pictures to explain together: as many as have room for their results, and no more than 32."""
+    high, wide = looked_at.preprocess.size if how.grid == "pixel" else looked_at.grid()
+    bytes_each = how.held(looked_at) * high * wide * 4
+    return max(1, min(_MOST_AT_ONCE, int(budget_bytes(looked_at.device, memory) / bytes_each)))
 
-    def tell(path: Path, error: ImageError) -> None:
-        nonlocal lost
-        lost += 1
-        if on_error is not None:
-            on_error(path, error)
 
-    for number, picture in enumerate(pictures(images, looked_at, None if on_error is None else tell)):
-        yield number + lost, picture
+class _Numbered(Iterator[tuple[int, Picture]]):
+    """Yields every picture with its place in the source; one that cannot be read keeps its place."""
+
+    def __init__(self, images: Any, looked_at: View, on_error: OnError | None) -> None:
+        self.place, self.on_error = 0, on_error
+        self.pictures = pictures(images, looked_at, None if on_error is None else self._lost)
+
+    def __next__(self) -> tuple[int, Picture]:
+        picture = next(self.pictures)
+        self.place += 1
+        return self.place - 1, picture
+
+    def _lost(self, path: Path, error: ImageError) -> None:
+        self.place += 1
+        if self.on_error is not None:
+            self.on_error(path, error)
 
 
 def _method(spelled: str | Method) -> Method:
@@ -197,12 +228,15 @@ def _session(
 
 
 def _explanations(
-    session: Session, batch: Sequence[Picture], origin: Origin, found: Answer, grid: str | None
+    session: Session, looked_at: View, batch: Sequence[Picture], origin: Origin, found: Answer, grid: str | None
 ) -> list[Explanation]:
-    looked_at, target, how = session.view, session.target, origin.method
+    target, how = session.target, origin.method
     maps = to_grid(found.map, grid, looked_at, session.inputs).cpu()
     probabilities = session.probabilities.cpu()
     best = probabilities.argmax(dim=1)
+    asked = None
+    if target.function is None:
+        asked = Question.of(looked_at, how, None, (), target.value, grid, session.seed)
     made = []
     for i, picture in enumerate(batch):
         explained = None if target.classes is None else int(target.classes[i])
@@ -224,6 +258,7 @@ def _explanations(
                 image=picture.seen,
                 name=picture.name,
                 value="callable" if target.function is not None else how.value or target.value,
+                identity=None if asked is None else replace(asked, against=rivals).identity(picture.digest, explained),
                 against=rivals,
                 rivals=tuple(looked_at.label(each) for each in rivals),
                 extras=extras,

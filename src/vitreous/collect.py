@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitreous import disk
 from vitreous.errors import ImageError, VitreousError, VitreousWarning
-from vitreous.images import OnError, count, image_files, pictures
+from vitreous.images import OnError, count, file_digest, image_files, pictures
 from vitreous.models import View, view
 from vitreous.passes.memory import in_parts, inner_batch
-from vitreous.passes.statistics import Statistics, noise, statistics_of
+from vitreous.passes.session import check_seed
+from vitreous.passes.statistics import Statistics, maker_of, noise, statistics_of
 
 __all__ = ["statistics"]
 
@@ -45,44 +47,66 @@ def statistics(
 ) -> Statistics:
     """Return mean and deviation of the activations over pictures, or over ``noise`` images of uniform noise.
 
-    ``images`` may be whatever ``explain`` takes. With ``out`` they are written there, now and then on the way too;
-    ``resume`` goes on where an earlier run over the same pictures stopped. Cost: one forward per picture.
+    ``images`` may be whatever ``explain`` takes. With ``out`` they are written there; what is done on the way is kept
+    now and then beside it (``out.partial``), and ``resume`` goes on from there, or adds to a finished file, if model
+    and pictures are the same. Cost: one forward per picture.
     """
-    looked_at = view(model)
+    looked_at, partial = view(model), None if out is None else Path(f"{out}.partial")
     if (images is None) == (noise is None):
         raise VitreousError("statistics need either images or noise=N")
     if noise is not None and noise < 2:
         raise VitreousError(f"noise={noise} must be at least 2")
     if batch_size is not None and batch_size < 1:
         raise VitreousError(f"batch_size={batch_size} must be at least 1")
+    check_seed(seed)
     if out is not None:
-        _refuse_impossible(Path(out))
+        disk.check_file(out, overwrite=overwrite or resume)
     source = _Noise(looked_at, noise, seed) if noise is not None else _Pictures(looked_at, images, on_error)
-    total = _begin(looked_at, source, out, overwrite, resume)
+    if out is None or partial is None:
+        return _collect(looked_at, source, None, None, batch_size, memory, progress)
+    with disk.lock(out, patience=0):
+        begun = _begin(looked_at, source, Path(out), partial, overwrite, resume)
+        found = _collect(looked_at, source, begun, partial, batch_size, memory, progress)
+        found.save(out, overwrite=True, held=True)
+        disk.discard(partial)
+    return replace(found, path=str(out))
+
+
+def _collect(
+    looked_at: View,
+    source: _Noise | _Pictures,
+    total: Statistics | None,
+    partial: Path | None,
+    batch_size: int | None,
+    memory: float | None,
+    progress: Progress | None,
+) -> Statistics:
+    """Take in what is left of the source; what was finished is kept at ``partial``, also after an error or Ctrl-C."""
     probe = torch.empty(1, 3, *looked_at.preprocess.size, dtype=looked_at.dtype, device=looked_at.device)
     at_once = batch_size or min(_MOST_AT_ONCE, inner_batch(looked_at, probe, memory))
     saved, written = time.monotonic(), total
     try:
-        for taken, batch in source.batches(0 if total is None else total.taken, at_once):
+        for taken, batch in source.batches(total, at_once):
             for found in () if batch is None else in_parts(_part(looked_at, batch, source.kind), len(batch), at_once):
                 total = found if total is None else total.merge(found)
             if total is not None:
-                total = replace(total, taken=taken, names=source.digest(taken))
+                total = replace(total, taken=taken, pictures=source.digest(taken))
             if progress is not None:
                 progress(taken, source.total)
-            if out is not None and total is not None and time.monotonic() - saved > _SAVE_EVERY:
-                total.save(out)
+            if partial is not None and total is not None and time.monotonic() - saved > _SAVE_EVERY:
+                total.save(partial, overwrite=True)
                 saved, written = time.monotonic(), total
-    finally:  # what was finished is kept, also after an error or Ctrl-C
-        if out is not None and total is not None and total is not written:
-            total.save(out)
+    except BaseException:
+        if partial is not None and total is not None and total is not written:
+            total.save(partial, overwrite=True)
+        raise
     if total is None or total.count < 2:
         seen = 0 if total is None else total.count
         raise VitreousError(f"statistics of {seen} pictures have no deviation; give at least two")
     if total.count < _FEW:
         text = f"statistics of {total.count} images are rough; ten or more are advised"
-        warnings.warn(text, VitreousWarning, stacklevel=2)
-    return total if out is None else replace(total, path=str(out))
+        warnings.warn(text, VitreousWarning, stacklevel=3)
+    return total
 
 
 def _part(view: View, batch: Tensor, kind: str) -> Callable[[int, int], Statistics]:
@@ -100,7 +124,10 @@ class _Noise:
     def digest(self, taken: int) -> str:
         return f"seed {self.seed}"
 
-    def batches(self, taken: int, at_once: int) -> Iterator[tuple[int, Tensor | None]]:
+    def batches(self, begun: Statistics | None, at_once: int) -> Iterator[tuple[int, Tensor | None]]:
+        taken = 0 if begun is None else begun.taken
+        if begun is not None and begun.pictures != self.digest(taken):
+            raise _others(begun)
         every = noise(self.view, self.total, self.view.preprocess.size, self.seed, 1)
         for batch in _cut(islice(every, taken, None), at_once):
             taken += len(batch)
@@ -108,7 +135,7 @@ class _Noise:
 
 
 class _Pictures:
-    """Pictures of any source; files are known by name, so that those already taken need not be read again."""
+    """Pictures of any source. Those taken before are looked at again, bytes only if they are files, to know them."""
 
     kind = "images"
 
@@ -116,51 +143,71 @@ class _Pictures:
         self.view, self.source, self.on_error = view, source, on_error
         self.files = _files(source)
         self.total = len(self.files) if self.files is not None else count(source)
+        self._digest, self._digested = hashlib.blake2b(digest_size=16), 0
 
     def digest(self, taken: int) -> str:
-        """Return what tells these pictures from others: a digest of the first names."""
-        if self.files is None:
-            return ""
-        names = "\n".join(path.name for path in self.files[:taken])
-        return hashlib.blake2b(names.encode(errors="replace"), digest_size=16).hexdigest()
+        """Return what tells the pictures taken so far from others."""
+        assert taken == self._digested
+        return self._digest.hexdigest()
 
-    def batches(self, taken: int, at_once: int) -> Iterator[tuple[int, Tensor | None]]:
+    def _know(self, digest: str) -> None:
+        self._digest.update(digest.encode())
+        self._digested += 1
+
+    def batches(self, begun: Statistics | None, at_once: int) -> Iterator[tuple[int, Tensor | None]]:
         """Yield how many pictures were taken by then, and those of the batch that could be read."""
+        before = 0 if begun is None else begun.taken
         if self.files is not None:
-            for first in range(taken, len(self.files), at_once):
-                part = self.files[first : first + at_once]
+            self._remember(begun, (_bytes(path) for path in self.files[:before]))
+            for part in _cut(iter(self.files[before:]), at_once):
                 found = [each for path in part for each in pictures(path, self.view, self.on_error)]
-                yield first + len(part), _stacked([each.tensor for each in found])
+                for path in part:
+                    self._know(_bytes(path))
+                yield self._digested, _stacked([each.tensor for each in found])
             return
-        for batch in _cut(islice(pictures(self.source, self.view, self.on_error), taken, None), at_once):
-            taken += len(batch)
-            yield taken, _stacked([each.tensor for each in batch])
+        every = pictures(self.source, self.view, self.on_error, seen=False)
+        self._remember(begun, (each.digest for each in islice(every, before)))
+        for batch in _cut(every, at_once):
+            for each in batch:
+                self._know(each.digest)
+            yield self._digested, _stacked([each.tensor for each in batch])
+
+    def _remember(self, begun: Statistics | None, digests: Iterator[str]) -> None:
+        for digest in digests:
+            self._know(digest)
+        if begun is not None and (self._digested, self.digest(self._digested)) != (begun.taken, begun.pictures):
+            raise _others(begun)
+
+
+def _others(begun: Statistics) -> VitreousError:
+    return VitreousError(f"{begun.path} was made from other pictures; it cannot be resumed with these")
+
+
+def _bytes(path: Path) -> str:
+    try:
+        return file_digest(path)
+    except ImageError:  # told when it is read
+        return "unreadable"
 
 
 def _begin(
-    view: View, source: _Noise | _Pictures, out: str | Path | None, overwrite: bool, resume: bool
+    view: View, source: _Noise | _Pictures, out: Path, partial: Path, overwrite: bool, resume: bool
 ) -> Statistics | None:
-    """Return what an earlier run left to go on with, if it is of the same model and the same pictures."""
-    if out is None or not os.path.lexists(out) or (overwrite and not resume):
+    """Return what an earlier run left to go on with, if it is of the same model."""
+    there = [path for path in (partial, out) if os.path.lexists(path)]
+    if partial in there:
+        Statistics.load(partial)  # what is no such thing is not ours to write over
+    if not there or (overwrite and not resume):
         return None
     if not resume:
-        raise VitreousError(f"{out} is there already; choose another place, or allow overwriting or resuming")
-    found = Statistics.load(out)
-    if (found.model, found.source) != (view.name, source.kind):
-        raise VitreousError(f"{out} holds statistics of {found.source} in {found.model}; it cannot be resumed here")
-    if found.names != source.digest(found.taken) or (source.total is not None and found.taken > source.total):
-        raise VitreousError(f"{out} was made from other pictures; it cannot be resumed with these")
+        raise VitreousError(f"{there[0]} is there already; choose another place, or allow overwriting or resuming")
+    found = Statistics.load(there[0])
+    if (found.model, found.source, found.maker) != (view.name, source.kind, maker_of(view)):
+        made = f"{found.source} in {found.model}"
+        raise VitreousError(f"{there[0]} holds statistics of {made}, or of other weights; it cannot be resumed here")
+    if source.total is not None and found.taken > source.total:
+        raise _others(found)
     return found
-
-
-def _refuse_impossible(out: Path) -> None:
-    """Complain before the work about a place that cannot be written after it."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise VitreousError(f"could not write {out}: {getattr(error, 'strerror', None) or error}") from None
-    if out.is_dir():
-        raise VitreousError(f"could not write {out}: it is a folder")
 
 
 def _files(source: Any) -> list[Path] | None:

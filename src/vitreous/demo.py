@@ -10,16 +10,17 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous import show
+from vitreous import __version__, disk, show
 from vitreous.api import DEFAULT, compare, explain, load
-from vitreous.errors import VitreousError
 from vitreous.explanation import Explanation
 from vitreous.models import View
 from vitreous.world import BETRAYED, CLASSES, PARTS, Rendered, Scene, World, betray, render, telling_part, unpack
 from vitreous.world.exam import predictions, right
 from vitreous.world.files import pictures
 
-__all__ = ["METHODS", "write"]
+__all__ = ["METHODS", "SCHEMA", "write"]
+
+SCHEMA = "vitreous.demo/1"
 
 METHODS = ("rollout", "generic", DEFAULT, "coiba", "skipplus(decompx)", "vtranm", "var(decompx)", "tis(masks=256)")
 """Two baselines, the default, and the five systems."""
@@ -31,19 +32,17 @@ _STORY = 24
 
 
 def write(out: str | Path, told: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """Explain a few scenes and tell the story of the shortcut; write pictures and ``report.html``, return the files."""
-    out = Path(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise VitreousError(f"could not make the folder {out}: {error.strerror or error}") from error
+    """Explain a few scenes and tell the story of the shortcut; write pictures and ``report.html``, return the files.
+
+    An earlier demonstration in that folder is replaced; anything else there is not.
+    """
+    out = disk.check_folder(out, overwrite=True)
     told("loading the two bundled models")
     honest, cheat = load("world"), load("world-shortcut")
-    files: list[Path] = []
+    made: dict[str, Image.Image] = {}
 
     def keep(name: str, picture: Image.Image) -> Image.Image:
-        files.append(out / name)
-        picture.save(files[-1])
+        made[name] = picture
         return picture
 
     told("rendering the world")
@@ -59,9 +58,12 @@ def write(out: str | Path, told: Callable[[str], None] = lambda line: None) -> l
         "come with it. They know 48 creatures of a drawn world in which every part is known and can be taken away, so "
         "that an explanation can be checked against the truth."
     )
-    files.append(out / "report.html")
-    files[-1].write_text(show.report("Vitreous: a demonstration", lead, sections), encoding="utf-8")
-    return files
+    with disk.folder(out, overwrite=True) as draft:
+        for name, picture in made.items():
+            draft.write(name, show.encoded(picture))
+        draft.write("report.html", show.report("Vitreous: a demonstration", lead, sections).encode())
+        draft.finish({"schema": SCHEMA, "version": __version__})
+    return [*(out / name for name in made), out / "report.html"]
 
 
 Keeper = Callable[[str, Image.Image], Image.Image]

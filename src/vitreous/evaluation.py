@@ -21,7 +21,8 @@ from vitreous.methods import Method, method
 from vitreous.metrics import Geometry, Metric, Pool, Table, metric
 from vitreous.metrics.stats import SAMPLES
 from vitreous.models import View, view
-from vitreous.passes import plain_target
+from vitreous.passes import Target, Targets, plain_target
+from vitreous.passes.session import check_seed
 
 __all__ = ["BASELINES", "evaluate"]
 
@@ -32,8 +33,6 @@ DEFAULT_METRICS = ("insdel", "insertion", "deletion", "srg", "aopc", "lodds")
 
 Progress = Callable[[int, "int | None"], None]
 """Called with how many states have been run and how many there will be, if that is known."""
-
-_UNSEEN = Image.new("RGB", (1, 1))
 
 
 def evaluate(
@@ -67,6 +66,7 @@ def evaluate(
     states at once.
     """
     looked_at, hows, judges = view(model), named(methods), _metrics(metrics)
+    Target(value=value), check_seed(seed)  # bad words before the work
     if baselines:
         hows = {**hows, **{name: method(name) for name in BASELINES if name not in hows}}
     names = sorted(hows)  # run in one order whatever the caller's: the batches, and so the numbers, are the same
@@ -94,6 +94,7 @@ class _Run:
     ) -> None:
         self.view, self.hows, self.judges = looked_at, hows, judges
         self.target, self.value, self.seed, self.memory = plain_target(target), value, seed, memory
+        self.targets, self.given = Targets(target), list[int]()
         self.names: list[str] = []
         self.explaining = self.total = 0.0
 
@@ -113,13 +114,14 @@ class _Run:
         self._check(labelled)
         inputs = first[0].tensor[None]
         self.geometry = Geometry((inputs.shape[2], inputs.shape[3]), self.view.grid(inputs))
-        given = self.target not in (None, "pred")
+        given = not (self.target is None or (isinstance(self.target, str) and self.target == "pred"))
         columns = ["pred", *(["label"] if labelled else []), *(["given"] if given else [])]
         self.pool = Pool(self.view, list(self.judges.values()), self.geometry, columns, only=only, **settings)
         self.pool.engine.tick = self._ticker(progress, total)
         source = _chained(first, source)
         while chunk := list(islice(source, self.pool.engine.batch)):
             self._chunk([picture for picture, _ in chunk], [label for _, label in chunk], only)
+        self.targets.finish(len(self.names))
         self.answers = self.pool.finish()
         self.total = time.perf_counter() - began
 
@@ -192,7 +194,7 @@ class _Run:
             "dtype": str(self.view.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "audit": None if audit is None else audit.to_json(),
-            "target": self.target if isinstance(self.target, str | int | None) else list(self.target),
+            "target": self.target if self.targets.shared else self.given,
             "value": self.value,
             "substrates": self.pool.substrates,
             "images": len(self.names),
@@ -209,17 +211,14 @@ class _Run:
 
     def _given(self, batch: int, known: Mapping[str, Tensor]) -> Tensor:
         """Return the classes the caller asked to explain, for the next ``batch`` pictures."""
-        if self.target == "label":
+        if isinstance(self.target, str) and self.target == "label":
             return known["label"]
-        if isinstance(self.target, str | int):
-            return torch.full((batch,), self.view.class_index(self.target))
-        if not isinstance(self.target, list | tuple):
-            raise TargetError(f"target {self.target!r} is neither pred, label, a class, nor a list of classes")
-        at = len(self.names)
-        some = self.target[at : at + batch]
-        if len(some) < batch:
-            raise TargetError(f"{len(self.target)} targets are fewer than there are pictures")
-        return torch.tensor([self.view.class_index(each) for each in some])
+        asked = self.targets.at(range(len(self.names), len(self.names) + batch))
+        if callable(asked):
+            raise TargetError(f"target {asked!r} is neither pred, label, a class, nor a list of classes")
+        found = [self.view.class_index(each) for each in ([asked] * batch if self.targets.shared else asked)]
+        self.given += found
+        return torch.tensor(found)
 
     def _check(self, labelled: bool) -> None:
         for label, judge in self.judges.items():
@@ -273,27 +272,22 @@ def _chained(first: tuple[Picture, int | None], rest: Iterator[tuple[Picture, in
 def _labelled(data: Any, labels: Any, looked_at: View) -> Iterator[tuple[Picture, int | None]]:
     """Yield every picture with its true class, where there is one."""
     if labels is not None:
-        yield from _with(_shown(data, looked_at), plain_target(labels), looked_at)
+        yield from _with(pictures(data, looked_at, seen=False), plain_target(labels), looked_at)
     elif isinstance(data, str | Path | Image.Image | np.ndarray | Tensor) or not isinstance(data, Iterable):
-        yield from ((picture, None) for picture in _shown(data, looked_at))
+        yield from ((picture, None) for picture in pictures(data, looked_at, seen=False))
     else:
+        at = 0
         for item in data:
-            if _is_pair(item):
-                told = plain_target(item[1])
-                yield from _with(_shown(item[0], looked_at), told if isinstance(told, list) else [told], looked_at)
+            source, told = item if _is_pair(item) else (item, None)
+            shown = pictures(source, looked_at, at=at, seen=False)
+            if told is not None:
+                told = plain_target(told)
+                paired = _with(shown, told if isinstance(told, list) else [told], looked_at)
             else:
-                yield from ((picture, None) for picture in _shown(item, looked_at))
-
-
-def _shown(source: Any, looked_at: View) -> Iterator[Picture]:
-    """Yield pictures as ``pictures`` does, but of a tensor only the tensor: nobody looks at the image behind it."""
-    if not isinstance(source, Tensor):
-        yield from pictures(source, looked_at)
-        return
-    batch = source.unsqueeze(0) if source.ndim == 3 else source
-    looked_at.check_inputs(batch)
-    for index, each in enumerate(batch):
-        yield Picture(each, _UNSEEN, f"input-{index}")
+                paired = ((picture, None) for picture in shown)
+            for each in paired:
+                at += 1
+                yield each
 
 
 def _with(shown: Iterator[Picture], labels: Any, looked_at: View) -> Iterator[tuple[Picture, int | None]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError, one_line
-from vitreous.methods import Method, method, methods
+from vitreous.methods import Method, answer, method, methods
 from vitreous.models import View, view
+from vitreous.models.proof import gap
 from vitreous.passes import Keep, Pass, Session, Target, whole
+from vitreous.passes.session import check_seed
 
 __all__ = ["Check", "Diagnosis", "doctor"]
 
@@ -45,18 +46,22 @@ class Diagnosis:
 
 def doctor(model: View | nn.Module, *, seed: int = 0, **facts: Any) -> Diagnosis:
     """Examine a model: a view, or a module of one's own. Nothing is raised; advice is in the findings."""
-    try:
-        looked_at = view(model, **facts)
-    except VitreousError as error:
-        return Diagnosis(type(model).__name__, (Check("a view of the model", "failed", str(error)),))
-    high, wide = looked_at.preprocess.size
-    inputs = torch.randn(2, 3, high, wide, generator=torch.Generator().manual_seed(seed))
+    check_seed(seed)
+    seen: list[View] = []
+
+    def look() -> str:
+        seen.append(view(model, **facts))
+        return repr(seen[0])
+
+    first = _safely("a view of the model", look)
+    if first.verdict == "failed":
+        return Diagnosis(type(model).__name__, (first,))
+    (looked_at,), (high, wide) = seen, seen[0].preprocess.size
+    inputs = torch.randn(2, 3, high, wide, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     examiner = _Examiner(looked_at, looked_at.cast(inputs))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        checks = tuple(_safely(name, look) for name, look in examiner.checks())
-        tried = tuple(_try(looked_at, inputs[:1], name) for name in _spellings())
-    return Diagnosis(looked_at.name, (Check("a view of the model", "ok", repr(looked_at)), *checks), tried)
+    checks = tuple(_safely(name, look) for name, look in examiner.checks())
+    tried = tuple(_try(looked_at, inputs[:1], name) for name in _spellings())
+    return Diagnosis(looked_at.name, (first, *checks), tried)
 
 
 class _Examiner:
@@ -77,8 +82,9 @@ class _Examiner:
         yield "labels", self.labels
 
     def forward(self) -> str:
-        with self.view.evaluating(), torch.no_grad():
-            return self._same(self.view.logits(self.inputs), self.view.original(self.inputs))
+        seen = self.view.twin()
+        with torch.no_grad(), torch.autocast(self.inputs.device.type, enabled=False):
+            return self._same(seen.finish(seen.run(seen.embed(self.inputs))), seen.original(self.inputs))
 
     def attention(self) -> str | None:
         if self.view.windowed:
@@ -116,11 +122,11 @@ class _Examiner:
 
     def suffixes(self) -> str:
         expected = self.view.logits(self.inputs)
-        worst = ""
+        worst, seen = "", self.view.twin()
         for layer in self.layers:
-            with self.view.evaluating(), torch.no_grad():
-                tokens = self.view.run(self.view.embed(self.inputs), 0, layer)
-            worst = self._same(self.view.suffix(layer, self.inputs).logits(tokens), expected)
+            with torch.no_grad(), torch.autocast(self.inputs.device.type, enabled=False):
+                tokens = seen.run(seen.embed(self.inputs), 0, layer)
+            worst = self._same(seen.suffix(layer, self.inputs).logits(tokens), expected)
         return f"from each of {self.view.depth} blocks; {worst}"
 
     def preprocessing(self) -> str:
@@ -139,10 +145,8 @@ class _Examiner:
 
     @staticmethod
     def _same(found: Tensor, expected: Tensor) -> str:
-        off = float((found.float() - expected.float()).abs().max())
-        size = max(1.0, float(expected.float().abs().max()))
-        limit = 1e-2 if expected.dtype in (torch.float16, torch.bfloat16) else 1e-4
-        if not off <= limit * size:
+        off, different = gap(found, expected)
+        if different:
             raise VitreousError(f"logits differ by {off:.1e}")
         return "logits bit-equal" if off == 0 else f"logits within {off:.0e}"
 
@@ -178,7 +182,10 @@ def _try(looked_at: View, inputs: Tensor, spelling: str) -> Check:
         return Check(how.info.name, "-", f"not tried: {how.info.cost_text}")
 
     def look() -> str:
-        found = how.attribute(looked_at, inputs)
-        return f"{found.shape[1]} x {found.shape[2]} map"
+        session = Session(looked_at, inputs, Target.of(looked_at, len(inputs)))
+        (found,) = answer(session, [how], check=False)
+        if not torch.isfinite(found.map).all():
+            raise VitreousError("its map is not finite")
+        return f"{found.map.shape[1]} x {found.map.shape[2]} map"
 
     return _safely(how.info.name, look)

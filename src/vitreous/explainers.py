@@ -7,8 +7,7 @@ have, a folder of ``.npy`` maps named like the pictures, or the maps themselves.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.errors import ImageError, MapError, SpellingError, VitreousError
+from vitreous.errors import ImageError, MapError, ModelError, SpellingError, VitreousError
 from vitreous.images import Picture
 from vitreous.methods import Method, answer, method
 from vitreous.metrics import Maps
 from vitreous.metrics.curves import Array
-from vitreous.models import View
+from vitreous.models import View, twin
 from vitreous.passes import Session, Target
 
 __all__ = ["Foreign", "explain_chunk", "named"]
@@ -45,7 +44,7 @@ class Foreign:
         for start in range(0, len(inputs), _MOST_AT_ONCE):
             cut = slice(start, start + _MOST_AT_ONCE)
             some = inputs[cut].detach().clone()
-            with _untouched(view), torch.enable_grad():
+            with torch.enable_grad():
                 found = self.find(view, pictures[cut], some, classes[cut].to(some.device), at + start)
             parts.append(_as_maps(name, found, len(some)).to(inputs.device))
         return torch.cat(parts)
@@ -139,9 +138,9 @@ def _understood(given: Any) -> Method | Foreign:
     if isinstance(given, Tensor | np.ndarray):
         return _ready(given)
     if hasattr(given, "attribute"):
-        return Foreign(lambda v, p, x, c, at: given.attribute(x, target=c), "attribution object", True)
+        return Foreign(lambda v, p, x, c, at: _attributed(given, v, x, c), "attribution object", True)
     if callable(given):
-        return Foreign(lambda v, p, x, c, at: given(v.model, x, c), "callable", True)
+        return Foreign(lambda v, p, x, c, at: given(twin(v.model, trainable=True), x, c), "callable", True)
     raise VitreousError(
         f"{given!r} is no method: give a spelling, a callable, an attribution object or a folder of maps"
     )
@@ -205,14 +204,14 @@ def _flat(one: Tensor) -> Tensor:
     return one.detach().sum(dim=0) if one.ndim == 3 else one.detach()
 
 
-@contextmanager
-def _untouched(view: View) -> Iterator[None]:
-    """Evaluation mode inside; gradients and flags of the parameters as they were, outside."""
+def _attributed(given: Any, view: View, inputs: Tensor, classes: Tensor) -> Any:
+    """Ask an attribution object, which knows the user's own model: its gradients and flags are put back afterwards."""
+    if any(module.training for module in view.model.modules()):
+        raise ModelError(f"{view.name} is in training mode; call .eval() before an attribution object runs it")
     before = [(each, each.grad, each.requires_grad) for each in view.model.parameters()]
-    with view.evaluating():
-        try:
-            yield
-        finally:
-            for each, gradient, flag in before:
-                each.grad = gradient
-                each.requires_grad_(flag)
+    try:
+        return given.attribute(inputs, target=classes)
+    finally:
+        for each, gradient, flag in before:
+            each.grad = gradient
+            each.requires_grad_(flag)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitreous import show
+from vitreous import disk, show
 from vitreous.checkup import Checkup
 from vitreous.errors import ImageError, VitreousError, one_line
 from vitreous.images import open_photo
@@ -30,6 +30,7 @@ __all__ = ["SCHEMA", "Comparison", "Explanation", "Origin"]
 
 SCHEMA = "vitreous.explanation/1"
 _PERCENTILE = 99.0
+_MOST_VALUES = 2**26  # of a map that is read: 8,192 x 8,192 pixels
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Explanation:
     ``map`` is ``[h, w]`` on the method's own grid. ``target``, ``label`` and ``probability`` are the explained class;
     ``prediction`` is the model's own. ``against`` and ``rivals`` are the classes it is set against, by index and name.
     ``extras`` holds named second results; ``names`` are those of ``extras["classes"]``, where classes are compared.
+    ``identity`` tells it from all others: digests of the question, the picture and the weights.
     ``checkup`` is what ``check`` found, where that was put there; ``origin`` is neither saved nor pickled.
     """
 
@@ -76,6 +78,7 @@ class Explanation:
     names: tuple[str, ...] = ()
     box: Box | None = None
     source: str | None = None
+    identity: dict[str, str] | None = None
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     photo: Image.Image | None = field(default=None, repr=False)
     checkup: Checkup | None = field(default=None, repr=False)
@@ -145,44 +148,26 @@ class Explanation:
     # -- files -----------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path, *, overwrite: bool = False, original: bool = False) -> Path:
-        """Write map, pictures and manifest into a new folder; all of it or nothing.
+        """Write map, pictures and manifest into a new folder; all of it or nothing, and nothing of anyone else's lost.
 
         Files: ``map.npy``, ``heatmap.png``, ``overlay.png``, ``image.png``, ``manifest.json``, ``extras.npz`` if there
         are extras, ``owners.png`` if classes are compared, and ``original.png`` (the map on the whole photograph) if
         asked for.
         """
-        folder = Path(folder)
-        if folder.exists() and not overwrite:
-            raise VitreousError(f"{folder} is there already; choose another folder or allow overwriting")
-        partial = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir(parents=True)
-            self._write(partial)
+        with disk.folder(folder, overwrite=overwrite) as draft:
+            draft.write("map.npy", lambda file: np.save(file, self._array))
+            draft.write("heatmap.png", show.encoded(self.heatmap()))
+            draft.write("overlay.png", show.encoded(self.overlay()))
+            draft.write("image.png", show.encoded(self.image))
+            if self.extras:
+                arrays: dict[str, Any] = {name: value.numpy() for name, value in self.extras.items()}
+                draft.write("extras.npz", lambda file: np.savez(file, **arrays))
+            if "distribution" in self.extras:
+                draft.write("owners.png", show.encoded(self.owners()))
             if original:
-                self.overlay(original=True).save(partial / "original.png")
-            if folder.is_dir():
-                shutil.rmtree(folder)
-            elif folder.exists():
-                folder.unlink()
-            partial.rename(folder)
-        except OSError as error:
-            raise VitreousError(f"could not write {folder}: {error.strerror or error}") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        return folder
-
-    def _write(self, folder: Path) -> None:
-        np.save(folder / "map.npy", self._array)
-        self.heatmap().save(folder / "heatmap.png")
-        self.overlay().save(folder / "overlay.png")
-        self.image.save(folder / "image.png")
-        if self.extras:
-            arrays: dict[str, Any] = {name: value.numpy() for name, value in self.extras.items()}
-            np.savez(folder / "extras.npz", **arrays)
-        if "distribution" in self.extras:
-            self.owners().save(folder / "owners.png")
-        (folder / "manifest.json").write_text(json.dumps(self.manifest(), indent=2) + "\n", encoding="utf-8")
+                draft.write("original.png", show.encoded(self.overlay(original=True)))
+            draft.finish(self.manifest())
+        return Path(folder)
 
     def manifest(self) -> dict[str, Any]:
         """Return everything but the numbers of the map: what was asked, what was found, with which versions."""
@@ -206,6 +191,7 @@ class Explanation:
             "grid": list(self.map.shape),
             "input_size": [self.image.height, self.image.width],
             "extras": sorted(self.extras),
+            "identity": self.identity,
             **({"classes": list(self.names)} if self.names else {}),
             **({} if self.checkup is None else {"check": self.checkup.to_json()}),
             "picture": self.scale.caption(),
@@ -216,11 +202,11 @@ class Explanation:
     def load(cls, folder: str | Path) -> Explanation:
         """Read an explanation that ``save`` wrote."""
         folder = Path(folder)
+        disk.recover(folder)
         try:
-            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-            array = np.load(folder / "map.npy", allow_pickle=False)
-            image = Image.open(folder / "image.png").convert("RGB")
-            extras = dict(np.load(folder / "extras.npz", allow_pickle=False)) if manifest["extras"] else {}
+            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"), parse_constant=_no_number)
+            array, image = _read_map(folder / "map.npy"), open_photo(folder / "image.png")
+            extras = _read_extras(folder / "extras.npz") if manifest["extras"] else {}
             return cls._from_manifest(manifest, array, image, extras)
         except VitreousError:
             raise
@@ -243,6 +229,7 @@ class Explanation:
             rivals=tuple(manifest["rivals"]),
             names=tuple(manifest.get("classes", ())),
             created=manifest["created"],
+            identity=manifest.get("identity"),
             checkup=Checkup.from_json(manifest["check"]) if "check" in manifest else None,
             box=None if manifest["box"] is None else tuple(manifest["box"]),
             extras={name: torch.from_numpy(value) for name, value in extras.items()},
@@ -308,16 +295,10 @@ class Comparison(Sequence[Explanation]):
 
     def save(self, path: str | Path, *, overwrite: bool = False, **look: Any) -> Path:
         """Write the panel as one picture; further arguments are those of ``panel``."""
-        path = Path(path)
-        if path.exists() and not overwrite:
-            raise VitreousError(f"{path} is there already; choose another name or allow overwriting")
-        picture = self.panel(**look)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            picture.save(path)
-        except (OSError, ValueError) as error:
-            raise VitreousError(f"could not write {path}: {error}") from error
-        return path
+        disk.check_file(path, overwrite)
+        picture = show.encoded(self.panel(**look), path)
+        disk.write_file(path, picture, overwrite=overwrite)
+        return Path(path)
 
     def _repr_html_(self) -> str:
         return show.figure(self.panel(), self._all[0].model)
@@ -331,6 +312,32 @@ def _display(image: Image.Image) -> None:
         image.show()
     else:
         display(image) if get_ipython() is not None else image.show()
+
+
+def _read_map(path: Path) -> np.ndarray[Any, Any]:
+    """Return a map that means something: real, finite, ``[h, w]``. Its header may promise anything, so it is mapped."""
+    found = np.load(path, mmap_mode="r", allow_pickle=False)
+    if found.ndim != 2 or not found.size or found.dtype not in (np.float32, np.float64):
+        raise ValueError(f"a map is [h, w] in float32 or float64, not {list(found.shape)} of {found.dtype}")
+    if found.size > _MOST_VALUES or not np.isfinite(found).all():
+        raise ValueError(f"the map {list(found.shape)} has values that are not finite, or too many of them")
+    return np.array(found)
+
+
+def _read_extras(path: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(path) as archive:
+        size = sum(each.file_size for each in archive.infolist())
+    if size > 64 * _MOST_VALUES:
+        raise ValueError(f"the extras take {size} bytes")
+    found = dict(np.load(path, allow_pickle=False))
+    strange = [name for name, value in found.items() if value.dtype.kind not in "fiub"]
+    if strange:
+        raise ValueError(f"{strange[0]} holds {found[strange[0]].dtype}")
+    return found
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
 
 
 def _versions() -> dict[str, str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -17,9 +20,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from vitreous.errors import ImageError, one_line
 from vitreous.models import Box, View
 
-__all__ = ["OnError", "Picture", "count", "image_files", "is_single", "open_photo", "pictures"]
+__all__ = ["OnError", "Picture", "count", "file_digest", "image_files", "is_single", "open_photo", "pictures"]
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What a file may hold, whatever its name: other readers of PIL start programs, or are little tried."""
+
+_quiet = Lock()  # filters of warnings belong to all threads
+_UNSEEN = Image.new("RGB", (1, 1))
 
 OnError = Callable[[Path, ImageError], None]
 """Called with the path of a picture that cannot be read, and why; the others go on."""
@@ -37,6 +45,26 @@ class Picture:
     path: Path | None = None
     photo: Image.Image | None = None
     """The photograph itself, where it cannot be read from ``path`` again."""
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells it from other pictures: a digest of the file's bytes, or of the tensor."""
+        if self.path is not None:
+            return file_digest(self.path)
+        values = self.tensor.detach().to("cpu", torch.float64).contiguous()
+        return hashlib.blake2b(values.numpy().tobytes(), digest_size=16).hexdigest()
+
+
+def file_digest(path: str | Path) -> str:
+    """Return a digest of the bytes of a file."""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        with open(path, "rb") as file:
+            while part := file.read(2**20):
+                digest.update(part)
+    except OSError as error:
+        raise ImageError(f"{path} cannot be read: {_reason(error)}") from None
+    return digest.hexdigest()
 
 
 def open_photo(path: str | Path) -> Image.Image:
@@ -99,24 +127,27 @@ def count(source: Any) -> int | None:
     return len(dataset) if isinstance(dataset, Sized) else None
 
 
-def pictures(source: Any, view: View, on_error: OnError | None = None) -> Iterator[Picture]:
+def pictures(
+    source: Any, view: View, on_error: OnError | None = None, at: int | None = None, seen: bool = True
+) -> Iterator[Picture]:
     """Yield every picture of a source as an input of this model.
 
-    A file that cannot be read is an error; with ``on_error`` it is told and left out.
+    A file that cannot be read is an error; with ``on_error`` it is told and left out. Pictures that are not files are
+    called by their place in the whole source, which begins ``at`` here. Without ``seen``, no image is made of a tensor.
     """
     if isinstance(source, str | Path):
         yield from _from_files(Path(source), view, on_error)
     elif isinstance(source, Image.Image):
-        yield _from_photo(_upright(source, "the picture"), view, "image")
+        yield _from_photo(_upright(source, "the picture"), view, "image" if at is None else f"image-{at}")
     elif isinstance(source, np.ndarray):
         if source.ndim == 4 and not len(source):
             raise ImageError("there are no pictures in the array")
-        for index, array in enumerate(source if source.ndim == 4 else [source]):
+        for index, array in enumerate(source if source.ndim == 4 else [source], at or 0):
             yield _from_photo(_from_array(array), view, f"image-{index}")
     elif isinstance(source, torch.Tensor):
-        yield from _from_tensor(source, view)
+        yield from _from_tensor(source, view, at or 0, seen)
     elif isinstance(source, Iterable):
-        yield from _from_many(source, view, on_error)
+        yield from _from_many(source, view, on_error, at or 0, seen)
     else:
         raise ImageError(f"a {type(source).__name__} is not a picture; give a path, PIL image, array, tensor or list")
 
@@ -156,9 +187,9 @@ def _open(path: Path) -> Image.Image:
     limit = Image.MAX_IMAGE_PIXELS
     advice = "make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
     try:
-        with warnings.catch_warnings():
+        with _quiet, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = Image.open(path)
+            opened = Image.open(path, formats=_FORMATS)
     except Image.DecompressionBombError as error:
         told = re.search(r"\d+ pixels", str(error))
         raise ImageError(f"{path} has {told[0] if told else 'too many pixels'}, over {limit}; {advice}") from None
@@ -215,25 +246,25 @@ def _without_labels(item: Any) -> Any:
     return item if all_pictures else item[0]
 
 
-def _from_tensor(tensor: torch.Tensor, view: View) -> Iterator[Picture]:
+def _from_tensor(tensor: torch.Tensor, view: View, at: int, seen: bool) -> Iterator[Picture]:
     batch = tensor.unsqueeze(0) if tensor.ndim == 3 else tensor
     view.check_inputs(batch)
-    for index, each in enumerate(batch):
-        yield Picture(each, view.preprocess.picture(each), f"input-{index}")
+    for index, each in enumerate(batch, at):
+        yield Picture(each, view.preprocess.picture(each) if seen else _UNSEEN, f"input-{index}")
 
 
-def _from_many(source: Iterable[Any], view: View, on_error: OnError | None) -> Iterator[Picture]:
-    empty = True
+def _from_many(source: Iterable[Any], view: View, on_error: OnError | None, at: int, seen: bool) -> Iterator[Picture]:
+    found = at
 
     def told(path: Path, error: ImageError) -> None:
-        nonlocal empty
-        empty = False
+        nonlocal found
+        found += 1
         assert on_error is not None
         on_error(path, error)
 
     for item in source:
-        for picture in pictures(_without_labels(item), view, None if on_error is None else told):
-            empty = False
+        for picture in pictures(_without_labels(item), view, None if on_error is None else told, found, seen):
+            found += 1
             yield picture
-    if empty:
+    if found == at:
         raise ImageError("there are no pictures in the list")

@@ -209,7 +209,8 @@ class _Case:
         """Return insertion and deletion of the map, and those of the random orders ``[orders, 2]``."""
         e, seen = self.explanation, self.view
         draws = seeded(e.seed, self.inputs, "check")
-        random = {f"random {i}": torch.rand(self.map.shape, generator=draws) for i in range(_ORDERS)}
+        orders = [torch.rand(self.map.shape, generator=draws, dtype=torch.float32) for _ in range(_ORDERS)]
+        random = {f"random {i}": each for i, each in enumerate(orders)}
         judges = [metric(f"{n}(steps={_STEPS}, substrate={_SUBSTRATE}, score=explained)") for n in _AREAS]
         high, wide = self.inputs.shape[-2:]
         only = torch.tensor(sorted({e.target, *e.against})) if e.against and seen.classes > 1 else None

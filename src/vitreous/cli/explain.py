@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
-from rich.text import Text
 
+from vitreous import disk
 from vitreous.cli import options
 from vitreous.errors import VitreousError
 
@@ -32,7 +32,7 @@ def explain(
     value: options.Value = "logit",
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder for the results, one sub-folder per picture.", show_default="explanations"),
+        typer.Option(help="Folder for the results: PICTURE/METHOD/CLASS.", show_default="explanations"),
     ] = None,
     original: Annotated[bool, typer.Option(help="Also draw the map on the original photograph.")] = False,
     check: Annotated[bool, typer.Option(help="Also test how far each map can be trusted.")] = False,
@@ -48,64 +48,59 @@ def explain(
     memory: options.Memory = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
-    resume: Annotated[bool, typer.Option(help="Leave out pictures whose results are there already.")] = False,
+    resume: Annotated[bool, typer.Option(help="Do what is missing: leave out what was asked before.")] = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Explain pictures: a map, a heat map, an overlay and a manifest for each.
 
-    Results go to one folder per picture under --out. With --json and without --out nothing is written.
-    Of several pictures, one that cannot be read is named and skipped, and the exit code is 1.
+    Results go to --out, in folders PICTURE/METHOD/CLASS; another question about a picture is another result. With
+    --json and without --out nothing is written. Of several pictures, one that cannot be read is named and skipped, and
+    the exit code is 1.
     """
     import vitreous as vt
 
     how = vt.method(method)
     wanted = _files(images)
-    folder = None if as_json and out is None else out or Path("explanations")
-    jobs = list(_jobs(wanted, folder, overwrite, resume))
-    if not jobs:
-        if as_json:
-            options.print_json({"schema": "vitreous.explain/1", "explanations": []})
-        elif not quiet:
-            options.say(f"{len(wanted)} left out: their results are there already")
-        return
+    archive = None if as_json and out is None else vt.Archive(out or Path("explanations"))
+    if archive is not None:
+        archive.check()
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet, prompt)
-    asked: dict[str, Any] = {
-        "against": against or None,
-        "value": value,
-        "seed": seed,
-        "memory": memory,
-        "batch_size": batch_size,
-    }
+    aim: dict[str, Any] = {"target": target, "against": against or None, "value": value, "seed": seed}
+    question = vt.question(view, how, **aim)
+    kept: dict[Path, Path] = {}
+    if archive is not None:
+        wanted = archive.once(wanted)
+        kept = {path: place for path in wanted if (place := archive.find(path, question)) is not None}
+    if kept and not (overwrite or resume):
+        place = next(iter(kept.values()))
+        raise VitreousError(f"{place} is there already; choose another --out, or add --overwrite or --resume")
+    left = [path for path in wanted if path not in kept] if resume and not overwrite else wanted
     rows: list[dict[str, Any]] = []
     verdicts: list[str] = []
     table = options.table("picture", "said", "explained", "saved in")
     with options.progress_bar(how.spelling, quiet or as_json) as bar:
-        paths, left = [path for path, _ in jobs], iter(jobs)
-        found = vt.explain_each(
-            view, paths, how, target, progress=bar, on_error=options.skipped if len(jobs) > 1 else None, **asked
-        )
-        for each in found:
-            place = next(place for path, place in left if str(path) == each.source)
+        skip = options.skipped if len(wanted) > 1 else None
+        budget = {"memory": memory, "batch_size": batch_size, "progress": bar, "on_error": skip}
+        for each in vt.explain_each(view, left, how, **aim, **budget) if left else ():
             if check:
                 each = replace(each, checkup=vt.check(each, view, memory=memory))
                 verdicts.append(f"{each.name}: {each.checkup}")
-            if place is not None:
-                each.save(place, overwrite=overwrite, original=original)
-            rows.append(_row(each, place))
+            saved = None if archive is None else archive.save(each, overwrite=overwrite, original=original)
+            rows.append(_row(each, saved))
             said = f"{each.prediction.label} ({each.prediction.probability:.3f})"
             given = "" if each.probability is None else f" ({each.probability:.3f})"
-            table.add_row(*map(Text, (each.name, said, each.label + given, str(place))))
-    if not rows:
-        raise VitreousError(f"none of the {len(jobs)} pictures can be read")
+            table.add_row(each.name, said, each.label + given, str(saved))
+    if left and not rows:
+        raise VitreousError(f"none of the {len(left)} pictures can be read")
     if as_json:
         options.print_json({"schema": "vitreous.explain/1", "explanations": rows})
     elif not quiet:
-        for content in (table, *verdicts):
+        for content in (table, *verdicts) if rows else ():
             options.say(content)
-        if len(jobs) < len(wanted):
-            options.say(f"{len(wanted) - len(jobs)} left out: their results are there already")
-    if len(rows) < len(jobs):
+        if len(left) < len(wanted):
+            options.say(f"{len(wanted) - len(left)} left out: the same question is answered already")
+    if len(rows) < len(left):
         raise typer.Exit(1)
 
 
@@ -147,8 +142,8 @@ def compare(
     if not hows:
         raise VitreousError("--methods names no method")
     (image,) = _files([image])[:1]
-    place = out or Path(f"{image.stem}-compare.png")
-    if _is_there(place) and not overwrite:
+    place = out or Path(f"{disk.safe_name(image.stem)}-compare.png")
+    if options.is_there(place) and not overwrite:
         raise VitreousError(f"{place} is there already; choose another --out or add --overwrite")
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet, prompt)
     asked: dict[str, Any] = {"against": against or None, "value": value, "seed": seed, "memory": memory}
@@ -168,38 +163,6 @@ def _files(given: Sequence[Path]) -> list[Path]:
     import vitreous as vt
 
     return [each for path in given for each in vt.image_files(path)]
-
-
-def _jobs(
-    wanted: Sequence[Path], folder: Path | None, overwrite: bool, resume: bool
-) -> Iterator[tuple[Path, Path | None]]:
-    """Give each picture a folder of its own, and refuse before any work what would be refused after it."""
-    taken: set[Path] = set()
-    for path in wanted:
-        if folder is None:
-            yield path, None
-            continue
-        place, number = folder / path.stem, 2
-        while place in taken:
-            place, number = folder / f"{path.stem}-{number}", number + 1
-        taken.add(place)
-        there = _is_there(place)
-        if there and resume:
-            continue
-        if there and not overwrite:
-            raise VitreousError(f"{place} is there already; choose another --out, or add --overwrite or --resume")
-        yield path, place
-
-
-def _is_there(place: Path) -> bool:
-    """Whether a place for results is taken; a name that no file system takes is an error before any work."""
-    try:
-        place.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError) as error:
-        raise VitreousError(f"could not write {place}: {getattr(error, 'strerror', None) or error}") from None
-    return True
 
 
 def _row(each: Explanation, place: Path | None) -> dict[str, Any]:

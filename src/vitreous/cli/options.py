@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from vitreous.errors import VitreousError, one_line
 
@@ -51,6 +52,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 Overwrite = Annotated[bool, typer.Option(help="Replace what is there already.")]
 
 ERR = Console(stderr=True, highlight=False)
+_MOST_TEXT = 2**26  # bytes of a file of names or labels
 
 
 def load(
@@ -93,6 +95,17 @@ def progress_bar(what: str, quiet: bool) -> Iterator[Any]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def is_there(place: Path) -> bool:
+    """Whether a place for results is taken; a name that no file system takes is an error before any work."""
+    try:
+        place.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise VitreousError(f"could not write {place}: {getattr(error, 'strerror', None) or error}") from None
+    return True
+
+
 def split(spellings: str) -> list[str]:
     """Cut ``a,b(c, d),e`` at the commas that are not inside brackets."""
     parts, depth, current = [], 0, ""
@@ -108,14 +121,23 @@ def split(spellings: str) -> list[str]:
 
 
 def say(content: Any, style: str | None = None) -> None:
-    """Print on standard output, as it is: no markup, and no wrapping where that is not a terminal."""
+    """Print on standard output: no markup, no control characters, and no wrapping where that is not a terminal."""
     wide = None if sys.stdout.isatty() else 10_000
+    if isinstance(content, str):
+        content = "\n".join(map(one_line, content.split("\n")))
     Console(highlight=False, markup=False, emoji=False, width=wide).print(content, style=style)
 
 
-def table(*columns: str) -> Table:
+class Rows(Table):
+    """A table of plain text: names of files and classes may hold anything, and a terminal obeys some of it."""
+
+    def add_row(self, *cells: Any, **look: Any) -> None:
+        super().add_row(*(Text(one_line(each)) if isinstance(each, str) else each for each in cells), **look)
+
+
+def table(*columns: str) -> Rows:
     """Return an empty table whose first column is never cut."""
-    made = Table(box=None, pad_edge=False)
+    made = Rows(box=None, pad_edge=False)
     for place, column in enumerate(columns):
         made.add_column(column, no_wrap=place == 0, overflow="fold")
     return made
@@ -133,13 +155,25 @@ def print_json(content: Any) -> None:
     typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
 
 
+def read_text(path: Path, what: str) -> str:
+    """Return the text of a small file; one that has no end, such as a device, is not read to it."""
+    try:
+        with open(path, "rb") as file:
+            found = file.read(_MOST_TEXT + 1)
+        if len(found) > _MOST_TEXT:
+            raise VitreousError(f"{what} {path} cannot be read: it has more than {_MOST_TEXT // 2**20} MiB")
+        return found.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise VitreousError(f"{what} {path} cannot be read: {error}") from None
+
+
 def _labels(path: Path | None) -> list[str] | None:
     if path is None:
         return None
+    text = read_text(path, "labels")
     try:
-        text = path.read_text(encoding="utf-8")
         found = json.loads(text) if path.suffix == ".json" else text.splitlines()
-    except (OSError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise VitreousError(f"labels {path} cannot be read: {error}") from None
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise VitreousError(f"labels {path} must be a list of names")

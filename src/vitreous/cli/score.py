@@ -8,6 +8,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from vitreous import disk
 from vitreous.cli import options
 from vitreous.errors import VitreousError
 
@@ -66,8 +67,9 @@ def score(
     if out is not None:
         if out.suffix not in (".json", ".csv"):
             raise VitreousError(f"--out {out} must end in .json or .csv")
-        if out.exists() and not overwrite:
+        if options.is_there(out) and not overwrite:
             raise VitreousError(f"{out} is there already; choose another --out or add --overwrite")
+        disk.check_file(out, overwrite)
     files = [each for path in images for each in vt.image_files(path)]
     truth = None if labels is None else _labels(labels)
     wanting = [name for name, judge in zip(metrics, judges, strict=True) if judge.needs_labels]
@@ -77,16 +79,13 @@ def score(
     precision = "float16" if half else "float32"
     asked: dict[str, Any] = {"precision": precision, "batch": batch, "seed": seed, "baselines": baselines}
     with options.progress_bar("states", quiet or as_json) as bar:
-        found = vt.evaluate(view, files, methods, metrics, labels=truth, target=_target(target), progress=bar, **asked)
-    if out is not None:
-        found.save(out)
+        found = vt.evaluate(view, files, methods, metrics, labels=truth, target=target, progress=bar, **asked)
     if as_json:
         options.print_json(found.to_json())
     elif not quiet:
         options.say(str(found))
         plan = found.plan
-        where = f"; saved in {out}" if out is not None else ""
-        options.say(f"{plan['images']} pictures, {plan['states']} states, batch {plan['batch']}, {precision}{where}")
+        options.say(f"{plan['images']} pictures, {plan['states']} states, batch {plan['batch']}, {precision}")
         if plan["audit"] is not None:
             audit = plan["audit"]
             options.say(
@@ -94,6 +93,10 @@ def score(
                 f"{audit['log_probability']:.2g}, p by {audit['probability']:.2g}, "
                 f"arg-max agrees on {audit['agreement']:.1%}"
             )
+    if out is not None:  # what could not be written has been printed
+        found.save(out, overwrite=overwrite)
+        if not (quiet or as_json):
+            options.say(f"saved in {out}")
 
 
 def _asked(given: list[str] | None, *default: str) -> list[str]:
@@ -101,15 +104,12 @@ def _asked(given: list[str] | None, *default: str) -> list[str]:
     return [each for one in given or default for each in options.split(one)]
 
 
-def _target(word: str) -> str | int:
-    return int(word) if word.isdigit() else word
-
-
 def _labels(path: Path) -> Any:
     """Return true classes in order or by file name."""
+    text = options.read_text(path, "labels")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise VitreousError(f"labels {path} cannot be read: {error}") from None
     if (
         isinstance(found, list)

@@ -46,7 +46,7 @@ def stats(
     """
     import vitreous as vt
 
-    if out.exists() and not overwrite and not resume:
+    if options.is_there(out) and not overwrite and not resume:
         raise VitreousError(f"{out} is there already; choose another --out, or add --overwrite or --resume")
     files = [each for path in images or [] for each in vt.image_files(path)] or None
     if (files is None) == (noise is None):

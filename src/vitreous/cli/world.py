@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitreous import disk
 from vitreous.cli import options
 from vitreous.errors import VitreousError
 
@@ -40,6 +41,7 @@ class Kind(str, Enum):
     bare = "bare"
 
 
+_MOST = 100_000
 _N = Annotated[int, typer.Option(help="How many scenes.")]
 _Size = Annotated[int, typer.Option(help="Side of a picture in pixels.")]
 _Start = Annotated[int, typer.Option(help="The first scene of the split.")]
@@ -68,9 +70,8 @@ def render(
     """Write scenes: one PNG each, one mask each, and all of them as JSON."""
     from vitreous.world.files import write
 
-    if out.exists() and not overwrite:
-        raise VitreousError(f"{out} is there already; choose another folder or give --overwrite")
-    files = write(_scenes(kind, n, start, split), out, size)
+    disk.check_folder(out, overwrite)
+    files = write(_scenes(kind, n, start, split), out, size, overwrite=overwrite)
     if not quiet:
         options.say(f"{n} scenes in {out}, described in {files[-1]}")
 
@@ -92,19 +93,14 @@ def show(
     from vitreous.world import render as rendered
     from vitreous.world.files import pictures as drawn
 
-    if out.exists() and not overwrite:
-        raise VitreousError(f"{out} is there already; choose another name or give --overwrite")
+    disk.check_file(out, overwrite)
     scenes = _scenes(kind, n, start, split)
     cells = [
         pictures.Cell(picture, None, scene.name if scene.companion is None else f"{scene.name}, {scene.companion.name}")
         for scene, picture in zip(scenes, drawn(rendered(scenes, size).images), strict=True)
     ]
     sheet = pictures.panel([cells[at : at + columns] for at in range(0, n, columns)], tile=max(96, size))
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        sheet.save(out)
-    except (OSError, ValueError) as error:
-        raise VitreousError(f"could not write {out}: {error}") from None
+    disk.write_file(out, pictures.encoded(sheet, out), overwrite=overwrite)
     if not quiet:
         options.say(f"{n} scenes: {out}")
 
@@ -112,8 +108,8 @@ def show(
 def _scenes(kind: Kind, n: int, start: int, split: str) -> list[Scene]:
     from vitreous import world
 
-    if n < 1:
-        raise VitreousError(f"n={n} must be at least 1")
+    if not 1 <= n <= _MOST:
+        raise VitreousError(f"n={n} must be from 1 to {_MOST}")
     found = world.World(split, n, start=start).batch()
     if kind is Kind.shortcut or kind is Kind.moved:
         found = world.betray(found, moved=kind is Kind.moved)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import re
 import warnings
 from collections.abc import Iterable, Sequence
@@ -58,6 +60,10 @@ class Method:
         """How many inputs this method runs per image on this model: what a progress bar counts."""
         return max(1.0, self.cost[0])
 
+    def held(self, view: View) -> int:
+        """How many maps of its grid exist for each image when it is done, extras included."""
+        return 1
+
     def ask(self, view: View) -> Pass | None:
         """Return the pass that ``read`` needs, if it can be shared."""
         return None
@@ -74,7 +80,7 @@ class Method:
     @property
     def value(self) -> str | None:
         """Which value of the class it explains, whatever was asked for; ``None`` where it explains what was asked."""
-        inner = {part.value for part in self.parts()[1:]}
+        inner = {base.value for base in self.inner()}
         return inner.pop() if len(inner) == 1 else None
 
     def read(self, trace: Trace) -> Tensor:
@@ -184,14 +190,30 @@ class Method:
         return {**values, **self.notes, **below}
 
     @property
+    def fingerprint(self) -> str:
+        """A digest of all that its numbers depend on: parameters and revisions of its parts, and what they refer to."""
+        told = [(p.info.name, p.info.revision, p.settings, p.ingredients) for p in self.parts()]
+        text = json.dumps(told, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    @property
+    def ingredients(self) -> dict[str, str]:
+        """Digests of what the parameters refer to by name, such as the content of a file of statistics."""
+        return {}
+
+    @property
     def notes(self) -> dict[str, Any]:
         """What an explanation has to record besides the parameters, such as the source of statistics."""
         return {}
 
+    def inner(self) -> list[Method]:
+        """The methods that its parameters hold."""
+        inner = [getattr(self, f.name) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return [each for given in inner for each in _methods(given)]
+
     def parts(self) -> list[Method]:
         """This method and every method it is composed of."""
-        inner = [getattr(self, f.name) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
-        return [self, *(part for given in inner for each in _methods(given) for part in each.parts())]
+        return [self, *(part for base in self.inner() for part in base.parts())]
 
     def __str__(self) -> str:
         return self.spelling

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitreous.errors import ModelError
 from vitreous.methods.readout import wide
 from vitreous.passes import Session, Target, probabilities
 from vitreous.passes.memory import in_parts
-from vitreous.passes.replace import differentiable, logits_through
+from vitreous.passes.replace import logits_through
 
 __all__ = ["Bottlenecks", "Found", "Objective", "Prior", "information"]
 
@@ -47,7 +48,10 @@ class Prior(NamedTuple):
 
     @classmethod
     def of(cls, mean: Tensor, std: Tensor, like: Tensor) -> Prior:
-        """Return the prior with the least deviation allowed, where and in the type of ``like``."""
+        """Return the prior with the least deviation allowed, where and in the type of ``like`` ``[B, N, D]``."""
+        if mean.shape[-1] != like.shape[-1] or mean.shape[-2] not in (1, like.shape[-2]):
+            fits, given = list(like.shape[1:]), list(mean.shape[-2:])
+            raise ModelError(f"statistics of shape {given} do not fit tokens of shape {fits}")
         return cls(mean.to(like), std.to(like).clamp(min=_LEAST_DEVIATION))
 
     def rows(self, images: Tensor) -> Prior:
@@ -192,7 +196,7 @@ class Bottlenecks:
         """Run replicas ``start .. stop - 1``: gradient, score, hit and the information of every layer, row by row."""
         view, how = self.session.view, self.objective
         images = torch.arange(start, stop, device=alpha.device) // how.samples
-        with differentiable(view), torch.set_grad_enabled(backward):
+        with torch.inference_mode(False), torch.set_grad_enabled(backward):
             leaf = alpha[images].detach().requires_grad_(backward)
             dampers = [
                 _Damper(self, number, index, start, stop, leaf[:, index if how.by_layer else 0], prior.rows(images))

@@ -83,6 +83,10 @@ class Bottleneck(Method):
         return {**super().settings, "stats": str(self.stats)}
 
     @property
+    def ingredients(self) -> dict[str, str]:
+        return {} if self.stats in ("own", "noise") else {"stats": self._given().fingerprint}
+
+    @property
     def value(self) -> str:
         return "logprob"
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from vitreous.errors import SpellingError
 from vitreous.methods.base import Answer, Method, check_choice, prepare, resolve_layer
+from vitreous.methods.readout import wide
 from vitreous.methods.registry import register
 from vitreous.methods.token_gradient import InputXGradient
 from vitreous.models import View
@@ -183,16 +184,25 @@ class Smooth(Method):
         span = (inputs.flatten(1).amax(1) - inputs.flatten(1).amin(1)) * self.sigma
         draws = [session.generator(i, "smooth") for i in range(len(inputs))]
         at_once = max(1, session.batch // len(inputs))
-        maps = []
+        mean = spread = torch.zeros(())
         for first in range(0, self.samples, at_once):
             copies = min(at_once, self.samples - first)
-            noise = [torch.randn(copies, *inputs.shape[1:], generator=draw) for draw in draws]
+            # copy by copy: what a generator gives depends on how many numbers are asked for at once
+            noise = [torch.stack([_normal(inputs, draw) for _ in range(copies)]) for draw in draws]
             scaled = torch.stack(noise).to(inputs) * span.view(-1, 1, *[1] * (inputs.ndim - 1))
             noisy = (inputs.unsqueeze(1) + scaled).flatten(0, 1)
-            found = self.base.compute(session.fork(noisy, repeat=copies)).map
-            maps.append(found.reshape(len(inputs), copies, *found.shape[1:]))
-        every = torch.cat(maps, dim=1)
-        return Answer(every.mean(dim=1), {"deviation": every.std(dim=1, correction=0)})
+            found = wide(self.base.compute(session.fork(noisy, repeat=copies)).map)
+            part = found.reshape(len(inputs), copies, *found.shape[1:])
+            # mean and squared deviations of all copies so far, after Chan, Golub and LeVeque
+            apart, total = part.mean(dim=1) - mean, first + copies
+            inside = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
+            spread = spread + inside + apart.square() * (first * copies / total)
+            mean = mean + apart * (copies / total)
+        return Answer(mean, {"deviation": (spread / self.samples).sqrt()})
+
+
+def _normal(inputs: Tensor, draw: torch.Generator) -> Tensor:
+    return torch.randn(inputs.shape[1:], generator=draw, dtype=torch.float32)
 
 
 @register("logprob", family="combinator", cost_note="base")

@@ -44,6 +44,8 @@ class Info:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refuses: bool = False
     """Whether the name is known only to say why the method means nothing here."""
+    revision: int = 1
+    """Counted up whenever its numbers change, so that older results are known as such."""
 
     @property
     def summary(self) -> str:
@@ -89,6 +91,7 @@ def register(
     cost_note: str = "",
     presets: Mapping[str, Mapping[str, Any]] | None = None,
     refuses: bool = False,
+    revision: int = 1,
 ) -> Callable[[M], M]:
     """Give a method class its name; used as a decorator on a frozen dataclass.
 
@@ -97,7 +100,8 @@ def register(
 
     def decorate(make: M) -> M:
         cited = tuple(PAPERS[each] if isinstance(each, str) else each for each in papers)
-        info = Info(name, family, make, aliases, cited, class_specific, cost, cost_note, presets or {}, refuses)
+        facts = (aliases, cited, class_specific, cost, cost_note, presets or {}, refuses, revision)
+        info = Info(name, family, make, *facts)
         SHELF.add(info)
         make.info = info
         return make

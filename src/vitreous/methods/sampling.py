@@ -124,7 +124,7 @@ class TIS(Method):
             return target.part(start, stop).score(logits)
 
         half = torch.autocast("cuda", torch.float16, enabled=self.half)
-        with view.evaluating(), torch.no_grad(), half:
+        with torch.no_grad(), half:
             scores = torch.cat(in_parts(part, len(samples), session.batch))
         if self.half and not torch.isfinite(scores).all():
             raise MapError(f"tis: scores of {view.name} in float16 are not finite; use half=false")

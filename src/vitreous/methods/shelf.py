@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib.metadata import entry_points
 from typing import Generic, Protocol, TypeVar
 
-from vitreous.errors import SpellingError, nearest
+from vitreous.errors import SpellingError, VitreousWarning, nearest, one_line
 
 __all__ = ["Shelf"]
 
@@ -61,4 +62,9 @@ class Shelf(Generic[T]):
         if not self.complete:
             self.complete = True
             for entry in entry_points(group=self.group):
-                entry.load()
+                try:
+                    entry.load()
+                except Exception as error:  # one broken package must not take the others away
+                    reason = one_line(f"{type(error).__name__}: {error}")[:200]
+                    text = f"the {self.noun} {entry.name} of another package cannot be imported ({reason})"
+                    warnings.warn(text, VitreousWarning, stacklevel=4)

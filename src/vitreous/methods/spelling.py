@@ -10,6 +10,7 @@ methods, all arguments without a key are such.
 
 from __future__ import annotations
 
+import math
 import re
 import types
 from dataclasses import dataclass
@@ -22,11 +23,12 @@ from vitreous.methods.registry import Parameter, find
 __all__ = ["Reader", "method"]
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))"
+    r"\s*(?:(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.]))"
     r"|(?P<word>[A-Za-z_][\w.:-]*)|(?P<text>\"[^\"]*\"|'[^']*')|(?P<sign>[@(),=]))"
 )
 _CONSTANTS = {"true": True, "false": False, "none": None}
 _MOST_NESTED = 20
+_LONGEST_NUMBER = 40
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,10 @@ class Reader:
         token = self._peek()
         if token.kind == "number":
             self.next += 1
-            number = float(token.text)
-            whole = re.fullmatch(r"[+-]?\d+", token.text)
+            number = float(token.text) if len(token.text) <= _LONGEST_NUMBER else math.inf
+            if not math.isfinite(number):
+                raise self._error(token, "this number is too large")
+            whole = re.fullmatch(r"[+-]?[0-9]+", token.text)
             return key, int(token.text) if whole else number, token.at
         if token.kind == "text":
             self.next += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from vitreous.methods.readout import wide
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Rivals, Session, Target
+from vitreous.passes.memory import budget_bytes
 
 __all__ = ["VAR"]
 
@@ -89,8 +91,20 @@ class VAR(Method):
         each = self.base.forwards(view)
         return each if self.base.wishes(view) and each == 1 else each * self._count
 
+    def held(self, view: View) -> int:
+        return 3 * self._count
+
     def compute(self, session: Session) -> Answer:
         self._check_target(session.asked)
+        high, wide_ = session.inputs.shape[-2:] if self.grid == "pixel" else session.view.grid(session.inputs)
+        bytes_each = 5 * self._count * high * wide_ * 4  # base maps, their copy, shares and what they are made of
+        at_once = max(1, int(budget_bytes(session.inputs.device, session.memory) / bytes_each))
+        if at_once >= len(session.inputs):
+            return self._compare(session)
+        cuts = range(0, len(session.inputs), at_once)
+        return _joined([self._compare(session.part(at, at + at_once)) for at in cuts])
+
+    def _compare(self, session: Session) -> Answer:
         choose = self._choice(session.view)
         rivals = Rivals(session, choose.slots, choose)
         prepare(rivals.sessions[0], [self.base])
@@ -100,7 +114,7 @@ class VAR(Method):
             found = [to_grid(each, "pixel", session.view, session.inputs) for each in found]
         maps = wide(torch.stack(found, dim=1))
         there = (classes >= 0).to(maps.device)[:, :, None, None]
-        maps = maps.masked_fill(~there, 0)
+        maps.masked_fill_(~there, 0)
         q = self._distribution(maps, there)
         ahead = q[:, 0] - 1 / there.sum(dim=1) > max(_TIE, LOOKS[self.preset].margin)
         extras = {"distribution": q, "maps": maps, "classes": classes.to(maps.device)}
@@ -113,8 +127,10 @@ class VAR(Method):
             largest = maps.abs().amax(dim=(1, 2, 3), keepdim=True)
             maps = maps / torch.where(largest > 0, largest, 1)
         maps = maps.abs() if look.absolute else maps
-        softmaxes = [(b * maps).masked_fill(~there, -torch.inf).softmax(dim=1) for b in look.inverse]
-        return torch.stack(softmaxes).mean(dim=0)
+        total = torch.zeros_like(maps)
+        for inverse in look.inverse:
+            total += (inverse * maps).masked_fill_(~there, -torch.inf).softmax(dim=1)
+        return total.div_(len(look.inverse))
 
     def _check_target(self, target: Target) -> None:
         if target.function is not None:
@@ -146,6 +162,18 @@ class VAR(Method):
             return Choice(str(self.classes), top=min(self._top, max(view.classes, 2)))
         words = [int(word) if re.fullmatch(r"-?\d+", word) else word for word in self._words]
         return Choice(str(self.classes), listed=tuple(view.class_index(word) for word in words))
+
+
+def _joined(parts: Sequence[Answer]) -> Answer:
+    """Put the answers about some images after each other; an image may have fewer classes than others."""
+    slots = max(part.extras["classes"].shape[1] for part in parts)
+    extras = {}
+    for name, empty in (("distribution", 0.0), ("maps", 0.0), ("classes", -1)):
+        values = [part.extras.pop(name) for part in parts]  # let go of, so that not everything exists twice
+        missing = [(slots - each.shape[1], each) for each in values]
+        filled = [torch.cat([v, v.new_full((len(v), n, *v.shape[2:]), empty)], dim=1) if n else v for n, v in missing]
+        extras[name] = torch.cat(filled)
+    return Answer(torch.cat([part.map for part in parts]), extras)
 
 
 @dataclass(frozen=True)

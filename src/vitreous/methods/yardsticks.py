@@ -29,7 +29,8 @@ class Random(Method):
 
     def compute(self, session: Session) -> Answer:
         grid = session.view.grid(session.inputs)
-        maps = [torch.rand(grid, generator=session.generator(i, "random")) for i in range(len(session.inputs))]
+        draws = [session.generator(i, "random") for i in range(len(session.inputs))]
+        maps = [torch.rand(grid, generator=draw, dtype=torch.float32) for draw in draws]
         return Answer(torch.stack(maps).to(wide(session.inputs)), {})
 
 
@@ -49,8 +50,8 @@ class Centre(Method):
 
     def compute(self, session: Session) -> Answer:
         high, wide_ = session.view.grid(session.inputs)
-        down = torch.linspace(-1, 1, high) if high > 1 else torch.zeros(1)
-        across = torch.linspace(-1, 1, wide_) if wide_ > 1 else torch.zeros(1)
+        down = torch.linspace(-1, 1, high, dtype=torch.float32) if high > 1 else torch.zeros(1)
+        across = torch.linspace(-1, 1, wide_, dtype=torch.float32) if wide_ > 1 else torch.zeros(1)
         return _spread(session, 1 - ((down[:, None] ** 2 + across[None] ** 2) / 2).sqrt())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from vitreous.metrics.audit import Audit, Auditor
 from vitreous.metrics.curves import Array
 from vitreous.models import View
 from vitreous.passes.memory import in_parts
+from vitreous.passes.runner import refuse_not_finite
 
 __all__ = ["PRECISIONS", "Engine", "Found", "Write"]
 
@@ -73,7 +74,8 @@ class Engine:
             raise VitreousError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
         if batch is not None and batch < 1:
             raise VitreousError(f"batch={batch} must be at least 1")
-        self.view, self.precision, self.tick = view, precision, tick
+        self.view, self.precision, self.tick = view.twin(), precision, tick
+        self._prove = view.prove
         self.batch = batch or (32 if view.device.type == "cpu" else 256)
         self.states: Counter[int] = Counter()
         """How many states were run, by the number of patch tokens kept; 0 stands for whole images."""
@@ -94,6 +96,7 @@ class Engine:
     def look(self, inputs: Tensor) -> Tensor:
         """Run these images now and return all their log-probabilities, ``[B, C]``."""
         parts = []
+        self._prove(self.view.cast(inputs[:1]))
         for start in range(0, len(inputs), self.batch):
             part = self.view.cast(inputs[start : start + self.batch])
             parts.append(self._run(part))
@@ -133,7 +136,7 @@ class Engine:
         """Return the tokens of these images as they enter the first block."""
         if not self.view.drops_tokens:
             raise ModelError(f"{self.view.name} cannot leave tokens out: its layers need the whole grid")
-        with self.view.evaluating(), torch.no_grad(), self._cast():
+        with torch.no_grad(), self._cast():
             return self.view.embed(self.view.cast(inputs))
 
     # -- answering -------------------------------------------------------------------------------------
@@ -193,17 +196,18 @@ class Engine:
         def part(start: int, stop: int) -> Tensor:
             some = inputs[start:stop].to(view.dtype) if exact else inputs[start:stop]
             if keep is None:
-                return view.logits(some)
+                return view.finish(view.run(view.embed(some)))
             return view.finish(view.run(some, keep=keep[start:stop]))
 
-        with view.evaluating(), torch.no_grad(), self._cast(exact):
+        with torch.no_grad(), self._cast(exact):
             logits = torch.cat(in_parts(part, len(inputs), self.batch))
+        if self._half is None or exact:
+            refuse_not_finite(view, logits)
         return self._log_probabilities(logits)
 
     def _cast(self, exact: bool = False) -> AbstractContextManager[object]:
-        if self._half is None:
-            return nullcontext()
-        return torch.autocast(self.view.device.type, dtype=self._half, enabled=not exact)
+        half = self._half is not None and not exact  # off also where the surroundings have it on
+        return torch.autocast(self.view.device.type, dtype=self._half, enabled=half)
 
     def _log_probabilities(self, logits: Tensor) -> Tensor:
         logits = logits if logits.dtype == torch.float64 else logits.float()

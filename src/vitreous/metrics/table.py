@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous import disk
 from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bins import Bin, bins
 from vitreous.metrics.curves import Array
@@ -133,16 +134,14 @@ class Table:
                 lines.writerow([image, method, metric, "" if math.isnan(value) else repr(value)])
         return text.getvalue()
 
-    def save(self, path: str | Path) -> Path:
-        """Write the table as ``.json`` or ``.csv``."""
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the table as ``.json`` or ``.csv``, whole or not at all."""
         path = Path(path)
         if path.suffix not in (".json", ".csv"):
             raise VitreousError(f"{path} must end in .json or .csv")
-        text = self.to_csv() if path.suffix == ".csv" else json.dumps(self.to_json(), indent=1) + "\n"
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise VitreousError(f"could not write {path}: {error.strerror or error}") from None
+        whole = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
+        text = self.to_csv() if path.suffix == ".csv" else whole
+        disk.write_file(path, text.encode(errors="surrogateescape"), overwrite=overwrite)
         return path
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 from vitreous.models.preprocess import Box, Preprocess
 from vitreous.models.registry import Adapter, ModelInfo, load, models, register_adapter, view
+from vitreous.models.twin import twin
 from vitreous.models.view import Pooling, SubView, View
 from vitreous.models.weights import Norm, Weights
 from vitreous.rooms import listed_by
@@ -19,6 +20,7 @@ __all__ = [
     "load",
     "models",
     "register_adapter",
+    "twin",
     "view",
 ]
 

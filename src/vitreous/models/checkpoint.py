@@ -45,7 +45,21 @@ def read(path: str | Path) -> dict[str, Tensor]:
     named = isinstance(found, Mapping) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items())
     if not named or not found:
         raise CheckpointError(f"{path} holds no table of named tensors")
-    return {name.removeprefix("module."): tensor for name, tensor in found.items()}
+    _refuse_strange(path, found)
+    plain = {name.removeprefix("module."): tensor for name, tensor in found.items()}
+    if len(plain) < len(found):
+        twice = next(name for name in found if f"module.{name}" in found)
+        raise CheckpointError(f"{path} holds both {twice} and module.{twice}; which one is meant?")
+    return plain
+
+
+def _refuse_strange(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse what is no plain numbers in memory: the meta device, sparse and quantised tensors."""
+    for name, tensor in tensors.items():
+        kind = "on the meta device" if tensor.is_meta else "quantised" if tensor.is_quantized else ""
+        kind = kind or ("" if tensor.layout == torch.strided else "sparse")
+        if kind:
+            raise CheckpointError(f"{path}: {name} is {kind}; save plain tensors")
 
 
 def fit(
@@ -67,10 +81,17 @@ def fit(
         "unexpected": [name for name in tensors if name not in wanted],
         "of another shape": [f"{n} {tuple(tensors[n].shape)} for {tuple(wanted[n].shape)}" for n in shapes],
     }
+    kinds = [n for n in tensors if n in wanted and not _castable(tensors[n].dtype, wanted[n].dtype)]
+    problems["of another type"] = [f"{n} {tensors[n].dtype} for {wanted[n].dtype}" for n in kinds]
     told = [f"{len(names)} {what} ({_some(names)})" for what, names in problems.items() if names]
     if told:
         raise CheckpointError(f"{path} does not fit {type(model).__name__}: {'; '.join(told)}")
     model.load_state_dict(tensors)
+
+
+def _castable(given: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether numbers keep their meaning: floats of any width, otherwise the same kind."""
+    return given == wanted or (given.is_floating_point and wanted.is_floating_point and given.itemsize >= 2)
 
 
 def _some(names: list[str], limit: int = 3) -> str:

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError
+from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.hf_common import HALVES, HFView
 from vitreous.models.preprocess import Preprocess
+from vitreous.models.twin import twin
 
 __all__ = ["HFTower", "HFZeroShot"]
 
@@ -104,6 +106,9 @@ class HFZeroShot(HFTower):
         self.text = text / text.norm(p=2, dim=-1, keepdim=True)
         return len(text)
 
+    def _fingerprint(self) -> str:
+        return f"{super()._fingerprint()}-{fingerprint_of([('text', self.text)])}"
+
     @property
     def _text_width(self) -> int:
         return int(self.width if self._siglip else self.model.visual_projection.out_features)
@@ -126,8 +131,8 @@ class HFZeroShot(HFTower):
             words = {key: words[key] for key in ("input_ids", "attention_mask")}
         if words["input_ids"].shape[1] > longest:
             raise ModelError(f"{self.name}: a prompt is longer than the {longest} pieces that its text tower reads")
-        with self.evaluating(), torch.no_grad():
-            found = self.model.get_text_features(**{key: value.to(self.device) for key, value in words.items()})
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            found = twin(self.model).get_text_features(**{key: value.to(self.device) for key, value in words.items()})
         return found if isinstance(found, Tensor) else found.pooler_output
 
     # -- the head --------------------------------------------------------------------------------------
@@ -140,7 +145,7 @@ class HFZeroShot(HFTower):
         return self._compare(image)
 
     def original(self, inputs: Tensor) -> Tensor:
-        image = self.model.get_image_features(pixel_values=inputs)
+        image = self.model.get_image_features(pixel_values=inputs, **self._interpolated(inputs))
         return self._compare(image if isinstance(image, Tensor) else image.pooler_output)
 
     def _compare(self, image: Tensor) -> Tensor:

@@ -142,9 +142,15 @@ class HFView(View):
     # -- verbs and places ------------------------------------------------------------------------------
 
     def embed(self, inputs: Tensor) -> Tensor:
-        if self.any_size or tuple(inputs.shape[-2:]) == self._own_size:
-            return self.tower.embeddings(inputs)  # type: ignore[no-any-return]
-        return self.tower.embeddings(inputs, interpolate_pos_encoding=True)  # type: ignore[no-any-return]
+        return self.tower.embeddings(inputs, **self._interpolated(inputs))  # type: ignore[no-any-return]
+
+    def original(self, inputs: Tensor) -> Tensor:
+        return self.model(inputs, **self._interpolated(inputs)).logits  # type: ignore[no-any-return]
+
+    def _interpolated(self, inputs: Tensor) -> dict[str, bool]:
+        """What the model has to be told about images of another size than its configuration's."""
+        other = not self.any_size and tuple(inputs.shape[-2:]) != self._own_size
+        return {"interpolate_pos_encoding": True} if other else {}
 
     def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         nothing = [None] * self._unused  # masks that have no default in older versions

@@ -86,6 +86,9 @@ class HFSwin(HFView):
                 high, wide = (high + 1) // 2, (wide + 1) // 2
         return high, wide
 
+    def width_at(self, layer: int) -> int:
+        return int(self.blocks[layer].layernorm_before.normalized_shape[0])
+
     def calls(self, layer: int | None) -> Mapping[str, int]:
         if layer is None:
             return super().calls(layer)

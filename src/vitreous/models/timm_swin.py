@@ -86,6 +86,9 @@ class TimmSwin(TimmView):
             high, wide = (high + 1) // 2, (wide + 1) // 2  # an odd side is padded before it is halved
         return int(high), int(wide)
 
+    def width_at(self, layer: int) -> int:
+        return int(self._blocks[layer].dim)
+
     def site(self, layer: int, name: str) -> nn.Module:
         if name == "attn":
             raise ModelError(f"{self.name} cannot show attn of block {layer}: it is computed in windows, not on a grid")

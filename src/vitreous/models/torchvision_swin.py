@@ -129,6 +129,9 @@ class TorchvisionSwin(View):
             high, wide = (high + 1) // 2, (wide + 1) // 2
         return high, wide
 
+    def width_at(self, layer: int) -> int:
+        return int(self._block(layer).norm1.normalized_shape[0])
+
     def site(self, layer: int, name: str) -> nn.Module:
         block = self._block(layer)
         if not self._after:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError
+from vitreous.errors import ModelError, TargetError
+from vitreous.models.fingerprint import fingerprint
 from vitreous.models.labels import check_index, find_label, short_label
 from vitreous.models.preprocess import Preprocess
+from vitreous.models.proof import prove
+from vitreous.models.twin import twin
 from vitreous.models.weights import Weights
 
-__all__ = ["LensView", "Pooling", "SubView", "View"]
+__all__ = ["LensView", "Pooling", "ShuffledView", "SubView", "View"]
+
+V = TypeVar("V", bound="View")
 
 
 class Pooling:
@@ -95,6 +99,8 @@ class View(ABC):
     """Where class activation maps look in the last block: the last place whose patches still reach every logit."""
     stages: tuple[range, ...] = ()
     """The layers of each stage of a hierarchical model; empty where all layers share one grid."""
+    user: View | None = None
+    """The user's view, where this is a twin of it: hooks and flags on a twin's modules are nobody else's."""
 
     # -- the three verbs -------------------------------------------------------------------------------
 
@@ -137,6 +143,10 @@ class View(ABC):
         it saw with this, so that an operation nobody recognised cannot go unnoticed.
         """
 
+    def width_at(self, layer: int) -> int:
+        """Return the length of the token vectors that enter a block."""
+        return self.width
+
     def weights(self, layer: int) -> Weights:
         """Return how attention's values reach the residual stream: only methods that cut it into shares ask."""
         raise ModelError(f"{self.name} does not tell its projections, so that its stream cannot be cut into shares")
@@ -152,16 +162,43 @@ class View(ABC):
         return next(self.model.parameters()).dtype
 
     def logits(self, inputs: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Bare forward in evaluation mode, without gradients; with ``keep``, only those patch tokens are run.
+        """Bare forward in evaluation mode and the model's own precision, without gradients.
 
-        ``keep`` holds patch indices ``[B, k]``; prefix tokens always stay.
+        With ``keep``, patch indices ``[B, k]``, only those patch tokens are run; prefix tokens always stay.
         """
-        with self.evaluating(), torch.no_grad():
-            tokens = self.embed(self.cast(inputs))
+        inputs = self.cast(inputs)
+        self.prove(inputs)
+        seen = self.twin()
+        with torch.autocast(inputs.device.type, enabled=False), torch.no_grad():
+            tokens = seen.embed(inputs)
             if keep is not None:
                 keep = keep.to(tokens.device)
-                tokens = self.pick(tokens, keep)
-            return self.finish(self.run(tokens, keep=keep))
+                tokens = seen.pick(tokens, keep)
+            return seen.finish(seen.run(tokens, keep=keep))
+
+    def twin(self: V) -> V:
+        """Return this view of a structural copy of its model, in evaluation mode, that shares the weights.
+
+        Everything that runs the model does so on a twin of its own: the user's modules are never touched.
+        """
+        if self.user is not None:
+            return self
+        made = twin(self, View)
+        made.user = self
+        return made
+
+    def prove(self, inputs: Tensor) -> None:
+        """Refuse a model whose own forward says something else than this view: tried once, on the first inputs."""
+        if self.user is None:
+            prove(self, inputs)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the weights, and of all else that its numbers depend on beside the inputs."""
+        return self._fingerprint() if self.user is None else self.user.fingerprint
+
+    def _fingerprint(self) -> str:
+        return fingerprint(self.model)
 
     def pick(self, tokens: Tensor, keep: Tensor) -> Tensor:
         """Return the prefix tokens and the patch tokens ``keep`` (``[B, k]``), each with the position it had."""
@@ -198,14 +235,7 @@ class View(ABC):
 
         This is the head with its weights dealt out anew among the channels; the model itself is not touched.
         """
-        other, head = copy.copy(self), self.finish
-
-        def finish(tokens: Tensor) -> Tensor:
-            order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(seed))
-            return head(tokens[..., order.to(tokens.device)])
-
-        vars(other)["finish"] = finish  # stands before the class's own, also for sub-networks and lenses of it
-        return other
+        return ShuffledView(self, seed)
 
     def original(self, inputs: Tensor) -> Tensor:
         """Run the model's own forward and return its logits: what ``finish(run(embed(x)))`` must equal."""
@@ -228,20 +258,10 @@ class View(ABC):
         if not torch.isfinite(inputs).all():
             raise ModelError("the inputs contain values that are not finite")
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Evaluation mode inside, every module's own training flag again outside."""
-        training = [module for module in self.model.modules() if module.training]
-        for module in training:
-            module.training = False
-        try:
-            yield
-        finally:
-            for module in training:
-                module.training = True
-
     def class_index(self, word: int | str) -> int:
         """Return the class index of an index, a label or a synonym."""
+        if isinstance(word, bool) or not isinstance(word, int | str):
+            raise TargetError(f"{word!r} is neither a class index nor a label")
         outputs = max(self.classes, 2)  # a head of one logit tells two classes apart
         return find_label(word, self.labels, outputs) if isinstance(word, str) else check_index(word, outputs)
 
@@ -277,6 +297,7 @@ class SubView(View):
         self.prefix, self.pooling, self.drops_tokens = whole.prefix, whole.pooling, whole.drops_tokens
         self.preprocess, self.classes, self.labels = whole.preprocess, whole.classes, whole.labels
         self.windowed, self.cam_site = whole.windowed, whole.cam_site
+        self.user = whole.user
         later = [range(max(0, s.start - first), s.stop - first) for s in whole.stages]
         self.stages = tuple(stage for stage in later if len(stage))
         self._inputs = inputs
@@ -299,12 +320,21 @@ class SubView(View):
     def calls(self, layer: int | None) -> Mapping[str, int]:
         return self.whole.calls(None if layer is None else layer + self.first)
 
+    def width_at(self, layer: int) -> int:
+        return self.whole.width_at(layer + self.first)
+
     def weights(self, layer: int) -> Weights:
         return self.whole.weights(layer + self.first)
 
+    def prove(self, inputs: Tensor) -> None:
+        """The whole model is proven with images; what it computes of tokens has no other forward to agree with."""
+
     def check_inputs(self, inputs: Tensor) -> None:
-        if inputs.ndim != 3 or inputs.shape[1] <= self.prefix:
-            raise ModelError(f"{self.name} takes tokens [B, N, D], got {list(inputs.shape)}")
+        width = self.width_at(0)
+        if inputs.ndim != 3 or inputs.shape[1] <= self.prefix or inputs.shape[2] != width:
+            raise ModelError(f"{self.name} takes tokens [B, N, {width}], got {list(inputs.shape)}")
+        if inputs.shape[0] == 0:
+            raise ModelError("the batch is empty")
 
 
 class LensView(SubView):
@@ -324,3 +354,28 @@ class LensView(SubView):
     def check_inputs(self, inputs: Tensor) -> None:
         if inputs.ndim != 3:
             super().check_inputs(inputs)
+
+
+class ShuffledView(SubView):
+    """A whole model whose head gets the channels in a random order."""
+
+    def __init__(self, whole: View, seed: int) -> None:
+        super().__init__(whole, 0, None)
+        self.name, self.seed = whole.name, seed
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        return self.whole.embed(inputs)
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(self.seed))
+        return self.whole.finish(tokens[..., order.to(tokens.device)])
+
+    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
+        return self.whole.grid(inputs, layer)
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        self.whole.check_inputs(inputs)
+
+    def prove(self, inputs: Tensor) -> None:
+        if self.user is None:
+            self.whole.prove(inputs)

@@ -4,7 +4,7 @@ from vitreous.passes.ask import Block, Keep, Pass, Reduce, whole
 from vitreous.passes.explicit import explicit_shares
 from vitreous.passes.rivals import Rivals
 from vitreous.passes.session import Session
-from vitreous.passes.target import VALUES, Target, TargetSpec, plain_target, probabilities
+from vitreous.passes.target import VALUES, Target, Targets, TargetSpec, plain_target, probabilities
 from vitreous.passes.trace import Trace
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Session",
     "Target",
     "TargetSpec",
+    "Targets",
     "Trace",
     "explicit_shares",
     "plain_target",

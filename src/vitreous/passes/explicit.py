@@ -39,7 +39,8 @@ def explicit_shares(view: View, tokens: Tensor, layer: int, memory: float | None
             f"{allowed / 2**30:.1f}; allow it, or use bias=token"
         )
     plain = torch.autocast(tokens.device.type, enabled=False)
-    with torch.inference_mode(False), torch.no_grad(), plain, view.evaluating():
+    view = view.twin()
+    with torch.inference_mode(False), torch.no_grad(), plain:
         every = torch.cat([torch.diag_embed(tokens.T).permute(2, 1, 0), tokens.clone()[None]])
         mode = _Carry(view)
         for each in range(layer, view.depth):

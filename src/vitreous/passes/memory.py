@@ -34,14 +34,16 @@ def inner_batch(view: View, inputs: Tensor, budget: float | None = None) -> int:
     """Return how many inputs one pass may take within ``budget`` GiB.
 
     A block's graph holds about twenty token-sized tensors; attention and its gradient exist for one block at a time. In
-    a hierarchical model each halving of the grid halves a block's share. Without a budget, see ``budget_bytes``.
+    a hierarchical model each halving of the grid halves a block's share. The input itself exists some eight times: as
+    it is, as what it is compared with, its gradient, and what is made of them. Without a budget, see ``budget_bytes``.
     """
     room = budget_bytes(inputs.device, budget)
     grids = [math.prod(view.grid(inputs, layer)) for layer in range(view.depth)]
     last = grids[-1] + view.prefix
     vectors = sum((tokens / grids[-1]) ** 0.5 for tokens in grids) * last * view.width
     matrices = 0 if view.windowed else view.heads * last**2
-    return max(1, int(room / ((20 * vectors + 6 * matrices) * inputs.element_size())))
+    numbers = 20 * vectors + 6 * matrices + 8 * inputs[0].numel()
+    return max(1, int(room / (numbers * inputs.element_size())))
 
 
 def in_parts(work: Callable[[int, int], T], total: int, size: int) -> list[T]:
@@ -52,7 +54,7 @@ def in_parts(work: Callable[[int, int], T], total: int, size: int) -> list[T]:
         stop = min(total, start + size)
         try:
             done.append(work(start, stop))
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except (RuntimeError, MemoryError) as error:
             if size == 1 or not _out_of_memory(error):
                 raise
             size = max(1, (stop - start) // 2)
@@ -62,5 +64,9 @@ def in_parts(work: Callable[[int, int], T], total: int, size: int) -> list[T]:
     return done
 
 
+_COMPLAINTS = ("can't allocate memory", "could not create a primitive", "out of memory", "bad_alloc", "bad allocation")
+"""What torch's allocators, oneDNN and C++ say when memory runs out."""
+
+
 def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(each in str(error) for each in _COMPLAINTS)

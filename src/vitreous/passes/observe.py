@@ -1,8 +1,8 @@
 """See and steer every functional call of an unmodified model, through torch's own override protocol.
 
 ``Observer`` is a ``TorchFunctionMode``: inside its ``with`` block every torch function call of the forward arrives here
-first. It hands out the attention, swaps in the frozen backward rules, and lets everything else through with the model's
-parameters as constants (so no weight gradient is ever computed or accumulated). Leaving the block restores everything.
+first. It hands out the attention, swaps in the frozen backward rules, and lets everything else through. The model is a
+twin whose weights are constants, so that no weight gradient is ever computed or accumulated.
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ class Observer(TorchFunctionMode):
 
     @property
     def needed(self) -> bool:
-        """Whether calls must be seen or changed: to steer, to show attention, or to keep weights out of the graph."""
-        if self.frozen or any(keep.site in ("pool", *BETWEEN) for keep in self.keeps):
-            return True
-        return torch.is_grad_enabled() and any(weight.requires_grad for weight in self.view.model.parameters())
+        """Whether calls must be seen or changed: to steer, or to show attention."""
+        return self.frozen or any(keep.site in ("pool", *BETWEEN) for keep in self.keeps)
 
     # -- places the runner tells about -----------------------------------------------------------------
 
@@ -96,12 +94,13 @@ class Observer(TorchFunctionMode):
     def _when_gradient(self, keep: Keep, layer: int, value: Tensor) -> None:
         if not value.requires_grad:
             raise TraceError(f"{keep.site} of layer {layer} does not reach the target: it has no gradient")
-        version = value._version
+        kept = value.detach()  # a hook that knew the value itself would be a circle, and outlive the pass
+        version = kept._version
 
         def hook(gradient: Tensor) -> None:
-            if value._version != version:
+            if kept._version != version:
                 raise TraceError(f"{keep.site} of layer {layer} was changed in place after it was recorded")
-            seen = self._seen(keep.site, value.detach()), self._seen(keep.site, gradient)
+            seen = self._seen(keep.site, kept), self._seen(keep.site, gradient)
             self.trace.store(keep, layer, keep.reduce(self.view, *seen))
 
         value.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -150,9 +149,6 @@ class Observer(TorchFunctionMode):
     # -- the override ----------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.is_grad_enabled():
-            args = _constants(args)
-            kwargs = {key: _constant(value) for key, value in kwargs.items()} if kwargs else {}
         handler = self._handlers.get(func)
         if handler is None or (self.layer is None and not self.pooling):
             return func(*args, **(kwargs or {}))
@@ -361,14 +357,6 @@ class Observer(TorchFunctionMode):
         """ReLU is its own frozen gate."""
         self.seen["activation"] += 1
         return func(x, *args, **kwargs)  # type: ignore[no-any-return]
-
-
-def _constant(value: Any) -> Any:
-    return value.detach() if isinstance(value, nn.Parameter) else value
-
-
-def _constants(args: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(type(v)(map(_constant, v)) if type(v) in (list, tuple) else _constant(v) for v in args)
 
 
 _Handler = Callable[..., Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitreous.models import View
 
-__all__ = ["Change", "all_replaced", "differentiable", "logits_through", "logits_with", "replaced"]
+__all__ = ["Change", "logits_through", "logits_with", "replaced"]
 
 Change = Callable[[Tensor], Tensor]
 """Takes what a place computed, images first, and returns what it shall be instead."""
@@ -19,7 +19,10 @@ Change = Callable[[Tensor], Tensor]
 
 @contextmanager
 def replaced(view: View, layer: int, site: str, change: Change) -> Iterator[None]:
-    """Inside, ``norm1``, ``attn``, ``norm2`` or ``mlp`` of a block gives the changed output; outside, its own again."""
+    """Inside, ``norm1``, ``attn``, ``norm2`` or ``mlp`` of a block gives the changed output; outside, its own again.
+
+    One module may be several blocks, so this is for the time that one of them runs, and for modules of a twin.
+    """
 
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         return change(output) if isinstance(output, Tensor) else (change(output[0]), *output[1:])
@@ -31,28 +34,20 @@ def replaced(view: View, layer: int, site: str, change: Change) -> Iterator[None
         handle.remove()
 
 
-@contextmanager
-def all_replaced(view: View, site: str, changes: Mapping[int, Change]) -> Iterator[None]:
-    """The same for one place of several blocks at once."""
-    with ExitStack() as stack:
-        for layer, change in changes.items():
-            stack.enter_context(replaced(view, layer, site, change))
-        yield
-
-
 def logits_through(view: View, tokens: Tensor, first: int, site: str, changes: Mapping[int, Change]) -> Tensor:
     """Return the logits of tokens that enter block ``first``, with one place of several blocks changed.
 
     ``input`` and ``output`` are places too; ``input`` of the layer after the last block is what the head gets.
     Evaluation mode, the model's own precision; gradients as the surroundings say.
     """
-    inside = {} if site in ("input", "output") else changes
-    plain = torch.autocast(tokens.device.type, enabled=False)
-    with plain, view.evaluating(), all_replaced(view, site, inside):
+    view = view.twin()
+    with torch.autocast(tokens.device.type, enabled=False):
         for layer in range(first, view.depth):
             if site == "input" and layer in changes:
                 tokens = changes[layer](tokens)
-            tokens = view.block(layer, tokens)
+            inside = layer in changes and site not in ("input", "output")
+            with replaced(view, layer, site, changes[layer]) if inside else nullcontext():
+                tokens = view.block(layer, tokens)
             if site == "output" and layer in changes:
                 tokens = changes[layer](tokens)
         if site == "input" and view.depth in changes:
@@ -64,17 +59,3 @@ def logits_with(view: View, tokens: Tensor, layer: int, site: str, change: Chang
     """Return the logits of tokens that enter block ``layer``, with one place of that block changed; no gradients."""
     with torch.no_grad():
         return logits_through(view, tokens, layer, site, {layer: change})
-
-
-@contextmanager
-def differentiable(view: View) -> Iterator[None]:
-    """Inside, gradients flow through values but weights are constants; outside, every weight's own flag again."""
-    trained = [weight for weight in view.model.parameters() if weight.requires_grad]
-    for weight in trained:
-        weight.requires_grad_(False)
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
-        for weight in trained:
-            weight.requires_grad_(True)

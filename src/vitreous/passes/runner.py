@@ -16,7 +16,7 @@ from vitreous.passes.observe import Observer
 from vitreous.passes.target import Target
 from vitreous.passes.trace import Trace
 
-__all__ = ["merge", "run", "run_targets"]
+__all__ = ["merge", "refuse_not_finite", "run", "run_targets"]
 
 
 def merge(passes: Iterable[Pass]) -> list[Pass]:
@@ -46,14 +46,17 @@ def run_targets(
 ) -> list[Trace]:
     """Run one forward, and one backward for each target; targets may be chosen by the logits of that forward."""
     view.check_inputs(inputs)
+    view.prove(inputs)
+    view = view.twin()
     _refuse_windows(view, ask)
     forward = Trace(view, inputs)  # what needs no gradient is kept here, once for all targets
     observer = Observer(view, ask.keeps, ask.rules == "frozen", forward)
     plain = torch.autocast(inputs.device.type, enabled=False)  # the model's own precision, whatever surrounds the call
-    with torch.inference_mode(False), plain, torch.set_grad_enabled(ask.backward), view.evaluating():
+    with torch.inference_mode(False), plain, torch.set_grad_enabled(ask.backward):
         inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
         logits, root = _forward(view, inputs, ask, observer)
         forward.logits = logits.detach()
+        refuse_not_finite(view, forward.logits)
         aims = targets(forward.logits) if callable(targets) else targets
         traces = [forward.copy() for _ in aims]
         for index, (target, trace) in enumerate(zip(aims, traces, strict=True)):
@@ -64,6 +67,14 @@ def run_targets(
         for keep in ask.keeps:
             trace[keep]  # an empty answer is an error here and not a strange picture later
     return traces
+
+
+def refuse_not_finite(view: View, logits: Tensor) -> None:
+    """Refuse logits that are not numbers; a class may be shut out with minus infinity."""
+    bad = logits.isnan() | (logits == torch.inf)
+    if bad.any():
+        rows = int(bad.any(dim=1).sum())
+        raise ModelError(f"{view.name} gives logits that are not finite for {rows} of {len(logits)} images")
 
 
 def _refuse_windows(view: View, ask: Pass) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from vitreous.errors import VitreousError
 from vitreous.models import View
 from vitreous.models.view import SubView
 from vitreous.passes.ask import Pass
@@ -17,7 +18,7 @@ from vitreous.passes.runner import merge, run
 from vitreous.passes.target import Target, probabilities
 from vitreous.passes.trace import Trace
 
-__all__ = ["Session"]
+__all__ = ["Session", "check_seed", "seeded"]
 
 
 class Session:
@@ -26,7 +27,8 @@ class Session:
     ``prepare`` runs what several methods will ask for, merged; ``trace`` returns an answer, running the pass only if no
     earlier one covers it. ``fork`` opens a session on other inputs (noisy copies, a sub-network) with the class fixed,
     ``of_value`` one on the same inputs for another value of the class.
-    ``tick`` is told how many inputs have just been run, forks included.
+    ``tick`` is told how many inputs have just been run, forks included. ``view`` is a twin of the one that was given:
+    passes and methods install what they need on modules that only this session knows.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Session:
         memory: float | None = None,
         tick: Callable[[int], None] | None = None,
     ) -> None:
-        self.view, self.seed, self.memory, self.tick = view, seed, memory, tick
         self.inputs = view.cast(inputs)
+        view.check_inputs(self.inputs)
+        view.prove(self.inputs)
+        self.view, self.seed, self.memory, self.tick = view.twin(), check_seed(seed), memory, tick
         self.batch = batch or inner_batch(view, self.inputs, memory)
         self._target = target
         self._origin, self._place = self.inputs, ""  # what random draws follow
@@ -95,6 +99,12 @@ class Session:
             forked._origin, forked._place = self._origin, f"{self._place}[{view.first}]"
         return forked
 
+    def part(self, start: int, stop: int) -> Session:
+        """Open a session on some of the images; they keep their random numbers, but share no passes."""
+        cut = self._like(self.inputs[start:stop], self.target.part(start, stop))
+        cut._origin, cut._place = self._origin[start:stop], self._place
+        return cut
+
     def of_value(self, value: str) -> Session:
         """Return the session that explains another value of the same classes; methods that ask for it share it."""
         target = self._explained()
@@ -130,6 +140,13 @@ class Session:
             return trace
 
         self._traces.append((ask.rules, Trace.join(in_parts(part, len(self.inputs), self.batch))))
+
+
+def check_seed(seed: int) -> int:
+    """Return a seed that every generator takes."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise VitreousError(f"seed={seed!r:.60} is not a whole number from 0 to 2**63 - 1")
+    return seed
 
 
 def seeded(seed: int, image: Tensor, purpose: str) -> torch.Generator:

@@ -6,27 +6,30 @@ and a collection can stop and go on. The file is safetensors; reading it runs no
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
+from vitreous import disk
 from vitreous.errors import ModelError, VitreousError, one_line
 from vitreous.models import View
+from vitreous.models.fingerprint import fingerprint_of
 from vitreous.passes.ask import Keep, Pass
 from vitreous.passes.runner import run
 from vitreous.passes.target import Target
 
-__all__ = ["Moments", "Statistics", "branch_site", "noise", "statistics_of"]
+__all__ = ["Moments", "Statistics", "branch_site", "maker_of", "noise", "statistics_of"]
 
-_FORMAT = "vitreous.statistics/1"
+_FORMAT = "vitreous.statistics/2"
 
 
 class Moments(NamedTuple):
@@ -58,9 +61,9 @@ class Moments(NamedTuple):
 class Statistics:
     """Mean and deviation of a model's activations over ``count`` images of one size, at every layer.
 
-    ``source`` says what the images were: ``"images"`` or ``"noise"``. ``taken`` counts the pictures that were looked
-    at, those that could not be read included, and ``names`` is a digest of their names: with them a collection goes on
-    where it stopped.
+    ``source`` says what the images were: ``"images"`` or ``"noise"``; ``maker`` is a digest of the weights, the
+    preprocessing and the precision they were made with. ``taken`` counts the pictures that were looked at, those that
+    could not be read included, and ``pictures`` is a digest of them: with both a collection goes on where it stopped.
     """
 
     model: str
@@ -69,8 +72,9 @@ class Statistics:
     count: int
     moments: Mapping[tuple[str, int], Moments] = field(repr=False)
     taken: int = 0
-    names: str = ""
+    pictures: str = ""
     path: str | None = None
+    maker: str = ""
 
     @property
     def told(self) -> str:
@@ -85,7 +89,7 @@ class Statistics:
             return NotImplemented
         same = (self._facts, self.moments.keys()) == (other._facts, other.moments.keys())
         return same and all(
-            torch.equal(mine.float(), theirs.float())
+            torch.equal(mine.double(), theirs.double())
             for key, moments in self.moments.items()
             for mine, theirs in zip(moments[:2], other.moments[key][:2], strict=True)
         )
@@ -95,21 +99,28 @@ class Statistics:
 
     @property
     def _facts(self) -> tuple[object, ...]:
-        return self.model, self.size, self.source, self.count
+        return self.model, self.size, self.source, self.count, self.maker
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the numbers themselves."""
+        named = [(f"{site}.{layer}.{each.n}", torch.stack(each[:2])) for (site, layer), each in self.moments.items()]
+        return fingerprint_of(sorted(named, key=lambda pair: pair[0]))
 
     # -- making ----------------------------------------------------------------------------------------
 
     def merge(self, other: Statistics) -> Statistics:
         """Return the statistics of both sets of images together."""
-        if (self.model, self.size, self.source) != (other.model, other.size, other.source):
+        if self._facts[:3] != other._facts[:3] or self.maker != other.maker:
             ours, theirs = (f"{s.source} of {s.size[0]} x {s.size[1]} in {s.model}" for s in (self, other))
             raise VitreousError(f"statistics of {ours} and of {theirs} cannot be merged")
         moments = {key: each.merge(other.moments[key]) for key, each in self.moments.items()}
         return replace(self, count=self.count + other.count, moments=moments, path=None)
 
     def pooled(self) -> Statistics:
-        """Return the statistics over all tokens of a layer: no longer bound to positions or to one input size."""
-        return replace(self, moments={key: each.pooled() for key, each in self.moments.items()}, path=None)
+        """Return the statistics over all tokens of a layer: no longer bound to positions, input size or settings."""
+        moments = {key: each.pooled() for key, each in self.moments.items()}
+        return replace(self, moments=moments, path=None, maker="")
 
     # -- using -----------------------------------------------------------------------------------------
 
@@ -125,31 +136,24 @@ class Statistics:
         if len(found.mean) > 1 and self.size != tuple(size):
             made, given = (f"{high} x {wide}" for high, wide in (self.size, size))
             raise ModelError(f"the statistics {self} were made at {made}, the input is {given}; pool them over tokens")
+        if self.maker and self.maker != maker_of(view):
+            raise ModelError(f"the statistics {self} were made with other weights or settings of {view.name}")
         return found
 
     # -- files -----------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> Path:
-        """Write a safetensors file, whole or not at all."""
-        path = Path(path)
+    def save(self, path: str | Path, *, overwrite: bool = False, held: bool = False) -> Path:
+        """Write a safetensors file, whole or not at all; ``held`` says that the caller has its lock."""
         facts = {"format": _FORMAT, "model": self.model, "size": f"{self.size[0]}x{self.size[1]}"}
-        facts |= {"source": self.source, "count": str(self.count), "taken": str(self.taken), "names": self.names}
+        facts |= {"source": self.source, "count": str(self.count), "taken": str(self.taken)}
+        facts |= {"pictures": self.pictures, "maker": self.maker}
         tensors = {}
         for (site, layer), moments in self.moments.items():
-            tensors[f"{site}.{layer}.mean"] = moments.mean.float().contiguous()
-            tensors[f"{site}.{layer}.square"] = moments.square.float().contiguous()
+            tensors[f"{site}.{layer}.mean"] = moments.mean.double().contiguous()
+            tensors[f"{site}.{layer}.square"] = moments.square.double().contiguous()
             tensors[f"{site}.{layer}.n"] = torch.tensor(moments.n)
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, partial, facts)
-            os.replace(partial, path)
-        except Exception as error:  # safetensors has errors of its own
-            raise VitreousError(one_line(f"could not write {path}: {error}")) from error
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-        return path
+        disk.write_file(path, save(tensors, facts), overwrite=overwrite, held=held)
+        return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Statistics:
@@ -166,13 +170,28 @@ class Statistics:
                     site, layer, what = name.split(".")
                     if what == "mean":
                         mean, square, n = (file.get_tensor(f"{site}.{layer}.{each}") for each in Moments._fields)
-                        moments[site, int(layer)] = Moments(mean, square, int(n))
+                        moments[site, int(layer)] = _checked(Moments(mean, square, int(n)))
                 high, wide = facts["size"].split("x")
-                whole = (int(facts["count"]), moments, int(facts["taken"]), facts["names"], str(path))
-                return cls(facts["model"], (int(high), int(wide)), facts["source"], *whole)
+                whole = (int(facts["count"]), moments, int(facts["taken"]), facts["pictures"], str(path))
+                return cls(facts["model"], (int(high), int(wide)), facts["source"], *whole, facts["maker"])
         except Exception as error:  # foreign bytes can break a reader anywhere
             reason = one_line(f"{type(error).__name__}: {error}")[:160]
             raise VitreousError(f"{path} holds no statistics that can be read ({reason})") from error
+
+
+def _checked(moments: Moments) -> Moments:
+    """Refuse moments that none of ours would be."""
+    mean, square, n = moments
+    plain = mean.ndim == 2 and mean.shape == square.shape and mean.is_floating_point() and square.is_floating_point()
+    if not plain or n < 1 or not (mean.isfinite().all() and square.isfinite().all() and (square >= 0).all()):
+        raise ValueError(f"moments of shape {list(mean.shape)} over {n} images are not finite, or negative")
+    return moments
+
+
+def maker_of(view: View) -> str:
+    """Return a digest of what activations depend on beside the pictures: weights, preprocessing, precision."""
+    told = [view.fingerprint, repr(view.preprocess), str(view.dtype)]
+    return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
 
 def branch_site(view: View) -> str:
@@ -197,15 +216,16 @@ def statistics_of(view: View, inputs: Tensor, source: str) -> Statistics:
         for layer, found in zip(keep.layers, trace[keep], strict=True)
     }
     high, wide = inputs.shape[-2:]
-    return Statistics(view.name, (high, wide), source, len(inputs), moments)
+    return Statistics(view.name, (high, wide), source, len(inputs), moments, maker=maker_of(view))
 
 
 def noise(view: View, count: int, size: Sequence[int], seed: int, batch: int) -> Iterator[Tensor]:
     """Yield batches of images of uniform noise, normalised as the model's own preprocessing does."""
     random = torch.Generator().manual_seed(seed)
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (view.preprocess.mean, view.preprocess.std))
+    how = view.preprocess
+    mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (how.mean, how.std))
     for first in range(0, count, batch):
-        pixels = torch.rand(min(batch, count - first), 3, *size, generator=random)
+        pixels = torch.rand(min(batch, count - first), 3, *size, generator=random, dtype=torch.float32)
         yield (pixels - mean) / std
 
 

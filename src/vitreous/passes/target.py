@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Union
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from vitreous.errors import TargetError
 from vitreous.models import View
 
-__all__ = ["VALUES", "ClassSpec", "Target", "TargetSpec", "class_logits", "plain_target", "probabilities"]
+__all__ = ["VALUES", "ClassSpec", "Target", "TargetSpec", "Targets", "class_logits", "plain_target", "probabilities"]
 
 VALUES = ("logit", "prob", "logprob")
 
@@ -37,13 +38,15 @@ class Target:
     value: str = "logit"
     function: Callable[[Tensor], Tensor] | None = None
 
+    def __post_init__(self) -> None:
+        if self.value not in VALUES:
+            raise TargetError(f"value {self.value!r} is not one of {', '.join(VALUES)}")
+
     @classmethod
     def of(
         cls, view: View, batch: int, target: TargetSpec = None, against: TargetSpec = None, value: str = "logit"
     ) -> Target:
         """Understand what a user asked for, or say which part cannot be meant."""
-        if value not in VALUES:
-            raise TargetError(f"value {value!r} is not one of {', '.join(VALUES)}")
         target, against = plain_target(target), plain_target(against)
         if callable(target):
             if against is not None:
@@ -110,6 +113,49 @@ class Target:
         return slope
 
 
+class Targets:
+    """What a user asked for over many images: one target for all of them, or one for each, from any iterable.
+
+    Of an iterable no more is taken than there are images. An image that cannot be read keeps its target to itself.
+    """
+
+    def __init__(self, target: TargetSpec, total: int | None = None) -> None:
+        target = plain_target(target)
+        shared = target is None or isinstance(target, str | int) or callable(target)
+        if not shared and not isinstance(target, Iterable):
+            raise TargetError(f"{target!r} is neither a class index nor a label, nor a list of them")
+        if not shared and total is not None and hasattr(target, "__len__") and len(target) != total:
+            raise TargetError(f"{len(target)} targets for {total} images")
+        self.shared, self.target = shared, target
+        self._each: Iterator[Any] = iter(() if shared else target)  # type: ignore[arg-type]
+        self._taken = 0
+
+    def at(self, places: Sequence[int]) -> Any:
+        """Return the target of the images at these places, which only ever grow."""
+        if self.shared:
+            return self.target
+        found = []
+        for place in places:
+            each = next(islice(self._each, place - self._taken, None), _NONE)
+            if each is _NONE:
+                raise TargetError(f"there are fewer targets than images: none for image {place}")
+            found.append(each)
+            self._taken = place + 1
+        return found
+
+    def finish(self, total: int) -> None:
+        """Complain if targets are left when the images are not."""
+        if not self.shared and next(islice(self._each, total - self._taken, None), _NONE) is not _NONE:
+            raise TargetError(f"there are more targets than the {total} images")
+
+    def all(self) -> list[Any]:
+        """Return every target once: the rows of a comparison."""
+        return [self.target] if self.shared else list(self._each)
+
+
+_NONE = object()
+
+
 def plain_target(target: Any) -> Any:
     """Return numbers and arrays of numpy and torch as Python's own; leave everything else."""
     return target.tolist() if hasattr(target, "tolist") else target
@@ -156,6 +202,6 @@ def _plain(word: object) -> int | str:
     """Accept numpy and torch integers; refuse anything else that is neither index nor label."""
     if isinstance(word, str):
         return word
-    if isinstance(word, float) or not hasattr(word, "__index__"):
+    if isinstance(word, float | bool) or not hasattr(word, "__index__"):
         raise TargetError(f"{word!r} is neither a class index nor a label")
     return word.__index__()  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ side, `owners` shows who owns which patch, `html` makes a page of them.
 """
 
 from .colour import COLOURS, DIVERGING, JET, SEQUENTIAL, Scale, colourise
+from .files import encoded
 from .html import Section, figure, png_data_uri, report
 from .overlay import heatmap, on_photo, overlay, upsample
 from .owners import class_colours, owner_overlay, owners
@@ -20,6 +21,7 @@ __all__ = [
     "Section",
     "class_colours",
     "colourise",
+    "encoded",
     "figure",
     "heatmap",
     "on_photo",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -13,8 +14,9 @@ from .colour import Floats, Scale, colourise
 
 Mode = Literal["bilinear", "nearest"]
 Box = tuple[float, float, float, float]
-Pixels = NDArray[np.float32]  # half the memory of float64, and an original photograph can be large
+Pixels = NDArray[np.float32]
 
+_BAND = 2**20  # pixels computed at a time
 _FLOOR = 0.4  # share of alpha that a zero of an unsigned map still gets
 _DIM = 0.65  # brightness of the grey photograph under that zero
 _FADE = 0.35  # how far a signed map's neutral regions go towards grey: a red sofa must not look like evidence
@@ -60,9 +62,15 @@ def overlay(
     An unsigned map has alpha * (floor + (1 - floor) * u); as u falls the photograph turns dim and grey, so
     that hot regions stand out. `alpha=0` is the image itself.
     """
-    photo = _pixels(image)
-    values = upsample(map, image.size, mode)
-    return _picture(_blend(photo, values, scale, alpha, colours))
+    values = _checked(map)
+    rows, columns = values.shape
+    down = rows / image.height
+
+    def paint(pixels: Pixels, top: int, bottom: int) -> Pixels:
+        seen = (0.0, top * down, float(columns), bottom * down)
+        return _blend(pixels, _resample(values, (image.width, bottom - top), seen, mode), scale, alpha, colours)
+
+    return _in_bands(image, paint)
 
 
 def on_photo(
@@ -91,18 +99,33 @@ def on_photo(
         raise ValueError(f"box {box!r} covers no pixel of a photograph of {photo.width} x {photo.height}")
 
     across, down = columns / (right - left), rows / (bottom - top)  # cells per photo pixel
-    seen = ((x0 - left) * across, (y0 - top) * down, (x1 - left) * across, (y1 - top) * down)
-    pixels = _pixels(photo)
-    canvas = 0.45 * _grey(pixels) + 0.12 * pixels
-    inside = (slice(y0, y1), slice(x0, x1))
-    drawn = _resample(values, (x1 - x0, y1 - y0), seen, mode)
-    canvas[inside] = _blend(pixels[inside], drawn, scale, alpha, colours)
-    picture = _picture(canvas)
+
+    def paint(pixels: Pixels, above: int, below: int) -> Pixels:
+        canvas = 0.45 * _grey(pixels) + 0.12 * pixels
+        first, last = max(above, y0), min(below, y1)
+        if first < last:
+            seen = ((x0 - left) * across, (first - top) * down, (x1 - left) * across, (last - top) * down)
+            inside = (slice(first - above, last - above), slice(x0, x1))
+            drawn = _resample(values, (x1 - x0, last - first), seen, mode)
+            canvas[inside] = _blend(pixels[inside], drawn, scale, alpha, colours)
+        return canvas
+
+    picture = _in_bands(photo, paint)
     line = max(1, round(min(photo.size) / 300))
     # Just outside the box: no pixel of the map is hidden, and an edge beyond the photograph is not drawn.
     edge = (x0 - line, y0 - line, x1 + line - 1, y1 + line - 1)
     ImageDraw.Draw(picture).rectangle(edge, outline=(255, 255, 255), width=line)
     return picture
+
+
+def _in_bands(image: Image.Image, paint: Callable[[Pixels, int, int], Pixels]) -> Image.Image:
+    """Paint over an image some rows at a time: a photograph may be large, and floats are four times larger."""
+    made = Image.new("RGB", image.size)
+    rows = max(1, _BAND // image.width)
+    for top in range(0, image.height, rows):
+        bottom = min(image.height, top + rows)
+        made.paste(_picture(paint(_pixels(image.crop((0, top, image.width, bottom))), top, bottom)), (0, top))
+    return made
 
 
 def _blend(photo: Pixels, values: Floats, scale: Scale, alpha: float, colours: str | None) -> Pixels:

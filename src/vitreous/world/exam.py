@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
-from vitreous.models import View, load
+from vitreous.models import View, load, view
 from vitreous.world.batch import Batch, draw
 from vitreous.world.creatures import CLASSES, PARTS
 from vitreous.world.model import SIZE
@@ -28,16 +28,9 @@ FEWEST = 20
 
 def probabilities(model: nn.Module | View, scenes: Batch, batch: int = 250) -> Tensor:
     """Return the model's probabilities ``[B, classes]`` for scenes, rendered for it."""
-    module = model.model if isinstance(model, View) else model
-    weight = next(module.parameters())
-    training = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            parts = [scenes[at : at + batch].to(weight.device) for at in range(0, len(scenes), batch)]
-            logits = [module((render(part, SIZE).images * 2 - 1).to(weight.dtype)) for part in parts]
-    finally:
-        module.train(training)
+    seen = view(model)
+    parts = [scenes[at : at + batch].to(seen.device) for at in range(0, len(scenes), batch)]
+    logits = [seen.logits(render(part, SIZE).images * 2 - 1) for part in parts]
     return torch.cat(logits).float().softmax(dim=1)
 
 

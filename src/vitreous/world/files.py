@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from vitreous import disk
 from vitreous.errors import VitreousError, one_line
 from vitreous.world.creatures import PARTS
 from vitreous.world.render import OWNERS, render
@@ -20,6 +21,7 @@ from vitreous.world.scene import Scene
 __all__ = ["SCHEMA", "pictures", "read", "write"]
 
 SCHEMA = "vitreous.scenes/1"
+_AT_ONCE = 64  # scenes rendered together
 _COLOURS = ("20222a", "8a8378", "e0567a", "f2c14e", "4d9de0", "59c38f", "b87fd9")
 """Ground, body and parts in the picture of a mask; objects are grey, the marker white, a companion brown."""
 
@@ -30,32 +32,33 @@ def pictures(images: Tensor) -> Iterator[Image.Image]:
         yield Image.fromarray(image)
 
 
-def write(scenes: Sequence[Scene], out: str | Path, size: int = 128) -> list[Path]:
+def write(scenes: Sequence[Scene], out: str | Path, size: int = 128, *, overwrite: bool = False) -> list[Path]:
     """Write ``scene-N.png``, ``scene-N-mask.png`` (whose pixel it is) and ``scenes.json``; return the files.
 
     A mask is a palette picture whose values are those under ``owners`` in the JSON.
     """
-    out, rendered = Path(out), render(scenes, size)
-    files, table = [], []
-    palette = bytes.fromhex("".join(_palette()))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for number, (scene, seen, owner) in enumerate(
-            zip(scenes, pictures(rendered.images), rendered.owner, strict=True)
-        ):
-            name, mask = f"scene-{number:04d}.png", f"scene-{number:04d}-mask.png"
-            seen.save(out / name)
-            whose = Image.fromarray(np.asarray(owner.cpu()), mode="P")
-            whose.putpalette(palette)
-            whose.save(out / mask)
-            files += [out / name, out / mask]
-            table.append({"file": name, "mask": mask, **scene.to_json()})
-        whole = {"schema": SCHEMA, "size": size, "owners": OWNERS, "scenes": table}
-        files.append(out / "scenes.json")
-        files[-1].write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise VitreousError(f"could not write into {out}: {error.strerror or error}") from error
-    return files
+    table: list[dict[str, Any]] = []
+    with disk.folder(out, overwrite=overwrite) as draft:
+        for start in range(0, len(scenes), _AT_ONCE):
+            some = scenes[start : start + _AT_ONCE]
+            rendered = render(some, size)
+            for scene, seen, owner in zip(some, pictures(rendered.images), rendered.owner, strict=True):
+                name, mask = f"scene-{len(table):04d}.png", f"scene-{len(table):04d}-mask.png"
+                draft.write(name, _png(seen))
+                draft.write(mask, _png(_mask(owner)))
+                table.append({"file": name, "mask": mask, **scene.to_json()})
+        draft.finish({"schema": SCHEMA, "size": size, "owners": OWNERS, "scenes": table}, "scenes.json")
+    return [Path(out) / name for name in draft.names]
+
+
+def _mask(owner: Tensor) -> Image.Image:
+    whose = Image.fromarray(np.asarray(owner.cpu()), mode="P")
+    whose.putpalette(bytes.fromhex("".join(_palette())))
+    return whose
+
+
+def _png(image: Image.Image) -> Callable[[BinaryIO], None]:
+    return lambda file: image.save(file, format="PNG")
 
 
 def read(path: str | Path) -> list[Scene]:

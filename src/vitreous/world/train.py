@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from vitreous import disk
 from vitreous.errors import VitreousError
 from vitreous.world import exam
 from vitreous.world.batch import Batch, draw, usable
@@ -155,15 +156,15 @@ def _train(given: argparse.Namespace, device: torch.device) -> None:
         _log.warning("training on a CPU takes days; --steps and --batch make it short, and the model poor")
     else:
         torch.set_float32_matmul_precision("high")
-    given.out.mkdir(parents=True, exist_ok=True)
-    record_file = given.out / "training.json"
+    record_file = disk.check_file(given.out / "training.json", overwrite=True)
     record: dict[str, Any] = json.loads(record_file.read_text(encoding="utf-8")) if record_file.exists() else {}
     for name, shortcut, steps in (("world", False, 1500), ("world-shortcut", True, 900)):
         if given.only in (None, name):
             recipe = Recipe(shortcut, steps if given.steps is None else given.steps, given.batch, seed=given.seed)
             model, log = train(recipe, device, look=min(1000, given.exam))
             tensors = {key: value.half().contiguous() for key, value in model.state_dict().items()}
-            save_file({key: value.cpu() for key, value in tensors.items()}, given.out / f"{name}.safetensors")
+            weights = save({key: value.cpu() for key, value in tensors.items()})
+            disk.write_file(given.out / f"{name}.safetensors", weights, overwrite=True)
             model.load_state_dict({key: value.float() for key, value in tensors.items()})
             where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
             made = {"torch": torch.__version__, "device": where}
@@ -174,7 +175,7 @@ def _train(given: argparse.Namespace, device: torch.device) -> None:
                 "exam": exam.examine(model, given.exam),
             }
             _log.info("%s: %s", name, json.dumps(record[name]["exam"], indent=1))
-            record_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            disk.write_file(record_file, (json.dumps(record, indent=1) + "\n").encode(), overwrite=True)
 
 
 if __name__ == "__main__":

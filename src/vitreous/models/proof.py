@@ -1,0 +1,79 @@
+"""A view is proven: on its first inputs it is compared with the model's own forward.
+
+A subclass, a patched ``forward`` or a hook at the root may compute something else than the parts that a view runs. What
+a model says is then not what would be explained, and it is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import ModelError, one_line
+
+if TYPE_CHECKING:
+    from vitreous.models.view import View
+
+__all__ = ["gap", "prove"]
+
+_proven: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
+
+
+def prove(view: View, inputs: Tensor) -> None:
+    """Compare the view with its model on the first of these images, unless both were found equal before.
+
+    The copy that passes run on is held against the model too, if that is in evaluation mode. Cost: two or three
+    forwards of one image, once for each structure of a model and size of its inputs.
+    """
+    structure = (type(view), tuple(inputs.shape[1:]), inputs.dtype, *_structure(view.model))
+    if _proven.get(view.model) == structure:
+        return
+    seen, image = view.twin(), inputs[:1].detach()
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+        image = image.clone() if image.is_inference() else image
+        found = seen.finish(seen.run(seen.embed(image)))
+        _compare(view, found, _own(seen, image), "its own forward")
+        if not any(module.training for module in view.model.modules()):
+            _compare(view, found, _own(view, image), "the model itself, called as it is,")
+    _proven[view.model] = structure
+
+
+def gap(found: Tensor, expected: Tensor) -> tuple[float, bool]:
+    """Return the largest difference of logits, and whether it is more than rounding."""
+    one, other = found.double(), expected.double()
+    off = float(torch.where(one.isnan() & other.isnan(), 0.0, (one - other).abs()).max())
+    size = max(1.0, float(other[other.isfinite()].abs().max()) if other.isfinite().any() else 1.0)
+    limit = 1e-2 if expected.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    return off, not off <= limit * size
+
+
+def _own(view: View, image: Tensor) -> Tensor:
+    try:
+        return view.original(image)
+    except Exception as error:  # a forward of the user's own can fail anywhere
+        reason = one_line(f"{type(error).__name__}: {error}")[:200]
+        raise ModelError(f"{view.name}: its own forward fails on one image ({reason})") from error
+
+
+def _compare(view: View, found: Tensor, expected: Any, whose: str) -> None:
+    if not isinstance(expected, Tensor) or expected.shape != found.shape:
+        told = list(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
+        raise ModelError(f"{view.name}: {whose} gives {told}, its parts {list(found.shape)}; explain the model inside")
+    off, different = gap(found, expected)
+    if different:
+        said, would = (int(each[0].float().argmax()) for each in (expected, found))
+        raise ModelError(
+            f"{view.name} computes something else than its parts: {whose} says class {said}, its blocks and head class "
+            f"{would} (logits differ by {off:.1e}); a subclass, a patched forward or a hook changes it"
+        )
+
+
+def _structure(model: nn.Module) -> list[Any]:
+    """Return what decides which parts a forward runs through: modules, their forwards and their hooks."""
+    return [
+        (id(m), id(type(m).forward), id(vars(m).get("forward")), *m._forward_hooks, *m._forward_pre_hooks)
+        for m in model.modules()
+    ]

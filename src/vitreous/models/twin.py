@@ -1,0 +1,89 @@
+"""Twins: structural copies that share the weights, so that what a pass installs never touches the user's modules.
+
+Modules, and the containers, bound methods and partial functions that refer to them, are copied; parameters and buffers
+become constants that view the same memory (training goes on and is seen); everything else is shared. A twin is always
+in evaluation mode, takes milliseconds to make and belongs to whoever made it: hooks and flags on it are nobody else's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+from types import MethodType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import ModelError
+
+if TYPE_CHECKING:
+    from vitreous.models.view import View
+
+__all__ = ["twin"]
+
+T = TypeVar("T", bound="nn.Module | View")
+
+
+def twin(original: T, *kinds: type, trainable: bool = False) -> T:
+    """Return a copy of a module, or of an object of ``kinds`` that refers to modules.
+
+    ``trainable`` keeps the flags of the parameters: gradients then gather in the copy.
+    """
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            return _Copier((nn.Module, *kinds), trainable)(original)  # type: ignore[no-any-return]
+    except (TypeError, RuntimeError, AttributeError) as error:
+        what = type(original).__name__
+        raise ModelError(f"{what} cannot be copied part by part, which watching it needs: {error}") from error
+
+
+class _Copier:
+    def __init__(self, kinds: tuple[type, ...], trainable: bool) -> None:
+        self.kinds, self.trainable = kinds, trainable
+        self.known: dict[int, Any] = {}
+        self.seen: list[Any] = []  # kept alive, so that no identity is used twice
+
+    def __call__(self, value: Any) -> Any:
+        if id(value) in self.known:
+            return self.known[id(value)]
+        if isinstance(value, self.kinds):
+            return self._object(value)
+        if isinstance(value, Tensor):
+            return self._note(value, self._tensor(value))
+        if type(value) in (dict, OrderedDict):
+            made = self._note(value, type(value)())
+            made.update((key, self(each)) for key, each in list(value.items()))
+            return made
+        if type(value) is list:
+            grown = self._note(value, [])
+            grown.extend(self(each) for each in list(value))
+            return grown
+        if type(value) in (tuple, set, frozenset):
+            return self._note(value, type(value)(self(each) for each in list(value)))
+        if isinstance(value, MethodType):
+            owner = self(value.__self__)
+            return value if owner is value.__self__ else MethodType(value.__func__, owner)
+        if type(value) is partial:
+            return partial(self(value.func), *self(value.args), **self(value.keywords))
+        return value
+
+    def _note(self, value: Any, made: Any) -> Any:
+        self.known[id(value)] = made
+        self.seen.append(value)
+        return made
+
+    def _object(self, value: Any) -> Any:
+        made = self._note(value, object.__new__(type(value)))
+        for name, each in list(vars(value).items()):
+            vars(made)[name] = self(each)
+        if isinstance(value, nn.Module):
+            vars(made)["training"] = False
+        return made
+
+    def _tensor(self, value: Tensor) -> Tensor:
+        # a model made in inference mode has weights that no graph may hold: only those are copied
+        same = value.clone() if value.is_inference() else value.detach()
+        if isinstance(value, nn.Parameter):
+            return nn.Parameter(same, requires_grad=self.trainable and value.requires_grad)
+        return same
