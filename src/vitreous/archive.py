@@ -43,6 +43,8 @@ class Archive:
             for place in _results(folder):
                 manifest = disk.manifest_of(place)
                 if manifest is not None and question.answered_by(manifest, digest):
+                    for each in (place, self.out / disk.safe_name(Path(path).stem)):
+                        disk.recover(each)
                     return place
         return None
 

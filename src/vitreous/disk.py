@@ -17,9 +17,10 @@ import re
 import secrets
 import shutil
 import sys
+import tempfile
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,6 +37,7 @@ __all__ = [
     "holds",
     "lock",
     "manifest_of",
+    "read_folder",
     "recover",
     "safe_name",
     "slug",
@@ -49,6 +51,7 @@ LONGEST = 200  # bytes of a name; file systems take 255, and people add to names
 _MANIFESTS = ("manifest.json", "scenes.json")
 _MOST_MANIFEST = 2**26  # bytes
 _LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}  # left in every folder by the systems that show it
+_TRIES = 1000  # to read a folder that is being replaced
 _PATIENCE = 60.0  # seconds to wait for another writer
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux
 
@@ -103,6 +106,48 @@ def holds(folder: str | Path) -> list[str]:
     return sorted(each.name for each in Path(folder).iterdir() if each.name not in ours | _LITTER)
 
 
+def read_folder(path: str | Path, names: Sequence[str], most: int = 2**32) -> dict[str, bytes]:
+    """Return files of one folder as they were at one time, also while another process replaces it.
+
+    They are read through one open folder: what takes its name afterwards is another. Names that are not there are left
+    out; more than ``most`` bytes are refused.
+    """
+    for _ in range(_TRIES):
+        recover(path)
+        found = _read_once(Path(path), names, most)
+        if found is not None:
+            return found
+    raise VitreousError(f"{path} is replaced faster than it can be read")
+
+
+def _read_once(folder: Path, names: Sequence[str], most: int) -> dict[str, bytes] | None:
+    """``None`` if the folder was replaced meanwhile, and files of it are missing."""
+    if os.open not in os.supports_dir_fd:
+        return _read_files(names, lambda name: os.open(folder / name, os.O_RDONLY), most)
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        if _leftovers(Path(os.path.realpath(folder))):
+            return None  # a writer is at work
+        raise
+    try:
+        found = _read_files(names, lambda name: os.open(name, os.O_RDONLY, dir_fd=handle), most)
+        return found if len(found) == len(names) or _same(handle, folder) else None
+    finally:
+        os.close(handle)
+
+
+def _read_files(names: Sequence[str], opened: Callable[[str], int], most: int) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for name in names:
+        with suppress(FileNotFoundError), open(opened(name), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > most:
+                raise VitreousError(f"{name} has {size} bytes, more than {most}")
+            found[name] = file.read(most + 1)
+    return found
+
+
 def check_file(path: str | Path, overwrite: bool = False) -> Path:
     """Return where a file will be written; complain now about what would fail after the work. Nothing is left there."""
     with _told(path):
@@ -122,12 +167,14 @@ def check_folder(path: str | Path, overwrite: bool = False) -> Path:
 
 
 def recover(path: str | Path) -> None:
-    """Put a folder back that a writer, now dead, had moved aside in order to replace it."""
+    """Put a folder back that a writer, now dead, had moved aside in order to replace it, and clear up after it."""
     place = Path(os.path.realpath(path))
-    if os.path.lexists(place) or not _leftovers(place):
+    if not _leftovers(place) and not os.path.lexists(_lock_of(place)):
         return
-    with suppress(OSError, VitreousError), lock(place):  # where nothing may be written, nothing can be put back
+    patience = 0.0 if os.path.lexists(place) else _PATIENCE  # a writer may be about to put it there
+    with suppress(VitreousError), lock(place, patience):  # where nothing may be written, nothing can be put back
         _put_back(place)
+        _clean(place)
 
 
 # -- writing -------------------------------------------------------------------------------------------
@@ -217,7 +264,7 @@ def lock(path: str | Path, patience: float = _PATIENCE) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: str | Path, place: Path, patience: float) -> Iterator[None]:
-    file = place.with_name(f".vitreous-{_key(place)}.lock")
+    file = _lock_of(place)
     end = time.monotonic() + patience
     while True:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
@@ -287,17 +334,13 @@ def _refuse_file(path: str | Path, place: Path, overwrite: bool) -> None:
 
 
 def _prove(place: Path) -> None:
-    """Learn whether the target can be written: its name, and a file beside it (or its parents) that is taken away."""
+    """Learn whether the target can be written: its name, and a file without one beside it or its parents."""
     with suppress(FileNotFoundError):
         os.lstat(place)
     while not os.path.lexists(place.parent):
         place = place.parent
-    probe = _private(place)
-    try:
-        _write(probe, b"")
-    finally:
-        with suppress(OSError):
-            os.unlink(probe)
+    with tempfile.TemporaryFile(dir=place.parent):
+        pass
 
 
 def _publish(new: Path, place: Path, aside: Path) -> None:
@@ -348,6 +391,10 @@ def _open(path: Path) -> BinaryIO:
 
 def _key(place: Path) -> str:
     return hashlib.blake2b(os.fsencode(place.name), digest_size=8).hexdigest()
+
+
+def _lock_of(place: Path) -> Path:
+    return place.with_name(f".vitreous-{_key(place)}.lock")
 
 
 def _private(place: Path) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import platform
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -30,7 +32,7 @@ __all__ = ["SCHEMA", "Comparison", "Explanation", "Origin"]
 
 SCHEMA = "vitreous.explanation/1"
 _PERCENTILE = 99.0
-_MOST_VALUES = 2**26  # of a map that is read: 8,192 x 8,192 pixels
+_MOST_BYTES = 2**31  # of a file that is read
 
 
 @dataclass(frozen=True)
@@ -201,17 +203,17 @@ class Explanation:
     @classmethod
     def load(cls, folder: str | Path) -> Explanation:
         """Read an explanation that ``save`` wrote."""
-        folder = Path(folder)
-        disk.recover(folder)
         try:
-            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"), parse_constant=_no_number)
-            array, image = _read_map(folder / "map.npy"), open_photo(folder / "image.png")
-            extras = _read_extras(folder / "extras.npz") if manifest["extras"] else {}
+            files = disk.read_folder(folder, ("manifest.json", "map.npy", "image.png", "extras.npz"), _MOST_BYTES)
+            manifest = json.loads(files["manifest.json"].decode(), parse_constant=_no_number)
+            array, image = _read_map(files["map.npy"]), open_photo(io.BytesIO(files["image.png"]))
+            extras = _read_extras(files["extras.npz"]) if manifest["extras"] else {}
             return cls._from_manifest(manifest, array, image, extras)
         except VitreousError:
             raise
         except Exception as error:  # damaged files can break a reader anywhere
-            reason = one_line(f"{type(error).__name__}: {error}")
+            missing = isinstance(error, KeyError) and f"there is no {error.args[0]}"
+            reason = one_line(missing or f"{type(error).__name__}: {error}")
             raise VitreousError(f"{folder} holds no explanation that can be read ({reason})") from error
 
     @classmethod
@@ -314,22 +316,29 @@ def _display(image: Image.Image) -> None:
         display(image) if get_ipython() is not None else image.show()
 
 
-def _read_map(path: Path) -> np.ndarray[Any, Any]:
-    """Return a map that means something: real, finite, ``[h, w]``. Its header may promise anything, so it is mapped."""
-    found = np.load(path, mmap_mode="r", allow_pickle=False)
-    if found.ndim != 2 or not found.size or found.dtype not in (np.float32, np.float64):
-        raise ValueError(f"a map is [h, w] in float32 or float64, not {list(found.shape)} of {found.dtype}")
-    if found.size > _MOST_VALUES or not np.isfinite(found).all():
-        raise ValueError(f"the map {list(found.shape)} has values that are not finite, or too many of them")
-    return np.array(found)
+def _read_map(data: bytes) -> np.ndarray[Any, Any]:
+    """Return a map that means something: real, finite, ``[h, w]``; its header is held against what is there."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if len(shape) != 2 or 0 in shape or dtype not in (np.float32, np.float64):
+        raise ValueError(f"a map is [h, w] in float32 or float64, not {list(shape)} of {dtype}")
+    if math.prod(shape) * dtype.itemsize != len(data) - file.tell():
+        raise ValueError(f"it is not as long as {list(shape)} of {dtype}")
+    flat: np.ndarray[Any, Any] = np.frombuffer(data, dtype, offset=file.tell())
+    found = flat.reshape(shape, order="F" if fortran else "C").copy()
+    if not np.isfinite(found).all():
+        raise ValueError("the map has values that are not finite")
+    return found
 
 
-def _read_extras(path: Path) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:
+def _read_extras(data: bytes) -> dict[str, Any]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
         size = sum(each.file_size for each in archive.infolist())
-    if size > 64 * _MOST_VALUES:
+    if size > _MOST_BYTES:
         raise ValueError(f"the extras take {size} bytes")
-    found = dict(np.load(path, allow_pickle=False))
+    found = dict(np.load(io.BytesIO(data), allow_pickle=False))
     strange = [name for name, value in found.items() if value.dtype.kind not in "fiub"]
     if strange:
         raise ValueError(f"{strange[0]} holds {found[strange[0]].dtype}")

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -67,8 +68,10 @@ def file_digest(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def open_photo(path: str | Path) -> Image.Image:
+def open_photo(path: str | Path | BytesIO) -> Image.Image:
     """Read a photograph: upright, in RGB, the first frame of a moving one; nothing larger than PIL allows."""
+    if isinstance(path, BytesIO):
+        return _read_photo(path, "the picture")
     path = Path(path)
     if not os.path.exists(path):  # unlike Path.exists, false for impossible names too
         raise ImageError(f"no such file: {path}")
@@ -77,14 +80,21 @@ def open_photo(path: str | Path) -> Image.Image:
     try:
         if not path.stat().st_size:
             raise ImageError(f"{path} is empty (0 bytes)")
-        with _open(path) as opened:
-            return _upright(opened, str(path))
+    except OSError as error:
+        raise ImageError(f"{path} cannot be read: {_reason(error)}") from None
+    return _read_photo(path, str(path))
+
+
+def _read_photo(source: Path | BytesIO, name: str) -> Image.Image:
+    try:
+        with _open(source, name) as opened:
+            return _upright(opened, name)
     except UnidentifiedImageError:
-        raise ImageError(f"{path} is not an image that can be read") from None
+        raise ImageError(f"{name} is not an image that can be read") from None
     except ImageError:
         raise
     except Exception as error:  # foreign bytes can break a reader anywhere
-        raise ImageError(f"{path} cannot be read: {_reason(error)}") from None
+        raise ImageError(f"{name} cannot be read: {_reason(error)}") from None
 
 
 def image_files(path: str | Path) -> list[Path]:
@@ -182,7 +192,7 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array).convert("RGB")
 
 
-def _open(path: Path) -> Image.Image:
+def _open(path: Path | BytesIO, name: str) -> Image.Image:
     """Open a file unless it claims more pixels than PIL's own limit, which PIL itself enforces from twice that on."""
     limit = Image.MAX_IMAGE_PIXELS
     advice = "make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
@@ -192,11 +202,11 @@ def _open(path: Path) -> Image.Image:
             opened = Image.open(path, formats=_FORMATS)
     except Image.DecompressionBombError as error:
         told = re.search(r"\d+ pixels", str(error))
-        raise ImageError(f"{path} has {told[0] if told else 'too many pixels'}, over {limit}; {advice}") from None
+        raise ImageError(f"{name} has {told[0] if told else 'too many pixels'}, over {limit}; {advice}") from None
     wide, high = opened.size
     if limit is not None and wide * high > limit:
         opened.close()
-        raise ImageError(f"{path} has {wide} x {high} pixels, over {limit}; {advice}")
+        raise ImageError(f"{name} has {wide} x {high} pixels, over {limit}; {advice}")
     return opened
 
 
