@@ -327,7 +327,7 @@ def _read_map(data: bytes) -> np.ndarray[Any, Any]:
     if math.prod(shape) * dtype.itemsize != len(data) - file.tell():
         raise ValueError(f"it is not as long as {list(shape)} of {dtype}")
     flat: np.ndarray[Any, Any] = np.frombuffer(data, dtype, offset=file.tell())
-    found = flat.reshape(shape, order="F" if fortran else "C").copy()
+    found: np.ndarray[Any, Any] = flat.reshape(shape, order="F" if fortran else "C").copy()
     if not np.isfinite(found).all():
         raise ValueError("the map has values that are not finite")
     return found
