@@ -221,3 +221,11 @@ def test_failure_names_page_and_line() -> None:
     block = Block("python", "x = 1\nx / 0", 7, True)
     with pytest.raises(pytest.fail.Exception, match=r"README\.md:8: ZeroDivisionError"):
         run_python(ROOT / "README.md", block, {})
+
+
+def test_promises_name_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    section = page.partition("### Which test checks which promise")[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w/]+\.py)`", section)
+    assert len(set(named)) > 10
+    assert [each for each in named if not (ROOT / "tests" / each).is_file()] == []

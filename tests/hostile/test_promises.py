@@ -26,8 +26,9 @@ from vitreous import show
 from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.methods import registry
 from vitreous.methods.shelf import Shelf
-from vitreous.passes import Session, Target, Trace
+from vitreous.passes import Session, Target
 from vitreous.passes.memory import in_parts
+from vitreous.passes.observe import Observer
 
 
 @pytest.fixture
@@ -91,18 +92,18 @@ def test_a_pass_is_forgotten_without_the_garbage_collector(how: str) -> None:
     model = FAMILIES["vit"]()
     view, x = vt.view(model), images(model, 2)
     vt.method(how).attribute(view, x, 1)
-    made: list[weakref.ref[Trace]] = []
-    keep = Trace.__init__
+    made: list[weakref.ref[Observer]] = []
+    begin = Observer.__init__
 
-    def noted(self: Trace, *arguments: Any) -> None:
-        keep(self, *arguments)
+    def noted(self: Observer, *arguments: Any) -> None:
+        begin(self, *arguments)
         made.append(weakref.ref(self))
 
     gc.collect()
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(Trace, "__init__", noted)
+            patched.setattr(Observer, "__init__", noted)
             vt.method(how).attribute(view, x, 1)
         assert made
         assert [each for each in made if each() is not None] == []
