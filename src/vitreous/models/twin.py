@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import partial
-from types import MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from vitreous.models.view import View
 
 __all__ = ["twin"]
+
+_PLAIN = frozenset((bool, int, float, str, bytes, type(None), type, FunctionType, BuiltinFunctionType))
+_EMPTY = frozenset((dict, OrderedDict))
 
 T = TypeVar("T", bound="nn.Module | View")
 
@@ -45,6 +48,8 @@ class _Copier:
         self.seen: list[Any] = []  # kept alive, so that no identity is used twice
 
     def __call__(self, value: Any) -> Any:
+        if type(value) in _PLAIN:
+            return value
         if id(value) in self.known:
             return self.known[id(value)]
         if isinstance(value, self.kinds):
@@ -75,10 +80,14 @@ class _Copier:
 
     def _object(self, value: Any) -> Any:
         made = self._note(value, object.__new__(type(value)))
+        attributes = vars(made)
         for name, each in list(vars(value).items()):
-            vars(made)[name] = self(each)
+            if type(each) in _EMPTY and not each:
+                attributes[name] = type(each)()  # most of what a module has: hooks that nobody set
+            else:
+                attributes[name] = self(each)
         if isinstance(value, nn.Module):
-            vars(made)["training"] = False
+            attributes["training"] = False
         return made
 
     def _tensor(self, value: Tensor) -> Tensor:
