@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitreous as vt
-from vitreous.images import open_photo
-from vitreous.metrics.stats import resampled_means
+from vitreous.data.pictures import open_photo
+from vitreous.metrics.bootstrap import resampled_means
 
 FOLDER = "imagenet-val-1k"
 INSIDE = 1.5

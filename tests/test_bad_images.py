@@ -19,8 +19,8 @@ from PIL import Image
 import vitreous as vt
 from commands import MODEL, run, tree
 from families import FAMILIES, images
+from vitreous.data.pictures import image_files, open_photo
 from vitreous.errors import ImageError, ModelError, VitreousError
-from vitreous.images import image_files, open_photo
 
 RNG = np.random.default_rng(0)
 COLOURS = RNG.integers(0, 256, (40, 60, 3), dtype=np.uint8)

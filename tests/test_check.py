@@ -21,10 +21,10 @@ import vitreous as vt
 from commands import MODEL, photographs, run
 from every import EVERY
 from families import FAMILIES, _build, images, proven
-from vitreous.checkup import VERDICTS, Checkup
 from vitreous.errors import ModelError, TargetError, VitreousError
+from vitreous.judge.check import agreement
 from vitreous.passes.session import seeded
-from vitreous.trust import agreement
+from vitreous.results.checkup import VERDICTS, Checkup
 from vitreous.world import Scene, render
 
 NAMES = ["faithfulness", "stability", "runner-up", "head"]

@@ -26,8 +26,8 @@ from PIL import Image
 
 import vitreous as vt
 from commands import FILES, MODEL, WITH_LAYERS, Result, photographs, run
+from vitreous.data.pictures import open_photo
 from vitreous.errors import ImageError
-from vitreous.images import open_photo
 
 OFTEN = settings(max_examples=2_000, suppress_health_check=list(HealthCheck))
 EVERYTHING = settings(max_examples=20_000, suppress_health_check=list(HealthCheck))

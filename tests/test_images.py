@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vitreous as vt
 from families import FAMILIES, images
+from vitreous.data.pictures import image_files, open_photo, pictures
 from vitreous.errors import ImageError, TargetError
-from vitreous.images import image_files, open_photo, pictures
 
 METHOD = "ixg"
 

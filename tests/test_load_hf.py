@@ -19,7 +19,7 @@ import vitreous as vt
 from families_hf import FAMILIES, LABELS, build, images
 from vitreous.errors import ModelError
 from vitreous.models import Preprocess, hub
-from vitreous.models.hf_load import preprocess_of
+from vitreous.models.hf.load import preprocess_of
 
 # -- classes that are prompts --------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.metrics import road
+from vitreous.metrics.states import road
 from vitreous.models import Preprocess
 
 LINEAR = Preprocess(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.25, 0.5, 1.0))

@@ -182,7 +182,7 @@ def test_third_parties_join_by_entry_points(monkeypatch):
             return Three
 
     offered = lambda group: [Entry()] if group == "vitreous.methods" else []  # noqa: E731
-    monkeypatch.setattr("vitreous.methods.shelf.entry_points", offered)
+    monkeypatch.setattr("vitreous.words.shelf.entry_points", offered)
     monkeypatch.setattr(registry.SHELF, "complete", False)
     monkeypatch.setattr(registry.SHELF, "by_name", dict(registry.SHELF.by_name))
     monkeypatch.setattr(registry.SHELF, "aliases", dict(registry.SHELF.aliases))
@@ -202,7 +202,7 @@ def test_metrics_come_from_entry_points(monkeypatch):
     loaded = []
     entry = type("Entry", (), {"load": lambda self: loaded.append("their metric")})()
     offered = lambda group: [entry] if group == "vitreous.metrics" else []  # noqa: E731
-    monkeypatch.setattr("vitreous.methods.shelf.entry_points", offered)
+    monkeypatch.setattr("vitreous.words.shelf.entry_points", offered)
     monkeypatch.setattr(registry.SHELF, "complete", False)
     assert "insertion" in [info.name for info in vt.metrics()]
     assert loaded == ["their metric"]

@@ -16,7 +16,8 @@ from torchvision.models.vision_transformer import VisionTransformer
 import vitreous as vt
 from families_torchvision import MODELS, VIT, build
 from vitreous.errors import ModelError, TraceError
-from vitreous.models import hub, tv
+from vitreous.models import hub
+from vitreous.models.torchvision import adapter as tv
 from vitreous.passes import Keep, Pass, Target
 from vitreous.passes.runner import run
 

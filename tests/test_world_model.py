@@ -252,7 +252,7 @@ def test_an_exam_of_an_unknown_model(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["wrold"])
     assert stopped.value.code == 2
-    assert "did you mean world" in capsys.readouterr().err
+    assert "the bundled ones are world, world-shortcut" in capsys.readouterr().err
 
 
 @pytest.mark.slow

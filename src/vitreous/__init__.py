@@ -16,20 +16,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitreous import world
     from vitreous.api import compare, explain, explain_each, load, method, question, view
-    from vitreous.archive import Archive
-    from vitreous.checkup import Checkup
-    from vitreous.collect import statistics
+    from vitreous.data import image_files
     from vitreous.errors import VitreousError, VitreousWarning
-    from vitreous.evaluation import evaluate
-    from vitreous.examine import doctor
-    from vitreous.explanation import Comparison, Explanation
-    from vitreous.identity import Question
-    from vitreous.images import image_files
+    from vitreous.judge.check import check
+    from vitreous.judge.doctor import doctor
+    from vitreous.judge.evaluate import evaluate
     from vitreous.methods import Method, methods, register
-    from vitreous.metrics import Metric, Table, metric, metrics
+    from vitreous.metrics import Metric, metric, metrics
     from vitreous.models import Preprocess, View, models
+    from vitreous.passes.collect import statistics
     from vitreous.passes.statistics import Statistics
-    from vitreous.trust import check
+    from vitreous.results import Archive, Checkup, Comparison, Explanation, Question, Table
 
 __version__ = "0.1.0"
 
@@ -70,37 +67,39 @@ __all__ = [
 
 _ROOMS = ("methods", "metrics", "models")  # packages that list their content when called
 _HOMES = {
-    "Archive": "archive",
-    "Checkup": "checkup",
-    "Comparison": "explanation",
-    "Explanation": "explanation",
+    "Archive": "results",
+    "Checkup": "results",
+    "Comparison": "results",
+    "Explanation": "results",
     "Method": "methods",
     "Metric": "metrics",
     "Preprocess": "models",
-    "Question": "identity",
+    "Question": "results",
     "Statistics": "passes.statistics",
-    "Table": "metrics",
+    "Table": "results",
     "View": "models",
     "VitreousError": "errors",
     "VitreousWarning": "errors",
-    "check": "trust",
+    "check": "judge.check",
     "compare": "api",
-    "doctor": "examine",
-    "evaluate": "evaluation",
+    "doctor": "judge.doctor",
+    "evaluate": "judge.evaluate",
     "explain": "api",
     "explain_each": "api",
-    "image_files": "images",
+    "image_files": "data",
     "load": "api",
     "method": "api",
-    "question": "api",
     "metric": "metrics",
+    "question": "api",
     "register": "methods",
-    "statistics": "collect",
+    "statistics": "passes.collect",
     "view": "api",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS or name == "world" or _HOMES.get(name) == "results":
+        importlib.import_module("vitreous.api")  # it hands the rooms below it what they cannot know
     if name in _ROOMS or name == "world":
         return importlib.import_module(f"vitreous.{name}")
     if name in _HOMES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -13,14 +12,19 @@ from weakref import ref
 import torch
 from torch import nn
 
+from vitreous.data import OnError, Picture, Progress, count, cut, is_single, pictures
 from vitreous.errors import ImageError, TargetError, VitreousError
-from vitreous.explanation import Comparison, Explanation, Origin, Prediction
-from vitreous.identity import Question
-from vitreous.images import OnError, Picture, count, is_single, pictures
+from vitreous.judge.check import check
 from vitreous.methods import Answer, Method, answer, method, to_grid
-from vitreous.models import View, load, view
+from vitreous.models import View, load, register_adapter, view
 from vitreous.passes import Session, Target, Targets, TargetSpec
 from vitreous.passes.memory import budget_bytes
+from vitreous.results import Comparison, Explanation, Origin, Prediction, Question
+from vitreous.world.adapter import ADAPTER as WORLD
+
+# What the rooms below are handed: the bundled models their names, explanations their judge.
+register_adapter(WORLD)
+Explanation.checker = staticmethod(check)
 
 __all__ = ["DEFAULT", "compare", "explain", "explain_each", "load", "method", "question", "view"]
 
@@ -28,9 +32,6 @@ DEFAULT = "logprob(plus(decompx))"
 """The method where none is named: the most faithful of those that take a few passes, by measurement; see the manual."""
 
 _MOST_AT_ONCE = 32
-
-Progress = Callable[[float, "int | None"], None]
-"""Called with how many images are done (parts of one count) and how many there are, if that is known."""
 
 
 def explain(
@@ -98,7 +99,7 @@ def explain_each(
     total = count(images)
     targets, done = Targets(target, total), 0
     source, at_once = _Numbered(images, looked_at, on_error), batch_size or _at_once(looked_at, how, memory)
-    while numbered := list(islice(source, min(at_once, sys.maxsize))):
+    for numbered in cut(source, at_once):
         places, batch = [place for place, _ in numbered], [picture for _, picture in numbered]
         session = _session(looked_at, batch, targets.at(places), against, value, seed, memory)
         if progress is not None:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from vitreous import __version__, disk, show
 from vitreous.api import DEFAULT, compare, explain, load
-from vitreous.explanation import Explanation
 from vitreous.models import View
+from vitreous.results.explanation import Explanation
 from vitreous.world import BETRAYED, CLASSES, PARTS, Rendered, Scene, World, betray, render, telling_part, unpack
 from vitreous.world.exam import predictions, right
 from vitreous.world.files import pictures

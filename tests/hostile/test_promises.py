@@ -25,10 +25,10 @@ from families import FAMILIES, images
 from vitreous import show
 from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.methods import registry
-from vitreous.methods.shelf import Shelf
 from vitreous.passes import Session, Target
 from vitreous.passes.memory import in_parts
 from vitreous.passes.observe import Observer
+from vitreous.words.shelf import Shelf
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_a_file_without_an_end_is_not_read_to_it(here: Path) -> None:
 
 def test_a_plug_in_that_fails_takes_nothing_away(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     entry = EntryPoint("odd", "a_package_that_is_not_there:Odd", "vitreous.methods")
-    monkeypatch.setattr("vitreous.methods.shelf.entry_points", lambda group: [entry])
+    monkeypatch.setattr("vitreous.words.shelf.entry_points", lambda group: [entry])
     shelf: Shelf[Any] = Shelf("method", "vitreous.methods")
     with pytest.warns(VitreousWarning, match="the method odd of another package cannot be imported"):
         shelf.all()

@@ -21,10 +21,8 @@ from vitreous.methods import (  # noqa: F401  # isort: skip
     yardsticks,
 )
 from vitreous.methods.base import Answer, Method, answer, resolve_layer, to_grid
-from vitreous.methods.papers import Paper
-from vitreous.methods.registry import Info, methods, register
-from vitreous.methods.spelling import method
-from vitreous.rooms import listed_by
+from vitreous.methods.registry import Info, method, methods, register
+from vitreous.words import Paper, listed_by
 
 __all__ = [
     "Answer",

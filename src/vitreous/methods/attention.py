@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, SpellingError, VitreousError
-from vitreous.methods.base import Method, check_choice, resolve_layer
+from vitreous.methods.base import Method, resolve_layer
 from vitreous.methods.readout import (
     discard_weakest,
     head_max,
@@ -25,6 +25,7 @@ from vitreous.methods.registry import register
 from vitreous.methods.rows import RowTerm, read_rows
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Trace
+from vitreous.words import check_choice
 
 __all__ = ["AttentionFlow", "RawAttention", "Rollout"]
 

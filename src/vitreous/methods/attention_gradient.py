@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import SpellingError
-from vitreous.methods.base import Answer, Method, check_choice, resolve_layer
+from vitreous.methods.base import Answer, Method, resolve_layer
 from vitreous.methods.readout import (
     discard_weakest,
     positive,
@@ -22,6 +22,7 @@ from vitreous.methods.registry import register
 from vitreous.methods.rows import RowTerm, read_rows
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Reduce, Session, Trace, whole
+from vitreous.words import check_choice
 
 __all__ = ["AttentionCAM", "AttentionGradient", "Generic", "GradSAM", "GradientRollout", "LeGrad"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
@@ -14,16 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitreous.errors import MapError, ModelError, SpellingError, VitreousError, VitreousWarning
+from vitreous.errors import MapError, ModelError, VitreousError, VitreousWarning
 from vitreous.models import View, view
 from vitreous.passes import Pass, Session, Target, TargetSpec, Trace
+from vitreous.words import check_choice, written
 
 if TYPE_CHECKING:
     from vitreous.methods.registry import Info
 
-__all__ = ["Answer", "Method", "answer", "check_choice", "prepare", "resolve_layer", "to_grid"]
-
-_WORD = re.compile(r"[A-Za-z_][\w.:-]*")  # text that a spelling may hold without quotes
+__all__ = ["Answer", "Method", "answer", "prepare", "resolve_layer", "to_grid"]
 
 
 class Answer(NamedTuple):
@@ -174,7 +172,7 @@ class Method:
             if inner:
                 parts.extend(each.spelling for each in inner)
             elif given != field.default:
-                parts.append(f"{field.name}={_written(given)}")
+                parts.append(f"{field.name}={written(given)}")
         return self.info.name + (f"({', '.join(parts)})" if parts else "")
 
     @property
@@ -267,24 +265,10 @@ def resolve_layer(view: View, layer: int) -> int:
     return resolved
 
 
-def check_choice(name: str, given: str, choices: Sequence[str]) -> None:
-    """Refuse a word that is not one of the choices."""
-    if given not in choices:
-        raise SpellingError(f"{name}={given!r} is not one of {', '.join(choices)}")
-
-
 def _methods(given: Any) -> tuple[Method, ...]:
     """The methods that a parameter holds: itself, or the members of a tuple."""
     members = given if isinstance(given, tuple) else (given,)
     return tuple(each for each in members if isinstance(each, Method))
-
-
-def _written(value: Any) -> str:
-    if value is not None and not isinstance(value, str | int | float):
-        value = str(value)  # an object names itself
-    if isinstance(value, str) and (not _WORD.fullmatch(value) or value.lower() in ("true", "false", "none")):
-        return f"'{value}'" if '"' in value else f'"{value}"'
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 def _at_least_float32(value: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError
-from vitreous.methods.base import Method, check_choice, resolve_layer
+from vitreous.methods.base import Method, resolve_layer
 from vitreous.methods.readout import dot, pad_prefix, wide
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Reduce, Trace
+from vitreous.words import check_choice
 
 __all__ = [
     "EigenCAM",

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, ModelError, SpellingError, TargetError, VitreousError
-from vitreous.methods.base import Answer, Method, check_choice, resolve_layer
+from vitreous.methods.base import Answer, Method, resolve_layer
 from vitreous.methods.bottleneck import Bottlenecks, Found, Objective, Prior
 from vitreous.methods.readout import wide
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, Target, Trace, whole
 from vitreous.passes.statistics import Statistics, branch_site, noise, statistics_of
+from vitreous.words import check_choice
 
 __all__ = ["IBA", "CoIBA", "IBAStar"]
 

@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import SpellingError
-from vitreous.methods.base import Answer, Method, check_choice, prepare, resolve_layer
+from vitreous.methods.base import Answer, Method, prepare, resolve_layer
 from vitreous.methods.readout import wide
 from vitreous.methods.registry import register
 from vitreous.methods.token_gradient import InputXGradient
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, whole
+from vitreous.words import check_choice
 
 __all__ = ["CAT", "LogProb", "Plus", "SkipPlus", "Smooth"]
 

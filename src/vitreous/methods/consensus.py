@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import MapError, SpellingError
-from vitreous.methods.base import Answer, Method, check_choice, prepare
+from vitreous.methods.base import Answer, Method, prepare
 from vitreous.methods.readout import wide
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Pass, Session
+from vitreous.words import check_choice
 
 __all__ = ["Consensus"]
 

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError
-from vitreous.methods.base import Answer, check_choice, resolve_layer
+from vitreous.methods.base import Answer, resolve_layer
 from vitreous.methods.readout import wide
 from vitreous.methods.registry import register
 from vitreous.methods.token_gradient import TokenTerm
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, explicit_shares, whole
+from vitreous.words import check_choice
 
 __all__ = ["DecompX"]
 

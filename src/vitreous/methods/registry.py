@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
+from vitreous.errors import SpellingError
 from vitreous.methods.base import Method
-from vitreous.methods.papers import PAPERS, Paper
-from vitreous.methods.shelf import Shelf
+from vitreous.words import PAPERS, Paper, Parameter, Reader, Shelf, parameters_of
 
-__all__ = ["Info", "Parameter", "find", "methods", "register"]
+__all__ = ["Info", "find", "method", "methods", "register"]
 
 M = TypeVar("M", bound=type[Method])
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter of a method."""
-
-    name: str
-    kind: Any
-    default: Any
-
-    @property
-    def required(self) -> bool:
-        return self.default is dataclasses.MISSING
 
 
 @dataclass(frozen=True)
@@ -54,9 +40,7 @@ class Info:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        hints = get_type_hints(self.make, localns={"Info": Info})
-        fields = dataclasses.fields(self.make)  # type: ignore[arg-type]
-        return tuple(Parameter(f.name, hints[f.name], f.default) for f in fields)
+        return parameters_of(self.make, Info=Info)
 
     @property
     def bases(self) -> int:
@@ -117,3 +101,24 @@ def find(name: str) -> Info:
 def methods() -> list[Info]:
     """Return all methods, family by family."""
     return SHELF.all()
+
+
+def method(spelling: str | Method) -> Method:
+    """Return the method that a spelling means; a method is returned as it is."""
+    if isinstance(spelling, Method):
+        return spelling
+    if not isinstance(spelling, str):
+        raise SpellingError(f"a method is a spelling or a Method, got {type(spelling).__name__}")
+    made: Method = _Reader(spelling).read()
+    return made
+
+
+class _Reader(Reader):
+    noun = "method"
+    thing = Method
+
+    def find(self, name: str) -> Info:
+        return find(name)
+
+    def example(self, info: Info) -> str:
+        return f", as in {info.name}({', '.join(['ixg', 'generic'][: info.bases])})"

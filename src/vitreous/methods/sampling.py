@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, ModelError, SpellingError
-from vitreous.methods.base import Answer, Method, check_choice
+from vitreous.methods.base import Answer, Method
 from vitreous.methods.kmeans import centroids
 from vitreous.methods.readout import wide
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import VALUES, Keep, Pass, Session, Trace, whole
 from vitreous.passes.memory import budget_bytes, in_parts
+from vitreous.words import check_choice
 
 __all__ = ["TIS"]
 

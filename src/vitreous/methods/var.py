@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import SpellingError, TargetError
-from vitreous.methods.base import Answer, Method, check_choice, prepare, to_grid
+from vitreous.methods.base import Answer, Method, prepare, to_grid
 from vitreous.methods.readout import wide
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Rivals, Session, Target
 from vitreous.passes.memory import budget_bytes
+from vitreous.words import check_choice
 
 __all__ = ["VAR"]
 

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from vitreous.methods.attention import mean_row
-from vitreous.methods.base import Answer, Method, check_choice
+from vitreous.methods.base import Answer, Method
 from vitreous.methods.readout import positive, push, start_keeps, start_row, wide
 from vitreous.methods.registry import register
 from vitreous.methods.shares import head_projection
 from vitreous.models import Norm, View
 from vitreous.passes import VALUES, Block, Keep, Pass, Session, Trace
+from vitreous.words import check_choice
 
 __all__ = ["Measure", "VTranM"]
 

@@ -11,14 +11,13 @@ from vitreous.metrics import (  # noqa: F401  # isort: skip
 )
 from vitreous.metrics.base import Metric, Result
 from vitreous.metrics.bins import Bin, bins
-from vitreous.metrics.engine import Engine
-from vitreous.metrics.pool import Answers, Maps, Pool
+from vitreous.metrics.bootstrap import Difference, Interval, difference, intervals
 from vitreous.metrics.registry import Info, metric, metrics, register
-from vitreous.metrics.state import Geometry, Need
-from vitreous.metrics.stats import Difference, Interval, difference, intervals
-from vitreous.metrics.substrate import SUBSTRATES, Substrate
-from vitreous.metrics.table import Table
-from vitreous.rooms import listed_by
+from vitreous.metrics.states.engine import Engine
+from vitreous.metrics.states.need import Geometry, Need
+from vitreous.metrics.states.pool import Answers, Maps, Pool
+from vitreous.metrics.states.substrate import SUBSTRATES, Substrate
+from vitreous.words import listed_by
 
 __all__ = [
     "SUBSTRATES",
@@ -35,7 +34,6 @@ __all__ = [
     "Pool",
     "Result",
     "Substrate",
-    "Table",
     "bins",
     "difference",
     "intervals",

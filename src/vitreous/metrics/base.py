@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitreous.errors import MapError, SpellingError, VitreousError
-from vitreous.methods.base import check_choice
 from vitreous.metrics.curves import Array
-from vitreous.metrics.rank import FLAGS
-from vitreous.metrics.state import Geometry, Layout, Need
+from vitreous.metrics.states.need import Geometry, Layout, Need
+from vitreous.metrics.states.rank import FLAGS
+from vitreous.words import check_choice, written
 
 if TYPE_CHECKING:
-    from vitreous.metrics.pool import Answers
     from vitreous.metrics.registry import Info
+    from vitreous.metrics.states.pool import Answers
 
 __all__ = ["Metric", "Result"]
 
@@ -122,7 +122,7 @@ class Metric:
     def spelling(self) -> str:
         """The shortest spelling that gives this metric again."""
         given = [(p.name, getattr(self, p.name), p.default) for p in self.info.parameters]
-        parts = [f"{name}={_written(value)}" for name, value, default in given if value != default]
+        parts = [f"{name}={written(value)}" for name, value, default in given if value != default]
         return self.info.name + (f"({', '.join(parts)})" if parts else "")
 
     @property
@@ -136,7 +136,3 @@ class Metric:
 
     def __str__(self) -> str:
         return self.spelling
-
-
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import VitreousError
+from vitreous.metrics.bootstrap import SAMPLES, Interval, intervals
 from vitreous.metrics.curves import Array
-from vitreous.metrics.stats import SAMPLES, Interval, intervals
 
 __all__ = ["THIN", "Bin", "bins"]
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.errors import SpellingError
-
-__all__ = ["Array", "area", "at_least", "equal_steps", "percent_steps"]
+__all__ = ["Array", "area", "equal_steps", "percent_steps"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,9 +33,3 @@ def area(curve: Array, at: Array, rule: str = "trapezoid", normalise: bool = Tru
     widths = np.diff(at)
     total = ((curve[:, 1:] + curve[:, :-1]) / 2) @ widths
     return np.asarray(total / widths.sum() if normalise else total)
-
-
-def at_least(name: str, value: float, least: float) -> None:
-    """Refuse a number that is too small to mean anything."""
-    if not value >= least:
-        raise SpellingError(f"{name}={value} must be at least {least:g}")

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from vitreous.methods.base import check_choice
 from vitreous.metrics.base import Metric
-from vitreous.metrics.curves import Array, area, at_least, equal_steps, percent_steps
+from vitreous.metrics.curves import Array, area, equal_steps, percent_steps
 from vitreous.metrics.registry import register
-from vitreous.metrics.state import Geometry, Need
-from vitreous.metrics.substrate import check_substrate
+from vitreous.metrics.states.need import Geometry, Need
+from vitreous.metrics.states.substrate import check_substrate
+from vitreous.words import at_least, check_choice
 
 if TYPE_CHECKING:
-    from vitreous.metrics.pool import Answers
+    from vitreous.metrics.states.pool import Answers
 
 __all__ = ["AOPC", "Deletion", "InsDel", "Insertion", "LOdds", "NegativePerturbation", "PositivePerturbation", "SRG"]
 
@@ -53,7 +53,7 @@ class _InsertionDeletion(Metric):
 @register(
     "insertion",
     family="faithfulness",
-    papers=("petsiuk2018rise", "hong2025coiba", "englebert2023tis"),
+    papers=("petsiuk2018rise", "hong2025coiba", "englebert2023explaining"),
     presets={
         "rise": {},
         "coiba": {"substrate": "blur_51", **_LABEL},
@@ -85,7 +85,7 @@ class Insertion(_InsertionDeletion):
 @register(
     "deletion",
     family="faithfulness",
-    papers=("petsiuk2018rise", "hong2025coiba", "englebert2023tis"),
+    papers=("petsiuk2018rise", "hong2025coiba", "englebert2023explaining"),
     presets={
         "rise": {},
         "coiba": {"substrate": "black", **_LABEL},
@@ -118,7 +118,7 @@ class Deletion(_InsertionDeletion):
     "insdel",
     family="faithfulness",
     aliases=("insertion_minus_deletion",),
-    papers=("hong2025coiba", "englebert2023tis"),
+    papers=("hong2025coiba", "englebert2023explaining"),
     presets={
         "rise": {},
         "coiba": {"insertion_substrate": "blur_51", "deletion_substrate": "black", **_LABEL},
@@ -193,7 +193,7 @@ _CHEFER = {"steps": 10, "stop": 0.9, "normalise": False}
     "positive_perturbation",
     family="faithfulness",
     aliases=("positive",),
-    papers=("chefer2021transformer", "wu2024token"),
+    papers=("chefer2021transformer", "wu2024tokentm"),
     presets={"vtranm": {}, "chefer": _CHEFER},
 )
 @dataclass
@@ -218,7 +218,7 @@ class PositivePerturbation(_Accuracy):
     "negative_perturbation",
     family="faithfulness",
     aliases=("negative",),
-    papers=("chefer2021transformer", "wu2024token"),
+    papers=("chefer2021transformer", "wu2024tokentm"),
     presets={"vtranm": {}, "chefer": _CHEFER},
 )
 @dataclass
@@ -252,7 +252,7 @@ class _Drop(_Perturbation):
         return np.asarray(drops[:, 0 if self.include_zero else 1 :].mean(axis=1))
 
 
-@register("aopc", family="faithfulness", papers=("samek2017evaluating", "wu2024token"), presets={"vtranm": {}})
+@register("aopc", family="faithfulness", papers=("samek2017evaluating", "wu2024tokentm"), presets={"vtranm": {}})
 @dataclass
 class AOPC(_Drop):
     """Mean of ``P(x) - P(removed_k)`` over the percentages removed: how far the probability falls.
@@ -266,7 +266,7 @@ class AOPC(_Drop):
         return self._mean(probability[:, :1] - probability)
 
 
-@register("lodds", family="faithfulness", papers=("wu2024token",), presets={"vtranm": {}})
+@register("lodds", family="faithfulness", papers=("wu2024tokentm",), presets={"vtranm": {}})
 @dataclass
 class LOdds(_Drop):
     """Mean of ``log P(removed_k) - log P(x)`` over the percentages removed; the more negative the better.

@@ -15,11 +15,11 @@ import numpy as np
 from vitreous.metrics.base import Metric
 from vitreous.metrics.curves import Array
 from vitreous.metrics.registry import register
-from vitreous.metrics.state import Geometry, Need
-from vitreous.metrics.substrate import check_substrate
+from vitreous.metrics.states.need import Geometry, Need
+from vitreous.metrics.states.substrate import check_substrate
 
 if TYPE_CHECKING:
-    from vitreous.metrics.pool import Answers
+    from vitreous.metrics.states.pool import Answers
 
 __all__ = ["AverageDrop", "AverageGain", "AverageIncrease"]
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from vitreous.errors import SpellingError
-from vitreous.methods import Paper
-from vitreous.methods.registry import Parameter
-from vitreous.methods.shelf import Shelf
-from vitreous.methods.spelling import Reader
 from vitreous.metrics.base import Metric
-from vitreous.metrics.papers import PAPERS
+from vitreous.words import PAPERS, Paper, Parameter, Reader, Shelf, parameters_of
 
 __all__ = ["Info", "find", "metric", "metrics", "register"]
 
@@ -40,9 +35,7 @@ class Info:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The metric's own parameters first, those of all metrics last."""
-        hints = get_type_hints(self.make, localns={"Info": Info})
-        fields = sorted(dataclasses.fields(self.make), key=lambda each: bool(each.kw_only))
-        return tuple(Parameter(f.name, hints[f.name], f.default) for f in fields)
+        return parameters_of(self.make, Info=Info)
 
     @property
     def higher_is_better(self) -> bool:
@@ -108,6 +101,7 @@ def metric(spelling: str | Metric) -> Metric:
 
 class _Reader(Reader):
     noun = "metric"
+    thing = Metric
 
-    def find(self, name: str) -> Any:
+    def find(self, name: str) -> Info:
         return find(name)

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitreous.metrics.base import Metric
-from vitreous.metrics.curves import Array, area, at_least
+from vitreous.metrics.curves import Array, area
 from vitreous.metrics.registry import register
-from vitreous.metrics.state import Geometry, Need
-from vitreous.metrics.substrate import DROP
+from vitreous.metrics.states.need import Geometry, Need
+from vitreous.metrics.states.substrate import DROP
+from vitreous.words import at_least
 
 if TYPE_CHECKING:
-    from vitreous.metrics.pool import Answers
+    from vitreous.metrics.states.pool import Answers
 
 __all__ = ["TokenDeletionAOPC", "TokenDeletionAccuracy", "TokenInsertionAOPC", "TokenInsertionAccuracy"]
 

@@ -1,11 +1,13 @@
 """Models: one adapter per family; a ``View`` is a model plus the few facts everyone needs."""
 
+from vitreous.models.parts import SubView
+from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Box, Preprocess
 from vitreous.models.registry import Adapter, ModelInfo, load, models, register_adapter, view
 from vitreous.models.twin import twin
-from vitreous.models.view import Pooling, SubView, View
+from vitreous.models.view import View
 from vitreous.models.weights import Norm, Weights
-from vitreous.rooms import listed_by
+from vitreous.words import listed_by
 
 __all__ = [
     "Adapter",

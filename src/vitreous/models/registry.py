@@ -22,13 +22,12 @@ from vitreous.errors import ModelError, VitreousWarning, nearest
 from vitreous.models.unwrap import unwrap
 from vitreous.models.view import View
 
-__all__ = ["Adapter", "ModelInfo", "adapters", "load", "models", "register_adapter", "view"]
+__all__ = ["Adapter", "ModelInfo", "adapters", "device_of", "load", "models", "register_adapter", "view"]
 
 _BUILT_IN = {
-    "timm": "vitreous.models.timm_adapter:ADAPTER",
-    "hf": "vitreous.models.hf:ADAPTER",
-    "torchvision": "vitreous.models.tv:ADAPTER",
-    "world": "vitreous.world.model:ADAPTER",
+    "timm": "vitreous.models.timm.adapter:ADAPTER",
+    "hf": "vitreous.models.hf.adapter:ADAPTER",
+    "torchvision": "vitreous.models.torchvision.adapter:ADAPTER",
 }
 _added: list[Adapter] = []
 
@@ -116,7 +115,7 @@ def load(
     ``pretrained=False``. ``num_classes``, ``img_size`` and ``labels`` fit a fine-tuned model. ``device`` may be
     ``"auto"``: a GPU where there is one. Other options go to the family's own constructor.
     """
-    device, dtype = _device(device), _dtype(dtype)
+    device, dtype = None if device is None else device_of(device), _dtype(dtype)
     adapter, rest = _find(name)
     module = adapter.load(rest, **options)
     return view(module.to(device=device, dtype=dtype), name=name, labels=labels)
@@ -140,15 +139,14 @@ def models() -> list[ModelInfo]:
     return [info for adapter in adapters() for info in adapter.models()]
 
 
-def _device(device: str | torch.device | None) -> torch.device | None:
+def device_of(device: str | torch.device) -> torch.device:
+    """Return a device that is there, or say why it cannot be used; ``"auto"`` is a GPU where there is one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = None if device is None else torch.device(device)
-        torch.empty(0, device=found)
+        return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return found
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

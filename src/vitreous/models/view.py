@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,63 +13,18 @@ from torch import Tensor, nn
 from vitreous.errors import ModelError, TargetError
 from vitreous.models.fingerprint import fingerprint
 from vitreous.models.labels import check_index, find_label, short_label
+from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.proof import prove
 from vitreous.models.twin import twin
 from vitreous.models.weights import Weights
 
-__all__ = ["LensView", "Pooling", "ShuffledView", "SubView", "View"]
+if TYPE_CHECKING:
+    from vitreous.models.parts import LensView, ShuffledView, SubView
+
+__all__ = ["View"]
 
 V = TypeVar("V", bound="View")
-
-
-class Pooling:
-    """How the tokens after the last block become one vector.
-
-    ``token`` reads the class token, ``pair`` the mean of class and distillation token, ``avg`` the mean over the
-    patches, ``avg_all`` that over all tokens, ``token_avg`` the class token beside the mean over the patches. Attention
-    pooling (``map``) has no fixed weights: its own attention is the row, and it is observed like that of any block.
-    """
-
-    def __init__(self, kind: str, prefix: int) -> None:
-        if kind not in ("token", "avg", "avg_all", "pair", "token_avg", "map"):
-            supported = "token, avg, avg_all, pair, token_avg, map"
-            raise ModelError(f"pooling {kind!r} has no read-out row; supported: {supported}")
-        self.kind = kind
-        self.prefix = prefix
-
-    @property
-    def attends(self) -> bool:
-        """Whether the pooling is itself an attention over the tokens."""
-        return self.kind == "map"
-
-    @property
-    def rows(self) -> list[slice]:
-        """The groups of tokens that are read: the mean of each, summed. Attention pooling stands for all patches."""
-        patches = slice(self.prefix, None)
-        return {
-            "token": [slice(0, 1)],
-            "pair": [slice(0, 2)],
-            "avg": [patches],
-            "avg_all": [slice(0, None)],
-            "token_avg": [slice(0, 1), patches],
-            "map": [patches],
-        }[self.kind]
-
-    def read(self, values: Tensor, dim: int) -> Tensor:
-        """Read a token axis as the head does: the mean over each group of rows, summed."""
-        order = values.movedim(dim, 0)
-        return torch.stack([order[rows].mean(dim=0) for rows in self.rows]).sum(dim=0)
-
-    def row(self, tokens: Tensor) -> Tensor:
-        """Return the weights ``[B, N]`` of the tokens in what is read, shaped and typed like ``tokens``."""
-        weights = tokens.new_zeros(tokens.shape[:2])
-        for rows in self.rows:
-            weights[:, rows] += 1 / weights[:, rows].shape[1]
-        return weights
-
-    def __repr__(self) -> str:
-        return f"Pooling({self.kind!r})"
 
 
 class View(ABC):
@@ -224,17 +179,23 @@ class View(ABC):
         With the tokens kept, this is also the cached prefix: run the first blocks once, explain the rest often.
         ``inputs`` tells the size of the images where the model takes any.
         """
+        from vitreous.models.parts import SubView
+
         return SubView(self, layer, inputs)
 
     def lens(self, layer: int) -> LensView:
         """Return one block alone, its output read by the model's own head (LeGrad)."""
+        from vitreous.models.parts import LensView
+
         return LensView(self, layer)
 
-    def shuffled_head(self, seed: int = 0) -> View:
+    def shuffled_head(self, seed: int = 0) -> ShuffledView:
         """Return this view with its head shuffled: all that ``finish`` does gets the channels in a random order.
 
         This is the head with its weights dealt out anew among the channels; the model itself is not touched.
         """
+        from vitreous.models.parts import ShuffledView
+
         return ShuffledView(self, seed)
 
     def original(self, inputs: Tensor) -> Tensor:
@@ -282,100 +243,3 @@ class View(ABC):
             f"View({self.name}: {self.depth} blocks, {high}x{wide} patches, {self.prefix} prefix tokens, "
             f"{self.pooling.kind} pooling, {self.classes} classes)"
         )
-
-
-class SubView(View):
-    """The part of a model from block ``first`` on, as a view of its own: ``f_l`` of the PLUS paper."""
-
-    def __init__(self, whole: View, first: int, inputs: Tensor | None) -> None:
-        if not 0 <= first < whole.depth:
-            raise ModelError(f"layer {first} is outside 0..{whole.depth - 1}")
-        self.whole, self.first = whole, first
-        self.model, self.family = whole.model, whole.family
-        self.name = f"{whole.name}[{first}:]"
-        self.depth, self.width, self.heads = whole.depth - first, whole.width, whole.heads
-        self.prefix, self.pooling, self.drops_tokens = whole.prefix, whole.pooling, whole.drops_tokens
-        self.preprocess, self.classes, self.labels = whole.preprocess, whole.classes, whole.labels
-        self.windowed, self.cam_site = whole.windowed, whole.cam_site
-        self.user = whole.user
-        later = [range(max(0, s.start - first), s.stop - first) for s in whole.stages]
-        self.stages = tuple(stage for stage in later if len(stage))
-        self._inputs = inputs
-
-    def embed(self, inputs: Tensor) -> Tensor:
-        return inputs
-
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        return self.whole.block(layer + self.first, tokens, keep)
-
-    def finish(self, tokens: Tensor) -> Tensor:
-        return self.whole.finish(tokens)
-
-    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        return self.whole.grid(self._inputs, layer + self.first)
-
-    def site(self, layer: int, name: str) -> nn.Module:
-        return self.whole.site(layer + self.first, name)
-
-    def calls(self, layer: int | None) -> Mapping[str, int]:
-        return self.whole.calls(None if layer is None else layer + self.first)
-
-    def width_at(self, layer: int) -> int:
-        return self.whole.width_at(layer + self.first)
-
-    def weights(self, layer: int) -> Weights:
-        return self.whole.weights(layer + self.first)
-
-    def prove(self, inputs: Tensor) -> None:
-        """The whole model is proven with images; what it computes of tokens has no other forward to agree with."""
-
-    def check_inputs(self, inputs: Tensor) -> None:
-        width = self.width_at(0)
-        if inputs.ndim != 3 or inputs.shape[1] <= self.prefix or inputs.shape[2] != width:
-            raise ModelError(f"{self.name} takes tokens [B, N, {width}], got {list(inputs.shape)}")
-        if inputs.shape[0] == 0:
-            raise ModelError("the batch is empty")
-
-
-class LensView(SubView):
-    """One block, and the model's head on the mean of all its output tokens, whatever the model itself reads.
-
-    The head gets that mean in the place of every token it might look at, so that any pooling returns it.
-    """
-
-    def __init__(self, whole: View, layer: int) -> None:
-        super().__init__(whole, layer, None)
-        self.name, self.depth, self.stages = f"{whole.name}[{layer}]", 1, ()
-
-    def finish(self, tokens: Tensor) -> Tensor:
-        mean = tokens.mean(dim=1, keepdim=True)
-        return self.whole.finish(mean.expand(-1, self.prefix + 1, -1))
-
-    def check_inputs(self, inputs: Tensor) -> None:
-        if inputs.ndim != 3:
-            super().check_inputs(inputs)
-
-
-class ShuffledView(SubView):
-    """A whole model whose head gets the channels in a random order."""
-
-    def __init__(self, whole: View, seed: int) -> None:
-        super().__init__(whole, 0, None)
-        self.name, self.seed = whole.name, seed
-
-    def embed(self, inputs: Tensor) -> Tensor:
-        return self.whole.embed(inputs)
-
-    def finish(self, tokens: Tensor) -> Tensor:
-        order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(self.seed))
-        return self.whole.finish(tokens[..., order.to(tokens.device)])
-
-    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        return self.whole.grid(inputs, layer)
-
-    def check_inputs(self, inputs: Tensor) -> None:
-        self.whole.check_inputs(inputs)
-
-    def prove(self, inputs: Tensor) -> None:
-        if self.user is None:
-            self.whole.prove(inputs)

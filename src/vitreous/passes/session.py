@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError
 from vitreous.models import View
-from vitreous.models.view import SubView
+from vitreous.models.parts import SubView
 from vitreous.passes.ask import Pass
 from vitreous.passes.memory import in_parts, inner_batch
 from vitreous.passes.runner import merge, run

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError
+from vitreous.models.registry import device_of
 from vitreous.world.creatures import CLASSES, OBJECTS, PARTS, VARIANTS
 
-__all__ = ["MOST_OBJECTS", "MOST_SEEDS", "Batch", "draw", "part_table", "uniform", "usable", "whole"]
+__all__ = ["MOST_OBJECTS", "MOST_SEEDS", "Batch", "draw", "part_table", "uniform", "whole"]
 
 MOST_OBJECTS = 12
 MOST_SEEDS = 2**53
@@ -50,7 +51,7 @@ class Batch:
         return Batch(*(value[which] for value in self._values()))
 
     def to(self, device: str | torch.device) -> Batch:
-        found = usable(device)
+        found = device_of(device)
         return Batch(*(value.to(found) for value in self._values()))
 
     def replace(self, **changes: Tensor) -> Batch:
@@ -75,7 +76,7 @@ def draw(seeds: Tensor | Sequence[int], device: str | torch.device | None = None
     """Return the scenes of these seeds: class, pose, light, ground and objects, independent of each other."""
     seed = _row(seeds)
     if device is not None:
-        seed = seed.to(usable(device))
+        seed = seed.to(device_of(device))
     label = whole(seed, 0, 0, len(CLASSES) - 1)
     parts = part_table(seed.device)[label]
     none = torch.full_like(label, -1)
@@ -105,14 +106,6 @@ def _row(seeds: Tensor | Sequence[int]) -> Tensor:
     if wrong:
         raise VitreousError(f"seed {wrong[0]!r:.60} is not a whole number in 0..2^53-1")
     return torch.as_tensor(seeds, dtype=torch.int64)
-
-
-def usable(device: str | torch.device) -> torch.device:
-    """Return a device that is there, or say why it cannot be used."""
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise VitreousError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def draw_pose(seed: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
-from vitreous.models import View, load, view
+from vitreous.models import View, view
+from vitreous.models.registry import device_of
+from vitreous.world.adapter import ADAPTER
 from vitreous.world.batch import Batch, draw
 from vitreous.world.creatures import CLASSES, PARTS
 from vitreous.world.model import SIZE
@@ -138,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         options = {"checkpoint": given.checkpoint} if given.checkpoint else {}
-        found = examine(load(given.model, device=given.device, **options), given.n, given.split)
+        found = examine(ADAPTER.load(given.model, **options).to(device_of(given.device)), given.n, given.split)
     except VitreousError as error:
         parser.error(str(error))
     sys.stdout.write((json.dumps(found, indent=1) if given.json else table(found)) + "\n")

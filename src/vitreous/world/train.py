@@ -20,8 +20,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vitreous import disk
 from vitreous.errors import VitreousError
+from vitreous.models.registry import device_of
 from vitreous.world import exam
-from vitreous.world.batch import Batch, draw, usable
+from vitreous.world.batch import Batch, draw
 from vitreous.world.creatures import PARTS, VARIANTS
 from vitreous.world.model import SIZE, build
 from vitreous.world.render import render
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        _train(given, usable(given.device))
+        _train(given, device_of(given.device))
     except (VitreousError, OSError) as error:
         parser.error(str(error))
 

@@ -1,0 +1,1 @@
+"""The judge: methods held against metrics, explanations against tests, models against their views."""

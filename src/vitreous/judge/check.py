@@ -1,0 +1,260 @@
+"""``check``: how far to trust one explanation. Four cheap tests, each in numbers and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import MapError, ModelError, TargetError, VitreousError
+from vitreous.methods import Method, answer, method, to_grid
+from vitreous.methods.consensus import mean_ranks
+from vitreous.metrics import Geometry, Maps, Pool, metric
+from vitreous.metrics.curves import Array
+from vitreous.models import View, view
+from vitreous.passes import Session, Target, probabilities
+from vitreous.passes.session import seeded
+from vitreous.results.checkup import VERDICTS, Checkup, Finding
+from vitreous.results.explanation import Explanation
+
+__all__ = ["check"]
+
+# The limits of every test: up to the first it is good, up to the second weak, beyond it bad. The manual states them.
+FAITHFUL = (3.0, 1.0)
+"""Deviations of random orders by which insertion exceeds deletion, at least. Of random maps one in fifty reaches the
+first and one in six the second; below it, one of the ten random orders does better."""
+STABLE = (0.9, 0.6)
+"""Rank correlation between the maps of different seeds, at least."""
+OWN = (0.9, 0.98)
+"""Rank correlation with the map of the runner-up class, at most. Look-alikes share evidence, so much is allowed."""
+ANSWERABLE = (0.7, 0.9)
+"""Rank correlation with the map under a shuffled head, at most: half and four fifths of the variance of the ranks."""
+
+_AREAS = ("insertion", "deletion")
+_ORDERS = 5  # random orders; each is read backwards too, which makes ten
+_STEPS = 5
+_SUBSTRATE = "zero_norm"
+_SAME = 1e-4  # of the largest value: what rounding may change in a map
+_OTHER_MODEL = 0.02  # in probability
+
+
+def check(
+    explanation: Explanation,
+    model: View | nn.Module | None = None,
+    *,
+    inputs: Tensor | None = None,
+    memory: float | None = None,
+) -> Checkup:
+    """Return what cheap tests say about one explanation; they can condemn it, not acquit it.
+
+    ``model`` is not needed for an explanation made in this process, as long as its model is still there. ``inputs`` is
+    the tensor ``[3, H, W]`` it was made from, if it was: its picture has eight bits only.
+
+    - *faithfulness*: pixels turn grey in the order of the map, 20, 40, 60 and 80 % of them. Insertion, the area under
+      ``P`` with the top ones alone, less deletion, the area without them, in units of its deviation over five random
+      orders and their reverses (reversing an order swaps the two areas, so the ten have mean zero). ``P`` is the
+      probability of the explained class; among the classes it was explained against, where there are any.
+    - *stability*: the lowest rank correlation (Spearman) between this map and those of two other seeds.
+    - *runner-up*: the rank correlation with the map of the most probable other class.
+    - *head*: the rank correlation with the map of the same class when the head, norm and classifier, gets the channels
+      in a random order (the weight randomisation of Adebayo et al. 2018, of the last layer, without touching a weight).
+
+    Maps of pixels are summed into patches first. Cost: 51 forwards and at most four more explanations (one less for
+    methods that draw nothing at random, two less for those that know no class).
+    """
+    case = _Case(explanation, *_maker(explanation, model), inputs, memory)
+    tests = list(case.tests())
+    findings = tuple(finding for finding, _ in tests)
+    verdict = max((f.verdict for f in findings if f.verdict != "-"), key=VERDICTS.index, default="weak")
+    reasons = [reason for finding, reason in tests if finding.verdict == verdict and reason]
+    return Checkup(verdict, _in_words(verdict, reasons), findings)
+
+
+def _maker(explanation: Explanation, model: View | nn.Module | None) -> tuple[View, Method]:
+    """Return the model and the method behind an explanation."""
+    origin = explanation.origin
+    given = origin.model() if model is None and origin is not None else model
+    if given is None:
+        raise VitreousError(f"{explanation.model}, the model of this explanation, is not at hand; give it to check")
+    return view(given), method(explanation.method) if origin is None else origin.method
+
+
+def _in_words(verdict: str, reasons: list[str]) -> str:
+    if verdict == "good":
+        return "nothing speaks against this map; cheap tests can condemn a map, not acquit it"
+    why = ", and ".join(reasons) or "no test applies to it"
+    return f"{'do not rely on this map' if verdict == 'bad' else 'take this map with care'}: {why}"
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One explanation and what its tests need. Each test gives a finding, and the reason if it is not good."""
+
+    explanation: Explanation
+    view: View
+    how: Method
+    given: Tensor | None
+    memory: float | None
+
+    def tests(self) -> Iterator[tuple[Finding, str]]:
+        self._same_model()
+        if not bool((self.map != self.map.flatten()[0]).any()):
+            yield Finding("faithfulness", "bad", "the map is the same everywhere"), "it is the same everywhere"
+            return
+        yield self.faithfulness()
+        yield self.stability()
+        yield self.runner_up()
+        yield self.head()
+
+    # -- the tests -------------------------------------------------------------------------------------
+
+    def faithfulness(self) -> tuple[Finding, str]:
+        name, (insertion, deletion), orders = "faithfulness", *self._areas()
+        gains = orders[:, 0] - orders[:, 1]
+        deviation = float(np.sqrt(np.mean(gains**2)))
+        if not deviation > 1e-7:
+            sentence = f"the probability of {self.explanation.label} hardly moves, whatever is hidden"
+            return Finding(name, "-", sentence), ""
+        gain = insertion - deletion
+        beaten = int((gain > gains).sum() + (gain > -gains).sum())
+        z, chance = gain / deviation, float(orders.mean())
+        side, many = "above" if z >= 0 else "below", "all" if beaten == 2 * _ORDERS else beaten or "none"
+        sentence = (
+            f"insertion {insertion:.3f}, deletion {deletion:.3f}, of ten random orders both {chance:.3f}: "
+            f"{abs(z):.1f} deviations {side} chance, better than {many} of them"
+        )
+        numbers = {"insertion": insertion, "deletion": deletion, "random": chance, "z": z, "beaten": beaten}
+        verdict = _at_least(z, FAITHFUL)
+        return Finding(name, verdict, sentence, numbers), (
+            "its order is not clearly better than a random one" if verdict == "weak" else "random orders do as well"
+        )
+
+    def stability(self) -> tuple[Finding, str]:
+        name, seed = "stability", self.explanation.seed
+        first = self._again(seed=seed + 1)
+        drawn = None if _close(first, self.map) else self._again(seed=seed + 2)
+        if drawn is None or _close(first, drawn):  # the latter where the input had been rounded
+            return Finding(name, "-", "the method draws nothing at random"), ""
+        lowest = min(agreement(*pair) for pair in ((self.map, first), (self.map, drawn), (first, drawn)))
+        verdict = _at_least(lowest, STABLE)
+        sentence = f"maps of three seeds agree at least to {lowest:.2f} (rank correlation)"
+        return Finding(name, verdict, sentence, {"agreement": lowest}), (
+            "another seed changes it" if verdict == "weak" else "another seed gives another map"
+        )
+
+    def runner_up(self) -> tuple[Finding, str]:
+        name, label = "runner-up", self.explanation.label
+        if not self.how.class_specific:
+            sentence = "the method knows no class: the map would be the same for any"
+            return Finding(name, "weak", sentence), f"it would be the same for any class, not for {label} alone"
+        taken = {self.explanation.target, *self.explanation.against}
+        others = [c for c in self.chances.argsort(descending=True).tolist() if c not in taken]
+        if not others:
+            return Finding(name, "-", "there is no other class"), ""
+        other = self.view.label(others[0])
+        found = agreement(self.map, self._again(target=others[0]))
+        numbers = {"agreement": found, "class": others[0], "probability": float(self.chances[others[0]])}
+        sentence = f"agrees to {found:.2f} with the map of {other} (p = {self.chances[others[0]]:.3f})"
+        return Finding(name, _at_most(found, OWN), sentence, numbers), f"it hardly differs from the map of {other}"
+
+    def head(self) -> tuple[Finding, str]:
+        name = "head"
+        if not self.how.class_specific:
+            return Finding(name, "-", "the method knows no class: the classifier plays no part in it"), ""
+        found = agreement(self.map, self._again(self.view.shuffled_head(self.explanation.seed)))
+        sentence = f"agrees to {found:.2f} with the map under a shuffled classifier"
+        verdict = _at_most(found, ANSWERABLE)
+        return Finding(name, verdict, sentence, {"agreement": found}), "much of it does not depend on the classifier"
+
+    # -- what they share -------------------------------------------------------------------------------
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """The input ``[1, 3, H, W]``: from the picture, or the tensor that was given."""
+        found = self.view.preprocess.tensor(self.explanation.image) if self.given is None else self.given
+        found = found[None] if found.ndim == 3 else found
+        self.view.check_inputs(found)
+        if len(found) != 1:
+            raise ModelError(f"an explanation is checked on one input, got {len(found)}")
+        return self.view.cast(found)
+
+    @cached_property
+    def chances(self) -> Tensor:
+        """The probability of every class."""
+        return probabilities(self.view.logits(self.inputs))[0].cpu()
+
+    @cached_property
+    def map(self) -> Tensor:
+        """The explanation's own map ``[1, h, w]``, pixels summed into patches."""
+        found = self.explanation.map[None]
+        if not torch.isfinite(found).all():
+            raise MapError("the map of this explanation is not finite")
+        return to_grid(found, "token", self.view, self.inputs)
+
+    def _again(self, seen: View | None = None, target: int | None = None, seed: int | None = None) -> Tensor:
+        """Return the map of the same method when one thing is another, on the grid of the explanation's own."""
+        e, seen = self.explanation, seen or self.view
+        aim = Target.of(seen, 1, e.target if target is None else target, list(e.against) or None, e.value)
+        session = Session(seen, self.inputs, aim, e.seed if seed is None else seed, memory=self.memory)
+        (found,) = answer(session, [self.how], check=False)
+        fine = e.map.shape == self.inputs.shape[-2:]
+        found_map = to_grid(found.map, "pixel" if fine else "token", seen, self.inputs)
+        return to_grid(found_map, "token", seen, self.inputs).cpu()
+
+    def _areas(self) -> tuple[tuple[float, float], Array]:
+        """Return insertion and deletion of the map, and those of the random orders ``[orders, 2]``."""
+        e, seen = self.explanation, self.view
+        draws = seeded(e.seed, self.inputs, "check")
+        orders = [torch.rand(self.map.shape, generator=draws, dtype=torch.float32) for _ in range(_ORDERS)]
+        random = {f"random {i}": each for i, each in enumerate(orders)}
+        judges = [metric(f"{n}(steps={_STEPS}, substrate={_SUBSTRATE}, score=explained)") for n in _AREAS]
+        high, wide = self.inputs.shape[-2:]
+        only = torch.tensor(sorted({e.target, *e.against})) if e.against and seen.classes > 1 else None
+        pool = Pool(seen, judges, Geometry((high, wide), seen.grid(self.inputs)), ["given"], only=only)
+        rows = {"given": np.zeros(1, np.int64)}
+        maps = {name: Maps(each, rows) for name, each in {"own": self.map, **random}.items()}
+        looked = pool.engine.look(self.inputs)
+        pool.add(self.inputs, looked, {"given": torch.tensor([e.target])}, maps)
+        found = {name: [float(each.read(told)[0]) for each in judges] for name, told in pool.finish().items()}
+        return (found["own"][0], found["own"][1]), np.array([found[name] for name in random])
+
+    def _same_model(self) -> None:
+        e = self.explanation
+        if e.target is None:
+            raise TargetError(f"a check asks about a class, but this explanation is of the function {e.label}")
+        said = ((e.target, e.label, e.probability), (e.prediction.target, e.prediction.label, e.prediction.probability))
+        for index, label, then in said:
+            if index >= len(self.chances):
+                raise TargetError(f"{self.view.name} has no class {index}: it is not the model of this explanation")
+            now = float(self.chances[index])
+            if then is None or abs(now - then) > _OTHER_MODEL:
+                raise ModelError(
+                    f"{self.view.name} gives {label} {now:.3f}, the explanation has {then:.3f}: "
+                    "it is of another model, or of a tensor that its picture does not hold (give inputs=)"
+                )
+
+
+def agreement(one: Tensor, other: Tensor) -> float:
+    """Return Spearman's rank correlation of two maps; equal values share their mean rank, a flat map has none."""
+    pair = torch.stack([mean_ranks(each.double()).flatten() for each in (one, other)])
+    pair = pair - pair.mean(dim=1, keepdim=True)
+    sizes = pair.norm(dim=1)
+    if not (torch.isfinite(one).all() and torch.isfinite(other).all() and bool((sizes > 0).all())):
+        return 0.0
+    return float(pair[0] @ pair[1] / (sizes[0] * sizes[1]))
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() <= _SAME * other.abs().max())
+
+
+def _at_least(value: float, limits: tuple[float, float]) -> str:
+    return "good" if value >= limits[0] else "weak" if value >= limits[1] else "bad"
+
+
+def _at_most(value: float, limits: tuple[float, float]) -> str:
+    return "good" if value <= limits[0] else "weak" if value <= limits[1] else "bad"

@@ -1,0 +1,1 @@
+"""States: perturbed images that metrics ask for, run once for all of them."""

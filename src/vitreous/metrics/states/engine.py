@@ -1,0 +1,232 @@
+"""The state engine: takes states from anyone, fills batches, runs the model, hands back a few numbers for each state.
+
+Batches are filled across images, maps, substrates, families and steps, in one buffer that is written in place. Only the
+log-probabilities of the scored classes and the arg-max stay, on the device, until one copy at the end. Token states are
+batched by the number of tokens kept, so that nothing is padded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitreous.errors import ModelError, TargetError, VitreousError
+from vitreous.metrics.curves import Array
+from vitreous.metrics.states.audit import Audit, Auditor
+from vitreous.models import View
+from vitreous.passes.memory import in_parts
+from vitreous.passes.runner import refuse_not_finite
+
+__all__ = ["PRECISIONS", "Engine", "Found", "Write"]
+
+Write = Callable[[Tensor, int, int], None]
+"""Writes states ``start .. stop - 1`` of a run into a slice of the batch buffer."""
+
+PRECISIONS = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """For every slot: log-probability of the scored classes ``[n, S]``, and the arg-max ``[n]``."""
+
+    log_probability: Array
+    arg_max: Array
+
+
+class _Tokens(NamedTuple):
+    """Token states of one kept count: images of a chunk, and which of their patches stay."""
+
+    tokens: Tensor
+    rows: Tensor
+    keep: Tensor
+    classes: Tensor
+    slots: Array
+
+    def part(self, start: int, stop: int) -> _Tokens:
+        cut = slice(start, stop)
+        return _Tokens(self.tokens, self.rows[cut], self.keep[cut], self.classes[cut], self.slots[cut])
+
+
+class Engine:
+    """Runs states of one model; slots, numbered from 0, say where each answer will stand.
+
+    ``precision`` is ``"float32"`` (the model's own dtype), ``"float16"`` or ``"bfloat16"`` (autocast, audited).
+    ``only`` restricts the softmax to some classes. ``tick`` is told how many states have just been run.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        batch: int | None = None,
+        precision: str = "float32",
+        only: Tensor | None = None,
+        tick: Callable[[int], None] | None = None,
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise VitreousError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
+        if batch is not None and batch < 1:
+            raise VitreousError(f"batch={batch} must be at least 1")
+        self.view, self.precision, self.tick = view.twin(), precision, tick
+        self._prove = view.prove
+        self.batch = batch or (32 if view.device.type == "cpu" else 256)
+        self.states: Counter[int] = Counter()
+        """How many states were run, by the number of patch tokens kept; 0 stands for whole images."""
+        self.audit: Audit | None = None
+        self._half = PRECISIONS[precision]
+        self._shut = None if only is None else _shut(view, only)
+        self._auditor = None if self._half is None else Auditor(lambda x, keep: self._run(x, keep, exact=True))
+        self._buffer = torch.empty(0)
+        self._classes = torch.empty(0)
+        self._filled = 0
+        self._waiting: list[Array] = []
+        self._queues: dict[int, list[_Tokens]] = {}
+        self._slots: list[Array] = []
+        self._answers: list[Tensor] = []
+
+    # -- asking ----------------------------------------------------------------------------------------
+
+    def look(self, inputs: Tensor) -> Tensor:
+        """Run these images now and return all their log-probabilities, ``[B, C]``."""
+        parts = []
+        self._prove(self.view.cast(inputs[:1]))
+        for start in range(0, len(inputs), self.batch):
+            part = self.view.cast(inputs[start : start + self.batch])
+            parts.append(self._run(part))
+            self._count(0, len(part))
+        return torch.cat(parts)
+
+    def record(self, found: Tensor, classes: Tensor, slots: Array) -> None:
+        """Keep the answers of states whose log-probabilities ``[B, C]`` are known already."""
+        picked = found.gather(1, classes).float()
+        self._answers.append(torch.cat([picked, found.argmax(dim=1, keepdim=True).float()], dim=1))
+        self._slots.append(slots)
+
+    def images(self, write: Write, size: tuple[int, int], classes: Tensor, slots: Array) -> None:
+        """Queue states that are images, scored for ``classes`` ``[S]``, or each for its own ``[n, S]``."""
+        if not len(self._buffer):
+            self._buffer = torch.empty(self.batch, 3, *size, device=self.view.device, dtype=self.view.dtype)
+            self._classes = torch.empty(self.batch, classes.shape[-1], device=self.view.device, dtype=torch.int64)
+        start = 0
+        while start < len(slots):
+            stop = min(len(slots), start + self.batch - self._filled)
+            place = slice(self._filled, self._filled + stop - start)
+            write(self._buffer[place], start, stop)
+            self._classes[place] = classes if classes.ndim == 1 else classes[start:stop]
+            self._waiting.append(slots[start:stop])
+            self._filled, start = place.stop, stop
+            if self._filled == self.batch:
+                self._flush()
+
+    def tokens(self, tokens: Tensor, rows: Tensor, keep: Tensor, classes: Tensor, slots: Array) -> None:
+        """Queue states of images ``tokens[rows]``, of which only the patches ``keep`` ``[n, k]`` are run."""
+        queue = self._queues.setdefault(keep.shape[1], [])
+        queue.append(_Tokens(tokens, rows, keep, classes, slots))
+        while sum(len(each.slots) for each in queue) >= self.batch:
+            self._flush_tokens(queue)
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        """Return the tokens of these images as they enter the first block."""
+        if not self.view.drops_tokens:
+            raise ModelError(f"{self.view.name} cannot leave tokens out: its layers need the whole grid")
+        with torch.no_grad(), self._cast():
+            return self.view.embed(self.view.cast(inputs))
+
+    # -- answering -------------------------------------------------------------------------------------
+
+    def finish(self) -> Found:
+        """Run what is left and bring all answers home, in one copy."""
+        if self._filled:
+            self._flush()
+        for queue in self._queues.values():
+            while queue:
+                self._flush_tokens(queue)
+        slots = np.concatenate(self._slots)
+        home = torch.cat(self._answers).cpu().numpy()
+        found = Found(np.empty((len(slots), home.shape[1] - 1), np.float32), np.empty(len(slots), np.int64))
+        found.log_probability[slots] = home[:, :-1]
+        found.arg_max[slots] = home[:, -1].astype(np.int64)
+        if self._auditor is not None:
+            self.audit = self._auditor.verdict()
+            _log.info("%s", self.audit)
+        return found
+
+    def _flush(self) -> None:
+        inputs, classes = self._buffer[: self._filled], self._classes[: self._filled]
+        found = self._run(inputs)
+        self.record(found, classes, np.concatenate(self._waiting))
+        if self._auditor is not None:
+            self._auditor.images(inputs, classes, found)
+        self._count(0, self._filled)
+        self._filled, self._waiting = 0, []
+
+    def _flush_tokens(self, queue: list[_Tokens]) -> None:
+        taken, room = [], self.batch
+        while queue and room:
+            piece = queue.pop(0)
+            if len(piece.slots) > room:
+                queue.insert(0, piece.part(room, len(piece.slots)))
+                piece = piece.part(0, room)
+            taken.append(piece)
+            room -= len(piece.slots)
+        inputs = torch.cat([self._picked(piece) for piece in taken])
+        keep, classes = torch.cat([piece.keep for piece in taken]), torch.cat([piece.classes for piece in taken])
+        found = self._run(inputs, keep)
+        self.record(found, classes, np.concatenate([piece.slots for piece in taken]))
+        if self._auditor is not None:
+            self._auditor.tokens(inputs, keep, classes, found)
+        self._count(keep.shape[1], len(inputs))
+
+    def _picked(self, piece: _Tokens) -> Tensor:
+        """Return prefix and kept tokens ``[n, prefix + k, D]``, straight from the images' own."""
+        prefix = torch.arange(self.view.prefix, device=piece.keep.device).expand(len(piece.keep), -1)
+        return piece.tokens[piece.rows[:, None], torch.cat([prefix, piece.keep + self.view.prefix], dim=1)]
+
+    def _run(self, inputs: Tensor, keep: Tensor | None = None, exact: bool = False) -> Tensor:
+        """Return the log-probabilities of images, or of the tokens that ``keep`` left, in at least float32."""
+        view = self.view
+
+        def part(start: int, stop: int) -> Tensor:
+            some = inputs[start:stop].to(view.dtype) if exact else inputs[start:stop]
+            if keep is None:
+                return view.finish(view.run(view.embed(some)))
+            return view.finish(view.run(some, keep=keep[start:stop]))
+
+        with torch.no_grad(), self._cast(exact):
+            logits = torch.cat(in_parts(part, len(inputs), self.batch))
+        if self._half is None or exact:
+            refuse_not_finite(view, logits)
+        return self._log_probabilities(logits)
+
+    def _cast(self, exact: bool = False) -> AbstractContextManager[object]:
+        half = self._half is not None and not exact  # off also where the surroundings have it on
+        return torch.autocast(self.view.device.type, dtype=self._half, enabled=half)
+
+    def _log_probabilities(self, logits: Tensor) -> Tensor:
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if logits.shape[1] == 1:  # one logit tells two classes apart
+            return F.logsigmoid(torch.cat([-logits, logits], dim=1))
+        if self._shut is not None:
+            logits = logits + self._shut
+        return logits.log_softmax(dim=1)
+
+    def _count(self, kept: int, states: int) -> None:
+        self.states[kept] += states
+        if self.tick is not None:
+            self.tick(states)
+
+
+def _shut(view: View, only: Tensor) -> Tensor:
+    """Return what is added to the logits: nothing for the classes that stay, minus infinity for the others."""
+    if not len(only) or int(only.min()) < 0 or int(only.max()) >= view.classes:
+        raise TargetError(f"classes must be a list of indices within 0..{view.classes - 1}")
+    shut = torch.full((view.classes,), -torch.inf, device=view.device)
+    shut[only.to(view.device)] = 0
+    return shut

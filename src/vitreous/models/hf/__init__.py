@@ -1,0 +1,1 @@
+"""Views of Hugging Face's models, one file per family."""

@@ -1,0 +1,236 @@
+"""Loading Hugging Face models from a repository or a folder, and reading their image processors as data.
+
+Nothing that lies in a repository is ever run: ``trust_remote_code`` is always off.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vitreous.errors import ModelError, VitreousWarning, one_line
+from vitreous.models.checkpoint import fit
+from vitreous.models.hf.common import pair
+from vitreous.models.hub import reachable
+from vitreous.models.preprocess import Preprocess
+
+__all__ = ["load", "preprocess_of"]
+
+_CLASSES = {
+    "vit": ("ViTForImageClassification",),
+    "deit": ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
+    "dinov2": ("Dinov2ForImageClassification",),
+    "dinov2_with_registers": ("Dinov2WithRegistersForImageClassification",),
+    "swin": ("SwinForImageClassification",),
+    "clip": ("CLIPModel", "CLIPForImageClassification"),
+    "siglip": ("SiglipModel", "SiglipForImageClassification"),
+}
+"""The classes of each type of configuration: the usual one, and one that the configuration may ask for."""
+
+_HEADS = ("classifier", "cls_classifier", "distillation_classifier")
+_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+_T = TypeVar("_T")
+
+
+def load(
+    name: str,
+    pretrained: bool | None,
+    checkpoint: str | Path | None,
+    num_classes: int | None,
+    img_size: int | tuple[int, int] | None,
+    build: dict[str, Any],
+) -> tuple[Any, dict[str, Any]]:
+    """Return the model called ``name`` and what lay beside it: preprocessing, tokenizer."""
+    transformers = _transformers(name)
+    source = _source(name)
+    if pretrained is None:
+        pretrained = checkpoint is None
+    safe = {"trust_remote_code": False}  # said aloud, for left unsaid transformers asks on the terminal
+    config = _asked(name, lambda: transformers.AutoConfig.from_pretrained(source, **safe))
+    kind = _class(transformers, name, config)
+    zero_shot = kind.__name__ in ("CLIPModel", "SiglipModel")
+    if zero_shot and num_classes is not None:
+        raise ModelError(f"hf/{name} is a zero-shot model: its classes are prompts=[…], not num_classes={num_classes}")
+    config = _configured(name, config, num_classes, None if pretrained and config.model_type != "swin" else img_size)
+    if pretrained and checkpoint is None:
+        model = _weighted(name, kind, source, config, num_classes, build)
+    else:
+        model = _built(name, kind, config, build)
+        if checkpoint is not None:
+            fit(model, checkpoint)
+    facts = _beside(transformers, name, source, zero_shot, quiet=not pretrained)
+    return model.eval(), {**facts, **({} if img_size is None else {"img_size": img_size})}
+
+
+# -- building ------------------------------------------------------------------------------------------
+
+
+def _transformers(name: str) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ModelError(f"hf/{name} needs the package transformers: pip install 'vitreous[hf]'") from error
+    return transformers
+
+
+def _source(name: str) -> str:
+    """Return a folder or a repository, having asked whether it can be had."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"hf/{name}: the folder holds no config.json")
+        return str(folder)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
+        raise ModelError(f"hf/{name}: there is no folder {str(folder)!r}")
+    if not reachable(name):
+        raise ModelError(
+            f"could not fetch hf/{name}: the model hub cannot be reached, and it is not in the cache; "
+            "name a folder instead (hf/./folder)"
+        )
+    return name
+
+
+def _class(transformers: Any, name: str, config: Any) -> Any:
+    known = _CLASSES.get(config.model_type)
+    if known is None:
+        raise ModelError(f"hf/{name} is of type {config.model_type!r}; supported: {', '.join(_CLASSES)}")
+    asked = [each for each in known if each in (config.architectures or ())]
+    return getattr(transformers, asked[0] if asked else known[0])
+
+
+def _configured(name: str, config: Any, num_classes: int | None, img_size: Any) -> Any:
+    if num_classes is not None:
+        if num_classes < 1:
+            raise ModelError(f"hf/{name}: num_classes={num_classes} leaves no classifier")
+        if num_classes != config.num_labels:
+            config.num_labels = num_classes
+    if img_size is not None:
+        vision = getattr(config, "vision_config", config)
+        high, wide = pair(img_size)
+        vision.image_size = high if high == wide else (high, wide)
+    return config
+
+
+def _weighted(name: str, kind: Any, source: str, config: Any, num_classes: int | None, build: dict[str, Any]) -> Any:
+    """Fetch the weights; a head that they lack is only left untrained for a new number of classes."""
+    options = {"config": config, "output_loading_info": True, "ignore_mismatched_sizes": num_classes is not None}
+    model, told = _asked(name, lambda: kind.from_pretrained(source, **options, **build))
+    missing = [key for key in told["missing_keys"] if num_classes is None or key.split(".")[0] not in _HEADS]
+    if missing:
+        head = any(key.split(".")[0] in _HEADS for key in missing)
+        what = "no classifier" if head else f"no {missing[0]}"
+        advice = "; give num_classes= for an untrained one" if head else ""
+        raise ModelError(f"the weights of hf/{name} hold {what}{advice}")
+    return model.float()  # half-precision files too: dtype= says what is wanted
+
+
+def _built(name: str, kind: Any, config: Any, build: dict[str, Any]) -> Any:
+    options = dict(build)
+    kept = {"attn_implementation": options.pop("attn_implementation")} if "attn_implementation" in options else {}
+    for key, value in options.items():
+        if not hasattr(config, key):
+            raise ModelError(f"could not build hf/{name}: its configuration has no {key!r}")
+        setattr(config, key, value)
+    return _asked(name, lambda: kind._from_config(config, **kept).float())
+
+
+def _asked(name: str, ask: Callable[[], _T]) -> _T:
+    """Return what transformers answers; its errors become one line, and its bars and tables are not shown."""
+    try:
+        with _quiet():
+            return ask()
+    except Exception as error:
+        raise ModelError(f"could not load hf/{name} ({_first_line(error)[:200]})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return one_line((str(error).strip().splitlines() or [type(error).__name__])[0])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+# -- what lies beside the weights ----------------------------------------------------------------------
+
+
+def _beside(transformers: Any, name: str, source: str, zero_shot: bool, quiet: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    try:
+        found["preprocess"] = preprocess_of(
+            transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+        )
+    except Exception as error:
+        if not quiet:
+            reason = _first_line(error)[:120]
+            warnings.warn(
+                f"hf/{name}: no image processor was found, the usual preprocessing is taken ({reason})",
+                VitreousWarning,
+                stacklevel=5,
+            )
+    if zero_shot:
+        with suppress(Exception):  # only prompts need a tokenizer, and they say so
+            found["tokenizer"] = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    return found
+
+
+def preprocess_of(processor: Any) -> Preprocess:
+    """Return what an image processor does, as data.
+
+    A size of two sides squashes, the shortest edge keeps the aspect ratio; a centre crop of ``c`` out of ``s`` pixels
+    is a crop of ``c / s``.
+    """
+    size = getattr(processor, "size", None)
+    high, wide, short = (_side(size, key) for key in ("height", "width", "shortest_edge"))
+    kept = _side(getattr(processor, "crop_size", None), "height"), _side(getattr(processor, "crop_size", None), "width")
+    crops = bool(getattr(processor, "do_center_crop", False)) and None not in kept
+    if high is not None and wide is not None:
+        mode, resized = "squash", (high, wide)
+    elif short is not None:
+        mode, resized = "center", (short, short)
+    else:
+        raise ModelError(f"{type(processor).__name__} resizes to {size}, which is no fixed size")
+    seen = (int(kept[0]), int(kept[1])) if crops else resized  # type: ignore[arg-type]
+    crop = _ratio(seen[0], resized[0])
+    if math.floor(seen[1] / crop) != resized[1]:
+        raise ModelError(f"{type(processor).__name__} crops {resized} to {seen}, each side by another ratio")
+    normal = getattr(processor, "do_normalize", True)
+    resample = int(getattr(processor, "resample", 2))
+    if resample not in _FILTERS:
+        raise ModelError(f"{type(processor).__name__} resizes with filter {resample}, which is not supported")
+    return Preprocess(
+        size=seen,
+        mean=tuple(map(float, processor.image_mean)) if normal else (0.0,) * 3,
+        std=tuple(map(float, processor.image_std)) if normal else (1.0,) * 3,
+        interpolation=_FILTERS[resample],
+        crop=crop,
+        mode=mode,
+    )
+
+
+def _side(size: Any, key: str) -> int | None:
+    if isinstance(size, int):
+        return size
+    found = size.get(key) if isinstance(size, dict) else getattr(size, key, None)
+    return None if found is None else int(found)
+
+
+def _ratio(crop: int, resized: int) -> float:
+    """Return a ratio with ``floor(crop / ratio) == resized``, also where the quotient is rounded."""
+    ratio = crop / resized
+    return ratio if math.floor(crop / ratio) == resized else crop / (resized + 0.5)

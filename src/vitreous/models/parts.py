@@ -1,0 +1,111 @@
+"""Views of a part of a model, or of a model with one part changed: sub-networks, single blocks, shuffled heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import ModelError
+from vitreous.models.view import View
+from vitreous.models.weights import Weights
+
+__all__ = ["LensView", "ShuffledView", "SubView"]
+
+
+class SubView(View):
+    """The part of a model from block ``first`` on, as a view of its own: ``f_l`` of the PLUS paper."""
+
+    def __init__(self, whole: View, first: int, inputs: Tensor | None) -> None:
+        if not 0 <= first < whole.depth:
+            raise ModelError(f"layer {first} is outside 0..{whole.depth - 1}")
+        self.whole, self.first = whole, first
+        self.model, self.family = whole.model, whole.family
+        self.name = f"{whole.name}[{first}:]"
+        self.depth, self.width, self.heads = whole.depth - first, whole.width, whole.heads
+        self.prefix, self.pooling, self.drops_tokens = whole.prefix, whole.pooling, whole.drops_tokens
+        self.preprocess, self.classes, self.labels = whole.preprocess, whole.classes, whole.labels
+        self.windowed, self.cam_site = whole.windowed, whole.cam_site
+        self.user = whole.user
+        later = [range(max(0, s.start - first), s.stop - first) for s in whole.stages]
+        self.stages = tuple(stage for stage in later if len(stage))
+        self._inputs = inputs
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self.whole.block(layer + self.first, tokens, keep)
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        return self.whole.finish(tokens)
+
+    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
+        return self.whole.grid(self._inputs, layer + self.first)
+
+    def site(self, layer: int, name: str) -> nn.Module:
+        return self.whole.site(layer + self.first, name)
+
+    def calls(self, layer: int | None) -> Mapping[str, int]:
+        return self.whole.calls(None if layer is None else layer + self.first)
+
+    def width_at(self, layer: int) -> int:
+        return self.whole.width_at(layer + self.first)
+
+    def weights(self, layer: int) -> Weights:
+        return self.whole.weights(layer + self.first)
+
+    def prove(self, inputs: Tensor) -> None:
+        """The whole model is proven with images; what it computes of tokens has no other forward to agree with."""
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        width = self.width_at(0)
+        if inputs.ndim != 3 or inputs.shape[1] <= self.prefix or inputs.shape[2] != width:
+            raise ModelError(f"{self.name} takes tokens [B, N, {width}], got {list(inputs.shape)}")
+        if inputs.shape[0] == 0:
+            raise ModelError("the batch is empty")
+
+
+class LensView(SubView):
+    """One block, and the model's head on the mean of all its output tokens, whatever the model itself reads.
+
+    The head gets that mean in the place of every token it might look at, so that any pooling returns it.
+    """
+
+    def __init__(self, whole: View, layer: int) -> None:
+        super().__init__(whole, layer, None)
+        self.name, self.depth, self.stages = f"{whole.name}[{layer}]", 1, ()
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        mean = tokens.mean(dim=1, keepdim=True)
+        return self.whole.finish(mean.expand(-1, self.prefix + 1, -1))
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        if inputs.ndim != 3:
+            super().check_inputs(inputs)
+
+
+class ShuffledView(SubView):
+    """A whole model whose head gets the channels in a random order."""
+
+    def __init__(self, whole: View, seed: int) -> None:
+        super().__init__(whole, 0, None)
+        self.name, self.seed = whole.name, seed
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        return self.whole.embed(inputs)
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(self.seed))
+        return self.whole.finish(tokens[..., order.to(tokens.device)])
+
+    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
+        return self.whole.grid(inputs, layer)
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        self.whole.check_inputs(inputs)
+
+    def prove(self, inputs: Tensor) -> None:
+        if self.user is None:
+            self.whole.prove(inputs)

@@ -1,0 +1,1 @@
+"""Views of timm's models, one file per family."""

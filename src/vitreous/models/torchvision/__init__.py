@@ -1,0 +1,1 @@
+"""Views of torchvision's models, one file per family."""

@@ -1,0 +1,20 @@
+"""Results: what is given back. They print and show themselves, and can be saved and loaded."""
+
+from vitreous.results.archive import Archive
+from vitreous.results.checkup import Checkup, Finding
+from vitreous.results.comparison import Comparison
+from vitreous.results.explanation import Explanation, Origin, Prediction
+from vitreous.results.identity import Question
+from vitreous.results.table import Table
+
+__all__ = [
+    "Archive",
+    "Checkup",
+    "Comparison",
+    "Explanation",
+    "Finding",
+    "Origin",
+    "Prediction",
+    "Question",
+    "Table",
+]

@@ -1,0 +1,21 @@
+"""Words: the language that methods and metrics share. How things are named, spelled, kept by name and cited."""
+
+from vitreous.words.choices import at_least, check_choice
+from vitreous.words.papers import PAPERS, Paper
+from vitreous.words.parameters import Parameter, parameters_of
+from vitreous.words.rooms import listed_by
+from vitreous.words.shelf import Shelf
+from vitreous.words.spelling import Reader, written
+
+__all__ = [
+    "PAPERS",
+    "Paper",
+    "Parameter",
+    "Reader",
+    "Shelf",
+    "at_least",
+    "check_choice",
+    "listed_by",
+    "parameters_of",
+    "written",
+]

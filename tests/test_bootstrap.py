@@ -1,0 +1,108 @@
+"""The bootstrap and the difficulty bins, against loops."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vitreous.errors import VitreousError
+from vitreous.metrics import bins, difference, intervals
+from vitreous.metrics.bootstrap import resampled_means
+
+RNG = np.random.default_rng(0)
+
+
+def test_resamples_are_means_of_drawn_images() -> None:
+    """The same draws, one resample at a time."""
+    scores = RNG.normal(size=(30, 2))
+    scores[3, 1] = math.nan
+    drawn = torch.randint(30, (200, 30), generator=torch.Generator().manual_seed(7)).numpy()
+    expected = np.array([[np.nanmean(scores[each, column]) for column in range(2)] for each in drawn])
+    np.testing.assert_allclose(resampled_means(scores, 200, seed=7), expected)
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitreous.metrics import bootstrap
+
+    scores = RNG.normal(size=(12, 1))
+    whole = resampled_means(scores, 100)
+    monkeypatch.setattr(bootstrap, "_BLOCK", 12 * 7)
+    np.testing.assert_allclose(resampled_means(scores, 100), whole)
+
+
+def test_interval_of_a_normal_mean() -> None:
+    scores = RNG.normal(2, 1, size=(400, 1))
+    ((low, high),) = intervals(scores)
+    error = scores.std(ddof=1) / 20
+    assert low == pytest.approx(scores.mean() - 1.96 * error, abs=0.02)
+    assert high == pytest.approx(scores.mean() + 1.96 * error, abs=0.02)
+    ((narrow, _),) = intervals(scores, level=0.5)
+    assert narrow > low
+
+
+def test_paired_difference_sees_what_two_intervals_do_not() -> None:
+    base = RNG.normal(0, 5, size=200)
+    better = base + RNG.normal(0.2, 0.5, size=200)
+    gap = difference(better, base)
+    assert 0 < gap.low < gap.mean < gap.high
+    assert gap.p < 0.001
+    (one, other) = intervals(np.stack([better, base], axis=1))
+    assert one.low < other.high, "unpaired, the two overlap"
+    nothing = difference(base, base)
+    assert (nothing.mean, nothing.low, nothing.high, nothing.p) == (0, 0, 0, 1)
+    base[:3] = math.nan
+    assert difference(better, base).images == 197
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: intervals(np.ones((3, 1)), level=1.0), "level=1.0"),
+        (lambda: resampled_means(np.ones((0, 1))), "no scores"),
+        (lambda: bins(np.ones(3), np.ones(3), 0), "0 bins"),
+        (lambda: bins(np.ones(3), np.ones(2)), "do not belong together"),
+        (lambda: bins(np.ones(1), np.array([1.5])), "between 0 and 1"),
+        (lambda: bins(np.ones(1), np.ones(1), by="luck"), "by='luck' is not one of width, mass"),
+    ],
+)
+def test_bad_input(call, said: str) -> None:
+    with pytest.raises(VitreousError, match=said):
+        call()
+
+
+def test_bins_of_equal_width() -> None:
+    confidence = np.array([0.0, 0.049, 0.05, 0.5, 0.95, 1.0, 0.999])
+    scores = np.array([1.0, 3.0, 5.0, math.nan, 2.0, 4.0, 6.0])
+    found = bins(scores, confidence, samples=100)
+    assert len(found) == 20
+    assert [(b.low, b.high) for b in found] == [pytest.approx((i / 20, (i + 1) / 20)) for i in range(20)]
+    counts = {i: b.count for i, b in enumerate(found) if b.count}
+    assert counts == {0: 2, 1: 1, 19: 3}  # the last bin is closed; the image without a score counts nowhere
+    assert found[0].mean == 2
+    assert found[19].mean == 4
+    assert 2 <= found[19].interval[0] <= found[19].interval[1] <= 6
+    assert math.isnan(found[10].mean)
+    assert found[19].thin
+
+
+def test_bins_of_equal_mass() -> None:
+    confidence = RNG.random(103)
+    scores = RNG.normal(size=103)
+    found = bins(scores, confidence, 20, "mass", samples=50)
+    assert sorted({b.count for b in found}) == [5, 6]
+    assert sum(b.count for b in found) == 103
+    order = np.argsort(confidence)
+    assert found[0].mean == pytest.approx(scores[order[:6]].mean())
+    assert all(a.high <= b.low for a, b in itertools.pairwise(found))
+    assert len(bins(scores[:3], confidence[:3], 20, "mass", samples=10)) == 3
+    assert not bins(np.ones(40), np.linspace(0, 1, 40), 2, "mass", samples=10)[0].thin
+
+
+def test_relative_scores() -> None:
+    (only,) = bins(np.array([0.2, 0.1, 9.0]), np.array([0.4, 0.1, 0.0]), 1, relative=True, samples=10)
+    assert only.count == 2
+    assert only.mean == pytest.approx((0.5 + 1) / 2)
