@@ -27,7 +27,7 @@ from PIL import Image
 import vitreous as vt
 from commands import run
 from families import FAMILIES
-from vitreous import disk
+from vitreous.disk import write as disk
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"}

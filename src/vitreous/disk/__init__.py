@@ -1,0 +1,29 @@
+"""The one module that writes to disk: whole or not at all, one writer at a time, never over what is not ours.
+
+What is written grows in a private place beside its target (``.vitreous-…``, a name of its own for every writer) and is
+published by one rename. A folder is replaced by exchanging names with the new one, and goes away only after that; where
+the system cannot exchange names it steps aside first, and ``recover`` puts it back if the writer died in between. A
+folder is ours if it holds a manifest of ours and nothing else than the files that the manifest lists.
+"""
+
+from vitreous.disk.names import safe_name, slug
+from vitreous.disk.places import check_file, check_folder, holds, lock, manifest_of
+from vitreous.disk.read import read_folder
+from vitreous.disk.write import Content, Draft, discard, folder, recover, write_file
+
+__all__ = [
+    "Content",
+    "Draft",
+    "check_file",
+    "check_folder",
+    "discard",
+    "folder",
+    "holds",
+    "lock",
+    "manifest_of",
+    "read_folder",
+    "recover",
+    "safe_name",
+    "slug",
+    "write_file",
+]

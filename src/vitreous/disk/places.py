@@ -1,0 +1,223 @@
+"""Where something is written: the target, the private place beside it, its lock, and what is ours."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from vitreous.errors import VitreousError, one_line
+
+__all__ = [
+    "MANIFESTS",
+    "check_file",
+    "check_folder",
+    "holds",
+    "leftovers",
+    "lock",
+    "lock_of",
+    "manifest_of",
+    "named",
+    "private",
+    "refuse_file",
+    "refuse_folder",
+    "same",
+    "told",
+]
+
+MANIFESTS = ("manifest.json", "scenes.json")
+PATIENCE = 60.0  # seconds to wait for another writer
+_MOST_MANIFEST = 2**26  # bytes
+_LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}  # left in every folder by the systems that show it
+
+
+def check_file(path: str | Path, overwrite: bool = False) -> Path:
+    """Return where a file will be written; complain now about what would fail after the work. Nothing is left there."""
+    with told(path):
+        place = named(path)
+        refuse_file(path, place, overwrite)
+        _prove(place)
+    return place
+
+
+def check_folder(path: str | Path, overwrite: bool = False) -> Path:
+    """The same for a folder of results."""
+    with told(path):
+        place = named(path)
+        refuse_folder(path, place, overwrite)
+        _prove(place)
+    return place
+
+
+def manifest_of(folder: str | Path) -> dict[str, Any] | None:
+    """Return the manifest of a folder that was written here; ``None`` for any other."""
+    for name in MANIFESTS:
+        path = Path(folder) / name
+        try:
+            if path.stat().st_size > _MOST_MANIFEST:
+                continue
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(found, dict) and str(found.get("schema")).startswith("vitreous."):
+            return found
+    return None
+
+
+def holds(folder: str | Path) -> list[str]:
+    """Return what a folder holds that was not written here."""
+    manifest = manifest_of(folder) or {}
+    listed = manifest.get("files")
+    ours = {str(name) for name in listed} if isinstance(listed, list) else set()
+    return sorted(each.name for each in Path(folder).iterdir() if each.name not in ours | _LITTER)
+
+
+@contextmanager
+def lock(path: str | Path, patience: float = PATIENCE) -> Iterator[None]:
+    """Be the only writer of a target; a second one waits, and says so in a line if its patience ends.
+
+    Folders that are missing on the way to it are made, and taken away again if nothing comes of it.
+    """
+    place = named(path)
+    with told(path), _parents(place), _locked(path, place, patience):
+        yield
+
+
+@contextmanager
+def _locked(path: str | Path, place: Path, patience: float) -> Iterator[None]:
+    file = lock_of(place)
+    end = time.monotonic() + patience
+    while True:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        try:
+            while not _acquired(handle):
+                if time.monotonic() >= end:
+                    raise VitreousError(f"another process is writing {path}; wait for it, or choose another place")
+                time.sleep(0.01)
+            if same(handle, file):  # the writer before may have taken the file away
+                try:
+                    yield
+                finally:
+                    with suppress(OSError):
+                        os.unlink(file)
+                return
+        finally:
+            os.close(handle)
+
+
+def named(path: str | Path) -> Path:
+    """Return the true place of a target, links followed; refuse what is no name of its own."""
+    if Path(path).name in ("", ".."):
+        raise VitreousError(f"{str(path)!r} is not the name of something new")
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError as error:
+        raise VitreousError(one_line(f"could not write {path}: {error}")) from None
+
+
+@contextmanager
+def _parents(place: Path) -> Iterator[None]:
+    """Make the folders that lead to a target; those that are still empty after a failure go away again."""
+    missing = [each for each in place.parents if not os.path.lexists(each)]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for each in missing:
+            with suppress(OSError):
+                os.rmdir(each)
+        raise
+
+
+def refuse_folder(path: str | Path, place: Path, overwrite: bool) -> None:
+    if not os.path.lexists(place):
+        return
+    if not place.is_dir():
+        raise VitreousError(f"could not write {path}: it is a file, and not replaced by a folder of results")
+    foreign = holds(place)
+    if not foreign and manifest_of(place) is None:
+        return  # empty
+    if not overwrite:
+        raise VitreousError(f"{path} is there already; choose another place or allow overwriting")
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise VitreousError(f"{path} is not replaced: it holds {foreign[0]}{more}, which was not written here")
+
+
+def refuse_file(path: str | Path, place: Path, overwrite: bool) -> None:
+    if place.is_dir():
+        raise VitreousError(f"could not write {path}: it is a folder")
+    if os.path.lexists(place) and not overwrite:
+        raise VitreousError(f"{path} is there already; choose another place or allow overwriting")
+
+
+def _prove(place: Path) -> None:
+    """Learn whether the target can be written: its name, and a file without one beside it or its parents."""
+    with suppress(FileNotFoundError):
+        os.lstat(place)
+    while not os.path.lexists(place.parent):
+        place = place.parent
+    with tempfile.TemporaryFile(dir=place.parent):
+        pass
+
+
+def _key(place: Path) -> str:
+    return hashlib.blake2b(os.fsencode(place.name), digest_size=8).hexdigest()
+
+
+def lock_of(place: Path) -> Path:
+    return place.with_name(f".vitreous-{_key(place)}.lock")
+
+
+def private(place: Path) -> Path:
+    """Return a name beside the target that no other writer has."""
+    return place.with_name(f".vitreous-{_key(place)}-{secrets.token_hex(4)}")
+
+
+def leftovers(place: Path) -> list[Path]:
+    name = re.compile(rf"\.vitreous-{_key(place)}-[0-9a-f]{{8}}")
+    try:
+        return [place.parent / each for each in os.listdir(place.parent) if name.fullmatch(each)]
+    except OSError:
+        return []
+
+
+def _acquired(handle: int) -> bool:
+    """Take the lock of an open file if it is free; where there are no locks, a rename still leaves one whole result."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
+    return True
+
+
+def same(handle: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(file))
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def told(path: str | Path) -> Iterator[None]:
+    """Turn what the system says into one line that names the target."""
+    try:
+        yield
+    except OSError as error:
+        raise VitreousError(one_line(f"could not write {path}: {error.strerror or error}")) from error
