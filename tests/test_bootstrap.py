@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from vitreous.errors import VitreousError
 from vitreous.metrics import bins, difference, intervals
 from vitreous.metrics.bootstrap import resampled_means
+from vitreous.passes.random import Draws
 
 RNG = np.random.default_rng(0)
 
@@ -20,7 +20,8 @@ def test_resamples_are_means_of_drawn_images() -> None:
     """The same draws, one resample at a time."""
     scores = RNG.normal(size=(30, 2))
     scores[3, 1] = math.nan
-    drawn = torch.randint(30, (200, 30), generator=torch.Generator().manual_seed(7)).numpy()
+    draws = Draws.of(7, "bootstrap")
+    drawn = np.concatenate([draws.at(number).below(30, 30).numpy() for number in range(200)])
     expected = np.array([[np.nanmean(scores[each, column]) for column in range(2)] for each in drawn])
     np.testing.assert_allclose(resampled_means(scores, 200, seed=7), expected)
 

@@ -18,17 +18,20 @@ from every import EVERY
 from families import FAMILIES, images, proven
 from vitreous.methods.bottleneck import Prior, information
 from vitreous.passes import Session, Target
+from vitreous.passes.random import Draws
 from vitreous.passes.replace import logits_through
-from vitreous.passes.session import seeded
 
 TARGET, SAMPLES = 3, 3
 
 
 def noise(image: Tensor, purpose: str, layers: int, steps: int, shape: tuple[int, ...], seed: int = 0) -> list[Any]:
-    """The random numbers of one image, by step and layer: a seed for each, drawn from (seed, image, purpose)."""
-    seeds = torch.randint(2**62, (steps, layers), generator=seeded(seed, image, purpose)).tolist()
-    draws = [[torch.randn(shape, generator=torch.Generator().manual_seed(each)) for each in row] for row in seeds]
-    return [[draw.double() for draw in row] for row in draws]
+    """The random numbers of one image, by step and layer, one replica after the other."""
+    draws = Draws.of_images(seed, purpose, image[None])
+
+    def replicas(step: int, layer: int) -> Tensor:
+        return torch.cat([draws.at(step, layer).at(each).normal(*shape[1:]) for each in range(shape[0])]).double()
+
+    return [[replicas(step, layer) for layer in range(layers)] for step in range(steps)]
 
 
 def seen(model: nn.Module, modules: list[nn.Module], inputs: Tensor) -> list[Tensor]:

@@ -23,7 +23,7 @@ from every import EVERY
 from families import FAMILIES, _build, images, proven
 from vitreous.errors import ModelError, TargetError, VitreousError
 from vitreous.judge.check import agreement
-from vitreous.passes.session import seeded
+from vitreous.passes.random import Draws
 from vitreous.results.checkup import VERDICTS, Checkup
 from vitreous.world import Scene, render
 
@@ -64,7 +64,7 @@ def areas(view: vt.View, inputs: Tensor, grid: Tensor, target: int, among: list[
         cells = fine.shape[axis]
         at = (np.arange(length) + 0.5) * cells / length - 0.5
         fine = np.apply_along_axis(lambda line, at=at, n=cells: np.interp(at, np.arange(n), line), axis, fine)
-    key = torch.randperm(high * wide, generator=torch.Generator().manual_seed(0)).numpy()
+    key = Draws.of(0, "ties").permutation(high * wide)[0].numpy()
     order = key[np.argsort(-fine.flatten()[key].round(10), kind="stable")]
     step = -(-high * wide // 5)
     counts = [*range(0, high * wide, step), high * wide]
@@ -88,8 +88,8 @@ def test_faithfulness_is_insertion_less_deletion_in_deviations_of_random_orders(
 ) -> None:
     e = vt.explain(view, photo(), "generic", 2, against=against or None, seed=3)
     inputs, among = tensor(view, e), [2, *against] if against else list(range(5))
-    draws = seeded(3, inputs, "check")
-    orders = [areas(view, inputs, torch.rand(1, 4, 4, generator=draws)[0], 2, among) for _ in range(5)]
+    draws = Draws.of_images(3, "check", inputs)
+    orders = [areas(view, inputs, draws.at(order).uniform(4, 4)[0], 2, among) for order in range(5)]
     insertion, deletion = areas(view, inputs, e.map, 2, among)
     gains = [a - b for a, b in orders] + [b - a for a, b in orders]  # each order, and each one backwards
     found = e.check()["faithfulness"].numbers

@@ -12,6 +12,7 @@ from families import FAMILIES, golden, images
 from vitreous.methods.readout import dot
 from vitreous.passes import Pass, Session, Target
 from vitreous.passes.ask import Keep
+from vitreous.passes.rules import FROZEN
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -62,13 +63,13 @@ def test_forward_of_the_frozen_network_is_bit_equal(family):
     x = images(model, 2)
     view = vt.view(model)
     session = Session(view, x, Target.of(view, 2))
-    trace = session.trace(Pass((Keep("input", dot, (0, 1), grad=True),), "frozen"))
+    trace = session.trace(Pass((Keep("input", dot, (0, 1), grad=True),), FROZEN))
     assert torch.equal(trace.logits, model(x))
 
 
 def test_a_gate_at_exactly_zero_is_one_half():
     """phi(0) = 1/2, where the published quotient would be 0 / 0."""
-    from vitreous.passes.rules import FrozenGate
+    from vitreous.passes.rules.frozen import FrozenGate
 
     x = torch.tensor([0.0, 1.0, -2.0], requires_grad=True)
     FrozenGate.apply(x, torch.nn.functional.gelu(x.detach())).sum().backward()

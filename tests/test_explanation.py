@@ -22,8 +22,8 @@ from vitreous.errors import ImageError, VitreousError
 LABELS = ["zero", "one", "two", "three <b>&amp;</b>", "four"]
 FILES = {"map.npy", "heatmap.png", "overlay.png", "image.png", "manifest.json"}
 MANIFEST = {
-    "schema", "created", "model", "method", "settings", "seed", "target", "label", "probability", "value", "against",
-    "rivals", "prediction", "name", "source", "box", "grid", "input_size", "extras", "identity", "picture",
+    "schema", "created", "model", "method", "settings", "seed", "target", "label", "probability", "value", "asked",
+    "against", "rivals", "prediction", "name", "source", "box", "grid", "input_size", "extras", "identity", "picture",
     "versions",
 }  # fmt: skip
 

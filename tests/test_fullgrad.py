@@ -14,6 +14,7 @@ from families import FAMILIES, golden, images, proven
 from vitreous.methods.fullgrad import bias_shares
 from vitreous.methods.readout import dot
 from vitreous.passes import Keep, Pass, Session, Target
+from vitreous.passes.rules import FROZEN
 
 
 def terms(model: Any, x: Tensor, absolute: bool = False) -> tuple[list[Tensor], list[Tensor]]:
@@ -106,7 +107,7 @@ def test_in_the_frozen_network_tokens_and_biases_are_the_logit(family: str) -> N
         Keep("input", dot, tuple(range(view.depth)), grad=True),
         Keep("biases", bias_shares, tuple(range(view.depth + 1)), grad=True),
     )
-    trace = Session(view, x, Target.of(view, 2, 2)).trace(Pass(keeps, "frozen"))
+    trace = Session(view, x, Target.of(view, 2, 2)).trace(Pass(keeps, FROZEN))
     logit = trace.logits[:, 2]
     if family == "hf_siglip":
         logit = logit - view.model.logit_bias.detach()  # added to a cosine, not in a layer

@@ -17,6 +17,7 @@ from families_hf import FAMILIES, LABELS, build, images
 from vitreous.errors import ModelError
 from vitreous.models import Preprocess, View
 from vitreous.passes import Keep, Pass, Session, Target, whole
+from vitreous.passes.rules import FROZEN, PLAIN, Rules
 from vitreous.passes.trace import Trace
 
 #        depth, prefix tokens, grid, pooling
@@ -31,7 +32,7 @@ FACTS = {
     "hf_clip": (3, 1, (4, 4), "token"),
     "hf_siglip": (3, 0, (4, 4), "map"),
 }
-PLAIN = [name for name in FAMILIES if name != "hf_swin"]
+COLUMNS = [name for name in FAMILIES if name != "hf_swin"]
 
 
 @pytest.fixture(params=FAMILIES)
@@ -54,7 +55,7 @@ def own(view: Any, inputs: Tensor, **more: Any) -> Tensor:
         return logits + getattr(view.model, "logit_bias", 0)
 
 
-def trace(view: View, *keeps: Keep, rules: str = "plain", dtype: torch.dtype = torch.float32) -> Trace:
+def trace(view: View, *keeps: Keep, rules: Rules = PLAIN, dtype: torch.dtype = torch.float32) -> Trace:
     return Session(view, images(2, dtype=dtype), Target.of(view, 2, 1)).trace(Pass(keeps, rules))
 
 
@@ -91,7 +92,7 @@ def test_facts(family: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", COLUMNS)
 def test_leaving_patches_out(family: str) -> None:
     """All patches in any order change nothing; some are what the layers make of those tokens."""
     view, inputs = look(family), images(2)
@@ -233,7 +234,7 @@ def test_branches_add_up_to_the_residual_stream(family: str) -> None:
 def test_the_frozen_pass_leaves_the_logits_alone(family: str) -> None:
     """Bit for bit, and every declared call was met; the pooling of SigLIP is written out, so not bit for bit there."""
     view = look(family)
-    seen = trace(view, Keep("input", whole, (0,), grad=True), rules="frozen")
+    seen = trace(view, Keep("input", whole, (0,), grad=True), rules=FROZEN)
     expected = view.logits(images(2))
     if family == "hf_siglip":
         torch.testing.assert_close(seen.logits, expected, rtol=0, atol=1e-6)

@@ -15,6 +15,7 @@ from vitreous.methods import answer
 from vitreous.methods.readout import dot, head_mean, positive
 from vitreous.passes import Keep, Pass, Session, Target, whole
 from vitreous.passes.memory import in_parts, inner_batch
+from vitreous.passes.rules import FROZEN, PLAIN, Rules
 from vitreous.passes.runner import merge, run_targets
 
 
@@ -107,12 +108,12 @@ def test_the_frozen_network_is_a_second_pass_and_only_one():
 
 def test_what_needs_no_gradient_rides_along():
     forward_only = Pass((Keep("attention", head_mean, (0, 1)),))
-    frozen = Pass((Keep("input", dot, (0,), grad=True),), "frozen")
+    frozen = Pass((Keep("input", dot, (0,), grad=True),), FROZEN)
     (merged,) = merge([forward_only, frozen, forward_only])
-    assert merged.rules == "frozen"
+    assert merged.rules == FROZEN
     assert set(merged.keeps) == {*forward_only.keeps, *frozen.keeps}
     plain, other = merge([Pass((Keep("input", dot, (1,), grad=True),)), frozen])
-    assert (plain.rules, other.rules) == ("plain", "frozen")
+    assert (plain.rules, other.rules) == (PLAIN, FROZEN)
 
 
 def test_equal_wishes_are_united_over_layers():
@@ -260,7 +261,7 @@ def test_values_changed_in_place_are_an_error():
         session(model).trace(Pass((keep,)))
 
 
-@pytest.mark.parametrize("make", [lambda: Keep("nowhere", whole), lambda: Pass(rules="odd")])
+@pytest.mark.parametrize("make", [lambda: Keep("nowhere", whole), lambda: Rules.of(currency="odd")])
 def test_unknown_words_are_refused(make):
     with pytest.raises(TraceError, match="unknown"):
         make()

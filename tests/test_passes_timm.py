@@ -15,6 +15,7 @@ from families import images
 from families_timm import FAMILIES, VARIANTS
 from vitreous.errors import VitreousError
 from vitreous.passes import Keep, Pass, Session, Target, whole
+from vitreous.passes.rules import FROZEN
 
 EVERY = {**FAMILIES, **VARIANTS}
 COLUMNS = [family for family in EVERY if not family.startswith("swin")]
@@ -128,7 +129,7 @@ def test_frozen_gradients_at_every_block(family: str) -> None:
     model = wide(family)
     layers = tuple(range(vt.view(model).depth))
     keep = Keep("input", whole, layers, grad=True)
-    found = session(model).trace(Pass((keep,), "frozen"))
+    found = session(model).trace(Pass((keep,), FROZEN))
     view = vt.view(frozen_copy(model))
     tokens, inputs = view.embed(images(model, 2)), []
     for layer in layers:
@@ -173,7 +174,7 @@ def test_frozen_eva02_by_hand() -> None:
     model = wide("eva02")
     keep = Keep("input", whole, (0, 1, 2), grad=True)
     live = session(model)
-    found = live.trace(Pass((keep,), "frozen"))
+    found = live.trace(Pass((keep,), FROZEN))
     tokens, inputs = vt.view(model).embed(images(model, 2)), []
     for block in model.blocks:
         inputs.append(tokens)
@@ -189,7 +190,7 @@ def test_frozen_logits_are_the_models_own(family: str) -> None:
     """Bit for bit; and every operation that was declared was met, or the pass would have refused."""
     model = EVERY[family]()
     live = session(model)
-    logits = live.trace(Pass((Keep("input", whole, (0,), grad=True),), "frozen")).logits
+    logits = live.trace(Pass((Keep("input", whole, (0,), grad=True),), FROZEN)).logits
     with torch.no_grad():
         assert torch.equal(logits, model(images(model, 2)))
     seen = live.view.total_calls()

@@ -11,7 +11,7 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
 from vitreous.methods.kmeans import centroids
-from vitreous.passes.session import seeded
+from vitreous.passes.random import Draws
 
 CLASS = 1
 
@@ -39,8 +39,8 @@ def reference(view: vt.View, image: Tensor, masks: int, ratio: float, score: str
         tokens = view.block(layer, tokens)
         outputs.append(tokens[0, view.prefix :].T.numpy())
     rows = np.concatenate(outputs)
-    draw = seeded(seed, image, "tis")
-    first = torch.randperm(len(rows), generator=draw)[: min(masks, len(rows))].tolist()
+    order = Draws.of_images(seed, "tis", image[None]).permutation(len(rows))[0]
+    first = order[: min(masks, len(rows))].tolist()
     centres = lloyd(rows, first, 100)
     patches = rows.shape[1]
     keep = int(ratio * patches)

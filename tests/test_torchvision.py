@@ -19,6 +19,7 @@ from vitreous.errors import ModelError, TraceError
 from vitreous.models import hub
 from vitreous.models.torchvision import adapter as tv
 from vitreous.passes import Keep, Pass, Target
+from vitreous.passes.rules import FROZEN
 from vitreous.passes.runner import run
 
 VITS, SWINS = ["vit", "stem"], ["swin", "swin_odd", "swin_v2"]
@@ -135,7 +136,7 @@ def test_rules_see_every_call(kind: str) -> None:
     inputs = inputs_of(view)
     target = Target.of(view, 2, 1, None, "logit")
     keep = Keep("input", lambda view, value, gradient: gradient, tuple(range(view.depth)), grad=True)
-    frozen = run(view, inputs, Pass((keep,), "frozen"), target)
+    frozen = run(view, inputs, Pass((keep,), FROZEN), target)
     plain = run(view, inputs, Pass((keep,)), target)
     torch.testing.assert_close(frozen.logits, plain.logits, rtol=1e-5, atol=1e-5)
     with torch.no_grad():

@@ -17,7 +17,7 @@ from vitreous.metrics import Geometry, Maps, Pool, metric
 from vitreous.metrics.curves import Array
 from vitreous.models import View, view
 from vitreous.passes import Session, Target, probabilities
-from vitreous.passes.session import seeded
+from vitreous.passes.random import Draws
 from vitreous.results.checkup import VERDICTS, Checkup, Finding
 from vitreous.results.explanation import Explanation
 
@@ -198,7 +198,7 @@ class _Case:
     def _again(self, seen: View | None = None, target: int | None = None, seed: int | None = None) -> Tensor:
         """Return the map of the same method when one thing is another, on the grid of the explanation's own."""
         e, seen = self.explanation, seen or self.view
-        aim = Target.of(seen, 1, e.target if target is None else target, list(e.against) or None, e.value)
+        aim = Target.of(seen, 1, e.target if target is None else target, list(e.against) or None, e.asked)
         session = Session(seen, self.inputs, aim, e.seed if seed is None else seed, memory=self.memory)
         (found,) = answer(session, [self.how], check=False)
         fine = e.map.shape == self.inputs.shape[-2:]
@@ -208,9 +208,8 @@ class _Case:
     def _areas(self) -> tuple[tuple[float, float], Array]:
         """Return insertion and deletion of the map, and those of the random orders ``[orders, 2]``."""
         e, seen = self.explanation, self.view
-        draws = seeded(e.seed, self.inputs, "check")
-        orders = [torch.rand(self.map.shape, generator=draws, dtype=torch.float32) for _ in range(_ORDERS)]
-        random = {f"random {i}": each for i, each in enumerate(orders)}
+        draws = Draws.of_images(e.seed, "check", self.inputs.cpu())
+        random = {f"random {i}": draws.at(i).uniform(*self.map.shape[1:]) for i in range(_ORDERS)}
         judges = [metric(f"{n}(steps={_STEPS}, substrate={_SUBSTRATE}, score=explained)") for n in _AREAS]
         high, wide = self.inputs.shape[-2:]
         only = torch.tensor(sorted({e.target, *e.against})) if e.against and seen.classes > 1 else None

@@ -14,7 +14,8 @@ from vitreous.methods import Method, answer, method, methods
 from vitreous.models import View, view
 from vitreous.models.proof import gap
 from vitreous.passes import Keep, Pass, Session, Target, whole
-from vitreous.passes.session import check_seed
+from vitreous.passes.random import Draws, check_seed
+from vitreous.passes.rules import FROZEN
 
 __all__ = ["Check", "Diagnosis", "doctor"]
 
@@ -57,7 +58,7 @@ def doctor(model: View | nn.Module, *, seed: int = 0, **facts: Any) -> Diagnosis
     if first.verdict == "failed":
         return Diagnosis(type(model).__name__, (first,))
     (looked_at,), (high, wide) = seen, seen[0].preprocess.size
-    inputs = torch.randn(2, 3, high, wide, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    inputs = Draws.of(seed, "doctor").at(torch.arange(2)).normal(3, high, wide)
     examiner = _Examiner(looked_at, looked_at.cast(inputs))
     checks = tuple(_safely(name, look) for name, look in examiner.checks())
     tried = tuple(_try(looked_at, inputs[:1], name) for name in _spellings())
@@ -98,7 +99,7 @@ class _Examiner:
 
     def rules(self) -> str:
         keep = Keep("input", whole, (0,), grad=True)
-        trace = self._session().trace(Pass((keep,), "frozen"))
+        trace = self._session().trace(Pass((keep,), FROZEN))
         total = self.view.total_calls()
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(total.items()) if count)
         return f"{counts}; frozen {self._same(trace.logits, self.view.logits(self.inputs))}"

@@ -20,7 +20,7 @@ from vitreous.metrics import Geometry, Metric, Pool, metric
 from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.models import View, view
 from vitreous.passes import Target, Targets, plain_target
-from vitreous.passes.session import check_seed
+from vitreous.passes.random import check_seed
 from vitreous.results import Table
 
 __all__ = ["BASELINES", "evaluate"]

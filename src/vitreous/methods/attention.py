@@ -85,8 +85,8 @@ class Rollout(Method):
         if not 0 <= self.discard < 1:
             raise SpellingError(f"discard={self.discard} must be at least 0 and below 1")
 
-    def ask(self, view: View) -> Pass:
-        return Pass((self._matrices(view), *start_keeps(view, head_mean, False)))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((self._matrices(view), *start_keeps(view, head_mean, False))),)
 
     def read(self, trace: Trace) -> Tensor:
         matrices = trace[self._matrices(trace.view)]
@@ -124,12 +124,12 @@ class AttentionFlow(Method):
     one max-flow problem per patch and image, solved with capacities in millionths.
     """
 
-    def ask(self, view: View) -> Pass:
+    def asks(self, view: View) -> tuple[Pass, ...]:
         keep = Keep("attention", head_mean, tuple(range(view.depth)))
-        return Pass((keep, *start_keeps(view, head_mean, False)))
+        return (Pass((keep, *start_keeps(view, head_mean, False))),)
 
     def read(self, trace: Trace) -> Tensor:
-        matrices = trace[self.ask(trace.view).keeps[0]]
+        matrices = trace[self.only_pass(trace.view).keeps[0]]
         row = start_row(trace, matrices[0], head_mean, False)
         if not all(torch.isfinite(matrix).all() for matrix in matrices):
             raise MapError("attention_flow: the attention is not finite")

@@ -55,8 +55,8 @@ class Generic(Method):
     def _product(self) -> Reduce:
         return positive if self.clamp == "before" else positive_mean
 
-    def ask(self, view: View) -> Pass:
-        return Pass((self._matrices(view), *start_keeps(view, self._product, True)))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((self._matrices(view), *start_keeps(view, self._product, True))),)
 
     def read(self, trace: Trace) -> Tensor:
         matrices = trace[self._matrices(trace.view)]
@@ -96,14 +96,14 @@ class GradientRollout(Method):
     discard: float = 0.0
     released: bool = False
 
-    def ask(self, view: View) -> Pass:
+    def asks(self, view: View) -> tuple[Pass, ...]:
         layers = tuple(range(view.depth))
         if self.released:
-            return Pass((Keep("attention", whole, layers), Keep("attention", score_gradient, layers, grad=True)))
-        return Pass((Keep("attention", positive_mean, layers, grad=True), *start_keeps(view, positive_mean, True)))
+            return (Pass((Keep("attention", whole, layers), Keep("attention", score_gradient, layers, grad=True))),)
+        return (Pass((Keep("attention", positive_mean, layers, grad=True), *start_keeps(view, positive_mean, True))),)
 
     def read(self, trace: Trace) -> Tensor:
-        keeps = self.ask(trace.view).keeps
+        keeps = self.only_pass(trace.view).keeps
         if self.released:
             pairs = zip(trace[keeps[0]], reversed(trace[keeps[1]]), strict=True)
             matrices = [(attention * gradient).mean(dim=1).clamp_(min=0) for attention, gradient in pairs]
@@ -180,11 +180,11 @@ class GradSAM(Method):
     def __post_init__(self) -> None:
         check_choice("reduce", self.reduce, tuple(_AXES))
 
-    def ask(self, view: View) -> Pass:
-        return Pass((Keep("attention", _AXES[self.reduce], tuple(range(view.depth)), grad=True),))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((Keep("attention", _AXES[self.reduce], tuple(range(view.depth)), grad=True),)),)
 
     def read(self, trace: Trace) -> Tensor:
-        terms = trace[self.ask(trace.view).keeps[0]]
+        terms = trace[self.only_pass(trace.view).keeps[0]]
         return trace.tokens_to_grid(torch.stack(terms).mean(dim=0))
 
 
@@ -204,12 +204,12 @@ class LeGrad(Method):
         if self.last < 0:
             raise SpellingError(f"last={self.last} must be at least 0")
 
-    def ask(self, view: View) -> Pass:
-        return Pass((Keep("input", whole, self._layers(view)),))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((Keep("input", whole, self._layers(view)),)),)
 
     def compute(self, session: Session) -> Answer:
         layers = self._layers(session.view)
-        trace = session.trace(self.ask(session.view))
+        trace = session.trace(self.only_pass(session.view))
         keep = Keep("attention", positive_gradient_received, (0,), grad=True)
         terms = []
         for layer, tokens in zip(layers, trace[Keep("input", whole, layers)], strict=True):

@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 class Method:
     """Base of all methods; subclasses are frozen dataclasses whose fields are the parameters.
 
-    Most methods read one pass: they say which (``ask``) and how (``read``), and share it with whoever asks the same.
+    Most methods read one pass: they say which (``asks``) and how (``read``), and share it with whoever asks the same.
     A method with *layer terms* also reads its map layer by layer (``ask_layers``, ``read_layers``): ``plus`` is free.
     A method that needs other inputs (noisy copies, a path) overrides ``compute`` and forks the session.
     """
@@ -62,24 +62,28 @@ class Method:
         """How many maps of its grid exist for each image when it is done, extras included."""
         return 1
 
-    def ask(self, view: View) -> Pass | None:
-        """Return the pass that ``read`` needs, if it can be shared."""
-        return None
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        """Return every pass over the session's own inputs that is known beforehand, so that it can be shared."""
+        return ()
 
-    def asks(self, view: View) -> list[Pass]:
-        """Return every pass over the session's own inputs that is known beforehand."""
-        ask = self.ask(view)
-        return [] if ask is None else [ask]
-
-    def wishes(self, view: View) -> list[tuple[str | None, Pass]]:
-        """Return every pass that is known beforehand with the value of the class it is for; ``None``: as asked for."""
-        return [(None, ask) for ask in self.asks(view)]
+    def only_pass(self, view: View) -> Pass:
+        """Return the one pass that ``read`` needs."""
+        asks = self.asks(view)
+        if len(asks) != 1:
+            raise VitreousError(f"{self.info.name} must define asks with one pass, or compute")
+        return asks[0]
 
     @property
-    def value(self) -> str | None:
+    def own_value(self) -> str | None:
         """Which value of the class it explains, whatever was asked for; ``None`` where it explains what was asked."""
-        inner = {base.value for base in self.inner()}
-        return inner.pop() if len(inner) == 1 else None
+        return None
+
+    def values(self, asked: str) -> tuple[str, ...]:
+        """Return the values of the class that its map explains, its parts' together, when one was asked for."""
+        if self.own_value is not None:
+            return (self.own_value,)
+        inner = [value for base in self.inner() for value in base.values(asked)]
+        return tuple(dict.fromkeys(inner)) or (asked,)
 
     def read(self, trace: Trace) -> Tensor:
         """Return the map from that pass."""
@@ -95,10 +99,7 @@ class Method:
 
     def compute(self, session: Session) -> Answer:
         """Return the answer for all inputs of a session."""
-        ask = self.ask(session.view)
-        if ask is None:
-            raise VitreousError(f"{self.info.name} must define ask or compute")
-        return Answer(self.read(session.trace(ask)), {})
+        return Answer(self.read(session.trace(self.only_pass(session.view))), {})
 
     @overload
     def attribute(
@@ -218,13 +219,8 @@ class Method:
 
 
 def prepare(session: Session, methods: Iterable[Method]) -> None:
-    """Run every pass that these methods are known to need, merged, for each value of the class."""
-    wanted: dict[str | None, list[Pass]] = {}
-    for method in methods:
-        for value, ask in method.wishes(session.view):
-            wanted.setdefault(value, []).append(ask)
-    for value, passes in wanted.items():
-        (session if value is None else session.of_value(value)).prepare(passes)
+    """Run every pass that these methods are known to need, equal ones once."""
+    session.prepare([ask for method in methods for ask in method.asks(session.view)])
 
 
 def answer(session: Session, methods: Iterable[Method], check: bool = True) -> list[Answer]:

@@ -105,8 +105,8 @@ class Bottlenecks:
 
     ``site`` is ``norm1``, or ``input`` of a block (of the head, for the layer after the last). ``tokens`` enter block
     ``layers[0]``; the blocks below were run once. ``clean`` is what the first bottleneck sees. The replicas of all
-    images make one long batch that is cut to fit into memory. The noise of (image, step, layer) has a seed of its own,
-    so that it does not depend on how the batch is cut.
+    images make one long batch that is cut to fit into memory. The noise belongs to (image, step, layer, replica), and
+    does not depend on how the batch is cut.
     """
 
     session: Session
@@ -120,15 +120,13 @@ class Bottlenecks:
     purpose: str
 
     def __post_init__(self) -> None:
-        batch, how = len(self.clean), self.objective
+        how = self.objective
         self.clean = wide(self.clean)
         self.shown = self.priors[0].surprise(self.clean, how.by_channel)  # of the first bottleneck: never changes
         self.repeated = self.target.repeat(how.samples)
         at_once = self.session.batch
         self.size = at_once - at_once % how.samples if at_once > how.samples else at_once  # whole images where possible
-        shape = how.updates + 1, len(self.layers)
-        draws = [self.session.generator(index, self.purpose) for index in range(batch)]
-        self.seeds = [torch.randint(2**62, shape, generator=draw).tolist() for draw in draws]
+        self.draws = self.session.draws(self.purpose)
 
     def optimise(self) -> Found:
         """Return what passes once the ratios have been optimised."""
@@ -218,18 +216,9 @@ class Bottlenecks:
 
     def draw(self, number: int, index: int, start: int, stop: int, shape: torch.Size) -> Tensor:
         """Return standard normal numbers for these replicas at one layer and step, ``[stop - start, N, D]``."""
-        samples, device = self.objective.samples, self.clean.device
-        random = torch.Generator(device)
-        noise = torch.empty(stop - start, *shape[1:], dtype=torch.float32, device=device)  # other types draw others
-        for image in range(start // samples, (stop - 1) // samples + 1):
-            random.manual_seed(self.seeds[image][number][index])
-            low, high = image * samples - start, (image + 1) * samples - start
-            if 0 <= low and high <= len(noise):
-                noise[low:high].normal_(generator=random)
-            else:  # only some replicas of this image are in this part
-                every = noise.new_empty(samples, *shape[1:]).normal_(generator=random)
-                noise[max(0, low) : high] = every[max(0, -low) : len(noise) - low]
-        return noise
+        rows = torch.arange(start, stop, device=self.draws.keys.device)
+        samples = self.objective.samples
+        return self.draws.at(number, index).rows(rows // samples).at(rows % samples).normal(*shape[1:])
 
 
 @dataclass(eq=False)

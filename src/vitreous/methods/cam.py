@@ -71,8 +71,8 @@ class TokenCAM(FeatureMap):
     at_features: ClassVar[Reduce]
     at_input: ClassVar[Reduce]
 
-    def ask(self, view: View) -> Pass:
-        return Pass((self.keep(view, type(self).at_features, True), self.keep(view, reaches, True)))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((self.keep(view, type(self).at_features, True), self.keep(view, reaches, True))),)
 
     def read(self, trace: Trace) -> Tensor:
         asked = self.keep(trace.view, reaches, True)
@@ -289,8 +289,8 @@ class EigenCAM(FeatureMap):
     arbitrary: here the largest absolute value of the map is positive, in the released code it is as it comes.
     """
 
-    def ask(self, view: View) -> Pass:
-        return Pass((self.keep(view, principal),))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((self.keep(view, principal),)),)
 
     def read(self, trace: Trace) -> Tensor:
         return self.lay_out(trace, trace[self.keep(trace.view, principal)][0])

@@ -28,8 +28,8 @@ class ScoredCAM(FeatureMap):
     def forwards(self, view: View) -> float:
         return 1 + view.width
 
-    def ask(self, view: View) -> Pass:
-        return Pass((self.keep(view, whole),))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((self.keep(view, whole),)),)
 
     def features(self, trace: Trace) -> Tensor:
         """Return the channels ``[B, C, h, w]`` of the patches."""
@@ -61,7 +61,7 @@ class ScoreCAM(ScoredCAM):
         return 1 + min(view.width, self.channels or view.width)
 
     def compute(self, session: Session) -> Answer:
-        features = self.features(session.trace(self.ask(session.view)))
+        features = self.features(session.trace(self.only_pass(session.view)))
         if self.channels is not None and self.channels < features.shape[1]:
             best = features.flatten(2).std(dim=2).topk(self.channels).indices
             features = features[torch.arange(len(best), device=best.device)[:, None], best]
@@ -97,12 +97,12 @@ class AblationCAM(ScoredCAM):
     where it is near zero. Cost: one forward per channel, from the block on, and one whole one.
     """
 
-    def ask(self, view: View) -> Pass:
+    def asks(self, view: View) -> tuple[Pass, ...]:
         keep = self.keep(view, whole)
-        return Pass((keep, Keep("input", whole, keep.layers)))
+        return (Pass((keep, Keep("input", whole, keep.layers))),)
 
     def compute(self, session: Session) -> Answer:
-        trace = session.trace(self.ask(session.view))
+        trace = session.trace(self.only_pass(session.view))
         features = self.features(trace)
         score = session.target.score(trace.logits).unsqueeze(1)
         weights = (score - self._scores(session, trace, features.shape[1])) / score
@@ -110,7 +110,7 @@ class AblationCAM(ScoredCAM):
 
     def _scores(self, session: Session, trace: Trace, channels: int) -> Tensor:
         """Return the scores ``[B, C]`` without each channel; the blocks below are not run again."""
-        keep, below = self.ask(session.view).keeps
+        keep, below = self.only_pass(session.view).keeps
         (tokens,), (layer,), target = trace[below], keep.layers, session.target.repeat(channels)
 
         def part(start: int, stop: int) -> Tensor:

@@ -88,11 +88,11 @@ class Bottleneck(Method):
         return {} if self.stats in ("own", "noise") else {"stats": self._given().fingerprint}
 
     @property
-    def value(self) -> str:
+    def own_value(self) -> str:
         return "logprob"
 
-    def ask(self, view: View) -> Pass:
-        return Pass((*self.clean(view), *self._own(view)))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((*self.clean(view), *self._own(view))),)
 
     def clean(self, view: View) -> tuple[Keep, ...]:
         """What the first bottleneck of every optimisation sees, and what enters its block."""
@@ -182,7 +182,7 @@ class CoIBA(Bottleneck):
 
     def compute(self, session: Session) -> Answer:
         target, layers = self.target(session), self.layers(session.view)
-        trace = session.trace(self.ask(session.view))
+        trace = session.trace(self.only_pass(session.view))
         tokens, clean = (trace[keep][0] for keep in self.clean(session.view))
         objective = Objective(
             self.beta,
@@ -222,7 +222,7 @@ class OneLayer(Bottleneck):
         view, target, layers = session.view, self.target(session), self.layers(session.view)
         for layer in layers:
             _refuse_unread(self, view, layer)
-        trace = session.trace(self.ask(view))
+        trace = session.trace(self.only_pass(view))
         outputs = trace[self.clean(view)[0]]
         objective = Objective(self.beta, self.updates, self.samples, self.lr, by_channel=self.damping == "channel")
         made = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -59,8 +59,8 @@ class LayerSum(Method):
         each = self.base.forwards(view)
         return each if self.free else 1 + each * len(self._layers(view))
 
-    def ask(self, view: View) -> Pass | None:
-        return self.base.ask_layers(view, self._layers(view)) if self.free else None
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (self.base.ask_layers(view, self._layers(view)),) if self.free else ()
 
     def compute(self, session: Session) -> Answer:
         layers = self._layers(session.view)
@@ -183,14 +183,13 @@ class Smooth(Method):
     def compute(self, session: Session) -> Answer:
         inputs = session.inputs
         span = (inputs.flatten(1).amax(1) - inputs.flatten(1).amin(1)) * self.sigma
-        draws = [session.generator(i, "smooth") for i in range(len(inputs))]
+        draws = session.draws("smooth")
         at_once = max(1, session.batch // len(inputs))
         mean = spread = torch.zeros(())
         for first in range(0, self.samples, at_once):
             copies = min(at_once, self.samples - first)
-            # copy by copy: what a generator gives depends on how many numbers are asked for at once
-            noise = [torch.stack([_normal(inputs, draw) for _ in range(copies)]) for draw in draws]
-            scaled = torch.stack(noise).to(inputs) * span.view(-1, 1, *[1] * (inputs.ndim - 1))
+            noise = torch.stack([draws.at(copy).normal(*inputs.shape[1:]) for copy in range(first, first + copies)], 1)
+            scaled = noise.to(inputs) * span.view(-1, 1, *[1] * (inputs.ndim - 1))
             noisy = (inputs.unsqueeze(1) + scaled).flatten(0, 1)
             found = wide(self.base.compute(session.fork(noisy, repeat=copies)).map)
             part = found.reshape(len(inputs), copies, *found.shape[1:])
@@ -200,10 +199,6 @@ class Smooth(Method):
             spread = spread + inside + apart.square() * (first * copies / total)
             mean = mean + apart * (copies / total)
         return Answer(mean, {"deviation": (spread / self.samples).sqrt()})
-
-
-def _normal(inputs: Tensor, draw: torch.Generator) -> Tensor:
-    return torch.randn(inputs.shape[1:], generator=draw, dtype=torch.float32)
 
 
 @register("logprob", family="combinator", cost_note="base")
@@ -226,7 +221,7 @@ class LogProb(Method):
         return self.base.class_specific
 
     @property
-    def value(self) -> str:
+    def own_value(self) -> str:
         return "logprob"
 
     @property
@@ -236,11 +231,8 @@ class LogProb(Method):
     def forwards(self, view: View) -> float:
         return self.base.forwards(view)
 
-    def asks(self, view: View) -> list[Pass]:
-        return []
-
-    def wishes(self, view: View) -> list[tuple[str | None, Pass]]:
-        return [(value or "logprob", ask) for value, ask in self.base.wishes(view)]
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return tuple(replace(ask, value=ask.value or "logprob") for ask in self.base.asks(view))
 
     def compute(self, session: Session) -> Answer:
         own = session.of_value("logprob")

@@ -53,8 +53,8 @@ class Consensus(Method):
     def forwards(self, view: View) -> float:
         return sum(base.forwards(view) for base in self.bases)
 
-    def wishes(self, view: View) -> list[tuple[str | None, Pass]]:
-        return [wish for base in self.bases for wish in base.wishes(view)]
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return tuple(ask for base in self.bases for ask in base.asks(view))
 
     def compute(self, session: Session) -> Answer:
         prepare(session, self.bases)

@@ -14,6 +14,7 @@ from vitreous.methods.registry import register
 from vitreous.methods.token_gradient import TokenTerm
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, explicit_shares, whole
+from vitreous.passes.rules import FROZEN
 from vitreous.words import check_choice
 
 __all__ = ["DecompX"]
@@ -38,7 +39,7 @@ class DecompX(TokenTerm):
 
     layer: int = 0
     bias: str = "none"
-    rules = "frozen"
+    rules = FROZEN
 
     def __post_init__(self) -> None:
         check_choice("bias", self.bias, ("none", "token", "absdot"))
@@ -52,20 +53,20 @@ class DecompX(TokenTerm):
         tokens = view.prefix + view.grid()[0] * view.grid()[1]
         return 1.0 if self.bias != "absdot" else 2.0 + tokens
 
-    def ask(self, view: View) -> Pass:
+    def asks(self, view: View) -> tuple[Pass, ...]:
         if self.bias != "absdot":
-            return super().ask(view)
+            return super().asks(view)
         if view.windowed:
             raise ModelError(f"{view.name} attends inside windows: decompx(bias=absdot) does not apply; use bias=token")
-        return Pass((Keep("input", whole, (resolve_layer(view, self.layer),)),))
+        return (Pass((Keep("input", whole, (resolve_layer(view, self.layer),)),)),)
 
     def compute(self, session: Session) -> Answer:
         if self.bias == "none":
             return super().compute(session)
-        trace = session.trace(self.ask(session.view))
+        trace = session.trace(self.only_pass(session.view))
         logits = wide(trace.logits)
         slope = session.target.slope(logits)  # the target, linear in the logits
-        (kept,) = trace[self.ask(session.view).keeps[0]]
+        (kept,) = trace[self.only_pass(session.view).keeps[0]]
         if self.bias == "token":
             bias = (slope * logits).sum(dim=1) - kept.sum(dim=1)
             return Answer(self.read(trace), {"bias": bias})

@@ -75,8 +75,8 @@ class FullGrad(BiasTerms):
     layer: int = 0
     absolute: bool = False
 
-    def ask(self, view: View) -> Pass:
-        return self.ask_layers(view, (resolve_layer(view, self.layer),))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
 
     def read(self, trace: Trace) -> Tensor:
         return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
@@ -102,8 +102,8 @@ class FullGradPlus(BiasTerms):
     start: int = 0
     absolute: bool = False
 
-    def ask(self, view: View) -> Pass:
-        return self.ask_layers(view, self._layers(view))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (self.ask_layers(view, self._layers(view)),)
 
     def read(self, trace: Trace) -> Tensor:
         return torch.stack(self.read_layers(trace, self._layers(trace.view))).sum(dim=0)

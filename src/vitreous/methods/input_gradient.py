@@ -50,8 +50,8 @@ class Saliency(Method):
 
     grid = "pixel"
 
-    def ask(self, view: View) -> Pass:
-        return Pass((Keep("image", absolute, grad=True),))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((Keep("image", absolute, grad=True),)),)
 
     def read(self, trace: Trace) -> Tensor:
         return to_map(trace, trace[Keep("image", absolute, grad=True)][0])
@@ -68,8 +68,8 @@ class PixelXGradient(Method):
 
     grid = "pixel"
 
-    def ask(self, view: View) -> Pass:
-        return Pass((Keep("image", times_gradient, grad=True),))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((Keep("image", times_gradient, grad=True),)),)
 
     def read(self, trace: Trace) -> Tensor:
         return to_map(trace, trace[Keep("image", times_gradient, grad=True)][0])

@@ -110,8 +110,8 @@ class AttentionInputNorm(Mixing):
     def measure(self) -> Measure:
         return brought_or_kept if self.residual else brought
 
-    def ask(self, view: View) -> Pass:
-        return self.ask_layers(view, (resolve_layer(view, self.layer),))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
 
     def read(self, trace: Trace) -> Tensor:
         return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
@@ -128,8 +128,8 @@ class MixingRollout(Mixing):
         if not 0 <= self.residual < 1:
             raise SpellingError(f"residual={self.residual} must be at least 0 and below 1")
 
-    def ask(self, view: View) -> Pass:
-        return Pass((self._matrices(view), *start_keeps(view, head_mean, False)))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((self._matrices(view), *start_keeps(view, head_mean, False))),)
 
     def read(self, trace: Trace) -> Tensor:
         matrices = trace[self._matrices(trace.view)]

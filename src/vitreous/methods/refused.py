@@ -23,7 +23,7 @@ class Refused(Method):
     because: ClassVar[str]
     instead: ClassVar[str]
 
-    def ask(self, view: View) -> Pass | None:
+    def asks(self, view: View) -> tuple[Pass, ...]:
         has_relu = any(isinstance(module, nn.ReLU) for module in view.model.modules())
         reason = "is not built for the ReLUs" if has_relu else self.because
         raise ModelError(f"{self.info.name} {reason} of {view.name}; use {self.instead}")

@@ -26,10 +26,10 @@ class RowTerm(Method):
     reduce: ClassVar[Reduce]
     grad: ClassVar[bool] = True
 
-    def ask(self, view: View) -> Pass:
+    def asks(self, view: View) -> tuple[Pass, ...]:
         if self._pools(view):
-            return Pass(start_keeps(view, type(self).reduce, self.grad))
-        return self.ask_layers(view, (resolve_layer(view, self.layer),))
+            return (Pass(start_keeps(view, type(self).reduce, self.grad)),)
+        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
 
     def read(self, trace: Trace) -> Tensor:
         if self._pools(trace.view):

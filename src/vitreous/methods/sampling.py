@@ -56,7 +56,7 @@ class TIS(Method):
             raise SpellingError(f"ratio={self.ratio} must be above 0 and at most 1")
 
     @property
-    def value(self) -> str:
+    def own_value(self) -> str:
         return self.score
 
     @property
@@ -66,13 +66,13 @@ class TIS(Method):
     def forwards(self, view: View) -> float:
         return 1 + self.masks
 
-    def ask(self, view: View) -> Pass:
+    def asks(self, view: View) -> tuple[Pass, ...]:
         if not view.drops_tokens:
             raise ModelError(f"tis leaves tokens out, and {view.name} cannot: its layers need the whole grid")
-        return Pass((Keep("input", whole, (0,)), Keep("output", whole, tuple(range(view.depth)))))
+        return (Pass((Keep("input", whole, (0,)), Keep("output", whole, tuple(range(view.depth))))),)
 
     def compute(self, session: Session) -> Answer:
-        trace = session.trace(self.ask(session.view))
+        trace = session.trace(self.only_pass(session.view))
         high, wide_ = trace.grid
         kept = int(self.ratio * high * wide_)
         if kept < 1:
@@ -87,11 +87,10 @@ class TIS(Method):
 
     def _samples(self, session: Session, trace: Trace, kept: int) -> Tensor:
         """Return the patches ``[B, masks, k]`` of each sample, in ascending order."""
-        outputs = trace[self.ask(session.view).keeps[1]]
+        outputs = trace[self.only_pass(session.view).keeps[1]]
         rows = len(outputs) * outputs[0].shape[2]
         masks = min(self.masks, rows)
-        draws = [session.generator(i, "tis") for i in range(len(session.inputs))]
-        first = torch.stack([torch.randperm(rows, generator=draw)[:masks] for draw in draws])
+        first = session.draws("tis").permutation(rows)[:, :masks]
 
         def part(start: int, stop: int) -> Tensor:
             patches = [wide(each[start:stop, session.view.prefix :]) for each in outputs]
@@ -109,7 +108,7 @@ class TIS(Method):
     def _scores(self, session: Session, trace: Trace, images: Tensor, samples: Tensor) -> Tensor:
         """Return the score of every sample, from block 0 on; samples of several images share a batch."""
         view = session.view
-        (tokens,) = trace[self.ask(view).keeps[0]]
+        (tokens,) = trace[self.only_pass(view).keeps[0]]
         aim = replace(session.target, value=self.score)
         target = replace(
             aim,

@@ -15,6 +15,7 @@ from vitreous.methods.readout import dot, wide
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Reduce, Trace
+from vitreous.passes.rules import PLAIN, Rules
 from vitreous.words import check_choice
 
 __all__ = ["AttCAT", "AttentionXInputXGradient", "Gradient", "InputXGradient", "TokenTerm"]
@@ -25,14 +26,14 @@ class TokenTerm(Method):
 
     layer: int
     layered = True
-    rules: ClassVar[str] = "plain"
+    rules: ClassVar[Rules] = PLAIN
 
     @property
     def reduce(self) -> Reduce:
         return dot
 
-    def ask(self, view: View) -> Pass:
-        return self.ask_layers(view, (resolve_layer(view, self.layer),))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
 
     def read(self, trace: Trace) -> Tensor:
         return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
@@ -90,8 +91,8 @@ class AttentionXInputXGradient(Method):
     layer: int = 0
     layered = True
 
-    def ask(self, view: View) -> Pass:
-        return self.ask_layers(view, (resolve_layer(view, self.layer),))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
 
     def read(self, trace: Trace) -> Tensor:
         return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
@@ -125,8 +126,8 @@ class AttCAT(Method):
     def __post_init__(self) -> None:
         check_choice("at", self.at, ("output", "input"))
 
-    def ask(self, view: View) -> Pass:
-        return Pass(_received_times(range(view.depth), self.at, view.depth))
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass(_received_times(range(view.depth), self.at, view.depth)),)
 
     def read(self, trace: Trace) -> Tensor:
         received, terms = _received_times(range(trace.view.depth), self.at, trace.view.depth)

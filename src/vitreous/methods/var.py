@@ -90,7 +90,7 @@ class VAR(Method):
 
     def forwards(self, view: View) -> float:
         each = self.base.forwards(view)
-        return each if self.base.wishes(view) and each == 1 else each * self._count
+        return each if self.base.asks(view) and each == 1 else each * self._count
 
     def held(self, view: View) -> int:
         return 3 * self._count

@@ -132,15 +132,17 @@ class VTranM(Method):
         if self.value is not None:
             check_choice("value", self.value, VALUES)
 
+    @property
+    def own_value(self) -> str | None:
+        return self.value
+
     def compute(self, session: Session) -> Answer:
-        if self.value is not None:
-            session = session.of_value(self.value)
-        trace = session.trace(self._pass(session.view))
+        trace = session.trace(self.only_pass(session.view))
         return Answer(self._map(trace), self._extras(trace))
 
-    def _pass(self, view: View) -> Pass:
+    def asks(self, view: View) -> tuple[Pass, ...]:
         keeps = (self._updates(view), *self._weights(view), Keep("input", token_lengths))
-        return Pass((*keeps, *start_keeps(view, positive, True)))
+        return (Pass((*keeps, *start_keeps(view, positive, True)), value=self.value),)
 
     def _updates(self, view: View) -> Keep:
         layers = range(view.depth) if self.aggregate else range(1)

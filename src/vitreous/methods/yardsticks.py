@@ -29,9 +29,7 @@ class Random(Method):
 
     def compute(self, session: Session) -> Answer:
         grid = session.view.grid(session.inputs)
-        draws = [session.generator(i, "random") for i in range(len(session.inputs))]
-        maps = [torch.rand(grid, generator=draw, dtype=torch.float32) for draw in draws]
-        return Answer(torch.stack(maps).to(wide(session.inputs)), {})
+        return Answer(session.draws("random").uniform(*grid).to(wide(session.inputs)), {})
 
 
 @register("constant", family="yardstick", class_specific=False, cost=(0, 0))

@@ -15,6 +15,7 @@ import torch
 
 from vitreous.errors import VitreousError
 from vitreous.metrics.curves import Array
+from vitreous.passes.random import Draws
 
 __all__ = ["SAMPLES", "Difference", "Interval", "difference", "intervals", "resampled_means"]
 
@@ -53,11 +54,11 @@ def resampled_means(scores: Array, samples: int = SAMPLES, seed: int = 0) -> Arr
     there = ~columns.isnan()
     both = torch.cat([columns.nan_to_num(0.0), there.double()], dim=1)
     n = len(columns)
-    generator = torch.Generator().manual_seed(seed)
+    draws = Draws.of(seed, "bootstrap")
     means = []
     for start in range(0, samples, max(1, _BLOCK // n)):
         rows = min(samples - start, max(1, _BLOCK // n))
-        drawn = torch.randint(n, (rows, n), generator=generator)
+        drawn = Draws(draws.keys.expand(rows)).at(torch.arange(start, start + rows)).below(n, n)
         weights = torch.zeros(rows, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(rows, n).double())
         total, count = (weights @ both).chunk(2, dim=1)
         means.append(total / count)

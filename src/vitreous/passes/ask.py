@@ -10,8 +10,10 @@ from torch import Tensor
 
 from vitreous.errors import TraceError
 from vitreous.models import View
+from vitreous.passes.rules import PLAIN, Rules
+from vitreous.passes.target import check_value
 
-__all__ = ["BETWEEN", "RULES", "SITES", "Block", "Keep", "Pass", "Reduce", "whole"]
+__all__ = ["BETWEEN", "SITES", "Block", "Keep", "Pass", "Reduce", "whole"]
 
 SITES = ("image", "input", "output", "attention", "values", "norm1", "attn", "norm2", "mlp", "pool", "block", "biases")
 """Where one can look. ``image`` is what enters the model, ``input`` and ``output`` the residual stream around a block,
@@ -23,9 +25,6 @@ where the gradient is ``[B, D]`` after the pooling."""
 
 BETWEEN = ("attention", "values", "block", "biases")
 """The sites that need tokens which all see each other, in one order."""
-
-RULES = ("plain", "frozen")
-"""How gradients flow: as they are, or in the frozen network of DecompX (see ``rules``)."""
 
 Reduce = Callable[[View, Any, Tensor | None], Tensor]
 """``(view, value, gradient) -> what to keep``; the gradient is ``None`` where none was asked for."""
@@ -73,14 +72,18 @@ class Keep:
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward, and one backward if any gradient is kept. Passes with equal rules are run together."""
+    """One forward, and one backward if anything that flows back is kept. Passes of equal rules and value run together.
+
+    ``rules`` say what flows backward, ``value`` which value of the class it starts from: ``None``, the one asked for.
+    """
 
     keeps: tuple[Keep, ...] = ()
-    rules: str = "plain"
+    rules: Rules = PLAIN
+    value: str | None = None
 
     def __post_init__(self) -> None:
-        if self.rules not in RULES:
-            raise TraceError(f"unknown rules {self.rules!r}; known: {', '.join(RULES)}")
+        if self.value is not None:
+            check_value(self.value)
 
     @property
     def backward(self) -> bool:

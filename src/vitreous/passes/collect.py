@@ -20,7 +20,7 @@ from vitreous.data import OnError, Progress, count, cut, file_digest, image_file
 from vitreous.errors import ImageError, VitreousError, VitreousWarning
 from vitreous.models import View, view
 from vitreous.passes.memory import in_parts, inner_batch
-from vitreous.passes.session import check_seed
+from vitreous.passes.random import check_seed
 from vitreous.passes.statistics import Statistics, maker_of, noise, statistics_of
 
 __all__ = ["statistics"]

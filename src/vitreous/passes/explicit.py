@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from vitreous.errors import TraceError, VitreousError
 from vitreous.models import View
 from vitreous.passes.memory import budget_bytes
+from vitreous.passes.operations import OPERATIONS
 from vitreous.passes.rules import AttentionCall, weights
 
 __all__ = ["explicit_shares"]
@@ -74,7 +75,7 @@ class _Carry(TorchFunctionMode):
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = _HANDLERS.get(func)
+        handler = _HANDLERS.get(func) or _BY_KIND.get(OPERATIONS.get(func, ""))
         if handler is None:
             return func(*args, **(kwargs or {}))
         return handler(self, func, *args, **(kwargs or {}))
@@ -144,7 +145,7 @@ class _Carry(TorchFunctionMode):
         if enable_gqa:
             repeats = query.shape[-3] // key.shape[-3]
             key, value = (x.repeat_interleave(repeats, dim=-3) for x in (key, value))
-        attention = weights(query[-1:], key[-1:], AttentionCall(attn_mask, is_causal, scale), wide=False)
+        attention = weights(query[-1:], key[-1:], AttentionCall(attn_mask, is_causal, scale), full=False)
         mixed: Tensor = attention @ self._values(value)
         return mixed
 
@@ -196,15 +197,17 @@ class _Carry(TorchFunctionMode):
         return func(x[-1:], *args, **kwargs)  # type: ignore[no-any-return]
 
 
-_HANDLERS: dict[Any, Callable[..., Any]] = {
-    F.linear: _Carry._linear,
-    F.scaled_dot_product_attention: _Carry._attend,
+_BY_KIND: dict[str, Callable[..., Any]] = {
+    "linear": _Carry._linear,
+    "attention": _Carry._attend,
+    "softmax": _Carry._softmax,
+    "matmul": _Carry._matmul,
+    "norm": _Carry._layer_norm,
+    "activation": _Carry._activation,
+}
+_HANDLERS: dict[Any, Callable[..., Any]] = {  # what is not like others of its kind
     F.multi_head_attention_forward: _Carry._multi_head,
-    **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax), _Carry._softmax),
-    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _Carry._matmul),
-    **dict.fromkeys((F.layer_norm, torch.layer_norm), _Carry._layer_norm),
     **dict.fromkeys((F.rms_norm, torch.rms_norm), _Carry._rms_norm),
-    **dict.fromkeys((F.gelu, F.silu), _Carry._activation),
     **dict.fromkeys((F.relu, torch.relu, Tensor.relu), _Carry._relu),
     **dict.fromkeys((torch.sigmoid, F.sigmoid, Tensor.sigmoid), _Carry._constant),
     **dict.fromkeys((torch.norm, Tensor.norm, torch.linalg.vector_norm), _Carry._constant),

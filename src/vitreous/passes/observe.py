@@ -1,14 +1,14 @@
 """See and steer every functional call of an unmodified model, through torch's own override protocol.
 
 ``Observer`` is a ``TorchFunctionMode``: inside its ``with`` block every torch function call of the forward arrives here
-first. It hands out the attention, swaps in the frozen backward rules, and lets everything else through. The model is a
-twin whose weights are constants, so that no weight gradient is ever computed or accumulated.
+first. It hands out the attention, lets rules take the place of the operations they are for, and lets everything else
+through. The model is a twin whose weights are constants, so that no weight gradient is ever computed or accumulated.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,34 +21,36 @@ from vitreous.errors import TraceError
 from vitreous.models import View
 from vitreous.passes.ask import BETWEEN, Block, Keep
 from vitreous.passes.biases import add_shares, no_shares
-from vitreous.passes.rules import Attend, AttentionCall, FrozenGate, FrozenLayerNorm, FrozenRMSNorm, weights
+from vitreous.passes.operations import OPERATIONS, is_carrier
+from vitreous.passes.rules import Attend, AttentionCall, AttentionRule, Call, Rules, weights
 from vitreous.passes.trace import Trace
 
 __all__ = ["Observer"]
 
 _INSIDE = ("norm1", "attn", "norm2", "mlp")
+_LAYER_NORMS = (F.layer_norm, torch.layer_norm)
 
 
 class Observer(TorchFunctionMode):
     """Watches one forward; what it is asked to keep goes to ``self.trace``, which may be changed between backwards."""
 
-    def __init__(self, view: View, keeps: Sequence[Keep], frozen: bool, trace: Trace) -> None:
+    def __init__(self, view: View, keeps: Sequence[Keep], rules: Rules, trace: Trace) -> None:
         super().__init__()
-        self.view, self.frozen, self.trace = view, frozen, trace
+        self.view, self.rules, self.trace = view, rules, trace
         self.keeps = keeps
         self.layer: int | None = None  # the block now running; None inside embed
         self.pooling = False
         self.seen: Counter[str] = Counter()
         self._attention: Tensor | None = None
         self._parts: dict[str, Tensor] = {}  # of the block now running, for those who want it whole
-        self._handlers = _FROZEN if frozen else _PLAIN
-        if any(keep.site == "biases" for keep in keeps):
-            self._handlers = {**_BIASES, **self._handlers}
+        self._biases = any(keep.site == "biases" for keep in keeps)
+        self._steered = dict(rules.table)
+        self._strict = rules.currency == "relevance"
 
     @property
     def needed(self) -> bool:
         """Whether calls must be seen or changed: to steer, or to show attention."""
-        return self.frozen or any(keep.site in ("pool", *BETWEEN) for keep in self.keeps)
+        return bool(self.rules) or any(keep.site in ("pool", *BETWEEN) for keep in self.keeps)
 
     # -- places the runner tells about -----------------------------------------------------------------
 
@@ -132,8 +134,9 @@ class Observer(TorchFunctionMode):
         return handles
 
     def _check(self, layer: int | None) -> None:
+        """Hold the operations that someone asked for against those that the adapter declares."""
         declared = self.view.calls(layer)
-        kinds = ["attention", "norm", "activation", "gate"] if self.frozen else []
+        kinds = [kind for kind in self.rules.kinds if kind in _COUNTED]
         sites = ("pool",) if layer is None else ("attention", "block")
         if not kinds and any(self._wanted(site, layer or 0) for site in sites):
             kinds = ["attention"]
@@ -149,10 +152,47 @@ class Observer(TorchFunctionMode):
     # -- the override ----------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = self._handlers.get(func)
-        if handler is None or (self.layer is None and not self.pooling):
-            return func(*args, **(kwargs or {}))
-        return handler(self, func, *args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        kind = OPERATIONS.get(func)
+        if kind is None:
+            return func(*args, **kwargs) if not self._strict else self._carried(func, args, kwargs)
+        if self.layer is None and not self.pooling:
+            return self._steer("embedding" if kind in ("linear", "conv") else kind, func, args, kwargs)
+        if kind == "attention":
+            attend = self._multi_head if func is F.multi_head_attention_forward else self._attend
+            return attend(func, *args, **kwargs)
+        if kind == "softmax":
+            return self._softmax(func, args, kwargs)
+        if kind == "matmul":
+            return self._matmul(func, args, kwargs)
+        if kind == "activation" and self.view.calls(self.layer).get("gate", 0) and func in (F.gelu, F.silu):
+            kind = "gate"
+        return self._steer(kind, func, args, kwargs)
+
+    def _steer(self, kind: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation, or the rule that stands for it, and see what its bias does."""
+        rule = self._steered.get(kind)
+        if rule is None:
+            out = func(*args, **kwargs) if not self._strict else self._carried(func, args, kwargs)
+        else:
+            self.seen[kind] += 1
+            out = rule(Call(kind, func, args, kwargs, self.view, self.layer))
+        if self._biases and (kind == "linear" or func in _LAYER_NORMS):
+            place = 2 if kind == "linear" else 3
+            self._biased(out, kwargs.get("bias", args[place] if len(args) > place else None))
+        return out
+
+    def _carried(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Let a function through that only moves relevance; any other would turn it into a gradient."""
+        out = func(*args, **kwargs)
+        flows = any(isinstance(each, Tensor) and each.requires_grad for each in (out, *_tensors(out)))
+        if flows and not is_carrier(func):
+            place = "the head" if self.pooling else "the embedding" if self.layer is None else f"block {self.layer}"
+            name = getattr(func, "__name__", str(func))
+            raise TraceError(f"{self.view.name}: no rule says how relevance passes {name} in {place}")
+        return out
+
+    # -- attention -------------------------------------------------------------------------------------
 
     def _attend(
         self,
@@ -166,23 +206,32 @@ class Observer(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """``scaled_dot_product_attention``: left alone unless someone asked, or the network is frozen."""
+        """``scaled_dot_product_attention``: left alone unless someone asked, or a rule is there for it."""
         self.seen["attention"] += 1
         site, layer = ("pool", 0) if self.pooling else ("attention", self.layer or 0)
         keeps = self._wanted(site, layer)
         values, blocks = ([] if self.pooling else self._wanted(each, layer) for each in ("values", "block"))
-        steers = self.frozen and torch.is_grad_enabled() and value.requires_grad
-        if not (keeps or values or blocks or steers):
+        rule = self._steered.get("attention")
+        inner = rule is None and ("softmax" in self._steered or "matmul" in self._steered)
+        flows = torch.is_grad_enabled() and value.requires_grad
+        if not (keeps or values or blocks or (flows and (rule is not None or inner or self._strict))):
             more = {"enable_gqa": True} if enable_gqa else {}
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)  # type: ignore[no-any-return]
         if enable_gqa:
             repeats = query.shape[-3] // key.shape[-3]
             key, value = (x.repeat_interleave(repeats, dim=-3) for x in (key, value))
-        call = AttentionCall(attn_mask, is_causal, scale, self.frozen)
-        if self.frozen:
-            query, key = query.detach(), key.detach()
-        if not (torch.is_grad_enabled() and value.requires_grad):
+        call = AttentionCall(attn_mask, is_causal, scale)
+        if flows and inner:
+            self.seen["attention"] -= 1  # its softmax is counted
+            return self._attend_by_parts(query, key, value, call)
+        if not flows:
             return self._attend_forward(query, key, value, call, keeps, values, layer)
+        if rule is None and self._strict:
+            raise TraceError(f"{self.view.name}: no rule says how relevance passes attention in block {self.layer}")
+        if rule is not None:
+            if not isinstance(rule, AttentionRule):
+                raise TraceError(f"the rule {type(rule).__name__} is none for attention as a whole")
+            call.rule, query, key = rule, query.detach(), key.detach()
         call.needs_gradient = any(keep.grad for keep in [*keeps, *blocks])
         parts = self._parts  # complete when the backward comes by
 
@@ -198,6 +247,14 @@ class Observer(TorchFunctionMode):
 
         call.watch = watch if keeps or values or blocks else None
         return Attend.apply(query, key, value, call)  # type: ignore[no-any-return]
+
+    def _attend_by_parts(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        """Attention as the two products and the softmax that it is, each under its own rule."""
+        scale = call.scale if call.scale is not None else query.shape[-1] ** -0.5
+        scores = self._matmul(torch.matmul, (query * scale, key.transpose(-2, -1)), {})
+        scores = call.masked(scores)
+        attention = self._softmax(torch.softmax, (scores, -1), {})
+        return self._matmul(torch.matmul, (attention.to(value.dtype), value), {})
 
     def _attend_forward(
         self,
@@ -246,33 +303,35 @@ class Observer(TorchFunctionMode):
         biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
         parts = []
         for given, weight, bias in zip((query, key, value), in_proj_weight.chunk(3), biases, strict=True):
-            part = self._linear(F.linear, given.transpose(0, 1), weight, bias)  # [B, N, D]
+            part = self._steer("linear", F.linear, (given.transpose(0, 1), weight, bias), {})  # [B, N, D]
             parts.append(part.reshape(*part.shape[:2], num_heads, -1).transpose(1, 2))
         q, k, v = parts
         mixed = self._attend(F.scaled_dot_product_attention, q, k, v)
-        out = self._linear(F.linear, mixed.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
+        out = self._steer("linear", F.linear, (mixed.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias), {})
         return out.transpose(0, 1), None
 
-    def _softmax(self, func: Any, scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Attention that a model writes out itself: ``softmax(scores) @ v``."""
-        attention: Tensor = func(scores, *args, **kwargs)
-        if attention.ndim < 3:
-            return attention
+    def _softmax(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        """A softmax of scores, written out by the model; others (over classes, say) are left alone."""
+        scores = args[0] if args else kwargs["input"]
+        if scores.ndim < 3:
+            return self._steer("softmax", func, args, kwargs) if self._strict else func(*args, **kwargs)  # type: ignore[no-any-return]
         self.seen["attention"] += 1
-        if self.frozen:
-            attention = attention.detach()
+        rule = self._steered.get("softmax")
+        call = Call("softmax", func, args, kwargs, self.view, self.layer)
+        attention: Tensor = call.plain() if rule is None else rule(call)
         self.note("pool" if self.pooling else "attention", 0 if self.pooling else self.layer or 0, attention)
         self._attention = attention
         return attention
 
-    def _matmul(self, func: Any, left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def _matmul(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         """The product that follows a written-out attention, perhaps cast or dropped out, shows the values."""
+        left, right = args[:2]
         mixes = self._attention is not None and left.shape == self._attention.shape
         if mixes and self.layer is not None:
             self.note("values", self.layer, right)
             self._note_block(self.layer, self._attention, right)
             self._attention = None
-        return func(left, right, *args, **kwargs)  # type: ignore[no-any-return]
+        return self._steer("matmul", func, args, kwargs)  # type: ignore[no-any-return]
 
     def _note_block(self, layer: int, attention: Any, values: Tensor) -> None:
         keeps = self._wanted("block", layer)
@@ -288,12 +347,6 @@ class Observer(TorchFunctionMode):
 
     # -- biases ----------------------------------------------------------------------------------------
 
-    def _linear(self, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self._biased(func(input, weight, bias), bias)
-
-    def _plain_norm(self, func: Any, *args: Any, **kwargs: Any) -> Tensor:
-        return self._biased(func(*args, **kwargs), kwargs.get("bias", args[3] if len(args) > 3 else None))
-
     def _biased(self, out: Tensor, bias: Tensor | None) -> Tensor:
         """Sum what the biases of a block do, each where it is added."""
         layer = self.view.depth if self.pooling else self.layer or 0
@@ -307,75 +360,10 @@ class Observer(TorchFunctionMode):
             out.register_hook(hook)  # type: ignore[no-untyped-call]
         return out
 
-    # -- the frozen network ----------------------------------------------------------------------------
 
-    def _layer_norm(
-        self,
-        func: Any,
-        input: Tensor,
-        normalized_shape: Sequence[int],
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        eps: float = 1e-5,
-        *_: Any,
-    ) -> Tensor:
-        self.seen["norm"] += 1
-        return self._biased(FrozenLayerNorm.apply(input, tuple(normalized_shape), weight, bias, eps), bias)
-
-    def _rms_norm(
-        self,
-        func: Any,
-        input: Tensor,
-        normalized_shape: Sequence[int],
-        weight: Tensor | None = None,
-        eps: float | None = None,
-    ) -> Tensor:
-        self.seen["norm"] += 1
-        return FrozenRMSNorm.apply(input, tuple(normalized_shape), weight, eps)  # type: ignore[no-any-return]
-
-    def _length(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The length a vector is divided by (the cosine of a zero-shot head): a constant, as in any norm."""
-        self.seen["norm"] += 1
-        return func(x, *args, **kwargs).detach()  # type: ignore[no-any-return]
-
-    def _activation(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """GELU and SiLU: a frozen gate; in a gated MLP the whole activation is the gate of the other branch."""
-        with torch.no_grad():
-            out: Tensor = func(x, *args, **kwargs)
-        if self.view.calls(self.layer).get("gate", 0):
-            self.seen["gate"] += 1
-            return out
-        self.seen["activation"] += 1
-        return FrozenGate.apply(x, out)  # type: ignore[no-any-return]
-
-    def _sigmoid(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """QuickGELU is ``x * sigmoid(1.702 x)``, and other gates are sigmoids too: a constant."""
-        self.seen["activation"] += 1
-        return func(x, *args, **kwargs).detach()  # type: ignore[no-any-return]
-
-    def _relu(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """ReLU is its own frozen gate."""
-        self.seen["activation"] += 1
-        return func(x, *args, **kwargs)  # type: ignore[no-any-return]
+_COUNTED = ("attention", "norm", "activation", "gate")
+"""What adapters declare how often it happens."""
 
 
-_Handler = Callable[..., Any]
-_PLAIN: dict[Any, _Handler] = {
-    F.scaled_dot_product_attention: Observer._attend,
-    F.multi_head_attention_forward: Observer._multi_head,
-    **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax), Observer._softmax),
-    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), Observer._matmul),
-}
-_BIASES: dict[Any, _Handler] = {
-    F.linear: Observer._linear,
-    **dict.fromkeys((F.layer_norm, torch.layer_norm), Observer._plain_norm),
-}
-_FROZEN: dict[Any, _Handler] = {
-    **_PLAIN,
-    **dict.fromkeys((F.layer_norm, torch.layer_norm), Observer._layer_norm),
-    **dict.fromkeys((F.rms_norm, torch.rms_norm), Observer._rms_norm),
-    **dict.fromkeys((torch.norm, Tensor.norm, torch.linalg.vector_norm), Observer._length),
-    **dict.fromkeys((F.gelu, F.silu), Observer._activation),
-    **dict.fromkeys((torch.sigmoid, F.sigmoid, Tensor.sigmoid), Observer._sigmoid),
-    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), Observer._relu),
-}
+def _tensors(out: Any) -> Sequence[Any]:
+    return out if isinstance(out, list | tuple) else ()

@@ -13,6 +13,7 @@ from vitreous.errors import ModelError, TraceError
 from vitreous.models import View
 from vitreous.passes.ask import BETWEEN, Keep, Pass
 from vitreous.passes.observe import Observer
+from vitreous.passes.rules import PLAIN, Rules
 from vitreous.passes.target import Target
 from vitreous.passes.trace import Trace
 
@@ -25,8 +26,8 @@ def merge(passes: Iterable[Pass]) -> list[Pass]:
     Rules change gradients only, so a pass without any rides along with the first pass that runs a backward.
     """
     passes = list(passes)
-    rules = list(dict.fromkeys(each.rules for each in passes if each.backward)) or ["plain"]
-    groups: dict[str, list[Keep]] = {rule: [] for rule in rules}
+    rules = list(dict.fromkeys(each.rules for each in passes if each.backward)) or [PLAIN]
+    groups: dict[Rules, list[Keep]] = {rule: [] for rule in rules}
     for each in passes:
         groups[each.rules if each.backward else rules[0]].extend(each.keeps)
     return [Pass(_union(keeps), rule) for rule, keeps in groups.items()]
@@ -50,7 +51,7 @@ def run_targets(
     view = view.twin()
     _refuse_windows(view, ask)
     forward = Trace(view, inputs)  # what needs no gradient is kept here, once for all targets
-    observer = Observer(view, ask.keeps, ask.rules == "frozen", forward)
+    observer = Observer(view, ask.keeps, ask.rules, forward)
     plain = torch.autocast(inputs.device.type, enabled=False)  # the model's own precision, whatever surrounds the call
     with torch.inference_mode(False), plain, torch.set_grad_enabled(ask.backward):
         inputs = inputs.clone() if inputs.is_inference() else inputs.detach()

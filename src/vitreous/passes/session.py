@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from vitreous.errors import VitreousError
 from vitreous.models import View
 from vitreous.models.parts import SubView
 from vitreous.passes.ask import Pass
 from vitreous.passes.memory import in_parts, inner_batch
+from vitreous.passes.random import Draws, check_seed
+from vitreous.passes.rules import Rules
 from vitreous.passes.runner import merge, run
 from vitreous.passes.target import Target, probabilities
 from vitreous.passes.trace import Trace
 
-__all__ = ["Session", "check_seed", "seeded"]
+__all__ = ["Session"]
 
 
 class Session:
@@ -47,12 +46,25 @@ class Session:
         self.view, self.seed, self.memory, self.tick = view.twin(), check_seed(seed), memory, tick
         self.batch = batch or inner_batch(view, self.inputs, memory)
         self._target = target
-        self._origin, self._place = self.inputs, ""  # what random draws follow
-        self._traces: list[tuple[str, Trace]] = []
+        self._origin, self._place = inputs.detach().to(self.inputs.device), ""  # what random draws follow
+        self._traces: list[tuple[Rules, Trace]] = []
         self._valued: dict[str, Session] = {}
 
     def prepare(self, passes: Iterable[Pass]) -> None:
-        """Run all of these passes now, equal ones once."""
+        """Run all of these passes now, equal ones once, for each value of the class that they ask for.
+
+        What needs no backward rides along with the first pass that runs one, whatever its value.
+        """
+        wanted: dict[str | None, list[Pass]] = {}
+        for each in passes:
+            wanted.setdefault(each.value if each.backward else None, []).append(replace(each, value=None))
+        own = wanted.get(None, [])
+        if len(wanted) > 1 and not any(each.backward for each in own):
+            wanted[next(value for value in wanted if value is not None)] += wanted.pop(None, [])
+        for value, some in wanted.items():
+            (self if value is None else self.of_value(value))._prepare(some)
+
+    def _prepare(self, passes: Sequence[Pass]) -> None:
         missing = [each for each in passes if self._find(each) is None]
         if missing:
             for each in merge(missing):
@@ -60,6 +72,9 @@ class Session:
 
     def trace(self, ask: Pass) -> Trace:
         """Return the trace that answers this pass."""
+        if ask.value is not None:
+            chosen = self.of_value(ask.value) if ask.backward else self
+            return chosen.trace(replace(ask, value=None))
         found = self._find(ask)
         if found is None:
             self._run(ask)
@@ -122,15 +137,17 @@ class Session:
     def _like(self, inputs: Tensor, target: Target, view: View | None = None) -> Session:
         return Session(view or self.view, inputs, target, self.seed, self.batch, self.memory, self.tick)
 
-    def generator(self, index: int, purpose: str) -> torch.Generator:
-        """Return the random numbers of one image for one purpose, the same wherever the image stands in a batch."""
-        return seeded(self.seed, self._origin[index], purpose + self._place)
+    def draws(self, purpose: str) -> Draws:
+        """Return the random numbers of every image for one purpose, the same wherever it stands in a batch."""
+        return Draws.of_images(self.seed, purpose + self._place, self._origin)
 
     def _find(self, ask: Pass) -> Trace | None:
         for rules, trace in self._traces:
             if (rules == ask.rules or not ask.backward) and all(trace.has(keep) for keep in ask.keeps):
                 return trace
-        return None
+        if ask.backward:
+            return None
+        return next((found for each in self._valued.values() if (found := each._find(ask)) is not None), None)
 
     def _run(self, ask: Pass) -> None:
         def part(start: int, stop: int) -> Trace:
@@ -140,17 +157,3 @@ class Session:
             return trace
 
         self._traces.append((ask.rules, Trace.join(in_parts(part, len(self.inputs), self.batch))))
-
-
-def check_seed(seed: int) -> int:
-    """Return a seed that every generator takes."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise VitreousError(f"seed={seed!r:.60} is not a whole number from 0 to 2**63 - 1")
-    return seed
-
-
-def seeded(seed: int, image: Tensor, purpose: str) -> torch.Generator:
-    """Return a generator seeded by (seed, image content, purpose), on the CPU whatever the device."""
-    digest = hashlib.blake2b(f"{seed}:{purpose}:".encode(), digest_size=8)
-    digest.update(image.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
-    return torch.Generator().manual_seed(int.from_bytes(digest.digest(), "little") >> 1)

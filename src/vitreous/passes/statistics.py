@@ -24,6 +24,7 @@ from vitreous.errors import ModelError, VitreousError, one_line
 from vitreous.models import View
 from vitreous.models.fingerprint import fingerprint_of
 from vitreous.passes.ask import Keep, Pass
+from vitreous.passes.random import Draws
 from vitreous.passes.runner import run
 from vitreous.passes.target import Target
 
@@ -221,11 +222,11 @@ def statistics_of(view: View, inputs: Tensor, source: str) -> Statistics:
 
 def noise(view: View, count: int, size: Sequence[int], seed: int, batch: int) -> Iterator[Tensor]:
     """Yield batches of images of uniform noise, normalised as the model's own preprocessing does."""
-    random = torch.Generator().manual_seed(seed)
-    how = view.preprocess
+    draws, how = Draws.of(seed, "noise"), view.preprocess
     mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (how.mean, how.std))
     for first in range(0, count, batch):
-        pixels = torch.rand(min(batch, count - first), 3, *size, generator=random, dtype=torch.float32)
+        places = torch.arange(first, min(count, first + batch))
+        pixels = Draws(draws.keys.expand(len(places))).at(places).uniform(3, *size)
         yield (pixels - mean) / std
 
 

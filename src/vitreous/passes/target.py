@@ -13,7 +13,17 @@ from torch import Tensor
 from vitreous.errors import TargetError
 from vitreous.models import View
 
-__all__ = ["VALUES", "ClassSpec", "Target", "TargetSpec", "Targets", "class_logits", "plain_target", "probabilities"]
+__all__ = [
+    "VALUES",
+    "ClassSpec",
+    "Target",
+    "TargetSpec",
+    "Targets",
+    "check_value",
+    "class_logits",
+    "plain_target",
+    "probabilities",
+]
 
 VALUES = ("logit", "prob", "logprob")
 
@@ -22,6 +32,12 @@ ClassSpec = Union[int, str]  # noqa: UP007 - evaluated at run time on Python 3.1
 
 TargetSpec = Union[ClassSpec, Sequence[ClassSpec], Tensor, Callable[[Tensor], Tensor], None]  # noqa: UP007
 """What users may pass as ``target``; ``None`` and ``"pred"`` mean the predicted class of each image."""
+
+
+def check_value(value: str) -> None:
+    """Refuse a word that is no value of a class."""
+    if value not in VALUES:
+        raise TargetError(f"value {value!r} is not one of {', '.join(VALUES)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +55,7 @@ class Target:
     function: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
-        if self.value not in VALUES:
-            raise TargetError(f"value {self.value!r} is not one of {', '.join(VALUES)}")
+        check_value(self.value)
 
     @classmethod
     def of(

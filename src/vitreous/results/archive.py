@@ -118,10 +118,10 @@ def _results(folder: Path) -> Iterator[Path]:
 def _method_name(explanation: Explanation) -> str:
     """The spelling, and the value that was explained unless it is the usual one or the method's own choice."""
     try:
-        own = method(explanation.method).value
+        usual = " and ".join(method(explanation.method).values("logit"))
     except VitreousError:  # a method of the user's own, which no spelling gives again
-        own = None
-    return explanation.method if explanation.value in ("logit", own) else f"{explanation.method}-{explanation.value}"
+        usual = "logit"
+    return explanation.method if explanation.value == usual else f"{explanation.method}-{explanation.value}"
 
 
 def _part(manifest: dict[str, Any], name: str) -> Any:

@@ -58,6 +58,7 @@ class Explanation:
     ``map`` is ``[h, w]`` on the method's own grid. ``target``, ``label`` and ``probability`` are the explained class;
     ``prediction`` is the model's own. ``against`` and ``rivals`` are the classes it is set against, by index and name.
     ``extras`` holds named second results; ``names`` are those of ``extras["classes"]``, where classes are compared.
+    ``value`` is what the map explains of the class, ``asked`` what was asked for: a method may have its own.
     ``identity`` tells it from all others: digests of the question, the picture and the weights.
     ``checkup`` is what ``check`` found, where that was put there; ``origin`` is neither saved nor pickled.
     """
@@ -74,6 +75,7 @@ class Explanation:
     image: Image.Image
     name: str = "image"
     value: str = "logit"
+    asked: str = "logit"
     against: tuple[int, ...] = ()
     rivals: tuple[str, ...] = ()
     extras: dict[str, Tensor] = field(default_factory=dict)
@@ -186,6 +188,7 @@ class Explanation:
             "label": self.label,
             "probability": self.probability,
             "value": self.value,
+            "asked": self.asked,
             "against": list(self.against),
             "rivals": list(self.rivals),
             "prediction": vars(self.prediction),
@@ -224,7 +227,19 @@ class Explanation:
     ) -> Explanation:
         if manifest["schema"] != SCHEMA:
             raise VitreousError(f"the explanation has the schema {manifest['schema']!r}, not {SCHEMA!r}")
-        same = ("model", "method", "settings", "seed", "target", "label", "probability", "value", "name", "source")
+        same = (
+            "model",
+            "method",
+            "settings",
+            "seed",
+            "target",
+            "label",
+            "probability",
+            "value",
+            "asked",
+            "name",
+            "source",
+        )
         return cls(
             map=torch.from_numpy(array),
             prediction=Prediction(**manifest["prediction"]),

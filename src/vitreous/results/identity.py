@@ -48,7 +48,7 @@ class Question:
             "dtype": str(view.dtype),
             "device": view.device.type,
         }
-        return cls(facts, how.fingerprint, target, against, how.value or value, grid, seed)
+        return cls(facts, how.fingerprint, target, against, " and ".join(how.values(value)), grid, seed)
 
     def digest(self, picture: str, target: int | None) -> str:
         """Return the identity of the answer for one picture and the class that was explained in the end."""

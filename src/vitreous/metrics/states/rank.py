@@ -10,6 +10,7 @@ from torch import Tensor
 from vitreous.errors import MapError
 from vitreous.methods import to_grid
 from vitreous.models import View
+from vitreous.passes.random import Draws
 
 __all__ = ["FLAGS", "TIES", "flag", "order", "pixel_ranks", "ranks", "scaled", "sound", "token_map"]
 
@@ -114,6 +115,6 @@ def _finer(maps: Tensor, size: tuple[int, int]) -> Tensor:
 @lru_cache(maxsize=16)
 def _tie_key(size: int, ties: str, seed: int, device: torch.device) -> Tensor:
     if ties == "random":
-        return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).to(device)
+        return Draws.of(seed, "ties", device).permutation(size)[0]
     forward = torch.arange(size, device=device)
     return forward if ties == "raster" else forward.flip(0)

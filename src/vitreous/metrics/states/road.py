@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.models import Preprocess
-from vitreous.passes.session import seeded
+from vitreous.passes.random import Draws
 
 __all__ = ["bare", "fill", "noise"]
 
@@ -29,8 +29,8 @@ _CHECK, _MOST = 8, 2000  # iterations between looks at the residual, and at most
 
 def noise(inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
     """Return the noise of each image, ``[B, 3, H, W]``, in normalised units."""
-    drawn = [torch.randn(x.shape, generator=seeded(seed, x, "noisy_linear"), dtype=torch.float32) for x in inputs]
-    return torch.stack(drawn).to(inputs) * (_SIGMA / inputs.new_tensor(preprocess.std).view(1, -1, 1, 1))
+    drawn = Draws.of_images(seed, "noisy_linear", inputs).normal(*inputs.shape[1:])
+    return drawn.to(inputs) * (_SIGMA / inputs.new_tensor(preprocess.std).view(1, -1, 1, 1))
 
 
 def bare(inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from vitreous.errors import MapError, SpellingError, nearest
 from vitreous.metrics.states import road
 from vitreous.models import Preprocess
-from vitreous.passes.session import seeded
+from vitreous.passes.random import Draws
 
 __all__ = ["DROP", "SUBSTRATES", "Substrate", "check_substrate", "rise_kernel", "substrate_images"]
 
@@ -62,8 +62,7 @@ def _colour(value: float, inputs: Tensor, preprocess: Preprocess) -> Tensor:
 
 def _noise(inputs: Tensor, seed: int) -> Tensor:
     """U[0, 1) per element, drawn from the image's content: the same for every method and curve."""
-    drawn = [torch.rand(x.shape, generator=seeded(seed, x, "uniform_norm"), dtype=torch.float32) for x in inputs]
-    return torch.stack(drawn).to(inputs)
+    return Draws.of_images(seed, "uniform_norm", inputs).uniform(*inputs.shape[1:]).to(inputs)
 
 
 def _rise(inputs: Tensor) -> Tensor:

@@ -1,0 +1,44 @@
+"""The operations of a vision transformer: one table, torch function to kind, for everyone who watches or steers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["CARRIERS", "KINDS", "OPERATIONS", "is_carrier"]
+
+KINDS = ("linear", "conv", "matmul", "add", "softmax", "norm", "activation", "gate", "attention", "embedding")
+"""What a rule can be given for. ``gate`` is an activation that weighs another branch of a gated MLP, ``embedding`` a
+linear layer or convolution before the first block; which of these an operation is depends on where it runs. A fused
+``attention`` is made of two ``matmul`` and a ``softmax``."""
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "linear": (F.linear,),
+    "conv": (F.conv2d, torch.conv2d),
+    "matmul": (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
+    "add": (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__),
+    "softmax": (F.softmax, torch.softmax, Tensor.softmax),
+    "norm": (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm, torch.norm, Tensor.norm,
+             torch.linalg.vector_norm),
+    "activation": (F.gelu, F.silu, F.relu, torch.relu, Tensor.relu, torch.sigmoid, F.sigmoid, Tensor.sigmoid),
+    "attention": (F.scaled_dot_product_attention, F.multi_head_attention_forward),
+}  # fmt: skip
+
+OPERATIONS: dict[Callable[..., Any], str] = {func: kind for kind, funcs in _FUNCTIONS.items() for func in funcs}
+
+_MOVES = (
+    "view view_as reshape reshape_as transpose permute movedim swapaxes flatten unflatten unsqueeze squeeze expand "
+    "expand_as repeat contiguous clone detach chunk split unbind __getitem__ narrow select index_select gather cat "
+    "concat stack flip roll to type type_as float double half bfloat16 dropout requires_grad_ __get__"
+)
+CARRIERS = frozenset(_MOVES.split())
+"""Functions that only move numbers: what flows backward through them is neither made nor lost."""
+
+
+def is_carrier(func: Any) -> bool:
+    """Whether a torch function only moves numbers."""
+    return getattr(func, "__name__", "") in CARRIERS

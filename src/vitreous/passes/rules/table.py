@@ -1,0 +1,93 @@
+"""The table: which rule each kind of operation follows, in which currency.
+
+What flows backward is a *gradient*, perhaps a modified one (operations without a rule have their own), or *relevance*,
+which every operation hands on by a rule: there, an operation without one is an error and not a gradient in disguise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from vitreous.errors import TraceError
+from vitreous.models import View
+from vitreous.passes.operations import KINDS
+
+__all__ = ["CURRENCIES", "PLAIN", "AttentionRule", "Call", "Rule", "Rules"]
+
+CURRENCIES = ("gradient", "relevance")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the model's forward: the function with its arguments, its kind, and where it runs."""
+
+    kind: str
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    view: View | None = None
+    layer: int | None = None
+    """The block; ``None`` in the embedding and in the head."""
+
+    def plain(self) -> Any:
+        """Return what the model itself would have got."""
+        return self.func(*self.args, **self.kwargs)
+
+
+class Rule:
+    """How one kind of operation behaves. Subclasses are frozen dataclasses: parameters, a seed if they draw.
+
+    A rule is called instead of the operation. It returns the operation's own values, with a backward of its own.
+    """
+
+    def __call__(self, call: Call) -> Any:
+        raise TraceError(f"the rule {type(self).__name__} does not say what a {call.kind} does")
+
+
+class AttentionRule(Rule):
+    """A rule for attention as a whole: what flows to queries, keys and values."""
+
+    def backward(
+        self, attention: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, flows: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Return what reaches q, k and v of ``out = attention v`` when ``flows`` has reached ``out``."""
+        raise TraceError(f"the rule {type(self).__name__} does not say what attention does")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A frozen, hashable table: passes with equal tables are one pass."""
+
+    table: tuple[tuple[str, Rule], ...] = ()
+    currency: str = "gradient"
+
+    def __post_init__(self) -> None:
+        if self.currency not in CURRENCIES:
+            raise TraceError(f"unknown currency {self.currency!r}; known: {', '.join(CURRENCIES)}")
+        unknown = [kind for kind, _ in self.table if kind not in KINDS]
+        if unknown:
+            raise TraceError(f"no operation is of the kind {unknown[0]!r}; known: {', '.join(KINDS)}")
+
+    @classmethod
+    def of(cls, currency: str = "gradient", **rules: Rule) -> Rules:
+        """Return a table: ``Rules.of(norm=…, attention=…)``."""
+        return cls(tuple(sorted(rules.items(), key=lambda pair: pair[0])), currency)
+
+    def get(self, kind: str) -> Rule | None:
+        """Return the rule of a kind of operation."""
+        return next((rule for each, rule in self.table if each == kind), None)
+
+    def __bool__(self) -> bool:
+        return bool(self.table) or self.currency != "gradient"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(kind for kind, _ in self.table)
+
+
+PLAIN = Rules()
+"""Gradients as they are."""
