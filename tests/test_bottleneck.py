@@ -136,7 +136,7 @@ def test_variants_of_coiba(options: str, layers: list[int], how: dict[str, Any])
 
 @pytest.mark.parametrize("family", ["vit", "deit_distilled", "registers", "gap"])
 def test_iba_is_its_definition(family: str) -> None:
-    compare(f"iba(samples={SAMPLES})", FAMILIES[family]().double(), [1], beta=10, channels=True)
+    compare(f"iba(samples={SAMPLES})", FAMILIES[family]().double(), [0], beta=10, channels=True)
 
 
 def test_iba_after_the_last_block_and_with_one_ratio_per_token() -> None:
@@ -312,7 +312,7 @@ def test_changes_at_every_kind_of_place() -> None:
 def test_default_layers_scale_with_the_depth() -> None:
     view = vt.load("timm/vit_tiny_patch16_224", pretrained=False, img_size=32)
     assert vt.method("coiba").layers(view) == tuple(range(4, 12))
-    assert vt.method("iba").layers(view) == (4,)
+    assert vt.method("iba").layers(view) == (5,)  # the sixth of twelve
     assert vt.method("iba_star").layers(view) == tuple(range(11))
 
 

@@ -231,11 +231,25 @@ def test_layer_terms(reference):
         reference.check(f"plus({name})", [sum(each) for each in zip(*terms, strict=True)])
 
 
-@pytest.mark.parametrize("name", ["gradcam_pp", "xgradcam", "eigencam", "eigengradcam", "scorecam", "ablationcam"])
-def test_others_have_none(name):
-    assert not vt.method(name).layered
+@pytest.mark.parametrize("name", ["gradcam_pp", "xgradcam", "eigencam", "eigengradcam", "ablationcam"])
+def test_every_cam_has_layer_terms_of_its_own(name):
+    """The CAM at the input of each block, summed; and that is no multiple of the CAM at one place."""
+    model = FAMILIES["vit"]().double()
+    x = images(model, 2)
+    found, extras = vt.method(f"plus({name})").attribute(model, x, 1, extras=True)
+    terms = [vt.method(f"{name}(layer={layer}, site=input)") for layer in range(3)]
+    expected = torch.stack([each.attribute(model, x, 1) for each in terms], dim=1)
+    torch.testing.assert_close(extras["layers"], expected)
+    torch.testing.assert_close(found, expected.sum(dim=1))
+    base = vt.method(name).attribute(model, x, 1)
+    for one, other in zip(found, base, strict=True):
+        assert abs(float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])) < 0.9999
+
+
+def test_scorecam_has_none():
+    assert not vt.method("scorecam").layered
     with pytest.raises(vt.VitreousError, match="has no layer terms"):
-        vt.method(f"plus({name}, via=layers)")
+        vt.method("plus(scorecam, via=layers)")
 
 
 @pytest.mark.parametrize("name", ["ablationcam", "scorecam"])
@@ -323,7 +337,7 @@ class Pyramid(View):
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         return (2, 2) if layer else (4, 4)
 
-    def site(self, layer: int, name: str) -> nn.Module:
+    def _site(self, layer: int, name: str) -> nn.Module:
         return self.model[f"{name[:-1]}{layer}"]
 
     def calls(self, layer: int | None) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -21,6 +23,8 @@ BASES = [
     "var(generic, classes='0,1,2')",
     "consensus(ixg, generic)",
 ]
+MULTIPLES = ("ablationcam", "eigencam")
+"""What they look at, the last norm, is the same in every sub-network."""
 
 
 def inputs_of_blocks(view: View, x: torch.Tensor) -> list[torch.Tensor]:
@@ -45,8 +49,13 @@ def test_sums_over_subnetworks(family, base):
     terms = [vt.method(base).attribute(view.suffix(layer, x), tokens, target=1) for layer, tokens in enumerate(blocks)]
     half = -(-view.depth // 2)
     for spelling, first in ((f"plus({base})", 0), (f"plus({base}, start=1)", 1), (f"skipplus({base})", half)):
-        found, extras = vt.method(spelling).attribute(view, x, 1, extras=True)
+        spelling = f"{spelling[:-1]}, via=subnetwork)"
         expected = torch.stack(terms[first:])
+        if base in MULTIPLES and len(expected) > 1:
+            with pytest.raises(vt.VitreousError, match=f"is {re.escape(base)} times a number"):
+                vt.method(spelling).attribute(view, x, 1)
+            continue
+        found, extras = vt.method(spelling).attribute(view, x, 1, extras=True)
         assert torch.allclose(found, expected.sum(dim=0), rtol=1e-7, atol=1e-9 * expected.abs().max().item()), spelling
         assert extras["layers"].shape == (2, view.depth - first, *found.shape[1:])
 
@@ -134,3 +143,21 @@ def test_the_default_is_one_word_in_two_places() -> None:
     from vitreous.cli.options import DEFAULT_METHOD
 
     assert DEFAULT == DEFAULT_METHOD
+
+
+@pytest.mark.parametrize("base", ["gradcam_pp", "xgradcam", "eigencam", "eigengradcam", "ablationcam", "centre"])
+def test_a_multiple_of_the_base_is_refused(base: str) -> None:
+    model = FAMILIES["vit"]()
+    x = images(model, 2)
+    for how in ("plus", "skipplus"):
+        spelling = f"{how}({base}, start=0, via=subnetwork)"
+        with pytest.raises(vt.VitreousError, match=f"{how}\\({base}\\) is {base} times a number"):
+            vt.method(spelling).attribute(model, x, 1)
+
+
+def test_plus_of_iba_is_iba_at_every_layer() -> None:
+    for family in ("vit", "gap"):
+        model = FAMILIES[family]()
+        x = images(model, 2)
+        summed = vt.method("plus(iba(steps=3, samples=2))").attribute(model, x, 1)
+        torch.testing.assert_close(summed, vt.method("iba_star(steps=3, samples=2)").attribute(model, x, 1))

@@ -124,7 +124,7 @@ def test_biases_spread_by_products(family):
 @torch.no_grad()
 def test_without_biases_both_ways_agree_on_every_family(family):
     view = vt.view(EVERY[family]())
-    if view.windowed:
+    if view.attends == "windows":
         with pytest.raises(vt.VitreousError, match="inside windows"):
             vt.method("decompx(bias=absdot)").attribute(view, images(view, 1))
         return

@@ -35,14 +35,14 @@ def test_every_family_is_healthy(family):
     assert not failed, failed
     assert found.healthy
     verdicts = {check.name: check.verdict for check in found.checks}
-    assert (verdicts["attention in every block, rows sum to one"] == "-") == view.windowed
+    assert (verdicts["attention in every block, rows sum to one"] == "-") == (view.attends == "windows")
     assert (verdicts["keeping all tokens changes nothing"] == "ok") == view.drops_tokens
     applies = {check.name: check for check in found.methods}
     assert set(applies) == {info.name for info in vt.methods()}
     assert applies["ixg"].verdict == applies["decompx"].verdict == applies["gradcam"].verdict == "ok"
     assert applies["integrated_gradients"].verdict == "-"
-    assert (applies["generic"].verdict == "failed") == view.windowed
-    if view.windowed:
+    assert (applies["generic"].verdict == "failed") == (view.attends == "windows")
+    if view.attends == "windows":
         assert "windows" in applies["generic"].detail
 
 

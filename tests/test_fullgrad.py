@@ -99,7 +99,7 @@ def test_compositions() -> None:
 def test_in_the_frozen_network_tokens_and_biases_are_the_logit(family: str) -> None:
     """There every part is affine: what is missing from the sum would be a bias that nobody saw."""
     view = vt.view(EVERY[family]())
-    if view.windowed:
+    if view.attends == "windows":
         pytest.skip("attends inside windows")
     view.model.double()
     x = images(view, 2)

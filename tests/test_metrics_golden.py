@@ -115,7 +115,7 @@ class Linear(View):
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         return 4, 4
 
-    def site(self, layer: int, name: str) -> nn.Module:
+    def _site(self, layer: int, name: str) -> nn.Module:
         raise NotImplementedError
 
     def calls(self, layer: int | None) -> Mapping[str, int]:

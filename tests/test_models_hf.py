@@ -87,7 +87,7 @@ def test_facts(family: str) -> None:
     assert (view.width, view.heads, view.classes) == (24, 3, 5)
     assert view.labels == (LABELS if family in ("hf_clip", "hf_siglip") else None)
     assert (view.family, view.preprocess.size) == ("hf", (32, 32))
-    assert view.windowed == (not view.drops_tokens) == (family == "hf_swin")
+    assert (view.attends == "windows") == (not view.drops_tokens) == (family == "hf_swin")
     assert vt.view(view) is view
 
 
@@ -257,7 +257,7 @@ def test_the_pooling_of_siglip_is_seen() -> None:
 @pytest.mark.parametrize("method", ["decompx", "generic", "rollout", "ixg", "gradcam", "saliency", "skipplus(ixg)"])
 def test_methods_run_and_leave_the_model_alone(family: str, method: str) -> None:
     view = look(family)
-    if view.windowed and method in ("generic", "rollout", "skipplus(ixg)"):
+    if (view.attends == "windows") and method in ("generic", "rollout", "skipplus(ixg)"):
         pytest.skip("needs attention between all tokens, or one grid")
     view.model.train()
     found = vt.method(method).attribute(view, images(2), target=1)

@@ -110,7 +110,7 @@ def test_facts(family: str) -> None:
     assert (view.classes, view.labels, view.family) == (5, None, "timm")
     assert view.preprocess.size == tuple(view.model.patch_embed.img_size)
     swin = family in SWIN
-    assert (view.windowed, view.drops_tokens, bool(view.stages)) == (swin, not swin, swin)
+    assert ((view.attends == "windows"), view.drops_tokens, bool(view.stages)) == (swin, not swin, swin)
 
 
 # -- leaving tokens out --------------------------------------------------------------------------------

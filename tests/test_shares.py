@@ -140,7 +140,7 @@ def test_rollouts_equal_the_full_product(family: str, start: int, residual: floa
 @torch.no_grad()
 def test_rows_of_alti_sum_to_one_or_are_zero(family: str) -> None:
     view = vt.view(EVERY[family]())
-    if view.windowed:
+    if view.attends == "windows":
         pytest.skip("attends inside windows")
     for matrix in kept(view, images(view, 2), Matrix(mixing.agreed)):
         total = matrix.sum(dim=-1)

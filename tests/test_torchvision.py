@@ -96,11 +96,16 @@ def test_facts(kind: str) -> None:
     assert (view.family, view.classes, view.labels) == ("torchvision", 5, None)
     if kind in VITS:
         assert (view.depth, view.width, view.heads, view.prefix, view.grid()) == (3, 24, 3, 1, (4, 4))
-        assert (view.windowed, view.drops_tokens, view.pooling.kind, view.stages) == (False, True, "token", ())
+        assert ((view.attends == "windows"), view.drops_tokens, view.pooling.kind, view.stages) == (
+            False,
+            True,
+            "token",
+            (),
+        )
         assert view.cam_site == "norm1"
     else:
         assert (view.depth, view.width, view.heads, view.prefix) == (4, 12, 2, 0)
-        assert (view.windowed, view.drops_tokens, view.pooling.kind) == (True, False, "avg")
+        assert ((view.attends == "windows"), view.drops_tokens, view.pooling.kind) == (True, False, "avg")
         assert view.stages == (range(0, 2), range(2, 4))
         assert [view.grid(layer=stage[0]) for stage in view.stages] == GRIDS[kind]
         assert view.cam_site == ("input" if kind == "swin_v2" else "norm2")
@@ -126,7 +131,7 @@ def test_sites_are_what_is_added(kind: str) -> None:
 
 
 def test_no_norm_before_a_branch_of_version_2() -> None:
-    with pytest.raises(ModelError, match="no norm1 before"):
+    with pytest.raises(ModelError, match="its norms come after the branches"):
         vt.view(MODELS["swin_v2"]()).site(0, "norm1")
 
 

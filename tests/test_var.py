@@ -28,7 +28,8 @@ def definition(maps: np.ndarray, preset: str) -> tuple[np.ndarray, np.ndarray]:
             for b in INVERSE[preset]:
                 e = np.exp(b * (values - values.max()))
                 q[:, i, j] += e / e.sum() / len(INVERSE[preset])
-    margin = 0.01 if preset == "released" else 1e-6
+    size = np.abs(maps).max() * sum(INVERSE[preset]) / len(INVERSE[preset])
+    margin = 0.01 if preset == "released" else 1e-6 * min(1.0, size)
     return np.where(q[0] - 1 / classes > margin, maps[0] * q[0], 0), q
 
 
@@ -126,7 +127,7 @@ def test_joint_normalisation_keeps_the_map_and_its_sign(planted):
     maps = class_maps(size=1e-4)
     plain, _ = planted(maps, "var(planted, classes='1,2')")
     found, extras = planted(maps, "var(planted, classes='1,2', normalise=true)")
-    scaled, q = definition((maps[[1, 2]] / maps[[1, 2]].abs().max()).numpy(), "sharp")
+    scaled, q = definition((maps[[1, 2]] / maps[[1, 2]].abs().max()).numpy(), "paper")
     assert np.allclose(extras["distribution"][0], q, atol=1e-12)
     assert np.allclose(found[0], scaled * maps[[1, 2]].abs().max().item(), atol=1e-15)
     assert not torch.allclose(plain, found, atol=1e-6)
@@ -139,7 +140,46 @@ def test_upsampled_first_is_a_softmax_over_pixels():
     assert how.grid == "pixel"
     found = how.attribute(model, x, 1)
     apart = [vt.method("generic").attribute(model, x, c, grid="pixel")[0].numpy() for c in (1, 2)]
-    assert np.allclose(found[0], definition(np.stack(apart), "sharp")[0], atol=1e-10)
+    assert np.allclose(found[0], definition(np.stack(apart), "paper")[0], atol=1e-10)
+
+
+def test_the_plain_name_follows_the_paper(planted):
+    maps = class_maps()
+    plain, _ = planted(maps, "var(planted, classes='1,0,4')")
+    assert torch.equal(plain, planted(maps, "var@paper(planted, classes='1,0,4')")[0])
+    assert not torch.equal(plain, planted(maps, "var@sharp(planted, classes='1,0,4')")[0])
+
+
+@pytest.mark.parametrize("preset", ["paper", "sharp"])
+@pytest.mark.parametrize("size", [1e-3, 1e-6, 1e-9])
+def test_small_maps_lose_no_place(planted, preset, size):
+    """Where the class stands out does not depend on the unit of the maps."""
+    large, _ = planted(class_maps(size=1e-2), f"var@{preset}(planted, classes='1,0,4')")
+    small, _ = planted(class_maps(size=1e-2) * size, f"var@{preset}(planted, classes='1,0,4')")
+    maps = class_maps(size=1e-2)[[1, 0, 4]]
+    ahead = maps[0] > maps.mean(dim=0)  # softmax of small differences
+    assert torch.equal((small != 0)[0], ahead)
+    assert float((large != 0).float().mean()) == pytest.approx(float((small != 0).float().mean()), abs=0.07)
+
+
+def test_small_maps_of_a_real_method_in_float32():
+    """The share of places that vtranm keeps is that of float64."""
+    model = FAMILIES["vit"]()
+    x = images(model, 4)
+    shares = []
+    for dtype in (torch.float32, torch.float64):
+        model.to(dtype)
+        found = vt.method("var(vtranm, classes='0,1,2,3')").attribute(model, x.to(dtype), 0)
+        shares.append(float((found != 0).float().mean()))
+    assert shares[0] == pytest.approx(shares[1], abs=0.02)
+
+
+def test_pixels_are_compared_where_the_map_is_wanted_on_pixels():
+    model = FAMILIES["vit"]().double()
+    x = images(model, 1)
+    fine = vt.method("var(generic, classes='1,2')").attribute(model, x, 1, grid="pixel")
+    assert torch.equal(fine, vt.method("var(generic, classes='1,2', upsample=true)").attribute(model, x, 1))
+    assert vt.method("var(generic, classes='1,2')").attribute(model, x, 1).shape == (1, 4, 4)
 
 
 # -- which classes -------------------------------------------------------------------------------------------------
@@ -328,7 +368,7 @@ def test_other_values_are_compared_as_they_are(value):
     x = images(model, 1)
     found = vt.method("var(ixg, classes='0,1')").attribute(model, x, 0, value=value)
     apart = [vt.method("ixg").attribute(model, x, c, value=value)[0].numpy() for c in (0, 1)]
-    assert np.allclose(found[0], definition(np.stack(apart), "sharp")[0], atol=1e-10)
+    assert np.allclose(found[0], definition(np.stack(apart), "paper")[0], atol=1e-10)
 
 
 @pytest.mark.parametrize("spelling", ['var(ixg, classes="12,99")', "var(ixg, classes=7)", "var(ixg, classes='7')"])
@@ -336,3 +376,35 @@ def test_spellings_survive(spelling):
     method = vt.method(spelling)
     assert vt.method(method.spelling) == method
     assert vt.method("var@released(ixg)") == vt.method("var(ixg, preset=released)")
+
+
+# -- a set of classes for every image ------------------------------------------------------------------------------
+
+
+def test_every_image_has_a_set_of_its_own():
+    """In one batch, also of different lengths: as if each were explained alone with its own list."""
+    model = FAMILIES["vit"]().double()
+    x = images(model, 3)
+    sets = [[1, 0], [2, 3, 4], [4, 1]]
+    together, extras = vt.method("var(generic)").attribute(model, x, [1, 2, 0], among=sets, extras=True)
+    assert extras["classes"].tolist() == [[1, 0, -1], [2, 3, 4], [0, 4, 1]]
+    for i, (target, own) in enumerate(zip([1, 2, 0], sets, strict=True)):
+        spelled = ",".join(map(str, own))
+        alone = vt.method(f"var(generic, classes='{spelled}')").attribute(model, x[i : i + 1], target)
+        torch.testing.assert_close(together[i], alone[0])
+    for size in (1, 2):
+        found = vt.explain(model, x, "var(generic)", [1, 2, 0], among=sets, batch_size=size)
+        assert [e.among for e in found] == [tuple(own) for own in sets]
+        torch.testing.assert_close(torch.stack([e.map for e in found]), together)
+    one = vt.method("var(generic)").attribute(model, x, 1, among=[0, 1])
+    torch.testing.assert_close(one, vt.method("var(generic, classes='0,1')").attribute(model, x, 1))
+
+
+@pytest.mark.parametrize(
+    ("among", "complaint"),
+    [([[0, 1]], "1 sets of classes for 2"), ("01", "neither a list"), ([[0], [9]], "outside"), ([[], []], "no class")],
+)
+def test_bad_sets(among, complaint):
+    model = FAMILIES["vit"]()
+    with pytest.raises(vt.VitreousError, match=complaint):
+        vt.method("var(generic)").attribute(model, images(model, 2), 1, among=among)

@@ -42,6 +42,8 @@ def explain(
     *,
     against: TargetSpec = None,
     value: str = "logit",
+    classes: Sequence[int | str] | None = None,
+    among: Any = None,
     grid: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,
@@ -53,7 +55,9 @@ def explain(
     ``images``: a path, a folder, a PIL image, an array, preprocessed tensors ``[B, 3, H, W]``, a data loader, or a list
     of such. ``target``: a class index or label, one per image in a list, a callable on the logits, or ``None`` for the
     prediction. ``against``: explain the target rather than these classes. ``value``: ``"logit"``, ``"prob"`` or
-    ``"logprob"``. ``grid``: ``"token"`` or ``"pixel"`` instead of the method's own. ``memory`` is a budget in GiB.
+    ``"logprob"``. ``classes`` restricts the softmax, the prediction and sets of probable classes to some. ``among``:
+    the classes that ``var`` compares, one list for all images or one for each. ``grid``: ``"token"`` or ``"pixel"``
+    instead of the method's own. ``memory`` is a budget in GiB.
     """
     found = list(
         explain_each(
@@ -63,6 +67,8 @@ def explain(
             target,
             against=against,
             value=value,
+            classes=classes,
+            among=among,
             grid=grid,
             seed=seed,
             batch_size=batch_size,
@@ -81,6 +87,8 @@ def explain_each(
     *,
     against: TargetSpec = None,
     value: str = "logit",
+    classes: Sequence[int | str] | None = None,
+    among: Any = None,
     grid: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,
@@ -97,11 +105,12 @@ def explain_each(
     if batch_size is not None and batch_size < 1:
         raise VitreousError(f"batch_size={batch_size} must be at least 1")
     total = count(images)
-    targets, done = Targets(target, total), 0
+    targets, sets, done = Targets(target, total), _Sets(among), 0
     source, at_once = _Numbered(images, looked_at, on_error), batch_size or _at_once(looked_at, how, memory)
     for numbered in cut(source, at_once):
         places, batch = [place for place, _ in numbered], [picture for _, picture in numbered]
-        session = _session(looked_at, batch, targets.at(places), against, value, seed, memory)
+        aim = Target.of(looked_at, len(batch), targets.at(places), against, value, classes, sets.at(places))
+        session = _session(looked_at, batch, aim, seed, memory, grid)
         if progress is not None:
             session.tick = _ticker(progress, done, len(batch), total, how.forwards(looked_at))
         (found,) = answer(session, [how])
@@ -119,17 +128,18 @@ def question(
     *,
     against: TargetSpec = None,
     value: str = "logit",
+    classes: Sequence[int | str] | None = None,
     grid: str | None = None,
     seed: int = 0,
 ) -> Question:
     """Return what ``explain`` with these arguments would be an answer to: see ``Archive.find``."""
     looked_at = view(model)
-    aim = Target.of(looked_at, 1, target, against, value)
+    aim = Target.of(looked_at, 1, target, against, value, classes)
     if aim.function is not None:
         raise TargetError("a callable target has no identity; ask for a class")
     explained = None if aim.classes is None else int(aim.classes[0])
     rivals = () if aim.against is None else tuple(aim.against[0].tolist())
-    return Question.of(looked_at, _method(method), explained, rivals, value, grid, seed)
+    return Question.of(looked_at, _method(method), explained, rivals, value, aim.only, grid=grid, seed=seed)
 
 
 def compare(
@@ -140,6 +150,8 @@ def compare(
     *,
     against: TargetSpec = None,
     value: str = "logit",
+    classes: Sequence[int | str] | None = None,
+    among: Sequence[int | str] | None = None,
     seed: int = 0,
     memory: float | None = None,
     progress: Progress | None = None,
@@ -156,7 +168,9 @@ def compare(
     rows = []
     work = sum(how.forwards(looked_at) for how in hows)
     for done, each in enumerate(targets):
-        session = _session(looked_at, [picture], each, against=against, value=value, seed=seed, memory=memory)
+        session = _session(
+            looked_at, [picture], Target.of(looked_at, 1, each, against, value, classes, among), seed, memory
+        )
         if progress is not None:
             session.tick = _ticker(progress, done, 1, len(targets), work)
         found = answer(session, hows)
@@ -212,20 +226,34 @@ def _ticker(progress: Progress, done: int, batch: int, total: int | None, forwar
     return tick
 
 
+class _Sets:
+    """Sets of classes to compare: one for all images, or one for each."""
+
+    def __init__(self, among: Any) -> None:
+        self.among = among.tolist() if hasattr(among, "tolist") else among
+        self.each = isinstance(self.among, list | tuple) and any(isinstance(e, list | tuple) for e in self.among)
+
+    def at(self, places: Sequence[int]) -> Any:
+        if not self.each:
+            return self.among
+        if places[-1] >= len(self.among):
+            raise TargetError(f"there are {len(self.among)} sets of classes: none for image {places[-1]}")
+        return [self.among[place] for place in places]
+
+
 def _session(
     looked_at: View,
     batch: Sequence[Picture],
-    target: TargetSpec,
-    against: TargetSpec = None,
-    value: str = "logit",
+    aim: Target,
     seed: int = 0,
     memory: float | None = None,
+    grid: str | None = None,
 ) -> Session:
     sizes = {tuple(picture.tensor.shape) for picture in batch}
     if len(sizes) > 1:
         raise ImageError(f"tensors of different sizes cannot be explained together: {sorted(sizes)}")
     inputs = torch.stack([picture.tensor for picture in batch])
-    return Session(looked_at, inputs, Target.of(looked_at, len(batch), target, against, value), seed, memory=memory)
+    return Session(looked_at, inputs, aim, seed, memory=memory, grid=grid)
 
 
 def _explanations(
@@ -237,13 +265,14 @@ def _explanations(
     best = probabilities.argmax(dim=1)
     asked = None
     if target.function is None:
-        asked = Question.of(looked_at, how, None, (), target.value, grid, session.seed)
+        asked = Question.of(looked_at, how, None, (), target.value, target.only, grid=grid, seed=session.seed)
     made = []
     for i, picture in enumerate(batch):
         explained = None if target.classes is None else int(target.classes[i])
         predicted = int(best[i])
         extras = {name: value[i].cpu().clone() for name, value in found.extras.items()}
         rivals = () if target.against is None else tuple(target.against[i].tolist())
+        among = () if target.among is None else tuple(c for c in target.among[i].tolist() if c >= 0)
         name = getattr(target.function, "__name__", "callable") if explained is None else looked_at.label(explained)
         made.append(
             Explanation(
@@ -260,7 +289,11 @@ def _explanations(
                 name=picture.name,
                 value="callable" if target.function is not None else " and ".join(how.values(target.value)),
                 asked=target.value,
-                identity=None if asked is None else replace(asked, against=rivals).identity(picture.digest, explained),
+                identity=None
+                if asked is None
+                else replace(asked, against=rivals, among=among).identity(picture.digest, explained),
+                only=target.only or (),
+                among=among,
                 against=rivals,
                 rivals=tuple(looked_at.label(each) for each in rivals),
                 extras=extras,

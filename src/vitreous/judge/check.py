@@ -152,7 +152,8 @@ class _Case:
             sentence = "the method knows no class: the map would be the same for any"
             return Finding(name, "weak", sentence), f"it would be the same for any class, not for {label} alone"
         taken = {self.explanation.target, *self.explanation.against}
-        others = [c for c in self.chances.argsort(descending=True).tolist() if c not in taken]
+        allowed = self.explanation.only or range(len(self.chances))
+        others = [c for c in self.chances.argsort(descending=True).tolist() if c in allowed and c not in taken]
         if not others:
             return Finding(name, "-", "there is no other class"), ""
         other = self.view.label(others[0])
@@ -185,7 +186,7 @@ class _Case:
     @cached_property
     def chances(self) -> Tensor:
         """The probability of every class."""
-        return probabilities(self.view.logits(self.inputs))[0].cpu()
+        return probabilities(self.view.logits(self.inputs), self.explanation.only or None)[0].cpu()
 
     @cached_property
     def map(self) -> Tensor:
@@ -198,7 +199,8 @@ class _Case:
     def _again(self, seen: View | None = None, target: int | None = None, seed: int | None = None) -> Tensor:
         """Return the map of the same method when one thing is another, on the grid of the explanation's own."""
         e, seen = self.explanation, seen or self.view
-        aim = Target.of(seen, 1, e.target if target is None else target, list(e.against) or None, e.asked)
+        asked, rivals = e.target if target is None else target, list(e.against) or None
+        aim = Target.of(seen, 1, asked, rivals, e.asked, e.only or None, [e.among] if e.among else None)
         session = Session(seen, self.inputs, aim, e.seed if seed is None else seed, memory=self.memory)
         (found,) = answer(session, [self.how], check=False)
         fine = e.map.shape == self.inputs.shape[-2:]
@@ -212,7 +214,9 @@ class _Case:
         random = {f"random {i}": draws.at(i).uniform(*self.map.shape[1:]) for i in range(_ORDERS)}
         judges = [metric(f"{n}(steps={_STEPS}, substrate={_SUBSTRATE}, score=explained)") for n in _AREAS]
         high, wide = self.inputs.shape[-2:]
-        only = torch.tensor(sorted({e.target, *e.against})) if e.against and seen.classes > 1 else None
+        assert e.target is not None
+        among = sorted({e.target, *e.against}) if e.against else list(e.only)
+        only = torch.tensor(among) if among and seen.classes > 1 else None
         pool = Pool(seen, judges, Geometry((high, wide), seen.grid(self.inputs)), ["given"], only=only)
         rows = {"given": np.zeros(1, np.int64)}
         maps = {name: Maps(each, rows) for name, each in {"own": self.map, **random}.items()}

@@ -88,7 +88,7 @@ class _Examiner:
             return self._same(seen.finish(seen.run(seen.embed(self.inputs))), seen.original(self.inputs))
 
     def attention(self) -> str | None:
-        if self.view.windowed:
+        if self.view.attends != "everywhere":
             return None
         keep = Keep("attention", _row_sums, self.layers)
         sums = self._session().trace(Pass((keep,)))[keep]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitreous.errors import MapError, ModelError, VitreousError, VitreousWarning
+from vitreous.methods.readout import at_least_float32
 from vitreous.models import View, view
 from vitreous.passes import Pass, Session, Target, TargetSpec, Trace
 from vitreous.words import check_choice, written
@@ -21,7 +22,7 @@ from vitreous.words import check_choice, written
 if TYPE_CHECKING:
     from vitreous.methods.registry import Info
 
-__all__ = ["Answer", "Method", "answer", "prepare", "resolve_layer", "to_grid"]
+__all__ = ["Answer", "Method", "answer", "prepare", "resized", "resolve_layer", "to_grid"]
 
 
 class Answer(NamedTuple):
@@ -41,6 +42,8 @@ class Method:
 
     info: ClassVar[Info]
     layered: ClassVar[bool] = False
+    flat: ClassVar[bool] = False
+    """Whether a map that is the same everywhere is what it means."""
     grid: str = "token"
     """Where the map lives: on the patch ``"token"`` grid or on ``"pixel"`` s."""
 
@@ -97,6 +100,18 @@ class Method:
         """Return one map per layer."""
         raise VitreousError(f"{self.info.name} has no layer terms")
 
+    def at_layer(self, view: View, layer: int) -> Method | None:
+        """Return the same method at another layer, for sums over layers; ``None`` where there is nothing to see.
+
+        Only methods that look at one layer, and have no layer terms from a shared pass, define it.
+        """
+        raise VitreousError(f"{self.info.name} does not look at one layer")
+
+    @property
+    def moves(self) -> bool:
+        """Whether it looks at one layer and can look at another (``at_layer``)."""
+        return type(self).at_layer is not Method.at_layer
+
     def compute(self, session: Session) -> Answer:
         """Return the answer for all inputs of a session."""
         return Answer(self.read(session.trace(self.only_pass(session.view))), {})
@@ -115,6 +130,8 @@ class Method:
         seed: int = ...,
         internal_batch_size: int | None = ...,
         memory: float | None = ...,
+        classes: Sequence[int | str] | None = ...,
+        among: Any = ...,
     ) -> Tensor: ...
 
     @overload
@@ -131,6 +148,8 @@ class Method:
         seed: int = ...,
         internal_batch_size: int | None = ...,
         memory: float | None = ...,
+        classes: Sequence[int | str] | None = ...,
+        among: Any = ...,
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
     def attribute(
@@ -146,19 +165,22 @@ class Method:
         seed: int = 0,
         internal_batch_size: int | None = None,
         memory: float | None = None,
+        classes: Sequence[int | str] | None = None,
+        among: Any = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Return the raw signed map ``[B, h, w]`` of preprocessed inputs ``[B, 3, H, W]``.
 
         ``target``: a class index or label, one per image, ``None`` for the prediction, or a callable on the logits.
         ``against``: explain the target rather than these. ``value``: ``"logit"``, ``"prob"`` or ``"logprob"``.
         ``grid``: ``"token"`` or ``"pixel"`` instead of the method's own. ``extras=True`` also returns second results.
+        ``classes`` restricts the softmax; ``among`` are the classes that ``var`` compares, one list or one per image.
         """
         looked_at = view(model)
         if not isinstance(inputs, Tensor):
             raise ModelError(f"attribute takes a tensor, got {type(inputs).__name__}; explain takes pictures and paths")
         looked_at.check_inputs(inputs)
-        aim = Target.of(looked_at, len(inputs), target, against, value)
-        session = Session(looked_at, inputs, aim, seed, internal_batch_size, memory)
+        aim = Target.of(looked_at, len(inputs), target, against, value, classes, among)
+        session = Session(looked_at, inputs, aim, seed, internal_batch_size, memory, grid=grid)
         (found,) = answer(session, [self])
         shown = to_grid(found.map, grid, looked_at, inputs)
         return (shown, found.extras) if extras else shown
@@ -232,25 +254,35 @@ def answer(session: Session, methods: Iterable[Method], check: bool = True) -> l
     with torch.autocast(session.inputs.device.type, enabled=False):  # the read-outs too keep their precision
         prepare(session, methods)
         found = [method.compute(session) for method in methods]
-    answers = [Answer(_at_least_float32(f.map.detach()), {k: v.detach() for k, v in f.extras.items()}) for f in found]
+    answers = [Answer(at_least_float32(f.map.detach()), {k: v.detach() for k, v in f.extras.items()}) for f in found]
     for method, each in zip(methods, answers, strict=True) if check else ():
         _check(method, each.map)
     return answers
 
 
-def to_grid(found: Tensor, grid: str | None, looked_at: View, inputs: Tensor) -> Tensor:
-    """Bring a map to the grid asked for: pixels are summed into patches, patches interpolated to pixels."""
-    tokens = looked_at.grid(inputs)
+def to_grid(maps: Tensor, grid: str | None, looked_at: View, inputs: Tensor) -> Tensor:
+    """Bring maps to the grid asked for: pixels are summed into patches, patches interpolated to pixels."""
     if grid is None or inputs.ndim != 4:
-        return found
+        return maps
     check_choice("grid", grid, ("token", "pixel"))
     size = tuple(inputs.shape[-2:])
-    if grid == "token" and tuple(found.shape[-2:]) == size:
-        cells = (size[0] // tokens[0]) * (size[1] // tokens[1])
-        return F.adaptive_avg_pool2d(found[:, None], tokens)[:, 0] * cells
-    if grid == "pixel" and tuple(found.shape[-2:]) != size:
-        return F.interpolate(found[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
-    return found
+    if grid == "token":
+        return resized(maps, looked_at.grid(inputs)) if tuple(maps.shape[-2:]) == size else maps
+    return resized(maps, size)
+
+
+def resized(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Bring maps ``[B, h, w]`` to another size: finer ones are summed over the area of a cell, coarser ones enlarged.
+
+    Where cells do not divide the map, borders are shared as adaptive pooling does; the sum over the map stays.
+    """
+    given = tuple(maps.shape[-2:])
+    if given == tuple(size):
+        return maps
+    if given[0] >= size[0] and given[1] >= size[1]:
+        cells = given[0] * given[1] / (size[0] * size[1])
+        return F.adaptive_avg_pool2d(maps[:, None], (size[0], size[1]))[:, 0] * cells
+    return F.interpolate(maps[:, None], size=list(size), mode="bilinear", align_corners=False)[:, 0]
 
 
 def resolve_layer(view: View, layer: int) -> int:
@@ -267,15 +299,11 @@ def _methods(given: Any) -> tuple[Method, ...]:
     return tuple(each for each in members if isinstance(each, Method))
 
 
-def _at_least_float32(value: Tensor) -> Tensor:
-    return value if value.dtype == torch.float64 else value.float()
-
-
 def _check(method: Method, found: Tensor) -> None:
     if not torch.isfinite(found).all():
         bad = int((~torch.isfinite(found)).flatten(1).any(dim=1).sum())
         raise MapError(f"{method.spelling} gave values that are not finite for {bad} of {len(found)} images")
-    if method.info.name == "constant" or found[0].numel() == 1:
+    if method.flat or found[0].numel() == 1:
         return
     flat = (found.amax(dim=(1, 2)) == found.amin(dim=(1, 2))).nonzero().flatten().tolist()
     if flat:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError
-from vitreous.methods.readout import wide
+from vitreous.methods.readout import at_least_float32
 from vitreous.passes import Session, Target, probabilities
 from vitreous.passes.memory import in_parts
 from vitreous.passes.replace import logits_through
@@ -121,7 +121,7 @@ class Bottlenecks:
 
     def __post_init__(self) -> None:
         how = self.objective
-        self.clean = wide(self.clean)
+        self.clean = at_least_float32(self.clean)
         self.shown = self.priors[0].surprise(self.clean, how.by_channel)  # of the first bottleneck: never changes
         self.repeated = self.target.repeat(how.samples)
         at_once = self.session.batch
@@ -235,7 +235,7 @@ class _Damper:
     passing: Tensor | None = None
 
     def __call__(self, value: Tensor) -> Tensor:
-        tokens = wide(value.flatten(1, 2) if value.ndim == 4 else value)
+        tokens = at_least_float32(value.flatten(1, 2) if value.ndim == 4 else value)
         how = self.whole.objective
         if how.every_term or how.watch:
             with torch.set_grad_enabled(how.every_term and torch.is_grad_enabled()):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.errors import MapError
 from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.readout import dot, pad_prefix, wide
+from vitreous.methods.readout import at_least_float32, dot, pad_prefix
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Reduce, Trace
@@ -85,8 +85,6 @@ class TokenCAM(FeatureMap):
         return self.lay_out(trace, trace[self.keep(trace.view, type(self).at_features, True)][0])
 
     def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
-        if not self.layered:
-            return super().ask_layers(view, layers)
         return Pass((Keep("input", type(self).at_input, tuple(layers), grad=True),))
 
     def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
@@ -107,20 +105,20 @@ def reaches(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
 def weighted_by_patches(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k mean_patches(G_k) F_k``."""
     assert gradient is not None
-    weight = wide(gradient)[:, view.prefix :].mean(dim=1, keepdim=True)
-    return (wide(value) * weight).sum(dim=-1)
+    weight = at_least_float32(gradient)[:, view.prefix :].mean(dim=1, keepdim=True)
+    return (at_least_float32(value) * weight).sum(dim=-1)
 
 
 def weighted_by_tokens(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k mean_tokens(G_k) F_k``, prefix tokens included in the mean."""
     assert gradient is not None
-    return (wide(value) * wide(gradient).mean(dim=1, keepdim=True)).sum(dim=-1)
+    return (at_least_float32(value) * at_least_float32(gradient).mean(dim=1, keepdim=True)).sum(dim=-1)
 
 
 def weighted_by_alpha(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k w_k F_k`` with the ``w_k = sum_xy alpha (G)+`` of Grad-CAM++."""
     assert gradient is not None
-    features, g = wide(value), wide(gradient)[:, view.prefix :]
+    features, g = at_least_float32(value), at_least_float32(gradient)[:, view.prefix :]
     total = features[:, view.prefix :].sum(dim=1, keepdim=True)
     alpha = g**2 / (2 * g**2 + total * g**3 + 1e-6)
     return (features * (alpha * g.relu()).sum(dim=1, keepdim=True)).sum(dim=-1)
@@ -129,26 +127,28 @@ def weighted_by_alpha(view: View, value: Tensor, gradient: Tensor | None) -> Ten
 def weighted_by_share(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k w_k F_k`` with ``w_k = sum_xy G F / (sum_xy F + 1e-7)``."""
     assert gradient is not None
-    return _weighted_mean(wide(value), wide(value), wide(gradient), view.prefix)
+    return _weighted_mean(at_least_float32(value), at_least_float32(value), at_least_float32(gradient), view.prefix)
 
 
 def weighted_by_size(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k w_k F_k`` with ``w_k = sum_xy G |F| / (sum_xy |F| + 1e-7)``."""
     assert gradient is not None
-    return _weighted_mean(wide(value), wide(value).abs(), wide(gradient), view.prefix)
+    return _weighted_mean(
+        at_least_float32(value), at_least_float32(value).abs(), at_least_float32(gradient), view.prefix
+    )
 
 
 def weighted_by_size_of_tokens(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The same with the sums over all tokens, prefix included."""
     assert gradient is not None
-    return _weighted_mean(wide(value), wide(value).abs(), wide(gradient), 0)
+    return _weighted_mean(at_least_float32(value), at_least_float32(value).abs(), at_least_float32(gradient), 0)
 
 
 def product(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k G_k F_k``; refused where it is zero by construction."""
     total = dot(view, value, gradient)
     assert gradient is not None
-    sizes = (wide(value) * wide(gradient)).abs().sum(dim=-1)
+    sizes = (at_least_float32(value) * at_least_float32(gradient)).abs().sum(dim=-1)
     if 0 < total[:, view.prefix :].abs().max() <= 1e-4 * sizes[:, view.prefix :].max():
         raise MapError(
             f"features times gradient is zero but for rounding on {view.name}: only a norm follows this place, and it "
@@ -160,18 +160,18 @@ def product(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
 def positive_gradient(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k (G_k)+ F_k``."""
     assert gradient is not None
-    return (wide(value) * wide(gradient).relu()).sum(dim=-1)
+    return (at_least_float32(value) * at_least_float32(gradient).relu()).sum(dim=-1)
 
 
 def positive_product(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k (G_k F_k)+``."""
     assert gradient is not None
-    return (wide(value) * wide(gradient)).relu().sum(dim=-1)
+    return (at_least_float32(value) * at_least_float32(gradient)).relu().sum(dim=-1)
 
 
 def principal(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The first principal component of the patches' features, or of features times gradient where there is one."""
-    whole = wide(value) if gradient is None else wide(value) * wide(gradient)
+    whole = at_least_float32(value) if gradient is None else at_least_float32(value) * at_least_float32(gradient)
     if not torch.isfinite(whole).all():
         return whole.sum(dim=-1)  # the decomposition cannot take it; the map is refused by name
     patches = whole[:, view.prefix :]
@@ -223,11 +223,12 @@ class GradCAMPlusPlus(TokenCAM):
 
     ``w_k = sum_xy alpha (G)+`` with ``alpha = G^2 / (2 G^2 + (sum_xy F) G^3 + 1e-6)``, map ``sum_k w_k F_k``. The
     paper's alpha is that of an exponential of the score, with features that are not negative. After a LayerNorm they
-    may be, and alpha has poles. As in released code, (G)+ is the gradient of the target itself.
+    may be, and alpha has poles. As in released code, (G)+ is the gradient of the target itself. Layer term: the same at
+    the block's input.
     """
 
-    layered = False
     at_features = weighted_by_alpha
+    at_input = weighted_by_alpha
 
 
 @register("xgradcam", family="CAM", papers=("fu2020axiom",))
@@ -236,11 +237,11 @@ class XGradCAM(TokenCAM):
     """Channels weighted by their mean gradient, places by the features.
 
     ``w_k = sum_xy G F / (sum_xy F + 1e-7)``, map ``sum_k w_k F_k``. Features after a LayerNorm have either sign, so the
-    divisor may be close to zero: ``xgradcam_plus`` has no such trouble.
+    divisor may be close to zero: ``xgradcam_plus`` has no such trouble. Layer term: the same at the block's input.
     """
 
-    layered = False
     at_features = weighted_by_share
+    at_input = weighted_by_share
 
 
 @register("xgradcam_plus", family="CAM", papers=("mehri2024skipplus", "fu2020axiom"))
@@ -286,14 +287,24 @@ class EigenCAM(FeatureMap):
     """The first principal component of the patches' features, whatever the class.
 
     F of the patches as a matrix hw x C, centred, times its first right singular vector. The sign of that vector is
-    arbitrary: here the largest absolute value of the map is positive, in the released code it is as it comes.
+    arbitrary: here the largest absolute value of the map is positive, in the released code it is as it comes. Layer
+    term: the same of the block's input.
     """
+
+    layered = True
 
     def asks(self, view: View) -> tuple[Pass, ...]:
         return (Pass((self.keep(view, principal),)),)
 
     def read(self, trace: Trace) -> Tensor:
         return self.lay_out(trace, trace[self.keep(trace.view, principal)][0])
+
+    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
+        return Pass((Keep("input", principal, tuple(layers)),))
+
+    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+        terms = trace[self.ask_layers(trace.view, layers).keeps[0]]
+        return [trace.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
 
 
 @register("eigengradcam", family="CAM", papers=("gildenblat2021pytorch", "muhammad2020eigencam"))
@@ -302,8 +313,8 @@ class EigenGradCAM(TokenCAM):
     """The first principal component of features times gradient.
 
     ``G * F`` of the patches as a matrix hw x C, centred, times its first right singular vector; the largest absolute
-    value of the map is positive, so the sign says nothing about the class.
+    value of the map is positive, so the sign says nothing about the class. Layer term: the same at the block's input.
     """
 
-    layered = False
     at_features = principal
+    at_input = principal

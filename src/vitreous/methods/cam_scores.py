@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitreous.errors import SpellingError
 from vitreous.methods.base import Answer
 from vitreous.methods.cam import FeatureMap
-from vitreous.methods.readout import wide
+from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, Trace, whole
@@ -33,7 +33,7 @@ class ScoredCAM(FeatureMap):
 
     def features(self, trace: Trace) -> Tensor:
         """Return the channels ``[B, C, h, w]`` of the patches."""
-        tokens = wide(trace[self.keep(trace.view, whole)][0]).transpose(1, 2)
+        tokens = at_least_float32(trace[self.keep(trace.view, whole)][0]).transpose(1, 2)
         maps = self.lay_out(trace, tokens.flatten(0, 1))
         return maps.reshape(*tokens.shape[:2], *maps.shape[1:])
 
@@ -71,7 +71,7 @@ class ScoreCAM(ScoredCAM):
 
     def _scores(self, session: Session, features: Tensor) -> Tensor:
         """Return the scores ``[B, k]`` of the images behind these masks."""
-        inputs = wide(session.inputs)
+        inputs = at_least_float32(session.inputs)
         size = session.inputs.shape[-2:] if inputs.ndim == 4 else session.view.grid(session.inputs)
         masks = F.interpolate(features, size=size, mode="bilinear", align_corners=True)
         low, high = masks.amin(dim=(2, 3), keepdim=True), masks.amax(dim=(2, 3), keepdim=True)
@@ -94,8 +94,12 @@ class AblationCAM(ScoredCAM):
     so only if the smallest feature of the image is exactly zero; otherwise, always after a LayerNorm, all tokens get
     that minimum less 1e7 (less 100 in float16, which holds no more). Such a number drowns everything else in the
     block, so s_k hardly depends on the image. Dividing by s turns the map where s is negative, and magnifies rounding
-    where it is near zero. Cost: one forward per channel, from the block on, and one whole one.
+    where it is near zero. Layer term: the same at the block's input. Cost: one forward per channel, from the block on,
+    and one whole one.
     """
+
+    def at_layer(self, view: View, layer: int) -> AblationCAM:
+        return replace(self, layer=layer, site="input")
 
     def asks(self, view: View) -> tuple[Pass, ...]:
         keep = self.keep(view, whole)

@@ -12,11 +12,11 @@ from torch import Tensor
 from vitreous.errors import MapError, ModelError, SpellingError, TargetError, VitreousError
 from vitreous.methods.base import Answer, Method, resolve_layer
 from vitreous.methods.bottleneck import Bottlenecks, Found, Objective, Prior
-from vitreous.methods.readout import wide
+from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, Target, Trace, whole
-from vitreous.passes.statistics import Statistics, branch_site, noise, statistics_of
+from vitreous.passes.statistics import Statistics, noise, statistics_of
 from vitreous.words import check_choice
 
 __all__ = ["IBA", "CoIBA", "IBAStar"]
@@ -175,7 +175,7 @@ class CoIBA(Bottleneck):
         return Keep("input", whole, first), Keep(self.site(view), whole, first)
 
     def site(self, view: View) -> str:
-        return branch_site(view)
+        return view.branch_site
 
     def forwards(self, view: View) -> float:
         return super().forwards(view) + (self.samples if self.compress == "layers" else 0)
@@ -195,7 +195,7 @@ class CoIBA(Bottleneck):
             watch=self.watch,
         )
         with torch.inference_mode(False):
-            priors = self.priors(session, trace, wide(clean))
+            priors = self.priors(session, trace, at_least_float32(clean))
             found = Bottlenecks(
                 session, self.site(session.view), layers, tokens, clean, priors, target, objective, "coiba"
             ).optimise()
@@ -227,7 +227,7 @@ class OneLayer(Bottleneck):
         objective = Objective(self.beta, self.updates, self.samples, self.lr, by_channel=self.damping == "channel")
         made = []
         with torch.inference_mode(False):
-            priors = self.priors(session, trace, wide(outputs[0]))
+            priors = self.priors(session, trace, at_least_float32(outputs[0]))
             for layer, tokens, prior in zip(layers, outputs, priors, strict=True):
                 # the output of a block is the input of the next, or of the head
                 places = Bottlenecks(session, "input", (layer + 1,), tokens, tokens, (prior,), target, objective, "iba")
@@ -236,17 +236,18 @@ class OneLayer(Bottleneck):
         return made
 
 
-@register("iba", family="bottleneck", papers=("schulz2020iba", "hong2025coiba"), cost=(54, 53))
+@register("iba", family="bottleneck", papers=("schulz2020iba", "hong2025coiba"), cost=(54, 53), revision=2)
 @dataclass(frozen=True)
 class IBA(OneLayer):
     """What passes one bottleneck in the residual stream, with a damping ratio per token and channel.
 
     ``Z = λ R + (1 - λ) ε`` at the output of a block, ``λ = sigmoid(α)`` of the shape of R, ``ε ~ N(μ, σ²)``. Adam
     lowers ``-log p(class) + β I[R; Z]``, I the mean over tokens and channels. The map is I summed over channels, in
-    bits. ``layer`` is a third of the way up; the CoIBA paper says the sixth, its script has the fifth of twelve. No
+    bits. ``layer`` is half-way up: the sixth block of twelve, as the CoIBA paper says (its script has the fifth). No
     smoothing of α over neighbours, which the original for convolutional networks has. ``damping=token`` has one ratio
-    for all channels of a token. Extras, step by step: ``information``, ``relevance``, ``accuracy``. Schulz et al., ICLR
-    2020. Cost: ``(steps - 1) samples`` forwards and backwards of the blocks above, and one forward.
+    for all channels of a token. Summed over layers (``plus``) it is ``iba_star``. Extras, step by step:
+    ``information``, ``relevance``, ``accuracy``. Schulz et al., ICLR 2020. Cost: ``(steps - 1) samples`` forwards and
+    backwards of the blocks above, and one forward.
     """
 
     layer: int | None = None
@@ -261,7 +262,10 @@ class IBA(OneLayer):
         if self.layer is not None:
             return (resolve_layer(view, self.layer),)
         stage = _stage(view)
-        return (min(stage.start + round(len(stage) / 3), max(0, _last_read(view))),)
+        return (min(stage.start + max(0, len(stage) // 2 - 1), max(0, _last_read(view))),)
+
+    def at_layer(self, view: View, layer: int) -> IBA | None:
+        return replace(self, layer=layer) if layer <= _last_read(view) else None
 
     def compute(self, session: Session) -> Answer:
         ((found, all_else),) = self._each(session)
@@ -310,7 +314,9 @@ class IBAStar(OneLayer):
 
 def token_moments(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """Mean and deviation over the tokens of each image, channel by channel: ``[B, 2, 1, D]``."""
-    return torch.stack([wide(value).mean(dim=1, keepdim=True), wide(value).std(dim=1, keepdim=True)], dim=1)
+    return torch.stack(
+        [at_least_float32(value).mean(dim=1, keepdim=True), at_least_float32(value).std(dim=1, keepdim=True)], dim=1
+    )
 
 
 def _stage(view: View) -> range:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from vitreous.errors import SpellingError
-from vitreous.methods.base import Answer, Method, prepare, resolve_layer
-from vitreous.methods.readout import wide
+from vitreous.errors import MapError, SpellingError
+from vitreous.methods.base import Answer, Method, prepare, resized, resolve_layer
+from vitreous.methods.ofbase import OfBase
+from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.methods.token_gradient import InputXGradient
 from vitreous.models import View
@@ -22,14 +22,14 @@ from vitreous.words import check_choice
 __all__ = ["CAT", "LogProb", "Plus", "SkipPlus", "Smooth"]
 
 
-class LayerSum(Method):
+class LayerSum(OfBase):
     """``sum over l >= first of A(f_l)(x_l)``, raw and signed.
 
-    With layer terms all of it comes from the one pass of the base. ``via="subnetwork"`` runs the base on each
-    sub-network f_l with its input x_l, the definition to the letter and the only way for a base without layer terms.
+    With layer terms all of it comes from the one pass of the base; a base that looks at one layer is moved from layer
+    to layer. ``via="subnetwork"`` runs the base on each sub-network f_l with its input x_l, the definition to the
+    letter and the only way for any other base.
     """
 
-    base: Method
     via: str
     upsample: bool
 
@@ -39,21 +39,17 @@ class LayerSum(Method):
 
     def __post_init__(self) -> None:
         check_choice("via", self.via, ("auto", "layers", "subnetwork"))
-        if self.via == "layers" and not self.base.layered:
+        if self.via == "layers" and not (self.base.layered or self.base.moves):
             raise SpellingError(f"{self.base.info.name} has no layer terms; use via=subnetwork")
+
+    @property
+    def grid(self) -> str:  # type: ignore[override]
+        return "token"
 
     @property
     def free(self) -> bool:
         """Whether the layer terms of the base give the sum in one pass."""
         return self.base.layered and self.via != "subnetwork"
-
-    @property
-    def class_specific(self) -> bool:
-        return self.base.class_specific
-
-    @property
-    def cost(self) -> tuple[float, float]:
-        return self.base.cost
 
     def forwards(self, view: View) -> float:
         each = self.base.forwards(view)
@@ -63,16 +59,21 @@ class LayerSum(Method):
         return (self.base.ask_layers(view, self._layers(view)),) if self.free else ()
 
     def compute(self, session: Session) -> Answer:
-        layers = self._layers(session.view)
-        if self.free:
-            terms = self.base.read_layers(session.trace(self.base.ask_layers(session.view, layers)), layers)
-        else:
-            terms = self._subnetworks(session, layers)
+        terms = self._terms(session, self._layers(session.view))
         finest = max((tuple(term.shape[1:]) for term in terms), key=math.prod)
-        stacked = torch.stack([_enlarge(term, finest) for term in terms], dim=1)
+        stacked = torch.stack([resized(term, finest) for term in terms], dim=1)
+        if not self.free:
+            self._refuse_multiple(stacked)
         return Answer(stacked.sum(dim=1), {"layers": stacked})
 
-    def _subnetworks(self, session: Session, layers: Sequence[int]) -> list[Tensor]:
+    def _terms(self, session: Session, layers: Sequence[int]) -> list[Tensor]:
+        if self.free:
+            return self.base.read_layers(session.trace(self.base.ask_layers(session.view, layers)), layers)
+        if self.base.moves and self.via != "subnetwork":
+            moved = [self.base.at_layer(session.view, layer) for layer in layers]
+            there = [each for each in moved if each is not None]
+            prepare(session, there)
+            return [each.compute(session).map for each in there]
         keep = Keep("input", whole, tuple(layers))
         trace = session.trace(Pass((keep,)))
         forks = [
@@ -80,6 +81,19 @@ class LayerSum(Method):
             for layer, tokens in zip(layers, trace[keep], strict=True)
         ]
         return [self.base.compute(fork).map for fork in forks]
+
+    def _refuse_multiple(self, terms: Tensor) -> None:
+        """Refuse a sum of terms ``[B, L, h, w]`` that are the same but for a factor: it is the base, made slower."""
+        if terms.shape[1] < 2 or self.base.flat:
+            return
+        flat = terms.double().flatten(2)
+        unit = flat / flat.norm(dim=2, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        alike = (unit - unit[:, :1]).abs().amax() <= 1e-6
+        if alike and bool((flat != 0).any()):
+            name = self.base.spelling
+            raise MapError(
+                f"{self.info.name}({name}) is {name} times a number: from every start layer it gives the same map"
+            )
 
     def _layers(self, view: View) -> tuple[int, ...]:
         """The start layers; in a hierarchical model those of one grid: its longest stage, or else that of the first."""
@@ -89,12 +103,6 @@ class LayerSum(Method):
         longest = max(view.stages, key=lambda stage: (len(stage), stage.start))
         own = next(stage for stage in view.stages if layers[0] in stage)
         return tuple(layer for layer in layers if layer in longest) or tuple(layer for layer in layers if layer in own)
-
-
-def _enlarge(term: Tensor, size: tuple[int, ...]) -> Tensor:
-    if tuple(term.shape[1:]) == size:
-        return term
-    return F.interpolate(term[:, None], size=list(size), mode="bilinear", align_corners=False)[:, 0]
 
 
 @register("plus", family="combinator", papers=("mehri2024skipplus",), cost_note="base")
@@ -149,7 +157,7 @@ class CAT(LayerSum):
 
 @register("smooth", family="combinator", papers=("smilkov2017smoothgrad",), cost_note="samples x base")
 @dataclass(frozen=True)
-class Smooth(Method):
+class Smooth(OfBase):
     """A base method averaged over noisy copies of the input.
 
     ``mean_i A(x + sigma (max x - min x) n_i)`` with ``n_i ~ N(0, 1)``; the range is that of each image. The noise
@@ -163,14 +171,6 @@ class Smooth(Method):
     def __post_init__(self) -> None:
         if self.samples < 1 or self.sigma < 0:
             raise SpellingError(f"samples={self.samples}, sigma={self.sigma} must be at least 1 and at least 0")
-
-    @property
-    def grid(self) -> str:  # type: ignore[override]
-        return self.base.grid
-
-    @property
-    def class_specific(self) -> bool:
-        return self.base.class_specific
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -191,7 +191,7 @@ class Smooth(Method):
             noise = torch.stack([draws.at(copy).normal(*inputs.shape[1:]) for copy in range(first, first + copies)], 1)
             scaled = noise.to(inputs) * span.view(-1, 1, *[1] * (inputs.ndim - 1))
             noisy = (inputs.unsqueeze(1) + scaled).flatten(0, 1)
-            found = wide(self.base.compute(session.fork(noisy, repeat=copies)).map)
+            found = at_least_float32(self.base.compute(session.fork(noisy, repeat=copies)).map)
             part = found.reshape(len(inputs), copies, *found.shape[1:])
             # mean and squared deviations of all copies so far, after Chan, Golub and LeVeque
             apart, total = part.mean(dim=1) - mean, first + copies
@@ -203,7 +203,7 @@ class Smooth(Method):
 
 @register("logprob", family="combinator", cost_note="base")
 @dataclass(frozen=True)
-class LogProb(Method):
+class LogProb(OfBase):
     """A base method for the log-probability of the class, whatever value was asked for.
 
     ``log p_c = y_c - log sum_k exp y_k``: what speaks for the class rather than for its rivals, each weighed by its
@@ -213,23 +213,8 @@ class LogProb(Method):
     base: Method
 
     @property
-    def grid(self) -> str:  # type: ignore[override]
-        return self.base.grid
-
-    @property
-    def class_specific(self) -> bool:
-        return self.base.class_specific
-
-    @property
     def own_value(self) -> str:
         return "logprob"
-
-    @property
-    def cost(self) -> tuple[float, float]:
-        return self.base.cost
-
-    def forwards(self, view: View) -> float:
-        return self.base.forwards(view)
 
     def asks(self, view: View) -> tuple[Pass, ...]:
         return tuple(replace(ask, value=ask.value or "logprob") for ask in self.base.asks(view))

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitreous.errors import MapError, SpellingError
-from vitreous.methods.base import Answer, Method, prepare
-from vitreous.methods.readout import wide
+from vitreous.methods.base import Answer, Method, prepare, resized
+from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Pass, Session
@@ -59,7 +58,7 @@ class Consensus(Method):
     def compute(self, session: Session) -> Answer:
         prepare(session, self.bases)
         grid = session.view.grid(session.inputs)
-        found = torch.stack([on_tokens(self._finite(base, session), grid) for base in self.bases], dim=1)
+        found = torch.stack([resized(self._finite(base, session), grid) for base in self.bases], dim=1)
         ranks = mean_ranks(found)
         if self.how == "mean":
             largest = found.abs().amax(dim=(2, 3), keepdim=True)
@@ -69,21 +68,10 @@ class Consensus(Method):
 
     def _finite(self, base: Method, session: Session) -> Tensor:
         """A rank would hide a value that is not finite."""
-        found = wide(base.compute(session).map)
+        found = at_least_float32(base.compute(session).map)
         if not torch.isfinite(found).all():
             raise MapError(f"{base.spelling} gave values that are not finite, inside {self.info.name}")
         return found
-
-
-def on_tokens(found: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Bring maps ``[B, h, w]`` to the token grid: finer ones are summed into patches, coarser ones enlarged."""
-    size = tuple(found.shape[1:])
-    if size == grid:
-        return found
-    if size[0] >= grid[0] and size[1] >= grid[1]:
-        cells = size[0] * size[1] / (grid[0] * grid[1])
-        return F.adaptive_avg_pool2d(found[:, None], grid)[:, 0] * cells
-    return F.interpolate(found[:, None], size=grid, mode="bilinear", align_corners=False)[:, 0]
 
 
 def mean_ranks(found: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitreous.errors import ModelError
 from vitreous.methods.base import Answer, resolve_layer
-from vitreous.methods.readout import wide
+from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.methods.token_gradient import TokenTerm
 from vitreous.models import View
@@ -56,7 +56,7 @@ class DecompX(TokenTerm):
     def asks(self, view: View) -> tuple[Pass, ...]:
         if self.bias != "absdot":
             return super().asks(view)
-        if view.windowed:
+        if view.attends != "everywhere":
             raise ModelError(f"{view.name} attends inside windows: decompx(bias=absdot) does not apply; use bias=token")
         return (Pass((Keep("input", whole, (resolve_layer(view, self.layer),)),)),)
 
@@ -64,7 +64,7 @@ class DecompX(TokenTerm):
         if self.bias == "none":
             return super().compute(session)
         trace = session.trace(self.only_pass(session.view))
-        logits = wide(trace.logits)
+        logits = at_least_float32(trace.logits)
         slope = session.target.slope(logits)  # the target, linear in the logits
         (kept,) = trace[self.only_pass(session.view).keeps[0]]
         if self.bias == "token":
@@ -73,7 +73,7 @@ class DecompX(TokenTerm):
         layer = resolve_layer(session.view, self.layer)
         shares: list[Tensor] = []
         for tokens, each in zip(kept, slope, strict=True):
-            shares.append(wide(explicit_shares(session.view, tokens, layer, session.memory)) @ each)
+            shares.append(at_least_float32(explicit_shares(session.view, tokens, layer, session.memory)) @ each)
             if session.tick is not None:
                 session.tick(1)
         return Answer(trace.tokens_to_grid(torch.stack(shares), layer), {})

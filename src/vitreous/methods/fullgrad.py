@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.readout import dot, wide
+from vitreous.methods.readout import at_least_float32, dot
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Reduce, Trace
@@ -20,19 +20,19 @@ __all__ = ["FullGrad", "FullGradPlus", "bias_shares"]
 def bias_shares(view: View, bias: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d b_d * d s / d out_d`` of every token that the bias is added to."""
     assert gradient is not None
-    return (wide(gradient) * wide(bias)).sum(dim=-1)
+    return (at_least_float32(gradient) * at_least_float32(bias)).sum(dim=-1)
 
 
 def bias_sizes(view: View, bias: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d |b_d * d s / d out_d|``."""
     assert gradient is not None
-    return (wide(gradient) * wide(bias)).abs().sum(dim=-1)
+    return (at_least_float32(gradient) * at_least_float32(bias)).abs().sum(dim=-1)
 
 
 def dot_sizes(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d |x_d dx_d|``."""
     assert gradient is not None
-    return (wide(value) * wide(gradient)).abs().sum(dim=-1)
+    return (at_least_float32(value) * at_least_float32(gradient)).abs().sum(dim=-1)
 
 
 class BiasTerms(Method):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.errors import SpellingError
 from vitreous.methods.base import Answer, Method
-from vitreous.methods.readout import wide
+from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, Trace, whole
@@ -31,13 +31,13 @@ def to_map(trace: Trace, value: Tensor) -> Tensor:
 def absolute(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_c |d s / d x_c|``."""
     assert gradient is not None
-    return over_channels(wide(gradient).abs())
+    return over_channels(at_least_float32(gradient).abs())
 
 
 def times_gradient(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_c x_c d s / d x_c``."""
     assert gradient is not None
-    return over_channels(wide(value) * wide(gradient))
+    return over_channels(at_least_float32(value) * at_least_float32(gradient))
 
 
 @register("saliency", family="input", papers=("simonyan2014deep",))
@@ -104,13 +104,13 @@ class IntegratedGradients(Method):
         nodes = nodes + 0.5
         way = inputs - self.baseline
         keep = Keep("image", whole, grad=True)
-        total = torch.zeros_like(wide(inputs))
+        total = torch.zeros_like(at_least_float32(inputs))
         at_once = max(1, session.batch // len(inputs))
         for first in range(0, self.steps, at_once):
             part = slice(first, first + at_once)
             times = nodes[part].view(1, -1, *[1] * (inputs.ndim - 1))
             points = (self.baseline + times * way.unsqueeze(1)).flatten(0, 1)
             trace = session.fork(points, repeat=times.shape[1]).trace(Pass((keep,)))
-            gradient = wide(trace[keep][0]).reshape(len(inputs), -1, *inputs.shape[1:])
+            gradient = at_least_float32(trace[keep][0]).reshape(len(inputs), -1, *inputs.shape[1:])
             total += torch.einsum("bs...,s->b...", gradient, weights[part].to(gradient))
-        return Answer(to_map(trace, over_channels(wide(way) * total)), {})
+        return Answer(to_map(trace, over_channels(at_least_float32(way) * total)), {})

@@ -20,12 +20,12 @@ __all__ = [
     "push",
     "start_keeps",
     "start_row",
-    "wide",
+    "at_least_float32",
     "with_residual",
 ]
 
 
-def wide(value: Tensor) -> Tensor:
+def at_least_float32(value: Tensor) -> Tensor:
     """Return the value in float32, or float64 where it is."""
     return value if value.dtype == torch.float64 else value.float()
 
@@ -54,7 +54,7 @@ def positive(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
 def dot(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d x_d dx_d`` of every token: ``[B, N]``."""
     assert gradient is not None
-    return (wide(value) * wide(gradient)).sum(dim=-1)
+    return (at_least_float32(value) * at_least_float32(gradient)).sum(dim=-1)
 
 
 def start_keeps(view: View, reduce: Reduce, grad: bool) -> tuple[Keep, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from vitreous.errors import MapError, ModelError, SpellingError
 from vitreous.methods.base import Answer, Method
 from vitreous.methods.kmeans import centroids
-from vitreous.methods.readout import wide
+from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import VALUES, Keep, Pass, Session, Trace, whole
@@ -73,16 +73,16 @@ class TIS(Method):
 
     def compute(self, session: Session) -> Answer:
         trace = session.trace(self.only_pass(session.view))
-        high, wide_ = trace.grid
-        kept = int(self.ratio * high * wide_)
+        high, wide = trace.grid
+        kept = int(self.ratio * high * wide)
         if kept < 1:
-            raise ModelError(f"tis: ratio={self.ratio} of {high} x {wide_} patches is less than one patch")
+            raise ModelError(f"tis: ratio={self.ratio} of {high} x {wide} patches is less than one patch")
         if self.half and session.inputs.device.type != "cuda":
             raise ModelError(f"tis: half=true scores in float16 on a GPU, and the model is on {session.inputs.device}")
         images, samples, times = _unique(self._samples(session, trace, kept))
         scores = self._scores(session, trace, images, samples)
-        found, share = _mean_over_samples(scores, images, samples, times, len(session.inputs), high * wide_)
-        shape = (-1, high, wide_)
+        found, share = _mean_over_samples(scores, images, samples, times, len(session.inputs), high * wide)
+        shape = (-1, high, wide)
         return Answer(found.reshape(shape), {"kept": share.reshape(shape)})
 
     def _samples(self, session: Session, trace: Trace, kept: int) -> Tensor:
@@ -93,7 +93,7 @@ class TIS(Method):
         first = session.draws("tis").permutation(rows)[:, :masks]
 
         def part(start: int, stop: int) -> Tensor:
-            patches = [wide(each[start:stop, session.view.prefix :]) for each in outputs]
+            patches = [at_least_float32(each[start:stop, session.view.prefix :]) for each in outputs]
             channels = torch.cat(patches, dim=2).transpose(1, 2).contiguous()  # [b, L D, n]
             centres = centroids(channels, first[start:stop].to(channels.device), self.iterations)
             # equal values, such as those of an empty cluster, are taken from the front
@@ -101,7 +101,7 @@ class TIS(Method):
             return best.sort(dim=2).values
 
         # distances, their lowest and the assignment of each row exist at the same time
-        bytes_each = 3 * rows * masks * wide(outputs[0][:0]).element_size()
+        bytes_each = 3 * rows * masks * at_least_float32(outputs[0][:0]).element_size()
         at_once = max(1, int(budget_bytes(session.inputs.device, session.memory) / bytes_each))
         return torch.cat(in_parts(part, len(session.inputs), at_once))
 

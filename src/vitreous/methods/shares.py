@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitreous.methods.readout import wide
+from vitreous.methods.readout import at_least_float32
 from vitreous.models import Norm, View, Weights
 from vitreous.passes import Block
 
@@ -26,8 +26,8 @@ class Shares:
 
     def __init__(self, view: View, block: Block) -> None:
         self.weights = view.weights(block.layer)
-        self.attention, self.values = wide(block.attention), wide(block.values)
-        self.input, self.middle, self.output = (wide(x) for x in (block.input, block.middle, block.output))
+        self.attention, self.values = at_least_float32(block.attention), at_least_float32(block.values)
+        self.input, self.middle, self.output = (at_least_float32(x) for x in (block.input, block.middle, block.output))
         projection, deviation = head_projection(self.weights, self.attention, self.values)
         if deviation is not None:
             self.attention = self.attention / deviation.unsqueeze(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.errors import MapError
 from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.readout import dot, wide
+from vitreous.methods.readout import at_least_float32, dot
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Reduce, Trace
@@ -103,7 +103,7 @@ class AttentionXInputXGradient(Method):
     def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
         received, terms = _received_times(layers, "output", trace.view.depth - 1)
         found = dict(zip(terms.layers, _products(trace, received, terms), strict=True))
-        nothing = torch.zeros(trace.batch, *trace.grid).to(wide(trace.logits))
+        nothing = torch.zeros(trace.batch, *trace.grid).to(at_least_float32(trace.logits))
         return [found.get(layer, nothing) for layer in layers]
 
 
@@ -153,14 +153,14 @@ def received(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
 def gradient_norm(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The length of the gradient of every token."""
     assert gradient is not None
-    length: Tensor = torch.linalg.vector_norm(wide(gradient), dim=-1)
+    length: Tensor = torch.linalg.vector_norm(at_least_float32(gradient), dim=-1)
     return length
 
 
 def gradient_sum(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The sum of the gradient over the width of every token; refused where it is zero by construction."""
     assert gradient is not None
-    gradient = wide(gradient)
+    gradient = at_least_float32(gradient)
     total = gradient.sum(dim=-1)
     if total.abs().max() <= 1e-4 * gradient_norm(view, value, gradient).max():
         raise MapError(

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from vitreous.errors import SpellingError, TargetError
 from vitreous.methods.base import Answer, Method, prepare, to_grid
-from vitreous.methods.readout import wide
+from vitreous.methods.ofbase import OfBase
+from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Rivals, Session, Target
@@ -21,7 +22,8 @@ from vitreous.words import check_choice
 
 __all__ = ["VAR"]
 
-_TIE = 1e-6  # equal maps have q = 1/K up to rounding, and stay suppressed
+_TIE = 1e-6
+"""By how much q must exceed 1 / K for maps of the size one; smaller maps give smaller differences, and smaller ties."""
 
 
 class Look(NamedTuple):
@@ -45,24 +47,26 @@ LOOKS = {
     papers=("walter2025now",),
     cost_note="1 F + K B",
     presets={name: {"preset": name} for name in LOOKS},
+    revision=2,
 )
 @dataclass(frozen=True)
-class VAR(Method):
+class VAR(OfBase):
     """A base method where the explained class stands out among K classes.
 
-    ``q_k = mean_b softmax_k(b H_k)`` over the base's maps ``H_k``, patch by patch; map ``H_c q_c [q_c > 1 / K]``. The
-    paper divides by the temperatures 1, 5, 100 (``paper``), the released code multiplies the absolute values by 10 and
-    asks for ``q_c > 1 / K + 0.01`` (``released``); ``sharp`` multiplies by 1, 5, 100. ``classes`` are the k most
-    probable and the least probable (``top:k``), ``best-worst``, or a list such as ``"281,lynx"`` or ``"lynx|cougar"``;
-    the explained class is added where it is missing. ``normalise`` divides the maps by the largest value of all K
-    before the softmax; ``upsample`` compares pixels, as the paper does, instead of patches. Cost: 1 F + K B where the
+    ``q_k = mean_t softmax_k(H_k / t)`` over the base's maps ``H_k``, place by place, t = 1, 5, 100; map ``H_c q_c [q_c
+    > 1 / K]``. That is the paper; the released code multiplies the absolute values by 10 and asks for ``q_c > 1 / K +
+    0.01`` (``released``); ``sharp`` multiplies by 1, 5, 100, so that small differences count. ``classes`` are the k
+    most probable and the least probable (``top:k``), ``best-worst``, or a list such as ``"281,lynx"`` or
+    ``"lynx|cougar"``; a set of each image's own (``among=``) goes before them. The explained class is added where it is
+    missing. ``normalise`` divides the maps by the largest value of all K before the softmax. Pixels are compared, as in
+    the paper, where the map is asked for on pixels or with ``upsample``, patches otherwise. Cost: 1 F + K B where the
     base reads one pass, K times the base otherwise. Extras: ``distribution`` q, ``maps`` H and ``classes``, the
     explained one first.
     """
 
     base: Method
     classes: str | int = "top:2"
-    preset: str = "sharp"
+    preset: str = "paper"
     normalise: bool = False
     upsample: bool = False
 
@@ -97,8 +101,9 @@ class VAR(Method):
 
     def compute(self, session: Session) -> Answer:
         self._check_target(session.asked)
-        high, wide_ = session.inputs.shape[-2:] if self.grid == "pixel" else session.view.grid(session.inputs)
-        bytes_each = 5 * self._count * high * wide_ * 4  # base maps, their copy, shares and what they are made of
+        pixels = self.grid == "pixel" or self._fine(session)
+        high, wide = session.inputs.shape[-2:] if pixels else session.view.grid(session.inputs)
+        bytes_each = 8 * self._count * high * wide * 4  # base maps, their copy, shares and what they are made of
         at_once = max(1, int(budget_bytes(session.inputs.device, session.memory) / bytes_each))
         if at_once >= len(session.inputs):
             return self._compare(session)
@@ -106,32 +111,41 @@ class VAR(Method):
         return _joined([self._compare(session.part(at, at + at_once)) for at in cuts])
 
     def _compare(self, session: Session) -> Answer:
-        choose = self._choice(session.view)
+        choose = self._choice(session.view, session.asked)
         rivals = Rivals(session, choose.slots, choose)
         prepare(rivals.sessions[0], [self.base])
         classes = rivals.classes
-        found = [self.base.compute(each).map for each in rivals.sessions[: classes.shape[1]]]
-        if self.upsample:
-            found = [to_grid(each, "pixel", session.view, session.inputs) for each in found]
-        maps = wide(torch.stack(found, dim=1))
+        each_class = [self.base.compute(each).map for each in rivals.sessions[: classes.shape[1]]]
+        if self._fine(session):
+            each_class = [to_grid(each, "pixel", session.view, session.inputs) for each in each_class]
+        maps = at_least_float32(torch.stack(each_class, dim=1))
         there = (classes >= 0).to(maps.device)[:, :, None, None]
         maps.masked_fill_(~there, 0)
-        q = self._distribution(maps, there)
-        ahead = q[:, 0] - 1 / there.sum(dim=1) > max(_TIE, LOOKS[self.preset].margin)
+        q, ahead = self._distribution(maps, there)
         extras = {"distribution": q, "maps": maps, "classes": classes.to(maps.device)}
         return Answer(maps[:, 0] * q[:, 0] * ahead, extras)
 
-    def _distribution(self, maps: Tensor, there: Tensor) -> Tensor:
-        """``mean_b softmax_k(b H_k)`` over the classes that are there, ``[B, K, h, w]``."""
-        look = LOOKS[self.preset]
+    def _fine(self, session: Session) -> bool:
+        """Whether maps are brought to pixels before they are compared."""
+        return session.inputs.ndim == 4 and (self.upsample or session.grid == "pixel")
+
+    def _distribution(self, maps: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q ``[B, K, h, w]`` over the classes that are there, and where the first stands out ``[B, h, w]``.
+
+        In float64: of maps much smaller than one, q differs from 1 / K by less than float32 can tell.
+        """
+        look, scaled = LOOKS[self.preset], maps.double()
         if self.normalise:
-            largest = maps.abs().amax(dim=(1, 2, 3), keepdim=True)
-            maps = maps / torch.where(largest > 0, largest, 1)
-        maps = maps.abs() if look.absolute else maps
-        total = torch.zeros_like(maps)
+            largest = scaled.abs().amax(dim=(1, 2, 3), keepdim=True)
+            scaled = scaled / torch.where(largest > 0, largest, 1)
+        scaled = scaled.abs() if look.absolute else scaled
+        q = torch.zeros_like(scaled)
         for inverse in look.inverse:
-            total += (inverse * maps).masked_fill_(~there, -torch.inf).softmax(dim=1)
-        return total.div_(len(look.inverse))
+            q += (inverse * scaled).masked_fill_(~there, -torch.inf).softmax(dim=1)
+        q /= len(look.inverse)
+        size = scaled.abs().amax(dim=(1, 2, 3)) * (sum(look.inverse) / len(look.inverse))
+        tie = (_TIE * size.clamp(max=1)).view(-1, 1, 1)
+        return q.to(maps.dtype), q[:, 0] - 1 / there.sum(dim=1).double() > tie.clamp(min=look.margin)
 
     def _check_target(self, target: Target) -> None:
         if target.function is not None:
@@ -158,9 +172,11 @@ class VAR(Method):
     def _count(self) -> int:
         return 1 + (len(self._words) if self._top is None else self._top)
 
-    def _choice(self, view: View) -> Choice:
+    def _choice(self, view: View, target: Target) -> Choice:
+        if target.among is not None:
+            return Choice("of each image", own=target.among.shape[1])
         if self._top is not None:
-            return Choice(str(self.classes), top=min(self._top, max(view.classes, 2)))
+            return Choice(str(self.classes), top=min(self._top, max(view.classes, 2), len(target.only or range(10**6))))
         words = [int(word) if re.fullmatch(r"-?\d+", word) else word for word in self._words]
         return Choice(str(self.classes), listed=tuple(view.class_index(word) for word in words))
 
@@ -179,21 +195,34 @@ def _joined(parts: Sequence[Answer]) -> Answer:
 
 @dataclass(frozen=True)
 class Choice:
-    """The classes of each image: the explained one, then ``listed``, or the ``top`` most and the least probable."""
+    """The classes of each image: the explained one, then those ``listed``, its ``own``, or the ``top`` and the last.
+
+    The last is the least probable of those that the softmax has.
+    """
 
     asked: str
     top: int = 0
     listed: tuple[int, ...] = ()
+    own: int = 0
 
     @property
     def slots(self) -> int:
-        return 1 + (self.top + 1 if self.top else len(self.listed))
+        return 1 + (self.own or (self.top + 1 if self.top else len(self.listed)))
 
-    def __call__(self, logits: Tensor, explained: Tensor) -> Tensor:
-        if self.top:
-            rest = [logits.topk(self.top, dim=1).indices, logits.argmin(dim=1, keepdim=True)]
+    def __call__(self, logits: Tensor, explained: Tensor, among: Tensor | None = None) -> Tensor:
+        shut = logits == -torch.inf
+        if self.own and among is not None:
+            given = among.to(explained.device)
+            rest = [torch.where(given < 0, explained.unsqueeze(1), given)]  # again the first: counted once
+        elif self.top:
+            last = logits.masked_fill(shut, torch.inf).argmin(dim=1, keepdim=True)
+            rest = [logits.topk(self.top, dim=1).indices, last]
         else:
             rest = [explained.new_tensor(self.listed).expand(len(explained), -1)]
+        outside = torch.cat(rest, dim=1)
+        if shut.gather(1, outside).any():
+            wrong = int(outside[shut.gather(1, outside)][0])
+            raise TargetError(f"var: class {wrong} is not among the classes that the softmax is restricted to")
         wanted = torch.cat([explained.unsqueeze(1), *rest], dim=1)
         again = (wanted.unsqueeze(2) == wanted.unsqueeze(1)).tril(-1).any(dim=2)  # each class once
         chosen = wanted.masked_fill(again, -1).gather(1, again.long().argsort(dim=1, stable=True))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitreous.methods.attention import mean_row
 from vitreous.methods.base import Answer, Method
-from vitreous.methods.readout import positive, push, start_keeps, start_row, wide
+from vitreous.methods.readout import at_least_float32, positive, push, start_keeps, start_row
 from vitreous.methods.registry import register
 from vitreous.methods.shares import head_projection
 from vitreous.models import Norm, View
@@ -53,9 +53,9 @@ class Measure:
         ``<E, E~> = (P_h^T E) . v``.
         """
         weights = view.weights(block.layer)
-        attention, values = wide(block.attention), wide(block.values)
+        attention, values = at_least_float32(block.attention), at_least_float32(block.values)
         projection, deviation = head_projection(weights, attention, values)
-        before = self.before(weights.norm1, wide(block.input))
+        before = self.before(weights.norm1, at_least_float32(block.input))
         gram = projection.transpose(-2, -1) @ projection  # [H, d, d]
         lengths = ((values @ gram) * values).sum(dim=-1).clamp_(min=0).sqrt_()
         product = (torch.einsum("bnk,hkd->bhnd", before, projection) * values).sum(dim=-1)
@@ -70,7 +70,7 @@ class Update(Measure):
     def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
         assert gradient is not None
         weights, deviation = self.heads(view, block)
-        moved = wide(gradient).clamp(min=0) * wide(block.attention) * weights.unsqueeze(2)
+        moved = at_least_float32(gradient).clamp(min=0) * at_least_float32(block.attention) * weights.unsqueeze(2)
         update = moved.mean(dim=1)
         return update if deviation is None else update / deviation
 
@@ -90,14 +90,14 @@ class MLPWeights(Measure):
     """``W`` of a block's MLP: ``[B, N]``."""
 
     def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
-        before = self.before(view.weights(block.layer).norm2, wide(block.middle))
-        after = wide(block.output) - wide(block.middle)
+        before = self.before(view.weights(block.layer).norm2, at_least_float32(block.middle))
+        after = at_least_float32(block.output) - at_least_float32(block.middle)
         return self.weigh(before.norm(dim=-1), after.norm(dim=-1), (before * after).sum(dim=-1))
 
 
 def token_lengths(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The length of every token vector."""
-    lengths: Tensor = wide(value).norm(dim=-1)
+    lengths: Tensor = at_least_float32(value).norm(dim=-1)
     return lengths
 
 

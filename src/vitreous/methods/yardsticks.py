@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vitreous.errors import ModelError
 from vitreous.methods.base import Answer, Method
-from vitreous.methods.readout import wide
+from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.passes import Session
 
@@ -18,7 +18,7 @@ __all__ = ["Centre", "Constant", "Edges", "Random"]
 
 
 def _spread(session: Session, pattern: Tensor) -> Answer:
-    like = wide(session.inputs)
+    like = at_least_float32(session.inputs)
     return Answer(pattern.to(like).expand(len(like), -1, -1).clone(), {})
 
 
@@ -29,13 +29,15 @@ class Random(Method):
 
     def compute(self, session: Session) -> Answer:
         grid = session.view.grid(session.inputs)
-        return Answer(session.draws("random").uniform(*grid).to(wide(session.inputs)), {})
+        return Answer(session.draws("random").uniform(*grid).to(at_least_float32(session.inputs)), {})
 
 
 @register("constant", family="yardstick", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Constant(Method):
     """One everywhere: only the tie rule of a metric ranks it."""
+
+    flat = True
 
     def compute(self, session: Session) -> Answer:
         return _spread(session, torch.ones(session.view.grid(session.inputs)))
@@ -47,9 +49,9 @@ class Centre(Method):
     """Photographers put things in the middle: one minus the distance from the centre, which is 1 at the corners."""
 
     def compute(self, session: Session) -> Answer:
-        high, wide_ = session.view.grid(session.inputs)
+        high, wide = session.view.grid(session.inputs)
         down = torch.linspace(-1, 1, high, dtype=torch.float32) if high > 1 else torch.zeros(1)
-        across = torch.linspace(-1, 1, wide_, dtype=torch.float32) if wide_ > 1 else torch.zeros(1)
+        across = torch.linspace(-1, 1, wide, dtype=torch.float32) if wide > 1 else torch.zeros(1)
         return _spread(session, 1 - ((down[:, None] ** 2 + across[None] ** 2) / 2).sqrt())
 
 
@@ -63,7 +65,7 @@ class Edges(Method):
     def compute(self, session: Session) -> Answer:
         if session.inputs.ndim != 4:
             raise ModelError("edges needs images, not the tokens of a sub-network")
-        grey = F.pad(wide(session.inputs).mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
+        grey = F.pad(at_least_float32(session.inputs).mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
         across = grey.new_tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
         sobel = torch.stack([across, across.T]).unsqueeze(1)
         return Answer(F.conv2d(grey, sobel).square().sum(dim=1).sqrt(), {})

@@ -26,7 +26,8 @@ class SubView(View):
         self.depth, self.width, self.heads = whole.depth - first, whole.width, whole.heads
         self.prefix, self.pooling, self.drops_tokens = whole.prefix, whole.pooling, whole.drops_tokens
         self.preprocess, self.classes, self.labels = whole.preprocess, whole.classes, whole.labels
-        self.windowed, self.cam_site = whole.windowed, whole.cam_site
+        self.attends, self.cam_site = whole.attends, whole.cam_site
+        self.unseen, self.branch_site = whole.unseen, whole.branch_site
         self.user = whole.user
         later = [range(max(0, s.start - first), s.stop - first) for s in whole.stages]
         self.stages = tuple(stage for stage in later if len(stage))
@@ -44,7 +45,7 @@ class SubView(View):
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         return self.whole.grid(self._inputs, layer + self.first)
 
-    def site(self, layer: int, name: str) -> nn.Module:
+    def _site(self, layer: int, name: str) -> nn.Module:
         return self.whole.site(layer + self.first, name)
 
     def calls(self, layer: int | None) -> Mapping[str, int]:

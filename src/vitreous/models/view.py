@@ -48,8 +48,12 @@ class View(ABC):
     labels: list[str] | None = None
     drops_tokens: bool = True
     """Whether patch tokens can be left out without touching the model."""
-    windowed: bool = False
-    """Whether attention stays inside windows, so that there is no matrix between all tokens."""
+    attends: str = "everywhere"
+    """Where attention reaches: ``everywhere`` (a matrix between all tokens), inside ``windows``, or ``nowhere``."""
+    unseen: Mapping[str, str] = {}
+    """Places inside a block that cannot be shown, and why."""
+    branch_site: str = "norm1"
+    """The place of a block's first norm: what attention gets, or what it adds where the norm ends the branch."""
     cam_site: str = "norm1"
     """Where class activation maps look in the last block: the last place whose patches still reach every logit."""
     stages: tuple[range, ...] = ()
@@ -83,12 +87,25 @@ class View(ABC):
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         """Rows and columns of patches at a layer, for these inputs (for the model's own size if ``None``)."""
 
-    @abstractmethod
     def site(self, layer: int, name: str) -> nn.Module:
-        """Return the module of a block whose output is called ``name``: ``norm1``, ``attn``, ``norm2`` or ``mlp``.
+        """Return the module of a block whose output is called ``name``, one of ``sites``."""
+        if name not in self.sites:
+            why = self.unseen.get(name, f"it has {', '.join(self.sites)}")
+            raise ModelError(f"{self.name} cannot show {name} of block {layer}: {why}")
+        return self._site(layer, name)
 
-        ``attn`` and ``mlp`` are the vectors added to the residual stream, LayerScale included.
+    @abstractmethod
+    def _site(self, layer: int, name: str) -> nn.Module:
+        """Return that module, for a name that the family can show.
+
+        The names are ``norm1``, ``attn``, ``norm2`` and ``mlp``; ``attn`` and ``mlp`` are the vectors added to the
+        residual stream, LayerScale included.
         """
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The places inside a block that can be shown."""
+        return tuple(name for name in ("norm1", "attn", "norm2", "mlp") if name not in self.unseen)
 
     @abstractmethod
     def calls(self, layer: int | None) -> Mapping[str, int]:

@@ -41,7 +41,7 @@ def inner_batch(view: View, inputs: Tensor, budget: float | None = None) -> int:
     grids = [math.prod(view.grid(inputs, layer)) for layer in range(view.depth)]
     last = grids[-1] + view.prefix
     vectors = sum((tokens / grids[-1]) ** 0.5 for tokens in grids) * last * view.width
-    matrices = 0 if view.windowed else view.heads * last**2
+    matrices = view.heads * last**2 if view.attends == "everywhere" else 0
     numbers = 20 * vectors + 6 * matrices + 8 * inputs[0].numel()
     return max(1, int(room / (numbers * inputs.element_size())))
 

@@ -17,10 +17,11 @@ from vitreous.passes.trace import Trace
 
 __all__ = ["Choose", "Rivals"]
 
-Choose = Callable[[Tensor, Tensor], Tensor]
-"""``(logits of all classes [B, C], explained class [B]) -> classes [B, slots]``, the explained class first.
+Choose = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+"""``(logits [B, C], explained class [B], classes of the images' own [B, K] or None) -> classes [B, slots]``.
 
-An image with fewer classes than there are slots has -1 in its last ones."""
+The explained class is the first; classes outside the softmax have the logit minus infinity. An image with fewer
+classes than there are slots has -1 in its last ones."""
 
 
 class Rivals:
@@ -52,8 +53,8 @@ class Rivals:
             return self._classes[start:stop]
         explained = self.target.part(start, stop).given(logits).classes
         assert explained is not None
-        scores = class_logits(logits)
-        return self.choose(scores, explained.to(scores.device)).cpu()
+        scores = class_logits(logits, self.target.only)
+        return self.choose(scores, explained.to(scores.device), self.target.part(start, stop).among).cpu()
 
     def targets_of(self, classes: Tensor, start: int, stop: int, slots: Sequence[int]) -> list[Target]:
         """Return one target per slot; an image without a class of its own there repeats its first one."""
@@ -74,8 +75,9 @@ class Rival(Session):
 
     def __init__(self, rivals: Rivals, session: Session, slot: int) -> None:
         super().__init__(
-            session.view, session.inputs, session._target, session.seed, session.batch, session.memory, session.tick
-        )
+            session.view, session.inputs, session._target, session.seed, session.batch, session.memory, session.tick,
+            session.grid,
+        )  # fmt: skip
         self.rivals, self.slot = rivals, slot
         self._origin, self._place = session._origin, session._place
         if slot == 0:

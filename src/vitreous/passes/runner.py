@@ -49,7 +49,7 @@ def run_targets(
     view.check_inputs(inputs)
     view.prove(inputs)
     view = view.twin()
-    _refuse_windows(view, ask)
+    _refuse_unattended(view, ask)
     forward = Trace(view, inputs)  # what needs no gradient is kept here, once for all targets
     observer = Observer(view, ask.keeps, ask.rules, forward)
     plain = torch.autocast(inputs.device.type, enabled=False)  # the model's own precision, whatever surrounds the call
@@ -78,11 +78,10 @@ def refuse_not_finite(view: View, logits: Tensor) -> None:
         raise ModelError(f"{view.name} gives logits that are not finite for {rows} of {len(logits)} images")
 
 
-def _refuse_windows(view: View, ask: Pass) -> None:
-    if view.windowed and any(keep.site in BETWEEN for keep in ask.keeps):
-        raise ModelError(
-            f"{view.name} attends inside windows: a method that follows attention between all tokens does not apply"
-        )
+def _refuse_unattended(view: View, ask: Pass) -> None:
+    if view.attends != "everywhere" and any(keep.site in BETWEEN for keep in ask.keeps):
+        where = {"windows": "attends inside windows", "nowhere": "has no attention"}[view.attends]
+        raise ModelError(f"{view.name} {where}: a method that follows attention between all tokens does not apply")
 
 
 def _forward(view: View, inputs: Tensor, ask: Pass, observer: Observer) -> tuple[Tensor, Tensor | None]:

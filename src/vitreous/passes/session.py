@@ -27,7 +27,8 @@ class Session:
     earlier one covers it. ``fork`` opens a session on other inputs (noisy copies, a sub-network) with the class fixed,
     ``of_value`` one on the same inputs for another value of the class.
     ``tick`` is told how many inputs have just been run, forks included. ``view`` is a twin of the one that was given:
-    passes and methods install what they need on modules that only this session knows.
+    passes and methods install what they need on modules that only this session knows. ``grid`` is where the map will be
+    wanted, if not on the method's own.
     """
 
     def __init__(
@@ -39,12 +40,13 @@ class Session:
         batch: int | None = None,
         memory: float | None = None,
         tick: Callable[[int], None] | None = None,
+        grid: str | None = None,
     ) -> None:
         self.inputs = view.cast(inputs)
         view.check_inputs(self.inputs)
         view.prove(self.inputs)
         self.view, self.seed, self.memory, self.tick = view.twin(), check_seed(seed), memory, tick
-        self.batch = batch or inner_batch(view, self.inputs, memory)
+        self.batch, self.grid = batch or inner_batch(view, self.inputs, memory), grid
         self._target = target
         self._origin, self._place = inputs.detach().to(self.inputs.device), ""  # what random draws follow
         self._traces: list[tuple[Rules, Trace]] = []
@@ -93,7 +95,7 @@ class Session:
 
     @property
     def probabilities(self) -> Tensor:
-        return probabilities(self.logits)
+        return probabilities(self.logits, self._target.only)
 
     @property
     def target(self) -> Target:
@@ -135,7 +137,8 @@ class Session:
         return self._target
 
     def _like(self, inputs: Tensor, target: Target, view: View | None = None) -> Session:
-        return Session(view or self.view, inputs, target, self.seed, self.batch, self.memory, self.tick)
+        how = self.seed, self.batch, self.memory, self.tick, self.grid
+        return Session(view or self.view, inputs, target, *how)
 
     def draws(self, purpose: str) -> Draws:
         """Return the random numbers of every image for one purpose, the same wherever it stands in a batch."""

@@ -28,7 +28,7 @@ from vitreous.passes.random import Draws
 from vitreous.passes.runner import run
 from vitreous.passes.target import Target
 
-__all__ = ["Moments", "Statistics", "branch_site", "maker_of", "noise", "statistics_of"]
+__all__ = ["Moments", "Statistics", "maker_of", "noise", "statistics_of"]
 
 _FORMAT = "vitreous.statistics/2"
 
@@ -195,21 +195,12 @@ def maker_of(view: View) -> str:
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
 
-def branch_site(view: View) -> str:
-    """Return the place of a block's first norm: ``norm1``, or ``attn`` where the norm ends the branch instead."""
-    try:
-        view.site(0, "norm1")
-    except ModelError:
-        return "attn"
-    return "norm1"
-
-
 def statistics_of(view: View, inputs: Tensor, source: str) -> Statistics:
     """Return the statistics of one batch ``[B, 3, H, W]`` that fits into memory. Cost: one forward per image.
 
     Written down are the output of each block's first norm, and the residual stream after the block.
     """
-    keeps = tuple(Keep(site, _batch_moments, tuple(range(view.depth))) for site in (branch_site(view), "output"))
+    keeps = tuple(Keep(site, _batch_moments, tuple(range(view.depth))) for site in (view.branch_site, "output"))
     trace = run(view, view.cast(inputs), Pass(keeps), Target())
     moments = {
         (keep.site, layer): Moments(found[0].double().cpu(), found[1].double().cpu(), len(inputs))

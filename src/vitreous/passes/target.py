@@ -23,6 +23,7 @@ __all__ = [
     "class_logits",
     "plain_target",
     "probabilities",
+    "restriction",
 ]
 
 VALUES = ("logit", "prob", "logprob")
@@ -45,13 +46,17 @@ class Target:
     """The explained number ``s(c) - mean over a in against of s(a)``, with ``s`` the logit, probability or log p.
 
     ``classes`` is ``[B]`` (``None`` until the prediction is known), ``against`` is ``[B, K]``. A head of one logit
-    tells two classes apart: class 1 is explained by ``+logit``, class 0 by ``-logit``. ``function`` replaces all
-    of it by a user's own ``logits [B, C] -> [B]``.
+    tells two classes apart: class 1 is explained by ``+logit``, class 0 by ``-logit``. ``only`` are the classes that
+    the softmax, the prediction and sets of probable classes are restricted to; ``among`` is ``[B, K]``, a set of
+    classes of each image's own to compare (-1 where it has fewer). ``function`` replaces all of it by a user's own
+    ``logits [B, C] -> [B]``.
     """
 
     classes: Tensor | None = None
     against: Tensor | None = None
     value: str = "logit"
+    only: tuple[int, ...] | None = None
+    among: Tensor | None = None
     function: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -59,14 +64,21 @@ class Target:
 
     @classmethod
     def of(
-        cls, view: View, batch: int, target: TargetSpec = None, against: TargetSpec = None, value: str = "logit"
+        cls,
+        view: View,
+        batch: int,
+        target: TargetSpec = None,
+        against: TargetSpec = None,
+        value: str = "logit",
+        only: Sequence[ClassSpec] | None = None,
+        among: Any = None,
     ) -> Target:
         """Understand what a user asked for, or say which part cannot be meant."""
         target, against = plain_target(target), plain_target(against)
         if callable(target):
             if against is not None:
                 raise TargetError("against= cannot be combined with a callable target")
-            return cls(value=value, function=target)
+            return cls(value=value, function=target, only=restriction(view, only))
         rivals = None
         if against is not None:
             if isinstance(against, str | int):
@@ -78,14 +90,18 @@ class Target:
             rivals = torch.tensor([view.class_index(_plain(a)) for a in against]).expand(batch, -1)
             if rivals.shape[1] == 0:
                 raise TargetError("against= names no class")
-        return cls(_classes(view, batch, target), rivals, value)
+        allowed = restriction(view, only)
+        made = cls(_classes(view, batch, target), rivals, value, allowed, class_sets(view, batch, among))
+        for name, given in (("target", made.classes), ("against", made.against)):
+            if allowed is not None and given is not None and not set(given.flatten().tolist()) <= set(allowed):
+                raise TargetError(f"a {name} class is not among the {len(allowed)} classes of the softmax")
+        return made
 
     def given(self, logits: Tensor) -> Target:
         """Return the same target with the predicted class filled in."""
         if self.classes is not None or self.function is not None:
             return self
-        predicted = (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(dim=1)
-        return replace(self, classes=predicted.cpu())
+        return replace(self, classes=class_logits(logits, self.only).argmax(dim=1).cpu())
 
     def part(self, start: int, stop: int) -> Target:
         """Return the target of images ``start .. stop - 1``."""
@@ -93,6 +109,7 @@ class Target:
             self,
             classes=None if self.classes is None else self.classes[start:stop],
             against=None if self.against is None else self.against[start:stop],
+            among=None if self.among is None else self.among[start:stop],
         )
 
     def repeat(self, times: int) -> Target:
@@ -101,6 +118,7 @@ class Target:
             self,
             classes=None if self.classes is None else self.classes.repeat_interleave(times),
             against=None if self.against is None else self.against.repeat_interleave(times, dim=0),
+            among=None if self.among is None else self.among.repeat_interleave(times, dim=0),
         )
 
     def score(self, logits: Tensor) -> Tensor:
@@ -113,7 +131,7 @@ class Target:
             return score
         target = self.given(logits)
         assert target.classes is not None
-        values = _values(logits, self.value)
+        values = _values(logits, self.value, self.only)
         rows = torch.arange(len(values), device=values.device)
         score = values[rows, target.classes.clone().to(values.device)]  # a clone is no longer an inference tensor
         if self.against is not None:
@@ -176,17 +194,55 @@ def plain_target(target: Any) -> Any:
     return target.tolist() if hasattr(target, "tolist") else target
 
 
-def probabilities(logits: Tensor) -> Tensor:
-    """Return ``[B, C]`` class probabilities; a head of one logit gives two columns."""
-    return _values(logits.float(), "prob")
+def restriction(view: View, only: Sequence[ClassSpec] | None) -> tuple[int, ...] | None:
+    """Understand which classes the softmax is restricted to: indices in order, each once."""
+    if only is None:
+        return None
+    if isinstance(only, str) or not isinstance(only, Iterable):
+        raise TargetError(f"classes={only!r:.60} is not a list of classes")
+    found = sorted({view.class_index(_plain(each)) for each in only})
+    if len(found) < 2:
+        raise TargetError(f"a softmax needs two classes at least, got {len(found)}")
+    return tuple(found)
 
 
-def class_logits(logits: Tensor) -> Tensor:
-    """Return the logit of every class ``[B, C]``; a head of one logit has two."""
-    return _values(logits if logits.dtype == torch.float64 else logits.float(), "logit")
+def class_sets(view: View, batch: int, among: Any) -> Tensor | None:
+    """Understand the classes that are compared in each image: one list for all of them, or one for each."""
+    if among is None:
+        return None
+    among = plain_target(among)
+    several = isinstance(among, list | tuple) and bool(among) and all(isinstance(e, list | tuple) for e in among)
+    rows = list(among) if several else [among] * batch
+    if len(rows) != batch:
+        raise TargetError(f"{len(rows)} sets of classes for {batch} images")
+    if any(isinstance(row, str) or not isinstance(row, Iterable) for row in rows):
+        raise TargetError(f"among={among!r:.60} is neither a list of classes nor one for each image")
+    indices = [[view.class_index(_plain(word)) for word in row] for row in rows]
+    longest = max(len(row) for row in indices)
+    if longest == 0:
+        raise TargetError("among= names no class")
+    return torch.tensor([[*row, *[-1] * (longest - len(row))] for row in indices])
 
 
-def _values(logits: Tensor, value: str) -> Tensor:
+def probabilities(logits: Tensor, only: Sequence[int] | None = None) -> Tensor:
+    """Return ``[B, C]`` class probabilities, zero outside ``only``; a head of one logit gives two columns."""
+    return _values(logits.float(), "prob", only)
+
+
+def class_logits(logits: Tensor, only: Sequence[int] | None = None) -> Tensor:
+    """Return the logit of every class ``[B, C]``, minus infinity outside ``only``; a head of one logit has two."""
+    return _shut(_values(logits if logits.dtype == torch.float64 else logits.float(), "logit"), only)
+
+
+def _shut(logits: Tensor, only: Sequence[int] | None) -> Tensor:
+    if only is None or logits.shape[1] == 1:
+        return logits
+    shut = torch.full_like(logits[:1], -torch.inf)
+    shut[:, list(only)] = 0
+    return logits + shut
+
+
+def _values(logits: Tensor, value: str, only: Sequence[int] | None = None) -> Tensor:
     if logits.shape[1] == 1:
         # softmax of (0, z) has the log-odds z; centred at (-z, z) / 1 it is the sign that follows the class
         pair = torch.cat([-logits, logits], dim=1)
@@ -196,7 +252,7 @@ def _values(logits: Tensor, value: str) -> Tensor:
     else:
         if value == "logit":
             return logits
-        log = logits.log_softmax(dim=1)
+        log = _shut(logits, only).log_softmax(dim=1)
     return log if value == "logprob" else log.exp()
 
 

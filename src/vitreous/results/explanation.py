@@ -59,6 +59,7 @@ class Explanation:
     ``prediction`` is the model's own. ``against`` and ``rivals`` are the classes it is set against, by index and name.
     ``extras`` holds named second results; ``names`` are those of ``extras["classes"]``, where classes are compared.
     ``value`` is what the map explains of the class, ``asked`` what was asked for: a method may have its own.
+    ``only`` are the classes that the softmax was restricted to, ``among`` those that were to be compared.
     ``identity`` tells it from all others: digests of the question, the picture and the weights.
     ``checkup`` is what ``check`` found, where that was put there; ``origin`` is neither saved nor pickled.
     """
@@ -76,6 +77,8 @@ class Explanation:
     name: str = "image"
     value: str = "logit"
     asked: str = "logit"
+    only: tuple[int, ...] = ()
+    among: tuple[int, ...] = ()
     against: tuple[int, ...] = ()
     rivals: tuple[str, ...] = ()
     extras: dict[str, Tensor] = field(default_factory=dict)
@@ -200,6 +203,8 @@ class Explanation:
             "extras": sorted(self.extras),
             "identity": self.identity,
             **({"classes": list(self.names)} if self.names else {}),
+            **({"only": list(self.only)} if self.only else {}),
+            **({"among": list(self.among)} if self.among else {}),
             **({} if self.checkup is None else {"check": self.checkup.to_json()}),
             "picture": self.scale.caption(),
             "versions": _versions(),
@@ -247,6 +252,8 @@ class Explanation:
             against=tuple(manifest["against"]),
             rivals=tuple(manifest["rivals"]),
             names=tuple(manifest.get("classes", ())),
+            only=tuple(manifest.get("only", ())),
+            among=tuple(manifest.get("among", ())),
             created=manifest["created"],
             identity=manifest.get("identity"),
             checkup=Checkup.from_json(manifest["check"]) if "check" in manifest else None,

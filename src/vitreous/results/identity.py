@@ -18,8 +18,8 @@ __all__ = ["Question"]
 class Question:
     """What is asked of a picture. Two questions about one picture are two results, however alike their names.
 
-    ``target`` is ``None`` for the predicted class. ``facts`` are those of the model: weights, preprocessing, precision
-    and kind of device.
+    ``target`` is ``None`` for the predicted class, ``classes`` those that the softmax is restricted to. ``facts`` are
+    those of the model: weights, preprocessing, precision and kind of device.
     """
 
     facts: Mapping[str, str]
@@ -27,6 +27,8 @@ class Question:
     target: int | None
     against: tuple[int, ...]
     value: str
+    classes: tuple[int, ...] | None
+    among: tuple[int, ...]
     grid: str | None
     seed: int
 
@@ -38,6 +40,8 @@ class Question:
         target: int | None,
         against: tuple[int, ...] = (),
         value: str = "logit",
+        classes: tuple[int, ...] | None = None,
+        among: tuple[int, ...] = (),
         grid: str | None = None,
         seed: int = 0,
     ) -> Question:
@@ -48,7 +52,7 @@ class Question:
             "dtype": str(view.dtype),
             "device": view.device.type,
         }
-        return cls(facts, how.fingerprint, target, against, " and ".join(how.values(value)), grid, seed)
+        return cls(facts, how.fingerprint, target, against, " and ".join(how.values(value)), classes, among, grid, seed)
 
     def digest(self, picture: str, target: int | None) -> str:
         """Return the identity of the answer for one picture and the class that was explained in the end."""

@@ -161,7 +161,7 @@ class HFView(View):
         high, wide = self.preprocess.size if inputs is None else inputs.shape[-2:]
         return high // self.patch[0], wide // self.patch[1]
 
-    def site(self, layer: int, name: str) -> nn.Module:
+    def _site(self, layer: int, name: str) -> nn.Module:
         return part(self.blocks[layer], *self.places[name])  # type: ignore[no-any-return]
 
     def weights(self, layer: int) -> Weights:

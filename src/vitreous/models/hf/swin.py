@@ -25,7 +25,7 @@ class HFSwin(HFView):
     """
 
     usual = IMAGENET
-    windowed = True
+    attends = "windows"
     drops_tokens = False
     cam_site = "norm2"
     places: ClassVar = {

@@ -124,13 +124,15 @@ class TimmColumn(TimmView):
         high, wide = self.model.patch_embed.grid_size
         return int(high), int(wide)
 
-    def site(self, layer: int, name: str) -> nn.Module:
+    @property
+    def unseen(self) -> Mapping[str, str]:  # type: ignore[override]
+        block = self.model.blocks[0]
+        hidden = [name for name, (_, parameter) in _SCALES.items() if getattr(block, parameter, None) is not None]
+        return dict.fromkeys(hidden, "its LayerScale is a parameter, not a module")
+
+    def _site(self, layer: int, name: str) -> nn.Module:
         block = self.model.blocks[layer]
-        module, parameter = _SCALES.get(name, ("", ""))
-        if getattr(block, parameter, None) is not None:
-            raise ModelError(
-                f"{self.name} cannot show {name} of block {layer}: its LayerScale is a parameter, not a module"
-            )
+        module, _ = _SCALES.get(name, ("", ""))
         scaled = getattr(block, module, None)
         found: nn.Module = getattr(block, name) if scaled is None or isinstance(scaled, nn.Identity) else scaled
         return found

@@ -10,7 +10,6 @@ from timm.models import swin_transformer as v1
 from timm.models import swin_transformer_v2 as v2
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError
 from vitreous.models.pooling import Pooling
 from vitreous.models.timm.common import TimmView, norms
 
@@ -32,9 +31,10 @@ class TimmSwin(TimmView):
     parts = ((v1.SwinTransformerBlock, v1.WindowAttention),)
     wanted = "Swin blocks with window attention"
     convert = v1.checkpoint_filter_fn
-    windowed = True
+    attends = "windows"
     drops_tokens = False
     cam_site = "norm2"
+    unseen: Mapping[str, str] = {"attn": "it is computed in windows, not on a grid"}
     bias_activations = 0
     """Activations in the network that makes the position bias; it runs in every forward."""
 
@@ -89,9 +89,7 @@ class TimmSwin(TimmView):
     def width_at(self, layer: int) -> int:
         return int(self._blocks[layer].dim)
 
-    def site(self, layer: int, name: str) -> nn.Module:
-        if name == "attn":
-            raise ModelError(f"{self.name} cannot show attn of block {layer}: it is computed in windows, not on a grid")
+    def _site(self, layer: int, name: str) -> nn.Module:
         return getattr(self._blocks[layer], name)  # type: ignore[no-any-return]
 
     def calls(self, layer: int | None) -> Mapping[str, int]:
@@ -115,7 +113,9 @@ class TimmSwinV2(TimmSwin):
     parts = ((v2.SwinTransformerV2Block, v2.WindowAttention),)
     convert = v2.checkpoint_filter_fn
     cam_site = "input"
+    unseen = dict.fromkeys(("norm1", "norm2"), "its norms come after the branches, as attn and mlp")
+    branch_site = "attn"
     bias_activations = 2
 
-    def site(self, layer: int, name: str) -> nn.Module:
-        return super().site(layer, {"attn": "norm1", "mlp": "norm2"}.get(name, name))
+    def _site(self, layer: int, name: str) -> nn.Module:
+        return super()._site(layer, {"attn": "norm1", "mlp": "norm2"}[name])

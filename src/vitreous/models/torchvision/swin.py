@@ -45,7 +45,7 @@ class TorchvisionSwin(View):
 
     family = "torchvision"
     model: Any  # torch types the attributes of a module as tensors
-    windowed = True
+    attends = "windows"
     drops_tokens = False
     prefix = 0
 
@@ -64,7 +64,9 @@ class TorchvisionSwin(View):
         self.depth = ends[-1]
         self._refuse_unknown_parts()
         self._after = isinstance(self._block(0), SwinTransformerBlockV2)
-        self.cam_site = "input" if self._after else "norm2"
+        self.cam_site, self.branch_site = ("input", "attn") if self._after else ("norm2", "norm1")
+        if self._after:
+            self.unseen = dict.fromkeys(("norm1", "norm2"), "its norms come after the branches, as attn and mlp")
         self.width, self.heads = model.features[0][0].out_channels, self._block(0).attn.num_heads
         self.pooling = Pooling("avg", self.prefix)
         self.classes = classes_of(self.name, model.head)
@@ -133,13 +135,9 @@ class TorchvisionSwin(View):
     def width_at(self, layer: int) -> int:
         return int(self._block(layer).norm1.normalized_shape[0])
 
-    def site(self, layer: int, name: str) -> nn.Module:
-        block = self._block(layer)
-        if not self._after:
-            return getattr(block, name)  # type: ignore[no-any-return]
-        if name not in ("attn", "mlp"):
-            raise ModelError(f"{self.name} normalises after its branches: there is no {name} before one")
-        return block.norm1 if name == "attn" else block.norm2  # type: ignore[no-any-return]
+    def _site(self, layer: int, name: str) -> nn.Module:
+        place = {"attn": "norm1", "mlp": "norm2"}[name] if self._after else name
+        return getattr(self._block(layer), place)  # type: ignore[no-any-return]
 
     def calls(self, layer: int | None) -> Mapping[str, int]:
         """Return what rules see; version 2 computes its position bias each time, with a ReLU and a sigmoid."""

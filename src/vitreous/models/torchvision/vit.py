@@ -78,7 +78,7 @@ class TorchvisionViT(View):
         side = self.model.image_size // self.model.patch_size
         return side, side
 
-    def site(self, layer: int, name: str) -> nn.Module:
+    def _site(self, layer: int, name: str) -> nn.Module:
         return getattr(self.model.encoder.layers[layer], _SITES[name])  # type: ignore[no-any-return]
 
     def weights(self, layer: int) -> Weights:
