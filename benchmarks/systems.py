@@ -44,7 +44,7 @@ METRICS = {
     "token del acc": f"token_deletion_accuracy@skipplus({PRED})",
     "token ins acc": f"token_insertion_accuracy@skipplus({PRED})",
 }
-SYSTEMS = ("coiba", "tis", "skipplus(decompx)", "var(skipplus(decompx))", "vtranm")
+SYSTEMS = ("coiba", "tis", "skipplus(decompx)", "var@sharp(skipplus(decompx))", "vtranm")
 CANDIDATES = (
     "decompx:logprob",
     "plus(decompx)",
@@ -60,7 +60,7 @@ BASES = {
     "plus": "plus(decompx)",
     "skipplus": "skipplus(decompx)",
     "smooth": "smooth(generic)",
-    "var": "var(skipplus(decompx))",
+    "var": "var@sharp(skipplus(decompx))",
 }
 """What combinators are judged with; the others take ``plus(decompx)`` and, if they need two, ``generic``."""
 STABLE = {"coiba": 0.9, "tis": 0.95}

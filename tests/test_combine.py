@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
@@ -138,11 +139,22 @@ def test_logprob_shares_one_pass() -> None:
     assert len(runs) == 2
 
 
-def test_the_default_is_one_word_in_two_places() -> None:
-    from vitreous.api import DEFAULT
-    from vitreous.cli.options import DEFAULT_METHOD
+def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
+    from vitreous.cli.main import app
+    from vitreous.judge.evaluate import evaluate
+    from vitreous.words import defaults
 
-    assert DEFAULT == DEFAULT_METHOD
+    commands = {each.callback.__name__: inspect.signature(each.callback).parameters for each in app.registered_commands}
+    python = {each.__name__: inspect.signature(each).parameters for each in (vt.explain, vt.compare, evaluate)}
+    assert commands["explain"]["method"].default == python["explain"]["method"].default == defaults.METHOD
+    assert commands["compare"]["methods"].default.split(",") == list(python["compare"]["methods"].default)
+    assert python["evaluate"]["metrics"].default == defaults.METRICS
+    for name in ("value", "seed"):
+        assert commands["explain"][name].default == python["explain"][name].default
+    assert commands["score"]["target"].default == python["evaluate"]["target"].default
+    for name in (*defaults.COMPARED, *defaults.JUDGED, *defaults.BASELINES):
+        assert vt.method(name).spelling == name
+    assert [vt.metric(name).spelling for name in defaults.METRICS] == list(defaults.METRICS)
 
 
 @pytest.mark.parametrize("base", ["gradcam_pp", "xgradcam", "eigencam", "eigengradcam", "ablationcam", "centre"])

@@ -43,7 +43,7 @@ def test_every_family_is_healthy(family):
     assert applies["integrated_gradients"].verdict == "-"
     assert (applies["generic"].verdict == "failed") == (view.attends == "windows")
     if view.attends == "windows":
-        assert "windows" in applies["generic"].detail
+        assert "windows" in applies["generic"].sentence
 
 
 def verdict(found, name):
@@ -54,7 +54,7 @@ def verdict(found, name):
 def test_an_unknown_module_gets_advice():
     found = vt.doctor(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
     assert not found.healthy
-    assert "Write an adapter" in found.checks[0].detail
+    assert "Write an adapter" in found.checks[0].sentence
     assert "Sequential" in found.model
 
 
@@ -66,15 +66,15 @@ def test_a_forward_that_the_view_does_not_follow():
     model = FAMILIES["vit"]()
     model.__class__ = Odd
     found = vt.doctor(model)
-    assert "logits differ" in verdict(found, "forward through the view equals the model").detail
-    assert "something else than its parts" in verdict(found, "sub-networks agree").detail
+    assert "logits differ" in verdict(found, "forward through the view equals the model").sentence
+    assert "something else than its parts" in verdict(found, "sub-networks agree").sentence
 
 
 def test_an_activation_that_no_rule_knows():
     model = FAMILIES["vit"]()
     model.blocks[0].mlp.act = nn.Mish()
     found = vt.doctor(model)
-    assert "saw 0 activation calls in block 0" in verdict(found, "declared rule counts are met").detail
+    assert "saw 0 activation calls in block 0" in verdict(found, "declared rule counts are met").sentence
     assert {check.name: check.verdict for check in found.methods}["decompx"] == "failed"
     assert {check.name: check.verdict for check in found.methods}["ixg"] == "ok"
 
@@ -89,7 +89,7 @@ def test_a_cut_gradient():
 def test_a_head_of_zeros():
     model = FAMILIES["vit"]()
     nn.init.zeros_(model.head.weight)
-    assert "is the head untrained" in verdict(vt.doctor(model), "gradients reach every block").detail
+    assert "is the head untrained" in verdict(vt.doctor(model), "gradients reach every block").sentence
 
 
 def test_weights_that_are_not_finite():
@@ -104,7 +104,7 @@ def test_a_model_that_raises_gets_no_traceback():
     model = FAMILIES["vit"]()
     model.blocks[0].attn.qkv.register_forward_hook(lambda *a: 1 / 0)
     found = vt.doctor(model)
-    assert "ZeroDivisionError" in verdict(found, "forward through the view equals the model").detail
+    assert "ZeroDivisionError" in verdict(found, "forward through the view equals the model").sentence
 
 
 def test_on_the_command_line(tmp_path, monkeypatch):

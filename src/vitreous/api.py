@@ -18,8 +18,9 @@ from vitreous.judge.check import check
 from vitreous.methods import Answer, Method, answer, method, to_grid
 from vitreous.models import View, load, register_adapter, view
 from vitreous.passes import Session, Target, Targets, TargetSpec
-from vitreous.passes.memory import budget_bytes
+from vitreous.passes.memory import InnerBatch, budget_bytes
 from vitreous.results import Comparison, Explanation, Origin, Prediction, Question
+from vitreous.words import defaults
 from vitreous.world.adapter import ADAPTER as WORLD
 
 # What the rooms below are handed: the bundled models their names, explanations their judge.
@@ -28,8 +29,8 @@ Explanation.checker = staticmethod(check)
 
 __all__ = ["DEFAULT", "compare", "explain", "explain_each", "load", "method", "question", "view"]
 
-DEFAULT = "logprob(plus(decompx))"
-"""The method where none is named: the most faithful of those that take a few passes, by measurement; see the manual."""
+DEFAULT = defaults.METHOD
+"""The method where none is named."""
 
 _MOST_AT_ONCE = 32
 
@@ -106,11 +107,13 @@ def explain_each(
         raise VitreousError(f"batch_size={batch_size} must be at least 1")
     total = count(images)
     targets, sets, done = Targets(target, total), _Sets(among), 0
+    inner: InnerBatch | None = None
     source, at_once = _Numbered(images, looked_at, on_error), batch_size or _at_once(looked_at, how, memory)
     for numbered in cut(source, at_once):
         places, batch = [place for place, _ in numbered], [picture for _, picture in numbered]
         aim = Target.of(looked_at, len(batch), targets.at(places), against, value, classes, sets.at(places))
-        session = _session(looked_at, batch, aim, seed, memory, grid)
+        session = _session(looked_at, batch, aim, seed, memory, grid, inner)
+        inner = session.inner  # what ran out of memory once is not tried again
         if progress is not None:
             session.tick = _ticker(progress, done, len(batch), total, how.forwards(looked_at))
         (found,) = answer(session, [how])
@@ -145,7 +148,7 @@ def question(
 def compare(
     model: View | nn.Module,
     image: Any,
-    methods: Sequence[str | Method] = ("rollout", "generic", DEFAULT),
+    methods: Sequence[str | Method] = defaults.COMPARED,
     target: Any = None,
     *,
     against: TargetSpec = None,
@@ -248,12 +251,13 @@ def _session(
     seed: int = 0,
     memory: float | None = None,
     grid: str | None = None,
+    inner: InnerBatch | None = None,
 ) -> Session:
     sizes = {tuple(picture.tensor.shape) for picture in batch}
     if len(sizes) > 1:
         raise ImageError(f"tensors of different sizes cannot be explained together: {sorted(sizes)}")
     inputs = torch.stack([picture.tensor for picture in batch])
-    return Session(looked_at, inputs, aim, seed, memory=memory, grid=grid)
+    return Session(looked_at, inputs, aim, seed, inner, memory, grid=grid)
 
 
 def _explanations(

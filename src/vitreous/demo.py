@@ -22,7 +22,16 @@ __all__ = ["METHODS", "SCHEMA", "write"]
 
 SCHEMA = "vitreous.demo/1"
 
-METHODS = ("rollout", "generic", DEFAULT, "coiba", "skipplus(decompx)", "vtranm", "var(decompx)", "tis(masks=256)")
+METHODS = (
+    "rollout",
+    "generic",
+    DEFAULT,
+    "coiba",
+    "skipplus(decompx)",
+    "vtranm",
+    "var@sharp(decompx)",
+    "tis(masks=256)",
+)
 """Two baselines, the default, and the five systems."""
 _JUDGED, _VALUE = DEFAULT, "logprob"
 _SEEDS = (35, 37, 34)
@@ -94,7 +103,7 @@ def _why(model: View, scene: Scene, keep: Keeper) -> show.Section:
     siblings = [kind.name for kind in CLASSES if kind.family == CLASSES[scene.label].family and kind.name != scene.name]
     plain = explain(model, picture, _JUDGED, value=_VALUE)
     rather = explain(model, picture, "plus(decompx)", scene.name, against=siblings)
-    shared = explain(model, picture, f"var(decompx, classes={'|'.join(siblings)!r})", scene.name, value=_VALUE)
+    shared = explain(model, picture, f"var@sharp(decompx, classes={'|'.join(siblings)!r})", scene.name, value=_VALUE)
     owners = keep(f"{name}-owners.png", shared.owners(tile=176))
     without = predictions(model, [scene, scene.without(part)])[:, scene.label].tolist()
     row = [

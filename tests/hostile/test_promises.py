@@ -201,7 +201,7 @@ def test_the_doctor_never_raises(make: Any) -> None:
         patient = object.__new__(Broken)
     found = vt.doctor(patient)
     assert not found.healthy
-    assert "\n" not in found.checks[0].detail
+    assert "\n" not in found.checks[0].sentence
 
 
 def test_the_doctor_never_raises_on_a_half_made_model() -> None:

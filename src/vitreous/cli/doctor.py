@@ -42,13 +42,13 @@ def doctor(
     elif not quiet:
         table = options.table("check", "", "")
         for check in found.checks:
-            table.add_row(check.name, Text(check.verdict, style=_STYLES[check.verdict]), Text(check.detail))
+            table.add_row(check.name, Text(check.verdict, style=_STYLES[check.verdict]), Text(check.sentence))
         options.say(table)
         options.say("")
         table = options.table("method", "", "")
         for check in found.methods:
             verdict = {"ok": "applies", "failed": "no"}.get(check.verdict, check.verdict)
-            table.add_row(check.name, Text(verdict, style=_STYLES[check.verdict]), Text(check.detail))
+            table.add_row(check.name, Text(verdict, style=_STYLES[check.verdict]), Text(check.sentence))
         options.say(table)
         options.say(f"{found.model}: {'healthy' if found.healthy else 'some checks failed'}")
     if not found.healthy:

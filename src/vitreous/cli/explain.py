@@ -12,6 +12,7 @@ import typer
 from vitreous import disk
 from vitreous.cli import options
 from vitreous.errors import VitreousError
+from vitreous.words import defaults
 
 if TYPE_CHECKING:
     from vitreous import Explanation
@@ -23,13 +24,12 @@ _MOST_IN_JSON = 4096  # values; larger maps are written to files only
 
 def explain(
     images: Annotated[list[Path], typer.Argument(help="Pictures or folders of pictures.", show_default=False)],
-    model: options.Model = options.DEFAULT_MODEL,
-    method: Annotated[
-        str, typer.Option(help="A spelling such as generic or coiba(steps=10).")
-    ] = options.DEFAULT_METHOD,
+    model: options.Model = defaults.MODEL,
+    method: Annotated[str, typer.Option(help="A spelling such as generic or coiba(steps=10).")] = defaults.METHOD,
     target: options.Target = None,
     against: options.Against = None,
     value: options.Value = "logit",
+    classes: options.Classes = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Folder for the results: PICTURE/METHOD/CLASS.", show_default="explanations"),
@@ -66,7 +66,8 @@ def explain(
     if archive is not None:
         archive.check()
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet, prompt)
-    aim: dict[str, Any] = {"target": target, "against": against or None, "value": value, "seed": seed}
+    only = options.classes(classes)
+    aim: dict[str, Any] = {"target": target, "against": against or None, "value": value, "classes": only, "seed": seed}
     question = vt.question(view, how, **aim)
     kept: dict[Path, Path] = {}
     if archive is not None:
@@ -106,16 +107,15 @@ def explain(
 
 def compare(
     image: Annotated[Path, typer.Argument(help="A picture.", show_default=False)],
-    methods: Annotated[str, typer.Option(help="Spellings, separated by commas.")] = (
-        f"rollout,generic,gradcam,skipplus(decompx),vtranm,{options.DEFAULT_METHOD}"
-    ),
-    model: options.Model = options.DEFAULT_MODEL,
+    methods: Annotated[str, typer.Option(help="Spellings, separated by commas.")] = (",".join(defaults.COMPARED)),
+    model: options.Model = defaults.MODEL,
     target: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="Class index or label; repeated, one row each."),
     ] = None,
     against: options.Against = None,
     value: options.Value = "logit",
+    classes: options.Classes = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="The panel, a picture file.", show_default="IMAGE-compare.png"),
@@ -147,6 +147,7 @@ def compare(
         raise VitreousError(f"{place} is there already; choose another --out or add --overwrite")
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet, prompt)
     asked: dict[str, Any] = {"against": against or None, "value": value, "seed": seed, "memory": memory}
+    asked["classes"] = options.classes(classes)
     with options.progress_bar("comparing", quiet or as_json) as bar:
         found = vt.compare(view, image, hows, target or None, progress=bar, **asked)
     found.save(place, overwrite=overwrite, tile=tile)

@@ -20,8 +20,6 @@ from vitreous.errors import VitreousError, one_line
 if TYPE_CHECKING:
     from vitreous import View
 
-DEFAULT_MODEL = "timm/vit_base_patch16_224"
-DEFAULT_METHOD = "logprob(plus(decompx))"  # that of the library, written again so that --help needs no torch
 
 # typer reads these at run time, on Python 3.10 too, hence Optional
 Model = Annotated[str, typer.Option("--model", "-m", help="A name such as timm/vit_base_patch16_224.")]
@@ -41,6 +39,10 @@ Prompts = Annotated[
 Target = Annotated[Optional[str], typer.Option(help="Class index or label; the prediction if not given.")]  # noqa: UP045
 Against = Annotated[
     Optional[list[str]], typer.Option(help="Explain the target rather than this class; may be repeated.")  # noqa: UP045
+]
+Classes = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Restrict the softmax: indices or labels, separated by commas, or a text or JSON file of such."),
 ]
 Value = Annotated[str, typer.Option(help="What is explained: logit, prob or logprob.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU where there is one.")]
@@ -141,6 +143,24 @@ def table(*columns: str) -> Rows:
     for place, column in enumerate(columns):
         made.add_column(column, no_wrap=place == 0, overflow="fold")
     return made
+
+
+def classes(given: str | None) -> list[str | int] | None:
+    """Return the classes that the softmax is restricted to."""
+    if given is None:
+        return None
+    path = Path(given)
+    if path.suffix in (".json", ".txt"):
+        text = read_text(path, "classes")
+        try:
+            listed = json.loads(text) if path.suffix == ".json" else text.split("\n")
+        except (ValueError, RecursionError) as error:
+            raise VitreousError(f"classes {path} cannot be read: {error}") from None
+    else:
+        listed = given.split(",")
+    if not isinstance(listed, list) or not all(isinstance(each, str | int) for each in listed):
+        raise VitreousError(f"classes {given} must be a list of indices or labels")
+    return [each for each in (e.strip() if isinstance(e, str) else e for e in listed) if each != ""]
 
 
 def skipped(path: Path, error: VitreousError) -> None:

@@ -11,6 +11,7 @@ import typer
 from vitreous import disk
 from vitreous.cli import options
 from vitreous.errors import VitreousError
+from vitreous.words import defaults
 
 __all__ = ["score"]
 
@@ -31,6 +32,7 @@ def score(
         typer.Option(help="True classes, JSON: {file: class}, a list in order, or a list of {file, label}."),
     ] = None,
     target: Annotated[str, typer.Option(help="The explained class: pred, label, an index or a name.")] = "pred",
+    classes: options.Classes = None,
     baselines: Annotated[bool, typer.Option(help="Random, constant and centre maps for comparison.")] = True,
     out: Annotated[Optional[Path], typer.Option(help="Write the table as .json or .csv.")] = None,  # noqa: UP045
     half: Annotated[bool, typer.Option(help="Half precision, audited against float32.")] = False,
@@ -45,6 +47,7 @@ def score(
     ] = None,
     prompt: options.Prompts = None,
     device: options.Device = "auto",
+    memory: options.Memory = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
@@ -57,8 +60,8 @@ def score(
     import vitreous as vt
 
     methods, metrics = (
-        _asked(method, options.DEFAULT_METHOD, "generic"),
-        _asked(metric, "insdel", "insertion", "deletion", "srg"),
+        _asked(method, *defaults.JUDGED),
+        _asked(metric, *defaults.METRICS),
     )
     judges = [vt.metric(each) for each in metrics]
     for each in methods:
@@ -78,6 +81,7 @@ def score(
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, "float32", quiet, prompt)
     precision = "float16" if half else "float32"
     asked: dict[str, Any] = {"precision": precision, "batch": batch, "seed": seed, "baselines": baselines}
+    asked |= {"classes": options.classes(classes), "memory": memory}
     with options.progress_bar("states", quiet or as_json) as bar:
         found = vt.evaluate(view, files, methods, metrics, labels=truth, target=target, progress=bar, **asked)
     if as_json:

@@ -16,19 +16,11 @@ from vitreous.models.proof import gap
 from vitreous.passes import Keep, Pass, Session, Target, whole
 from vitreous.passes.random import Draws, check_seed
 from vitreous.passes.rules import FROZEN
+from vitreous.results import Finding
 
-__all__ = ["Check", "Diagnosis", "doctor"]
+__all__ = ["Diagnosis", "doctor"]
 
 _MOST_FORWARDS = 3  # methods that need more are not tried
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding: ``verdict`` is ``"ok"``, ``"failed"`` or ``"-"`` where it does not apply."""
-
-    name: str
-    verdict: str
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -36,8 +28,8 @@ class Diagnosis:
     """All findings about one model, and which methods apply to it."""
 
     model: str
-    checks: tuple[Check, ...]
-    methods: tuple[Check, ...] = ()
+    checks: tuple[Finding, ...]
+    methods: tuple[Finding, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -161,13 +153,13 @@ def _largest(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     return gradient.float().flatten(1).abs().amax(dim=1)
 
 
-def _safely(name: str, look: Callable[[], str | None]) -> Check:
+def _safely(name: str, look: Callable[[], str | None]) -> Finding:
     try:
         detail = look()
     except Exception as error:  # a foreign model can break anywhere; the patient gets advice, not a traceback
         kind = "" if isinstance(error, VitreousError) else f"{type(error).__name__}: "
-        return Check(name, "failed", one_line(f"{kind}{error}"))
-    return Check(name, "-", "does not apply") if detail is None else Check(name, "ok", detail)
+        return Finding(name, "failed", one_line(f"{kind}{error}"))
+    return Finding(name, "-", "does not apply") if detail is None else Finding(name, "ok", detail)
 
 
 def _spellings() -> list[str]:
@@ -177,10 +169,10 @@ def _spellings() -> list[str]:
     ]
 
 
-def _try(looked_at: View, inputs: Tensor, spelling: str) -> Check:
+def _try(looked_at: View, inputs: Tensor, spelling: str) -> Finding:
     how: Method = method(spelling)
-    if how.forwards(looked_at) > _MOST_FORWARDS or how.info.cost_note not in ("", "base"):
-        return Check(how.info.name, "-", f"not tried: {how.info.cost_text}")
+    if how.forwards(looked_at) > _MOST_FORWARDS or how.info.slow:
+        return Finding(how.info.name, "-", f"not tried: {how.info.cost_text}")
 
     def look() -> str:
         session = Session(looked_at, inputs, Target.of(looked_at, len(inputs)))

@@ -22,20 +22,16 @@ from vitreous.models import View, view
 from vitreous.passes import Target, Targets, plain_target
 from vitreous.passes.random import check_seed
 from vitreous.results import Table
+from vitreous.words import defaults
 
-__all__ = ["BASELINES", "evaluate"]
-
-BASELINES = ("random", "constant", "centre")
-"""What stands in every table, so that a number can be held against something."""
-
-DEFAULT_METRICS = ("insdel", "insertion", "deletion", "srg", "aopc", "lodds")
+__all__ = ["evaluate"]
 
 
 def evaluate(
     model: View | nn.Module,
     data: Any,
-    methods: Any,
-    metrics: Sequence[str | Metric] | str | Metric = DEFAULT_METRICS,
+    methods: Any = defaults.JUDGED,
+    metrics: Sequence[str | Metric] | str | Metric = defaults.METRICS,
     *,
     labels: Any = None,
     target: Any = "pred",
@@ -64,7 +60,7 @@ def evaluate(
     looked_at, hows, judges = view(model), named(methods), _metrics(metrics)
     Target(value=value), check_seed(seed)  # bad words before the work
     if baselines:
-        hows = {**hows, **{name: method(name) for name in BASELINES if name not in hows}}
+        hows = {**hows, **{name: method(name) for name in defaults.BASELINES if name not in hows}}
     names = sorted(hows)  # run in one order whatever the caller's: the batches, and so the numbers, are the same
     only = None if classes is None else torch.as_tensor(list(classes), dtype=torch.int64)
     run = _Run(looked_at, {name: hows[name] for name in names}, judges, target, value, seed, memory)

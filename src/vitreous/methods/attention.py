@@ -114,6 +114,7 @@ class Rollout(Method):
     class_specific=False,
     cost=(1, 0),
     cost_note="1 F + a max-flow per patch",
+    slow=True,
 )
 @dataclass(frozen=True)
 class AttentionFlow(Method):

@@ -204,6 +204,9 @@ class LeGrad(Method):
         if self.last < 0:
             raise SpellingError(f"last={self.last} must be at least 0")
 
+    def forwards(self, view: View) -> float:
+        return 1 + len(self._layers(view))
+
     def asks(self, view: View) -> tuple[Pass, ...]:
         return (Pass((Keep("input", whole, self._layers(view)),)),)
 

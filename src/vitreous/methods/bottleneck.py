@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 from vitreous.errors import ModelError
 from vitreous.methods.readout import at_least_float32
-from vitreous.passes import Session, Target, probabilities
-from vitreous.passes.memory import in_parts
+from vitreous.passes import Session, Target
+from vitreous.passes.memory import InnerBatch
 from vitreous.passes.replace import logits_through
+from vitreous.passes.target import class_logits
 
 __all__ = ["Bottlenecks", "Found", "Objective", "Prior", "information"]
 
@@ -125,7 +126,8 @@ class Bottlenecks:
         self.shown = self.priors[0].surprise(self.clean, how.by_channel)  # of the first bottleneck: never changes
         self.repeated = self.target.repeat(how.samples)
         at_once = self.session.batch
-        self.size = at_once - at_once % how.samples if at_once > how.samples else at_once  # whole images where possible
+        whole = at_once - at_once % how.samples if at_once > how.samples else at_once  # whole images where possible
+        self.inner = InnerBatch(whole)
         self.draws = self.session.draws(self.purpose)
 
     def optimise(self) -> Found:
@@ -184,8 +186,10 @@ class Bottlenecks:
                 self.session.tick(stop - start)
             return told[0], told[1], told[2]
 
-        parts = in_parts(part, batch * samples, self.size)
-        self.size = min(self.size, max(len(score) for score, *_ in parts))  # what memory held once, it holds again
+        tried = self.inner.size
+        parts = self.inner.run(part, batch * samples)
+        if self.inner.size < tried:  # what was too much here is too much for the whole session
+            self.session.inner.size = self.inner.size
         score, hits, terms = (torch.cat(each) for each in zip(*parts, strict=True))
         means = (each.reshape(batch, samples, *each.shape[1:]).mean(dim=1) for each in (score, hits, terms))
         return _Step(total / samples, *means)
@@ -268,4 +272,4 @@ def _hits(target: Target, logits: Tensor) -> Tensor:
     """Return 1 where a replica is still seen as the explained class, ``[R]``."""
     if target.classes is None:
         return logits.new_zeros(len(logits))
-    return probabilities(logits.detach()).argmax(dim=1) == target.classes.clone().to(logits.device)
+    return class_logits(logits.detach(), target.only).argmax(dim=1) == target.classes.clone().to(logits.device)

@@ -15,7 +15,6 @@ from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, Trace, whole
-from vitreous.passes.memory import in_parts
 from vitreous.passes.replace import logits_with
 
 __all__ = ["AblationCAM", "ScoreCAM"]
@@ -125,7 +124,7 @@ class AblationCAM(ScoredCAM):
                 session.tick(stop - start)
             return target.part(start, stop).score(logits)
 
-        scores = in_parts(part, len(tokens) * channels, session.batch)
+        scores = session.inner.run(part, len(tokens) * channels)
         return torch.cat(scores).reshape(len(tokens), channels)
 
 

@@ -179,6 +179,7 @@ class GlobEnc(MixingRollout):
     class_specific=False,
     cost=(1, 0),
     cost_note="1 F + N x N x D per block",
+    slow=True,
 )
 @dataclass(frozen=True)
 class ALTI(MixingRollout):

@@ -30,6 +30,8 @@ class Info:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refuses: bool = False
     """Whether the name is known only to say why the method means nothing here."""
+    slow: bool = False
+    """Whether it takes long although it runs the model but a few times."""
     revision: int = 1
     """Counted up whenever its numbers change, so that older results are known as such."""
 
@@ -75,6 +77,7 @@ def register(
     cost_note: str = "",
     presets: Mapping[str, Mapping[str, Any]] | None = None,
     refuses: bool = False,
+    slow: bool = False,
     revision: int = 1,
 ) -> Callable[[M], M]:
     """Give a method class its name; used as a decorator on a frozen dataclass.
@@ -84,7 +87,7 @@ def register(
 
     def decorate(make: M) -> M:
         cited = tuple(PAPERS[each] if isinstance(each, str) else each for each in papers)
-        facts = (aliases, cited, class_specific, cost, cost_note, presets or {}, refuses, revision)
+        facts = (aliases, cited, class_specific, cost, cost_note, presets or {}, refuses, slow, revision)
         info = Info(name, family, make, *facts)
         SHELF.add(info)
         make.info = info

@@ -125,7 +125,7 @@ class TIS(Method):
 
         half = torch.autocast("cuda", torch.float16, enabled=self.half)
         with torch.no_grad(), half:
-            scores = torch.cat(in_parts(part, len(samples), session.batch))
+            scores = torch.cat(session.inner.run(part, len(samples)))
         if self.half and not torch.isfinite(scores).all():
             raise MapError(f"tis: scores of {view.name} in float16 are not finite; use half=false")
         return scores

@@ -82,7 +82,8 @@ def difference(one: Array, other: Array, level: float = 0.95, samples: int = SAM
     means = resampled_means(paired[:, None], samples, seed)[:, 0]
     means = means[~np.isnan(means)]
     low, high = _interval(means, level)
-    p = min(1.0, 2 * min(float((means <= 0).mean()), float((means >= 0).mean())))
+    tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
+    p = min(1.0, 2 * (tail + 1) / (len(means) + 1))  # never zero: so many resamples cannot tell
     return Difference(float(there.mean()), low, high, p, len(there))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from vitreous.errors import VitreousError
 from vitreous.models import View
 
-__all__ = ["budget_bytes", "in_parts", "inner_batch"]
+__all__ = ["InnerBatch", "budget_bytes", "in_parts", "inner_batch"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -46,22 +47,33 @@ def inner_batch(view: View, inputs: Tensor, budget: float | None = None) -> int:
     return max(1, int(room / (numbers * inputs.element_size())))
 
 
+@dataclass
+class InnerBatch:
+    """How many inputs go together. A size that ran out of memory is halved, for good: it is not tried again."""
+
+    size: int
+
+    def run(self, work: Callable[[int, int], T], total: int) -> list[T]:
+        """Return ``work(start, stop)`` over ``0 .. total`` in parts of this size."""
+        done: list[T] = []
+        start = 0
+        while start < total:
+            stop = min(total, start + self.size)
+            try:
+                done.append(work(start, stop))
+            except (RuntimeError, MemoryError) as error:
+                if stop - start == 1 or not _out_of_memory(error):
+                    raise
+                self.size = max(1, (stop - start) // 2)
+                _log.warning("out of memory; going on with inner batches of %d", self.size)
+                continue
+            start = stop
+        return done
+
+
 def in_parts(work: Callable[[int, int], T], total: int, size: int) -> list[T]:
-    """Return ``work(start, stop)`` over ``0 .. total`` in parts of ``size``; halve the part when memory runs out."""
-    done: list[T] = []
-    start = 0
-    while start < total:
-        stop = min(total, start + size)
-        try:
-            done.append(work(start, stop))
-        except (RuntimeError, MemoryError) as error:
-            if size == 1 or not _out_of_memory(error):
-                raise
-            size = max(1, (stop - start) // 2)
-            _log.warning("out of memory; going on with inner batches of %d", size)
-            continue
-        start = stop
-    return done
+    """The same for something that is done once."""
+    return InnerBatch(size).run(work, total)
 
 
 _COMPLAINTS = ("can't allocate memory", "could not create a primitive", "out of memory", "bad_alloc", "bad allocation")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from vitreous.passes.ask import Pass
-from vitreous.passes.memory import in_parts
 from vitreous.passes.runner import run_targets
 from vitreous.passes.session import Session
 from vitreous.passes.target import Target, class_logits
@@ -75,7 +74,7 @@ class Rival(Session):
 
     def __init__(self, rivals: Rivals, session: Session, slot: int) -> None:
         super().__init__(
-            session.view, session.inputs, session._target, session.seed, session.batch, session.memory, session.tick,
+            session.view, session.inputs, session._target, session.seed, session.inner, session.memory, session.tick,
             session.grid,
         )  # fmt: skip
         self.rivals, self.slot = rivals, slot
@@ -110,7 +109,7 @@ class Rival(Session):
                 self.tick(stop - start)
             return chosen[0], traces
 
-        parts = in_parts(part, len(self.inputs), self.batch)
+        parts = self.inner.run(part, len(self.inputs))
         rivals.settle(torch.cat([classes for classes, _ in parts]))
         found = [Trace.join(traces) for traces in _padded([traces for _, traces in parts])]
         for place, each in enumerate(waiting):  # slots that no image uses repeat the last trace; nobody reads it

@@ -10,7 +10,7 @@ from torch import Tensor
 from vitreous.models import View
 from vitreous.models.parts import SubView
 from vitreous.passes.ask import Pass
-from vitreous.passes.memory import in_parts, inner_batch
+from vitreous.passes.memory import InnerBatch, inner_batch
 from vitreous.passes.random import Draws, check_seed
 from vitreous.passes.rules import Rules
 from vitreous.passes.runner import merge, run
@@ -37,7 +37,7 @@ class Session:
         inputs: Tensor,
         target: Target,
         seed: int = 0,
-        batch: int | None = None,
+        batch: int | InnerBatch | None = None,
         memory: float | None = None,
         tick: Callable[[int], None] | None = None,
         grid: str | None = None,
@@ -46,7 +46,8 @@ class Session:
         view.check_inputs(self.inputs)
         view.prove(self.inputs)
         self.view, self.seed, self.memory, self.tick = view.twin(), check_seed(seed), memory, tick
-        self.batch, self.grid = batch or inner_batch(view, self.inputs, memory), grid
+        size = inner_batch(view, self.inputs, memory) if batch is None else batch
+        self.inner, self.grid = size if isinstance(size, InnerBatch) else InnerBatch(max(1, size)), grid
         self._target = target
         self._origin, self._place = inputs.detach().to(self.inputs.device), ""  # what random draws follow
         self._traces: list[tuple[Rules, Trace]] = []
@@ -82,6 +83,11 @@ class Session:
             self._run(ask)
             found = self._traces[-1][1]
         return found
+
+    @property
+    def batch(self) -> int:
+        """How many inputs go together in this session and all that it opens."""
+        return self.inner.size
 
     @property
     def logits(self) -> Tensor:
@@ -137,7 +143,7 @@ class Session:
         return self._target
 
     def _like(self, inputs: Tensor, target: Target, view: View | None = None) -> Session:
-        how = self.seed, self.batch, self.memory, self.tick, self.grid
+        how = self.seed, self.inner, self.memory, self.tick, self.grid
         return Session(view or self.view, inputs, target, *how)
 
     def draws(self, purpose: str) -> Draws:
@@ -159,4 +165,4 @@ class Session:
                 self.tick(stop - start)
             return trace
 
-        self._traces.append((ask.rules, Trace.join(in_parts(part, len(self.inputs), self.batch))))
+        self._traces.append((ask.rules, Trace.join(self.inner.run(part, len(self.inputs)))))

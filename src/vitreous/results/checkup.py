@@ -1,4 +1,4 @@
-"""What a check-up of an explanation found: tests with numbers and a sentence each, and a verdict in words."""
+"""What was found out: about an explanation (a check-up), about a model (a diagnosis). One finding for each test."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 __all__ = ["VERDICTS", "Checkup", "Finding"]
 
 VERDICTS = ("good", "weak", "bad", "-")
-"""From the best to the worst; ``"-"`` where a test does not apply."""
+"""Of an explanation, from the best to the worst; ``"-"`` where a test does not apply."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One test: its ``name``, its ``verdict`` (one of ``VERDICTS``), a ``sentence``, and the ``numbers`` behind it."""
+    """One test: its ``name``, its ``verdict``, a ``sentence``, and the ``numbers`` behind it.
+
+    The verdict is one of ``VERDICTS``, or about a model ``"ok"``, ``"failed"`` or ``"-"`` where it does not apply.
+    """
 
     name: str
     verdict: str
