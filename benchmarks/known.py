@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import vitreous as vt
 from vitreous.data.pictures import open_photo
-from vitreous.metrics.bootstrap import resampled_means
+from vitreous.metrics.bootstrap import mean, resampled
 
 FOLDER = "imagenet-val-1k"
 INSIDE = 1.5
@@ -116,7 +116,7 @@ def inside(maps: Tensor, covered: Tensor) -> dict[str, float]:
     """Return the mean share of the top fifth inside over the mean share of all patches, with its interval."""
     columns = torch.stack([top_fifth(maps, covered), covered.flatten(1).mean(dim=1).to(maps)], dim=1)
     shares = columns.double().cpu().numpy()
-    means = resampled_means(shares)
+    means = resampled([(column[:, None], mean) for column in shares.T])
     low, high = np.quantile(means[:, 0] / means[:, 1], [0.025, 0.975])
     top, every = shares.mean(axis=0)
     return {"ratio": top / every, "low": low, "high": high, "inside": top, "area": every}

@@ -176,7 +176,8 @@ def coiba(view: vt.View, images: Tensor, rounds: int, device: str) -> Iterator[L
 
 def bare_tis(view: vt.View, images: Tensor, samples: int, kept: int, part: int, half: bool) -> None:
     """As many samples of ``kept`` patches, from block 0 on."""
-    with view.evaluating(), torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=half):
+    view = view.twin()
+    with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=half):
         rows = torch.arange(min(part, samples), device=images.device) % len(images)
         tokens = view.embed(images)[:, : view.prefix + kept][rows]
         keep = torch.arange(kept, device=images.device).expand(len(rows), -1)

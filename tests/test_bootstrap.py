@@ -10,7 +10,7 @@ import pytest
 
 from vitreous.errors import VitreousError
 from vitreous.metrics import bins, difference, intervals
-from vitreous.metrics.bootstrap import resampled_means
+from vitreous.metrics.bootstrap import mean, resampled
 from vitreous.passes.random import Draws
 
 RNG = np.random.default_rng(0)
@@ -23,16 +23,16 @@ def test_resamples_are_means_of_drawn_images() -> None:
     draws = Draws.of(7, "bootstrap")
     drawn = np.concatenate([draws.at(number).below(30, 30).numpy() for number in range(200)])
     expected = np.array([[np.nanmean(scores[each, column]) for column in range(2)] for each in drawn])
-    np.testing.assert_allclose(resampled_means(scores, 200, seed=7), expected)
+    np.testing.assert_allclose(resampled([(column[:, None], mean) for column in scores.T], 200, seed=7), expected)
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitreous.metrics import bootstrap
 
     scores = RNG.normal(size=(12, 1))
-    whole = resampled_means(scores, 100)
+    whole = resampled([(scores, mean)], 100)
     monkeypatch.setattr(bootstrap, "_BLOCK", 12 * 7)
-    np.testing.assert_allclose(resampled_means(scores, 100), whole)
+    np.testing.assert_allclose(resampled([(scores, mean)], 100), whole)
 
 
 def test_interval_of_a_normal_mean() -> None:
@@ -63,7 +63,7 @@ def test_paired_difference_sees_what_two_intervals_do_not() -> None:
     ("call", "said"),
     [
         (lambda: intervals(np.ones((3, 1)), level=1.0), "level=1.0"),
-        (lambda: resampled_means(np.ones((0, 1))), "no scores"),
+        (lambda: resampled([(np.ones((0, 1)), mean)]), "no scores"),
         (lambda: bins(np.ones(3), np.ones(3), 0), "0 bins"),
         (lambda: bins(np.ones(3), np.ones(2)), "do not belong together"),
         (lambda: bins(np.ones(1), np.array([1.5])), "between 0 and 1"),

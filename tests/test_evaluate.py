@@ -207,7 +207,7 @@ def test_bad_pictures_and_classes(model: Any, inputs: Tensor) -> None:
         ({"upsample": "cubic"}, vt.VitreousError, "upsample='cubic' is not one of"),
         ({"ties": "none"}, vt.VitreousError, "ties='none' is not one of"),
         ({"nonfinite": "hide"}, vt.VitreousError, "nonfinite='hide' is not one of"),
-        ({"classes": [7]}, TargetError, "within 0..4"),
+        ({"classes": [7]}, TargetError, "class index 7 is outside 0..4"),
         ({"classes": [0, 1], "labels": [4] * 4}, TargetError, "label class is not among"),
         ({"samples": 0}, vt.VitreousError, "samples=0"),
     ]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitreous import world
     from vitreous.api import compare, explain, explain_each, load, method, question, view
-    from vitreous.data import image_files
+    from vitreous.data import Truth, image_files
     from vitreous.errors import VitreousError, VitreousWarning
     from vitreous.judge.check import check
     from vitreous.judge.doctor import doctor
@@ -41,6 +41,7 @@ __all__ = [
     "Question",
     "Statistics",
     "Table",
+    "Truth",
     "View",
     "VitreousError",
     "VitreousWarning",
@@ -77,6 +78,7 @@ _HOMES = {
     "Question": "results",
     "Statistics": "passes.statistics",
     "Table": "results",
+    "Truth": "data",
     "View": "models",
     "VitreousError": "errors",
     "VitreousWarning": "errors",

@@ -1,21 +1,25 @@
-"""Data: what people hand in. Pictures, their true classes, and how far a long run is."""
+"""Data: what people hand in. Pictures, their true classes, what else is known, and how far a long run is."""
 
 from vitreous.data.batches import cut
 from vitreous.data.pictures import OnError, Picture, count, file_digest, image_files, is_single, open_photo, pictures
 from vitreous.data.progress import Progress
-from vitreous.data.sources import how_many, labelled
+from vitreous.data.sources import Sample, how_many, read_samples
+from vitreous.data.truth import KINDS, Truth
 
 __all__ = [
+    "KINDS",
     "OnError",
     "Picture",
     "Progress",
+    "Sample",
+    "Truth",
     "count",
     "cut",
     "file_digest",
     "how_many",
     "image_files",
     "is_single",
-    "labelled",
     "open_photo",
     "pictures",
+    "read_samples",
 ]

@@ -1,8 +1,9 @@
-"""Pictures with their true classes: in lists, loaders and folders, with labels beside them or by name."""
+"""Samples: pictures with what is known about them, from lists, loaders and folders, by place or by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,27 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.pictures import Picture, count, pictures
-from vitreous.errors import TargetError
+from vitreous.data.truth import Truth, as_truth
+from vitreous.errors import ImageError, TargetError
 from vitreous.models import View
 
-__all__ = ["how_many", "labelled"]
+__all__ = ["Sample", "how_many", "read_samples"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One picture and what belongs to it alone.
+
+    ``label`` is the true class, ``target`` the one that the caller wants explained, ``among`` the classes to compare in
+    this picture; ``place`` is its place in the whole source, counted from 0.
+    """
+
+    picture: Picture
+    place: int = 0
+    label: int | None = None
+    truth: Truth | None = None
+    target: int | None = None
+    among: tuple[int, ...] | None = None
 
 
 def how_many(data: Any) -> int | None:
@@ -25,39 +43,73 @@ def how_many(data: Any) -> int | None:
     return count(data)
 
 
-def labelled(data: Any, labels: Any, looked_at: View) -> Iterator[tuple[Picture, int | None]]:
-    """Yield every picture with its true class, where there is one."""
-    if labels is not None:
-        yield from _with(pictures(data, looked_at, seen=False), _plain(labels), looked_at)
-    elif isinstance(data, str | Path | Image.Image | np.ndarray | Tensor) or not isinstance(data, Iterable):
-        yield from ((picture, None) for picture in pictures(data, looked_at, seen=False))
-    else:
-        at = 0
-        for item in data:
-            source, told = item if _is_pair(item) else (item, None)
-            shown = pictures(source, looked_at, at=at, seen=False)
-            if told is not None:
-                told = _plain(told)
-                paired = _with(shown, told if isinstance(told, list) else [told], looked_at)
-            else:
-                paired = ((picture, None) for picture in shown)
-            for each in paired:
-                at += 1
-                yield each
+def read_samples(data: Any, looked_at: View, labels: Any = None, truth: Any = None) -> Iterator[Sample]:
+    """Yield every picture with its true class and what else is known about it, where there is something.
+
+    ``labels`` and ``truth`` are in the order of the pictures or by name; ``truth`` may be a function of the picture.
+    """
+    class_of = _Beside(labels, "label") if labels is not None else None
+    known = None if truth is None or callable(truth) else _Beside(truth, "truth")
+    total = 0
+    for place, (picture, word) in enumerate(_paired(data, looked_at, labels is None)):
+        word = word if class_of is None else class_of(picture, place)
+        told = truth if known is None else known(picture, place)
+        label = None if word is None else looked_at.class_index(word)
+        yield Sample(picture, place, label, as_truth(told, picture))
+        total += 1
+    for beside in (class_of, known):
+        if beside is not None:
+            beside.finish(total)
 
 
-def _with(shown: Iterator[Picture], labels: Any, looked_at: View) -> Iterator[tuple[Picture, int | None]]:
-    place = -1
-    for place, picture in enumerate(shown):
-        if isinstance(labels, Mapping):
-            word = labels.get(picture.name, labels.get(Path(picture.name).stem))
+class _Beside:
+    """What is handed in beside the pictures: one for each, in their order or by name."""
+
+    def __init__(self, given: Any, what: str) -> None:
+        self.what, self.given = what, given.tolist() if what == "label" and hasattr(given, "tolist") else given
+        self.by_name = isinstance(given, Mapping)
+        if not self.by_name and (isinstance(self.given, str) or not isinstance(self.given, Iterable)):
+            raise TargetError(f"{self.given!r:.60} is no list of {what}s")
+        self._each = iter(()) if self.by_name else iter(self.given)
+
+    def __call__(self, picture: Picture, place: int) -> Any:
+        if self.by_name:
+            found = self.given.get(picture.name, self.given.get(Path(picture.name).stem))
         else:
-            word = labels[place] if place < len(labels) else None
-        if word is None:
+            found = next(self._each, None)
+        if found is None and self.what == "label":
             raise TargetError(f"there is no label for {picture.name}")
-        yield picture, looked_at.class_index(word)
-    if not isinstance(labels, Mapping) and place + 1 != len(labels):
-        raise TargetError(f"{len(labels)} labels for {place + 1} pictures")
+        return found
+
+    def finish(self, total: int) -> None:
+        if not self.by_name and (left := sum(1 for _ in self._each)):
+            raise (TargetError if self.what == "label" else ImageError)(
+                f"{total + left} {self.what}s for {total} pictures"
+            )
+
+
+def _paired(data: Any, looked_at: View, split: bool) -> Iterator[tuple[Picture, Any]]:
+    """Yield every picture, with its class if the source pairs them and nothing else does."""
+    alone = isinstance(data, str | Path | Image.Image | np.ndarray | Tensor) or not isinstance(data, Iterable)
+    if alone or not split:
+        yield from ((picture, None) for picture in pictures(data, looked_at, seen=False))
+        return
+    at = 0
+    for item in data:
+        source, told = item if _is_pair(item) else (item, None)
+        shown = pictures(source, looked_at, at=at, seen=False)
+        words: Callable[[Picture, int], Any] = (lambda picture, place: None) if told is None else _each(told)
+        here = -1
+        for here, picture in enumerate(shown):
+            yield picture, words(picture, here)
+        if isinstance(words, _Beside):
+            words.finish(here + 1)
+        at += here + 1
+
+
+def _each(told: Any) -> _Beside:
+    told = told.tolist() if hasattr(told, "tolist") else told
+    return _Beside(told if isinstance(told, list | tuple) else [told], "label")
 
 
 def _is_pair(item: Any) -> bool:
@@ -70,8 +122,3 @@ def _is_pair(item: Any) -> bool:
     if isinstance(told, list | tuple):
         return bool(told) and all(isinstance(each, int) for each in told)
     return hasattr(told, "__index__")
-
-
-def _plain(labels: Any) -> Any:
-    """Return numbers and arrays of numpy and torch as Python's own."""
-    return labels.tolist() if hasattr(labels, "tolist") else labels

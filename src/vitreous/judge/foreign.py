@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +16,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.pictures import Picture
+from vitreous.data import Sample
 from vitreous.errors import ImageError, MapError, ModelError, SpellingError, VitreousError
-from vitreous.methods import Method, answer, method
-from vitreous.metrics import Maps
-from vitreous.metrics.curves import Array
+from vitreous.methods import Method, method
 from vitreous.models import View, twin
-from vitreous.passes import Session, Target
 
-__all__ = ["Foreign", "explain_chunk", "named"]
+__all__ = ["Foreign", "named"]
 
 _MOST_AT_ONCE = 32  # images that other people's code gets
 
 
+@dataclass(frozen=True, eq=False)
 class Foreign:
-    """An explanation from elsewhere; ``find`` gets pictures, inputs, classes and the place of the first picture."""
+    """An explanation from elsewhere. ``live`` ones run the model, so they can be asked again about other inputs."""
 
-    def __init__(
-        self, find: Callable[[View, Sequence[Picture], Tensor, Tensor, int], Any], what: str, class_specific: bool
-    ) -> None:
-        self.find, self.what, self.class_specific = find, what, class_specific
+    find: Callable[[View, Sequence[Sample], Tensor, Tensor], Any]
+    what: str
+    live: bool
 
-    def maps(
-        self, name: str, view: View, pictures: Sequence[Picture], inputs: Tensor, classes: Tensor, at: int
-    ) -> Tensor:
-        """Return maps ``[B, h, w]`` of these pictures."""
+    @property
+    def class_specific(self) -> bool:
+        """Whether another class may get another map; maps that are there already are those of any class."""
+        return self.live
+
+    def maps(self, name: str, view: View, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Tensor:
+        """Return maps ``[B, h, w]`` of these inputs, which were made of these samples."""
         parts = []
         for start in range(0, len(inputs), _MOST_AT_ONCE):
             cut = slice(start, start + _MOST_AT_ONCE)
             some = inputs[cut].detach().clone()
             with torch.enable_grad():
-                found = self.find(view, pictures[cut], some, classes[cut].to(some.device), at + start)
+                found = self.find(view, samples[cut], some, classes[cut].to(some.device))
             parts.append(_as_maps(name, found, len(some)).to(inputs.device))
         return torch.cat(parts)
 
@@ -68,60 +69,6 @@ def named(given: Any) -> dict[str, Method | Foreign]:
     return found
 
 
-def explain_chunk(
-    view: View,
-    hows: Mapping[str, Method | Foreign],
-    pictures: Sequence[Picture],
-    inputs: Tensor,
-    classes: Mapping[str, Tensor],
-    *,
-    value: str = "logit",
-    seed: int = 0,
-    memory: float | None = None,
-    at: int = 0,
-) -> dict[str, Maps]:
-    """Explain every picture for every class asked for, each class once; ``classes`` has one per picture by mode."""
-    passes, rows = _passes(classes)
-    own = {name: how for name, how in hows.items() if isinstance(how, Method)}
-    values: dict[str, list[Tensor]] = {name: [] for name in hows}
-    for number, (images, wanted) in enumerate(passes):
-        some = inputs[images]
-        asked = {name: how for name, how in own.items() if number == 0 or how.class_specific}
-        if asked:
-            session = Session(view, some, Target(classes=wanted.cpu(), value=value), seed, memory=memory)
-            for name, found in zip(asked, answer(session, asked.values(), check=False), strict=True):
-                values[name].append(found.map)
-        for name, how in hows.items():
-            if isinstance(how, Foreign) and (number == 0 or how.class_specific):
-                shown = [pictures[i] for i in images.tolist()]
-                values[name].append(how.maps(name, view, shown, some, wanted, at))
-    everyone = np.arange(len(inputs))
-    return {
-        name: Maps(torch.cat(values[name]), rows if how.class_specific else dict.fromkeys(rows, everyone))
-        for name, how in hows.items()
-    }
-
-
-def _passes(classes: Mapping[str, Tensor]) -> tuple[list[tuple[Tensor, Tensor]], dict[str, Any]]:
-    """Return which images to explain for which classes, nothing twice, and the rows of each mode."""
-    passes: list[tuple[Tensor, Tensor]] = []
-    rows: dict[str, Any] = {}
-    total = 0
-    known: dict[str, Tensor] = {}
-    for mode, wanted in classes.items():
-        mine: Array = np.full(len(wanted), -1)
-        for earlier, their in known.items():
-            mine = np.where((mine < 0) & (wanted == their).cpu().numpy(), rows[earlier], mine)
-        new = np.flatnonzero(mine < 0)
-        if len(new):
-            mine[new] = total + np.arange(len(new))
-            total += len(new)
-            images = torch.from_numpy(new)
-            passes.append((images, wanted[images.to(wanted.device)]))
-        rows[mode], known[mode] = mine, wanted
-    return passes, rows
-
-
 def _understood(given: Any) -> Method | Foreign:
     """Return what a user meant by one method."""
     if isinstance(given, Method):
@@ -138,9 +85,9 @@ def _understood(given: Any) -> Method | Foreign:
     if isinstance(given, Tensor | np.ndarray):
         return _ready(given)
     if hasattr(given, "attribute"):
-        return Foreign(lambda v, p, x, c, at: _attributed(given, v, x, c), "attribution object", True)
+        return Foreign(lambda v, s, x, c: _attributed(given, v, x, c), "attribution object", True)
     if callable(given):
-        return Foreign(lambda v, p, x, c, at: given(twin(v.model, trainable=True), x, c), "callable", True)
+        return Foreign(lambda v, s, x, c: given(twin(v.model, trainable=True), x, c), "callable", True)
     raise VitreousError(
         f"{given!r} is no method: give a spelling, a callable, an attribution object or a folder of maps"
     )
@@ -160,8 +107,8 @@ def _folder(folder: Path) -> Foreign:
     if not os.path.isdir(folder):
         raise ImageError(f"no such folder of maps: {folder}")
 
-    def find(view: View, pictures: Sequence[Picture], inputs: Tensor, classes: Tensor, at: int) -> list[Any]:
-        return [_loaded(folder / f"{Path(picture.name).stem}.npy") for picture in pictures]
+    def find(view: View, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> list[Any]:
+        return [_loaded(folder / f"{Path(sample.picture.name).stem}.npy") for sample in samples]
 
     return Foreign(find, f"maps in {folder}", False)
 
@@ -176,10 +123,11 @@ def _loaded(path: Path) -> Any:
 
 
 def _ready(maps: Any) -> Foreign:
-    def find(view: View, pictures: Sequence[Picture], inputs: Tensor, classes: Tensor, at: int) -> Any:
-        if at + len(inputs) > len(maps):
+    def find(view: View, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Any:
+        places = [sample.place for sample in samples]
+        if max(places) >= len(maps):
             raise MapError(f"{len(maps)} maps were given, fewer than there are pictures")
-        return maps[at : at + len(inputs)]
+        return maps[places]
 
     return Foreign(find, "maps", False)
 

@@ -12,10 +12,22 @@ from vitreous.metrics import (  # noqa: F401  # isort: skip
 from vitreous.metrics.base import Metric, Result
 from vitreous.metrics.bins import Bin, bins
 from vitreous.metrics.bootstrap import Difference, Interval, difference, intervals
+from vitreous.metrics.curves import Curve
 from vitreous.metrics.registry import Info, metric, metrics, register
+from vitreous.metrics.states.answers import Answers
 from vitreous.metrics.states.engine import Engine
-from vitreous.metrics.states.need import Geometry, Need
-from vitreous.metrics.states.pool import Answers, Maps, Pool
+from vitreous.metrics.states.need import (
+    Explained,
+    Geometry,
+    GivenMasks,
+    Images,
+    Masks,
+    Need,
+    RandomMasks,
+    States,
+    TruthOf,
+)
+from vitreous.metrics.states.pool import Maps, Pool
 from vitreous.metrics.states.substrate import SUBSTRATES, Substrate
 from vitreous.words import listed_by
 
@@ -23,17 +35,25 @@ __all__ = [
     "SUBSTRATES",
     "Answers",
     "Bin",
+    "Curve",
     "Difference",
     "Engine",
+    "Explained",
     "Geometry",
+    "GivenMasks",
+    "Images",
     "Info",
     "Interval",
     "Maps",
+    "Masks",
     "Metric",
     "Need",
     "Pool",
+    "RandomMasks",
     "Result",
+    "States",
     "Substrate",
+    "TruthOf",
     "bins",
     "difference",
     "intervals",

@@ -3,42 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from vitreous.errors import MapError, SpellingError, VitreousError
-from vitreous.metrics.curves import Array
-from vitreous.metrics.states.need import Geometry, Layout, Need
+from vitreous.metrics.bootstrap import Cell, mean
+from vitreous.metrics.curves import Array, Curve
+from vitreous.metrics.states.layout import Layout
+from vitreous.metrics.states.need import Geometry, Need, States
 from vitreous.metrics.states.rank import FLAGS
 from vitreous.words import check_choice, written
 
 if TYPE_CHECKING:
     from vitreous.metrics.registry import Info
-    from vitreous.metrics.states.pool import Answers
+    from vitreous.metrics.states.answers import Answers
 
-__all__ = ["Metric", "Result"]
+__all__ = ["Metric", "Result", "as_parts"]
 
 _USUAL = Geometry((224, 224), (14, 14))
 
 
 @dataclass(frozen=True)
 class Result:
-    """Per-image scores of one metric and what is to be known about the maps behind them.
+    """What one metric has collected: ``parts`` ``[n, P]`` per image, and what is known about the maps behind them.
 
-    Images whose map was left out have the score NaN; they are counted, and no mean sees them.
+    Images whose map was left out have NaN; they are counted, and no mean sees them.
     """
 
-    scores: Array
+    metric: Metric
+    parts: Array
     flags: Array
 
     @property
+    def scores(self) -> Array:
+        """One number per image."""
+        return self.metric.per_image(self.parts)
+
+    @property
     def mean(self) -> float:
-        """The mean over the images that have a score; NaN if none has."""
-        there = self.scores[~np.isnan(self.scores)]
-        return float(there.mean()) if len(there) else float("nan")
+        """The score of all images together; NaN if none has one."""
+        return float(self.metric.aggregate(self.parts, np.ones((1, len(self.parts))))[0])
 
     @property
     def degenerate(self) -> dict[str, int]:
@@ -50,8 +57,10 @@ class Result:
 class Metric:
     """Base of all metrics; subclasses are dataclasses whose fields are the parameters.
 
-    A metric says which states it ``needs`` and how scores are ``read`` from the answers. It collects as torchmetrics
-    do: ``update`` with answers, ``compute``, ``reset``, ``merge`` with another of the same parameters.
+    A metric says what it ``needs`` (states, masks, other images, maps made again, truth) and how scores are ``read``
+    from the answers: one number per image, or several parts that it then ``aggregate`` s itself (a ratio of sums, a
+    correlation, an average precision). It collects as torchmetrics do: ``update`` with answers, ``compute``, ``reset``,
+    ``merge`` with another of the same parameters.
 
     ``explain`` is the class that the maps explain: ``given`` (what the caller asked for), ``pred`` or ``label``.
     ``score`` is the class whose probability is read: ``pred``, ``label`` or ``explained``.
@@ -75,36 +84,58 @@ class Metric:
         """Refuse parameters that mean nothing."""
 
     def needs(self, geometry: Geometry) -> Sequence[Need]:
-        """Return the states this metric reads."""
+        """Return what this metric reads."""
         raise VitreousError(f"{self.info.name} must define needs")
 
     def read(self, answers: Answers) -> Array:
-        """Return one score per image, ``[B]``; NaN where the map was left out."""
+        """Return one score per image, ``[B]``, or its parts ``[B, P]``; NaN where the map was left out."""
         raise VitreousError(f"{self.info.name} must define read")
+
+    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+        """Return the curves that the score is read from, by name; most metrics of removal have one."""
+        return {}
+
+    def per_image(self, parts: Array) -> Array:
+        """Return one number per image from its parts: the first of them."""
+        first: Array = parts[:, 0]
+        return first
+
+    def aggregate(self, parts: Array, weights: Array) -> Array:
+        """Return the score of all images ``[r]``, for each row of weights ``[r, n]`` (resamples, or ones).
+
+        Here the weighted mean over the images that have a score.
+        """
+        return mean(self.per_image(parts)[:, None], weights)
+
+    def cell(self, parts: Array) -> Cell:
+        """Return what the bootstrap resamples."""
+        if type(self).aggregate is Metric.aggregate:
+            return self.per_image(parts)[:, None], mean
+        return parts, self.aggregate
 
     # -- collecting ------------------------------------------------------------------------------------
 
     def update(self, answers: Answers) -> None:
         """Take in the answers about some maps."""
-        self._scores.append(np.asarray(self.read(answers), np.float64))
+        self._parts.append(as_parts(self.read(answers)))
         self._flags.append(np.asarray(answers.flags(self.explain)))
 
     def compute(self) -> Result:
         """Return the scores of everything taken in so far."""
-        if not self._scores:
+        if not self._parts:
             raise MapError(f"{self.spelling} has seen no maps yet")
-        return Result(np.concatenate(self._scores), np.concatenate(self._flags))
+        return Result(self, np.concatenate(self._parts), np.concatenate(self._flags))
 
     def reset(self) -> None:
         """Forget everything taken in."""
-        self._scores: list[Array] = []
+        self._parts: list[Array] = []
         self._flags: list[Array] = []
 
     def merge(self, other: Metric) -> None:
         """Take in what another metric has collected, after one's own."""
         if other.spelling != self.spelling:
             raise SpellingError(f"{self.spelling} cannot be merged with {other.spelling}")
-        self._scores += other._scores
+        self._parts += other._parts
         self._flags += other._flags
 
     # -- facts -----------------------------------------------------------------------------------------
@@ -116,7 +147,7 @@ class Metric:
 
     def forwards(self, geometry: Geometry = _USUAL) -> int:
         """How many states of its own each map needs; the clean image and bare substrates are shared by all."""
-        return Layout(self.needs(geometry), geometry).length
+        return Layout([n for n in self.needs(geometry) if isinstance(n, States) and n.by == "map"], geometry).length
 
     @property
     def spelling(self) -> str:
@@ -136,3 +167,9 @@ class Metric:
 
     def __str__(self) -> str:
         return self.spelling
+
+
+def as_parts(read: Array) -> Array:
+    """Return what a metric has read as ``[n, P]``."""
+    array = np.asarray(read, np.float64)
+    return array[:, None] if array.ndim == 1 else array

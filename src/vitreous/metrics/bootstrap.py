@@ -1,12 +1,14 @@
 """How sure a mean is: the bootstrap over images, the same resamples for every method and metric.
 
-B resamples of n images are a ``B x n`` matrix of multinomial weights; its product with the ``n x c`` scores gives all
-means at once. Images without a score (NaN) weigh nothing. Differences of two methods are paired: taken image by image,
-which removes the variance between images (Koehn 2004; Efron and Tibshirani 1993).
+B resamples of n images are a ``B x n`` matrix of multinomial weights; a metric aggregates what it has of every image
+anew for each row, and for a mean that is one product. Images without a score (NaN) weigh nothing. Differences of two
+methods are paired: of the same images in every resample, which removes the variance between images (Koehn 2004; Efron
+and Tibshirani 1993).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -17,10 +19,26 @@ from vitreous.errors import VitreousError
 from vitreous.metrics.curves import Array
 from vitreous.passes.random import Draws
 
-__all__ = ["SAMPLES", "Difference", "Interval", "difference", "intervals", "resampled_means"]
+__all__ = [
+    "SAMPLES",
+    "Aggregate",
+    "Cell",
+    "Difference",
+    "Interval",
+    "difference",
+    "interval",
+    "intervals",
+    "mean",
+    "resampled",
+]
 
 SAMPLES = 10_000
 _BLOCK = 2**22  # weights held at a time
+
+Aggregate = Callable[[Array, Array], Array]
+"""Takes parts ``[n, P]`` and weights ``[r, n]``, and returns one score for each row of weights."""
+Cell = tuple[Array, Aggregate]
+"""The parts of every image, and what makes one score of them."""
 
 
 class Interval(NamedTuple):
@@ -44,52 +62,85 @@ class Difference:
         return asdict(self)
 
 
-def resampled_means(scores: Array, samples: int = SAMPLES, seed: int = 0) -> Array:
-    """Return the mean of every column of ``[n, c]`` in each resample, ``[samples, c]``; NaN where nothing was drawn."""
+def resamples(images: int, samples: int = SAMPLES, seed: int = 0) -> Iterator[Array]:
+    """Yield the weights of the images in some resamples, ``[r, n]``, until there are ``samples`` of them."""
     if samples < 1:
         raise VitreousError(f"samples={samples} must be at least 1")
-    if not len(scores):
+    if not images:
         raise VitreousError("there are no scores to resample")
-    columns = torch.from_numpy(np.asarray(scores, np.float64))
-    there = ~columns.isnan()
-    both = torch.cat([columns.nan_to_num(0.0), there.double()], dim=1)
-    n = len(columns)
-    draws = Draws.of(seed, "bootstrap")
-    means = []
-    for start in range(0, samples, max(1, _BLOCK // n)):
-        rows = min(samples - start, max(1, _BLOCK // n))
-        drawn = Draws(draws.keys.expand(rows)).at(torch.arange(start, start + rows)).below(n, n)
-        weights = torch.zeros(rows, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(rows, n).double())
-        total, count = (weights @ both).chunk(2, dim=1)
-        means.append(total / count)
-    return np.asarray(torch.cat(means).numpy())
+    draws, at_once = Draws.of(seed, "bootstrap"), max(1, _BLOCK // images)
+    for start in range(0, samples, at_once):
+        rows = min(samples - start, at_once)
+        drawn = Draws(draws.keys.expand(rows)).at(torch.arange(start, start + rows)).below(images, images)
+        ones = torch.ones(rows, images, dtype=torch.float64)
+        yield np.asarray(torch.zeros_like(ones).scatter_add_(1, drawn, ones).numpy())
+
+
+def mean(parts: Array, weights: Array) -> Array:
+    """Return the weighted mean of the first part ``[r]`` over the images that have it."""
+    return means(parts[:, :1], weights).reshape(-1)
+
+
+def means(scores: Array, weights: Array) -> Array:
+    """Return the weighted mean ``[r, c]`` of every column of ``[n, c]`` over the images that have a score."""
+    there = ~np.isnan(scores)
+    total = weights @ np.where(there, scores, 0.0)
+    count = weights @ there.astype(np.float64)
+    return np.asarray(np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0))
+
+
+def resampled(cells: Sequence[Cell], samples: int = SAMPLES, seed: int = 0) -> Array:
+    """Return the score of every cell in each resample, ``[samples, c]``, aggregated anew; NaN where it has none."""
+    averaged = [column for column, (_, aggregate) in enumerate(cells) if aggregate is mean]
+    scores = np.stack([cells[column][0][:, 0] for column in averaged], axis=1) if averaged else None
+    blocks = []
+    for weights in resamples(len(cells[0][0]), samples, seed):
+        block = np.empty((len(weights), len(cells)))
+        if scores is not None:  # all means in one product
+            block[:, averaged] = means(scores, weights)
+        for column, (parts, aggregate) in enumerate(cells):
+            if aggregate is not mean:
+                block[:, column] = aggregate(parts, weights)
+        blocks.append(block)
+    return np.concatenate(blocks)
 
 
 def intervals(scores: Array, level: float = 0.95, samples: int = SAMPLES, seed: int = 0) -> list[Interval]:
     """Return the percentile interval of the mean of every column of ``[n, c]``."""
+    found = resampled([(column[:, None], mean) for column in scores.T], samples, seed)
+    return [interval(column, level) for column in found.T]
+
+
+def interval(scores: Array, level: float = 0.95) -> Interval:
+    """Return the percentile interval of resampled scores; NaN where there are none."""
     if not 0 < level < 1:
         raise VitreousError(f"level={level} must lie between 0 and 1")
-    means = resampled_means(scores, samples, seed)
-    return [_interval(means[:, column], level) for column in range(means.shape[1])]
-
-
-def difference(one: Array, other: Array, level: float = 0.95, samples: int = SAMPLES, seed: int = 0) -> Difference:
-    """Return the mean of ``one - other`` over the images that have both scores."""
-    paired = np.asarray(one, np.float64) - np.asarray(other, np.float64)
-    there = paired[~np.isnan(paired)]
+    there = scores[~np.isnan(scores)]
     if not len(there):
-        raise VitreousError("no image has both scores")
-    means = resampled_means(paired[:, None], samples, seed)[:, 0]
-    means = means[~np.isnan(means)]
-    low, high = _interval(means, level)
-    tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    p = min(1.0, 2 * (tail + 1) / (len(means) + 1))  # never zero: so many resamples cannot tell
-    return Difference(float(there.mean()), low, high, p, len(there))
-
-
-def _interval(means: Array, level: float) -> Interval:
-    means = means[~np.isnan(means)]
-    if not len(means):
         return Interval(float("nan"), float("nan"))
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(there, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high))
+
+
+def difference(
+    one: Array,
+    other: Array,
+    aggregate: Aggregate = mean,
+    level: float = 0.95,
+    samples: int = SAMPLES,
+    seed: int = 0,
+) -> Difference:
+    """Return the score of ``one`` less that of ``other``, ``[n]`` or parts ``[n, P]``, over the images with both."""
+    one, other = (np.asarray(each, np.float64).reshape(len(each), -1) for each in (one, other))
+    there: Array = np.isfinite(np.concatenate([one, other], axis=1)).all(axis=1)
+    if not there.any():
+        raise VitreousError("no image has both scores")
+    pair = [np.where(there[:, None], parts, np.nan) for parts in (one, other)]
+    found = resampled([(parts, aggregate) for parts in pair], samples, seed)
+    gaps = found[:, 0] - found[:, 1]
+    gaps = gaps[~np.isnan(gaps)]
+    low, high = interval(gaps, level)
+    tail = min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))
+    p = min(1.0, 2 * (tail + 1) / (len(gaps) + 1))  # never zero: so many resamples cannot tell
+    first, second = (float(aggregate(parts, np.ones((1, len(parts))))[0]) for parts in pair)
+    return Difference(first - second, low, high, p, int(there.sum()))

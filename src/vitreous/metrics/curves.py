@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Array", "area", "equal_steps", "percent_steps"]
+__all__ = ["Array", "Curve", "area", "equal_steps", "percent_steps"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """What a score is read from: ``y`` ``[n, J]``, one line per image, over the fractions ``x`` ``[J]``."""
+
+    x: Array
+    y: Array
+
+    @property
+    def mean(self) -> Array:
+        """The mean line over the images that have one."""
+        there = self.y[~np.isnan(self.y).any(axis=1)]
+        return there.mean(axis=0) if len(there) else np.full(len(self.x), np.nan)
 
 
 def equal_steps(size: int, steps: int) -> tuple[int, ...]:

@@ -7,21 +7,21 @@ constant map is ranked by the tie key alone, so it scores like a random order; a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from vitreous.metrics.base import Metric
-from vitreous.metrics.curves import Array, area, equal_steps, percent_steps
+from vitreous.metrics.curves import Array, Curve, area, equal_steps, percent_steps
 from vitreous.metrics.registry import register
-from vitreous.metrics.states.need import Geometry, Need
+from vitreous.metrics.states.need import Geometry, Need, States
 from vitreous.metrics.states.substrate import check_substrate
 from vitreous.words import at_least, check_choice
 
 if TYPE_CHECKING:
-    from vitreous.metrics.states.pool import Answers
+    from vitreous.metrics.states.answers import Answers
 
 __all__ = ["AOPC", "Deletion", "InsDel", "Insertion", "LOdds", "NegativePerturbation", "PositivePerturbation", "SRG"]
 
@@ -45,9 +45,13 @@ class _InsertionDeletion(Metric):
         counts = equal_steps(geometry.size("pixel"), self.steps)
         return counts if self.start or len(counts) == 2 else counts[1:]
 
-    def _area(self, answers: Answers, need: Need) -> Array:
-        curve = np.exp(answers.log_probability(need, self.explain, self.score))
-        return area(curve, np.array(need.counts) / answers.geometry.size("pixel"), self.area)
+    def _curve(self, answers: Answers, need: States) -> Curve:
+        fractions = np.array(need.counts) / answers.geometry.size("pixel")
+        return Curve(fractions, np.exp(answers.log_probability(need, self.explain, self.score)))
+
+    def _area(self, answers: Answers, need: States) -> Array:
+        curve = self._curve(answers, need)
+        return area(curve.y, curve.x, self.area)
 
 
 @register(
@@ -75,11 +79,14 @@ class Insertion(_InsertionDeletion):
         super().check()
         check_substrate(self.substrate)
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: Geometry) -> Sequence[States]:
         return [Need.kept(self.substrate, self._counts(geometry))]
 
     def read(self, answers: Answers) -> Array:
         return self._area(answers, *self.needs(answers.geometry))
+
+    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+        return {"insertion": self._curve(answers, *self.needs(answers.geometry))}
 
 
 @register(
@@ -107,11 +114,14 @@ class Deletion(_InsertionDeletion):
         super().check()
         check_substrate(self.substrate)
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: Geometry) -> Sequence[States]:
         return [Need.removed(self.substrate, self._counts(geometry))]
 
     def read(self, answers: Answers) -> Array:
         return self._area(answers, *self.needs(answers.geometry))
+
+    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+        return {"deletion": self._curve(answers, *self.needs(answers.geometry))}
 
 
 @register(
@@ -140,13 +150,17 @@ class InsDel(_InsertionDeletion):
         check_substrate(self.insertion_substrate)
         check_substrate(self.deletion_substrate)
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: Geometry) -> Sequence[States]:
         counts = self._counts(geometry)
         return [Need.kept(self.insertion_substrate, counts), Need.removed(self.deletion_substrate, counts)]
 
     def read(self, answers: Answers) -> Array:
         kept, removed = self.needs(answers.geometry)
         return self._area(answers, kept) - self._area(answers, removed)
+
+    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+        kept, removed = self.needs(answers.geometry)
+        return {"insertion": self._curve(answers, kept), "deletion": self._curve(answers, removed)}
 
 
 @dataclass
@@ -163,10 +177,10 @@ class _Perturbation(Metric):
         at_least("stop", self.stop, 1 / self.steps)
         at_least("stop", -self.stop, -1)
 
-    def _most(self, geometry: Geometry) -> Need:
+    def _most(self, geometry: Geometry) -> States:
         return Need.removed(self.substrate, percent_steps(geometry.size("pixel"), self.steps, self.stop))
 
-    def _least(self, geometry: Geometry) -> Need:
+    def _least(self, geometry: Geometry) -> States:
         """The least relevant removed: what is left is the most relevant kept."""
         size = geometry.size("pixel")
         return Need.kept(self.substrate, [size - k for k in percent_steps(size, self.steps, self.stop)])
@@ -182,8 +196,12 @@ class _Accuracy(_Perturbation):
     normalise: bool = True
     judges_labels: ClassVar[bool] = True
 
-    def _accuracy(self, answers: Answers, need: Need) -> Array:
+    def _accuracy(self, answers: Answers, need: States) -> Array:
         return area(answers.correct(need, self.explain), self._fractions(), normalise=self.normalise)
+
+    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+        (need,) = self.needs(answers.geometry)
+        return {"accuracy": Curve(self._fractions(), answers.correct(need, self.explain))}
 
 
 _CHEFER = {"steps": 10, "stop": 0.9, "normalise": False}
@@ -207,7 +225,7 @@ class PositivePerturbation(_Accuracy):
 
     higher_is_better = False
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: Geometry) -> Sequence[States]:
         return [self._most(geometry)]
 
     def read(self, answers: Answers) -> Array:
@@ -229,7 +247,7 @@ class NegativePerturbation(_Accuracy):
     relevant ``n - k`` kept. Cost: ``steps - 1`` forwards per map.
     """
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: Geometry) -> Sequence[States]:
         return [self._least(geometry)]
 
     def read(self, answers: Answers) -> Array:
@@ -242,11 +260,14 @@ class _Drop(_Perturbation):
 
     include_zero: bool = True
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: Geometry) -> Sequence[States]:
         return [self._most(geometry)]
 
     def _curve(self, answers: Answers) -> Array:
         return answers.log_probability(self._most(answers.geometry), self.explain, self.score)
+
+    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+        return {"log-probability": Curve(self._fractions(), self._curve(answers))}
 
     def _mean(self, drops: Array) -> Array:
         return np.asarray(drops[:, 0 if self.include_zero else 1 :].mean(axis=1))
@@ -290,12 +311,14 @@ class SRG(_Perturbation):
     rankings contradict each other, the difference does not. Cost: none beside positive and negative perturbation.
     """
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: Geometry) -> Sequence[States]:
         return [self._least(geometry), self._most(geometry)]
 
     def read(self, answers: Answers) -> Array:
-        least, most = (
-            area(np.exp(answers.log_probability(need, self.explain, self.score)), self._fractions())
-            for need in self.needs(answers.geometry)
-        )
+        least, most = (area(curve.y, curve.x) for curve in self.curves(answers).values())
         return least - most
+
+    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+        names = ("least relevant first", "most relevant first")
+        logs = [answers.log_probability(need, self.explain, self.score) for need in self.needs(answers.geometry)]
+        return {name: Curve(self._fractions(), np.exp(log)) for name, log in zip(names, logs, strict=True)}

@@ -19,7 +19,7 @@ from vitreous.metrics.states.need import Geometry, Need
 from vitreous.metrics.states.substrate import check_substrate
 
 if TYPE_CHECKING:
-    from vitreous.metrics.states.pool import Answers
+    from vitreous.metrics.states.answers import Answers
 
 __all__ = ["AverageDrop", "AverageGain", "AverageIncrease"]
 

@@ -7,21 +7,21 @@ sequence without patches, is not run. A constant map is ranked by the tie key; o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from vitreous.metrics.base import Metric
-from vitreous.metrics.curves import Array, area
+from vitreous.metrics.curves import Array, Curve, area
 from vitreous.metrics.registry import register
-from vitreous.metrics.states.need import Geometry, Need
+from vitreous.metrics.states.need import Geometry, Need, States
 from vitreous.metrics.states.substrate import DROP
 from vitreous.words import at_least
 
 if TYPE_CHECKING:
-    from vitreous.metrics.states.pool import Answers
+    from vitreous.metrics.states.answers import Answers
 
 __all__ = ["TokenDeletionAOPC", "TokenDeletionAccuracy", "TokenInsertionAOPC", "TokenInsertionAccuracy"]
 
@@ -46,7 +46,7 @@ class _TokenCurve(Metric):
     def check(self) -> None:
         at_least("steps", self.steps, 2)
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: Geometry) -> Sequence[States]:
         counts, _ = self._grid(geometry)
         return [Need.kept(DROP, counts, "token") if self.inserts else Need.removed(DROP, counts, "token")]
 
@@ -70,17 +70,23 @@ class _TokenAccuracy(_TokenCurve):
     judges_labels: ClassVar[bool] = True
 
     def read(self, answers: Answers) -> Array:
+        return self._area(answers, self.curves(answers)["accuracy"].y)
+
+    def curves(self, answers: Answers) -> Mapping[str, Curve]:
         (need,) = self.needs(answers.geometry)
-        return self._area(answers, answers.correct(need, self.explain))
+        return {"accuracy": Curve(self._grid(answers.geometry)[1], answers.correct(need, self.explain))}
 
 
 @dataclass
 class _TokenAOPC(_TokenCurve):
     def read(self, answers: Answers) -> Array:
-        (need,) = self.needs(answers.geometry)
         clean = np.exp(answers.clean(self.score, self.explain))
-        curve = np.exp(answers.log_probability(need, self.explain, self.score))
-        return self._area(answers, clean[:, None] - curve)
+        return self._area(answers, clean[:, None] - self.curves(answers)["probability"].y)
+
+    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+        (need,) = self.needs(answers.geometry)
+        y = np.exp(answers.log_probability(need, self.explain, self.score))
+        return {"probability": Curve(self._grid(answers.geometry)[1], y)}
 
 
 @register("token_deletion_accuracy", **_COMMON)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,49 +17,77 @@ import numpy as np
 
 from vitreous import disk
 from vitreous.errors import VitreousError, nearest
+from vitreous.metrics.base import Metric, as_parts
 from vitreous.metrics.bins import Bin, bins
-from vitreous.metrics.bootstrap import SAMPLES, Difference, Interval, difference, intervals
-from vitreous.metrics.curves import Array
+from vitreous.metrics.bootstrap import SAMPLES, Cell, Difference, Interval, difference, interval, resampled
+from vitreous.metrics.curves import Array, Curve
+from vitreous.metrics.registry import metric as metric_of
 
 __all__ = ["SCHEMA", "Table"]
 
-SCHEMA = "vitreous.score/1"
+SCHEMA = "vitreous.score/2"
+_NUMBERS = re.compile(r"\[\s*\n([-\d.eE+,\s]|null)*\]")
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Methods in rows, metrics in columns, and behind each cell one score per image.
+    """Methods in rows, metrics in columns, and behind each cell what every image has to say.
 
-    ``scores[method, metric]`` is ``[n]``, NaN where an image has no score. ``higher_is_better`` is by metric,
-    ``degenerate`` counts constant, zero and non-finite maps by method. ``confidence`` holds the probability of the
-    predicted (``"pred"``) and true (``"label"``) class of each clean image. ``plan`` records how the numbers were made.
+    ``parts[method, metric]`` is ``[n, P]``, NaN where an image has no score, and ``judges[metric]`` makes scores of
+    them; ``curves[method, metric]`` is what they were read from. ``degenerate`` counts constant, zero and non-finite
+    maps by method. ``confidence`` holds the probability of the predicted (``"pred"``) and true (``"label"``) class of
+    each clean image. ``plan`` records how the numbers were made.
     """
 
     images: tuple[str, ...]
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
-    scores: Mapping[tuple[str, str], Array]
-    higher_is_better: Mapping[str, bool]
+    parts: Mapping[tuple[str, str], Array]
+    judges: Mapping[str, Metric]
     degenerate: Mapping[str, Mapping[str, int]]
     confidence: Mapping[str, Array]
+    curves: Mapping[tuple[str, str], Mapping[str, Curve]] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
     samples: int = SAMPLES
     seed: int = 0
 
+    @cached_property
+    def scores(self) -> dict[tuple[str, str], Array]:
+        """One score per image, ``[n]``, by method and metric."""
+        return {cell: self.judges[cell[1]].per_image(parts) for cell, parts in self.parts.items()}
+
+    @property
+    def higher_is_better(self) -> dict[str, bool]:
+        """Which way is up, by metric."""
+        return {name: self.judges[name].higher_is_better for name in self.metrics}
+
     def mean(self, method: str, metric: str) -> float:
-        """Return the mean over the images that have a score."""
-        there = self[method, metric]
-        there = there[~np.isnan(there)]
-        return float(there.mean()) if len(there) else math.nan
+        """Return the score of all images that have one: for most metrics, the mean."""
+        self[method, metric]
+        return float(self._whole[method, metric])
 
     def interval(self, method: str, metric: str) -> Interval:
-        """Return the 95 % bootstrap interval of the mean."""
+        """Return the 95 % bootstrap interval of that score, aggregated anew in every resample."""
         self[method, metric]
         return self._intervals[method, metric]
 
+    def curve(self, method: str, metric: str, name: str | None = None) -> Curve:
+        """Return the curve that a metric was read from; by ``name``, where there are several."""
+        self[method, metric]
+        found = self.curves.get((method, metric), {})
+        if not found:
+            raise VitreousError(f"{metric} is not read from a curve")
+        if name is None and len(found) > 1:
+            raise VitreousError(f"{metric} is read from several curves: name one of {', '.join(found)}")
+        if name is not None and name not in found:
+            raise VitreousError(f"{metric} has no curve {name!r}, but {', '.join(found)}")
+        return found[next(iter(found)) if name is None else name]
+
     def difference(self, one: str, other: str, metric: str) -> Difference:
         """Return the paired difference ``one - other`` with its interval and p-value."""
-        return difference(self[one, metric], self[other, metric], samples=self.samples, seed=self.seed)
+        self[one, metric], self[other, metric]
+        (first, aggregate), (second, _) = (self.judges[metric].cell(self.parts[name, metric]) for name in (one, other))
+        return difference(first, second, aggregate, samples=self.samples, seed=self.seed)
 
     def z(self, method: str, metric: str, against: str = "random") -> float:
         """Return how many standard errors a method lies above another, image by image; NaN where that is undefined."""
@@ -99,10 +128,19 @@ class Table:
         return self.scores[cell]
 
     @cached_property
+    def _cells(self) -> list[Cell]:
+        return [self.judges[metric].cell(parts) for (_, metric), parts in self.parts.items()]
+
+    @cached_property
+    def _whole(self) -> dict[tuple[str, str], float]:
+        ones = np.ones((1, len(self.images)))
+        found = [float(aggregate(parts, ones)[0]) for parts, aggregate in self._cells]
+        return dict(zip(self.parts, found, strict=True))
+
+    @cached_property
     def _intervals(self) -> dict[tuple[str, str], Interval]:
-        cells = list(self.scores)
-        found = intervals(np.stack([self.scores[cell] for cell in cells], axis=1), samples=self.samples, seed=self.seed)
-        return dict(zip(cells, found, strict=True))
+        found = resampled(self._cells, self.samples, self.seed)
+        return {cell: interval(column) for cell, column in zip(self.parts, found.T, strict=True)}
 
     # -- files and text --------------------------------------------------------------------------------
 
@@ -122,7 +160,42 @@ class Table:
                 for method in self.methods
             ],
             "confidence": {name: _plain(values) for name, values in self.confidence.items()},
+            "resampling": {"samples": self.samples, "seed": self.seed},
         }
+
+    @classmethod
+    def load(cls, path: str | Path) -> Table:
+        """Read a table that was saved as ``.json``; its metrics must be known here."""
+        try:
+            found = json.loads(Path(path).read_bytes().decode(errors="surrogateescape"))
+            if found.get("schema") != SCHEMA:
+                raise VitreousError(f"{path} is no table of the form {SCHEMA}, but {found.get('schema')!r}")
+            return cls._from_json(found)
+        except OSError as error:
+            raise VitreousError(f"{path} cannot be read: {error.strerror or error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise VitreousError(f"{path} is no table of scores: {type(error).__name__} {error}") from None
+
+    @classmethod
+    def _from_json(cls, found: Mapping[str, Any]) -> Table:
+        names = [each["name"] for each in found["metrics"]]
+        judges = {name: metric_of(found["plan"]["metrics"][name]["spelling"]) for name in names}
+        cells = {(each["name"], name): cell for each in found["methods"] for name, cell in each["scores"].items()}
+        return cls(
+            images=tuple(found["images"]),
+            methods=tuple(each["name"] for each in found["methods"]),
+            metrics=tuple(names),
+            parts={key: as_parts(_array(cell.get("parts", cell["per_image"]))) for key, cell in cells.items()},
+            judges=judges,
+            degenerate={each["name"]: each["degenerate"] for each in found["methods"]},
+            confidence={name: _array(values) for name, values in found["confidence"].items()},
+            curves={
+                key: {name: Curve(_array(c["x"]), _array(c["y"])) for name, c in cell.get("curves", {}).items()}
+                for key, cell in cells.items()
+            },
+            plan=found["plan"],
+            **found["resampling"],
+        )
 
     def to_csv(self) -> str:
         """Return one line per image, method and metric."""
@@ -139,8 +212,7 @@ class Table:
         path = Path(path)
         if path.suffix not in (".json", ".csv"):
             raise VitreousError(f"{path} must end in .json or .csv")
-        whole = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
-        text = self.to_csv() if path.suffix == ".csv" else whole
+        text = self.to_csv() if path.suffix == ".csv" else _written(self.to_json())
         disk.write_file(path, text.encode(errors="surrogateescape"), overwrite=overwrite)
         return path
 
@@ -160,13 +232,16 @@ class Table:
         return "-" if math.isnan(mean) else f"{mean:.4f} [{low:.4f}, {high:.4f}]"
 
     def _cell(self, method: str, metric: str) -> dict[str, Any]:
-        values = self[method, metric]
+        values, parts = self[method, metric], self.parts[method, metric]
+        curves = self.curves.get((method, metric), {})
         low, high = self.interval(method, metric)
         return {
             "mean": _number(self.mean(method, metric)),
             "interval": [_number(low), _number(high)],
             "images": int((~np.isnan(values)).sum()),
             "per_image": _plain(values),
+            **({} if parts.shape[1] == 1 else {"parts": [_plain(row) for row in parts]}),
+            **({"curves": {name: _plain_curve(curve) for name, curve in curves.items()}} if curves else {}),
         }
 
 
@@ -181,3 +256,18 @@ def _number(value: float) -> float | None:
 
 def _plain(values: Array) -> list[float | None]:
     return [_number(value) for value in values.tolist()]
+
+
+def _plain_curve(curve: Curve) -> dict[str, Any]:
+    """Return a curve as lists; seven digits are all that the model's own numbers have."""
+    return {"x": _plain(curve.x), "y": [[_number(float(f"{value:.7g}")) for value in row] for row in curve.y.tolist()]}
+
+
+def _array(values: Any) -> Array:
+    return np.array(values, np.float64)
+
+
+def _written(data: Any) -> str:
+    """Return JSON with a line for every list of numbers."""
+    text = json.dumps(data, indent=1, allow_nan=False)
+    return _NUMBERS.sub(lambda found: re.sub(r"\s+", " ", found[0]).replace("[ ", "[").replace(" ]", "]"), text) + "\n"

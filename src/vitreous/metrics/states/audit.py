@@ -35,6 +35,18 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def __or__(self, other: Audit | None) -> Audit:
+        """Return what both found together."""
+        if other is None:
+            return self
+        total = self.states + other.states
+        return Audit(
+            total,
+            max(self.log_probability, other.log_probability),
+            max(self.probability, other.probability),
+            (self.agreement * self.states + other.agreement * other.states) / total,
+        )
+
 
 class _Sample(NamedTuple):
     inputs: Tensor

@@ -20,25 +20,17 @@ from torch.nn import functional as F
 
 from vitreous.errors import ModelError, TargetError, VitreousError
 from vitreous.metrics.curves import Array
+from vitreous.metrics.states.answers import Readings
 from vitreous.metrics.states.audit import Audit, Auditor
+from vitreous.metrics.states.writers import Write
 from vitreous.models import View
-from vitreous.passes.memory import in_parts
+from vitreous.passes.memory import InnerBatch, inner_batch
 from vitreous.passes.runner import refuse_not_finite
 
-__all__ = ["PRECISIONS", "Engine", "Found", "Write"]
-
-Write = Callable[[Tensor, int, int], None]
-"""Writes states ``start .. stop - 1`` of a run into a slice of the batch buffer."""
+__all__ = ["PRECISIONS", "Engine", "states_at_once"]
 
 PRECISIONS = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _log = logging.getLogger(__name__)
-
-
-class Found(NamedTuple):
-    """For every slot: log-probability of the scored classes ``[n, S]``, and the arg-max ``[n]``."""
-
-    log_probability: Array
-    arg_max: Array
 
 
 class _Tokens(NamedTuple):
@@ -59,7 +51,8 @@ class Engine:
     """Runs states of one model; slots, numbered from 0, say where each answer will stand.
 
     ``precision`` is ``"float32"`` (the model's own dtype), ``"float16"`` or ``"bfloat16"`` (autocast, audited).
-    ``only`` restricts the softmax to some classes. ``tick`` is told how many states have just been run.
+    ``only`` restricts the softmax to some classes. ``tick`` is told how many states have just been run. ``batch``
+    states go together; what runs out of memory is run in smaller parts, and no larger ones are tried again.
     """
 
     def __init__(
@@ -69,6 +62,8 @@ class Engine:
         precision: str = "float32",
         only: Tensor | None = None,
         tick: Callable[[int], None] | None = None,
+        memory: float | None = None,
+        size: tuple[int, int] | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             raise VitreousError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
@@ -76,7 +71,8 @@ class Engine:
             raise VitreousError(f"batch={batch} must be at least 1")
         self.view, self.precision, self.tick = view.twin(), precision, tick
         self._prove = view.prove
-        self.batch = batch or (32 if view.device.type == "cpu" else 256)
+        self.inner = InnerBatch(batch or states_at_once(view, memory, size))
+        self.batch = self.inner.size
         self.states: Counter[int] = Counter()
         """How many states were run, by the number of patch tokens kept; 0 stands for whole images."""
         self.audit: Audit | None = None
@@ -141,7 +137,7 @@ class Engine:
 
     # -- answering -------------------------------------------------------------------------------------
 
-    def finish(self) -> Found:
+    def finish(self) -> Readings:
         """Run what is left and bring all answers home, in one copy."""
         if self._filled:
             self._flush()
@@ -150,7 +146,7 @@ class Engine:
                 self._flush_tokens(queue)
         slots = np.concatenate(self._slots)
         home = torch.cat(self._answers).cpu().numpy()
-        found = Found(np.empty((len(slots), home.shape[1] - 1), np.float32), np.empty(len(slots), np.int64))
+        found = Readings(np.empty((len(slots), home.shape[1] - 1), np.float32), np.empty(len(slots), np.int64))
         found.log_probability[slots] = home[:, :-1]
         found.arg_max[slots] = home[:, -1].astype(np.int64)
         if self._auditor is not None:
@@ -200,7 +196,7 @@ class Engine:
             return view.finish(view.run(some, keep=keep[start:stop]))
 
         with torch.no_grad(), self._cast(exact):
-            logits = torch.cat(in_parts(part, len(inputs), self.batch))
+            logits = torch.cat(self.inner.run(part, len(inputs)))
         if self._half is None or exact:
             refuse_not_finite(view, logits)
         return self._log_probabilities(logits)
@@ -221,6 +217,16 @@ class Engine:
         self.states[kept] += states
         if self.tick is not None:
             self.tick(states)
+
+
+def states_at_once(view: View, memory: float | None = None, size: tuple[int, int] | None = None) -> int:
+    """Return how many states go together: what fills the device, and no more than a budget allows."""
+    usual = 32 if view.device.type == "cpu" else 256
+    if memory is None:
+        return usual
+    high, wide = size or view.preprocess.size
+    probe = torch.empty(1, 3, high, wide, dtype=view.dtype, device=view.device)
+    return min(usual, inner_batch(view, probe, memory))
 
 
 def _shut(view: View, only: Tensor) -> Tensor:

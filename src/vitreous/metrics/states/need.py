@@ -1,25 +1,28 @@
-"""States: perturbed images that metrics ask for, and where the answer of each one stands.
+"""What a metric may ask for: perturbed images of many kinds, maps made again, and what is known to be true.
 
-For one map and one substrate there are two families: the top-ranked pixels *removed* (deletion, MoRF, positive
-perturbation) or *kept* (insertion; and, since removing the n - k least relevant leaves the k most relevant, LeRF too).
-Nothing removed is the image itself and everything removed the bare substrate: both are shared by all maps.
+For one map and one substrate there are two families of states: the top-ranked pixels *removed* (deletion, MoRF,
+positive perturbation) or *kept* (insertion; and, since removing the n - k least relevant leaves the k most relevant,
+LeRF too). Nothing removed is the image itself and everything removed the bare substrate: both are shared by all maps.
+States that no map has a part in (masks, other images, random orders) are shared by all methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from vitreous.errors import VitreousError
+from vitreous.models import Preprocess, View
+from vitreous.passes.random import Draws
 
-__all__ = ["CLEAN", "FULL", "Geometry", "Layout", "Need", "Run"]
-
-CLEAN, FULL = -1, -2
-"""Places that are not in a map's own block: the clean image and the bare substrate."""
+__all__ = ["Explained", "Geometry", "GivenMasks", "Images", "Masks", "Need", "RandomMasks", "States", "TruthOf"]
 
 
 @dataclass(frozen=True)
@@ -34,91 +37,136 @@ class Geometry:
         return prod(self.tokens if unit == "token" else self.pixels)
 
 
-@dataclass(frozen=True)
 class Need:
-    """Some states of a map: its ``counts`` top-ranked pixels (or tokens) kept or removed on one substrate.
+    """Something that a metric asks for; a frozen, hashable value, so that equal ones are answered once."""
+
+    @staticmethod
+    def removed(substrate: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> States:
+        """The top-ranked ``counts`` are gone."""
+        return States(unit, substrate, False, tuple((0, count) for count in counts), by)
+
+    @staticmethod
+    def kept(substrate: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> States:
+        """Only the top-ranked ``counts`` are left."""
+        return States(unit, substrate, True, tuple((0, count) for count in counts), by)
+
+    @staticmethod
+    def bands(substrate: str, edges: Iterable[int], unit: str = "pixel", by: str = "map") -> States:
+        """The ranks from one edge to the next are gone, and nothing else."""
+        ends = list(edges)
+        return States(unit, substrate, False, tuple(pairwise(ends)), by)
+
+    @staticmethod
+    def blend(substrate: str) -> States:
+        """The image times the map scaled to 0 .. 1, plus the substrate times the rest."""
+        return States("blend", substrate, True, ((0, 1),))
+
+
+@dataclass(frozen=True)
+class States(Need):
+    """Some states along an order: the ranks ``low .. high - 1`` of each span kept or removed on one substrate.
 
     ``unit`` is ``"pixel"``, ``"token"`` (removed from the sequence) or ``"blend"``: one state, the image faded into
-    the substrate by the map itself.
+    the substrate by the map itself. ``by`` is whose order it is: the ``"map"``'s, or a ``"random"`` one of the image.
     """
 
     unit: str
     substrate: str
     keep: bool
-    counts: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    by: str = "map"
 
-    @classmethod
-    def removed(cls, substrate: str, counts: Iterable[int], unit: str = "pixel") -> Need:
-        """The top-ranked ``counts`` are gone."""
-        return cls(unit, substrate, False, tuple(counts))
+    def __post_init__(self) -> None:
+        if self.by not in ("map", "random"):
+            raise VitreousError(f"an order is that of the map or random, not {self.by!r}")
 
-    @classmethod
-    def kept(cls, substrate: str, counts: Iterable[int], unit: str = "pixel") -> Need:
-        """Only the top-ranked ``counts`` are left."""
-        return cls(unit, substrate, True, tuple(counts))
-
-    @classmethod
-    def blend(cls, substrate: str) -> Need:
-        """The image times the map scaled to 0 .. 1, plus the substrate times the rest."""
-        return cls("blend", substrate, True, (1,))
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many are kept or removed in each state."""
+        return tuple(high - low for low, high in self.spans)
 
 
 @dataclass(frozen=True)
-class Run:
-    """States of one map that differ in their count only."""
+class Masks(Need):
+    """States in which masks are removed that no map has made: given ones, or drawn for each image.
 
-    unit: str
+    ``draw`` gets the random numbers of the images and the geometry, and returns ``[B, count, h, w]``, true where
+    something is removed, on the pixels or any coarser grid. With ``unit="token"`` it is the token grid, and the tokens
+    leave the sequence.
+    """
+
     substrate: str
-    keep: bool
-    counts: tuple[int, ...]
-    start: int
-    """Where they begin in the map's block of answers."""
+    draw: Callable[[Draws, Geometry], Tensor]
+    count: int
+    unit: str = "pixel"
 
 
-class Layout:
-    """The states of one map, each once, whoever asked for it, and the place of each in one block of answers."""
+@dataclass(frozen=True)
+class GivenMasks:
+    """Masks that are the same for all images: hashable, whatever their size."""
 
-    def __init__(self, needs: Iterable[Need], geometry: Geometry) -> None:
-        self.geometry = geometry
-        wanted: dict[tuple[str, str, bool], set[int]] = {}
-        self.substrates: set[str] = set()
-        """Substrates whose bare image is itself asked for."""
-        for need in needs:
-            interior = wanted.setdefault((need.unit, need.substrate, need.keep), set())
-            for count in need.counts:
-                end = self._end(need, count)
-                if end is None:
-                    interior.add(count)
-                elif end == FULL:
-                    if need.unit == "token":
-                        raise VitreousError("a state without any token cannot be run; keep at least one")
-                    self.substrates.add(need.substrate)
-        self.runs: list[Run] = []
-        self.length = 0
-        self._places: dict[tuple[tuple[str, str, bool], int], int] = {}
-        for key, interior in sorted(wanted.items()):
-            counts = tuple(sorted(interior))
-            if counts:
-                self.runs.append(Run(*key, counts, self.length))
-            for count in counts:
-                self._places[key, count] = self.length
-                self.length += 1
+    data: bytes
+    shape: tuple[int, int, int]
 
-    def places(self, need: Need) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return the place of each count of ``need`` in the block, or ``CLEAN`` or ``FULL``."""
-        ends = [(count, self._end(need, count)) for count in need.counts]
-        key = (need.unit, need.substrate, need.keep)
-        return np.array([self._places[key, count] if end is None else end for count, end in ends], np.int64)
+    @classmethod
+    def of(cls, masks: Any) -> GivenMasks:
+        """Take an array ``[count, h, w]``, true where something is removed."""
+        array = np.ascontiguousarray(np.asarray(masks, bool))
+        if array.ndim != 3:
+            raise VitreousError(f"masks are [count, h, w], not {list(array.shape)}")
+        return cls(array.tobytes(), array.shape)
 
-    def uses(self, unit: str) -> bool:
-        return any(run.unit == unit for run in self.runs)
+    def __call__(self, draws: Draws, geometry: Geometry) -> Tensor:
+        array = np.frombuffer(self.data, bool).reshape(self.shape)
+        return torch.from_numpy(array.copy()).expand(len(draws.keys), *self.shape).to(draws.keys.device)
 
-    def _end(self, need: Need, count: int) -> int | None:
-        """Return which end of the curve a count is, if it is one."""
-        if need.unit == "blend":
-            return None
-        size = self.geometry.size(need.unit)
-        if not 0 <= count <= size:
-            raise VitreousError(f"{count} {need.unit}s are outside 0..{size}")
-        left = count if need.keep else size - count
-        return CLEAN if left == size else FULL if left == 0 else None
+
+@dataclass(frozen=True)
+class RandomMasks:
+    """Masks of ``share`` of the cells of a grid, drawn for every image by its content."""
+
+    count: int
+    share: float
+    cells: tuple[int, int] | None = None
+    """Rows and columns of the grid; the token grid if ``None``."""
+
+    def __call__(self, draws: Draws, geometry: Geometry) -> Tensor:
+        high, wide = self.cells or geometry.tokens
+        gone = round(self.share * high * wide)
+        bits = draws.bits(self.count, high * wide)
+        return (bits.argsort(dim=2, stable=True).argsort(dim=2) < gone).view(-1, self.count, high, wide)
+
+
+@dataclass(frozen=True)
+class Images(Need):
+    """Other images made of an image: noisy, shifted, put together. ``make`` returns ``[B, count, 3, H, W]``."""
+
+    name: str
+    make: Callable[[Tensor, Preprocess, Draws], Tensor]
+    count: int
+
+
+@dataclass(frozen=True)
+class Explained(Need):
+    """Maps of the method under trial, made again: of other images, with another seed or class, or under another model.
+
+    ``under`` takes the view and returns the one to explain instead (a shuffled head, randomised weights). ``target`` is
+    the class that is explained: ``"same"``, or the ``"runner-up"``.
+    """
+
+    images: Images | None = None
+    under: Callable[[View], View] | None = None
+    seed: int | None = None
+    target: str = "same"
+
+    @property
+    def count(self) -> int:
+        """How many maps there are for each image."""
+        return 1 if self.images is None else self.images.count
+
+
+@dataclass(frozen=True)
+class TruthOf(Need):
+    """What is known about an image: its ``"mask"``, its ``"boxes"`` or its ``"parts"``."""
+
+    kind: str

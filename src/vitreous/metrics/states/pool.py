@@ -3,109 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.errors import MapError, TargetError, VitreousError
+from vitreous.errors import MapError, VitreousError
 from vitreous.metrics.base import Metric
 from vitreous.metrics.curves import Array
-from vitreous.metrics.states import road
-from vitreous.metrics.states.engine import Engine, Found, Write
-from vitreous.metrics.states.need import CLEAN, Geometry, Layout, Need, Run
+from vitreous.metrics.states.answers import Answers, Common, Told
+from vitreous.metrics.states.engine import Engine
+from vitreous.metrics.states.layout import CLEAN, Layout, Run, substrates_of
+from vitreous.metrics.states.need import Explained, Geometry, Images, Masks, Need, States
 from vitreous.metrics.states.rank import FLAGS, TIES, flag, order, pixel_ranks, scaled, sound, token_map
-from vitreous.metrics.states.substrate import SUBSTRATES, substrate_images
+from vitreous.metrics.states.substrate import SUBSTRATES
+from vitreous.metrics.states.writers import Chunk, fade, masked, select
 from vitreous.models import View
+from vitreous.passes.random import Draws
 
-__all__ = ["Answers", "Maps", "Pool"]
+__all__ = ["Maps", "Pool"]
 
 _NONFINITE = FLAGS.index("nonfinite")
 
 
 @dataclass(frozen=True)
 class Maps:
-    """The maps of one method for a chunk of images: ``values`` ``[R, h, w]`` and, for each explained class
+    """The maps of one method for some images: ``values`` ``[R, h, w]`` and, for each explained class
     (``"given"``, ``"pred"``, ``"label"``), which row belongs to which image."""
 
     values: Tensor
     rows: Mapping[str, Array]
 
 
-@dataclass
-class _Told:
-    """Where the answers about one method stand, chunk after chunk."""
-
-    starts: dict[str, list[Array]] = field(default_factory=dict)
-    layouts: dict[str, list[Array]] = field(default_factory=dict)
-    flags: dict[str, list[Array]] = field(default_factory=dict)
-
-
-class Answers:
-    """What the engine found about the maps of one method: all that a metric reads. Images are the first axis."""
-
-    def __init__(self, pool: Pool, told: _Told, found: Found) -> None:
-        self.geometry = pool.geometry
-        self._found, self._columns = found, pool.columns
-        self._clean = np.concatenate(pool.clean_slots)
-        self._full = {name: np.concatenate(slots) for name, slots in pool.full_slots.items()}
-        self._classes = np.concatenate(pool.classes)
-        self._layouts = pool.layouts
-        join = {mode: np.concatenate(parts) for mode, parts in told.starts.items()}
-        self._starts, self._flags = join, {mode: np.concatenate(parts) for mode, parts in told.flags.items()}
-        self._kinds = {mode: np.concatenate(parts) for mode, parts in told.layouts.items()}
-
-    def __len__(self) -> int:
-        return len(self._clean)
-
-    def flags(self, explain: str) -> Array:
-        """Return the code of each map in ``FLAGS``."""
-        return self._flags[explain]
-
-    def log_probability(self, need: Need, explain: str, score: str) -> Array:
-        """Return ``log P`` of the scored class in each state of ``need``, ``[B, J]``; NaN where a map was left out."""
-        slots, left_out = self._slots(need, explain)
-        values: Array = self._found.log_probability[slots, self._column(score, explain)].astype(np.float64)
-        values[left_out] = np.nan
-        return values
-
-    def correct(self, need: Need, explain: str) -> Array:
-        """Return 1 where the arg-max is the true class and 0 elsewhere, ``[B, J]``; NaN where a map was left out."""
-        slots, left_out = self._slots(need, explain)
-        truth = self._classes[:, self._column("label", explain)]
-        values: Array = (self._found.arg_max[slots] == truth[:, None]).astype(np.float64)
-        values[left_out] = np.nan
-        return values
-
-    def clean(self, score: str, explain: str = "given") -> Array:
-        """Return ``log P`` of the scored class for the images themselves, ``[B]``."""
-        values: Array = self._found.log_probability[self._clean, self._column(score, explain)].astype(np.float64)
-        return values
-
-    def _column(self, score: str, explain: str) -> int:
-        wanted = explain if score == "explained" else score
-        if wanted == "given" and "given" not in self._columns:
-            wanted = "pred"
-        if wanted not in self._columns:
-            raise TargetError(f"there is no {wanted!r} class to score: give labels")
-        return self._columns.index(wanted)
-
-    def _slots(self, need: Need, explain: str) -> tuple[Array, Array]:
-        starts, kinds = self._starts[explain], self._kinds[explain]
-        slots = np.zeros((len(starts), len(need.counts)), np.int64)
-        for kind in np.unique(kinds):
-            mine = kinds == kind
-            places = self._layouts[kind].places(need)
-            slots[mine] = starts[mine, None] + places
-            for column, place in enumerate(places):
-                if place < 0:
-                    slots[mine, column] = (self._clean if place == CLEAN else self._full[need.substrate])[mine]
-        return slots, starts < 0
-
-
 class Pool:
-    """Collects images and maps chunk by chunk, and answers all metrics about all methods at the end.
+    """Collects images and maps, and answers all metrics about all methods at the end.
 
     ``columns`` are the scored classes that every state is read for: ``"pred"``, and ``"label"`` or ``"given"``.
     """
@@ -124,6 +57,7 @@ class Pool:
         ties: str = "random",
         nonfinite: str = "exclude",
         seed: int = 0,
+        memory: float | None = None,
         tick: Callable[[int], None] | None = None,
     ) -> None:
         for name, given, choices in (
@@ -135,22 +69,31 @@ class Pool:
                 raise VitreousError(f"{name}={given!r} is not one of {', '.join(choices)}")
         self.view, self.geometry, self.columns = view, geometry, tuple(columns)
         self.upsample, self.ties, self.nonfinite, self.seed = upsample, ties, nonfinite, seed
-        self.engine = Engine(view, batch, precision, only, tick)
+        self.engine = Engine(view, batch, precision, only, tick, memory, geometry.pixels)
         self.layouts: list[Layout] = []
-        self.clean_slots: list[Array] = []
-        self.full_slots: dict[str, list[Array]] = {}
-        self.classes: list[Array] = []
-        self._needs: dict[str, list[Need]] = {}
+        self.common = Common(geometry, self.columns, self.layouts)
+        self._needs: dict[str, list[States]] = {}
+        self._shared: dict[Need, None] = {}
+        self.explained: dict[str, list[Explained]] = {}
+        """Maps that metrics want to be made again, by the class that they explain."""
         for metric in metrics:
-            self._needs.setdefault(metric.explain, []).extend(metric.needs(geometry))
+            mine = self._needs.setdefault(metric.explain, [])
+            for need in metric.needs(geometry):
+                if isinstance(need, States) and need.by == "map":
+                    mine.append(need)
+                elif isinstance(need, Explained):
+                    self.explained.setdefault(metric.explain, []).append(need)
+                elif isinstance(need, Masks | Images | States):
+                    self._shared[need] = None
         self._kinds: dict[frozenset[str], int] = {}
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, Told] = {}
         self._next = 0
         self._plain: dict[str, Tensor] = {}
-        everything = Layout([need for needs in self._needs.values() for need in needs], geometry)
-        self.substrates = sorted({run.substrate for run in everything.runs} | everything.substrates)
-        self._bare = sorted(everything.substrates)
-        self._counts: dict[tuple[int, ...], Tensor] = {}
+        every = [need for needs in self._needs.values() for need in needs]
+        every += [need for need in self._shared if isinstance(need, States)]
+        self.substrates = substrates_of([*every, *self._shared], geometry)
+        self._bare = sorted(Layout(every, geometry).substrates)
+        self._spans: dict[tuple[tuple[int, int], ...], Tensor] = {}
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -161,43 +104,46 @@ class Pool:
         """How many states one map of every explained class needs."""
         return self.layouts[self._kind(frozenset(self._needs))].length
 
-    # -- one chunk -------------------------------------------------------------------------------------
+    # -- some images -----------------------------------------------------------------------------------
 
-    def add(self, inputs: Tensor, looked: Tensor, classes: Mapping[str, Tensor], maps: Mapping[str, Maps]) -> None:
-        """Queue a chunk: images, their log-probabilities (of ``engine.look``), scored classes, maps by method."""
+    def add(
+        self,
+        inputs: Tensor,
+        looked: Tensor,
+        classes: Mapping[str, Tensor],
+        maps: Mapping[str, Maps],
+        truth: Sequence[Any] = (),
+    ) -> None:
+        """Queue images, their log-probabilities (of ``engine.look``), scored classes, maps by method, and truth."""
         with torch.no_grad():
             inputs = self.view.cast(inputs)
             scored = torch.stack([classes[name].to(inputs.device) for name in self.columns], dim=1)
-            self.classes.append(scored.cpu().numpy())
-            self.clean_slots.append(self._take(len(inputs)))
-            self.engine.record(looked, scored, self.clean_slots[-1])
-            images = self._images(inputs)
+            common = self.common
+            common.classes.append(scored.cpu().numpy())
+            common.clean.append(self._take(len(inputs)))
+            common.truth += list(truth) or [None] * len(inputs)
+            self.engine.record(looked, scored, common.clean[-1])
+            chunk = Chunk.of(self.view, inputs, self.substrates, scored, self.seed)
             for name in self._bare:
-                self._add_bare(name, images[name], inputs, scored)
+                self._add_bare(name, chunk.images[name], inputs, scored)
+            for need in self._shared:
+                self._add_shared(need, chunk)
             values = {name: each.values.detach().to(inputs.device) for name, each in maps.items()}
             values = {name: each if each.dtype == torch.float64 else each.float() for name, each in values.items()}
             codes = torch.cat([flag(each) for each in values.values()]).cpu().numpy()  # one wait for all methods
-            chunk = _Chunk(inputs, images, scored)
             for name in maps:
                 mine, codes = codes[: len(values[name])], codes[len(values[name]) :]
                 self._add_maps(name, Maps(values[name], maps[name].rows), mine, chunk)
 
-    def finish(self) -> dict[str, Answers]:
-        """Run what is left and return the answers of each method."""
-        found = self.engine.finish()
-        return {name: Answers(self, told, found) for name, told in self._told.items()}
-
-    def _images(self, inputs: Tensor) -> dict[str, Tensor]:
-        images = {}
-        for name in self.substrates:
-            if name in SUBSTRATES:
-                images[name] = substrate_images(name, inputs, self.view.preprocess, self.seed)
-        return images
+    def finish(self, explained: Mapping[str, Mapping[tuple[Need, str], Array]] | None = None) -> dict[str, Answers]:
+        """Run what is left and return the answers of each method; ``explained`` are the maps made again, by method."""
+        readings, again = self.engine.finish(), explained or {}
+        return {name: Answers(self.common, told, readings, again.get(name)) for name, told in self._told.items()}
 
     def _add_bare(self, name: str, images: Tensor, inputs: Tensor, scored: Tensor) -> None:
         slots = self._take(len(inputs))
-        self.full_slots.setdefault(name, []).append(slots)
-        if SUBSTRATES[name].constant:  # one forward for the whole data set
+        self.common.full.setdefault(name, []).append(slots)
+        if SUBSTRATES[name].constant:  # one forward for all images
             if name not in self._plain:
                 self._plain[name] = self.engine.look(images.expand(1, *inputs.shape[1:]))
             self.engine.record(self._plain[name].expand(len(inputs), -1), scored, slots)
@@ -208,7 +154,57 @@ class Pool:
 
             self.engine.images(write, self.geometry.pixels, scored, slots)
 
-    def _add_maps(self, name: str, maps: Maps, codes: Array, chunk: _Chunk) -> None:
+    # -- states that no map has a part in --------------------------------------------------------------
+
+    def _add_shared(self, need: Need, chunk: Chunk) -> None:
+        if isinstance(need, States):
+            slots = self._random_order(need, chunk)
+        elif isinstance(need, Masks):
+            slots = self._add_masks(need, chunk)
+        else:
+            assert isinstance(need, Images)
+            draws = Draws.of_images(self.seed, f"images {need.name}", chunk.inputs)
+            made = need.make(chunk.inputs, self.view.preprocess, draws)
+            slots = self._take(made.shape[0] * made.shape[1]).reshape(made.shape[:2])
+            for image in range(len(made)):
+                self.engine.images(_copied(made[image]), self.geometry.pixels, chunk.scored[image], slots[image])
+        self.common.shared.setdefault(need, []).append(slots)
+
+    def _add_masks(self, need: Masks, chunk: Chunk) -> Array:
+        gone = need.draw(Draws.of_images(self.seed, "masks", chunk.inputs), self.geometry).to(chunk.inputs.device)
+        self.common.masks.setdefault(need, []).append(gone.cpu().numpy())
+        slots = self._take(gone.shape[0] * gone.shape[1]).reshape(gone.shape[:2])
+        if need.unit == "token":
+            tokens = self._tokens(chunk)
+            for image, masks in enumerate(gone):
+                for place, mask in enumerate(masks):
+                    keep = (~mask.flatten()).nonzero().flatten()[None]
+                    row = torch.tensor([image], device=keep.device)
+                    self.engine.tokens(tokens, row, keep, chunk.scored[row], slots[image, place : place + 1])
+        else:
+            for image, masks in enumerate(gone):
+                write = masked(chunk, image, need.substrate, masks)
+                self.engine.images(write, self.geometry.pixels, chunk.scored[image], slots[image])
+        return slots
+
+    def _random_order(self, need: States, chunk: Chunk) -> Array:
+        """Queue states in a random order of each image's own."""
+        layout, batch = Layout([need], self.geometry), len(chunk.inputs)
+        starts = self._take(batch * layout.length)[:: max(1, layout.length)] if layout.length else np.zeros(batch, int)
+        draws = Draws.of_images(self.seed, "order", chunk.inputs)
+        key = draws.uniform(*(self.geometry.tokens if need.unit == "token" else self.geometry.pixels))
+        self._queue(key, np.arange(batch), [layout] * batch, starts, chunk)
+        places = layout.places(need)
+        slots: Array = starts[:, None] + places
+        for column, place in enumerate(places):
+            if place < 0:
+                ends = self.common.clean if place == CLEAN else self.common.full[need.substrate]
+                slots[:, column] = ends[-1]
+        return slots
+
+    # -- maps ------------------------------------------------------------------------------------------
+
+    def _add_maps(self, name: str, maps: Maps, codes: Array, chunk: Chunk) -> None:
         if self.nonfinite == "raise" and (codes == _NONFINITE).any():
             bad = int((codes == _NONFINITE).sum())
             raise MapError(f"{name} gave values that are not finite for {bad} of {len(codes)} maps")
@@ -223,72 +219,66 @@ class Pool:
         lengths = np.array([self.layouts[kind].length for kind in kinds]) * ~left_out
         starts = np.where(left_out, -1, self._next + np.cumsum(lengths) - lengths)
         self._next += int(lengths.sum())
-        told = self._told.setdefault(name, _Told())
+        told, home = self._told.setdefault(name, Told()), maps.values.cpu().numpy()
         for mode, rows in maps.rows.items():
             told.starts.setdefault(mode, []).append(starts[rows])
             told.layouts.setdefault(mode, []).append(kinds[rows])
             told.flags.setdefault(mode, []).append(codes[rows])
+            told.maps.setdefault(mode, []).append(home[rows])
         good = np.flatnonzero(~left_out)
         if len(good):
             codes_there = torch.from_numpy(codes[good]).to(maps.values.device)
             values = sound(maps.values[torch.from_numpy(good).to(maps.values.device)], codes_there)
-            self._queue(values, owner[good], kinds[good], starts[good], chunk)
+            layouts = [self.layouts[kind] for kind in kinds[good]]
+            self._queue(values, owner[good], layouts, starts[good], chunk)
 
-    def _queue(self, values: Tensor, owner: Array, kinds: Array, starts: Array, chunk: _Chunk) -> None:
-        """Queue the states of these maps: images one map after the other, token states one count after the other."""
-        size, needed = self.geometry.pixels, [self.layouts[kind] for kind in np.unique(kinds)]
+    def _queue(self, values: Tensor, owner: Array, layouts: Sequence[Layout], starts: Array, chunk: Chunk) -> None:
+        """Queue the states of these orders: images one map after the other, token states one span after the other."""
+        size, different = self.geometry.pixels, list(dict.fromkeys(layouts))
         pixels = blends = None
-        if any(layout.uses("pixel") for layout in needed):
+        if any(layout.uses("pixel") for layout in different):
             pixels = pixel_ranks(values, size, self.upsample, self.ties, self.seed)
-        if any(layout.uses("blend") for layout in needed):
+        if any(layout.uses("blend") for layout in different):
             blends = scaled(values, size)
-        for row, (image, kind, start) in enumerate(zip(owner.tolist(), kinds.tolist(), starts.tolist(), strict=True)):
-            for run in self.layouts[kind].runs:
-                slots = np.arange(start + run.start, start + run.start + len(run.counts))
+        for row, (image, layout, start) in enumerate(zip(owner.tolist(), layouts, starts.tolist(), strict=True)):
+            for run in layout.runs:
+                slots = np.arange(start + run.start, start + run.start + len(run.spans))
                 if run.unit == "pixel" and pixels is not None:
-                    write = self._select(run, pixels[row], chunk, image)
+                    write = select(chunk, image, run.substrate, run.keep, self._span(run, pixels), pixels[row])
                 elif run.unit == "blend" and blends is not None:
-                    write = _fade(blends[row], chunk, run.substrate, image)
+                    write = fade(blends[row], chunk, run.substrate, image)
                 else:
                     continue
                 self.engine.images(write, size, chunk.scored[image], slots)
-        for kind in np.unique(kinds):
-            runs = [run for run in self.layouts[kind].runs if run.unit == "token"]
+        for layout in different:
+            runs = [run for run in layout.runs if run.unit == "token"]
             if runs:
-                self._queue_tokens(runs, values, owner, starts, np.flatnonzero(kinds == kind), chunk)
+                mine = np.array([place for place, each in enumerate(layouts) if each is layout])
+                self._queue_tokens(runs, values, owner, starts, mine, chunk)
 
     def _queue_tokens(
-        self, runs: Iterable[Run], values: Tensor, owner: Array, starts: Array, mine: Array, chunk: _Chunk
+        self, runs: Iterable[Run], values: Tensor, owner: Array, starts: Array, mine: Array, chunk: Chunk
     ) -> None:
-        if chunk.tokens is None:
-            chunk.tokens = self.engine.embed(chunk.inputs)
-        device = values.device
+        tokens, device = self._tokens(chunk), values.device
         some = values[torch.from_numpy(mine).to(device)]
         ranked = order(token_map(some, self.view, chunk.inputs).flatten(1), self.ties, self.seed)
         rows = torch.from_numpy(owner[mine]).to(device)
         for run in runs:
-            for place, count in enumerate(run.counts):
-                keep = (ranked[:, :count] if run.keep else ranked[:, count:]).sort(dim=1).values
+            for place, (low, high) in enumerate(run.spans):
+                inside, outside = ranked[:, low:high], torch.cat([ranked[:, :low], ranked[:, high:]], dim=1)
+                keep = (inside if run.keep else outside).sort(dim=1).values
                 slots = starts[mine] + run.start + place
-                self.engine.tokens(chunk.tokens, rows, keep, chunk.scored[rows], slots)
+                self.engine.tokens(tokens, rows, keep, chunk.scored[rows], slots)
 
-    def _select(self, run: Run, ranks: Tensor, chunk: _Chunk, image: int) -> Write:
-        """Return what writes ``rank < count ? top : rest`` for the counts of a run."""
-        if run.counts not in self._counts:
-            counts = torch.tensor(run.counts, dtype=torch.int32, device=ranks.device)
-            self._counts[run.counts] = counts.view(-1, 1, 1, 1)
-        counts, picture = self._counts[run.counts], chunk.inputs[image]
-        if SUBSTRATES[run.substrate].imputes:
-            if chunk.noise is None:
-                chunk.noise = road.noise(chunk.inputs, self.view.preprocess, self.seed)
-            return _impute(picture, chunk.noise[image], ranks, counts, run.keep)
-        other = chunk.substrate(run.substrate, image)
-        top, rest = (picture, other) if run.keep else (other, picture)
+    def _tokens(self, chunk: Chunk) -> Tensor:
+        if chunk.tokens is None:
+            chunk.tokens = self.engine.embed(chunk.inputs)
+        return chunk.tokens
 
-        def write(out: Tensor, start: int, stop: int) -> None:
-            torch.where(ranks < counts[start:stop], top, rest, out=out)
-
-        return write
+    def _span(self, run: Run, like: Tensor) -> Tensor:
+        if run.spans not in self._spans:
+            self._spans[run.spans] = torch.tensor(run.spans, dtype=torch.int32, device=like.device)
+        return self._spans[run.spans]
 
     def _kind(self, modes: frozenset[str]) -> int:
         """Return the number of the layout for a map that explains these classes at once."""
@@ -302,41 +292,8 @@ class Pool:
         return np.arange(self._next - count, self._next)
 
 
-@dataclass
-class _Chunk:
-    """The images of a chunk and what is made of them once."""
-
-    inputs: Tensor
-    images: Mapping[str, Tensor]
-    scored: Tensor
-    tokens: Tensor | None = None
-    noise: Tensor | None = None
-
-    def substrate(self, name: str, image: int) -> Tensor:
-        images = self.images[name]
-        return images[0] if len(images) == 1 else images[image]
-
-
-def _fade(weights: Tensor, chunk: _Chunk, substrate: str, image: int) -> Write:
-    """Return what writes the image faded into the substrate by the map."""
-
+def _copied(images: Tensor) -> Callable[[Tensor, int, int], None]:
     def write(out: Tensor, start: int, stop: int) -> None:
-        out.copy_(
-            torch.lerp(
-                chunk.substrate(substrate, image).expand_as(chunk.inputs[image]),
-                chunk.inputs[image],
-                weights.to(chunk.inputs),
-            )
-        )
-
-    return write
-
-
-def _impute(picture: Tensor, noise: Tensor, ranks: Tensor, counts: Tensor, keep: bool) -> Write:
-    """Return what fills the removed pixels in from those that are left."""
-
-    def write(out: Tensor, start: int, stop: int) -> None:
-        gone = (ranks >= counts[start:stop]) if keep else (ranks < counts[start:stop])
-        torch.addcmul(road.fill(picture, gone[:, 0]), noise, gone.to(noise.dtype), out=out)
+        out.copy_(images[start:stop])
 
     return write

@@ -1,0 +1,132 @@
+"""The maps of one unit: every method for every class that is asked for, nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data import Sample
+from vitreous.errors import TargetError, VitreousError
+from vitreous.judge.foreign import Foreign
+from vitreous.judge.plan import Plan
+from vitreous.methods import Method, answer
+from vitreous.metrics import Explained, Maps, Need
+from vitreous.metrics.curves import Array
+from vitreous.models import View
+from vitreous.passes import Session, Target
+from vitreous.passes.memory import InnerBatch
+from vitreous.passes.random import Draws
+from vitreous.passes.target import class_sets
+
+__all__ = ["Explaining"]
+
+
+@dataclass
+class Explaining:
+    """Explains the pictures of a unit by the methods of its plan, which share their passes."""
+
+    view: View
+    plan: Plan
+    samples: Sequence[Sample]
+    inputs: Tensor
+    tick: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.inner = InnerBatch(self.plan.inner)
+        sets = [sample.among for sample in self.samples]
+        if None in sets and any(each is not None for each in sets):
+            raise TargetError(f"{self.samples[sets.index(None)].picture.name} has no set of classes, but others have")
+        self.among = None if None in sets else class_sets(self.view, len(sets), sets)
+
+    def maps(self, classes: Mapping[str, Tensor]) -> dict[str, Maps]:
+        """Explain every picture for every class; ``classes`` has one per picture for each mode."""
+        passes, rows = _passes(classes)
+        values: dict[str, list[Tensor]] = {name: [] for name in self.plan.methods}
+        for number, (images, wanted) in enumerate(passes):
+            asked = [name for name, how in self.plan.methods.items() if number == 0 or how.class_specific]
+            for name, found in self._explain(self.view, asked, images, self.inputs[images], wanted).items():
+                values[name].append(found)
+        everyone = np.arange(len(self.inputs))
+        return {
+            name: Maps(torch.cat(values[name]), rows if how.class_specific else dict.fromkeys(rows, everyone))
+            for name, how in self.plan.methods.items()
+        }
+
+    def again(
+        self, needs: Mapping[str, Iterable[Explained]], classes: Mapping[str, Tensor], looked: Tensor
+    ) -> dict[str, dict[tuple[Need, str], Array]]:
+        """Explain as the metrics ask for it: other images, another seed, class or model; ``[B, count, h, w]`` each."""
+        made: dict[str, dict[tuple[Need, str], Array]] = {name: {} for name in self.plan.methods}
+        for mode, wanted in needs.items():
+            for need in dict.fromkeys(wanted):
+                for name, maps in self._once_more(need, classes[mode], looked).items():
+                    made[name][need, mode] = maps
+        return made
+
+    def _once_more(self, need: Explained, classes: Tensor, looked: Tensor) -> dict[str, Array]:
+        for name, how in self.plan.methods.items():
+            if isinstance(how, Foreign) and not how.live:
+                raise VitreousError(f"{name}: {how.what} cannot be made again, which a metric asks for")
+        seen = self.view if need.under is None else need.under(self.view)
+        inputs, count = self.inputs, need.count
+        if need.images is not None:
+            draws = Draws.of_images(self.plan.seed, f"images {need.images.name}", inputs)
+            inputs = need.images.make(inputs, self.view.preprocess, draws).flatten(0, 1)
+        if need.target == "runner-up":
+            classes = looked.scatter(1, classes[:, None].to(looked.device), -torch.inf).argmax(dim=1)
+        images = torch.arange(len(self.inputs)).repeat_interleave(count)
+        found = self._explain(
+            seen, list(self.plan.methods), images, inputs, classes[images.to(classes.device)], need.seed
+        )
+        return {name: maps.view(-1, count, *maps.shape[1:]).cpu().numpy() for name, maps in found.items()}
+
+    def _explain(
+        self, view: View, names: Sequence[str], images: Tensor, inputs: Tensor, wanted: Tensor, seed: int | None = None
+    ) -> dict[str, Tensor]:
+        """Return the maps of some methods; ``images`` says which picture each input was made of."""
+        plan, found = self.plan, dict[str, Tensor]()
+        seed = plan.seed if seed is None else seed
+        hows = {name: plan.methods[name] for name in names}
+        own = {name: how for name, how in hows.items() if isinstance(how, Method)}
+        if own:
+            among = None if self.among is None else self.among[images]
+            aim = Target(classes=wanted.cpu(), value=plan.value, only=plan.only, among=among)
+            session = Session(view, inputs, aim, seed, self.inner, plan.memory, self._alive)
+            for name, answered in zip(own, answer(session, own.values(), check=False), strict=True):
+                found[name] = answered.map
+        for name, how in hows.items():
+            if isinstance(how, Foreign):
+                some = [self.samples[image] for image in images.tolist()]
+                found[name] = how.maps(name, view, some, inputs, wanted)
+                self._alive(len(inputs))
+        return found
+
+    def _alive(self, inputs: int) -> None:
+        """Say that a batch is done, which is a moment to stop at; explaining runs no states."""
+        if self.tick is not None:
+            self.tick(0)
+
+
+def _passes(classes: Mapping[str, Tensor]) -> tuple[list[tuple[Tensor, Tensor]], dict[str, Any]]:
+    """Return which images to explain for which classes, nothing twice, and the rows of each mode."""
+    passes: list[tuple[Tensor, Tensor]] = []
+    rows: dict[str, Any] = {}
+    total = 0
+    known: dict[str, Tensor] = {}
+    for mode, wanted in classes.items():
+        mine: Array = np.full(len(wanted), -1)
+        for earlier, their in known.items():
+            mine = np.where((mine < 0) & (wanted == their).cpu().numpy(), rows[earlier], mine)
+        new = np.flatnonzero(mine < 0)
+        if len(new):
+            mine[new] = total + np.arange(len(new))
+            total += len(new)
+            images = torch.from_numpy(new)
+            passes.append((images, wanted[images.to(wanted.device)]))
+        rows[mode], known[mode] = mine, wanted
+    return passes, rows

@@ -1,0 +1,138 @@
+"""One unit of judging: a group of pictures, the methods and metrics of a plan, and what comes of them.
+
+A unit is a function of its arguments and of nothing else. A table is a loop over units, on one machine or on many.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data import Sample
+from vitreous.errors import ImageError, TargetError
+from vitreous.judge.explaining import Explaining
+from vitreous.judge.plan import Plan
+from vitreous.metrics import Curve, Maps, Pool, TruthOf
+from vitreous.metrics.base import as_parts
+from vitreous.metrics.curves import Array
+from vitreous.metrics.states.audit import Audit
+from vitreous.models import View
+
+__all__ = ["Judged", "unit"]
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What one unit has found; pictures are the first axis of everything.
+
+    ``parts[method, metric]`` ``[n, P]`` is what scores are made of, ``curves`` what they were read from, and ``flags``
+    has the code of every map in ``FLAGS``, by method and explained class. ``inner`` and ``at_once`` are the plan's
+    ``inner`` and ``states``, or less where memory ran out.
+    """
+
+    names: tuple[str, ...]
+    maps: Mapping[str, Maps]
+    parts: Mapping[tuple[str, str], Array]
+    curves: Mapping[tuple[str, str], Mapping[str, Curve]]
+    flags: Mapping[tuple[str, str], Array]
+    confidence: Mapping[str, Array]
+    states: Counter[int]
+    audit: Audit | None
+    inner: int
+    at_once: int
+    explaining: float
+    """Seconds."""
+
+
+def unit(view: View, samples: Sequence[Sample], plan: Plan, tick: Callable[[int], None] | None = None) -> Judged:
+    """Explain and judge some pictures together.
+
+    ``tick`` is called after every inner batch with the number of states that it held (0 while explaining); what it
+    raises ends the unit there, and nothing is left behind.
+    """
+    _check(samples, plan)
+    inputs = view.cast(torch.stack([sample.picture.tensor for sample in samples]))
+    only = None if plan.only is None else torch.tensor(plan.only)
+    pool = Pool(
+        view,
+        list(plan.metrics.values()),
+        plan.geometry,
+        plan.columns,
+        batch=plan.states,
+        precision=plan.precision,
+        only=only,
+        upsample=plan.upsample,
+        ties=plan.ties,
+        nonfinite=plan.nonfinite,
+        seed=plan.seed,
+        tick=tick,
+    )
+    looked = pool.engine.look(inputs)
+    known = _classes(samples, plan, looked)
+    wanted = {mode: known.get(mode, known["pred"]) for mode in pool.modes}
+    began = time.perf_counter()
+    explaining = Explaining(view, plan, samples, inputs, tick)
+    maps = explaining.maps(wanted)
+    again = explaining.again(pool.explained, wanted, looked)
+    seconds = time.perf_counter() - began
+    pool.add(inputs, looked, known, maps, [sample.truth for sample in samples])
+    answers = pool.finish(again)
+    some = next(iter(answers.values()))
+    cells = [(name, label) for name in plan.methods for label in plan.metrics]
+    return Judged(
+        names=tuple(sample.picture.name for sample in samples),
+        maps=maps,
+        parts={cell: as_parts(plan.metrics[cell[1]].read(answers[cell[0]])) for cell in cells},
+        curves={cell: plan.metrics[cell[1]].curves(answers[cell[0]]) for cell in cells},
+        flags={(name, mode): answers[name].flags(mode) for name in plan.methods for mode in pool.modes},
+        confidence={name: np.exp(some.clean(name)) for name in plan.columns if name != "given"},
+        states=pool.engine.states,
+        audit=pool.engine.audit,
+        inner=explaining.inner.size,
+        at_once=pool.engine.inner.size,
+        explaining=seconds,
+    )
+
+
+def _classes(samples: Sequence[Sample], plan: Plan, looked: Tensor) -> dict[str, Tensor]:
+    """Return the classes of every picture: the predicted, the true and the given ones."""
+    known = {"pred": looked.argmax(dim=1)}
+    if plan.labelled:
+        known["label"] = _column(samples, "label").to(looked.device)
+    if plan.explained != "pred":
+        known["given"] = known["label"] if plan.explained == "label" else _column(samples, "target").to(looked.device)
+    for name, chosen in known.items():
+        if plan.only is not None and not torch.isin(chosen.cpu(), torch.tensor(plan.only)).all():
+            raise TargetError(f"a {name} class is not among the classes the softmax is restricted to")
+    return known
+
+
+def _column(samples: Sequence[Sample], what: str) -> Tensor:
+    for sample in samples:
+        if getattr(sample, what) is None:
+            raise TargetError(f"{sample.picture.name} has no {what}, but other pictures have")
+    return torch.tensor([getattr(sample, what) for sample in samples])
+
+
+def _check(samples: Sequence[Sample], plan: Plan) -> None:
+    if not samples:
+        raise ImageError("there are no pictures to judge with")
+    sizes = {tuple(sample.picture.tensor.shape[1:]) for sample in samples} | {plan.geometry.pixels}
+    if len(sizes) > 1:
+        raise ImageError(f"pictures of different sizes cannot be judged together: {sorted(sizes)}")
+    if plan.explained == "label" and not plan.labelled:
+        raise TargetError("target='label' needs the true classes: give labels")
+    for label, judge in plan.metrics.items():
+        if judge.needs_labels and not plan.labelled:
+            raise TargetError(f"{label} needs the true classes: give labels")
+        for need in judge.needs(plan.geometry):
+            if isinstance(need, TruthOf):
+                for sample in samples:
+                    if sample.truth is None or not sample.truth.has(need.kind):
+                        raise ImageError(f"{label} needs the {need.kind} of {sample.picture.name}: give truth")

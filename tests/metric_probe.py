@@ -1,0 +1,53 @@
+"""Metrics made on the spot: one that keeps the answers it was given, and one that aggregates for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vitreous.metrics import Answers, Geometry, Info, Metric, Need
+
+
+@dataclass
+class Probe(Metric):
+    """Keeps every answer."""
+
+    asked: Sequence[Need] = ()
+    heard: list[Answers] = field(default_factory=list)
+
+    def needs(self, geometry: Geometry) -> Sequence[Need]:
+        return self.asked
+
+    def read(self, answers: Answers) -> Any:
+        self.heard.append(answers)
+        return np.zeros(len(answers))
+
+
+@dataclass
+class Ratio(Metric):
+    """A ratio of sums, which is not the mean of ratios: how much of the clean probability is left, over all images."""
+
+    count: int = 100
+
+    def needs(self, geometry: Geometry) -> Sequence[Need]:
+        return [Need.removed("black", [self.count])]
+
+    def read(self, answers: Answers) -> Any:
+        (need,) = self.needs(answers.geometry)
+        left = np.exp(answers.log_probability(need, self.explain, self.score))[:, 0]
+        return np.stack([left, np.exp(answers.clean(self.score, self.explain))], axis=1)
+
+    def per_image(self, parts: Any) -> Any:
+        return parts[:, 0] / parts[:, 1]
+
+    def aggregate(self, parts: Any, weights: Any) -> Any:
+        there = ~np.isnan(parts).any(axis=1)
+        sums = weights[:, there] @ parts[there]
+        return sums[:, 0] / sums[:, 1]
+
+
+Probe.info = Info("probe", "test", Probe)
+Ratio.info = Info("ratio", "test", Ratio)
