@@ -93,17 +93,17 @@ def test_explanations_have_it(tmp_path):
     view = vt.view(FAMILIES["vit"](), labels=["ash", "birch", "cedar", "elm", "fir"])
     e = vt.explain(view, images(view, 3), "var(generic, classes='birch,fir')", target="ash")[1]
     assert e.names == ("ash", "birch", "fir")
-    picture = e.owners(tile=96)
+    picture = e.picture("owners", tile=96)
     assert "owns" in e._repr_html_()
     saved = e.save(tmp_path / "e")
     assert (saved / "owners.png").exists()
     again = vt.Explanation.load(saved)
     assert again.names == e.names
-    assert again.owners(tile=96).tobytes() == picture.tobytes()
+    assert again.picture("owners", tile=96).tobytes() == picture.tobytes()
     plain = vt.explain(view, images(view, 1)[0], "generic")
     assert not plain.names
     with pytest.raises(vt.VitreousError, match=r"var\(generic\)"):
-        plain.owners()
+        plain.picture("owners")
 
 
 def test_images_with_fewer_classes_show_their_own():
@@ -111,4 +111,32 @@ def test_images_with_fewer_classes_show_their_own():
     found = vt.explain(view, images(view, 6), "var(generic, classes=top:1)", target=0)
     assert {len(e.names) for e in found} == {2, 3}
     for e in found:
-        assert e.owners(tile=64).width > 0
+        assert e.picture("owners", tile=64).width > 0
+
+
+def test_a_method_of_ones_own_may_have_a_picture_of_its_own(tmp_path, monkeypatch):
+    """An entry in the registry is all it takes: it is saved, shown and listed, for this method and no other."""
+    monkeypatch.setattr("vitreous.show.extras.EXTRAS", registry := dict(show.EXTRAS))
+    monkeypatch.setattr(show, "EXTRAS", registry)
+
+    @show.draws_extra("layers", "Layer by layer", needs=("layers",), made_by="plus({})")
+    def layers(shown, tile):
+        return Image.new("RGB", (tile * len(shown.extras["layers"]), tile), "red")
+
+    view = vt.view(FAMILIES["vit"]())
+    e = vt.explain(view, images(view, 1)[0], "plus(ixg)")
+    assert e.pictures == ("layers",)
+    assert e.picture("layers", tile=10).size == (10 * view.depth, 10)
+    assert "Layer by layer" in e._repr_html_()
+    assert (e.save(tmp_path / "e") / "layers.png").exists()
+    assert (
+        "layers.png" in vt.Explanation.load(tmp_path / "e").save(tmp_path / "f").joinpath("manifest.json").read_text()
+    )
+    plain = vt.explain(view, images(view, 1)[0], "ixg")
+    assert not plain.pictures
+    with pytest.raises(vt.VitreousError, match=r"has no picture 'layers'; explain with plus\(ixg\) to see it"):
+        plain.picture("layers")
+    with pytest.raises(vt.VitreousError, match="has no picture 'luck'; there is layers"):
+        e.picture("luck")
+    with pytest.raises(ValueError, match="two pictures"):
+        show.draws_extra("layers", "again", needs=())(layers)

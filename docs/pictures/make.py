@@ -110,7 +110,7 @@ def systems() -> None:
         show.panel(rows, tile=160).save(HERE / f"{name}.png", optimize=True)
     siblings = "|".join(kind.name for kind in world.CLASSES if kind.family == world.CLASSES[scenes[0].label].family)
     owned = vt.explain(view, shown[0], f"var@sharp(decompx, classes={siblings!r})", scenes[0].name)
-    owned.owners(tile=160).save(HERE / "var.png", optimize=True)
+    owned.picture("owners", tile=160).save(HERE / "var.png", optimize=True)
 
 
 def main() -> None:

@@ -131,13 +131,24 @@ class Explanation:
             return show.on_photo(self._photo(), self._array, self.box, self.scale, alpha=alpha)
         return show.overlay(image or self.image, self._array, self.scale, alpha=alpha)
 
-    def owners(self, tile: int = 224) -> Image.Image:
-        """Return who owns which patch, what is discriminative and what is shared: the distribution of ``var``."""
-        if "distribution" not in self.extras:
-            raise VitreousError(f"{self.method} compares no classes; explain with var({self.method}) to see owners")
-        there = self.extras["classes"] >= 0
-        shares, maps = (self.extras[name][there].numpy() for name in ("distribution", "maps"))
-        return show.owners(self.image, shares, maps, self.names, f"{self.method}, {self.value} of {self.model}", tile)
+    def picture(self, name: str, tile: int = 224) -> Image.Image:
+        """Return a picture of what the method found beside the map: ``"owners"`` where classes are compared."""
+        there = {each.name: each for each in show.pictures_of(self.extras)}
+        if name not in there:
+            way = show.EXTRAS[name].made_by.format(self.method) if name in show.EXTRAS else ""
+            some = f"; explain with {way} to see it" if way else f"; there is {', '.join(there)}" if there else ""
+            raise VitreousError(f"{self.method} has no picture {name!r}{some}")
+        return there[name].draw(self, tile)
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """The names of the pictures that there are beside heat map and overlay."""
+        return tuple(each.name for each in show.pictures_of(self.extras))
+
+    @property
+    def source_line(self) -> str:
+        """Which method explained what of which model."""
+        return f"{self.method}, {self.value} of {self.model}"
 
     def show(self) -> None:
         """Show the overlay: in a notebook in place, elsewhere in the system's image viewer."""
@@ -151,8 +162,8 @@ class Explanation:
         return f"{self.method}: {self.label}{given}{rather}, {self.value} of {self.model}; {self.scale.caption()}"
 
     def _repr_html_(self) -> str:
-        figure = show.figure(self.overlay(), self.caption)
-        return figure + show.figure(self.owners(), "Who owns which patch") if "distribution" in self.extras else figure
+        more = [show.figure(self.picture(each.name), each.title) for each in show.pictures_of(self.extras)]
+        return show.figure(self.overlay(), self.caption) + "".join(more)
 
     # -- files -----------------------------------------------------------------------------------------
 
@@ -160,8 +171,8 @@ class Explanation:
         """Write map, pictures and manifest into a new folder; all of it or nothing, and nothing of anyone else's lost.
 
         Files: ``map.npy``, ``heatmap.png``, ``overlay.png``, ``image.png``, ``manifest.json``, ``extras.npz`` if there
-        are extras, ``owners.png`` if classes are compared, and ``original.png`` (the map on the whole photograph) if
-        asked for.
+        are extras, a picture of them where there is one (``owners.png`` if classes are compared), and ``original.png``
+        (the map on the whole photograph) if asked for.
         """
         with disk.folder(folder, overwrite=overwrite) as draft:
             draft.write("map.npy", lambda file: np.save(file, self._array))
@@ -171,8 +182,8 @@ class Explanation:
             if self.extras:
                 arrays: dict[str, Any] = {name: value.numpy() for name, value in self.extras.items()}
                 draft.write("extras.npz", lambda file: np.savez(file, **arrays))
-            if "distribution" in self.extras:
-                draft.write("owners.png", show.encoded(self.owners()))
+            for name in self.pictures:
+                draft.write(f"{name}.png", show.encoded(self.picture(name)))
             if original:
                 draft.write("original.png", show.encoded(self.overlay(original=True)))
             draft.finish(self.manifest())

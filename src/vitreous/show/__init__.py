@@ -1,10 +1,11 @@
 """Maps to pictures: numpy arrays and Pillow images come in, Pillow images and strings go out.
 
 `colour` says which value gets which colour, `overlay` puts a map on its photograph, `panel` puts many side by
-side, `owners` shows who owns which patch, `html` makes a page of them.
+side, `extras` knows a picture for what a method returns beside its map, `html` makes a page of them.
 """
 
 from .colour import COLOURS, DIVERGING, JET, SEQUENTIAL, Scale, colourise
+from .extras import EXTRAS, draws_extra, pictures_of
 from .files import encoded
 from .html import Section, figure, png_data_uri, report
 from .overlay import heatmap, on_photo, overlay, upsample
@@ -14,6 +15,7 @@ from .panel import Cell, panel
 __all__ = [
     "COLOURS",
     "DIVERGING",
+    "EXTRAS",
     "JET",
     "SEQUENTIAL",
     "Cell",
@@ -21,6 +23,7 @@ __all__ = [
     "Section",
     "class_colours",
     "colourise",
+    "draws_extra",
     "encoded",
     "figure",
     "heatmap",
@@ -29,6 +32,7 @@ __all__ = [
     "owner_overlay",
     "owners",
     "panel",
+    "pictures_of",
     "png_data_uri",
     "report",
     "upsample",
