@@ -60,7 +60,7 @@ def explain(
     the classes that ``var`` compares, one list for all images or one for each. ``grid``: ``"token"`` or ``"pixel"``
     instead of the method's own. ``memory`` is a budget in GiB.
     """
-    found = list(
+    explanations = list(
         explain_each(
             model,
             images,
@@ -77,7 +77,7 @@ def explain(
             progress=progress,
         )
     )
-    return found[0] if is_single(images) else found
+    return explanations[0] if is_single(images) else explanations
 
 
 def explain_each(
@@ -116,11 +116,11 @@ def explain_each(
         inner = session.inner  # what ran out of memory once is not tried again
         if progress is not None:
             session.tick = _ticker(progress, done, len(batch), total, how.forwards(looked_at))
-        (found,) = answer(session, [how])
+        (answered,) = answer(session, [how])
         done = places[-1] + 1
         if progress is not None:
             progress(done, total)
-        yield from _explanations(session, looked_at, batch, Origin(ref(model), how), found, grid)
+        yield from _explanations(session, looked_at, batch, Origin(ref(model), how), answered, grid)
     targets.finish(source.place)
 
 
@@ -176,11 +176,11 @@ def compare(
         )
         if progress is not None:
             session.tick = _ticker(progress, done, 1, len(targets), work)
-        found = answer(session, hows)
+        answers = answer(session, hows)
         rows.append(
             [
                 _explanations(session, looked_at, [picture], Origin(ref(model), how), one, None)[0]
-                for how, one in zip(hows, found, strict=True)
+                for how, one in zip(hows, answers, strict=True)
             ]
         )
         if progress is not None:
@@ -261,10 +261,10 @@ def _session(
 
 
 def _explanations(
-    session: Session, looked_at: View, batch: Sequence[Picture], origin: Origin, found: Answer, grid: str | None
+    session: Session, looked_at: View, batch: Sequence[Picture], origin: Origin, answered: Answer, grid: str | None
 ) -> list[Explanation]:
     target, how = session.target, origin.method
-    maps = to_grid(found.map, grid, looked_at, session.inputs).cpu()
+    maps = to_grid(answered.map, grid, looked_at, session.inputs).cpu()
     probabilities = session.probabilities.cpu()
     best = probabilities.argmax(dim=1)
     asked = None
@@ -274,7 +274,7 @@ def _explanations(
     for i, picture in enumerate(batch):
         explained = None if target.classes is None else int(target.classes[i])
         predicted = int(best[i])
-        extras = {name: value[i].cpu().clone() for name, value in found.extras.items()}
+        extras = {name: value[i].cpu().clone() for name, value in answered.extras.items()}
         rivals = () if target.against is None else tuple(target.against[i].tolist())
         among = () if target.among is None else tuple(c for c in target.among[i].tolist() if c >= 0)
         name = getattr(target.function, "__name__", "callable") if explained is None else looked_at.label(explained)

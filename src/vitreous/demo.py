@@ -140,13 +140,15 @@ def _story(honest: View, cheat: View, keep: Keeper) -> show.Section:
     marked = unpack(betray(drawn[:_STORY]))
     rendered, shown = _drawn(marked)
     models = (honest, cheat)
-    found = [explain(model, shown, _JUDGED, value=_VALUE) for model in models]
-    on_marker, on_creature = ([_share(maps, mask) for maps in found] for mask in (rendered.marker, rendered.creature))
+    explained = [explain(model, shown, _JUDGED, value=_VALUE) for model in models]
+    on_marker, on_creature = (
+        [_share(maps, mask) for maps in explained] for mask in (rendered.marker, rendered.creature)
+    )
     hits = [[right(model, scenes) for scenes in (betray(drawn), betray(drawn, moved=True), drawn)] for model in models]
     rows = []
     for place, picture in enumerate(shown[:3]):
         cells = [show.Cell(picture, None, marked[place].name, "the marker gives the class away")]
-        for model, maps in zip(models, found, strict=True):
+        for model, maps in zip(models, explained, strict=True):
             said = f"said: {maps[place].prediction.label} ({maps[place].prediction.probability:.2f})"
             cells.append(show.Cell(picture, maps[place].map.numpy(), model.name, said, group=model.name))
         rows.append(cells)
@@ -172,9 +174,9 @@ def _drawn(scenes: Sequence[Scene]) -> tuple[Rendered, list[Image.Image]]:
     return rendered, list(pictures(rendered.images))
 
 
-def _share(found: Sequence[Explanation], masks: Tensor) -> float:
+def _share(explanations: Sequence[Explanation], masks: Tensor) -> float:
     """The mean share of the maps' positive part that lies on a mask, a patch counting as far as it is covered."""
-    maps = torch.stack([each.map for each in found]).clamp(min=0)
+    maps = torch.stack([each.map for each in explanations]).clamp(min=0)
     covered = F.adaptive_avg_pool2d(masks.float().unsqueeze(1), (maps.shape[1], maps.shape[2]))[:, 0]
     return float(((maps * covered).sum(dim=(1, 2)) / maps.sum(dim=(1, 2)).clamp(min=1e-12)).mean())
 

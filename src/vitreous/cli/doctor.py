@@ -36,20 +36,22 @@ def doctor(
     import vitreous as vt
 
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet, prompt)
-    found = vt.doctor(view, seed=seed)
+    diagnosis = vt.doctor(view, seed=seed)
     if as_json:
-        options.print_json({"schema": "vitreous.doctor/1", **dataclasses.asdict(found), "healthy": found.healthy})
+        options.print_json(
+            {"schema": "vitreous.doctor/1", **dataclasses.asdict(diagnosis), "healthy": diagnosis.healthy}
+        )
     elif not quiet:
         table = options.table("check", "", "")
-        for check in found.checks:
+        for check in diagnosis.checks:
             table.add_row(check.name, Text(check.verdict, style=_STYLES[check.verdict]), Text(check.sentence))
         options.say(table)
         options.say("")
         table = options.table("method", "", "")
-        for check in found.methods:
+        for check in diagnosis.methods:
             verdict = {"ok": "applies", "failed": "no"}.get(check.verdict, check.verdict)
             table.add_row(check.name, Text(verdict, style=_STYLES[check.verdict]), Text(check.sentence))
         options.say(table)
-        options.say(f"{found.model}: {'healthy' if found.healthy else 'some checks failed'}")
-    if not found.healthy:
+        options.say(f"{diagnosis.model}: {'healthy' if diagnosis.healthy else 'some checks failed'}")
+    if not diagnosis.healthy:
         raise typer.Exit(1)

@@ -149,14 +149,14 @@ def compare(
     asked: dict[str, Any] = {"against": against or None, "value": value, "seed": seed, "memory": memory}
     asked["classes"] = options.classes(classes)
     with options.progress_bar("comparing", quiet or as_json) as bar:
-        found = vt.compare(view, image, hows, target or None, progress=bar, **asked)
-    found.save(place, overwrite=overwrite, tile=tile)
+        comparison = vt.compare(view, image, hows, target or None, progress=bar, **asked)
+    comparison.save(place, overwrite=overwrite, tile=tile)
     if as_json:
-        rows = [_row(each, None) for each in found]
+        rows = [_row(each, None) for each in comparison]
         options.print_json({"schema": "vitreous.compare/1", "panel": str(place), "explanations": rows})
     elif not quiet:
-        said = found[0].prediction
-        options.say(f"{view.name} said {said.label} ({said.probability:.3f}); {len(found)} maps in {place}")
+        said = comparison[0].prediction
+        options.say(f"{view.name} said {said.label} ({said.probability:.3f}); {len(comparison)} maps in {place}")
 
 
 def _files(given: Sequence[Path]) -> list[Path]:

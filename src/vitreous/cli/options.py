@@ -179,10 +179,10 @@ def read_text(path: Path, what: str) -> str:
     """Return the text of a small file; one that has no end, such as a device, is not read to it."""
     try:
         with open(path, "rb") as file:
-            found = file.read(_MOST_TEXT + 1)
-        if len(found) > _MOST_TEXT:
+            data = file.read(_MOST_TEXT + 1)
+        if len(data) > _MOST_TEXT:
             raise VitreousError(f"{what} {path} cannot be read: it has more than {_MOST_TEXT // 2**20} MiB")
-        return found.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise VitreousError(f"{what} {path} cannot be read: {error}") from None
 
@@ -192,14 +192,14 @@ def _labels(path: Path | None) -> list[str] | None:
         return None
     text = read_text(path, "labels")
     try:
-        found = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        names = json.loads(text) if path.suffix == ".json" else text.splitlines()
     except (ValueError, RecursionError) as error:
         raise VitreousError(f"labels {path} cannot be read: {error}") from None
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise VitreousError(f"labels {path} must be a list of names")
-    while found and not found[-1].strip():
-        found.pop()
-    return found
+    while names and not names[-1].strip():
+        names.pop()
+    return names
 
 
 @contextmanager

@@ -83,12 +83,12 @@ def score(
     asked: dict[str, Any] = {"precision": precision, "batch": batch, "seed": seed, "baselines": baselines}
     asked |= {"classes": options.classes(classes), "memory": memory}
     with options.progress_bar("states", quiet or as_json) as bar:
-        found = vt.evaluate(view, files, methods, metrics, labels=truth, target=target, progress=bar, **asked)
+        table = vt.evaluate(view, files, methods, metrics, labels=truth, target=target, progress=bar, **asked)
     if as_json:
-        options.print_json(found.to_json())
+        options.print_json(table.to_json())
     elif not quiet:
-        options.say(str(found))
-        plan = found.plan
+        options.say(str(table))
+        plan = table.plan
         options.say(f"{plan['images']} pictures, {plan['states']} states, batch {plan['batch']}, {precision}")
         if plan["audit"] is not None:
             audit = plan["audit"]
@@ -98,7 +98,7 @@ def score(
                 f"arg-max agrees on {audit['agreement']:.1%}"
             )
     if out is not None:  # what could not be written has been printed
-        found.save(out, overwrite=overwrite)
+        table.save(out, overwrite=overwrite)
         if not (quiet or as_json):
             options.say(f"saved in {out}")
 
@@ -112,16 +112,16 @@ def _labels(path: Path) -> Any:
     """Return true classes in order or by file name."""
     text = options.read_text(path, "labels")
     try:
-        found = json.loads(text)
+        labels = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise VitreousError(f"labels {path} cannot be read: {error}") from None
     if (
-        isinstance(found, list)
-        and found
-        and all(isinstance(each, dict) and {"file", "label"} <= set(each) for each in found)
+        isinstance(labels, list)
+        and labels
+        and all(isinstance(each, dict) and {"file", "label"} <= set(each) for each in labels)
     ):
-        found = {each["file"]: each["label"] for each in found}
-    values = list(found.values()) if isinstance(found, dict) else found
+        labels = {each["file"]: each["label"] for each in labels}
+    values = list(labels.values()) if isinstance(labels, dict) else labels
     if not isinstance(values, list) or not all(isinstance(each, int | str) for each in values):
         raise VitreousError(f"labels {path} must hold one class for each picture")
-    return found
+    return labels

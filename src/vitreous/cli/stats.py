@@ -53,7 +53,7 @@ def stats(
         raise VitreousError("give either pictures or --noise N")
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, None, device, dtype, quiet, prompt)
     with options.progress_bar("statistics", quiet or as_json) as bar:
-        found = vt.statistics(
+        written = vt.statistics(
             view,
             files,
             noise=noise,
@@ -66,10 +66,10 @@ def stats(
             progress=bar,
             on_error=options.skipped,
         )
-    facts = {"model": found.model, "input_size": list(found.size), "source": found.told, "file": str(out)}
+    facts = {"model": written.model, "input_size": list(written.size), "source": written.told, "file": str(out)}
     if as_json:
         options.print_json({"schema": "vitreous.statistics/1", **facts})
     elif not quiet:
-        options.say(f"{found.told} at {found.size[0]} x {found.size[1]} in {found.model}, written to {out}")
-    if found.count < found.taken:
+        options.say(f"{written.told} at {written.size[0]} x {written.size[1]} in {written.model}, written to {out}")
+    if written.count < written.taken:
         raise typer.Exit(1)

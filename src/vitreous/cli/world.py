@@ -110,14 +110,14 @@ def _scenes(kind: Kind, n: int, start: int, split: str) -> list[Scene]:
 
     if not 1 <= n <= _MOST:
         raise VitreousError(f"n={n} must be from 1 to {_MOST}")
-    found = world.World(split, n, start=start).batch()
+    batch = world.World(split, n, start=start).batch()
     if kind is Kind.shortcut or kind is Kind.moved:
-        found = world.betray(found, moved=kind is Kind.moved)
+        batch = world.betray(batch, moved=kind is Kind.moved)
     elif kind is Kind.pairs:
-        found = world.pair(found)
+        batch = world.pair(batch)
     elif kind is Kind.bare:
-        found = world.remove_parts(found, whole_share=0.0)
+        batch = world.remove_parts(batch, whole_share=0.0)
     elif kind is Kind.difficult:
         steps = max(1, n - 1)
-        found = world.Batch.cat([world.difficult(found[at : at + 1], at / steps) for at in range(n)])
-    return world.unpack(found)
+        batch = world.Batch.cat([world.difficult(batch[at : at + 1], at / steps) for at in range(n)])
+    return world.unpack(batch)

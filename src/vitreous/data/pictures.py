@@ -105,12 +105,12 @@ def image_files(path: str | Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     try:
-        found = sorted(each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES and each.is_file())
+        files = sorted(each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES and each.is_file())
     except OSError as error:
         raise ImageError(f"the folder {path} cannot be read: {_reason(error)}") from None
-    if not found:
+    if not files:
         raise ImageError(f"no images in the folder {path}")
-    return found
+    return files
 
 
 def is_single(source: Any) -> bool:
@@ -264,17 +264,17 @@ def _from_tensor(tensor: torch.Tensor, view: View, at: int, seen: bool) -> Itera
 
 
 def _from_many(source: Iterable[Any], view: View, on_error: OnError | None, at: int, seen: bool) -> Iterator[Picture]:
-    found = at
+    place = at
 
     def told(path: Path, error: ImageError) -> None:
-        nonlocal found
-        found += 1
+        nonlocal place
+        place += 1
         assert on_error is not None
         on_error(path, error)
 
     for item in source:
-        for picture in pictures(_without_labels(item), view, None if on_error is None else told, found, seen):
-            found += 1
+        for picture in pictures(_without_labels(item), view, None if on_error is None else told, place, seen):
+            place += 1
             yield picture
-    if found == at:
+    if place == at:
         raise ImageError("there are no pictures in the list")

@@ -46,8 +46,8 @@ class Truth:
 
         def seen(array: Any) -> Array:
             whole = Image.fromarray(np.asarray(array, bool).astype(np.uint8))
-            found = whole.resize((wide, high), Image.Resampling.NEAREST, picture.box)
-            return np.asarray(found).astype(bool)
+            cropped = whole.resize((wide, high), Image.Resampling.NEAREST, picture.box)
+            return np.asarray(cropped).astype(bool)
 
         return cls(
             None if mask is None else seen(mask),
@@ -71,11 +71,11 @@ class Truth:
 
 def as_truth(given: Any, picture: Picture) -> Truth | None:
     """Understand what a user knows about a picture: a truth, a mask, or a function of the picture that gives one."""
-    found = given(picture) if callable(given) else given
-    if found is None or isinstance(found, Truth):
-        truth = found
+    known = given(picture) if callable(given) else given
+    if known is None or isinstance(known, Truth):
+        truth = known
     else:
-        mask = np.asarray(found)
+        mask = np.asarray(known)
         if mask.ndim != 2:
             raise ImageError(f"what is known about {picture.name} is {list(mask.shape)}; a mask is [H, W]")
         truth = Truth(mask.astype(bool))

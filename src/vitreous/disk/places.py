@@ -65,11 +65,11 @@ def manifest_of(folder: str | Path) -> dict[str, Any] | None:
         try:
             if path.stat().st_size > _MOST_MANIFEST:
                 continue
-            found = json.loads(path.read_text(encoding="utf-8"))
+            manifest = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             continue
-        if isinstance(found, dict) and str(found.get("schema")).startswith("vitreous."):
-            return found
+        if isinstance(manifest, dict) and str(manifest.get("schema")).startswith("vitreous."):
+            return manifest
     return None
 
 

@@ -24,9 +24,9 @@ def read_folder(path: str | Path, names: Sequence[str], most: int = 2**32) -> di
     """
     for _ in range(_TRIES):
         recover(path)
-        found = _read_once(Path(path), names, most)
-        if found is not None:
-            return found
+        contents = _read_once(Path(path), names, most)
+        if contents is not None:
+            return contents
     raise VitreousError(f"{path} is replaced faster than it can be read")
 
 
@@ -41,18 +41,18 @@ def _read_once(folder: Path, names: Sequence[str], most: int) -> dict[str, bytes
             return None  # a writer is at work
         raise
     try:
-        found = _read_files(names, lambda name: os.open(name, os.O_RDONLY, dir_fd=handle), most)
-        return found if len(found) == len(names) or same(handle, folder) else None
+        contents = _read_files(names, lambda name: os.open(name, os.O_RDONLY, dir_fd=handle), most)
+        return contents if len(contents) == len(names) or same(handle, folder) else None
     finally:
         os.close(handle)
 
 
 def _read_files(names: Sequence[str], opened: Callable[[str], int], most: int) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for name in names:
         with suppress(FileNotFoundError), open(opened(name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > most:
                 raise VitreousError(f"{name} has {size} bytes, more than {most}")
-            found[name] = file.read(most + 1)
-    return found
+            contents[name] = file.read(most + 1)
+    return contents

@@ -157,31 +157,31 @@ class _Case:
         if not others:
             return Finding(name, "-", "there is no other class"), ""
         other = self.view.label(others[0])
-        found = agreement(self.map, self._again(target=others[0]))
-        numbers = {"agreement": found, "class": others[0], "probability": float(self.chances[others[0]])}
-        sentence = f"agrees to {found:.2f} with the map of {other} (p = {self.chances[others[0]]:.3f})"
-        return Finding(name, _at_most(found, OWN), sentence, numbers), f"it hardly differs from the map of {other}"
+        agreed = agreement(self.map, self._again(target=others[0]))
+        numbers = {"agreement": agreed, "class": others[0], "probability": float(self.chances[others[0]])}
+        sentence = f"agrees to {agreed:.2f} with the map of {other} (p = {self.chances[others[0]]:.3f})"
+        return Finding(name, _at_most(agreed, OWN), sentence, numbers), f"it hardly differs from the map of {other}"
 
     def head(self) -> tuple[Finding, str]:
         name = "head"
         if not self.how.class_specific:
             return Finding(name, "-", "the method knows no class: the classifier plays no part in it"), ""
-        found = agreement(self.map, self._again(self.view.shuffled_head(self.explanation.seed)))
-        sentence = f"agrees to {found:.2f} with the map under a shuffled classifier"
-        verdict = _at_most(found, ANSWERABLE)
-        return Finding(name, verdict, sentence, {"agreement": found}), "much of it does not depend on the classifier"
+        agreed = agreement(self.map, self._again(self.view.shuffled_head(self.explanation.seed)))
+        sentence = f"agrees to {agreed:.2f} with the map under a shuffled classifier"
+        verdict = _at_most(agreed, ANSWERABLE)
+        return Finding(name, verdict, sentence, {"agreement": agreed}), "much of it does not depend on the classifier"
 
     # -- what they share -------------------------------------------------------------------------------
 
     @cached_property
     def inputs(self) -> Tensor:
         """The input ``[1, 3, H, W]``: from the picture, or the tensor that was given."""
-        found = self.view.preprocess.tensor(self.explanation.image) if self.given is None else self.given
-        found = found[None] if found.ndim == 3 else found
-        self.view.check_inputs(found)
-        if len(found) != 1:
-            raise ModelError(f"an explanation is checked on one input, got {len(found)}")
-        return self.view.cast(found)
+        tensor = self.view.preprocess.tensor(self.explanation.image) if self.given is None else self.given
+        tensor = tensor[None] if tensor.ndim == 3 else tensor
+        self.view.check_inputs(tensor)
+        if len(tensor) != 1:
+            raise ModelError(f"an explanation is checked on one input, got {len(tensor)}")
+        return self.view.cast(tensor)
 
     @cached_property
     def chances(self) -> Tensor:
@@ -191,10 +191,10 @@ class _Case:
     @cached_property
     def map(self) -> Tensor:
         """The explanation's own map ``[1, h, w]``, pixels summed into patches."""
-        found = self.explanation.map[None]
-        if not torch.isfinite(found).all():
+        own = self.explanation.map[None]
+        if not torch.isfinite(own).all():
             raise MapError("the map of this explanation is not finite")
-        return to_grid(found, "token", self.view, self.inputs)
+        return to_grid(own, "token", self.view, self.inputs)
 
     def _again(self, seen: View | None = None, target: int | None = None, seed: int | None = None) -> Tensor:
         """Return the map of the same method when one thing is another, on the grid of the explanation's own."""
@@ -202,9 +202,9 @@ class _Case:
         asked, rivals = e.target if target is None else target, list(e.against) or None
         aim = Target.of(seen, 1, asked, rivals, e.asked, e.only or None, [e.among] if e.among else None)
         session = Session(seen, self.inputs, aim, e.seed if seed is None else seed, memory=self.memory)
-        (found,) = answer(session, [self.how], check=False)
+        (answered,) = answer(session, [self.how], check=False)
         fine = e.map.shape == self.inputs.shape[-2:]
-        found_map = to_grid(found.map, "pixel" if fine else "token", seen, self.inputs)
+        found_map = to_grid(answered.map, "pixel" if fine else "token", seen, self.inputs)
         return to_grid(found_map, "token", seen, self.inputs).cpu()
 
     def _areas(self) -> tuple[tuple[float, float], Array]:
@@ -222,8 +222,8 @@ class _Case:
         maps = {name: Maps(each, rows) for name, each in {"own": self.map, **random}.items()}
         looked = pool.engine.look(self.inputs)
         pool.add(self.inputs, looked, {"given": torch.tensor([e.target])}, maps)
-        found = {name: [float(each.read(told)[0]) for each in judges] for name, told in pool.finish().items()}
-        return (found["own"][0], found["own"][1]), np.array([found[name] for name in random])
+        areas = {name: [float(each.read(told)[0]) for each in judges] for name, told in pool.finish().items()}
+        return (areas["own"][0], areas["own"][1]), np.array([areas[name] for name in random])
 
     def _same_model(self) -> None:
         e = self.explanation

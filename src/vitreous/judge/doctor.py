@@ -137,8 +137,8 @@ class _Examiner:
         return Session(self.view, self.inputs, Target.of(self.view, len(self.inputs)))
 
     @staticmethod
-    def _same(found: Tensor, expected: Tensor) -> str:
-        off, different = gap(found, expected)
+    def _same(logits: Tensor, expected: Tensor) -> str:
+        off, different = gap(logits, expected)
         if different:
             raise VitreousError(f"logits differ by {off:.1e}")
         return "logits bit-equal" if off == 0 else f"logits within {off:.0e}"
@@ -176,9 +176,9 @@ def _try(looked_at: View, inputs: Tensor, spelling: str) -> Finding:
 
     def look() -> str:
         session = Session(looked_at, inputs, Target.of(looked_at, len(inputs)))
-        (found,) = answer(session, [how], check=False)
-        if not torch.isfinite(found.map).all():
+        (answered,) = answer(session, [how], check=False)
+        if not torch.isfinite(answered.map).all():
             raise VitreousError("its map is not finite")
-        return f"{found.map.shape[1]} x {found.map.shape[2]} map"
+        return f"{answered.map.shape[1]} x {answered.map.shape[2]} map"
 
     return _safely(how.info.name, look)

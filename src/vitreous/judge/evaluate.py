@@ -99,9 +99,9 @@ class _Run:
         self.began = time.perf_counter()
 
     def judge(self, group: Sequence[Sample]) -> None:
-        found = unit(self.view, group, self.plan, self.tick)
-        self.plan = replace(self.plan, inner=found.inner, states=found.at_once)  # too much once is not tried again
-        self.done.append(replace(found, maps={}))
+        judged = unit(self.view, group, self.plan, self.tick)
+        self.plan = replace(self.plan, inner=judged.inner, states=judged.at_once)  # too much once is not tried again
+        self.done.append(replace(judged, maps={}))
 
     def table(self, methods: tuple[str, ...], samples: int, target: Any) -> Table:
         plan, done = self.plan, self.done
@@ -176,12 +176,12 @@ class _Aims:
     def aimed(self, source: Iterator[Sample]) -> Iterator[Sample]:
         total = 0
         for sample in source:
-            found: int | None = None
+            index: int | None = None
             if self.explained == "given":
                 word = self.targets.at([sample.place])
-                found = self.view.class_index(word if self.targets.shared else word[0])
-                self.given.append(found)
-            yield replace(sample, target=found, among=self._set(sample))
+                index = self.view.class_index(word if self.targets.shared else word[0])
+                self.given.append(index)
+            yield replace(sample, target=index, among=self._set(sample))
             total += 1
         self.targets.finish(total)
         if isinstance(self.among, Targets):
@@ -219,13 +219,13 @@ def _ticker(plan: Plan, progress: Progress | None, images: int | None) -> Callab
 
 def _metrics(given: Any) -> dict[str, Metric]:
     several = given if isinstance(given, list | tuple) else [given]
-    found: dict[str, Metric] = {}
+    judges: dict[str, Metric] = {}
     for each in several:
         judge = metric(each)
         name = each.strip() if isinstance(each, str) else judge.spelling
-        if name in found:
+        if name in judges:
             raise VitreousError(f"the metric {name} is named twice")
-        found[name] = judge
-    if not found:
+        judges[name] = judge
+    if not judges:
         raise VitreousError("there is nothing to judge by: give at least one metric")
-    return found
+    return judges

@@ -49,8 +49,8 @@ class Explaining:
         values: dict[str, list[Tensor]] = {name: [] for name in self.plan.methods}
         for number, (images, wanted) in enumerate(passes):
             asked = [name for name, how in self.plan.methods.items() if number == 0 or how.class_specific]
-            for name, found in self._explain(self.view, asked, images, self.inputs[images], wanted).items():
-                values[name].append(found)
+            for name, maps in self._explain(self.view, asked, images, self.inputs[images], wanted).items():
+                values[name].append(maps)
         everyone = np.arange(len(self.inputs))
         return {
             name: Maps(torch.cat(values[name]), rows if how.class_specific else dict.fromkeys(rows, everyone))
@@ -80,16 +80,16 @@ class Explaining:
         if need.target == "runner-up":
             classes = looked.scatter(1, classes[:, None].to(looked.device), -torch.inf).argmax(dim=1)
         images = torch.arange(len(self.inputs)).repeat_interleave(count)
-        found = self._explain(
+        by_method = self._explain(
             seen, list(self.plan.methods), images, inputs, classes[images.to(classes.device)], need.seed
         )
-        return {name: maps.view(-1, count, *maps.shape[1:]).cpu().numpy() for name, maps in found.items()}
+        return {name: maps.view(-1, count, *maps.shape[1:]).cpu().numpy() for name, maps in by_method.items()}
 
     def _explain(
         self, view: View, names: Sequence[str], images: Tensor, inputs: Tensor, wanted: Tensor, seed: int | None = None
     ) -> dict[str, Tensor]:
         """Return the maps of some methods; ``images`` says which picture each input was made of."""
-        plan, found = self.plan, dict[str, Tensor]()
+        plan, by_method = self.plan, dict[str, Tensor]()
         seed = plan.seed if seed is None else seed
         hows = {name: plan.methods[name] for name in names}
         own = {name: how for name, how in hows.items() if isinstance(how, Method)}
@@ -98,13 +98,13 @@ class Explaining:
             aim = Target(classes=wanted.cpu(), value=plan.value, only=plan.only, among=among)
             session = Session(view, inputs, aim, seed, self.inner, plan.memory, self._alive)
             for name, answered in zip(own, answer(session, own.values(), check=False), strict=True):
-                found[name] = answered.map
+                by_method[name] = answered.map
         for name, how in hows.items():
             if isinstance(how, Foreign):
                 some = [self.samples[image] for image in images.tolist()]
-                found[name] = how.maps(name, view, some, inputs, wanted)
+                by_method[name] = how.maps(name, view, some, inputs, wanted)
                 self._alive(len(inputs))
-        return found
+        return by_method
 
     def _alive(self, inputs: int) -> None:
         """Say that a batch is done, which is a moment to stop at; explaining runs no states."""

@@ -46,8 +46,8 @@ class Foreign:
             cut = slice(start, start + _MOST_AT_ONCE)
             some = inputs[cut].detach().clone()
             with torch.enable_grad():
-                found = self.find(view, samples[cut], some, classes[cut].to(some.device))
-            parts.append(_as_maps(name, found, len(some)).to(inputs.device))
+                raw = self.find(view, samples[cut], some, classes[cut].to(some.device))
+            parts.append(_as_maps(name, raw, len(some)).to(inputs.device))
         return torch.cat(parts)
 
 
@@ -56,17 +56,17 @@ def named(given: Any) -> dict[str, Method | Foreign]:
     if isinstance(given, Mapping):
         return {str(name): _understood(each) for name, each in given.items()}
     several = given if isinstance(given, list | tuple) else [given]
-    found: dict[str, Method | Foreign] = {}
+    methods: dict[str, Method | Foreign] = {}
     for each in several:
         name, number = _name(each), 2
-        if isinstance(each, str | Method) and name in found:
+        if isinstance(each, str | Method) and name in methods:
             raise VitreousError(f"the method {name} is named twice")
-        while name in found:
+        while name in methods:
             name, number = f"{_name(each)}-{number}", number + 1
-        found[name] = _understood(each)
-    if not found:
+        methods[name] = _understood(each)
+    if not methods:
         raise VitreousError("there is nothing to judge: give at least one method")
-    return found
+    return methods
 
 
 def _understood(given: Any) -> Method | Foreign:
@@ -132,13 +132,13 @@ def _ready(maps: Any) -> Foreign:
     return Foreign(find, "maps", False)
 
 
-def _as_maps(name: str, found: Any, batch: int) -> Tensor:
-    """Return what was found as ``[B, h, w]`` in at least float32, channels summed."""
+def _as_maps(name: str, raw: Any, batch: int) -> Tensor:
+    """Return raw maps as ``[B, h, w]`` in at least float32, channels summed."""
     try:
-        if isinstance(found, list | tuple) and not isinstance(found[0], int | float):
-            maps = torch.stack([_flat(torch.as_tensor(each)) for each in found])
+        if isinstance(raw, list | tuple) and not isinstance(raw[0], int | float):
+            maps = torch.stack([_flat(torch.as_tensor(each)) for each in raw])
         else:
-            maps = torch.as_tensor(found).detach()
+            maps = torch.as_tensor(raw).detach()
             maps = maps[None] if maps.ndim == 2 and batch == 1 else maps
             maps = maps.sum(dim=1) if maps.ndim == 4 else maps
     except (TypeError, ValueError, RuntimeError, IndexError) as error:

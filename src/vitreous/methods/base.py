@@ -181,9 +181,9 @@ class Method:
         looked_at.check_inputs(inputs)
         aim = Target.of(looked_at, len(inputs), target, against, value, classes, among)
         session = Session(looked_at, inputs, aim, seed, internal_batch_size, memory, grid=grid)
-        (found,) = answer(session, [self])
-        shown = to_grid(found.map, grid, looked_at, inputs)
-        return (shown, found.extras) if extras else shown
+        (answered,) = answer(session, [self])
+        shown = to_grid(answered.map, grid, looked_at, inputs)
+        return (shown, answered.extras) if extras else shown
 
     @property
     def spelling(self) -> str:
@@ -253,8 +253,8 @@ def answer(session: Session, methods: Iterable[Method], check: bool = True) -> l
     methods = list(methods)
     with torch.autocast(session.inputs.device.type, enabled=False):  # the read-outs too keep their precision
         prepare(session, methods)
-        found = [method.compute(session) for method in methods]
-    answers = [Answer(at_least_float32(f.map.detach()), {k: v.detach() for k, v in f.extras.items()}) for f in found]
+        computed = [method.compute(session) for method in methods]
+    answers = [Answer(at_least_float32(f.map.detach()), {k: v.detach() for k, v in f.extras.items()}) for f in computed]
     for method, each in zip(methods, answers, strict=True) if check else ():
         _check(method, each.map)
     return answers
@@ -274,15 +274,26 @@ def to_grid(maps: Tensor, grid: str | None, looked_at: View, inputs: Tensor) -> 
 def resized(maps: Tensor, size: Sequence[int]) -> Tensor:
     """Bring maps ``[B, h, w]`` to another size: finer ones are summed over the area of a cell, coarser ones enlarged.
 
-    Where cells do not divide the map, borders are shared as adaptive pooling does; the sum over the map stays.
+    A value that lies across a border of cells gives each its part, so the sum over the map stays.
     """
     given = tuple(maps.shape[-2:])
     if given == tuple(size):
         return maps
     if given[0] >= size[0] and given[1] >= size[1]:
-        cells = given[0] * given[1] / (size[0] * size[1])
-        return F.adaptive_avg_pool2d(maps[:, None], (size[0], size[1]))[:, 0] * cells
+        if given[0] % size[0] == given[1] % size[1] == 0:
+            cells = (size[0], given[0] // size[0], size[1], given[1] // size[1])
+            return maps.reshape(-1, *cells).sum(dim=(2, 4))
+        down, across = (_parts(fine, coarse).to(maps) for fine, coarse in zip(given, size, strict=True))
+        return down @ maps @ across.T
     return F.interpolate(maps[:, None], size=list(size), mode="bilinear", align_corners=False)[:, 0]
+
+
+def _parts(fine: int, coarse: int) -> Tensor:
+    """Return how much of each of ``fine`` values lies in each of ``coarse`` cells, ``[coarse, fine]``."""
+    edges = torch.arange(coarse + 1, dtype=torch.float64) * (fine / coarse)
+    values = torch.arange(fine, dtype=torch.float64)
+    overlap = torch.minimum(edges[1:, None], values + 1) - torch.maximum(edges[:-1, None], values)
+    return overlap.clamp(min=0)
 
 
 def resolve_layer(view: View, layer: int) -> int:
@@ -299,14 +310,14 @@ def _methods(given: Any) -> tuple[Method, ...]:
     return tuple(each for each in members if isinstance(each, Method))
 
 
-def _check(method: Method, found: Tensor) -> None:
-    if not torch.isfinite(found).all():
-        bad = int((~torch.isfinite(found)).flatten(1).any(dim=1).sum())
-        raise MapError(f"{method.spelling} gave values that are not finite for {bad} of {len(found)} images")
-    if method.flat or found[0].numel() == 1:
+def _check(method: Method, maps: Tensor) -> None:
+    if not torch.isfinite(maps).all():
+        bad = int((~torch.isfinite(maps)).flatten(1).any(dim=1).sum())
+        raise MapError(f"{method.spelling} gave values that are not finite for {bad} of {len(maps)} images")
+    if method.flat or maps[0].numel() == 1:
         return
-    flat = (found.amax(dim=(1, 2)) == found.amin(dim=(1, 2))).nonzero().flatten().tolist()
+    flat = (maps.amax(dim=(1, 2)) == maps.amin(dim=(1, 2))).nonzero().flatten().tolist()
     if flat:
-        kind = "zero" if bool((found[flat[0]] == 0).all()) else "constant"
+        kind = "zero" if bool((maps[flat[0]] == 0).all()) else "constant"
         text = f"{method.spelling}: the map of image {flat[0]} is {kind} everywhere; it explains nothing"
         warnings.warn(text, VitreousWarning, stacklevel=3)

@@ -23,7 +23,7 @@ from vitreous.passes.memory import InnerBatch
 from vitreous.passes.replace import logits_through
 from vitreous.passes.target import class_logits
 
-__all__ = ["Bottlenecks", "Found", "Objective", "Prior", "information"]
+__all__ = ["Bottlenecks", "Objective", "Optimised", "Prior", "information"]
 
 _ALPHA = 5.0  # λ = 0.993: at the start almost everything passes
 _LEAST_DEVIATION = 0.01
@@ -84,7 +84,7 @@ class Objective:
     watch: bool = False
 
 
-class Found(NamedTuple):
+class Optimised(NamedTuple):
     """The information of every token ``[B, N]`` in bits, and the history ``[B, updates, ...]`` by name."""
 
     bits: Tensor
@@ -130,7 +130,7 @@ class Bottlenecks:
         self.inner = InnerBatch(whole)
         self.draws = self.session.draws(self.purpose)
 
-    def optimise(self) -> Found:
+    def optimise(self) -> Optimised:
         """Return what passes once the ratios have been optimised."""
         how, (batch, tokens, width) = self.objective, self.clean.shape
         shape = batch, len(self.layers) if how.by_layer else 1, tokens, width if how.by_channel else 1
@@ -148,7 +148,7 @@ class Bottlenecks:
             steps.append((compressed, step.score, step.hits, terms))
             alpha = adam(gradient)
         history = [torch.stack(each, dim=1) for each in zip(*steps, strict=True)]
-        return Found(self._passing(alpha) * (width / math.log(2)), self._named(history))
+        return Optimised(self._passing(alpha) * (width / math.log(2)), self._named(history))
 
     def _passing(self, alpha: Tensor) -> Tensor:
         """Return the information of every token at the end, ``[B, N]``, mean over channels and what was compressed."""

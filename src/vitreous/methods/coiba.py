@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.errors import MapError, ModelError, SpellingError, TargetError, VitreousError
 from vitreous.methods.base import Answer, Method, resolve_layer
-from vitreous.methods.bottleneck import Bottlenecks, Found, Objective, Prior
+from vitreous.methods.bottleneck import Bottlenecks, Objective, Optimised, Prior
 from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
@@ -119,8 +119,8 @@ class Bottleneck(Method):
             raise ModelError(f"{self.info.name}: statistics of noise need a model of images, not of tokens")
         total: Statistics | None = None
         for inputs in noise(session.view, _NOISE, session.inputs.shape[-2:], session.seed, min(session.batch, 32)):
-            found = statistics_of(session.view, inputs, "noise")
-            total = found if total is None else total.merge(found)
+            part = statistics_of(session.view, inputs, "noise")
+            total = part if total is None else total.merge(part)
         assert total is not None
         return total
 
@@ -196,10 +196,10 @@ class CoIBA(Bottleneck):
         )
         with torch.inference_mode(False):
             priors = self.priors(session, trace, at_least_float32(clean))
-            found = Bottlenecks(
+            optimised = Bottlenecks(
                 session, self.site(session.view), layers, tokens, clean, priors, target, objective, "coiba"
             ).optimise()
-        return Answer(trace.tokens_to_grid(found.bits, layers[0]), found.history)
+        return Answer(trace.tokens_to_grid(optimised.bits, layers[0]), optimised.history)
 
 
 class OneLayer(Bottleneck):
@@ -217,7 +217,7 @@ class OneLayer(Bottleneck):
     def clean(self, view: View) -> tuple[Keep, ...]:
         return (Keep("output", whole, self.layers(view)),)
 
-    def _each(self, session: Session) -> list[tuple[Tensor, Found]]:
+    def _each(self, session: Session) -> list[tuple[Tensor, Optimised]]:
         """Return the map and all else that was found at each layer, one optimisation after the other."""
         view, target, layers = session.view, self.target(session), self.layers(session.view)
         for layer in layers:
@@ -231,8 +231,8 @@ class OneLayer(Bottleneck):
             for layer, tokens, prior in zip(layers, outputs, priors, strict=True):
                 # the output of a block is the input of the next, or of the head
                 places = Bottlenecks(session, "input", (layer + 1,), tokens, tokens, (prior,), target, objective, "iba")
-                found = places.optimise()
-                made.append((trace.tokens_to_grid(found.bits, min(layer + 1, view.depth - 1)), found))
+                optimised = places.optimise()
+                made.append((trace.tokens_to_grid(optimised.bits, min(layer + 1, view.depth - 1)), optimised))
         return made
 
 
@@ -268,8 +268,8 @@ class IBA(OneLayer):
         return replace(self, layer=layer) if layer <= _last_read(view) else None
 
     def compute(self, session: Session) -> Answer:
-        ((found, all_else),) = self._each(session)
-        return Answer(found, all_else.history)
+        ((bits, all_else),) = self._each(session)
+        return Answer(bits, all_else.history)
 
 
 @register("iba_star", family="bottleneck", papers=("hong2025coiba", "schulz2020iba"), cost=(496, 495))
@@ -305,7 +305,7 @@ class IBAStar(OneLayer):
         return 1 + self.updates * self.samples * len(self.layers(view))
 
     def compute(self, session: Session) -> Answer:
-        maps = [found for found, _ in self._each(session)]
+        maps = [bits for bits, _ in self._each(session)]
         if len({each.shape for each in maps}) > 1:
             raise ModelError(f"iba_star: blocks {self.layers(session.view)} end on different grids; lower stop")
         layers = torch.stack(maps, dim=1)

@@ -191,8 +191,8 @@ class Smooth(OfBase):
             noise = torch.stack([draws.at(copy).normal(*inputs.shape[1:]) for copy in range(first, first + copies)], 1)
             scaled = noise.to(inputs) * span.view(-1, 1, *[1] * (inputs.ndim - 1))
             noisy = (inputs.unsqueeze(1) + scaled).flatten(0, 1)
-            found = at_least_float32(self.base.compute(session.fork(noisy, repeat=copies)).map)
-            part = found.reshape(len(inputs), copies, *found.shape[1:])
+            maps = at_least_float32(self.base.compute(session.fork(noisy, repeat=copies)).map)
+            part = maps.reshape(len(inputs), copies, *maps.shape[1:])
             # mean and squared deviations of all copies so far, after Chan, Golub and LeVeque
             apart, total = part.mean(dim=1) - mean, first + copies
             inside = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)

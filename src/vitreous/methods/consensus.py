@@ -58,27 +58,27 @@ class Consensus(Method):
     def compute(self, session: Session) -> Answer:
         prepare(session, self.bases)
         grid = session.view.grid(session.inputs)
-        found = torch.stack([resized(self._finite(base, session), grid) for base in self.bases], dim=1)
-        ranks = mean_ranks(found)
+        maps = torch.stack([resized(self._finite(base, session), grid) for base in self.bases], dim=1)
+        ranks = mean_ranks(maps)
         if self.how == "mean":
-            largest = found.abs().amax(dim=(2, 3), keepdim=True)
-            found = found / torch.where(largest > 0, largest, 1)
-        shown = (ranks if self.how == "rank" else found).mean(dim=1)
+            largest = maps.abs().amax(dim=(2, 3), keepdim=True)
+            maps = maps / torch.where(largest > 0, largest, 1)
+        shown = (ranks if self.how == "rank" else maps).mean(dim=1)
         return Answer(shown, {"ranks": ranks, "disagreement": ranks.std(dim=1, correction=0)})
 
     def _finite(self, base: Method, session: Session) -> Tensor:
         """A rank would hide a value that is not finite."""
-        found = at_least_float32(base.compute(session).map)
-        if not torch.isfinite(found).all():
+        maps = at_least_float32(base.compute(session).map)
+        if not torch.isfinite(maps).all():
             raise MapError(f"{base.spelling} gave values that are not finite, inside {self.info.name}")
-        return found
+        return maps
 
 
-def mean_ranks(found: Tensor) -> Tensor:
+def mean_ranks(maps: Tensor) -> Tensor:
     """Return the ranks of the values of each map ``[..., h, w]``, from 0 to 1; equal values share their mean rank."""
-    flat = found.flatten(-2).contiguous()
+    flat = maps.flatten(-2).contiguous()
     ordered = flat.sort(dim=-1).values
     below = torch.searchsorted(ordered, flat)
     not_above = torch.searchsorted(ordered, flat, right=True)
-    ranks = (below + not_above - 1).to(found) / 2
-    return (ranks / max(1, flat.shape[-1] - 1)).view_as(found)
+    ranks = (below + not_above - 1).to(maps) / 2
+    return (ranks / max(1, flat.shape[-1] - 1)).view_as(maps)

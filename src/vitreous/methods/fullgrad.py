@@ -56,8 +56,8 @@ class BiasTerms(Method):
         What belongs to no token (biases behind the pooling) is left out, as is the class token's own entry.
         """
         inputs, biases = self.ask_layers(trace.view, layers).keeps
-        found = (term[:, 1:] for term in trace[biases])
-        return trace[inputs], dict(zip(biases.layers, found, strict=True))
+        bias_terms = (term[:, 1:] for term in trace[biases])
+        return trace[inputs], dict(zip(biases.layers, bias_terms, strict=True))
 
 
 @register("fullgrad", family="decomposition", papers=("srinivas2019full",))

@@ -81,9 +81,9 @@ class TIS(Method):
             raise ModelError(f"tis: half=true scores in float16 on a GPU, and the model is on {session.inputs.device}")
         images, samples, times = _unique(self._samples(session, trace, kept))
         scores = self._scores(session, trace, images, samples)
-        found, share = _mean_over_samples(scores, images, samples, times, len(session.inputs), high * wide)
+        means, share = _mean_over_samples(scores, images, samples, times, len(session.inputs), high * wide)
         shape = (-1, high, wide)
-        return Answer(found.reshape(shape), {"kept": share.reshape(shape)})
+        return Answer(means.reshape(shape), {"kept": share.reshape(shape)})
 
     def _samples(self, session: Session, trace: Trace, kept: int) -> Tensor:
         """Return the patches ``[B, masks, k]`` of each sample, in ascending order."""

@@ -72,7 +72,7 @@ class Shares:
         step = max(1, _AT_ONCE // (tokens * width))
         vectors = torch.cat([self.brought, self._normed(self.brought)], dim=2)  # [B, N, 2 H, D]
         own = (self.own(through=True) - self.output).abs().sum(dim=-1)
-        found = self.input.new_empty(batch, len(places), tokens)
+        near = self.input.new_empty(batch, len(places), tokens)
         for image in range(batch):
             for start in range(0, len(places), step):
                 some = places[start : start + step]
@@ -82,8 +82,8 @@ class Shares:
                 rest = torch.baddbmm(output, weights, vectors[image], beta=-1)
                 distance = torch.linalg.vector_norm(rest, ord=1, dim=-1).T
                 distance[range(len(some)), some] = own[image, some]
-                found[image, start : start + step] = self.output[image, some].abs().sum(dim=-1, keepdim=True) - distance
-        return found.clamp_(min=0)
+                near[image, start : start + step] = self.output[image, some].abs().sum(dim=-1, keepdim=True) - distance
+        return near.clamp_(min=0)
 
     def _normed(self, shares: Tensor) -> Tensor:
         """The linear part of the second norm, LayerScale of the MLP included, not yet divided by the deviation."""

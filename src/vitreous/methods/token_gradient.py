@@ -102,9 +102,9 @@ class AttentionXInputXGradient(Method):
 
     def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
         received, terms = _received_times(layers, "output", trace.view.depth - 1)
-        found = dict(zip(terms.layers, _products(trace, received, terms), strict=True))
+        products = dict(zip(terms.layers, _products(trace, received, terms), strict=True))
         nothing = torch.zeros(trace.batch, *trace.grid).to(at_least_float32(trace.logits))
-        return [found.get(layer, nothing) for layer in layers]
+        return [products.get(layer, nothing) for layer in layers]
 
 
 @register(

@@ -107,8 +107,8 @@ def resampled(cells: Sequence[Cell], samples: int = SAMPLES, seed: int = 0) -> A
 
 def intervals(scores: Array, level: float = 0.95, samples: int = SAMPLES, seed: int = 0) -> list[Interval]:
     """Return the percentile interval of the mean of every column of ``[n, c]``."""
-    found = resampled([(column[:, None], mean) for column in scores.T], samples, seed)
-    return [interval(column, level) for column in found.T]
+    aggregates = resampled([(column[:, None], mean) for column in scores.T], samples, seed)
+    return [interval(column, level) for column in aggregates.T]
 
 
 def interval(scores: Array, level: float = 0.95) -> Interval:
@@ -136,8 +136,8 @@ def difference(
     if not there.any():
         raise VitreousError("no image has both scores")
     pair = [np.where(there[:, None], parts, np.nan) for parts in (one, other)]
-    found = resampled([(parts, aggregate) for parts in pair], samples, seed)
-    gaps = found[:, 0] - found[:, 1]
+    scores = resampled([(parts, aggregate) for parts in pair], samples, seed)
+    gaps = scores[:, 0] - scores[:, 1]
     gaps = gaps[~np.isnan(gaps)]
     low, high = interval(gaps, level)
     tail = min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))

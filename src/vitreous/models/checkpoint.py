@@ -29,9 +29,9 @@ def read(path: str | Path) -> dict[str, Tensor]:
         raise CheckpointError(f"no checkpoint at {path}")
     try:
         if path.suffix == ".safetensors":
-            found: Any = load_file(path)
+            loaded: Any = load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise CheckpointError(
             f"{path} is not a table of plain tensors; it is refused, for reading it could run code"
@@ -40,15 +40,15 @@ def read(path: str | Path) -> dict[str, Tensor]:
         reason = one_line(f"{type(error).__name__}: {error}")[:160]
         raise CheckpointError(f"{path} cannot be read as a checkpoint ({reason})") from error
     for nest in _NESTS:
-        if isinstance(found, Mapping) and isinstance(found.get(nest), Mapping):
-            found = found[nest]
-    named = isinstance(found, Mapping) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items())
-    if not named or not found:
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(nest), Mapping):
+            loaded = loaded[nest]
+    named = isinstance(loaded, Mapping) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in loaded.items())
+    if not named or not loaded:
         raise CheckpointError(f"{path} holds no table of named tensors")
-    _refuse_strange(path, found)
-    plain = {name.removeprefix("module."): tensor for name, tensor in found.items()}
-    if len(plain) < len(found):
-        twice = next(name for name in found if f"module.{name}" in found)
+    _refuse_strange(path, loaded)
+    plain = {name.removeprefix("module."): tensor for name, tensor in loaded.items()}
+    if len(plain) < len(loaded):
+        twice = next(name for name in loaded if f"module.{name}" in loaded)
         raise CheckpointError(f"{path} holds both {twice} and module.{twice}; which one is meant?")
     return plain
 

@@ -34,12 +34,12 @@ def fingerprint(module: nn.Module) -> str:
     now = tuple((name, each.data_ptr(), each._version) for name, each in tensors.items() if not each.is_inference())
     now = (now, _probes(tensors.values()))  # type: ignore[assignment]
     with _guard:
-        then, found = _known.get(module, (None, ""))
+        then, digest = _known.get(module, (None, ""))
     if then != now:
-        found = fingerprint_of(tensors.items())
+        digest = fingerprint_of(tensors.items())
         with _guard:
-            _known[module] = now, found
-    return found
+            _known[module] = now, digest
+    return digest
 
 
 def fingerprint_of(tensors: Iterable[tuple[str, Tensor]]) -> str:

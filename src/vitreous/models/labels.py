@@ -25,12 +25,12 @@ def find_label(word: str, labels: Sequence[str] | None, classes: int) -> int:
     if not labels:
         raise TargetError(f"class {word!r} is given by name but the model has no labels; use an index 0..{classes - 1}")
     wanted = word.strip().lower()
-    found = [i for i, label in enumerate(labels) if label.lower() == wanted]
-    found = found or [i for i, label in enumerate(labels) if wanted in _synonyms(label)]
-    if len(found) == 1:
-        return check_index(found[0], classes)
-    if found:
-        listed = ", ".join(f"{i} ({labels[i]})" for i in found[:5])
+    indices = [i for i, label in enumerate(labels) if label.lower() == wanted]
+    indices = indices or [i for i, label in enumerate(labels) if wanted in _synonyms(label)]
+    if len(indices) == 1:
+        return check_index(indices[0], classes)
+    if indices:
+        listed = ", ".join(f"{i} ({labels[i]})" for i in indices[:5])
         raise TargetError(f"class {word!r} names several classes: {listed}; use the index")
     names = {name for label in labels for name in _synonyms(label)}
     raise TargetError(f"no class is called {word!r}{nearest(word, names)}")

@@ -34,16 +34,16 @@ def prove(view: View, inputs: Tensor) -> None:
     seen, image = view.twin(), inputs[:1].detach()
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
         image = image.clone() if image.is_inference() else image
-        found = seen.finish(seen.run(seen.embed(image)))
-        _compare(view, found, _own(seen, image), "its own forward")
+        logits = seen.finish(seen.run(seen.embed(image)))
+        _compare(view, logits, _own(seen, image), "its own forward")
         if not any(module.training for module in view.model.modules()):
-            _compare(view, found, _own(view, image), "the model itself, called as it is,")
+            _compare(view, logits, _own(view, image), "the model itself, called as it is,")
     _proven[view.model] = structure
 
 
-def gap(found: Tensor, expected: Tensor) -> tuple[float, bool]:
+def gap(logits: Tensor, expected: Tensor) -> tuple[float, bool]:
     """Return the largest difference of logits, and whether it is more than rounding."""
-    one, other = found.double(), expected.double()
+    one, other = logits.double(), expected.double()
     off = float(torch.where(one.isnan() & other.isnan(), 0.0, (one - other).abs()).max())
     size = max(1.0, float(other[other.isfinite()].abs().max()) if other.isfinite().any() else 1.0)
     limit = 1e-2 if expected.dtype in (torch.float16, torch.bfloat16) else 1e-4
@@ -58,13 +58,13 @@ def _own(view: View, image: Tensor) -> Tensor:
         raise ModelError(f"{view.name}: its own forward fails on one image ({reason})") from error
 
 
-def _compare(view: View, found: Tensor, expected: Any, whose: str) -> None:
-    if not isinstance(expected, Tensor) or expected.shape != found.shape:
+def _compare(view: View, logits: Tensor, expected: Any, whose: str) -> None:
+    if not isinstance(expected, Tensor) or expected.shape != logits.shape:
         told = list(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
-        raise ModelError(f"{view.name}: {whose} gives {told}, its parts {list(found.shape)}; explain the model inside")
-    off, different = gap(found, expected)
+        raise ModelError(f"{view.name}: {whose} gives {told}, its parts {list(logits.shape)}; explain the model inside")
+    off, different = gap(logits, expected)
     if different:
-        said, would = (int(each[0].float().argmax()) for each in (expected, found))
+        said, would = (int(each[0].float().argmax()) for each in (expected, logits))
         raise ModelError(
             f"{view.name} computes something else than its parts: {whose} says class {said}, its blocks and head class "
             f"{would} (logits differ by {off:.1e}); a subclass, a patched forward or a hook changes it"

@@ -71,16 +71,16 @@ def register_adapter(adapter: Adapter) -> None:
 @cache
 def adapters() -> tuple[Adapter, ...]:
     """Return every adapter, third parties' first, so that they can claim subclasses of known models."""
-    found = list(_added)
+    every = list(_added)
     for entry in entry_points(group="vitreous.adapters"):
         try:
-            found.append(entry.load())
+            every.append(entry.load())
         except Exception as error:  # one broken package must not take the others away
             warnings.warn(f"the adapter {entry.name} cannot be imported: {error}", VitreousWarning, stacklevel=2)
     for path in _BUILT_IN.values():
         module, _, attribute = path.partition(":")
-        found.append(getattr(importlib.import_module(module), attribute))
-    return tuple(found)
+        every.append(getattr(importlib.import_module(module), attribute))
+    return tuple(every)
 
 
 def view(module: nn.Module | View, **facts: Any) -> View:
@@ -151,7 +151,7 @@ def device_of(device: str | torch.device) -> torch.device:
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     known = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
-    found = known.get(dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and found not in known.values():
+    chosen = known.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and chosen not in known.values():
         raise ModelError(f"dtype {str(dtype)!r} is not one of {', '.join(known)}")
-    return found
+    return chosen

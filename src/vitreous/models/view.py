@@ -217,8 +217,8 @@ class View(ABC):
 
     def original(self, inputs: Tensor) -> Tensor:
         """Run the model's own forward and return its logits: what ``finish(run(embed(x)))`` must equal."""
-        found = self.model(inputs)
-        return found if isinstance(found, Tensor) else found.logits
+        output = self.model(inputs)
+        return output if isinstance(output, Tensor) else output.logits
 
     def cast(self, inputs: Tensor) -> Tensor:
         """Move inputs to the model's device and dtype."""

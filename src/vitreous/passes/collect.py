@@ -65,10 +65,10 @@ def statistics(
         return _collect(looked_at, source, None, None, batch_size, memory, progress)
     with disk.lock(out, patience=0):
         begun = _begin(looked_at, source, Path(out), partial, overwrite, resume)
-        found = _collect(looked_at, source, begun, partial, batch_size, memory, progress)
-        found.save(out, overwrite=True, held=True)
+        collected = _collect(looked_at, source, begun, partial, batch_size, memory, progress)
+        collected.save(out, overwrite=True, held=True)
         disk.discard(partial)
-    return replace(found, path=str(out))
+    return replace(collected, path=str(out))
 
 
 def _collect(
@@ -86,8 +86,8 @@ def _collect(
     saved, written = time.monotonic(), total
     try:
         for taken, batch in source.batches(total, at_once):
-            for found in () if batch is None else in_parts(_part(looked_at, batch, source.kind), len(batch), at_once):
-                total = found if total is None else total.merge(found)
+            for part in () if batch is None else in_parts(_part(looked_at, batch, source.kind), len(batch), at_once):
+                total = part if total is None else total.merge(part)
             if total is not None:
                 total = replace(total, taken=taken, pictures=source.digest(taken))
             if progress is not None:
@@ -159,10 +159,10 @@ class _Pictures:
         if self.files is not None:
             self._remember(begun, (_bytes(path) for path in self.files[:before]))
             for part in cut(iter(self.files[before:]), at_once):
-                found = [each for path in part for each in pictures(path, self.view, self.on_error)]
+                readable = [each for path in part for each in pictures(path, self.view, self.on_error)]
                 for path in part:
                     self._know(_bytes(path))
-                yield self._digested, _stacked([each.tensor for each in found])
+                yield self._digested, _stacked([each.tensor for each in readable])
             return
         every = pictures(self.source, self.view, self.on_error, seen=False)
         self._remember(begun, (each.digest for each in islice(every, before)))
@@ -200,13 +200,13 @@ def _begin(
         return None
     if not resume:
         raise VitreousError(f"{there[0]} is there already; choose another place, or allow overwriting or resuming")
-    found = Statistics.load(there[0])
-    if (found.model, found.source, found.maker) != (view.name, source.kind, maker_of(view)):
-        made = f"{found.source} in {found.model}"
+    earlier = Statistics.load(there[0])
+    if (earlier.model, earlier.source, earlier.maker) != (view.name, source.kind, maker_of(view)):
+        made = f"{earlier.source} in {earlier.model}"
         raise VitreousError(f"{there[0]} holds statistics of {made}, or of other weights; it cannot be resumed here")
-    if source.total is not None and found.taken > source.total:
-        raise _others(found)
-    return found
+    if source.total is not None and earlier.taken > source.total:
+        raise _others(earlier)
+    return earlier
 
 
 def _files(source: Any) -> list[Path] | None:

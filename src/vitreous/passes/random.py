@@ -79,11 +79,11 @@ class Draws:
     def normal(self, *shape: int) -> Tensor:
         """Return standard normal numbers in float32, by the transformation of Box and Muller."""
         count = math.prod(shape)
-        found = torch.empty(len(self.keys), count, dtype=torch.float32, device=self.keys.device)
+        numbers = torch.empty(len(self.keys), count, dtype=torch.float32, device=self.keys.device)
         step = max(1, _AT_ONCE // max(1, count))
-        for start in range(0, len(found), step):
-            found[start : start + step] = Draws(self.keys[start : start + step])._pairs(count)
-        return found.view(-1, *shape)
+        for start in range(0, len(numbers), step):
+            numbers[start : start + step] = Draws(self.keys[start : start + step])._pairs(count)
+        return numbers.view(-1, *shape)
 
     def _pairs(self, count: int) -> Tensor:
         """Two numbers come from the same 64 bits, so that each depends on its own place only."""

@@ -111,9 +111,9 @@ class Rival(Session):
 
         parts = self.inner.run(part, len(self.inputs))
         rivals.settle(torch.cat([classes for classes, _ in parts]))
-        found = [Trace.join(traces) for traces in _padded([traces for _, traces in parts])]
+        joined = [Trace.join(traces) for traces in _padded([traces for _, traces in parts])]
         for place, each in enumerate(waiting):  # slots that no image uses repeat the last trace; nobody reads it
-            each._traces.append((ask.rules, found[min(place, len(found) - 1)]))
+            each._traces.append((ask.rules, joined[min(place, len(joined) - 1)]))
 
 
 def _used(classes: Tensor) -> int:

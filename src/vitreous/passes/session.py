@@ -78,11 +78,11 @@ class Session:
         if ask.value is not None:
             chosen = self.of_value(ask.value) if ask.backward else self
             return chosen.trace(replace(ask, value=None))
-        found = self._find(ask)
-        if found is None:
+        trace = self._find(ask)
+        if trace is None:
             self._run(ask)
-            found = self._traces[-1][1]
-        return found
+            trace = self._traces[-1][1]
+        return trace
 
     @property
     def batch(self) -> int:

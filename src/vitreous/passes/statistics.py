@@ -129,17 +129,17 @@ class Statistics:
         """Return the moments of a place, or say why these statistics are not those of this model and input size."""
         if self.model != view.name:
             raise ModelError(f"the statistics {self} are those of {self.model}, not of {view.name}")
-        found = self.moments.get((site, layer))
-        if found is None:
+        moments = self.moments.get((site, layer))
+        if moments is None:
             raise ModelError(f"the statistics {self} have no {site} of layer {layer}")
         if self.count < 2:
             raise VitreousError(f"the statistics {self} are of {self.count} image: there is no deviation; take more")
-        if len(found.mean) > 1 and self.size != tuple(size):
+        if len(moments.mean) > 1 and self.size != tuple(size):
             made, given = (f"{high} x {wide}" for high, wide in (self.size, size))
             raise ModelError(f"the statistics {self} were made at {made}, the input is {given}; pool them over tokens")
         if self.maker and self.maker != maker_of(view):
             raise ModelError(f"the statistics {self} were made with other weights or settings of {view.name}")
-        return found
+        return moments
 
     # -- files -----------------------------------------------------------------------------------------
 
@@ -203,9 +203,9 @@ def statistics_of(view: View, inputs: Tensor, source: str) -> Statistics:
     keeps = tuple(Keep(site, _batch_moments, tuple(range(view.depth))) for site in (view.branch_site, "output"))
     trace = run(view, view.cast(inputs), Pass(keeps), Target())
     moments = {
-        (keep.site, layer): Moments(found[0].double().cpu(), found[1].double().cpu(), len(inputs))
+        (keep.site, layer): Moments(pair[0].double().cpu(), pair[1].double().cpu(), len(inputs))
         for keep in keeps
-        for layer, found in zip(keep.layers, trace[keep], strict=True)
+        for layer, pair in zip(keep.layers, trace[keep], strict=True)
     }
     high, wide = inputs.shape[-2:]
     return Statistics(view.name, (high, wide), source, len(inputs), moments, maker=maker_of(view))

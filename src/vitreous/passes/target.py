@@ -167,14 +167,14 @@ class Targets:
         """Return the target of the images at these places, which only ever grow."""
         if self.shared:
             return self.target
-        found = []
+        targets = []
         for place in places:
             each = next(islice(self._each, place - self._taken, None), _NONE)
             if each is _NONE:
                 raise TargetError(f"there are fewer targets than images: none for image {place}")
-            found.append(each)
+            targets.append(each)
             self._taken = place + 1
-        return found
+        return targets
 
     def finish(self, total: int) -> None:
         """Complain if targets are left when the images are not."""
@@ -200,10 +200,10 @@ def restriction(view: View, only: Sequence[ClassSpec] | None) -> tuple[int, ...]
         return None
     if isinstance(only, str) or not isinstance(only, Iterable):
         raise TargetError(f"classes={only!r:.60} is not a list of classes")
-    found = sorted({view.class_index(_plain(each)) for each in only})
-    if len(found) < 2:
-        raise TargetError(f"a softmax needs two classes at least, got {len(found)}")
-    return tuple(found)
+    indices = sorted({view.class_index(_plain(each)) for each in only})
+    if len(indices) < 2:
+        raise TargetError(f"a softmax needs two classes at least, got {len(indices)}")
+    return tuple(indices)
 
 
 def class_sets(view: View, batch: int, among: Any) -> Tensor | None:

@@ -306,10 +306,10 @@ def _read_map(data: bytes) -> np.ndarray[Any, Any]:
     if math.prod(shape) * dtype.itemsize != len(data) - file.tell():
         raise ValueError(f"it is not as long as {list(shape)} of {dtype}")
     flat: np.ndarray[Any, Any] = np.frombuffer(data, dtype, offset=file.tell())
-    found: np.ndarray[Any, Any] = flat.reshape(shape, order="F" if fortran else "C").copy()
-    if not np.isfinite(found).all():
+    array: np.ndarray[Any, Any] = flat.reshape(shape, order="F" if fortran else "C").copy()
+    if not np.isfinite(array).all():
         raise ValueError("the map has values that are not finite")
-    return found
+    return array
 
 
 def _read_extras(data: bytes) -> dict[str, Any]:
@@ -317,11 +317,11 @@ def _read_extras(data: bytes) -> dict[str, Any]:
         size = sum(each.file_size for each in archive.infolist())
     if size > _MOST_BYTES:
         raise ValueError(f"the extras take {size} bytes")
-    found = dict(np.load(io.BytesIO(data), allow_pickle=False))
-    strange = [name for name, value in found.items() if value.dtype.kind not in "fiub"]
+    extras = dict(np.load(io.BytesIO(data), allow_pickle=False))
+    strange = [name for name, value in extras.items() if value.dtype.kind not in "fiub"]
     if strange:
-        raise ValueError(f"{strange[0]} holds {found[strange[0]].dtype}")
-    return found
+        raise ValueError(f"{strange[0]} holds {extras[strange[0]].dtype}")
+    return extras
 
 
 def _no_number(word: str) -> float:
@@ -329,12 +329,12 @@ def _no_number(word: str) -> float:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in ("vitreous", "torch", "timm", "numpy", "pillow"):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             from vitreous import __version__
 
-            found[package] = __version__ if package == "vitreous" else "unknown"
-    return found
+            versions[package] = __version__ if package == "vitreous" else "unknown"
+    return versions

@@ -74,14 +74,14 @@ class Table:
     def curve(self, method: str, metric: str, name: str | None = None) -> Curve:
         """Return the curve that a metric was read from; by ``name``, where there are several."""
         self[method, metric]
-        found = self.curves.get((method, metric), {})
-        if not found:
+        curves = self.curves.get((method, metric), {})
+        if not curves:
             raise VitreousError(f"{metric} is not read from a curve")
-        if name is None and len(found) > 1:
-            raise VitreousError(f"{metric} is read from several curves: name one of {', '.join(found)}")
-        if name is not None and name not in found:
-            raise VitreousError(f"{metric} has no curve {name!r}, but {', '.join(found)}")
-        return found[next(iter(found)) if name is None else name]
+        if name is None and len(curves) > 1:
+            raise VitreousError(f"{metric} is read from several curves: name one of {', '.join(curves)}")
+        if name is not None and name not in curves:
+            raise VitreousError(f"{metric} has no curve {name!r}, but {', '.join(curves)}")
+        return curves[next(iter(curves)) if name is None else name]
 
     def difference(self, one: str, other: str, metric: str) -> Difference:
         """Return the paired difference ``one - other`` with its interval and p-value."""
@@ -134,13 +134,13 @@ class Table:
     @cached_property
     def _whole(self) -> dict[tuple[str, str], float]:
         ones = np.ones((1, len(self.images)))
-        found = [float(aggregate(parts, ones)[0]) for parts, aggregate in self._cells]
-        return dict(zip(self.parts, found, strict=True))
+        scores = [float(aggregate(parts, ones)[0]) for parts, aggregate in self._cells]
+        return dict(zip(self.parts, scores, strict=True))
 
     @cached_property
     def _intervals(self) -> dict[tuple[str, str], Interval]:
-        found = resampled(self._cells, self.samples, self.seed)
-        return {cell: interval(column) for cell, column in zip(self.parts, found.T, strict=True)}
+        resamples = resampled(self._cells, self.samples, self.seed)
+        return {cell: interval(column) for cell, column in zip(self.parts, resamples.T, strict=True)}
 
     # -- files and text --------------------------------------------------------------------------------
 
@@ -167,34 +167,34 @@ class Table:
     def load(cls, path: str | Path) -> Table:
         """Read a table that was saved as ``.json``; its metrics must be known here."""
         try:
-            found = json.loads(Path(path).read_bytes().decode(errors="surrogateescape"))
-            if found.get("schema") != SCHEMA:
-                raise VitreousError(f"{path} is no table of the form {SCHEMA}, but {found.get('schema')!r}")
-            return cls._from_json(found)
+            data = json.loads(Path(path).read_bytes().decode(errors="surrogateescape"))
+            if data.get("schema") != SCHEMA:
+                raise VitreousError(f"{path} is no table of the form {SCHEMA}, but {data.get('schema')!r}")
+            return cls._from_json(data)
         except OSError as error:
             raise VitreousError(f"{path} cannot be read: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise VitreousError(f"{path} is no table of scores: {type(error).__name__} {error}") from None
 
     @classmethod
-    def _from_json(cls, found: Mapping[str, Any]) -> Table:
-        names = [each["name"] for each in found["metrics"]]
-        judges = {name: metric_of(found["plan"]["metrics"][name]["spelling"]) for name in names}
-        cells = {(each["name"], name): cell for each in found["methods"] for name, cell in each["scores"].items()}
+    def _from_json(cls, data: Mapping[str, Any]) -> Table:
+        names = [each["name"] for each in data["metrics"]]
+        judges = {name: metric_of(data["plan"]["metrics"][name]["spelling"]) for name in names}
+        cells = {(each["name"], name): cell for each in data["methods"] for name, cell in each["scores"].items()}
         return cls(
-            images=tuple(found["images"]),
-            methods=tuple(each["name"] for each in found["methods"]),
+            images=tuple(data["images"]),
+            methods=tuple(each["name"] for each in data["methods"]),
             metrics=tuple(names),
             parts={key: as_parts(_array(cell.get("parts", cell["per_image"]))) for key, cell in cells.items()},
             judges=judges,
-            degenerate={each["name"]: each["degenerate"] for each in found["methods"]},
-            confidence={name: _array(values) for name, values in found["confidence"].items()},
+            degenerate={each["name"]: each["degenerate"] for each in data["methods"]},
+            confidence={name: _array(values) for name, values in data["confidence"].items()},
             curves={
                 key: {name: Curve(_array(c["x"]), _array(c["y"])) for name, c in cell.get("curves", {}).items()}
                 for key, cell in cells.items()
             },
-            plan=found["plan"],
-            **found["resampling"],
+            plan=data["plan"],
+            **data["resampling"],
         )
 
     def to_csv(self) -> str:

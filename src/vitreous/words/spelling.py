@@ -99,7 +99,7 @@ class Reader:
     # -- text to calls ---------------------------------------------------------------------------------
 
     def _tokens(self) -> list[_Token]:
-        found, at = [], 0
+        tokens, at = [], 0
         end = len(self.text.rstrip())
         while at < end:
             match = _TOKEN.match(self.text, at)
@@ -107,9 +107,9 @@ class Reader:
                 at += len(self.text[at:]) - len(self.text[at:].lstrip())
                 raise self._error(_Token("odd", self.text[at], at), "this cannot be read")
             kind = match.lastgroup or ""
-            found.append(_Token(kind, match.group(kind), match.start(kind)))
+            tokens.append(_Token(kind, match.group(kind), match.start(kind)))
             at = match.end()
-        return [*found, _Token("end", "", end)]
+        return [*tokens, _Token("end", "", end)]
 
     def _call(self, depth: int) -> _Call:
         if depth > _MOST_NESTED:

@@ -51,8 +51,8 @@ class Batch:
         return Batch(*(value[which] for value in self._values()))
 
     def to(self, device: str | torch.device) -> Batch:
-        found = device_of(device)
-        return Batch(*(value.to(found) for value in self._values()))
+        chosen = device_of(device)
+        return Batch(*(value.to(chosen) for value in self._values()))
 
     def replace(self, **changes: Tensor) -> Batch:
         """Return the same scenes with some of the tensors exchanged."""

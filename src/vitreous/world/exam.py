@@ -114,18 +114,18 @@ def _mean(values: Tensor) -> float:
     return round(float(values.mean()), 4)
 
 
-def table(found: dict[str, Any]) -> str:
+def table(figures: dict[str, Any]) -> str:
     """Return what ``examine`` found, to be read by people."""
-    lines = [f"{'accuracy':<48}{found['accuracy']:>10.2%}"]
-    lines += [f"{f'  betrayed classes, {how}':<48}{share:>10.2%}" for how, share in found["betrayed classes"].items()]
-    lines += [f"{f'  difficulty {level}':<48}{share:>10.2%}" for level, share in found["difficulty"].items()]
-    lines.append(f"{'  two creatures, both named first':<48}{found['two creatures']:>10.2%}")
-    changed = found["prediction changed without background objects"]
+    lines = [f"{'accuracy':<48}{figures['accuracy']:>10.2%}"]
+    lines += [f"{f'  betrayed classes, {how}':<48}{share:>10.2%}" for how, share in figures["betrayed classes"].items()]
+    lines += [f"{f'  difficulty {level}':<48}{share:>10.2%}" for level, share in figures["difficulty"].items()]
+    lines.append(f"{'  two creatures, both named first':<48}{figures['two creatures']:>10.2%}")
+    changed = figures["prediction changed without background objects"]
     lines.append(f"{'changed without background objects':<48}{changed:>10.2%}")
     lines.append(f"{'fall of the probability without the part':<48}{'telling':>10}{'other':>10}")
-    for part, drop in found["drop when a part is removed"].items():
+    for part, drop in figures["drop when a part is removed"].items():
         lines.append(f"{f'  {part}':<48}{drop['telling']:>10.4f}{drop['not telling']:>10.4f}")
-    return "\n".join([f"{found['scenes']} scenes", *lines])
+    return "\n".join([f"{figures['scenes']} scenes", *lines])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -140,10 +140,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         options = {"checkpoint": given.checkpoint} if given.checkpoint else {}
-        found = examine(ADAPTER.load(given.model, **options).to(device_of(given.device)), given.n, given.split)
+        figures = examine(ADAPTER.load(given.model, **options).to(device_of(given.device)), given.n, given.split)
     except VitreousError as error:
         parser.error(str(error))
-    sys.stdout.write((json.dumps(found, indent=1) if given.json else table(found)) + "\n")
+    sys.stdout.write((json.dumps(figures, indent=1) if given.json else table(figures)) + "\n")
 
 
 if __name__ == "__main__":

@@ -64,12 +64,12 @@ def _png(image: Image.Image) -> Callable[[BinaryIO], None]:
 def read(path: str | Path) -> list[Scene]:
     """Return the scenes of a ``scenes.json``."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise VitreousError(f"{path} cannot be read as scenes: {one_line(str(error))}") from None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA or not isinstance(found.get("scenes"), list):
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("scenes"), list):
         raise VitreousError(f"{path} is no file of scenes ({SCHEMA})")
-    return [Scene.from_json(_scene(each)) for each in found["scenes"]]
+    return [Scene.from_json(_scene(each)) for each in data["scenes"]]
 
 
 def _scene(entry: Any) -> Any:

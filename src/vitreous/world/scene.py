@@ -381,9 +381,9 @@ def _creature(given: Mapping[str, Any], what: str) -> dict[str, Any]:
     return {"label": given["label"], "parts": dict(parts), "pose": _made(Pose, given["pose"], "pose")}
 
 
-def _plain(found: Any) -> Any:
+def _plain(given: Any) -> Any:
     """Write classes as their names, and rows as lists."""
-    if isinstance(found, dict):
-        named = ((name, value) if name != "label" else ("class", NAMES[value]) for name, value in found.items())
+    if isinstance(given, dict):
+        named = ((name, value) if name != "label" else ("class", NAMES[value]) for name, value in given.items())
         return {name: _plain(value) for name, value in named}
-    return [_plain(each) for each in found] if isinstance(found, list | tuple) else found
+    return [_plain(each) for each in given] if isinstance(given, list | tuple) else given

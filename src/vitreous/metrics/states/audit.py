@@ -66,21 +66,21 @@ class Auditor:
         self._picked: list[_Sample] = []
         self._compared: list[Tensor] = []
 
-    def images(self, inputs: Tensor, classes: Tensor, found: Tensor) -> None:
+    def images(self, inputs: Tensor, classes: Tensor, logprobs: Tensor) -> None:
         """Perhaps pick a state from a batch of images that was just run."""
         if self._images % self._stride == 0:
             row = slice(self._images % len(inputs), self._images % len(inputs) + 1)
-            self._picked.append(_Sample(inputs[row].clone(), classes[row].clone(), found[row].clone()))
+            self._picked.append(_Sample(inputs[row].clone(), classes[row].clone(), logprobs[row].clone()))
             if len(self._picked) == _TOGETHER:
                 self._flush()
                 self._stride *= 2
         self._images += 1
 
-    def tokens(self, inputs: Tensor, keep: Tensor, classes: Tensor, found: Tensor) -> None:
+    def tokens(self, inputs: Tensor, keep: Tensor, classes: Tensor, logprobs: Tensor) -> None:
         """Perhaps compare some of a batch of token states that was just run."""
         if self._tokens in {0, *(8**power for power in range(1, 12))}:
             few = slice(0, 4)
-            self._compare(self._exact(inputs[few], keep[few]), _Sample(inputs[few], classes[few], found[few]))
+            self._compare(self._exact(inputs[few], keep[few]), _Sample(inputs[few], classes[few], logprobs[few]))
         self._tokens += 1
 
     def verdict(self) -> Audit | None:
@@ -94,8 +94,8 @@ class Auditor:
 
     def _flush(self) -> None:
         if self._picked:
-            inputs, classes, found = (torch.cat(column) for column in zip(*self._picked, strict=True))
-            self._compare(self._exact(inputs, None), _Sample(inputs, classes, found))
+            inputs, classes, logprobs = (torch.cat(column) for column in zip(*self._picked, strict=True))
+            self._compare(self._exact(inputs, None), _Sample(inputs, classes, logprobs))
             self._picked = []
 
     def _compare(self, exact: Tensor, sample: _Sample) -> None:

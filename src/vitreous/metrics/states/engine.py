@@ -99,10 +99,10 @@ class Engine:
             self._count(0, len(part))
         return torch.cat(parts)
 
-    def record(self, found: Tensor, classes: Tensor, slots: Array) -> None:
+    def record(self, logprobs: Tensor, classes: Tensor, slots: Array) -> None:
         """Keep the answers of states whose log-probabilities ``[B, C]`` are known already."""
-        picked = found.gather(1, classes).float()
-        self._answers.append(torch.cat([picked, found.argmax(dim=1, keepdim=True).float()], dim=1))
+        picked = logprobs.gather(1, classes).float()
+        self._answers.append(torch.cat([picked, logprobs.argmax(dim=1, keepdim=True).float()], dim=1))
         self._slots.append(slots)
 
     def images(self, write: Write, size: tuple[int, int], classes: Tensor, slots: Array) -> None:
@@ -146,20 +146,20 @@ class Engine:
                 self._flush_tokens(queue)
         slots = np.concatenate(self._slots)
         home = torch.cat(self._answers).cpu().numpy()
-        found = Readings(np.empty((len(slots), home.shape[1] - 1), np.float32), np.empty(len(slots), np.int64))
-        found.log_probability[slots] = home[:, :-1]
-        found.arg_max[slots] = home[:, -1].astype(np.int64)
+        readings = Readings(np.empty((len(slots), home.shape[1] - 1), np.float32), np.empty(len(slots), np.int64))
+        readings.log_probability[slots] = home[:, :-1]
+        readings.arg_max[slots] = home[:, -1].astype(np.int64)
         if self._auditor is not None:
             self.audit = self._auditor.verdict()
             _log.info("%s", self.audit)
-        return found
+        return readings
 
     def _flush(self) -> None:
         inputs, classes = self._buffer[: self._filled], self._classes[: self._filled]
-        found = self._run(inputs)
-        self.record(found, classes, np.concatenate(self._waiting))
+        logprobs = self._run(inputs)
+        self.record(logprobs, classes, np.concatenate(self._waiting))
         if self._auditor is not None:
-            self._auditor.images(inputs, classes, found)
+            self._auditor.images(inputs, classes, logprobs)
         self._count(0, self._filled)
         self._filled, self._waiting = 0, []
 
@@ -174,10 +174,10 @@ class Engine:
             room -= len(piece.slots)
         inputs = torch.cat([self._picked(piece) for piece in taken])
         keep, classes = torch.cat([piece.keep for piece in taken]), torch.cat([piece.classes for piece in taken])
-        found = self._run(inputs, keep)
-        self.record(found, classes, np.concatenate([piece.slots for piece in taken]))
+        logprobs = self._run(inputs, keep)
+        self.record(logprobs, classes, np.concatenate([piece.slots for piece in taken]))
         if self._auditor is not None:
-            self._auditor.tokens(inputs, keep, classes, found)
+            self._auditor.tokens(inputs, keep, classes, logprobs)
         self._count(keep.shape[1], len(inputs))
 
     def _picked(self, piece: _Tokens) -> Tensor:

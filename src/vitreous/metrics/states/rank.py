@@ -47,9 +47,9 @@ def sound(maps: Tensor, flags: Tensor) -> Tensor:
 
 def ranks(values: Tensor, ties: str = "random", seed: int = 0) -> Tensor:
     """Return the rank of every entry of ``[B, n]`` in descending order, 0 for the largest, as int32."""
-    found = order(values, ties, seed)
+    ordered = order(values, ties, seed)
     places = torch.arange(values.shape[1], device=values.device, dtype=torch.int32)
-    return torch.empty_like(found, dtype=torch.int32).scatter_(1, found, places.expand_as(found))
+    return torch.empty_like(ordered, dtype=torch.int32).scatter_(1, ordered, places.expand_as(ordered))
 
 
 def order(values: Tensor, ties: str = "random", seed: int = 0) -> Tensor:

@@ -126,7 +126,7 @@ def perturbed(
     chunk = Chunk.of(view, inputs, [substrate], inputs.new_zeros(len(inputs), 1), seed)
     spans = torch.tensor(need.spans, dtype=torch.int32, device=inputs.device)
     maps = maps.to(inputs.device)
-    found = inputs.new_empty(len(inputs), len(spans), *inputs.shape[1:])
+    states = inputs.new_empty(len(inputs), len(spans), *inputs.shape[1:])
     for image in range(len(inputs)):
         own = maps[image : image + 1]
         if need.unit == "blend":
@@ -136,8 +136,8 @@ def perturbed(
         else:
             ranks = pixel_ranks(own, tuple(inputs.shape[-2:]), upsample, ties, seed)[0]  # type: ignore[arg-type]
             write = select(chunk, image, substrate, need.keep, spans, ranks)
-        write(found[image], 0, len(spans))
-    return found
+        write(states[image], 0, len(spans))
+    return states
 
 
 def _greyed(view: View, chunk: Chunk, image: int, need: States, own: Tensor, ties: str, seed: int) -> Write:

@@ -132,8 +132,8 @@ class HFZeroShot(HFTower):
         if words["input_ids"].shape[1] > longest:
             raise ModelError(f"{self.name}: a prompt is longer than the {longest} pieces that its text tower reads")
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            found = twin(self.model).get_text_features(**{key: value.to(self.device) for key, value in words.items()})
-        return found if isinstance(found, Tensor) else found.pooler_output
+            encoded = twin(self.model).get_text_features(**{key: value.to(self.device) for key, value in words.items()})
+        return encoded if isinstance(encoded, Tensor) else encoded.pooler_output
 
     # -- the head --------------------------------------------------------------------------------------
 

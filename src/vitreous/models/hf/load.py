@@ -170,9 +170,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _beside(transformers: Any, name: str, source: str, zero_shot: bool, quiet: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     try:
-        found["preprocess"] = preprocess_of(
+        facts["preprocess"] = preprocess_of(
             transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
         )
     except Exception as error:
@@ -185,8 +185,8 @@ def _beside(transformers: Any, name: str, source: str, zero_shot: bool, quiet: b
             )
     if zero_shot:
         with suppress(Exception):  # only prompts need a tokenizer, and they say so
-            found["tokenizer"] = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    return found
+            facts["tokenizer"] = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    return facts
 
 
 def preprocess_of(processor: Any) -> Preprocess:
@@ -226,8 +226,8 @@ def preprocess_of(processor: Any) -> Preprocess:
 def _side(size: Any, key: str) -> int | None:
     if isinstance(size, int):
         return size
-    found = size.get(key) if isinstance(size, dict) else getattr(size, key, None)
-    return None if found is None else int(found)
+    side = size.get(key) if isinstance(size, dict) else getattr(size, key, None)
+    return None if side is None else int(side)
 
 
 def _ratio(crop: int, resized: int) -> float:

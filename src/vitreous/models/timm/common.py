@@ -134,8 +134,8 @@ class TimmColumn(TimmView):
         block = self.model.blocks[layer]
         module, _ = _SCALES.get(name, ("", ""))
         scaled = getattr(block, module, None)
-        found: nn.Module = getattr(block, name) if scaled is None or isinstance(scaled, nn.Identity) else scaled
-        return found
+        site: nn.Module = getattr(block, name) if scaled is None or isinstance(scaled, nn.Identity) else scaled
+        return site
 
     def weights(self, layer: int) -> Weights:
         block = self.model.blocks[layer]

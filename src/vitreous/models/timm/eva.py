@@ -42,10 +42,10 @@ class TimmEva(TimmColumn):
             return None
         if model.rope_mixed:  # get_embed would compute all blocks' angles for each block
             places = rope._get_grid_values(self.grid()) if rope.t_x is None else (rope.t_x, rope.t_y)
-            found: Tensor = pos_embed_sincos.get_mixed_freqs(rope.freqs[:, layer], *places)
+            angles: Tensor = pos_embed_sincos.get_mixed_freqs(rope.freqs[:, layer], *places)
         else:
-            found = rope.get_embed(self.grid()) if model.dynamic_img_size else rope.get_embed()
+            angles = rope.get_embed(self.grid()) if model.dynamic_img_size else rope.get_embed()
         if keep is None:
-            return found
-        picked = found[..., keep.long(), :]  # the images stand where the patches stood
+            return angles
+        picked = angles[..., keep.long(), :]  # the images stand where the patches stood
         return picked.transpose(0, 1) if model.rope_mixed else picked.unsqueeze(1)

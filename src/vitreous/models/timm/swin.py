@@ -58,10 +58,10 @@ class TimmSwin(TimmView):
     def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         if keep is not None:
             self.pick(tokens, keep)  # refuses
-        found = self._blocks[layer](self._laid_out(tokens, layer))
+        laid_out = self._blocks[layer](self._laid_out(tokens, layer))
         for merging in self._merging(layer):
-            found = merging(found)
-        return found.flatten(1, 2)  # type: ignore[no-any-return]
+            laid_out = merging(laid_out)
+        return laid_out.flatten(1, 2)  # type: ignore[no-any-return]
 
     def finish(self, tokens: Tensor) -> Tensor:
         features = self.model.norm(self._laid_out(tokens, self.depth - 1))

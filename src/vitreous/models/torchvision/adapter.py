@@ -88,14 +88,14 @@ def describe(name: str | None, stand_in: str) -> tuple[Preprocess, list[str]]:
     weights = (name and _weights(name)) or _weights(stand_in)
     given = weights.transforms()
     (crop,), (resize,) = given.crop_size, given.resize_size
-    found = Preprocess(
+    preprocess = Preprocess(
         size=(crop, crop),
         mean=tuple(given.mean),
         std=tuple(given.std),
         interpolation=given.interpolation.value,
         crop=crop / resize,
     )
-    return found, list(weights.meta["categories"])
+    return preprocess, list(weights.meta["categories"])
 
 
 def head_calls(*parts: nn.Module) -> Mapping[str, int]:

@@ -59,8 +59,8 @@ class HoldGate(Rule):
             with torch.no_grad():
                 out: Tensor = call.plain()
             return FrozenGate.apply(call.args[0] if call.args else call.kwargs["input"], out)
-        found = call.plain()
-        return found if call.func in (F.relu, torch.relu, Tensor.relu) else found.detach()
+        plain = call.plain()
+        return plain if call.func in (F.relu, torch.relu, Tensor.relu) else plain.detach()
 
 
 def _layer_norm(

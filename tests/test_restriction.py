@@ -1,0 +1,139 @@
+"""The softmax among some classes, for explainers as for metrics; and captions that name the value explained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import vitreous as vt
+from commands import run
+from families import FAMILIES, images
+
+ONLY = [1, 2, 4]
+
+
+@pytest.fixture(scope="module")
+def view() -> vt.View:
+    return vt.view(FAMILIES["vit"]())
+
+
+@pytest.fixture(scope="module")
+def x(view: vt.View) -> Tensor:
+    return images(view, 6)
+
+
+def restricted(model: Any, x: Tensor) -> Tensor:
+    """Log-probabilities among ONLY, by a softmax over these logits alone."""
+    return model(x)[:, ONLY].log_softmax(dim=1)
+
+
+@pytest.mark.parametrize("value", ["prob", "logprob"])
+def test_the_value_is_that_among_the_classes(view: vt.View, x: Tensor, value: str) -> None:
+    found = vt.method("input_x_gradient").attribute(view, x, target=2, value=value, classes=ONLY)
+    given = x.clone().requires_grad_()
+    log = restricted(view.model, given)[:, 1]
+    score = log if value == "logprob" else log.exp()
+    (gradient,) = torch.autograd.grad(score.sum(), given)
+    torch.testing.assert_close(found, (gradient * given).sum(dim=1).detach(), rtol=1e-4, atol=1e-7)
+
+
+def test_the_prediction_and_its_probability_are_among_them(view: vt.View, x: Tensor) -> None:
+    with torch.no_grad():
+        log, free = restricted(view.model, x), view.model(x).argmax(dim=1)
+    found = vt.explain(view, x, "ixg", classes=ONLY)
+    assert [e.target for e in found] == [ONLY[best] for best in log.argmax(dim=1).tolist()]
+    np.testing.assert_allclose([e.probability for e in found], log.exp().amax(dim=1), rtol=1e-4)
+    assert {e.only for e in found} == {tuple(ONLY)}
+    assert [e.target for e in found] != free.tolist(), "of these images some are predicted otherwise"
+
+
+def test_coibas_cross_entropy_is_among_them(view: vt.View, x: Tensor) -> None:
+    """Among two classes it is another map; among all of them it is the same."""
+    how = "coiba(steps=3, samples=2)"
+    free = vt.method(how).attribute(view, x, target=2)
+    every = vt.method(how).attribute(view, x, target=2, classes=range(5))
+    two = vt.method(how).attribute(view, x, target=2, classes=[2, 4])
+    torch.testing.assert_close(every, free)
+    assert not torch.allclose(two, free, rtol=1e-3)
+
+
+def test_sets_of_probable_classes_are_among_them(view: vt.View, x: Tensor) -> None:
+    for e in vt.explain(view, x, "var(ixg, classes=top:2)", classes=ONLY):
+        assert set(e.extras["classes"].tolist()) <= set(ONLY)
+
+
+@pytest.mark.parametrize(
+    ("classes", "target", "said"),
+    [
+        ([1], None, "two classes at least"),
+        ([0, 7], None, "class index 7 is outside 0..4"),
+        ("01", None, "is not a list of classes"),
+        ([0, 1], 3, "target class is not among the 2 classes"),
+    ],
+)
+def test_bad_restrictions(view: vt.View, x: Tensor, classes: Any, target: Any, said: str) -> None:
+    with pytest.raises(vt.VitreousError, match=said):
+        vt.explain(view, x, "ixg", target=target, classes=classes)
+
+
+def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        Image.fromarray(rng.integers(0, 255, (64, 64, 3), np.uint8)).save(f"{name}.png")
+    view = vt.load("world")
+    told = json.loads(
+        run("explain", "a.png", "--model", "world", "--method", "logprob(ixg)", "--classes", "3,5,8", "--json").out
+    )
+    (told,) = told["explanations"]
+    e = vt.explain(view, "a.png", "logprob(ixg)", classes=[3, 5, 8])
+    assert told["target"] == e.target
+    assert e.target in (3, 5, 8)
+    assert told["probability"] == pytest.approx(e.probability, rel=1e-4)
+    scored = json.loads(
+        run(
+            "score",
+            "world",
+            "a.png",
+            "b.png",
+            "--method",
+            "ixg",
+            "--metric",
+            "average_drop",
+            "--classes",
+            "3,5,8",
+            "--json",
+        ).out
+    )
+    assert scored["plan"]["classes"] == [3, 5, 8]
+    np.testing.assert_allclose(scored["confidence"]["pred"][0], e.probability, rtol=1e-4)
+
+
+# -- captions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spelling", "value"),
+    [
+        ("ixg", "logit"),
+        ("logprob(ixg)", "logprob"),
+        ("smooth(logprob(ixg), samples=2)", "logprob"),
+        ("plus(logprob(ixg))", "logprob"),
+        ("skipplus(logprob(ixg), start=1)", "logprob"),
+        ("var(logprob(ixg))", "logprob"),
+        ("consensus(logprob(ixg), logprob(generic))", "logprob"),
+        ("vtranm", "prob"),
+    ],
+)
+def test_captions_name_the_value_that_was_explained(view: vt.View, x: Tensor, spelling: str, value: str) -> None:
+    e = vt.explain(view, x[0], spelling)
+    assert e.value == value
+    assert f", {value} of " in e.caption
+    assert vt.compare(view, x[0], [spelling]).rows[0][0].value == value

@@ -1,0 +1,155 @@
+"""Small things that were silently wrong once: p-values, progress, spellings, uneven grids, facts of views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous as vt
+from every import EVERY
+from families import FAMILIES, images
+from vitreous.errors import ModelError, TargetError
+from vitreous.methods import to_grid
+from vitreous.methods.base import resized
+from vitreous.metrics import difference
+from vitreous.metrics.bootstrap import resamples
+
+
+def test_no_p_value_is_zero() -> None:
+    """So many resamples cannot tell a chance smaller than one in their number: p = 2 (k + 1) / (B + 1)."""
+    better = np.random.default_rng(0).normal(size=30)
+    assert difference(better + 9, better, samples=99).p == pytest.approx(2 / 100)
+    gaps = np.random.default_rng(1).normal(0.3, 1, size=30)
+    sums = np.concatenate(list(resamples(30, 500))) @ gaps
+    tail = min((sums <= 0).sum(), (sums >= 0).sum())
+    assert difference(gaps, np.zeros(30), samples=500).p == pytest.approx(2 * (tail + 1) / 501)
+
+
+@pytest.mark.parametrize("spelling", ["legrad", "coiba(steps=2, samples=2)", "smooth(legrad, samples=3)"])
+def test_progress_reaches_its_end_and_not_more(spelling: str) -> None:
+    view = vt.view(FAMILIES["vit"]())
+    told: list[tuple[float, Any]] = []
+    list(vt.explain_each(view, images(view, 3), spelling, progress=lambda *each: told.append(each)))
+    done = [each for each, _ in told]
+    assert done == sorted(done)
+    assert told[-1] == (3, 3)
+    assert all(each <= 3 for each in done)
+    between = [each for each in done if 0 < each < 3]
+    assert between, "it moves before the end"
+    assert max(between) < 3.0001
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("insertion", {"substrate": "black", "steps": 7}),
+        ("insertion", {"steps": 5, "explain": "label", "score": "explained"}),
+        ("positive_perturbation", {"stop": 0.5, "normalise": False}),
+    ],
+)
+def test_metric_spellings_give_the_metric_again(name: str, given: dict[str, Any]) -> None:
+    metric = type(vt.metric(name))(**given)
+    assert vt.metric(metric.spelling).settings == metric.settings
+
+
+@pytest.mark.parametrize("text", ["a b", "a/b", "path/to a file.npz", 'say "so"', "it's", "a,b", "(x)", "ä=1", ""])
+def test_words_with_spaces_and_slashes_survive_in_metrics_as_in_methods(text: str) -> None:
+    from dataclasses import dataclass
+
+    from vitreous.metrics import Metric, registry
+
+    @dataclass
+    class Named(Metric):
+        """Has a word."""
+
+        word: str = "plain"
+
+    Named.info = registry.Info("named_here", "test", Named)
+    registry.SHELF.by_name["named_here"] = Named.info
+    try:
+        assert vt.metric(Named(word=text).spelling).settings["word"] == text
+    finally:
+        del registry.SHELF.by_name["named_here"]
+    how = vt.method("coiba")
+    again = type(how)(**{**{p.name: getattr(how, p.name) for p in how.info.parameters}, "stats": text or "own"})
+    assert vt.method(again.spelling) == again
+
+
+@pytest.mark.parametrize("size", [(4, 4), (3, 5), (7, 2), (1, 1), (30, 31)])
+def test_finer_maps_are_summed_over_the_area_of_a_cell(size: tuple[int, int]) -> None:
+    """A pixel that two cells share gives each its part: against a loop, and nothing is lost."""
+    maps = torch.randn(2, 30, 31, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = resized(maps, size)
+    expected = torch.zeros(2, *size, dtype=torch.float64)
+    high, wide = 30 / size[0], 31 / size[1]
+    for row in range(size[0]):
+        for column in range(size[1]):
+            for y in range(30):
+                for x in range(31):
+                    down = min((row + 1) * high, y + 1) - max(row * high, y)
+                    across = min((column + 1) * wide, x + 1) - max(column * wide, x)
+                    if down > 0 and across > 0:
+                        expected[:, row, column] += down * across * maps[:, y, x]
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found.sum(dim=(1, 2)), maps.sum(dim=(1, 2)))
+
+
+def test_to_grid_and_consensus_agree_where_patches_do_not_divide_the_image() -> None:
+    """Both see the same token map of a pixel method, on a grid that does not divide the pixels."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    config = transformers.ViTConfig(image_size=42, patch_size=16, num_labels=5, **sizes)
+    view = vt.view(transformers.ViTForImageClassification(config).eval())
+    x = torch.randn(2, 3, 42, 42, generator=torch.Generator().manual_seed(1))
+    grid = view.grid(x)
+    assert grid == (2, 2), "ten pixels are left over"
+    pixels = vt.method("saliency").attribute(view, x, target=1)
+    tokens = to_grid(pixels, "token", view, x)
+    torch.testing.assert_close(tokens, resized(pixels, grid))
+    alone = vt.method("consensus(saliency, saliency)").attribute(view, x, target=1)
+    order = tokens.flatten(1).argsort(dim=1)
+    assert torch.equal(alone.flatten(1).argsort(dim=1), order)
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_sites_are_facts(family: str) -> None:
+    """What a view says it can show it shows; of what it cannot show it says why."""
+    view = vt.view(EVERY[family]())
+    assert set(view.sites) | set(view.unseen) == {"norm1", "attn", "norm2", "mlp"}
+    assert not set(view.sites) & set(view.unseen)
+    assert view.branch_site in view.sites
+    for name in view.sites:
+        assert isinstance(view.site(0, name), torch.nn.Module)
+    for name, why in view.unseen.items():
+        with pytest.raises(ModelError, match=f"cannot show {name} of block 0: "):
+            view.site(0, name)
+        assert why
+    with pytest.raises(ModelError, match=r"it has (norm1|attn)"):
+        view.site(0, "luck")
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_what_attends_is_a_fact(family: str) -> None:
+    view = vt.view(EVERY[family]())
+    assert view.attends == ("windows" if "swin" in family else "everywhere")
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [(range(3), "there is no label for input-3"), (range(5), "5 labels for 4 pictures"), ("abcd", "no list of labels")],
+)
+def test_labels_from_any_iterable(labels: Any, said: str) -> None:
+    view = vt.view(FAMILIES["vit"]())
+    x = images(view, 4)
+    options: dict[str, Any] = {"baselines": False, "samples": 1}
+    made = (each % 5 for each in range(4))
+    one = vt.evaluate(view, x, "ixg", "insertion@coiba(steps=2)", labels=made, **options)
+    other = vt.evaluate(view, x, "ixg", "insertion@coiba(steps=2)", labels=[0, 1, 2, 3], **options)
+    np.testing.assert_array_equal(one["ixg", one.metrics[0]], other["ixg", one.metrics[0]])
+    given = labels if isinstance(labels, str) else (each for each in labels)
+    with pytest.raises(TargetError, match=said):
+        vt.evaluate(view, x, "ixg", "insertion@coiba(steps=2)", labels=given, **options)
