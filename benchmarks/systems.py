@@ -44,7 +44,7 @@ METRICS = {
     "token del acc": f"token_deletion_accuracy@skipplus({PRED})",
     "token ins acc": f"token_insertion_accuracy@skipplus({PRED})",
 }
-SYSTEMS = ("coiba", "tis", "skipplus(decompx)", "var@sharp(skipplus(decompx))", "vtranm")
+SYSTEMS = ("coiba(stats=own)", "tis", "skipplus(decompx)", "var@sharp(skipplus(decompx))", "vtranm")
 CANDIDATES = (
     "decompx:logprob",
     "plus(decompx)",
@@ -63,7 +63,7 @@ BASES = {
     "var": "var@sharp(skipplus(decompx))",
 }
 """What combinators are judged with; the others take ``plus(decompx)`` and, if they need two, ``generic``."""
-STABLE = {"coiba": 0.9, "tis": 0.95}
+STABLE = {"coiba(stats=own)": 0.9, "tis": 0.95}
 """The least rank correlation of two seeds."""
 MANY = 10  # forwards from which on a method counts as expensive
 WEIGHTS = "deit_tiny_patch16_224.fp16.safetensors"

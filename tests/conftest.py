@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ DATA = ROOT.parent / "shared" / "data"
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "agg")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers and subprocesses have this one too
+    os.environ["VITREOUS_CACHE"] = tempfile.mkdtemp(prefix="vitreous-cache-")
 
 # Neither may depend on how fast the machine is.
 settings.register_profile("vitreous", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -24,6 +29,19 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     import torch
 
     torch.set_num_threads(1)
+
+
+def pytest_unconfigure() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["VITREOUS_CACHE"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_this_run() -> Iterator[None]:
+    """The command line switches the cache off for its process: here that is one test."""
+    before = os.environ["VITREOUS_CACHE"]
+    yield
+    os.environ["VITREOUS_CACHE"] = before
 
 
 @pytest.fixture(scope="session")

@@ -91,7 +91,8 @@ def reference(
 def compare(spelling: str, model: nn.Module, layers: list[int], **how: Any) -> None:
     """The map and the history of two images equal those of the reference."""
     inputs = images(model, 2)
-    found, extras = vt.method(spelling).attribute(model, inputs, target=TARGET, extras=True)
+    of_tokens = replace(vt.method(spelling), stats="own")
+    found, extras = of_tokens.attribute(model, inputs, target=TARGET, extras=True)
     site = (lambda block: block) if spelling.startswith("iba") else (lambda block: block.norm1)
     modules = [site(model.blocks[layer]) for layer in layers]
     for index, image in enumerate(inputs):

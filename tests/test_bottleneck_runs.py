@@ -39,7 +39,7 @@ def test_blocks_below_run_once_and_those_above_nine_times(batch: int | None, row
         model.blocks[layer].register_forward_hook(lambda m, a, out, counted=counted: counted.append(len(out)))
     proven(model)
     ran[0].clear(), ran[2].clear()
-    vt.method("coiba").attribute(model, images(model, 6), internal_batch_size=batch)
+    vt.method("coiba(stats=own)").attribute(model, images(model, 6), internal_batch_size=batch)
     clean = len(ran[0])
     assert sum(ran[0]) == 6
     assert ran[2][clean:] == rows
@@ -47,7 +47,7 @@ def test_blocks_below_run_once_and_those_above_nine_times(batch: int | None, row
 
 def test_progress_counts_every_input() -> None:
     model = FAMILIES["vit"]()
-    for spelling in ("coiba", "coiba(compress=layers)", "coiba(stats=noise)", "iba", "iba_star"):
+    for spelling in ("coiba", "coiba(compress=layers)", "coiba(stats=noise)", "coiba(stats=own)", "iba", "iba_star"):
         method, told = vt.method(spelling), []
         vt.explain(model, images(model, 2), method, progress=lambda done, total, told=told: told.append(done))
         assert told == sorted(told)
@@ -88,7 +88,7 @@ def test_an_image_that_fails_does_not_touch_its_neighbour() -> None:
 def test_memory_that_runs_out_halves_the_parts_once() -> None:
     model = FAMILIES["vit"]()
     inputs = images(model, 2)
-    expected = vt.method("coiba(steps=4)").attribute(model, inputs, target=1)
+    expected = vt.method("coiba(steps=4, stats=own)").attribute(model, inputs, target=1)
     sizes: list[int] = []
 
     def narrow(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -97,7 +97,7 @@ def test_memory_that_runs_out_halves_the_parts_once() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     model.blocks[2].register_forward_hook(narrow)
-    found = vt.method("coiba(steps=4)").attribute(model, inputs, target=1)
+    found = vt.method("coiba(steps=4, stats=own)").attribute(model, inputs, target=1)
     assert torch.allclose(found, expected, rtol=1e-4)
     assert sum(size > 12 for size in sizes) == 1
 
@@ -226,10 +226,11 @@ def test_the_source_is_recorded_in_every_explanation(tmp_path: Any) -> None:
     path = vt.statistics(view, images(view, 12)).save(tmp_path / "my statistics.safetensors")
     short = "steps=2, samples=1"
     cases = {
-        f"coiba({short})": ("statistics", "own tokens"),
+        f"coiba({short})": ("statistics", "world:64"),
+        f"coiba({short}, stats=own)": ("statistics", "own tokens"),
         f"iba({short}, stats='{path}')": ("statistics", "images:12"),
         f"coiba({short}, stats=noise)": ("statistics", "noise:200"),
-        f"smooth(coiba({short}), samples=2)": (f"statistics of coiba({short})", "own tokens"),
+        f"smooth(coiba({short}), samples=2)": (f"statistics of coiba({short})", "world:64"),
     }
     for number, (spelling, (key, source)) in enumerate(cases.items()):
         found = vt.explain(view, images(view, 1)[0], spelling)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -115,7 +115,7 @@ def explain_each(
         session = _session(looked_at, batch, aim, seed, memory, grid, inner)
         inner = session.inner  # what ran out of memory once is not tried again
         if progress is not None:
-            session.tick = _ticker(progress, done, len(batch), total, how.forwards(looked_at))
+            session.tick = _Ticker(progress, done, len(batch), total, how.forwards(looked_at))
         (answered,) = answer(session, [how])
         done = places[-1] + 1
         if progress is not None:
@@ -175,7 +175,7 @@ def compare(
             looked_at, [picture], Target.of(looked_at, 1, each, against, value, classes, among), seed, memory
         )
         if progress is not None:
-            session.tick = _ticker(progress, done, 1, len(targets), work)
+            session.tick = _Ticker(progress, done, 1, len(targets), work)
         answers = answer(session, hows)
         rows.append(
             [
@@ -217,16 +217,23 @@ def _method(spelled: str | Method) -> Method:
     return method(spelled)
 
 
-def _ticker(progress: Progress, done: int, batch: int, total: int | None, forwards: float) -> Callable[[int], None]:
-    """Return what a session calls after each inner batch: inputs run become images done, this batch's at most."""
-    run = 0
+class _Ticker:
+    """What a session calls after each inner batch: inputs run become images done, this batch's at most.
 
-    def tick(inputs: int) -> None:
-        nonlocal run
-        run += inputs
-        progress(done + min(batch, run / forwards), total)
+    More work may turn up on the way (``expect``); what was told is never taken back.
+    """
 
-    return tick
+    def __init__(self, progress: Progress, done: int, batch: int, total: int | None, forwards: float) -> None:
+        self.progress, self.done, self.batch, self.total = progress, done, batch, total
+        self.run, self.work, self.share = 0, batch * forwards, 0.0
+
+    def __call__(self, inputs: int) -> None:
+        self.run += inputs
+        self.share = max(self.share, min(1.0, self.run / self.work))
+        self.progress(self.done + self.batch * self.share, self.total)
+
+    def expect(self, inputs: int) -> None:
+        self.work += inputs
 
 
 class _Sets:

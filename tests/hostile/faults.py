@@ -28,6 +28,7 @@ import vitreous as vt
 from commands import run
 from families import FAMILIES
 from vitreous.disk import write as disk
+from vitreous.passes import scenes
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
@@ -239,7 +240,36 @@ class Score(Command):
         assert len(json.loads((self.ours / "t.json").read_text())["images"]) == 4
 
 
-SCENARIOS = {each.__name__: each for each in (Save, Overwrite, OverwriteWithoutExchange, Explain, Stats, Score)}
+class Cache(Scenario):
+    """Statistics of the world, left in the cache folder for later runs."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        torch.set_num_threads(1)
+        os.environ["VITREOUS_CACHE"] = ""
+        self.model, self.x = FAMILIES["vit"](), torch.zeros(1, 3, 32, 32)
+        self.expected = self.map()  # in memory too, and that is forgotten
+        os.environ["VITREOUS_CACHE"] = str(folder / "ours" / "kept")
+
+    def map(self) -> torch.Tensor:
+        scenes._kept.clear()
+        return vt.method("coiba(steps=2, samples=1)").attribute(self.model, self.x, 1)
+
+    def work(self, again: bool = False) -> None:
+        assert self.map().equal(self.expected)
+
+    def check(self) -> None:
+        for path in (self.folder / "ours" / "kept").glob("*.safetensors"):
+            assert vt.Statistics.load(path).told == "world:64"
+
+    def finished(self) -> None:
+        self.check()
+        (name,) = os.listdir(self.folder / "ours" / "kept")
+        assert name.startswith("world-")
+
+
+_EVERY = (Save, Overwrite, OverwriteWithoutExchange, Explain, Stats, Score, Cache)
+SCENARIOS = {each.__name__: each for each in _EVERY}
 
 
 def forked(work: Callable[[], None]) -> int:

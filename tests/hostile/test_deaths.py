@@ -25,7 +25,7 @@ def die(how: str, scenario: str, folder: Path, count: int) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("scenario", ["Save", "Overwrite", "OverwriteWithoutExchange"])
+@pytest.mark.parametrize("scenario", ["Save", "Overwrite", "OverwriteWithoutExchange", "Cache"])
 def test_a_writer_may_die_before_any_operation(scenario: str, tmp_path: Path) -> None:
     assert "deaths at" in die("every", scenario, tmp_path, 1)
 

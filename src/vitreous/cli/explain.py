@@ -49,6 +49,7 @@ def explain(
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     resume: Annotated[bool, typer.Option(help="Do what is missing: leave out what was asked before.")] = False,
+    no_cache: options.NoCache = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -60,6 +61,7 @@ def explain(
     """
     import vitreous as vt
 
+    options.caching(no_cache)
     how = vt.method(method)
     wanted = _files(images)
     archive = None if as_json and out is None else vt.Archive(out or Path("explanations"))
@@ -132,12 +134,14 @@ def compare(
     memory: options.Memory = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
+    no_cache: options.NoCache = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Explain one picture with several methods, side by side in one labelled panel."""
     import vitreous as vt
 
+    options.caching(no_cache)
     hows = [vt.method(spelling) for spelling in options.split(methods)]
     if not hows:
         raise VitreousError("--methods names no method")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
+from vitreous import disk
 from vitreous.errors import VitreousError, one_line
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ Memory = Annotated[Optional[float], typer.Option(min=0, help="Memory budget in G
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and warnings.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no statistics of models in the user's cache folder.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace what is there already.")]
 
 ERR = Console(stderr=True, highlight=False)
@@ -79,6 +82,12 @@ def load(
         options["pretrained"] = False
     with ERR.status(f"loading {model}") if ERR.is_terminal and not quiet else _nothing():
         return vitreous.load(model, labels=names, device=device, dtype=dtype, **options)
+
+
+def caching(switched_off: bool) -> None:
+    """Look at and leave nothing in the cache folder for the rest of this process, if that was asked for."""
+    if switched_off:
+        os.environ[disk.SWITCH] = ""
 
 
 @contextmanager

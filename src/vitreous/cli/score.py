@@ -50,6 +50,7 @@ def score(
     memory: options.Memory = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
+    no_cache: options.NoCache = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -59,6 +60,7 @@ def score(
     """
     import vitreous as vt
 
+    options.caching(no_cache)
     methods, metrics = (
         _asked(method, *defaults.JUDGED),
         _asked(metric, *defaults.METRICS),

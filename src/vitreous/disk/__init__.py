@@ -6,14 +6,18 @@ the system cannot exchange names it steps aside first, and ``recover`` puts it b
 folder is ours if it holds a manifest of ours and nothing else than the files that the manifest lists.
 """
 
+from vitreous.disk.cache import SWITCH, cache_folder, cached
 from vitreous.disk.names import safe_name, slug
 from vitreous.disk.places import check_file, check_folder, holds, lock, manifest_of
 from vitreous.disk.read import read_folder
 from vitreous.disk.write import Content, Draft, discard, folder, recover, write_file
 
 __all__ = [
+    "SWITCH",
     "Content",
     "Draft",
+    "cache_folder",
+    "cached",
     "check_file",
     "check_folder",
     "discard",

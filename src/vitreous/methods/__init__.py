@@ -18,6 +18,7 @@ from vitreous.methods import (  # noqa: F401  # isort: skip
     combine,
     var,
     consensus,
+    refine,
     yardsticks,
 )
 from vitreous.methods.base import Answer, Method, answer, resolve_layer, to_grid

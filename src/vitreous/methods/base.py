@@ -22,7 +22,7 @@ from vitreous.words import check_choice, written
 if TYPE_CHECKING:
     from vitreous.methods.registry import Info
 
-__all__ = ["Answer", "Method", "answer", "prepare", "resized", "resolve_layer", "to_grid"]
+__all__ = ["Answer", "Method", "answer", "computed", "prepare", "resized", "resolve_layer", "to_grid"]
 
 
 class Answer(NamedTuple):
@@ -253,8 +253,8 @@ def answer(session: Session, methods: Iterable[Method], check: bool = True) -> l
     methods = list(methods)
     with torch.autocast(session.inputs.device.type, enabled=False):  # the read-outs too keep their precision
         prepare(session, methods)
-        computed = [method.compute(session) for method in methods]
-    answers = [Answer(at_least_float32(f.map.detach()), {k: v.detach() for k, v in f.extras.items()}) for f in computed]
+        raw = [computed(session, method) for method in methods]
+    answers = [Answer(at_least_float32(r.map.detach()), {k: v.detach() for k, v in r.extras.items()}) for r in raw]
     for method, each in zip(methods, answers, strict=True) if check else ():
         _check(method, each.map)
     return answers
@@ -269,6 +269,14 @@ def to_grid(maps: Tensor, grid: str | None, looked_at: View, inputs: Tensor) -> 
     if grid == "token":
         return resized(maps, looked_at.grid(inputs)) if tuple(maps.shape[-2:]) == size else maps
     return resized(maps, size)
+
+
+def computed(session: Session, method: Method) -> Answer:
+    """Return what a method finds in a session, computed once however many others are made of it."""
+    if method not in session.memo:
+        session.memo[method] = method.compute(session)
+    answer: Answer = session.memo[method]
+    return answer
 
 
 def resized(maps: Tensor, size: Sequence[int]) -> Tensor:

@@ -27,6 +27,7 @@ __all__ = ["Bottlenecks", "Objective", "Optimised", "Prior", "information"]
 
 _ALPHA = 5.0  # λ = 0.993: at the start almost everything passes
 _LEAST_DEVIATION = 0.01
+_SCALE = 1024.0
 _BETAS, _EPS = (0.9, 0.999), 1e-8
 
 
@@ -71,7 +72,8 @@ class Objective:
 
     ``by_channel``: a ratio for every channel of a token instead of one for all. ``by_layer``: ratios of its own for
     every layer instead of shared ones. ``every_term``: compress the mean of the information of all layers (Eq. 4 of
-    CoIBA) instead of that of the first (Eq. 8). ``watch``: write the information of every layer down even so.
+    CoIBA) instead of that of the first (Eq. 8). ``watch``: write the information of every layer down even so. ``half``:
+    the replicas run in float16 where torch holds that safe; ratios, information and Adam do not.
     """
 
     beta: float
@@ -82,6 +84,7 @@ class Objective:
     by_layer: bool = False
     every_term: bool = False
     watch: bool = False
+    half: bool = False
 
 
 class Optimised(NamedTuple):
@@ -205,7 +208,7 @@ class Bottlenecks:
                 for index, prior in enumerate(self.priors)
             ]
             changes = dict(zip(self.layers, dampers, strict=True))
-            logits = logits_through(view, self.tokens[images], self.layers[0], self.site, changes)
+            logits = logits_through(view, self.tokens[images], self.layers[0], self.site, changes, how.half)
             target = self.repeated.part(start, stop)
             score = target.score(logits)
             noted = [each.passing for each in dampers if each.passing is not None]
@@ -215,7 +218,9 @@ class Bottlenecks:
                 loss = -score.sum()
                 if how.every_term:
                     loss = loss + how.beta * terms.mean(dim=(1, 2)).sum()
-                (gradient,) = torch.autograd.grad(loss, leaf)
+                scale = _SCALE if how.half else 1.0  # small gradients would be zero in float16
+                (gradient,) = torch.autograd.grad(scale * loss, leaf)
+                gradient = gradient / scale
         return gradient, score.detach().to(alpha), _hits(target, logits).to(alpha), terms.detach()
 
     def draw(self, number: int, index: int, start: int, stop: int, shape: torch.Size) -> Tensor:

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitreous.errors import MapError, ModelError, SpellingError, TargetError, VitreousError
+from vitreous.errors import MapError, ModelError, SpellingError, TargetError, VitreousError, VitreousWarning
 from vitreous.methods.base import Answer, Method, resolve_layer
 from vitreous.methods.bottleneck import Bottlenecks, Objective, Optimised, Prior
 from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, Target, Trace, whole
+from vitreous.passes.scenes import SCENES, VERSION, world_moments
 from vitreous.passes.statistics import Statistics, noise, statistics_of
 from vitreous.words import check_choice
 
 __all__ = ["IBA", "CoIBA", "IBAStar"]
 
 _NOISE = 200  # images, where statistics are to come from noise
+_WORDS = {"world": f"world:{SCENES}", "own": "own tokens", "noise": f"noise:{_NOISE}"}
 _LEAST_GRID = 14  # rows and columns of the stage of a hierarchical model that is looked at, if there is such a one
 
 
 class Bottleneck(Method):
     """What the bottleneck methods share: the clean pass, the prior of the noise, the target.
 
-    ``stats`` is where mean and deviation of the noise come from: ``own`` (over the tokens of the image itself, channel
-    by channel), ``noise`` (200 images of uniform noise, run anew for every batch), a file that ``vitreous stats`` made,
-    or a ``Statistics``.
+    ``stats`` is where mean and deviation of the noise come from: ``world`` (64 rendered scenes of the bundled world,
+    run once for a model and input size, then kept), a file that ``vitreous stats`` made of photographs, a
+    ``Statistics``, ``noise`` (200 images of uniform noise, run anew for every batch) or ``own`` (the tokens of the
+    image itself, channel by channel: free, and not what the paper has).
     """
 
     beta: float
@@ -49,7 +53,7 @@ class Bottleneck(Method):
         if not 0 <= self.beta < math.inf:
             raise SpellingError(f"beta={self.beta} must be a number from 0 on")
         if not isinstance(self.stats, Statistics) and not self.stats:
-            raise SpellingError("stats is empty; it takes own, noise or a file that `vitreous stats` made")
+            raise SpellingError("stats is empty; it takes world, own, noise or a file that `vitreous stats` made")
 
     def layers(self, view: View) -> tuple[int, ...]:
         """Return the layers that get a bottleneck."""
@@ -75,8 +79,8 @@ class Bottleneck(Method):
 
     @property
     def notes(self) -> dict[str, Any]:
-        if self.stats in ("own", "noise"):
-            return {"statistics": {"own": "own tokens", "noise": f"noise:{_NOISE}"}[str(self.stats)]}
+        if self.stats in _WORDS:
+            return {"statistics": _WORDS[str(self.stats)]}
         return {"statistics": self._given().told}
 
     @property
@@ -85,21 +89,24 @@ class Bottleneck(Method):
 
     @property
     def ingredients(self) -> dict[str, str]:
-        return {} if self.stats in ("own", "noise") else {"stats": self._given().fingerprint}
+        if self.stats == "world":
+            return {"stats": f"scenes of version {VERSION}"}  # their numbers follow from the weights
+        return {} if self.stats in _WORDS else {"stats": self._given().fingerprint}
 
     @property
     def own_value(self) -> str:
         return "logprob"
 
     def asks(self, view: View) -> tuple[Pass, ...]:
-        return (Pass((*self.clean(view), *self._own(view))),)
+        own = (self._own(view),) if self.stats == "own" else ()
+        return (Pass((*self.clean(view), *own)),)
 
     def clean(self, view: View) -> tuple[Keep, ...]:
         """What the first bottleneck of every optimisation sees, and what enters its block."""
         raise VitreousError(f"{self.info.name} must define clean")
 
-    def _own(self, view: View) -> tuple[Keep, ...]:
-        return (Keep(self.site(view), token_moments, self.layers(view)),) if self.stats == "own" else ()
+    def _own(self, view: View) -> Keep:
+        return Keep(self.site(view), token_moments, self.layers(view))
 
     def _given(self) -> Statistics:
         return self.stats if isinstance(self.stats, Statistics) else Statistics.load(self.stats)
@@ -107,12 +114,18 @@ class Bottleneck(Method):
     def priors(self, session: Session, trace: Trace, like: Tensor) -> list[Prior]:
         """Return mean and deviation of the noise at every layer."""
         view, layers = session.view, self.layers(session.view)
-        if self.stats == "own":
-            return [Prior.of(own[:, 0], own[:, 1], like) for keep in self._own(view) for own in trace[keep]]
-        size = session.inputs.shape[-2:]
-        given = self._noise(session) if self.stats == "noise" else self._given()
-        moments = [given.of(view, size, self.site(view), layer) for layer in layers]
-        return [Prior.of(each.mean[None], each.std[None], like) for each in moments]
+        usual = world_moments(session, self.site(view), layers) if self.stats == "world" else None
+        if isinstance(usual, str):
+            text = f"{self.info.name}: {usual}; the noise follows the image's own tokens instead of scenes (stats=own)"
+            warnings.warn(text, VitreousWarning, stacklevel=2)
+            trace = session.trace(Pass((self._own(view),)))
+        if self.stats == "own" or isinstance(usual, str):
+            return [Prior.of(own[:, 0], own[:, 1], like) for own in trace[self._own(view)]]
+        if usual is None:
+            size = session.inputs.shape[-2:]
+            given = self._noise(session) if self.stats == "noise" else self._given()
+            usual = [given.of(view, size, self.site(view), layer) for layer in layers]
+        return [Prior.of(each.mean[None], each.std[None], like) for each in usual]
 
     def _noise(self, session: Session) -> Statistics:
         if session.inputs.ndim != 4:
@@ -132,7 +145,7 @@ class Bottleneck(Method):
         return replace(target, value="logprob")
 
 
-@register("coiba", family="bottleneck", papers=("hong2025coiba",), cost=(61, 60))
+@register("coiba", family="bottleneck", papers=("hong2025coiba",), cost=(61, 60), revision=2)
 @dataclass(frozen=True)
 class CoIBA(Bottleneck):
     """What passes bottlenecks at several layers that share one damping ratio per token.
@@ -143,9 +156,10 @@ class CoIBA(Bottleneck):
     enters attention is damped; the residual stream is not. Blocks: the upper two thirds; in a hierarchical model the
     last stage of at least 14 x 14 tokens. ``compress=layers`` compresses the mean of all layers' information instead
     (Eq. 4), ``damping=channel`` has a ratio for every channel, ``ratios=layer`` for every layer; ``watch`` writes
-    every layer's information down. Extras, step by step: ``information``, ``relevance``, ``accuracy``,
-    ``layer_information``. Hong et al., CVPR 2025. Cost: ``(steps - 1) samples`` forwards and backwards of those
-    blocks, and one forward.
+    every layer's information down. ``half`` runs the replicas in float16, on a GPU. Extras, step by step:
+    ``information``, ``relevance``, ``accuracy``, ``layer_information``. Hong et al., CVPR 2025. Cost:
+    ``(steps - 1) samples`` forwards and backwards of those blocks, one forward, and 64 for the first picture of a
+    model (``stats=world``).
     """
 
     start: int | None = None
@@ -154,11 +168,12 @@ class CoIBA(Bottleneck):
     steps: int = 10
     samples: int = 10
     lr: float = 1.0
-    stats: str | Statistics = "own"
+    stats: str | Statistics = "world"
     compress: str = "first"
     damping: str = "token"
     ratios: str = "shared"
     watch: bool = False
+    half: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,6 +196,8 @@ class CoIBA(Bottleneck):
         return super().forwards(view) + (self.samples if self.compress == "layers" else 0)
 
     def compute(self, session: Session) -> Answer:
+        if self.half and session.inputs.device.type != "cuda":
+            raise ModelError(f"coiba: half=true runs in float16 on a GPU, and the model is on {session.inputs.device}")
         target, layers = self.target(session), self.layers(session.view)
         trace = session.trace(self.only_pass(session.view))
         tokens, clean = (trace[keep][0] for keep in self.clean(session.view))
@@ -193,12 +210,15 @@ class CoIBA(Bottleneck):
             by_layer=self.ratios == "layer",
             every_term=self.compress == "layers",
             watch=self.watch,
+            half=self.half,
         )
         with torch.inference_mode(False):
             priors = self.priors(session, trace, at_least_float32(clean))
             optimised = Bottlenecks(
                 session, self.site(session.view), layers, tokens, clean, priors, target, objective, "coiba"
             ).optimise()
+        if self.half and not torch.isfinite(optimised.bits).all():
+            raise MapError(f"coiba: the information in {session.view.name} in float16 is not finite; use half=false")
         return Answer(trace.tokens_to_grid(optimised.bits, layers[0]), optimised.history)
 
 
@@ -236,7 +256,7 @@ class OneLayer(Bottleneck):
         return made
 
 
-@register("iba", family="bottleneck", papers=("schulz2020iba", "hong2025coiba"), cost=(54, 53), revision=2)
+@register("iba", family="bottleneck", papers=("schulz2020iba", "hong2025coiba"), cost=(54, 53), revision=3)
 @dataclass(frozen=True)
 class IBA(OneLayer):
     """What passes one bottleneck in the residual stream, with a damping ratio per token and channel.
@@ -255,7 +275,7 @@ class IBA(OneLayer):
     steps: int = 10
     samples: int = 10
     lr: float = 1.0
-    stats: str | Statistics = "own"
+    stats: str | Statistics = "world"
     damping: str = "channel"
 
     def layers(self, view: View) -> tuple[int, ...]:
@@ -272,7 +292,7 @@ class IBA(OneLayer):
         return Answer(bits, all_else.history)
 
 
-@register("iba_star", family="bottleneck", papers=("hong2025coiba", "schulz2020iba"), cost=(496, 495))
+@register("iba_star", family="bottleneck", papers=("hong2025coiba", "schulz2020iba"), cost=(496, 495), revision=2)
 @dataclass(frozen=True)
 class IBAStar(OneLayer):
     """IBA at every layer, the maps summed.
@@ -289,7 +309,7 @@ class IBAStar(OneLayer):
     steps: int = 10
     samples: int = 10
     lr: float = 1.0
-    stats: str | Statistics = "own"
+    stats: str | Statistics = "world"
     damping: str = "channel"
 
     def layers(self, view: View) -> tuple[int, ...]:

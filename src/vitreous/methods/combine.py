@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitreous.errors import MapError, SpellingError
 from vitreous.methods.base import Answer, Method, prepare, resized, resolve_layer
+from vitreous.methods.consensus import mean_ranks
 from vitreous.methods.ofbase import OfBase
 from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
@@ -20,6 +21,19 @@ from vitreous.passes import Keep, Pass, Session, whole
 from vitreous.words import check_choice
 
 __all__ = ["CAT", "LogProb", "Plus", "SkipPlus", "Smooth"]
+
+
+def _scaled(terms: Tensor) -> Tensor:
+    sizes = terms.abs().mean(dim=(2, 3), keepdim=True)
+    return (terms / torch.where(sizes > 0, sizes, 1)).sum(dim=1)
+
+
+_COMBINED: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda terms: terms.sum(dim=1),
+    "rank": lambda terms: mean_ranks(at_least_float32(terms)).mean(dim=1),
+    "scaled": _scaled,
+}
+"""How maps of the start layers ``[B, L, h, w]`` become one."""
 
 
 class LayerSum(OfBase):
@@ -32,6 +46,7 @@ class LayerSum(OfBase):
 
     via: str
     upsample: bool
+    combine: str
 
     def first(self, view: View) -> int:
         """Return the lowest start layer."""
@@ -39,6 +54,7 @@ class LayerSum(OfBase):
 
     def __post_init__(self) -> None:
         check_choice("via", self.via, ("auto", "layers", "subnetwork"))
+        check_choice("combine", self.combine, tuple(_COMBINED))
         if self.via == "layers" and not (self.base.layered or self.base.moves):
             raise SpellingError(f"{self.base.info.name} has no layer terms; use via=subnetwork")
 
@@ -64,7 +80,7 @@ class LayerSum(OfBase):
         stacked = torch.stack([resized(term, finest) for term in terms], dim=1)
         if not self.free:
             self._refuse_multiple(stacked)
-        return Answer(stacked.sum(dim=1), {"layers": stacked})
+        return Answer(_COMBINED[self.combine](stacked), {"layers": stacked})
 
     def _terms(self, session: Session, layers: Sequence[int]) -> list[Tensor]:
         if self.free:
@@ -112,13 +128,15 @@ class Plus(LayerSum):
 
     ``sum_{l=start}^{L-1} A(f_l)(x_l)`` with f_l the network from block l on and x_l its input. ``plus(ixg)`` is CAT,
     ``plus(generic)`` is Grad-SAM. A hierarchical model is summed inside its longest stage, or over all of them with
-    ``upsample``. Extras: ``layers``, one map per start layer.
+    ``upsample``. ``combine="rank"`` takes the mean of the terms' ranks, ``"scaled"`` divides each term by its mean
+    absolute value first: no start layer drowns the others. Extras: ``layers``, one map per start layer.
     """
 
     base: Method
     start: int = 0
     via: str = "auto"
     upsample: bool = False
+    combine: str = "sum"
 
     def first(self, view: View) -> int:
         return resolve_layer(view, self.start)
@@ -129,17 +147,26 @@ class Plus(LayerSum):
 class SkipPlus(LayerSum):
     """A base method summed over the start layers of the upper half.
 
-    ``plus`` from ``start = ceil(L / 2)``; the published code has ``L // 2``, which differs for odd depths only.
-    Extras: ``layers``, one map per start layer.
+    ``plus`` from ``start = ceil(skip L)``, half the depth; the published code has ``L // 2``, which differs for odd
+    depths only. ``combine`` as for ``plus``. Extras: ``layers``, one map per start layer.
     """
 
     base: Method
     start: int | None = None
     via: str = "auto"
     upsample: bool = False
+    combine: str = "sum"
+    skip: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.skip < 1:
+            raise SpellingError(f"skip={self.skip} must be a share of the depth, from 0 to below 1")
 
     def first(self, view: View) -> int:
-        return (view.depth + 1) // 2 % view.depth if self.start is None else resolve_layer(view, self.start)
+        if self.start is not None:
+            return resolve_layer(view, self.start)
+        return min(view.depth - 1, math.ceil(self.skip * view.depth - 1e-9)) if view.depth > 1 else 0
 
 
 @register("cat", family="token gradient", papers=("qiang2022attcat",))
@@ -153,6 +180,7 @@ class CAT(LayerSum):
     base = InputXGradient()
     via = "layers"
     upsample = False
+    combine = "sum"
 
 
 @register("smooth", family="combinator", papers=("smilkov2017smoothgrad",), cost_note="samples x base")

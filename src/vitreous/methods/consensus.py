@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, SpellingError
-from vitreous.methods.base import Answer, Method, prepare, resized
+from vitreous.methods.base import Answer, Method, computed, prepare, resized
 from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
@@ -25,13 +26,15 @@ class Consensus(Method):
 
     ``map = mean_m rank_m / (n - 1)``, the rank of a patch in the map of method m among its n patches, from 0; equal
     values share their mean rank. ``how="mean"``: the mean of the maps themselves, each divided by its largest absolute
-    value. Maps on other grids are brought to the token grid first: pixels are summed into patches, coarser maps
-    enlarged. The methods share their passes. Extras: ``ranks``, one map per method, and ``disagreement``, the standard
-    deviation of these ranks over the methods.
+    value. ``weights`` are those of the methods, such as ``"2,1"``; without them all count the same. Maps on other grids
+    are brought to the token grid first: pixels are summed into patches, coarser maps enlarged. The methods share their
+    passes. Extras: ``ranks``, one map per method, and ``disagreement``, the standard deviation of these ranks over the
+    methods.
     """
 
     bases: tuple[Method, ...]
     how: str = "rank"
+    weights: str = ""
 
     def __post_init__(self) -> None:
         check_choice("how", self.how, ("rank", "mean"))
@@ -39,6 +42,17 @@ class Consensus(Method):
             raise SpellingError("consensus takes a tuple of methods")
         if len(self.bases) < 2:
             raise SpellingError(f"consensus needs at least two methods, got {len(self.bases)}")
+        self._shares()
+
+    def _shares(self) -> list[float]:
+        """Return the weight of every method; they sum to 1."""
+        try:
+            given = [float(word) for word in self.weights.split(",")] if self.weights else [1.0] * len(self.bases)
+        except ValueError:
+            given = []
+        if len(given) != len(self.bases) or not all(0 < weight < math.inf for weight in given):
+            raise SpellingError(f"weights={self.weights!r} must be {len(self.bases)} positive numbers, such as '2,1'")
+        return [weight / sum(given) for weight in given]
 
     @property
     def class_specific(self) -> bool:
@@ -63,12 +77,13 @@ class Consensus(Method):
         if self.how == "mean":
             largest = maps.abs().amax(dim=(2, 3), keepdim=True)
             maps = maps / torch.where(largest > 0, largest, 1)
-        shown = (ranks if self.how == "rank" else maps).mean(dim=1)
+        shares = maps.new_tensor(self._shares()).view(-1, 1, 1)
+        shown = ((ranks if self.how == "rank" else maps) * shares).sum(dim=1)
         return Answer(shown, {"ranks": ranks, "disagreement": ranks.std(dim=1, correction=0)})
 
     def _finite(self, base: Method, session: Session) -> Tensor:
         """A rank would hide a value that is not finite."""
-        maps = at_least_float32(base.compute(session).map)
+        maps = at_least_float32(computed(session, base).map)
         if not torch.isfinite(maps).all():
             raise MapError(f"{base.spelling} gave values that are not finite, inside {self.info.name}")
         return maps

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vitreous.errors import MapError, ModelError, SpellingError
+from vitreous.errors import ModelError, SpellingError
 from vitreous.methods.base import Answer, Method
 from vitreous.methods.kmeans import centroids
 from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
+from vitreous.methods.subsets import refuse_whole_grids, scored, unique
 from vitreous.models import View
 from vitreous.passes import VALUES, Keep, Pass, Session, Trace, whole
 from vitreous.passes.memory import budget_bytes, in_parts
@@ -67,8 +68,7 @@ class TIS(Method):
         return 1 + self.masks
 
     def asks(self, view: View) -> tuple[Pass, ...]:
-        if not view.drops_tokens:
-            raise ModelError(f"tis leaves tokens out, and {view.name} cannot: its layers need the whole grid")
+        refuse_whole_grids("tis", view)
         return (Pass((Keep("input", whole, (0,)), Keep("output", whole, tuple(range(view.depth))))),)
 
     def compute(self, session: Session) -> Answer:
@@ -77,10 +77,9 @@ class TIS(Method):
         kept = int(self.ratio * high * wide)
         if kept < 1:
             raise ModelError(f"tis: ratio={self.ratio} of {high} x {wide} patches is less than one patch")
-        if self.half and session.inputs.device.type != "cuda":
-            raise ModelError(f"tis: half=true scores in float16 on a GPU, and the model is on {session.inputs.device}")
-        images, samples, times = _unique(self._samples(session, trace, kept))
-        scores = self._scores(session, trace, images, samples)
+        images, samples, times = unique(self._samples(session, trace, kept))
+        (tokens,) = trace[self.only_pass(session.view).keeps[0]]
+        scores = scored(session, "tis", tokens, images, samples, self.score, self.half)
         means, share = _mean_over_samples(scores, images, samples, times, len(session.inputs), high * wide)
         shape = (-1, high, wide)
         return Answer(means.reshape(shape), {"kept": share.reshape(shape)})
@@ -104,40 +103,6 @@ class TIS(Method):
         bytes_each = 3 * rows * masks * at_least_float32(outputs[0][:0]).element_size()
         at_once = max(1, int(budget_bytes(session.inputs.device, session.memory) / bytes_each))
         return torch.cat(in_parts(part, len(session.inputs), at_once))
-
-    def _scores(self, session: Session, trace: Trace, images: Tensor, samples: Tensor) -> Tensor:
-        """Return the score of every sample, from block 0 on; samples of several images share a batch."""
-        view = session.view
-        (tokens,) = trace[self.only_pass(view).keeps[0]]
-        aim = replace(session.target, value=self.score)
-        target = replace(
-            aim,
-            classes=None if aim.classes is None else aim.classes[images.cpu()],
-            against=None if aim.against is None else aim.against[images.cpu()],
-        )
-
-        def part(start: int, stop: int) -> Tensor:
-            keep = samples[start:stop]
-            logits = view.finish(view.run(view.pick(tokens[images[start:stop]], keep), keep=keep))
-            if session.tick is not None:
-                session.tick(stop - start)
-            return target.part(start, stop).score(logits)
-
-        half = torch.autocast("cuda", torch.float16, enabled=self.half)
-        with torch.no_grad(), half:
-            scores = torch.cat(session.inner.run(part, len(samples)))
-        if self.half and not torch.isfinite(scores).all():
-            raise MapError(f"tis: scores of {view.name} in float16 are not finite; use half=false")
-        return scores
-
-
-def _unique(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return image, patches and multiplicity of every different sample of ``[B, masks, k]``, image by image."""
-    batch, masks, _ = samples.shape
-    image = torch.arange(batch, device=samples.device).repeat_interleave(masks)
-    rows = torch.cat([image.unsqueeze(1), samples.flatten(0, 1)], dim=1)
-    different, times = torch.unique(rows, dim=0, return_counts=True)
-    return different[:, 0], different[:, 1:].contiguous(), times
 
 
 def _mean_over_samples(

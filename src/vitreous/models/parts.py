@@ -33,6 +33,13 @@ class SubView(View):
         self.stages = tuple(stage for stage in later if len(stage))
         self._inputs = inputs
 
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width of the images that the tokens are of, where someone told."""
+        if isinstance(self.whole, SubView):
+            return self.whole.image_size
+        return None if self._inputs is None else (self._inputs.shape[-2], self._inputs.shape[-1])
+
     def embed(self, inputs: Tensor) -> Tensor:
         return inputs
 

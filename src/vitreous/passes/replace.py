@@ -34,14 +34,17 @@ def replaced(view: View, layer: int, site: str, change: Change) -> Iterator[None
         handle.remove()
 
 
-def logits_through(view: View, tokens: Tensor, first: int, site: str, changes: Mapping[int, Change]) -> Tensor:
+def logits_through(
+    view: View, tokens: Tensor, first: int, site: str, changes: Mapping[int, Change], half: bool = False
+) -> Tensor:
     """Return the logits of tokens that enter block ``first``, with one place of several blocks changed.
 
     ``input`` and ``output`` are places too; ``input`` of the layer after the last block is what the head gets.
-    Evaluation mode, the model's own precision; gradients as the surroundings say.
+    Evaluation mode, the model's own precision or, with ``half``, float16 where torch holds that safe; gradients as the
+    surroundings say.
     """
     view = view.twin()
-    with torch.autocast(tokens.device.type, enabled=False):
+    with torch.autocast(tokens.device.type, torch.float16 if half else None, enabled=half):
         for layer in range(first, view.depth):
             if site == "input" and layer in changes:
                 tokens = changes[layer](tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -52,6 +53,8 @@ class Session:
         self._origin, self._place = inputs.detach().to(self.inputs.device), ""  # what random draws follow
         self._traces: list[tuple[Rules, Trace]] = []
         self._valued: dict[str, Session] = {}
+        self.memo: dict[Any, Any] = {}
+        """What methods keep here for others of this session."""
 
     def prepare(self, passes: Iterable[Pass]) -> None:
         """Run all of these passes now, equal ones once, for each value of the class that they ask for.
@@ -149,6 +152,12 @@ class Session:
     def draws(self, purpose: str) -> Draws:
         """Return the random numbers of every image for one purpose, the same wherever it stands in a batch."""
         return Draws.of_images(self.seed, purpose + self._place, self._origin)
+
+    def expect(self, inputs: int) -> None:
+        """Say that more inputs will be run than the method told beforehand, to whoever counts them."""
+        more = getattr(self.tick, "expect", None)
+        if more is not None:
+            more(inputs)
 
     def _find(self, ask: Pass) -> Trace | None:
         for rules, trace in self._traces:

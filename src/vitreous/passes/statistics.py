@@ -62,9 +62,10 @@ class Moments(NamedTuple):
 class Statistics:
     """Mean and deviation of a model's activations over ``count`` images of one size, at every layer.
 
-    ``source`` says what the images were: ``"images"`` or ``"noise"``; ``maker`` is a digest of the weights, the
-    preprocessing and the precision they were made with. ``taken`` counts the pictures that were looked at, those that
-    could not be read included, and ``pictures`` is a digest of them: with both a collection goes on where it stopped.
+    ``source`` says what the images were: ``"images"``, ``"noise"`` or ``"world"``; ``maker`` is a digest of the
+    weights, the preprocessing and the precision they were made with. ``taken`` counts the pictures that were looked at,
+    those that could not be read included, and ``pictures`` is a digest of them: with both a collection goes on where it
+    stopped. (Statistics of the world have a seal in its place.)
     """
 
     model: str
@@ -150,8 +151,8 @@ class Statistics:
         facts |= {"pictures": self.pictures, "maker": self.maker}
         tensors = {}
         for (site, layer), moments in self.moments.items():
-            tensors[f"{site}.{layer}.mean"] = moments.mean.double().contiguous()
-            tensors[f"{site}.{layer}.square"] = moments.square.double().contiguous()
+            tensors[f"{site}.{layer}.mean"] = moments.mean.contiguous()
+            tensors[f"{site}.{layer}.square"] = moments.square.contiguous()
             tensors[f"{site}.{layer}.n"] = torch.tensor(moments.n)
         disk.write_file(path, save(tensors, facts), overwrite=overwrite, held=held)
         return Path(path)
@@ -195,12 +196,13 @@ def maker_of(view: View) -> str:
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
 
-def statistics_of(view: View, inputs: Tensor, source: str) -> Statistics:
+def statistics_of(view: View, inputs: Tensor, source: str, sites: Sequence[str] | None = None) -> Statistics:
     """Return the statistics of one batch ``[B, 3, H, W]`` that fits into memory. Cost: one forward per image.
 
-    Written down are the output of each block's first norm, and the residual stream after the block.
+    Written down are the output of each block's first norm and the residual stream after the block, or these ``sites``.
     """
-    keeps = tuple(Keep(site, _batch_moments, tuple(range(view.depth))) for site in (view.branch_site, "output"))
+    wanted = (view.branch_site, "output") if sites is None else sites
+    keeps = tuple(Keep(site, _batch_moments, tuple(range(view.depth))) for site in wanted)
     trace = run(view, view.cast(inputs), Pass(keeps), Target())
     moments = {
         (keep.site, layer): Moments(pair[0].double().cpu(), pair[1].double().cpu(), len(inputs))

@@ -1,0 +1,167 @@
+"""Which method by default? Candidates for each step of the ladder, on two real models and on the world.
+
+Run ``python benchmarks/ladder.py --data FOLDER --device cuda --images 1000 --out ladder.json``. The folder has
+``imagenet-val-1k/`` with its JSON, and the weights of DeiT-Tiny and of DINOv2-S with a linear head. The photographs are
+in an order of chance; the first half is to choose on, the second to report. For every method and metric (CoIBA's and
+SkipPLUS' protocols, explained and scored is the predicted class): the mean on both halves, and on the second half the
+paired difference to ``--against`` with its 95 % interval. ``--methods`` takes other spellings, separated by ``;``; on a
+GPU, states and samples are scored in float16 (audited), and so are CoIBA's replicas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from known import Photos, read_photos
+from systems import METRICS
+
+import vitreous as vt
+from vitreous.judge.check import agreement
+from vitreous.metrics import intervals
+
+MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "deit": ("timm/deit_tiny_patch16_224", {}, "deit_tiny_patch16_224.fp16.safetensors"),
+    "dinov2": (
+        "timm/vit_small_patch14_dinov2",
+        {"img_size": 224, "num_classes": 1000},
+        "dinov2_small_patch14_224.fp16.safetensors",
+    ),
+}
+RANKED = "logprob(skipplus(decompx, skip=0.25, combine=rank))"
+QUICK = f"consensus({RANKED}, logprob(grad_rollout), logprob(attcat), weights='2,1,1')"
+CAREFUL = f"consensus(coiba(samples=3{{half}}), {QUICK})"
+METHODS = (
+    QUICK,
+    CAREFUL,
+    f"consensus({CAREFUL}, refine({CAREFUL}, spread=0.3{{half}}))",
+    "coiba(samples=10{half})",
+    "tis(masks=1024{half})",
+    "skipplus(decompx)",
+    "logprob(plus(decompx))",
+    RANKED,
+    "logprob(grad_rollout)",
+    "generic",
+    f"refine({QUICK}, masks=1024{{half}})",
+    "refine(constant, masks=1024{half})",
+    "random",
+)
+AGAINST = ("coiba(samples=10{half})", "tis(masks=1024{half})", "skipplus(decompx)", "logprob(plus(decompx))")
+PHOTOGRAPHS = 200
+FROM_PHOTOGRAPHS = f"coiba, statistics of {PHOTOGRAPHS} photographs"
+
+
+def written(text: str, device: str) -> str:
+    """Fill in the half precision of a GPU, and read the spelling once."""
+    told = text.replace("({half})", "(half=true)" if device == "cuda" else "").replace(
+        "{half}", ", half=true" if device == "cuda" else ""
+    )
+    return vt.method(told).spelling
+
+
+def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the table of one model."""
+    spelling, how, weights = MODELS[name]
+    view = vt.load(spelling, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
+    photos = read_photos(view, options.data, options.images, options.batch)
+    methods = [written(each, options.device) for each in options.methods]
+    coiba = written("coiba(samples=10{half})", options.device)
+    like = None
+    if coiba in methods and len(photos) > 2 * PHOTOGRAPHS:  # the same with statistics of photographs
+        statistics = vt.statistics(view, photos.inputs[:PHOTOGRAPHS].cpu())
+        like = replace(vt.method(coiba), stats=statistics)
+    hows: dict[str, Any] = {each: each for each in methods} | ({} if like is None else {FROM_PHOTOGRAPHS: like})
+    began = time.perf_counter()
+    table = vt.evaluate(
+        view,
+        photos.inputs.cpu(),
+        hows,
+        list(METRICS.values()),
+        labels=photos.labels.tolist(),
+        baselines=False,
+        precision="float16" if options.device == "cuda" else "float32",
+        batch=options.batch,
+    )
+    seconds = time.perf_counter() - began
+    half = len(photos) // 2
+    rows: dict[str, Any] = {}
+    others = [each for each in (written(each, options.device) for each in AGAINST) if each in methods]
+    for method in hows:
+        rows[method] = {}
+        for short, metric in METRICS.items():
+            scores = table[method, metric]
+            ((low, high),) = intervals(scores[half:, None])
+            rows[method][short] = {
+                "choose": float(np.nanmean(scores[:half])),
+                "report": float(np.nanmean(scores[half:])),
+                "interval": [low, high],
+                "gain": gains(table, method, metric, half, [each for each in others if each != method]),
+            }
+    same = None if like is None else agreement_of(view, photos[half:], vt.method(coiba), like)
+    return {
+        "spearman": same,
+        "rows": rows,
+        "seconds": seconds,
+        "explaining": table.plan["seconds"]["explaining"],
+        "audit": table.plan["audit"],
+    }
+
+
+def gains(table: vt.Table, method: str, metric: str, half: int, others: list[str]) -> dict[str, Any]:
+    """Return the paired difference to other methods on the second half, with its interval; all in one product."""
+    if not others:
+        return {}
+    gaps = np.stack([(table[method, metric] - table[other, metric])[half:] for other in others], axis=1)
+    means = np.nanmean(gaps, axis=0).tolist()
+    return {
+        other: {"mean": mean, "low": low, "high": high}
+        for other, mean, (low, high) in zip(others, means, intervals(gaps), strict=True)
+    }
+
+
+def agreement_of(view: vt.View, photos: Photos, one: vt.Method, other: vt.Method) -> float:
+    """Return the mean rank correlation of the maps of two methods."""
+    correlations = []
+    for start in range(0, len(photos), 64):
+        part = photos[start : start + 64]
+        asked = {"target": part.predicted.tolist(), "grid": "token"}
+        pair = zip(*(how.attribute(view, part.inputs, **asked) for how in (one, other)), strict=True)
+        correlations += [agreement(first[None].cpu(), second[None].cpu()) for first, second in pair]
+    return float(np.mean(correlations))
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    """Print one line for each method."""
+    print(f"\n{name}: {found['seconds']:.0f} s, of which explaining {found['explaining']:.0f} s")
+    print("  ".join(f"{short:>15}" for short in METRICS))
+    for method, cells in found["rows"].items():
+        line = "  ".join(f"{cell['choose']:7.4f}/{cell['report']:7.4f}" for cell in cells.values())
+        print(f"{line}  {method}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--methods", type=lambda text: tuple(text.split(";")), default=METHODS)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    tables = {}
+    for name in options.models:
+        tables[name] = judge(name, options)
+        show(name, tables[name])
+        if options.out is not None:
+            options.out.write_text(json.dumps(tables, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

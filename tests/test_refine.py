@@ -1,0 +1,250 @@
+"""``refine``: random token subsets correct a base map. Against an explicit regression, one subset at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitreous as vt
+from every import EVERY
+from families import FAMILIES, images
+from vitreous.methods.refine import regress
+
+
+def subsets(view: vt.View, x: Tensor, method: vt.Method) -> np.ndarray:
+    """Which patches every subset keeps, drawn again for one image alone."""
+    from vitreous.passes import Session, Target
+
+    session = Session(view, x[None], Target.of(view, 1, 1), 0)
+    high, wide = view.grid(x[None])
+    return method._kept(session, high * wide)[0].numpy()  # type: ignore[attr-defined]
+
+
+def score(view: vt.View, x: Tensor, keep: np.ndarray, target: int, value: str) -> float:
+    """One subset, one forward."""
+    index = torch.from_numpy(keep).nonzero().flatten()
+    with torch.no_grad():
+        tokens = view.embed(x[None])
+        some = torch.cat([tokens[:, : view.prefix], tokens[:, view.prefix + index]], dim=1)
+        logits = view.finish(view.run(some, keep=index[None]))[0].double()
+    return float({"logit": logits, "prob": logits.softmax(0), "logprob": logits.log_softmax(0)}[value][target])
+
+
+def definition(design: np.ndarray, y: np.ndarray, prior: np.ndarray, ridge: float) -> np.ndarray:
+    """The map by plain least squares in float64: the ridge as rows of its own below the design."""
+    centred, response = design - design.mean(axis=0), y - y.mean()
+    m = prior - prior.mean()
+    told = centred @ m
+    multiple = told @ response / (told @ told) if np.ptp(prior) > 0 else 0.0
+    strength = ridge * np.trace(centred.T @ centred) / len(prior)
+    rows = np.concatenate([centred, np.sqrt(strength) * np.eye(len(prior))])
+    rest = np.concatenate([response - multiple * told, np.zeros(len(prior))])
+    return multiple * m + np.linalg.lstsq(rows, rest, rcond=None)[0]
+
+
+@pytest.mark.parametrize("options", ["", ", spread=0.3", ", pairs=false, ratio=0.3", ", score=logprob, ridge=0.1"])
+@pytest.mark.parametrize("base", ["ixg", "constant"])
+def test_it_is_an_explicit_regression(base: str, options: str) -> None:
+    view = vt.view(FAMILIES["vit"]().double())
+    x = images(view, 2).double()
+    method = vt.method(f"refine({base}, masks=32{options})")
+    found, extras = method.attribute(view, x, target=1, extras=True)
+    priors = vt.method(base).attribute(view, x, target=1)
+    for image in range(2):
+        design = subsets(view, x[image], method).astype(np.float64)
+        y = np.array([score(view, x[image], keep > 0, 1, method.score) for keep in design])
+        expected = definition(design, y, priors[image].double().numpy().reshape(-1), method.ridge)
+        np.testing.assert_allclose(found[image].reshape(-1), expected, rtol=1e-8, atol=1e-10)
+        for half in range(2):
+            mine = slice(half, None, 2)
+            part = definition(design[mine], y[mine], priors[image].double().numpy().reshape(-1), method.ridge)
+            np.testing.assert_allclose(extras["halves"][image, half].reshape(-1), part, rtol=1e-7, atol=1e-9)
+        flat = priors[image].double().numpy().reshape(-1)
+        other = [definition(design[i::2], y[i::2], flat, method.ridge) for i in (0, 1)]
+        told = []
+        for half in range(2):
+            left = slice(1 - half, None, 2)
+            guess, real = design[left] @ other[half], y[left]
+            gap = (real - real.mean()) - (guess - guess.mean())
+            told.append(1 - (gap**2).sum() / ((real - real.mean()) ** 2).sum())
+        np.testing.assert_allclose(extras["r2"][image], np.mean(told), rtol=1e-6)
+        assert 0 <= float(extras["prior"][image]) <= 1
+        assert (float(extras["prior"][image]) == 0) == (base == "constant")
+
+
+def test_a_linear_model_gives_its_centred_weights() -> None:
+    """With the ridge going to nothing and as many subsets as unknowns."""
+    rng = torch.Generator().manual_seed(0)
+    weights = torch.randn(1, 24, generator=rng, dtype=torch.float64)
+    kept = torch.rand(1, 400, 24, generator=rng, dtype=torch.float64).argsort(dim=2).argsort(dim=2) < 12
+    scores = (kept.double() @ weights[:, :, None])[:, :, 0]
+    found = regress(kept.double(), scores, torch.ones(1, 24, dtype=torch.float64), 1e-9)
+    torch.testing.assert_close(found.map, weights - weights.mean(), atol=1e-6, rtol=0)
+    assert float(found.error.max()) < 1e-6
+
+
+def test_a_real_model_that_is_linear_in_its_tokens() -> None:
+    """No blocks that do anything, no norm, average pooling: the logit is the mean of one number per token."""
+    model = FAMILIES["gap"]().double()
+    for block in model.blocks:
+        for branch in (block.attn.proj, block.mlp.fc2):
+            nn.init.zeros_(branch.weight)
+            nn.init.zeros_(branch.bias)
+    model.norm = model.fc_norm = nn.Identity()
+    view = vt.view(model)
+    x = images(view, 2).double()
+    found = vt.method("refine(constant, masks=256, ridge=1e-9, score=logit)").attribute(view, x, target=2).flatten(1)
+    with torch.no_grad():
+        own = model.head(view.embed(x))[:, view.prefix :, 2] / (found.shape[1] // 2)
+    torch.testing.assert_close(found, own - own.mean(dim=1, keepdim=True), atol=1e-6, rtol=1e-6)
+
+
+def test_a_prior_that_is_right_is_kept() -> None:
+    """Scores that the prior predicts to a factor: nothing is left for the samples to say."""
+    rng = torch.Generator().manual_seed(1)
+    prior = torch.randn(3, 20, generator=rng, dtype=torch.float64)
+    prior = prior - prior.mean(dim=1, keepdim=True)
+    kept = (torch.rand(3, 64, 20, generator=rng) > 0.5).double()
+    found = regress(kept, 2.5 * (kept @ prior[:, :, None])[:, :, 0] + 7, prior, 1.0)
+    torch.testing.assert_close(found.map, 2.5 * prior)
+    torch.testing.assert_close(found.prior, torch.ones(3, dtype=torch.float64))
+
+
+def test_pairs_are_complements_and_halves_have_whole_ones() -> None:
+    view = vt.view(FAMILIES["vit"]())
+    kept = subsets(view, images(view, 1)[0], vt.method("refine(constant, masks=16, spread=0.3)"))
+    for half in (kept[0::2], kept[1::2]):
+        assert (half[0::2] == ~half[1::2]).all()
+        assert (half.mean(axis=0) == 0.5).all(), "every patch is in as many subsets"
+    assert len(set(kept.sum(axis=1).tolist())) > 4, "of different sizes"
+    free = subsets(view, images(view, 1)[0], vt.method("refine(constant, masks=16, pairs=false, ratio=0.25)"))
+    assert (free.sum(axis=1) == 4).all()
+
+
+def test_equal_subsets_are_scored_once() -> None:
+    """No subset of an image goes through the model twice."""
+    view = vt.view(FAMILIES["vit"]())
+    from vitreous.methods import subsets as module
+
+    seen: list[int] = []
+    real = module.scored
+
+    def counted(session: Any, name: str, tokens: Tensor, images: Tensor, chosen: Tensor, *rest: Any) -> Tensor:
+        seen.append(len(chosen))
+        assert len({(int(i), *c) for i, c in zip(images, chosen.tolist(), strict=True)}) == len(chosen)
+        return real(session, name, tokens, images, chosen, *rest)
+
+    from vitreous.methods import refine as home
+
+    home.scored, before = counted, home.scored
+    try:
+        vt.method("refine(constant, masks=512)").attribute(view, images(view, 2))
+    finally:
+        home.scored = before
+    assert seen == [sum(seen)]
+    assert seen[0] <= 2 * 512
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_every_family_that_drops_tokens(family: str) -> None:
+    view = vt.view(EVERY[family]())
+    x = images(view, 2)
+    if not view.drops_tokens:
+        with pytest.raises(vt.VitreousError, match="refine leaves tokens out"):
+            vt.method("refine(constant)").attribute(view, x)
+        return
+    found = vt.method("refine(constant, masks=16)").attribute(view, x)
+    assert found.shape == (2, *view.grid(x))
+    assert torch.isfinite(found).all()
+    alone = vt.method("refine(constant, masks=16)").attribute(view, x[1:])
+    torch.testing.assert_close(alone[0], found[1], rtol=1e-3, atol=1e-4 * float(found.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("masks=6", "masks=6 must be at least 8"),
+        ("masks=18", "multiple of 4"),
+        ("ratio=1.0", "between 0 and 1"),
+        ("spread=0.6", "between 0 and 1"),
+        ("ridge=0.0", "ridge=0.0 must be above 0"),
+        ("score=luck", "luck"),
+        ("half=true", "float16 on a GPU"),
+    ],
+)
+def test_bad_parameters(options: str, said: str) -> None:
+    view = vt.view(FAMILIES["vit"]())
+    with pytest.raises(vt.VitreousError, match=said):
+        vt.method(f"refine(constant, {options})").attribute(view, images(view, 1))
+
+
+# -- robust sums, weights ----------------------------------------------------------------------------------------------
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """From 0 to 1, equal values share their mean rank: by counting."""
+    below = (values[None] < values[:, None]).sum(axis=1) + ((values[None] == values[:, None]).sum(axis=1) - 1) / 2
+    return below / (len(values) - 1)
+
+
+@pytest.mark.parametrize("how", ["plus", "skipplus"])
+@pytest.mark.parametrize("base", ["decompx", "ixg", "rollout"])
+def test_layers_combined_by_rank_or_scale(how: str, base: str) -> None:
+    view = vt.view(FAMILIES["vit"]().double())
+    x = images(view, 2).double()
+    plain, extras = vt.method(f"{how}({base})").attribute(view, x, target=1, extras=True)
+    terms = extras["layers"].double().numpy()
+    np.testing.assert_allclose(plain, terms.sum(axis=1), rtol=1e-6)
+    scaled = (terms / np.abs(terms).mean(axis=(2, 3), keepdims=True)).sum(axis=1)
+    found = vt.method(f"{how}({base}, combine=scaled)").attribute(view, x, target=1)
+    np.testing.assert_allclose(found, scaled, rtol=1e-6)
+    ranked = [[ranks(term.reshape(-1)).reshape(term.shape) for term in image] for image in terms]
+    found = vt.method(f"{how}({base}, combine=rank)").attribute(view, x, target=1)
+    np.testing.assert_allclose(found, np.mean(ranked, axis=1), rtol=1e-6)
+
+
+def test_combining_costs_nothing_where_there_are_layer_terms() -> None:
+    view = vt.view(FAMILIES["vit"]())
+    for combine in ("sum", "rank", "scaled"):
+        assert vt.method(f"plus(decompx, combine={combine})").forwards(view) == vt.method("decompx").forwards(view)
+
+
+@pytest.mark.parametrize(("skip", "layers"), [("0.0", 3), ("0.25", 2), ("0.5", 1), ("0.34", 1), ("0.99", 1)])
+def test_the_share_that_is_skipped(skip: str, layers: int) -> None:
+    view = vt.view(FAMILIES["vit"]())  # of three blocks
+    _, extras = vt.method(f"skipplus(ixg, skip={skip})").attribute(view, images(view, 1), extras=True)
+    assert extras["layers"].shape[1] == layers
+    with pytest.raises(vt.VitreousError, match="share of the depth"):
+        vt.method("skipplus(ixg, skip=1.0)")
+
+
+def test_weights_of_a_consensus() -> None:
+    view = vt.view(FAMILIES["vit"]())
+    x = images(view, 2)
+    weighed = vt.method("consensus(ixg, generic, weights='2,1')").attribute(view, x, target=1)
+    thrice = vt.method("consensus(ixg, ixg, generic)").attribute(view, x, target=1)
+    torch.testing.assert_close(weighed, thrice)
+    for bad in ("1", "1,2,3", "1,x", "1,-1", "0,1", "1,inf"):
+        with pytest.raises(vt.VitreousError, match="positive numbers"):
+            vt.method(f"consensus(ixg, generic, weights='{bad}')")
+
+
+def test_a_method_that_others_are_made_of_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a session, whoever asks for it."""
+    runs: list[str] = []
+    make = type(vt.method("coiba"))
+    real = make.compute
+
+    def counted(self: Any, session: Any) -> Any:
+        runs.append(self.spelling)
+        return real(self, session)
+
+    monkeypatch.setattr(make, "compute", counted)
+    view = vt.view(FAMILIES["vit"]())
+    how = "coiba(steps=2, samples=1, stats=own)"
+    vt.compare(view, images(view, 1)[0], [how, f"consensus({how}, ixg)", f"refine(consensus({how}, ixg), masks=8)"])
+    assert len(runs) == 1
