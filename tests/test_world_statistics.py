@@ -184,19 +184,20 @@ def test_a_part_that_is_too_large_is_halved(monkeypatch: pytest.MonkeyPatch) -> 
 
     def narrow(view: vt.View, inputs: Tensor, *rest: Any) -> Statistics:
         sizes.append(len(inputs))
-        if len(inputs) > 12:
+        if len(inputs) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(view, inputs, *rest)
 
     monkeypatch.setattr(scenes, "statistics_of", narrow)
     assert world_statistics(vt.view(FAMILIES["vit"]()), (32, 32), "norm1").count == 64
-    assert sizes == [32, 16, *[8] * 8]
+    assert sizes == [8, 4, *[2] * 32]
 
 
 def test_progress_shows_the_first_use() -> None:
-    """The picture, then two parts of the scenes, then two steps of two replicas; what was told is not taken back."""
+    """The picture, then eight parts of the scenes, then two steps of two replicas; what was told is not taken back."""
     model = FAMILIES["vit"]()
-    for expected in ([1 / 5, 33 / 69, 65 / 69, 67 / 69, 1, 1], [1 / 5, 3 / 5, 1, 1]):
+    parts = [max(1 / 5, (1 + 8 * part) / 69) for part in range(1, 9)]
+    for expected in ([1 / 5, *parts, 67 / 69, 1, 1], [1 / 5, 3 / 5, 1, 1]):
         told: list[float] = []
         vt.explain(model, images(model, 1)[0], SHORT, progress=lambda done, total, told=told: told.append(done))
         assert told == pytest.approx(expected)

@@ -39,7 +39,7 @@ VERSION = 1
 
 _FIRST = 2**52  # seeds from here on are in no split of the world
 _SIDES = 16, 4096  # of what can be rendered
-_MOST_AT_ONCE = 32
+_AT_ONCE = 8  # always: the last bits shall not depend on anyone's budget
 _MOST_KEPT, _MOST_BYTES = 16, 2**29
 _log = logging.getLogger(__name__)
 _kept: OrderedDict[str, Statistics] = OrderedDict()
@@ -58,7 +58,7 @@ def world_moments(session: Session, site: str, layers: Sequence[int]) -> list[Mo
     size = _size(session, view)
     if isinstance(size, str):
         return size
-    made = world_statistics(view, size, site, min(_MOST_AT_ONCE, session.batch), session.tick, session.expect)
+    made = world_statistics(view, size, site, _AT_ONCE, session.tick, session.expect)
     return [made.moments[site, first + layer] for layer in layers]
 
 
@@ -66,7 +66,7 @@ def world_statistics(
     view: View,
     size: Sequence[int],
     site: str,
-    at_once: int = _MOST_AT_ONCE,
+    at_once: int = _AT_ONCE,
     tick: Told | None = None,
     expect: Told | None = None,
 ) -> Statistics:
