@@ -105,7 +105,7 @@ def test_members_share_their_passes():
 def test_what_it_is_made_of():
     method = vt.method("consensus(skipplus(decompx), var(ixg, classes='1,2'), how=mean)")
     assert [part.info.name for part in method.parts()] == ["consensus", "skipplus", "decompx", "var", "ixg"]
-    assert method.settings == {"bases": ["skipplus(decompx)", 'var(ixg, classes="1,2")'], "how": "mean"}
+    assert method.settings == {"bases": ["skipplus(decompx)", 'var(ixg, classes="1,2")'], "how": "mean", "weights": ""}
     assert method.spelling == 'consensus(skipplus(decompx), var(ixg, classes="1,2"), how=mean)'
     assert vt.method(method.spelling) == method
     assert not vt.method("consensus(rollout, edges)").class_specific

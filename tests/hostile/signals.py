@@ -38,6 +38,7 @@ def state(model: nn.Module) -> Any:
 
 
 def main(spelling: str, count: int) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     model = FAMILIES["vit"]().train()
     model.blocks[1].eval()
     model.blocks[0].mlp.fc1.weight.requires_grad_(False)
@@ -58,7 +59,7 @@ def main(spelling: str, count: int) -> None:
             hit += 1
         timer.join()
         assert state(model) == before
-    assert hit >= 0.98 * count, hit  # Python drops one that falls into a finaliser or a callback of C code
+    assert count - hit <= 1 + count // 100, hit  # Python drops one that falls into a finaliser
     assert torch.equal(method.attribute(model, inputs, 1), expected)
     sys.stdout.write(f"{count} interrupts, {hit} arrived\n")
 
