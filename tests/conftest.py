@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -56,3 +57,19 @@ def shared() -> Path:
     if not DATA.is_dir():
         pytest.skip("needs real data in ../shared/data, which is not here")
     return DATA
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many scenes of the world went through a model at once, each time that some did."""
+    from vitreous.passes import scenes
+
+    counted: list[int] = []
+    real = scenes.statistics_of
+
+    def counting(view: Any, inputs: Any, *rest: Any) -> Any:
+        counted.append(len(inputs))
+        return real(view, inputs, *rest)
+
+    monkeypatch.setattr(scenes, "statistics_of", counting)
+    return counted

@@ -367,8 +367,8 @@ def test_every_image_may_have_its_own_classes(view: vt.View, x: Tensor) -> None:
 @pytest.mark.parametrize(
     ("among", "said"),
     [
-        ([[0, 1]] * 11, "fewer targets"),
-        ([[0, 1]] * 13, "more targets"),
+        ([[0, 1]] * 11, "fewer sets of classes"),
+        ([[0, 1]] * 13, "more sets of classes"),
         ("cat", "'cat'"),
         ([0, 9], "outside"),
         (3, "3"),

@@ -238,3 +238,13 @@ def test_bad_sets(among, complaint):
     model = FAMILIES["vit"]()
     with pytest.raises(vt.VitreousError, match=complaint):
         vt.method("var(generic)").attribute(model, images(model, 2), 1, among=among)
+
+
+def test_sets_that_are_left_over_are_not_ignored():
+    """Of a list and of a stream of images whose number nobody knows beforehand."""
+    view = vt.view(FAMILIES["vit"]())
+    x = images(view, 2)
+    with pytest.raises(vt.VitreousError, match="3 sets of classes for 2 images"):
+        vt.explain(view, x, "var(ixg)", target=0, among=[[0, 1]] * 3)
+    with pytest.raises(vt.VitreousError, match="more sets of classes than the 2 images"):
+        vt.explain(view, (each for each in x), "var(ixg)", target=0, among=[[0, 1]] * 3)

@@ -38,20 +38,6 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     scenes._kept.clear()
 
 
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many scenes went through a model, each time that some did."""
-    counted: list[int] = []
-    real = scenes.statistics_of
-
-    def counting(view: vt.View, inputs: Tensor, *rest: Any) -> Statistics:
-        counted.append(len(inputs))
-        return real(view, inputs, *rest)
-
-    monkeypatch.setattr(scenes, "statistics_of", counting)
-    return counted
-
-
 def explained(model: Any, forget: bool = True) -> Tensor:
     """A map by a process that remembers nothing, warnings being errors (pyproject.toml)."""
     if forget:

@@ -35,20 +35,6 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     scenes._kept.clear()
 
 
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many scenes went through a model at once, each time that some did."""
-    counted: list[int] = []
-    real = scenes.statistics_of
-
-    def counting(view: vt.View, inputs: Tensor, *rest: Any) -> Statistics:
-        counted.append(len(inputs))
-        return real(view, inputs, *rest)
-
-    monkeypatch.setattr(scenes, "statistics_of", counting)
-    return counted
-
-
 def slowly(model: nn.Module, size: tuple[int, int], modules: list[nn.Module]) -> list[tuple[Tensor, Tensor]]:
     """Mean and deviation of what these modules give, over the 64 scenes from seed 2^52 on, each on its own."""
     view, kept = vt.view(model), [[] for _ in modules]

@@ -19,6 +19,7 @@ from vitreous.methods import Answer, Method, answer, method, to_grid
 from vitreous.models import View, load, register_adapter, view
 from vitreous.passes import Session, Target, Targets, TargetSpec
 from vitreous.passes.memory import InnerBatch, budget_bytes
+from vitreous.passes.target import ClassSets
 from vitreous.results import Comparison, Explanation, Origin, Prediction, Question
 from vitreous.words import defaults
 from vitreous.world.adapter import ADAPTER as WORLD
@@ -106,7 +107,7 @@ def explain_each(
     if batch_size is not None and batch_size < 1:
         raise VitreousError(f"batch_size={batch_size} must be at least 1")
     total = count(images)
-    targets, sets, done = Targets(target, total), _Sets(among), 0
+    targets, sets, done = Targets(target, total), ClassSets(among, total), 0
     inner: InnerBatch | None = None
     source, at_once = _Numbered(images, looked_at, on_error), batch_size or _at_once(looked_at, how, memory)
     for numbered in cut(source, at_once):
@@ -122,6 +123,7 @@ def explain_each(
             progress(done, total)
         yield from _explanations(session, looked_at, batch, Origin(ref(model), how), answered, grid)
     targets.finish(source.place)
+    sets.finish(source.place)
 
 
 def question(
@@ -234,21 +236,6 @@ class _Ticker:
 
     def expect(self, inputs: int) -> None:
         self.work += inputs
-
-
-class _Sets:
-    """Sets of classes to compare: one for all images, or one for each."""
-
-    def __init__(self, among: Any) -> None:
-        self.among = among.tolist() if hasattr(among, "tolist") else among
-        self.each = isinstance(self.among, list | tuple) and any(isinstance(e, list | tuple) for e in self.among)
-
-    def at(self, places: Sequence[int]) -> Any:
-        if not self.each:
-            return self.among
-        if places[-1] >= len(self.among):
-            raise TargetError(f"there are {len(self.among)} sets of classes: none for image {places[-1]}")
-        return [self.among[place] for place in places]
 
 
 def _session(

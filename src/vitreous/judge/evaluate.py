@@ -28,7 +28,7 @@ from vitreous.metrics.states.rank import FLAGS
 from vitreous.models import View, view
 from vitreous.passes import Target, Targets, plain_target
 from vitreous.passes.random import check_seed
-from vitreous.passes.target import restriction
+from vitreous.passes.target import ClassSets, class_sets, restriction
 from vitreous.results import Table
 from vitreous.words import defaults
 
@@ -163,9 +163,7 @@ class _Aims:
         self.explained = word if word in ("pred", "label") else "pred" if self.target is None else "given"
         if callable(self.target):
             raise TargetError(f"target {self.target!r} is neither pred, label, a class, nor a list of classes")
-        among = plain_target(among)
-        several = isinstance(among, list | tuple) and bool(among) and all(isinstance(e, list | tuple) for e in among)
-        self.among = None if among is None else Targets(among) if several else among
+        self.sets = ClassSets(among)
         self.given: list[int] = []
 
     @property
@@ -184,16 +182,11 @@ class _Aims:
             yield replace(sample, target=index, among=self._set(sample))
             total += 1
         self.targets.finish(total)
-        if isinstance(self.among, Targets):
-            self.among.finish(total)
+        self.sets.finish(total)
 
     def _set(self, sample: Sample) -> tuple[int, ...] | None:
-        if self.among is None:
-            return None
-        words = self.among.at([sample.place])[0] if isinstance(self.among, Targets) else self.among
-        if isinstance(words, str | int):
-            raise TargetError(f"among={words!r} is neither a list of classes nor one for each image")
-        return tuple(self.view.class_index(word) for word in words)
+        rows = class_sets(self.view, 1, self.sets.at([sample.place]))
+        return None if rows is None else tuple(rows[0].tolist())
 
 
 def _joined(curves: Sequence[Any]) -> dict[str, Curve]:

@@ -20,7 +20,6 @@ from vitreous.metrics.curves import Array
 from vitreous.models import View
 from vitreous.passes import Session, Target
 from vitreous.passes.memory import InnerBatch
-from vitreous.passes.random import Draws
 from vitreous.passes.target import class_sets
 
 __all__ = ["Explaining"]
@@ -75,8 +74,7 @@ class Explaining:
         seen = self.view if need.under is None else need.under(self.view)
         inputs, count = self.inputs, need.count
         if need.images is not None:
-            draws = Draws.of_images(self.plan.seed, f"images {need.images.name}", inputs)
-            inputs = need.images.make(inputs, self.view.preprocess, draws).flatten(0, 1)
+            inputs = need.images.of(inputs, self.view.preprocess, self.plan.seed).flatten(0, 1)
         if need.target == "runner-up":
             classes = looked.scatter(1, classes[:, None].to(looked.device), -torch.inf).argmax(dim=1)
         images = torch.arange(len(self.inputs)).repeat_interleave(count)

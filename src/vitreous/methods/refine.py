@@ -23,7 +23,13 @@ __all__ = ["Refine", "Regression", "regress"]
 _LEVELS = 8  # different shares of kept tokens, where they are spread
 
 
-@register("refine", family="combinator", cost=(513, 0), cost_note="base + masks forwards of part of the tokens")
+@register(
+    "refine",
+    family="combinator",
+    papers=("ribeiro2016why",),
+    cost=(513, 0),
+    cost_note="base + masks forwards of part of the tokens",
+)
 @dataclass(frozen=True)
 class Refine(OfBase):
     """A base map corrected by a regression of scores on random token subsets.

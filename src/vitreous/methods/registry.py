@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from vitreous.errors import SpellingError
 from vitreous.methods.base import Method
-from vitreous.words import PAPERS, Paper, Parameter, Reader, Shelf, parameters_of
+from vitreous.words import PAPERS, Paper, Parameter, Shelf, parameters_of, understood
 
 __all__ = ["Info", "find", "method", "methods", "register"]
 
@@ -108,20 +107,5 @@ def methods() -> list[Info]:
 
 def method(spelling: str | Method) -> Method:
     """Return the method that a spelling means; a method is returned as it is."""
-    if isinstance(spelling, Method):
-        return spelling
-    if not isinstance(spelling, str):
-        raise SpellingError(f"a method is a spelling or a Method, got {type(spelling).__name__}")
-    made: Method = _Reader(spelling).read()
+    made: Method = understood(spelling, Method, SHELF)
     return made
-
-
-class _Reader(Reader):
-    noun = "method"
-    thing = Method
-
-    def find(self, name: str) -> Info:
-        return find(name)
-
-    def example(self, info: Info) -> str:
-        return f", as in {info.name}({', '.join(['ixg', 'generic'][: info.bases])})"

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from vitreous.errors import SpellingError
 from vitreous.metrics.base import Metric
-from vitreous.words import PAPERS, Paper, Parameter, Reader, Shelf, parameters_of
+from vitreous.words import PAPERS, Paper, Parameter, Shelf, parameters_of, understood
 
 __all__ = ["Info", "find", "metric", "metrics", "register"]
 
@@ -91,17 +90,5 @@ def metrics() -> list[Info]:
 
 def metric(spelling: str | Metric) -> Metric:
     """Return the metric that a spelling means; a metric is returned as it is."""
-    if isinstance(spelling, Metric):
-        return spelling
-    if not isinstance(spelling, str):
-        raise SpellingError(f"a metric is a spelling or a Metric, got {type(spelling).__name__}")
-    made: Metric = _Reader(spelling).read()
+    made: Metric = understood(spelling, Metric, SHELF)
     return made
-
-
-class _Reader(Reader):
-    noun = "metric"
-    thing = Metric
-
-    def find(self, name: str) -> Info:
-        return find(name)

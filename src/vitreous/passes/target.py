@@ -15,6 +15,7 @@ from vitreous.models import View
 
 __all__ = [
     "VALUES",
+    "ClassSets",
     "ClassSpec",
     "Target",
     "TargetSpec",
@@ -152,14 +153,14 @@ class Targets:
     Of an iterable no more is taken than there are images. An image that cannot be read keeps its target to itself.
     """
 
-    def __init__(self, target: TargetSpec, total: int | None = None) -> None:
+    def __init__(self, target: TargetSpec, total: int | None = None, noun: str = "targets") -> None:
         target = plain_target(target)
         shared = target is None or isinstance(target, str | int) or callable(target)
         if not shared and not isinstance(target, Iterable):
             raise TargetError(f"{target!r} is neither a class index nor a label, nor a list of them")
         if not shared and total is not None and hasattr(target, "__len__") and len(target) != total:
-            raise TargetError(f"{len(target)} targets for {total} images")
-        self.shared, self.target = shared, target
+            raise TargetError(f"{len(target)} {noun} for {total} images")
+        self.noun, self.shared, self.target = noun, shared, target
         self._each: Iterator[Any] = iter(() if shared else target)  # type: ignore[arg-type]
         self._taken = 0
 
@@ -171,7 +172,7 @@ class Targets:
         for place in places:
             each = next(islice(self._each, place - self._taken, None), _NONE)
             if each is _NONE:
-                raise TargetError(f"there are fewer targets than images: none for image {place}")
+                raise TargetError(f"there are fewer {self.noun} than images: none for image {place}")
             targets.append(each)
             self._taken = place + 1
         return targets
@@ -179,11 +180,29 @@ class Targets:
     def finish(self, total: int) -> None:
         """Complain if targets are left when the images are not."""
         if not self.shared and next(islice(self._each, total - self._taken, None), _NONE) is not _NONE:
-            raise TargetError(f"there are more targets than the {total} images")
+            raise TargetError(f"there are more {self.noun} than the {total} images")
 
     def all(self) -> list[Any]:
         """Return every target once: the rows of a comparison."""
         return [self.target] if self.shared else list(self._each)
+
+
+class ClassSets:
+    """The classes to compare over many images: one set for all of them, or one for each."""
+
+    def __init__(self, among: Any, total: int | None = None) -> None:
+        self.shared = plain_target(among)
+        several = isinstance(self.shared, list | tuple) and any(isinstance(e, list | tuple) for e in self.shared)
+        self._each = Targets(self.shared, total, "sets of classes") if several else None
+
+    def at(self, places: Sequence[int]) -> Any:
+        """Return what ``class_sets`` takes for the images at these places."""
+        return self.shared if self._each is None else self._each.at(places)
+
+    def finish(self, total: int) -> None:
+        """Complain if sets are left when the images are not."""
+        if self._each is not None:
+            self._each.finish(total)
 
 
 _NONE = object()

@@ -5,17 +5,17 @@ from vitreous.words.papers import PAPERS, Paper
 from vitreous.words.parameters import Parameter, parameters_of
 from vitreous.words.rooms import listed_by
 from vitreous.words.shelf import Shelf
-from vitreous.words.spelling import Reader, written
+from vitreous.words.spelling import understood, written
 
 __all__ = [
     "PAPERS",
     "Paper",
     "Parameter",
-    "Reader",
     "Shelf",
     "at_least",
     "check_choice",
     "listed_by",
     "parameters_of",
+    "understood",
     "written",
 ]

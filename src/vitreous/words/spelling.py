@@ -18,6 +18,7 @@ from typing import Any, Protocol, Union, get_args, get_origin
 
 from vitreous.errors import SpellingError, nearest, one_line
 from vitreous.words.parameters import Parameter
+from vitreous.words.shelf import Shelf
 
 __all__ = ["Reader", "Spelled", "written"]
 
@@ -72,23 +73,26 @@ def written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
+def understood(spelling: Any, thing: type, shelf: Shelf[Any]) -> Any:
+    """Return what a spelling means; a ``thing`` is returned as it is."""
+    if isinstance(spelling, thing):
+        return spelling
+    if not isinstance(spelling, str):
+        name = f"a {shelf.noun} is a spelling or a {thing.__name__}"
+        raise SpellingError(f"{name}, got {type(spelling).__name__}")
+    return Reader(spelling, shelf, thing).read()
+
+
 class Reader:
-    """Reads one spelling; every complaint shows where. A room has one of its own, with its ``noun`` and ``find``.
+    """Reads one spelling of what stands on a shelf; every complaint shows where.
 
     Parameters of the type ``thing`` take a spelling themselves, those of the type ``tuple[thing, ...]`` several.
     """
 
-    noun: str
-    thing: type
-
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, shelf: Shelf[Any], thing: type) -> None:
+        self.text, self.shelf, self.thing, self.noun = text, shelf, thing, shelf.noun
         self.tokens = self._tokens()
         self.next = 0
-
-    def find(self, name: str) -> Spelled:
-        """Return what is registered under a name."""
-        raise NotImplementedError
 
     def read(self) -> Any:
         call = self._call(0)
@@ -174,7 +178,7 @@ class Reader:
 
     def _build(self, call: _Call) -> Any:
         try:
-            info = self.find(call.name.text)
+            info: Spelled = self.shelf.find(call.name.text)
         except SpellingError as error:
             raise self._error(call.name, str(error)) from None
         values = self._preset(info, call.preset)

@@ -145,6 +145,10 @@ class Images(Need):
     make: Callable[[Tensor, Preprocess, Draws], Tensor]
     count: int
 
+    def of(self, inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
+        """Make them."""
+        return self.make(inputs, preprocess, Draws.of_images(seed, f"images {self.name}", inputs))
+
 
 @dataclass(frozen=True)
 class Explained(Need):

@@ -163,8 +163,7 @@ class Pool:
             slots = self._add_masks(need, chunk)
         else:
             assert isinstance(need, Images)
-            draws = Draws.of_images(self.seed, f"images {need.name}", chunk.inputs)
-            made = need.make(chunk.inputs, self.view.preprocess, draws)
+            made = need.of(chunk.inputs, self.view.preprocess, self.seed)
             slots = self._take(made.shape[0] * made.shape[1]).reshape(made.shape[:2])
             for image in range(len(made)):
                 self.engine.images(_copied(made[image]), self.geometry.pixels, chunk.scored[image], slots[image])
