@@ -54,6 +54,11 @@ class Info:
         return self.bases > 0
 
     @property
+    def example(self) -> str:
+        """Words that show how its bases are given."""
+        return f", as in {self.name}({', '.join(['ixg', 'generic'][: self.bases])})"
+
+    @property
     def cost_text(self) -> str:
         """The price in forwards and backwards, in words."""
         if self.refuses:

@@ -25,6 +25,8 @@ class Info:
     aliases: tuple[str, ...] = ()
     papers: tuple[Paper, ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    example: str = ""
+    """Words that show how a required parameter is given; there is none so far."""
 
     @property
     def summary(self) -> str:

@@ -62,6 +62,9 @@ class Spelled(Protocol):
     @property
     def make(self) -> Any: ...
 
+    @property
+    def example(self) -> str: ...
+
 
 def written(value: Any) -> str:
     """Write a value such that a spelling reads it again; text that is no plain word gets quotes."""
@@ -205,15 +208,11 @@ class Reader:
             values[parameter.name] = self._value(info, parameter, value, at)
         for parameter in parameters:
             if parameter.required and parameter.name not in values:
-                raise self._error(call.name, f"{info.name} needs {parameter.name}{self.example(info)}")
+                raise self._error(call.name, f"{info.name} needs {parameter.name}{info.example}")
         try:
             return info.make(**values)
         except SpellingError as error:
             raise self._error(call.name, str(error)) from None
-
-    def example(self, info: Any) -> str:
-        """Return words that show how a required parameter is given."""
-        return ""
 
     @property
     def _several(self) -> Any:
