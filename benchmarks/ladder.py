@@ -4,8 +4,9 @@ Run ``python benchmarks/ladder.py --data FOLDER --device cuda --images 1000 --ou
 ``imagenet-val-1k/`` with its JSON, and the weights of DeiT-Tiny and of DINOv2-S with a linear head. The photographs are
 in an order of chance; the first half is to choose on, the second to report. For every method and metric (CoIBA's and
 SkipPLUS' protocols, explained and scored is the predicted class): the mean on both halves, and on the second half the
-paired difference to ``--against`` with its 95 % interval. ``--methods`` takes other spellings, separated by ``;``; on a
-GPU, states and samples are scored in float16 (audited), and so are CoIBA's replicas.
+paired difference to some others with its 95 % interval. ``--methods`` takes spellings and steps of the ladder,
+separated by ``;``, with ``{careful}`` for that step inside. On a GPU, states are scored in float16 (audited), and so
+are samples and CoIBA's replicas.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from known import Photos, read_photos
+from known import Photos, read_photos, world
 from systems import METRICS
 
 import vitreous as vt
 from vitreous.judge.check import agreement
 from vitreous.metrics import intervals
+from vitreous.words.defaults import STEPS
 
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "deit": ("timm/deit_tiny_patch16_224", {}, "deit_tiny_patch16_224.fp16.safetensors"),
@@ -34,35 +36,32 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "dinov2_small_patch14_224.fp16.safetensors",
     ),
 }
-RANKED = "logprob(skipplus(decompx, skip=0.25, combine=rank))"
-QUICK = f"consensus({RANKED}, logprob(grad_rollout), logprob(attcat), weights='2,1,1')"
-CAREFUL = f"consensus(coiba(samples=3{{half}}), {QUICK})"
 METHODS = (
-    QUICK,
-    CAREFUL,
-    f"consensus({CAREFUL}, refine({CAREFUL}, spread=0.3{{half}}))",
+    *STEPS,
     "coiba(samples=10{half})",
     "tis(masks=1024{half})",
     "skipplus(decompx)",
     "logprob(plus(decompx))",
-    RANKED,
+    "logprob(plus(decompx, combine=scaled))",
+    "logprob(skipplus(decompx, skip=0.25, combine=rank))",
+    "logprob(witness(decompx, grad_rollout))",
     "logprob(grad_rollout)",
+    "logprob(attcat)",
     "generic",
-    f"refine({QUICK}, masks=1024{{half}})",
-    "refine(constant, masks=1024{half})",
-    "random",
 )
-AGAINST = ("coiba(samples=10{half})", "tis(masks=1024{half})", "skipplus(decompx)", "logprob(plus(decompx))")
+COIBA = METHODS[3]
+AGAINST = ("quick", "careful", COIBA, "tis(masks=1024{half})", "skipplus(decompx)", "logprob(plus(decompx))")
 PHOTOGRAPHS = 200
 FROM_PHOTOGRAPHS = f"coiba, statistics of {PHOTOGRAPHS} photographs"
 
 
-def written(text: str, device: str) -> str:
-    """Fill in the half precision of a GPU, and read the spelling once."""
-    told = text.replace("({half})", "(half=true)" if device == "cuda" else "").replace(
-        "{half}", ", half=true" if device == "cuda" else ""
-    )
-    return vt.method(told).spelling
+def read(text: str, view: vt.View) -> vt.Method:
+    """Return the method meant, or the step of the ladder; fill in that step where it stands in braces, and float16."""
+    half = view.device.type == "cuda"
+    told = vt.effort(text, view) if text in STEPS else text
+    for step in STEPS:
+        told = told.replace(f"{{{step}}}", vt.effort(step, view) if f"{{{step}}}" in told else "")
+    return vt.method(told.replace("{half}", ", half=true" if half else ""))
 
 
 def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -70,13 +69,11 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     spelling, how, weights = MODELS[name]
     view = vt.load(spelling, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
     photos = read_photos(view, options.data, options.images, options.batch)
-    methods = [written(each, options.device) for each in options.methods]
-    coiba = written("coiba(samples=10{half})", options.device)
+    hows: dict[str, Any] = {each: read(each, view) for each in options.methods}
     like = None
-    if coiba in methods and len(photos) > 2 * PHOTOGRAPHS:  # the same with statistics of photographs
+    if COIBA in hows and len(photos) > 2 * PHOTOGRAPHS:  # the same with statistics of photographs
         statistics = vt.statistics(view, photos.inputs[:PHOTOGRAPHS].cpu())
-        like = replace(vt.method(coiba), stats=statistics)
-    hows: dict[str, Any] = {each: each for each in methods} | ({} if like is None else {FROM_PHOTOGRAPHS: like})
+        hows[FROM_PHOTOGRAPHS] = like = replace(hows[COIBA], stats=statistics)
     began = time.perf_counter()
     table = vt.evaluate(
         view,
@@ -91,7 +88,7 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     half = len(photos) // 2
     rows: dict[str, Any] = {}
-    others = [each for each in (written(each, options.device) for each in AGAINST) if each in methods]
+    others = [each for each in AGAINST if each in hows]
     for method in hows:
         rows[method] = {}
         for short, metric in METRICS.items():
@@ -103,14 +100,30 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 "interval": [low, high],
                 "gain": gains(table, method, metric, half, [each for each in others if each != method]),
             }
-    same = None if like is None else agreement_of(view, photos[half:], vt.method(coiba), like)
+    same = None if like is None else agreement_of(view, photos[half:], hows[COIBA], like)
     return {
+        "methods": {name: str(each) for name, each in hows.items()},
         "spearman": same,
         "rows": rows,
         "seconds": seconds,
         "explaining": table.plan["seconds"]["explaining"],
         "audit": table.plan["audit"],
     }
+
+
+def on_world(options: argparse.Namespace) -> dict[str, Any]:
+    """Return how much of the top fifth of each method lies on the creature and on what tells its class."""
+    view = vt.load("world", device=options.device)
+    hows = {each: read(each, view) for each in options.methods}
+
+    def explaining(how: vt.Method) -> Any:
+        def explain(view: vt.View, inputs: Any, classes: Any) -> Any:
+            parts = zip(inputs.split(64), classes.split(64), strict=True)
+            return torch.cat([how.attribute(view, one, target=aim.tolist(), grid="token") for one, aim in parts])
+
+        return explain
+
+    return world(options.world, {name: explaining(how) for name, how in hows.items()}, options.device)
 
 
 def gains(table: vt.Table, method: str, metric: str, half: int, others: list[str]) -> dict[str, Any]:
@@ -138,7 +151,7 @@ def agreement_of(view: vt.View, photos: Photos, one: vt.Method, other: vt.Method
 
 def show(name: str, found: dict[str, Any]) -> None:
     """Print one line for each method."""
-    print(f"\n{name}: {found['seconds']:.0f} s, of which explaining {found['explaining']:.0f} s")
+    print(f"\n{name}: {found['seconds']:.0f} s, of which explaining {found['explaining']:.0f} s; {found['spearman']}")
     print("  ".join(f"{short:>15}" for short in METRICS))
     for method, cells in found["rows"].items():
         line = "  ".join(f"{cell['choose']:7.4f}/{cell['report']:7.4f}" for cell in cells.values())
@@ -151,11 +164,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--methods", type=lambda text: tuple(text.split(";")), default=METHODS)
+    parser.add_argument("--world", type=int, default=400, help="scenes; 0 for none")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    tables = {}
+    tables: dict[str, Any] = {"world": on_world(options)} if options.world else {}
     for name in options.models:
         tables[name] = judge(name, options)
         show(name, tables[name])

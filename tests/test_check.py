@@ -20,7 +20,7 @@ from vitreous.passes.random import Draws
 from vitreous.results.checkup import VERDICTS
 from vitreous.world import Scene, render
 
-NAMES = ["faithfulness", "stability", "runner-up", "head"]
+NAMES = ["faithfulness", "stability", "samples", "runner-up", "head"]
 
 
 def photo(seed: int = 0) -> Image.Image:
@@ -125,6 +125,44 @@ def test_stability_is_the_lowest_agreement_of_three_seeds(view: vt.View) -> None
     assert e.check()["stability"].numbers == {"agreement": pytest.approx(lowest, abs=1e-6)}
 
 
+@pytest.mark.parametrize("how", ["smooth(ixg, samples=5, sigma=0.5)", "tis(masks=16)", "refine(ixg, masks=16)"])
+def test_samples_are_judged_by_their_halves(view: vt.View, how: str) -> None:
+    e = vt.explain(view, photo(), how, 1, seed=5)
+    one, other = vt.method(how).attribute(view, tensor(view, e), 1, seed=5, extras=True)[1]["halves"][0]
+    agreed = spearmanr(one.flatten(), other.flatten()).statistic
+    found = e.check()["samples"]
+    assert found.numbers["agreement"] == pytest.approx(agreed, abs=1e-5)
+    assert found.numbers["all"] == pytest.approx(max(0, 2 * agreed / (1 + agreed)), abs=1e-5)
+    assert found.verdict == (
+        "good" if found.numbers["all"] >= 0.9 else "weak" if found.numbers["all"] >= 0.6 else "bad"
+    )
+
+
+def test_samples_of_a_part_are_judged_too(view: vt.View) -> None:
+    how = "consensus(ixg, refine(generic, masks=16))"
+    e = vt.explain(view, photo(), how, 1, seed=5)
+    halves = vt.method("refine(generic, masks=16)").attribute(view, tensor(view, e), 1, seed=6, extras=True)[1][
+        "halves"
+    ]
+    agreed = spearmanr(*halves[0].flatten(1)).statistic
+    assert e.check()["samples"].numbers["agreement"] == pytest.approx(agreed, abs=1e-5)
+    assert vt.explain(view, photo(), "coiba(samples=2)", 1).check()["samples"].verdict == "-"
+
+
+def test_halves_are_means_of_every_other_sample(view: vt.View) -> None:
+    inputs = tensor(view, vt.explain(view, photo(), "ixg", 1))
+    found, extras = vt.method("smooth(ixg, samples=5)").attribute(view, inputs, 1, extras=True)
+    first, second = extras["halves"][0]
+    assert torch.allclose(found[0], (3 * first + 2 * second) / 5, rtol=1e-5, atol=1e-6)
+    alone = [vt.method(f"smooth(ixg, samples={n})").attribute(view, inputs, 1)[0] for n in (1, 2, 3)]
+    third = 3 * alone[2] - 2 * alone[1]
+    alike = vt.method("smooth(ixg, samples=3)").attribute(view, inputs, 1, extras=True)[1]["halves"][0]
+    assert torch.allclose(alike[0], (alone[0] + third) / 2, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(alike[1], 2 * alone[1] - alone[0], rtol=1e-4, atol=1e-5)
+    for one_sample in ("smooth(ixg, samples=1)", "tis(masks=1)"):
+        assert "halves" not in vt.method(one_sample).attribute(view, inputs, 1, extras=True)[1]
+
+
 def test_agreement() -> None:
     draws = torch.Generator().manual_seed(0)
     one, other = torch.rand(2, 6, 7, generator=draws)
@@ -178,7 +216,7 @@ def test_a_shuffled_head_reaches_every_kind_of_method(view: vt.View, how: str) -
 def test_a_good_map(world: vt.View, creature: Tensor) -> None:
     found = vt.explain(world, creature, "legrad").check()
     assert [test.name for test in found.tests] == NAMES
-    assert [test.verdict for test in found.tests] == ["good", "-", "good", "good"]
+    assert [test.verdict for test in found.tests] == ["good", "-", "-", "good", "good"]
     assert found.verdict == "good"
     assert "not acquit" in found.sentence
     assert "draws nothing" in found["stability"].sentence

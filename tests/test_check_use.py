@@ -190,7 +190,7 @@ def test_command(here: Path) -> None:
 
 def test_command_json_and_quiet(here: Path) -> None:
     rows = json.loads(run("explain", "a.png", "more", *MODEL, "--method", "rollout", "--check", "--json").out)
-    assert [row["check"]["tests"][2]["verdict"] for row in rows["explanations"]] == ["weak"] * 3
+    assert [row["check"]["tests"][3]["verdict"] for row in rows["explanations"]] == ["weak"] * 3
     plain = json.loads(run("explain", "a.png", *MODEL, "--json").out)["explanations"][0]
     assert "check" not in plain
     assert run("explain", "a.png", *MODEL, "--check", "--quiet", "--out", "q") == (0, "", "")

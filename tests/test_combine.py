@@ -146,13 +146,14 @@ def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
 
     commands = {each.callback.__name__: inspect.signature(each.callback).parameters for each in app.registered_commands}
     python = {each.__name__: inspect.signature(each).parameters for each in (vt.explain, vt.compare, evaluate)}
-    assert commands["explain"]["method"].default == python["explain"]["method"].default == defaults.METHOD
-    assert commands["compare"]["methods"].default.split(",") == list(python["compare"]["methods"].default)
+    for command, name in (("explain", "method"), ("explain", "effort"), ("compare", "methods"), ("compare", "effort")):
+        assert commands[command][name].default is python[command][name].default is None  # each then asks the ladder
+    assert commands["score"]["method"].default is python["evaluate"]["methods"].default is None
     assert python["evaluate"]["metrics"].default == defaults.METRICS
     for name in ("value", "seed"):
         assert commands["explain"][name].default == python["explain"][name].default
     assert commands["score"]["target"].default == python["evaluate"]["target"].default
-    for name in (*defaults.COMPARED, *defaults.JUDGED, *defaults.BASELINES):
+    for name in (defaults.METHOD, *defaults.COMPARED, *defaults.JUDGED, *defaults.BASELINES):
         assert vt.method(name).spelling == name
     assert [vt.metric(name).spelling for name in defaults.METRICS] == list(defaults.METRICS)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import vitreous as vt
 from every import EVERY
-from families import FAMILIES, images
+from families import FAMILIES, images, proven
 from vitreous.methods.refine import regress
 
 
@@ -74,6 +74,61 @@ def test_it_is_an_explicit_regression(base: str, options: str) -> None:
         np.testing.assert_allclose(extras["r2"][image], np.mean(told), rtol=1e-6)
         assert 0 <= float(extras["prior"][image]) <= 1
         assert (float(extras["prior"][image]) == 0) == (base == "constant")
+
+
+def test_the_ridge_of_cross_validation() -> None:
+    """Generalised cross-validation by explicit hat matrices, and what it finds is what the method takes."""
+    draws = np.random.default_rng(0)
+    for noise in (0.01, 0.3, 30.0):
+        kept = draws.random((1, 64, 9)) < 0.5
+        weights, prior = draws.normal(size=9), draws.normal(size=9)
+        y = kept[0] @ weights + noise * draws.normal(size=64)
+        centred, response, m = kept[0] - kept[0].mean(axis=0), y - y.mean(), prior - prior.mean()
+        told = centred @ m
+        rest = response - told * (told @ response) / (told @ told)
+        errors = []
+        for ridge in 2.0 ** np.arange(-1, 10):
+            strength = ridge * np.trace(centred.T @ centred) / 9
+            hat = centred @ np.linalg.inv(centred.T @ centred + strength * np.eye(9)) @ centred.T
+            errors.append(((rest - hat @ rest) ** 2).sum() / (63 - np.trace(hat)) ** 2)
+        best = float(2.0 ** (np.argmin(errors) - 1))
+        given = (torch.from_numpy(each)[None].double() for each in (kept[0], y, prior))
+        found = regress(*given, None)
+        np.testing.assert_allclose(found.map[0], definition(kept[0], y, prior, best), rtol=1e-9)
+    assert best > 1  # of noise, little is believed
+
+
+def test_doubt_takes_back_what_may_be_chance() -> None:
+    view = vt.view(FAMILIES["vit"]().double())
+    x = images(view, 2).double()
+    plain, told = vt.method("refine(ixg, masks=32)").attribute(view, x, target=1, extras=True)
+    priors = vt.method("ixg").attribute(view, x, target=1)
+    for doubt in (1.0, 3.0):
+        found = vt.method(f"refine(ixg, masks=32, doubt={doubt})").attribute(view, x, target=1)
+        for image in range(2):
+            m = (priors[image] - priors[image].mean()).flatten().double()
+            design = torch.from_numpy(subsets(view, x[image], vt.method("refine(ixg, masks=32)"))).double()
+            y = torch.tensor(
+                [score(view, x[image], keep.numpy() > 0, 1, "prob") for keep in design], dtype=torch.float64
+            )
+            guess = (design - design.mean(dim=0)) @ m
+            base = m * (guess @ (y - y.mean())) / (guess @ guess)
+            rest, error = plain[image].flatten() - base, told["error"][image].flatten()
+            left = [d * max(0.0, 1 - doubt * (e / d) ** 2) for d, e in zip(rest.tolist(), error.tolist(), strict=True)]
+            np.testing.assert_allclose(found[image].flatten(), base + torch.tensor(left), rtol=1e-7, atol=1e-10)
+
+
+def test_those_refined_by_the_same_subsets_share_them() -> None:
+    model, runs = FAMILIES["vit"](), []
+    x = images(model, 2)
+    with model.blocks[0].register_forward_hook(lambda module, args, out: runs.append(len(out))):
+        proven(model)
+        counts = []
+        for spelling in ("refine(ixg, masks=32)", "consensus(refine(ixg, masks=32), refine(ixg, masks=32, doubt=1.0))"):
+            runs.clear()
+            vt.method(spelling).attribute(model, x, target=1)
+            counts.append(sum(runs))
+    assert counts[0] == counts[1]
 
 
 def test_a_linear_model_gives_its_centred_weights() -> None:
@@ -172,6 +227,7 @@ def test_every_family_that_drops_tokens(family: str) -> None:
         ("ratio=1.0", "between 0 and 1"),
         ("spread=0.6", "between 0 and 1"),
         ("ridge=0.0", "ridge=0.0 must be above 0"),
+        ("doubt=-1", "doubt=-1.0 must be a number from 0 on"),
         ("score=luck", "luck"),
         ("half=true", "float16 on a GPU"),
     ],

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitreous.judge.check import check
     from vitreous.judge.doctor import doctor
     from vitreous.judge.evaluate import evaluate
-    from vitreous.methods import Method, methods, register
+    from vitreous.methods import Method, effort, methods, register
     from vitreous.metrics import Metric, metric, metrics
     from vitreous.models import Preprocess, View, models
     from vitreous.passes.collect import statistics
@@ -49,6 +49,7 @@ __all__ = [
     "check",
     "compare",
     "doctor",
+    "effort",
     "evaluate",
     "explain",
     "explain_each",
@@ -85,6 +86,7 @@ _HOMES = {
     "check": "judge.check",
     "compare": "api",
     "doctor": "judge.doctor",
+    "effort": "methods",
     "evaluate": "judge.evaluate",
     "explain": "api",
     "explain_each": "api",

@@ -15,7 +15,7 @@ from torch import nn
 from vitreous.data import OnError, Picture, Progress, count, cut, is_single, pictures
 from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.judge.check import check
-from vitreous.methods import Answer, Method, answer, method, to_grid
+from vitreous.methods import Answer, Method, answer, effort, method, to_grid
 from vitreous.models import View, load, register_adapter, view
 from vitreous.passes import Session, Target, Targets, TargetSpec
 from vitreous.passes.memory import InnerBatch, budget_bytes
@@ -28,10 +28,7 @@ from vitreous.world.adapter import ADAPTER as WORLD
 register_adapter(WORLD)
 Explanation.checker = staticmethod(check)
 
-__all__ = ["DEFAULT", "compare", "explain", "explain_each", "load", "method", "question", "view"]
-
-DEFAULT = defaults.METHOD
-"""The method where none is named."""
+__all__ = ["compare", "explain", "explain_each", "load", "method", "question", "view"]
 
 _MOST_AT_ONCE = 32
 
@@ -39,13 +36,14 @@ _MOST_AT_ONCE = 32
 def explain(
     model: View | nn.Module,
     images: Any,
-    method: str | Method = DEFAULT,
+    method: str | Method | None = None,
     target: TargetSpec = None,
     *,
     against: TargetSpec = None,
     value: str = "logit",
     classes: Sequence[int | str] | None = None,
     among: Any = None,
+    effort: str | None = None,
     grid: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,
@@ -55,11 +53,12 @@ def explain(
     """Explain one picture (one ``Explanation``) or many (a list of them).
 
     ``images``: a path, a folder, a PIL image, an array, preprocessed tensors ``[B, 3, H, W]``, a data loader, or a list
-    of such. ``target``: a class index or label, one per image in a list, a callable on the logits, or ``None`` for the
-    prediction. ``against``: explain the target rather than these classes. ``value``: ``"logit"``, ``"prob"`` or
-    ``"logprob"``. ``classes`` restricts the softmax, the prediction and sets of probable classes to some. ``among``:
-    the classes that ``var`` compares, one list for all images or one for each. ``grid``: ``"token"`` or ``"pixel"``
-    instead of the method's own. ``memory`` is a budget in GiB.
+    of such. ``method``: a spelling; where none is named, ``effort`` says what it may cost: ``"quick"``, the default,
+    ``"careful"`` or ``"best"`` (see ``vt.effort``). ``target``: a class index or label, one per image in a list, a
+    callable on the logits, or ``None`` for the prediction. ``against``: explain the target rather than these classes.
+    ``value``: ``"logit"``, ``"prob"`` or ``"logprob"``. ``classes`` restricts the softmax, the prediction and sets of
+    probable classes to some. ``among``: the classes that ``var`` compares, one list for all images or one for each.
+    ``grid``: ``"token"`` or ``"pixel"`` instead of the method's own. ``memory`` is a budget in GiB.
     """
     explanations = list(
         explain_each(
@@ -71,6 +70,7 @@ def explain(
             value=value,
             classes=classes,
             among=among,
+            effort=effort,
             grid=grid,
             seed=seed,
             batch_size=batch_size,
@@ -84,13 +84,14 @@ def explain(
 def explain_each(
     model: View | nn.Module,
     images: Any,
-    method: str | Method = DEFAULT,
+    method: str | Method | None = None,
     target: TargetSpec = None,
     *,
     against: TargetSpec = None,
     value: str = "logit",
     classes: Sequence[int | str] | None = None,
     among: Any = None,
+    effort: str | None = None,
     grid: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,
@@ -103,7 +104,8 @@ def explain_each(
     A file that cannot be read is an error. With ``on_error``, it is called with the path and the error instead, and the
     other pictures go on, each with its own target.
     """
-    looked_at, how = view(model), _method(method)
+    looked_at = view(model)
+    how = _method(method, effort, looked_at)
     if batch_size is not None and batch_size < 1:
         raise VitreousError(f"batch_size={batch_size} must be at least 1")
     total = count(images)
@@ -128,12 +130,13 @@ def explain_each(
 
 def question(
     model: View | nn.Module,
-    method: str | Method = DEFAULT,
+    method: str | Method | None = None,
     target: int | str | None = None,
     *,
     against: TargetSpec = None,
     value: str = "logit",
     classes: Sequence[int | str] | None = None,
+    effort: str | None = None,
     grid: str | None = None,
     seed: int = 0,
 ) -> Question:
@@ -144,15 +147,17 @@ def question(
         raise TargetError("a callable target has no identity; ask for a class")
     explained = None if aim.classes is None else int(aim.classes[0])
     rivals = () if aim.against is None else tuple(aim.against[0].tolist())
-    return Question.of(looked_at, _method(method), explained, rivals, value, aim.only, grid=grid, seed=seed)
+    how = _method(method, effort, looked_at)
+    return Question.of(looked_at, how, explained, rivals, value, aim.only, grid=grid, seed=seed)
 
 
 def compare(
     model: View | nn.Module,
     image: Any,
-    methods: Sequence[str | Method] = defaults.COMPARED,
+    methods: Sequence[str | Method] | None = None,
     target: Any = None,
     *,
+    effort: str | None = None,
     against: TargetSpec = None,
     value: str = "logit",
     classes: Sequence[int | str] | None = None,
@@ -161,9 +166,15 @@ def compare(
     memory: float | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Explain one picture with several methods, their passes shared; a list of targets gives one row each."""
+    """Explain one picture with several methods, their passes shared; a list of targets gives one row each.
+
+    Without ``methods``: some well-known ones, and what ``effort`` means for this model. Both may be given.
+    """
     looked_at = view(model)
-    hows = [_method(each) for each in methods]
+    named = list(defaults.COMPARED if methods is None else methods)
+    hows = [_method(each, None, looked_at) for each in named]
+    if methods is None or effort is not None:
+        hows.append(_method(None, effort, looked_at))
     found_pictures = list(islice(pictures(image, looked_at), 2))
     if len(found_pictures) != 1:
         raise ImageError("compare takes one picture, got several")
@@ -215,8 +226,11 @@ class _Numbered(Iterator[tuple[int, Picture]]):
             self.on_error(path, error)
 
 
-def _method(spelled: str | Method) -> Method:
-    return method(spelled)
+def _method(spelled: str | Method | None, step: str | None, looked_at: View) -> Method:
+    """Return the method that is named, or else the one for some effort."""
+    if spelled is not None and step is not None:
+        raise VitreousError(f"give a method or an effort, not both: {spelled} and {step}")
+    return method(effort("quick" if step is None else step, looked_at) if spelled is None else spelled)
 
 
 class _Ticker:

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous import __version__, disk, show
-from vitreous.api import DEFAULT, compare, explain, load
+from vitreous.api import compare, explain, load
 from vitreous.models import View
 from vitreous.results.explanation import Explanation
+from vitreous.words.defaults import METHOD, known_as
 from vitreous.world import BETRAYED, CLASSES, PARTS, Rendered, Scene, World, betray, render, telling_part, unpack
 from vitreous.world.exam import predictions, right
 from vitreous.world.files import pictures
@@ -25,7 +26,7 @@ SCHEMA = "vitreous.demo/1"
 METHODS = (
     "rollout",
     "generic",
-    DEFAULT,
+    METHOD,
     "coiba",
     "skipplus(decompx)",
     "vtranm",
@@ -33,7 +34,7 @@ METHODS = (
     "tis(masks=256)",
 )
 """Two baselines, the default, and the five systems."""
-_JUDGED, _VALUE = DEFAULT, "logprob"
+_JUDGED, _VALUE = METHOD, "logprob"
 _SEEDS = (35, 37, 34)
 """Scenes whose telling part is the horn, the tail and the legs."""
 _STORY = 24
@@ -108,7 +109,7 @@ def _why(model: View, scene: Scene, keep: Keeper) -> show.Section:
     without = predictions(model, [scene, scene.without(part)])[:, scene.label].tolist()
     row = [
         show.Cell(picture, None, scene.name, f"said: {plain.prediction.label} ({plain.prediction.probability:.2f})"),
-        show.Cell(picture, plain.map.numpy(), f"why {scene.name}?", plain.method, group="why"),
+        show.Cell(picture, plain.map.numpy(), f"why {scene.name}?", known_as(plain.method), group="why"),
         show.Cell(
             picture, rather.map.numpy(), "why not a sibling?", f"against {' and '.join(siblings)}", group="rather"
         ),
@@ -119,7 +120,7 @@ def _why(model: View, scene: Scene, keep: Keeper) -> show.Section:
         f"The model says {plain.prediction.label} ({plain.prediction.probability:.2f}). "
         f"What tells the family apart is the {part}: rendered again without, the probability falls from "
         f"{without[0]:.2f} to {without[1]:.2f}. Of the picture that is {_of(telling.float().mean())}, of the positive "
-        f"part of the {plain.method} map {_of(_share([plain], telling))}, and of the map that says why it is not "
+        f"part of the map {_of(_share([plain], telling))}, and of the map that says why it is not "
         f"{' or '.join(siblings)}, {_of(_share([rather], telling))}."
     )
     return show.Section(

@@ -25,7 +25,11 @@ _MOST_IN_JSON = 4096  # values; larger maps are written to files only
 def explain(
     images: Annotated[list[Path], typer.Argument(help="Pictures or folders of pictures.", show_default=False)],
     model: options.Model = defaults.MODEL,
-    method: Annotated[str, typer.Option(help="A spelling such as generic or coiba(steps=10).")] = defaults.METHOD,
+    method: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="A spelling such as generic or coiba(steps=10).", show_default="that of --effort"),
+    ] = None,
+    effort: options.Effort = None,
     target: options.Target = None,
     against: options.Against = None,
     value: options.Value = "logit",
@@ -62,12 +66,14 @@ def explain(
     import vitreous as vt
 
     options.caching(no_cache)
-    how = vt.method(method)
+    options.check_effort(effort, method)
+    how = None if method is None else vt.method(method)
     wanted = _files(images)
     archive = None if as_json and out is None else vt.Archive(out or Path("explanations"))
     if archive is not None:
         archive.check()
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet, prompt)
+    how = how or vt.method(vt.effort("quick" if effort is None else effort, view))
     only = options.classes(classes)
     aim: dict[str, Any] = {"target": target, "against": against or None, "value": value, "classes": only, "seed": seed}
     question = vt.question(view, how, **aim)
@@ -109,8 +115,14 @@ def explain(
 
 def compare(
     image: Annotated[Path, typer.Argument(help="A picture.", show_default=False)],
-    methods: Annotated[str, typer.Option(help="Spellings, separated by commas.")] = (",".join(defaults.COMPARED)),
+    methods: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Spellings, separated by commas.", show_default=f"{','.join(defaults.COMPARED)} and that of --effort"
+        ),
+    ] = None,
     model: options.Model = defaults.MODEL,
+    effort: options.Effort = None,
     target: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="Class index or label; repeated, one row each."),
@@ -142,8 +154,9 @@ def compare(
     import vitreous as vt
 
     options.caching(no_cache)
-    hows = [vt.method(spelling) for spelling in options.split(methods)]
-    if not hows:
+    options.check_effort(effort)
+    hows = None if methods is None else [vt.method(spelling) for spelling in options.split(methods)]
+    if hows == []:
         raise VitreousError("--methods names no method")
     (image,) = _files([image])[:1]
     place = out or Path(f"{disk.safe_name(image.stem)}-compare.png")
@@ -153,7 +166,7 @@ def compare(
     asked: dict[str, Any] = {"against": against or None, "value": value, "seed": seed, "memory": memory}
     asked["classes"] = options.classes(classes)
     with options.progress_bar("comparing", quiet or as_json) as bar:
-        comparison = vt.compare(view, image, hows, target or None, progress=bar, **asked)
+        comparison = vt.compare(view, image, hows, target or None, effort=effort, progress=bar, **asked)
     comparison.save(place, overwrite=overwrite, tile=tile)
     if as_json:
         rows = [_row(each, None) for each in comparison]

@@ -18,6 +18,8 @@ from rich.text import Text
 
 from vitreous import disk
 from vitreous.errors import VitreousError, one_line
+from vitreous.words import check_choice
+from vitreous.words.defaults import STEPS
 
 if TYPE_CHECKING:
     from vitreous import View
@@ -45,6 +47,10 @@ Against = Annotated[
 Classes = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help="Restrict the softmax: indices or labels, separated by commas, or a text or JSON file of such."),
+]
+Effort = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help=f"How much it may cost where no method is named: {', '.join(STEPS)}.", show_default="quick"),
 ]
 Value = Annotated[str, typer.Option(help="What is explained: logit, prob or logprob.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU where there is one.")]
@@ -152,6 +158,14 @@ def table(*columns: str) -> Rows:
     for place, column in enumerate(columns):
         made.add_column(column, no_wrap=place == 0, overflow="fold")
     return made
+
+
+def check_effort(effort: str | None, method: str | None = None) -> None:
+    """Refuse a step that is none, and one beside a method, before anything is loaded."""
+    if effort is not None:
+        check_choice("effort", effort, STEPS)
+        if method is not None:
+            raise VitreousError(f"give --method or --effort, not both: {method} and {effort}")
 
 
 def classes(given: str | None) -> list[str | int] | None:

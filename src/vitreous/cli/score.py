@@ -61,10 +61,7 @@ def score(
     import vitreous as vt
 
     options.caching(no_cache)
-    methods, metrics = (
-        _asked(method, *defaults.JUDGED),
-        _asked(metric, *defaults.METRICS),
-    )
+    methods, metrics = _asked(method), _asked(metric, *defaults.METRICS)
     judges = [vt.metric(each) for each in metrics]
     for each in methods:
         if not Path(each).is_dir():
@@ -81,6 +78,7 @@ def score(
     if truth is None and (wanting or target == "label"):
         raise VitreousError(f"{wanting[0] if wanting else 'target label'} needs the true classes: give --labels")
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, "float32", quiet, prompt)
+    methods = methods or [vt.effort("quick", view), *defaults.JUDGED]
     precision = "float16" if half else "float32"
     asked: dict[str, Any] = {"precision": precision, "batch": batch, "seed": seed, "baselines": baselines}
     asked |= {"classes": options.classes(classes), "memory": memory}

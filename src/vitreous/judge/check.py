@@ -1,4 +1,4 @@
-"""``check``: how far to trust one explanation. Four cheap tests, each in numbers and in words."""
+"""``check``: how far to trust one explanation. Five cheap tests, each in numbers and in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import MapError, ModelError, TargetError, VitreousError
-from vitreous.methods import Method, answer, method, to_grid
+from vitreous.methods import Answer, Method, answer, method, to_grid
 from vitreous.methods.consensus import mean_ranks
 from vitreous.metrics import Geometry, Maps, Pool, metric
 from vitreous.metrics.curves import Array
@@ -28,7 +28,7 @@ FAITHFUL = (3.0, 1.0)
 """Deviations of random orders by which insertion exceeds deletion, at least. Of random maps one in fifty reaches the
 first and one in six the second; below it, one of the ten random orders does better."""
 STABLE = (0.9, 0.6)
-"""Rank correlation between the maps of different seeds, at least."""
+"""Rank correlation between the maps of different seeds, at least; and of as many samples again."""
 OWN = (0.9, 0.98)
 """Rank correlation with the map of the runner-up class, at most. Look-alikes share evidence, so much is allowed."""
 ANSWERABLE = (0.7, 0.9)
@@ -59,6 +59,8 @@ def check(
       orders and their reverses (reversing an order swaps the two areas, so the ten have mean zero). ``P`` is the
       probability of the explained class; among the classes it was explained against, where there are any.
     - *stability*: the lowest rank correlation (Spearman) between this map and those of two other seeds.
+    - *samples*: where a method or a part of it averages samples, the rank correlation ``r`` between the maps of two
+      halves of them, and what follows for all of them, ``2 r / (1 + r)`` (Spearman-Brown).
     - *runner-up*: the rank correlation with the map of the most probable other class.
     - *head*: the rank correlation with the map of the same class when the head, norm and classifier, gets the channels
       in a random order (the weight randomisation of Adebayo et al. 2018, of the last layer, without touching a weight).
@@ -107,6 +109,7 @@ class _Case:
             return
         yield self.faithfulness()
         yield self.stability()
+        yield self.samples()
         yield self.runner_up()
         yield self.head()
 
@@ -135,7 +138,7 @@ class _Case:
 
     def stability(self) -> tuple[Finding, str]:
         name, seed = "stability", self.explanation.seed
-        first = self._again(seed=seed + 1)
+        first = self._other_seed[0]
         drawn = None if _close(first, self.map) else self._again(seed=seed + 2)
         if drawn is None or _close(first, drawn):  # the latter where the input had been rounded
             return Finding(name, "-", "the method draws nothing at random"), ""
@@ -145,6 +148,18 @@ class _Case:
         return Finding(name, verdict, sentence, {"agreement": lowest}), (
             "another seed changes it" if verdict == "weak" else "another seed gives another map"
         )
+
+    def samples(self) -> tuple[Finding, str]:
+        name, halves = "samples", self._other_seed[1]
+        if "halves" in self.explanation.extras:
+            halves = [self.explanation.extras["halves"]]
+        if not halves:
+            return Finding(name, "-", "the method averages no samples"), ""
+        lowest = min(agreement(each[:1], each[1:]) for each in halves)
+        whole = 2 * lowest / (1 + lowest) if lowest > 0 else 0.0
+        sentence = f"the maps of two halves of the samples agree to {lowest:.2f}, so all of them to about {whole:.2f}"
+        numbers = {"agreement": lowest, "all": whole}
+        return Finding(name, _at_least(whole, STABLE), sentence, numbers), "more samples would change it"
 
     def runner_up(self) -> tuple[Finding, str]:
         name, label = "runner-up", self.explanation.label
@@ -196,16 +211,30 @@ class _Case:
             raise MapError("the map of this explanation is not finite")
         return to_grid(own, "token", self.view, self.inputs)
 
+    @cached_property
+    def _other_seed(self) -> tuple[Tensor, list[Tensor]]:
+        """The map of the next seed, and the maps ``[2, h, w]`` of halves of samples that any part of it had."""
+        session = self._session(seed=self.explanation.seed + 1)
+        found = self._found(session)
+        answers = [each for each in session.memo.values() if isinstance(each, Answer)]
+        return found, [each.extras["halves"][0].cpu() for each in answers if "halves" in each.extras]
+
     def _again(self, seen: View | None = None, target: int | None = None, seed: int | None = None) -> Tensor:
-        """Return the map of the same method when one thing is another, on the grid of the explanation's own."""
+        """Return the map of the same method when one thing is another."""
+        return self._found(self._session(seen, target, seed))
+
+    def _session(self, seen: View | None = None, target: int | None = None, seed: int | None = None) -> Session:
         e, seen = self.explanation, seen or self.view
         asked, rivals = e.target if target is None else target, list(e.against) or None
         aim = Target.of(seen, 1, asked, rivals, e.asked, e.only or None, [e.among] if e.among else None)
-        session = Session(seen, self.inputs, aim, e.seed if seed is None else seed, memory=self.memory)
+        return Session(seen, self.inputs, aim, e.seed if seed is None else seed, memory=self.memory)
+
+    def _found(self, session: Session) -> Tensor:
+        """Return the method's map in a session, on the grid of the explanation's own and then in patches."""
         (answered,) = answer(session, [self.how], check=False)
-        fine = e.map.shape == self.inputs.shape[-2:]
-        found_map = to_grid(answered.map, "pixel" if fine else "token", seen, self.inputs)
-        return to_grid(found_map, "token", seen, self.inputs).cpu()
+        fine = self.explanation.map.shape == self.inputs.shape[-2:]
+        found_map = to_grid(answered.map, "pixel" if fine else "token", session.view, self.inputs)
+        return to_grid(found_map, "token", session.view, self.inputs).cpu()
 
     def _areas(self) -> tuple[tuple[float, float], Array]:
         """Return insertion and deletion of the map, and those of the random orders ``[orders, 2]``."""

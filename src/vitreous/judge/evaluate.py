@@ -19,7 +19,7 @@ from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.judge.foreign import named
 from vitreous.judge.plan import Plan
 from vitreous.judge.unit import Judged, unit
-from vitreous.methods import method
+from vitreous.methods import effort, method
 from vitreous.metrics import Metric, metric
 from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.metrics.curves import Curve
@@ -38,7 +38,7 @@ __all__ = ["evaluate"]
 def evaluate(
     model: View | nn.Module,
     data: Any,
-    methods: Any = defaults.JUDGED,
+    methods: Any = None,
     metrics: Sequence[str | Metric] | str | Metric = defaults.METRICS,
     *,
     labels: Any = None,
@@ -63,13 +63,15 @@ def evaluate(
     ``data``: paths, pictures or preprocessed tensors, or an iterable of ``(image, label)``; ``labels``: the true
     classes, in order or by picture name; ``truth``: masks, boxes and parts (``vt.Truth``), in order, by name or as a
     function of the picture. ``methods``: spellings, callables ``(model, inputs, classes) -> maps``, attribution
-    objects, folders of ``.npy`` maps, tensors of maps, or a mapping of names to such. ``target``: the explained class,
+    objects, folders of ``.npy`` maps, tensors of maps, or a mapping of names to such; without them, what ``explain``
+    does and ``generic``. ``target``: the explained class,
     ``"pred"``, ``"label"``, a class or one per image; metrics may have their own. ``classes`` restricts the softmax, of
     explainers too; ``among`` gives every image a set of classes to compare (``var``), one list or one for each.
     ``precision``: ``"float16"`` and ``"bfloat16"`` are audited against float32. ``batch``: states at once. ``memory``:
     a budget in GiB.
     """
-    looked_at, hows, judges = view(model), named(methods), _metrics(metrics)
+    looked_at, judges = view(model), _metrics(metrics)
+    hows = named((effort("quick", looked_at), *defaults.JUDGED) if methods is None else methods)
     Target(value=value), check_seed(seed)  # bad words before the work
     if baselines:
         hows = {**hows, **{name: method(name) for name in defaults.BASELINES if name not in hows}}

@@ -17,11 +17,13 @@ from vitreous.methods import (  # noqa: F401  # isort: skip
     refused,
     combine,
     var,
+    witness,
     consensus,
     refine,
     yardsticks,
 )
 from vitreous.methods.base import Answer, Method, answer, resolve_layer, to_grid
+from vitreous.methods.ladder import effort
 from vitreous.methods.registry import Info, method, methods, register
 from vitreous.words import Paper, listed_by
 
@@ -31,6 +33,7 @@ __all__ = [
     "Method",
     "Paper",
     "answer",
+    "effort",
     "method",
     "methods",
     "register",

@@ -20,7 +20,7 @@ from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, whole
 from vitreous.words import check_choice
 
-__all__ = ["CAT", "LogProb", "Plus", "SkipPlus", "Smooth"]
+__all__ = ["CAT", "LayerSum", "LogProb", "Plus", "SkipPlus", "Smooth"]
 
 
 def _scaled(terms: Tensor) -> Tensor:
@@ -75,12 +75,17 @@ class LayerSum(OfBase):
         return (self.base.ask_layers(view, self._layers(view)),) if self.free else ()
 
     def compute(self, session: Session) -> Answer:
+        stacked = self.stacked(session)
+        return Answer(_COMBINED[self.combine](stacked), {"layers": stacked})
+
+    def stacked(self, session: Session) -> Tensor:
+        """Return the map from every start layer, ``[B, L, h, w]``."""
         terms = self._terms(session, self._layers(session.view))
         finest = max((tuple(term.shape[1:]) for term in terms), key=math.prod)
         stacked = torch.stack([resized(term, finest) for term in terms], dim=1)
         if not self.free:
             self._refuse_multiple(stacked)
-        return Answer(_COMBINED[self.combine](stacked), {"layers": stacked})
+        return stacked
 
     def _terms(self, session: Session, layers: Sequence[int]) -> list[Tensor]:
         if self.free:
@@ -189,7 +194,8 @@ class Smooth(OfBase):
     """A base method averaged over noisy copies of the input.
 
     ``mean_i A(x + sigma (max x - min x) n_i)`` with ``n_i ~ N(0, 1)``; the range is that of each image. The noise
-    depends on the seed and the image, not on its neighbours. Extras: ``deviation``, over the copies.
+    depends on the seed and the image, not on its neighbours. Extras: ``deviation``, over the copies, and
+    ``halves``, the means of every other copy.
     """
 
     base: Method
@@ -214,6 +220,7 @@ class Smooth(OfBase):
         draws = session.draws("smooth")
         at_once = max(1, session.batch // len(inputs))
         mean = spread = torch.zeros(())
+        halves = [torch.zeros(()), torch.zeros(())]
         for first in range(0, self.samples, at_once):
             copies = min(at_once, self.samples - first)
             noise = torch.stack([draws.at(copy).normal(*inputs.shape[1:]) for copy in range(first, first + copies)], 1)
@@ -221,12 +228,16 @@ class Smooth(OfBase):
             noisy = (inputs.unsqueeze(1) + scaled).flatten(0, 1)
             maps = at_least_float32(self.base.compute(session.fork(noisy, repeat=copies)).map)
             part = maps.reshape(len(inputs), copies, *maps.shape[1:])
+            halves = [half + part[:, (first + i) % 2 :: 2].sum(dim=1) for i, half in enumerate(halves)]
             # mean and squared deviations of all copies so far, after Chan, Golub and LeVeque
             apart, total = part.mean(dim=1) - mean, first + copies
             inside = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
             spread = spread + inside + apart.square() * (first * copies / total)
             mean = mean + apart * (copies / total)
-        return Answer(mean, {"deviation": (spread / self.samples).sqrt()})
+        extras = {"deviation": (spread / self.samples).sqrt()}
+        if self.samples > 1:
+            extras["halves"] = torch.stack([halves[0] / -(-self.samples // 2), halves[1] / (self.samples // 2)], dim=1)
+        return Answer(mean, extras)
 
 
 @register("logprob", family="combinator", cost_note="base")

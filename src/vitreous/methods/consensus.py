@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,12 @@ from vitreous.words import check_choice
 
 __all__ = ["Consensus"]
 
+_SIZES: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda maps: maps.amax(dim=(2, 3), keepdim=True),
+    "scaled": lambda maps: maps.mean(dim=(2, 3), keepdim=True),
+}
+"""What a map is divided by before it is averaged, of its absolute values."""
+
 
 @register("consensus", family="combinator", papers=("bhatt2020evaluating",), cost_note="its bases, passes shared")
 @dataclass(frozen=True)
@@ -26,10 +33,10 @@ class Consensus(Method):
 
     ``map = mean_m rank_m / (n - 1)``, the rank of a patch in the map of method m among its n patches, from 0; equal
     values share their mean rank. ``how="mean"``: the mean of the maps themselves, each divided by its largest absolute
-    value. ``weights`` are those of the methods, such as ``"2,1"``; without them all count the same. Maps on other grids
-    are brought to the token grid first: pixels are summed into patches, coarser maps enlarged. The methods share their
-    passes. Extras: ``ranks``, one map per method, and ``disagreement``, the standard deviation of these ranks over the
-    methods.
+    value; ``how="scaled"``: by its mean absolute value. ``weights`` are those of the methods, such as ``"2,1"``;
+    without them all count the same. Maps on other grids are brought to the token grid first: pixels are summed into
+    patches, coarser maps enlarged. The methods share their passes. Extras: ``ranks``, one map per method, and
+    ``disagreement``, the standard deviation of these ranks over the methods.
     """
 
     bases: tuple[Method, ...]
@@ -37,7 +44,7 @@ class Consensus(Method):
     weights: str = ""
 
     def __post_init__(self) -> None:
-        check_choice("how", self.how, ("rank", "mean"))
+        check_choice("how", self.how, ("rank", *_SIZES))
         if not isinstance(self.bases, tuple) or not all(isinstance(base, Method) for base in self.bases):
             raise SpellingError("consensus takes a tuple of methods")
         if len(self.bases) < 2:
@@ -74,9 +81,9 @@ class Consensus(Method):
         grid = session.view.grid(session.inputs)
         maps = torch.stack([resized(self._finite(base, session), grid) for base in self.bases], dim=1)
         ranks = mean_ranks(maps)
-        if self.how == "mean":
-            largest = maps.abs().amax(dim=(2, 3), keepdim=True)
-            maps = maps / torch.where(largest > 0, largest, 1)
+        if self.how != "rank":
+            sizes = _SIZES[self.how](maps.abs())
+            maps = maps / torch.where(sizes > 0, sizes, 1)
         shares = maps.new_tensor(self._shares()).view(-1, 1, 1)
         shown = ((ranks if self.how == "rank" else maps) * shares).sum(dim=1)
         return Answer(shown, {"ranks": ranks, "disagreement": ranks.std(dim=1, correction=0)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from vitreous.words import check_choice
 
 __all__ = ["Refine", "Regression", "regress"]
 
+_WEAKEST = 10  # powers of 2 from which on a ridge leaves nothing of the correction
 _LEVELS = 8  # different shares of kept tokens, where they are spread
 
 
@@ -38,7 +40,9 @@ class Refine(OfBase):
     after the position embedding. With Z the centred indicators ``[masks, n]`` and y the centred scores, the map is
     ``a m + d``: m the centred base map, ``a`` its best multiple (least squares of y on Z m; 0 for a map without
     variance), and ``d = argmin |y - a Z m - Z d|² + λ |d|²`` what the prior leaves unexplained,
-    ``λ = ridge tr(Z'Z) / n``. So ``refine(constant)`` is a plain ridge regression. Subsets come in pairs, a set and its
+    ``λ = ridge tr(Z'Z) / n``; ``ridge=none`` takes the one of generalised cross-validation, image by image.
+    ``doubt`` takes back what may be chance: of ``d_j`` stays ``max(0, 1 - doubt (e_j / d_j)²)``, with ``e_j`` its
+    standard error. So ``refine(constant)`` is a plain ridge regression. Subsets come in pairs, a set and its
     complement, unless ``pairs`` is off; ``ratio`` is the share that is kept (its pair has ``1 - ratio``), spread over
     eight levels up to ``spread`` to either side. ``score``: ``prob``, ``logit`` or ``logprob`` of the class; ``half``
     scores in float16, on a GPU. Equal subsets are scored once. Extras: ``r2``, how well each half of the samples
@@ -51,7 +55,8 @@ class Refine(OfBase):
     ratio: float = 0.5
     spread: float = 0.0
     pairs: bool = True
-    ridge: float = 1.0
+    ridge: float | None = 1.0
+    doubt: float = 0.0
     score: str = "prob"
     half: bool = False
 
@@ -61,8 +66,10 @@ class Refine(OfBase):
             raise SpellingError(f"masks={self.masks} must be at least 8, and a multiple of 4")
         if not 0 < self.ratio < 1 or not 0 <= self.spread < min(self.ratio, 1 - self.ratio):
             raise SpellingError(f"ratio={self.ratio}, spread={self.spread} must leave shares between 0 and 1")
-        if not self.ridge > 0:
-            raise SpellingError(f"ridge={self.ridge} must be above 0")
+        if self.ridge is not None and not self.ridge > 0:
+            raise SpellingError(f"ridge={self.ridge} must be above 0; none chooses it for every image")
+        if not 0 <= self.doubt < math.inf:
+            raise SpellingError(f"doubt={self.doubt} must be a number from 0 on")
 
     @property
     def grid(self) -> str:  # type: ignore[override]
@@ -89,13 +96,11 @@ class Refine(OfBase):
         return (Pass((_TOKENS,)), *self.base.asks(view))
 
     def compute(self, session: Session) -> Answer:
-        (tokens,) = session.trace(Pass((_TOKENS,)))[_TOKENS]
         shape = session.view.grid(session.inputs)
         prior = resized(computed(session, self.base).map, shape).flatten(1).double()
         if not torch.isfinite(prior).all():
             raise MapError(f"{self.base.spelling} gave values that are not finite, inside {self.info.name}")
-        kept = self._kept(session, shape[0] * shape[1])
-        scores = self._scores(session, tokens, kept)
+        kept, scores = self._sampled(session, shape[0] * shape[1])
         solved = self._solve(session, kept, scores, prior)
         halves = [self._solve(session, kept[:, each::2], scores[:, each::2], prior) for each in (0, 1)]
         r2 = [_explained(kept[:, 1 - i :: 2], scores[:, 1 - i :: 2], half.map) for i, half in enumerate(halves)]
@@ -107,6 +112,16 @@ class Refine(OfBase):
         }
         like = torch.float64 if session.view.dtype == torch.float64 else torch.float32
         return Answer(solved.map.view(-1, *shape).to(like), {name: each.to(like) for name, each in extras.items()})
+
+    def _sampled(self, session: Session, patches: int) -> tuple[Tensor, Tensor]:
+        """Return subsets and scores, drawn and run once for whatever is refined by the same ones."""
+        key = ("refine", self.masks, self.ratio, self.spread, self.pairs, self.score, self.half)
+        if key not in session.memo:
+            (tokens,) = session.trace(Pass((_TOKENS,)))[_TOKENS]
+            kept = self._kept(session, patches)
+            session.memo[key] = kept, self._scores(session, tokens, kept)
+        sampled: tuple[Tensor, Tensor] = session.memo[key]
+        return sampled
 
     def _kept(self, session: Session, patches: int) -> Tensor:
         """Return which patches every subset keeps, ``[B, masks, n]``; every other row is one half, with whole pairs."""
@@ -142,7 +157,7 @@ class Refine(OfBase):
 
         def part(start: int, stop: int) -> Regression:
             cut = slice(start, stop)
-            return regress(kept[cut].double(), scores[cut], prior[cut], self.ridge)
+            return regress(kept[cut].double(), scores[cut], prior[cut], self.ridge, self.doubt)
 
         return Regression(*(torch.cat(each) for each in zip(*in_parts(part, len(kept), at_once), strict=True)))
 
@@ -155,8 +170,12 @@ class Regression(NamedTuple):
     prior: Tensor
 
 
-def regress(kept: Tensor, scores: Tensor, prior: Tensor, ridge: float) -> Regression:
-    """Regress scores ``[B, S]`` on indicators ``[B, S, n]`` around the best multiple of a prior ``[B, n]``."""
+def regress(kept: Tensor, scores: Tensor, prior: Tensor, ridge: float | None, doubt: float = 0.0) -> Regression:
+    """Regress scores ``[B, S]`` on indicators ``[B, S, n]`` around the best multiple of a prior ``[B, n]``.
+
+    Without a ridge, each image gets the one that generalised cross-validation prefers. What is left of a correction
+    with a standard error is ``max(0, 1 - doubt (error / correction)²)`` of it.
+    """
     design = kept - kept.mean(dim=1, keepdim=True)
     response = scores - scores.mean(dim=1, keepdim=True)
     centred = prior - prior.mean(dim=1, keepdim=True)
@@ -166,18 +185,36 @@ def regress(kept: Tensor, scores: Tensor, prior: Tensor, ridge: float) -> Regres
     multiple = torch.where(varies, (guess * response).sum(dim=1) / torch.where(varies, size, 1), 0)
     told = multiple[:, None] * guess
     gram = design.mT @ design
-    strength = ridge * gram.diagonal(dim1=1, dim2=2).mean(dim=1)
+    moment = (design.mT @ (response - told)[:, :, None])[:, :, 0]
+    unit = gram.diagonal(dim1=1, dim2=2).mean(dim=1)
+    strength = ridge * unit if ridge is not None else _validated(gram, moment, response - told, unit)
     matrix = gram + torch.diag_embed(strength[:, None].expand(-1, gram.shape[1]))
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix))
-    rest = (inverse @ (design.mT @ (response - told)[:, :, None]))[:, :, 0]
+    rest = (inverse @ moment[:, :, None])[:, :, 0]
     corrected = (design @ rest[:, :, None])[:, :, 0]
     spread = inverse @ gram
     freedom = (kept.shape[1] - 1 - spread.diagonal(dim1=1, dim2=2).sum(dim=1)).clamp(min=1)
     noise = ((response - told - corrected) ** 2).sum(dim=1) / freedom
     error = (noise[:, None] * (spread @ inverse).diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt()
+    rest = rest * (1 - doubt * error**2 / torch.where(rest != 0, rest**2, 1)).clamp(min=0)
+    corrected = (design @ rest[:, :, None])[:, :, 0]
     parts = (told**2).sum(dim=1), (corrected**2).sum(dim=1)
     share = parts[0] / (parts[0] + parts[1]).clamp(min=torch.finfo(torch.float64).tiny)
     return Regression(multiple[:, None] * centred + rest, error, share)
+
+
+def _validated(gram: Tensor, moment: Tensor, response: Tensor, unit: Tensor) -> Tensor:
+    """Return the ridge ``[B]`` with the least ``residual / freedom²`` among powers of 2 times a unit ``[B]``."""
+    sizes, axes = torch.linalg.eigh(gram)
+    sizes = sizes.clamp(min=0)[:, None]
+    turned = (axes.mT @ moment[:, :, None]).mT
+    strengths = unit[:, None] * 2.0 ** torch.arange(-1, _WEAKEST, device=gram.device)
+    damped = sizes + strengths[:, :, None]
+    fitted = turned / damped
+    left = (response**2).sum(dim=1, keepdim=True) - 2 * (fitted * turned).sum(dim=2) + (sizes * fitted**2).sum(dim=2)
+    freedom = response.shape[1] - 1 - (sizes / damped).sum(dim=2)
+    best = (left / freedom**2).argmin(dim=1, keepdim=True)
+    return strengths.gather(1, best)[:, 0]
 
 
 def _explained(kept: Tensor, scores: Tensor, fitted: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from vitreous.methods.base import Answer, Method
 from vitreous.methods.kmeans import centroids
 from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
-from vitreous.methods.subsets import refuse_whole_grids, scored, unique
+from vitreous.methods.subsets import refuse_whole_grids, scored, with_places
 from vitreous.models import View
 from vitreous.passes import VALUES, Keep, Pass, Session, Trace, whole
 from vitreous.passes.memory import budget_bytes, in_parts
@@ -40,7 +40,8 @@ class TIS(Method):
     limit. The first centroids are random rows, each taken once. With fewer rows than masks there is one mask per row.
     A patch that no sample has gets the lowest value of the others, where the released code divides 0 by 0; the release
     min-maxes the map at the end. ``half`` scores in float16, on a GPU. Equal samples are scored once. Cost: one
-    forward, and one of ``ratio`` times the length per mask. Extras: ``kept``, the share of samples with the patch.
+    forward, and one of ``ratio`` times the length per mask. Extras: ``kept``, the share of samples with the patch, and
+    ``halves``, the maps of every other sample.
     """
 
     masks: int = 1024
@@ -77,12 +78,18 @@ class TIS(Method):
         kept = int(self.ratio * high * wide)
         if kept < 1:
             raise ModelError(f"tis: ratio={self.ratio} of {high} x {wide} patches is less than one patch")
-        images, samples, times = unique(self._samples(session, trace, kept))
+        images, samples, back = with_places(self._samples(session, trace, kept))
+        rows = back.view(len(session.inputs), -1)
+        parts = (rows, rows[:, 0::2], rows[:, 1::2]) if rows.shape[1] > 1 else (rows,)
+        times = torch.stack([torch.bincount(part.flatten(), minlength=len(images)) for part in parts])
         (tokens,) = trace[self.only_pass(session.view).keeps[0]]
         scores = scored(session, "tis", tokens, images, samples, self.score, self.half)
         means, share = _mean_over_samples(scores, images, samples, times, len(session.inputs), high * wide)
         shape = (-1, high, wide)
-        return Answer(means.reshape(shape), {"kept": share.reshape(shape)})
+        extras = {"kept": share.reshape(shape)}
+        if len(parts) > 1:
+            extras["halves"] = means[:, 1:].reshape(-1, 2, high, wide)
+        return Answer(means[:, 0].reshape(shape), extras)
 
     def _samples(self, session: Session, trace: Trace, kept: int) -> Tensor:
         """Return the patches ``[B, masks, k]`` of each sample, in ascending order."""
@@ -108,15 +115,19 @@ class TIS(Method):
 def _mean_over_samples(
     scores: Tensor, images: Tensor, samples: Tensor, times: Tensor, batch: int, patches: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean score of the samples with each patch, ``[B, n]``, and the share of samples that have it."""
+    """Return the mean score of the samples with each patch, and the share ``[B, n]`` of samples that have it.
+
+    ``times [T, S]`` says how often each sample counts; the means ``[B, T, n]`` are those of each of these counts, the
+    share that of the first.
+    """
     maps, shares = [], []
     for image in range(batch):
         own = images == image
-        weight = times[own].to(scores)
-        has = weight.new_zeros(len(weight), patches).scatter_(1, samples[own], 1.0)
+        weight = times[:, own].to(scores)
+        has = weight.new_zeros(weight.shape[1], patches).scatter_(1, samples[own], 1.0)
         count = weight @ has
         mean = (weight * scores[own]) @ has / count.clamp(min=1)
-        lowest = mean.masked_fill(count == 0, torch.inf).amin()
+        lowest = mean.masked_fill(count == 0, torch.inf).amin(dim=1, keepdim=True)
         maps.append(torch.where(count == 0, lowest, mean))
-        shares.append(count / weight.sum())
+        shares.append(count[0] / weight[0].sum())
     return torch.stack(maps), torch.stack(shares)

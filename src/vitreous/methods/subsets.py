@@ -11,7 +11,7 @@ from vitreous.errors import MapError, ModelError
 from vitreous.models import View
 from vitreous.passes import Session
 
-__all__ = ["refuse_whole_grids", "scored", "unique", "with_places"]
+__all__ = ["refuse_whole_grids", "scored", "with_places"]
 
 
 def refuse_whole_grids(name: str, view: View) -> None:
@@ -48,12 +48,6 @@ def scored(
     if half and not torch.isfinite(scores).all():
         raise MapError(f"{name}: scores of {view.name} in float16 are not finite; use half=false")
     return scores
-
-
-def unique(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return image, patches and multiplicity of every different sample of ``[B, masks, k]``, image by image."""
-    images, samples, back = with_places(samples)
-    return images, samples, torch.bincount(back, minlength=len(images))
 
 
 def with_places(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:

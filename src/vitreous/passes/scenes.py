@@ -31,7 +31,7 @@ from vitreous.passes.session import Session
 from vitreous.passes.statistics import Moments, Statistics, maker_of, statistics_of
 from vitreous.world import draw, render
 
-__all__ = ["SCENES", "VERSION", "scenes", "world_moments", "world_statistics"]
+__all__ = ["SCENES", "VERSION", "scenes", "seen_scenes", "world_moments", "world_statistics"]
 
 SCENES = 64
 VERSION = 1
@@ -110,17 +110,21 @@ def scenes(size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
     return images
 
 
+def seen_scenes(view: View, size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
+    """Return some of the scenes as a model is to see them, on the CPU."""
+    images, how = scenes(size, start, stop), view.preprocess
+    mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
+    return (images - mean) / std
+
+
 def _made(
     view: View, size: tuple[int, int], site: str, at_once: int, tick: Told | None, expect: Told | None
 ) -> Statistics:
-    how = view.preprocess
     if expect is not None:
         expect(SCENES)
 
     def part(start: int, stop: int) -> Statistics:
-        images = scenes(size, start, stop)
-        mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
-        made = statistics_of(view, (images - mean) / std, "world", (site,))
+        made = statistics_of(view, seen_scenes(view, size, start, stop), "world", (site,))
         if tick is not None:
             tick(stop - start)
         return made

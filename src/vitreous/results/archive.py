@@ -18,6 +18,7 @@ from vitreous.errors import ImageError, VitreousError
 from vitreous.methods import method
 from vitreous.results.explanation import Explanation
 from vitreous.results.identity import Question
+from vitreous.words.defaults import known_as
 
 __all__ = ["Archive"]
 
@@ -116,12 +117,13 @@ def _results(folder: Path) -> Iterator[Path]:
 
 
 def _method_name(explanation: Explanation) -> str:
-    """The spelling, and the value that was explained unless it is the usual one or the method's own choice."""
+    """The step or the spelling, and the value that was explained unless it is the usual one or the method's own."""
     try:
         usual = " and ".join(method(explanation.method).values("logit"))
     except VitreousError:  # a method of the user's own, which no spelling gives again
         usual = "logit"
-    return explanation.method if explanation.value == usual else f"{explanation.method}-{explanation.value}"
+    name = known_as(explanation.method)
+    return name if explanation.value == usual else f"{name}-{explanation.value}"
 
 
 def _part(manifest: dict[str, Any], name: str) -> Any:

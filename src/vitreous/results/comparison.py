@@ -10,6 +10,7 @@ from PIL import Image
 
 from vitreous import disk, show
 from vitreous.results.explanation import PERCENTILE, Explanation, display
+from vitreous.words.defaults import known_as
 
 __all__ = ["Comparison"]
 
@@ -25,12 +26,12 @@ class Comparison(Sequence[Explanation]):
         return len(self._all)
 
     def __repr__(self) -> str:
-        methods = ", ".join(each.method for each in self.rows[0])
+        methods = ", ".join(known_as(each.method) for each in self.rows[0])
         return f"Comparison({methods}; {', '.join(row[0].label for row in self.rows)})"
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):
-            found = [each for each in self._all if each.method == index]
+            found = [each for each in self._all if index in (each.method, known_as(each.method))]
             if not found:
                 raise KeyError(index)
             return found[0]
@@ -50,7 +51,8 @@ class Comparison(Sequence[Explanation]):
             cells = [show.Cell(first.image, None, first.name, said)]
             for each in row:
                 given = "" if each.probability is None else f" ({each.probability:.2f})"
-                cells.append(show.Cell(each.image, each._array, each.method, f"{each.label}{given}", group=each.method))
+                how, what = known_as(each.method), f"{each.label}{given}"
+                cells.append(show.Cell(each.image, each._array, how, what, group=each.method))
             rows.extend(cells[start : start + columns] for start in range(0, len(cells), columns))
         first = self._all[0]
         return show.panel(rows, f"{first.model}, {first.value}", percentile, tile, scale)

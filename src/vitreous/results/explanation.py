@@ -27,6 +27,7 @@ from vitreous.errors import ImageError, VitreousError, one_line
 from vitreous.methods import Method
 from vitreous.models import Box, View
 from vitreous.results.checkup import Checkup
+from vitreous.words.defaults import known_as
 
 __all__ = ["PERCENTILE", "SCHEMA", "Explanation", "Origin", "Prediction", "display"]
 
@@ -148,7 +149,7 @@ class Explanation:
     @property
     def source_line(self) -> str:
         """Which method explained what of which model."""
-        return f"{self.method}, {self.value} of {self.model}"
+        return f"{known_as(self.method)}, {self.value} of {self.model}"
 
     def show(self) -> None:
         """Show the overlay: in a notebook in place, elsewhere in the system's image viewer."""
@@ -159,7 +160,8 @@ class Explanation:
         """One line that says what the picture shows."""
         given = "" if self.probability is None else f" (p = {self.probability:.3f})"
         rather = f" rather than {', '.join(self.rivals)}" if self.rivals else ""
-        return f"{self.method}: {self.label}{given}{rather}, {self.value} of {self.model}; {self.scale.caption()}"
+        how = known_as(self.method)
+        return f"{how}: {self.label}{given}{rather}, {self.value} of {self.model}; {self.scale.caption()}"
 
     def _repr_html_(self) -> str:
         more = [show.figure(self.picture(each.name), each.title) for each in show.pictures_of(self.extras)]

@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
-__all__ = ["BASELINES", "COMPARED", "JUDGED", "METHOD", "METRICS", "MODEL"]
+from itertools import product
+
+from vitreous.words.choices import check_choice
+
+__all__ = ["BASELINES", "COMPARED", "JUDGED", "METHOD", "METRICS", "MODEL", "STEPS", "known_as", "ladder"]
 
 MODEL = "timm/vit_base_patch16_224"
-METHOD = "logprob(plus(decompx))"
-"""The most faithful of the methods that take a few passes, by measurement; see the manual."""
-COMPARED = ("rollout", "generic", "gradcam", "skipplus(decompx)", "vtranm", METHOD)
-JUDGED = (METHOD, "generic")
+STEPS = ("quick", "careful", "best")
+"""How much effort an explanation may take; see the manual for what each is worth."""
+
+_QUICK = 'logprob(consensus(witness(decompx, grad_rollout), grad_rollout, attcat, how=scaled, weights="3,2,1"))'
+_QUICK_IN_WINDOWS = "logprob(plus(decompx, combine=scaled))"
+
+
+def ladder(step: str, windows: bool = False, drops: bool = True, half: bool = False) -> str:
+    """Return the spelling of one step.
+
+    ``windows``: attention does not reach everywhere; ``drops``: tokens can be left out; ``half``: samples in float16.
+    """
+    check_choice("effort", step, STEPS)
+    float16 = ", half=true" if half else ""
+    quick = _QUICK_IN_WINDOWS if windows else _QUICK
+    if step == "quick":
+        return quick
+    if step == "best" and not drops:  # then all replicas are the best there is
+        return f"consensus(coiba{'(half=true)' if half else ''}, {quick}, how=scaled)"
+    careful = f"consensus(coiba(samples=3{float16}), {quick}, how=scaled)"
+    if step == "careful":
+        return careful
+    return f"consensus({careful}, refine({careful}, spread=0.3, doubt=2.0{float16}))"
+
+
+def known_as(spelling: str) -> str:
+    """Return the step of the ladder that a spelling is, for titles and names of folders; or else the spelling."""
+    return _STEP_OF.get(spelling, spelling)
+
+
+_EITHER = (False, True)
+_STEP_OF = {
+    ladder(step, windows, drops, half): step
+    for step, windows, drops, half in product(reversed(STEPS), _EITHER, _EITHER, _EITHER)
+}  # of two steps with one spelling, the cheaper
+METHOD = ladder("quick")
+"""What a plain explain does, on most models."""
+COMPARED = ("rollout", "generic", "gradcam", "skipplus(decompx)", "vtranm")
+"""What the chosen step of the ladder is compared with."""
+JUDGED = ("generic",)
 METRICS = ("insdel", "insertion", "deletion", "srg", "aopc", "lodds")
 BASELINES = ("random", "constant", "centre")
 """What stands in every table, so that a number can be held against something."""

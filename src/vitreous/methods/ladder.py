@@ -1,0 +1,52 @@
+"""The ladder: which method to take for how much effort, as a spelling."""
+
+from __future__ import annotations
+
+import math
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from vitreous.methods.registry import method
+from vitreous.models import View, view
+from vitreous.passes.scenes import seen_scenes
+from vitreous.words.defaults import ladder
+
+__all__ = ["effort"]
+
+_SCENES = 8
+_APART = 0.05  # of log-probabilities, at most
+_agrees: WeakKeyDictionary[View, bool] = WeakKeyDictionary()
+
+
+def effort(step: str = "quick", model: View | nn.Module | None = None) -> str:
+    """Return the spelling of a step of the ladder: ``"quick"``, ``"careful"`` or ``"best"``.
+
+    With a model, the one for that model: where attention is windowed or tokens cannot be left out, the step has a
+    substitute. On a GPU, samples run in float16 where the model's log-probabilities of eight rendered scenes agree with
+    its own precision's.
+    """
+    if model is None:
+        return method(ladder(step)).spelling
+    looked_at = view(model)
+    windows = looked_at.attends != "everywhere"
+    half = step != "quick" and _half_agrees(looked_at)
+    return method(ladder(step, windows, looked_at.drops_tokens, half)).spelling
+
+
+def _half_agrees(looked_at: View) -> bool:
+    """Say whether float16 may stand in for float32 on a GPU; tried once for each model."""
+    if looked_at.device.type != "cuda" or looked_at.dtype != torch.float32 or len(looked_at.preprocess.mean) != 3:
+        return False
+    if looked_at not in _agrees:
+        inputs = looked_at.cast(seen_scenes(looked_at, looked_at.preprocess.size, 0, _SCENES))
+        with torch.no_grad():
+            exact = looked_at.logits(inputs)
+            with torch.autocast("cuda", torch.float16):
+                rounded = looked_at.finish(looked_at.run(looked_at.embed(inputs)))
+        exact, rounded = (logits.double().log_softmax(dim=1) for logits in (exact, rounded))
+        best = exact.argmax(dim=1, keepdim=True)
+        apart = float((exact - rounded).gather(1, best).abs().max())
+        _agrees[looked_at] = math.isfinite(apart) and apart <= _APART
+    return _agrees[looked_at]
