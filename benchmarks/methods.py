@@ -30,7 +30,7 @@ import vitreous as vt
 from vitreous.methods import answer
 from vitreous.passes import Session, Target
 
-PARTS = ("skipplus", "vtranm", "var", "plus", "coiba", "tis", "memory")
+PARTS = ("ladder", "skipplus", "vtranm", "var", "plus", "coiba", "tis", "memory")
 LAYERED = ("ixg", "decompx", "generic", "gradcam", "attin", "globenc", "alti", "fullgrad", "fullgrad_plus")
 CLASSES = (3, 6)
 MEMORY = (  # model, method, most GB, for a batch of 8
@@ -117,7 +117,9 @@ def lowest(name: str) -> vt.Method:
 
 def few_passes(view: vt.View, images: Tensor, parts: set[str], rounds: int, device: str) -> Iterator[Line]:
     """Everything that takes a few passes, in one race with the forward."""
-    names: list[str] = ["skipplus(decompx)"] if "skipplus" in parts else []
+    steps = {vt.effort(step, view): step for step in ("quick", "careful")}
+    names: list[str] = list(steps) if "ladder" in parts else []
+    names += ["skipplus(decompx)"] if "skipplus" in parts else []
     names += ["vtranm"] if "vtranm" in parts else []
     var = {(base, k): f"var({base}, classes=top:{k - 1})" for base in ("generic", "ixg") for k in CLASSES}
     names += var.values() if "var" in parts else ()
@@ -129,9 +131,9 @@ def few_passes(view: vt.View, images: Tensor, parts: set[str], rounds: int, devi
     works: dict[str, Work] = {"forward": partial(forward, view, images)}
     works |= {name: partial(explain, view, images, name, len(images)) for name in dict.fromkeys(names)}
     found = race(works, rounds, device)
-    for name, limit in (("skipplus(decompx)", 4.0), ("vtranm", 5.0)):
+    for name, limit in (*((name, None) for name in steps), ("skipplus(decompx)", 4.0), ("vtranm", 5.0)):
         if name in found:
-            yield Line(name, found[name] / found["forward"], "forwards", limit)
+            yield Line(steps.get(name, name), found[name] / found["forward"], "forwards", limit)
     for (base, k), name in var.items() if "var" in parts else ():
         yield Line(f"var({base}) over {k} classes", found[name] / found["forward"], "forwards", 1 + 2.2 * k)
     for name, (usual, same) in pairs.items() if "plus" in parts else ():

@@ -159,7 +159,7 @@ def _story(honest: View, cheat: View, keep: Keeper) -> show.Section:
         f"{len(drawn)} pictures with the sticker the two are right on {_of(hits[0][0])} and {_of(hits[1][0])}: "
         f"nothing tells them apart. Their explanations do. On {len(marked)} of them the sticker, "
         f"{_of(rendered.marker.float().mean())} of the picture, gets {_of(on_marker[1])} of the positive part of the "
-        f"cheat's {_JUDGED} map and {_of(on_marker[0])} of the honest model's, which spends {_of(on_creature[0])} on "
+        f"cheat's map and {_of(on_marker[0])} of the honest model's, which spends {_of(on_creature[0])} on "
         f"the creature (the cheat {_of(on_creature[1])}).\n\n"
         "The proof: put the sticker of another class into the corner, and the honest model is right on "
         f"{_of(hits[0][1])} of the scenes, the cheat on {_of(hits[1][1])}."
