@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "CheckpointError",
+    "HeadError",
     "ImageError",
     "MapError",
     "ModelError",
@@ -26,6 +27,10 @@ class VitreousError(Exception):
 
 class ModelError(VitreousError):
     """A model that cannot be found, loaded or understood."""
+
+
+class HeadError(ModelError):
+    """A head that is not the family's own, or none where one is needed."""
 
 
 class CheckpointError(ModelError):

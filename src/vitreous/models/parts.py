@@ -28,7 +28,7 @@ class SubView(View):
         self.preprocess, self.classes, self.labels = whole.preprocess, whole.classes, whole.labels
         self.attends, self.cam_site = whole.attends, whole.cam_site
         self.unseen, self.branch_site = whole.unseen, whole.branch_site
-        self.user = whole.user
+        self.head_known, self.user = whole.head_known, whole.user
         later = [range(max(0, s.start - first), s.stop - first) for s in whole.stages]
         self.stages = tuple(stage for stage in later if len(stage))
         self._inputs = inputs

@@ -17,7 +17,7 @@ from vitreous.errors import ModelError, one_line
 if TYPE_CHECKING:
     from vitreous.models.view import View
 
-__all__ = ["gap", "prove"]
+__all__ = ["gap", "prove", "structure"]
 
 _proven: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
 
@@ -28,8 +28,8 @@ def prove(view: View, inputs: Tensor) -> None:
     The copy that passes run on is held against the model too, if that is in evaluation mode. Cost: two or three
     forwards of one image, once for each structure of a model and size of its inputs.
     """
-    structure = (type(view), tuple(inputs.shape[1:]), inputs.dtype, *_structure(view.model))
-    if _proven.get(view.model) == structure:
+    now = (type(view), tuple(inputs.shape[1:]), inputs.dtype, *structure(view.model))
+    if _proven.get(view.model) == now:
         return
     seen, image = view.twin(), inputs[:1].detach()
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
@@ -38,7 +38,7 @@ def prove(view: View, inputs: Tensor) -> None:
         _compare(view, logits, _own(seen, image), "its own forward")
         if not any(module.training for module in view.model.modules()):
             _compare(view, logits, _own(view, image), "the model itself, called as it is,")
-    _proven[view.model] = structure
+    _proven[view.model] = now
 
 
 def gap(logits: Tensor, expected: Tensor) -> tuple[float, bool]:
@@ -71,7 +71,7 @@ def _compare(view: View, logits: Tensor, expected: Any, whose: str) -> None:
         )
 
 
-def _structure(model: nn.Module) -> list[Any]:
+def structure(model: nn.Module) -> list[Any]:
     """Return what decides which parts a forward runs through: modules, their forwards and their hooks."""
     return [
         (id(m), id(type(m).forward), id(vars(m).get("forward")), *m._forward_hooks, *m._forward_pre_hooks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from vitreous.errors import ModelError, VitreousWarning, nearest
+from vitreous.errors import HeadError, ModelError, VitreousWarning, nearest
 from vitreous.models.unwrap import unwrap
 from vitreous.models.view import View
 
@@ -83,22 +83,84 @@ def adapters() -> tuple[Adapter, ...]:
     return tuple(every)
 
 
-def view(module: nn.Module | View, **facts: Any) -> View:
+def view(module: nn.Module | View, *, inside: str | None = None, output: str | int | None = None, **facts: Any) -> View:
     """Look at a model already in hand; a view is returned as it is, and wrappers are looked through (``unwrap``).
 
-    ``name=``, ``labels=``, ``preprocess=`` override what the model says about itself.
+    A model of one's own is searched for the one known transformer inside; ``inside=`` names it where there are several,
+    and ``output=`` one of several outputs. ``name=``, ``labels=``, ``preprocess=`` override what the model says about
+    itself.
     """
     if isinstance(module, View):
         return module
     module = unwrap(module)
-    for adapter in adapters():
+    whole = inside in (None, "") and output is None
+    for adapter in adapters() if whole else ():
         if adapter.accepts(module):
-            return adapter.view(module, **facts)
-    known = ", ".join(adapter.prefix for adapter in adapters())
-    raise ModelError(
-        f"no adapter knows {type(module).__module__}.{type(module).__qualname__}; families known: {known}; "
-        "a new one is one file, see the page 'Write an adapter'"
-    )
+            try:
+                return adapter.view(module, **facts)
+            except HeadError as error:
+                if "no classifier" in str(error):
+                    raise
+            except ModelError:
+                if not any(found for found, _ in _towers(module) if found):
+                    raise
+    return _around(module, inside, output, facts)
+
+
+def _around(module: nn.Module, inside: str | None, output: str | int | None, facts: dict[str, Any]) -> View:
+    """Return the view of a model around the one transformer that is known in it."""
+    from vitreous.models.inside import InsideView
+
+    found = list(_towers(module))
+    what = f"{type(module).__module__}.{type(module).__qualname__}"
+    if inside is not None:
+        found = [each for each in found if each[0] == inside]
+        if not found:
+            listed = ", ".join(path or "itself" for path, _ in _towers(module)) or "none"
+            raise ModelError(f"{what} has no known transformer at {inside!r}; found: {listed}")
+    if not found:
+        known = ", ".join(adapter.prefix for adapter in adapters())
+        raise ModelError(
+            f"no adapter knows {what}, and no known transformer is inside; families known: {known}; "
+            "a new one is one file, see the page 'Write an adapter'"
+        )
+    if len(found) > 1:
+        listed = ", ".join(f"{path} ({type(inner.model).__name__})" for path, inner in found)
+        raise ModelError(f"{what} has several transformers inside: {listed}; choose one with inside={found[0][0]!r}")
+    ((path, inner),) = found
+    if path and not _has_head(module, inner.model):
+        raise HeadError(f"{what} around {inner.name} has no classifier: nothing after the blocks has weights")
+    return InsideView(module, inner, path, output=output, **facts)
+
+
+def _towers(module: nn.Module) -> Iterator[tuple[str, View]]:
+    """Yield the outermost known transformers in a model, with their paths; the model itself has the path ``""``."""
+    taken: list[str] = []
+    for path, part in module.named_modules():
+        if any(not above or path.startswith(f"{above}.") for above in taken):
+            continue
+        for adapter in adapters():
+            if adapter.accepts(part):
+                try:
+                    yield path, adapter.view(part, headless=True)
+                except (ModelError, TypeError):  # one of its parts, or a family that knows no towers
+                    continue
+                taken.append(path)
+                break
+
+
+def _has_head(module: nn.Module, inner: nn.Module) -> bool:
+    """Say whether a model has weights outside the transformer in it, or that one has a classifier itself."""
+    own = {id(each) for each in inner.modules()}
+    if any(id(each) not in own and any(True for _ in each.parameters(recurse=False)) for each in module.modules()):
+        return True
+    try:
+        view(inner)
+    except HeadError as error:
+        return "no classifier" not in str(error)
+    except ModelError:
+        return False
+    return True
 
 
 def load(

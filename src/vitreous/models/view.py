@@ -58,6 +58,8 @@ class View(ABC):
     """Where class activation maps look in the last block: the last place whose patches still reach every logit."""
     stages: tuple[range, ...] = ()
     """The layers of each stage of a hierarchical model; empty where all layers share one grid."""
+    head_known: bool = True
+    """Whether what follows the last block is the family's own: only then is its content declared (``calls(None)``)."""
     user: View | None = None
     """The user's view, where this is a twin of it: hooks and flags on a twin's modules are nobody else's."""
 
@@ -114,6 +116,14 @@ class View(ABC):
         The kinds are ``attention``, ``norm`` and ``activation``. A pass that steers the backward compares what
         it saw with this, so that an operation nobody recognised cannot go unnoticed.
         """
+
+    def block_at(self, layer: int) -> nn.Module:
+        """Return the module of a block, which gets tokens and gives tokens."""
+        raise ModelError(f"{self.name} does not tell its blocks, so that nothing around it can be looked through")
+
+    def pool_at(self) -> nn.Module | None:
+        """Return the module that pools by attention, where there is one."""
+        return None
 
     def width_at(self, layer: int) -> int:
         """Return the length of the token vectors that enter a block."""

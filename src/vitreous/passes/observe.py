@@ -135,6 +135,8 @@ class Observer(TorchFunctionMode):
 
     def _check(self, layer: int | None) -> None:
         """Hold the operations that someone asked for against those that the adapter declares."""
+        if layer is None and not self.view.head_known:
+            return
         declared = self.view.calls(layer)
         kinds = [kind for kind in self.rules.kinds if kind in _COUNTED]
         sites = ("pool",) if layer is None else ("attention", "block")

@@ -35,6 +35,15 @@ _VIEWS = {
 }
 """Where the view of each class of model lives."""
 
+_TOWERS = {
+    "ViTModel": "vit:HFViT",
+    "DeiTModel": "vit:HFViT",
+    "Dinov2Model": "vit:HFDinov2",
+    "Dinov2WithRegistersModel": "vit:HFDinov2",
+    "SwinModel": "swin:HFSwin",
+}
+"""The same without a head: what other models are built around."""
+
 _KNOWN = {
     "google/vit-base-patch16-224": 224,
     "google/vit-base-patch16-384": 384,
@@ -95,7 +104,7 @@ class HFAdapter:
         asked = sorted(known.keys() & _CLASSES)
         if asked and not hasattr(module, "logit_scale"):
             raise ModelError(f"{type(module).__name__} has classes of its own; {asked[0]}= is for zero-shot models")
-        return _view_class(module)(module, **known)  # type: ignore[no-any-return]
+        return _view_class(module, bool(given.get("headless")))(module, **known)  # type: ignore[no-any-return]
 
     def load(
         self,
@@ -129,10 +138,11 @@ class HFAdapter:
 ADAPTER = HFAdapter()
 
 
-def _view_class(module: nn.Module) -> Any:
+def _view_class(module: nn.Module, headless: bool) -> Any:
     """Return the view for the class of a model, or for the class of transformers that it extends."""
+    known = _VIEWS | (_TOWERS if headless else {})
     for kind in type(module).__mro__:
-        if kind.__module__.startswith("transformers.") and kind.__name__ in _VIEWS:
-            home, _, name = _VIEWS[kind.__name__].partition(":")
+        if kind.__module__.startswith("transformers.") and kind.__name__ in known:
+            home, _, name = known[kind.__name__].partition(":")
             return getattr(importlib.import_module(f"vitreous.models.hf.{home}"), name)
     raise ModelError(f"transformers' {type(module).__name__} is not supported; supported: {', '.join(_VIEWS)}")

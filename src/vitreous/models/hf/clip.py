@@ -113,7 +113,7 @@ class HFZeroShot(HFTower):
     def _text_width(self) -> int:
         return int(self.width if self._siglip else self.model.visual_projection.out_features)
 
-    def _labels(self) -> list[str] | None:
+    def _labels(self, classes: int) -> list[str] | None:
         return self._prompts
 
     def _read(self, prompts: list[str] | None, tokenizer: Any) -> Tensor:

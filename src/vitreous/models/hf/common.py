@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError
+from vitreous.errors import HeadError, ModelError
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.view import View
@@ -75,8 +75,10 @@ class HFView(View):
         labels: list[str] | None = None,
         preprocess: Preprocess | None = None,
         img_size: int | tuple[int, int] | None = None,
+        headless: bool = False,
     ) -> None:
         self.model = model
+        self.head_known = not headless
         self.name = name or f"hf/{model.config.name_or_path or type(model).__name__}"
         self.tower = self._tower()
         self._refuse_unseen_attention()
@@ -91,8 +93,8 @@ class HFView(View):
         self.width, self.heads = self._width_and_heads(config)
         self.prefix, kind = self._reading()
         self.pooling = Pooling(kind, self.prefix)
-        self.classes = self._classes()
-        self.labels = labels or self._labels()
+        self.classes = 0 if headless else self._classes()
+        self.labels = labels or self._labels(self.classes or len(self.model.config.id2label or {}))
         if self.labels is not None and len(self.labels) < self.classes:
             raise ModelError(f"{self.name} has {self.classes} classes but {len(self.labels)} labels were given")
         if 0 in self.grid():
@@ -102,7 +104,7 @@ class HFView(View):
 
     def _tower(self) -> Any:
         """Return the module that turns images into tokens, without the head."""
-        return part(self.model, self.model.base_model_prefix)
+        return getattr(self.model, self.model.base_model_prefix, self.model)
 
     def _blocks(self) -> list[Any]:
         return list(part(self.tower, "layers", "encoder.layer", "encoder.layers"))
@@ -116,17 +118,23 @@ class HFView(View):
 
     def _heads(self) -> list[Any]:
         """Return the linear classifiers."""
-        return [self.model.classifier]
+        return [getattr(self.model, "classifier", None)]
 
     def _classes(self) -> int:
-        if not all(isinstance(head, nn.Linear) for head in self._heads()):
-            raise ModelError(f"{self.name} has no classifier; give num_classes= and a checkpoint with a head")
-        return int(self._heads()[0].out_features)
+        heads = self._heads()
+        if any(head is None or isinstance(head, nn.Identity) for head in heads):
+            raise HeadError(f"{self.name} has no classifier; give num_classes= and a checkpoint with a head")
+        if not all(type(head) is nn.Linear for head in heads):
+            raise HeadError(f"{self.name} has a head of its own, {type(heads[0]).__name__}")
+        return int(heads[0].out_features)
 
-    def _labels(self) -> list[str] | None:
+    def block_at(self, layer: int) -> nn.Module:
+        return self.blocks[layer]  # type: ignore[no-any-return]
+
+    def _labels(self, classes: int) -> list[str] | None:
         """Return the class names of the configuration; ``LABEL_0`` and its like are none."""
         named = {int(index): str(label) for index, label in (self.model.config.id2label or {}).items()}
-        labels = [named.get(index, "") for index in range(self.classes)]
+        labels = [named.get(index, "") for index in range(classes)]
         numbered = all(label in ("", f"LABEL_{index}", str(index)) for index, label in enumerate(labels))
         return None if numbered else labels
 

@@ -39,7 +39,7 @@ class HFViT(HFView):
     def _heads(self) -> list[Any]:
         if self._distilled:
             return [self.model.cls_classifier, self.model.distillation_classifier]
-        return [self.model.classifier]
+        return super()._heads()
 
     def finish(self, tokens: Tensor) -> Tensor:
         tokens = self.tower.layernorm(tokens)

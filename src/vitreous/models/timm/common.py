@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import timm.data
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError
+from vitreous.errors import HeadError, ModelError
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.view import View
@@ -46,18 +46,20 @@ class TimmView(View):
         name: str | None = None,
         labels: list[str] | None = None,
         preprocess: Preprocess | None = None,
+        headless: bool = False,
     ) -> None:
         config = getattr(model, "pretrained_cfg", None) or {}
         self.model = model
         self.name = name or f"timm/{config.get('architecture') or type(model).__name__}"
         self._refuse_unknown_parts()
+        self.head_known = not headless
         self.depth = len(self._blocks)
         self.heads = max(block.attn.num_heads for block in self._blocks)
         self.width = self.model.num_features
         self.prefix = getattr(model, "num_prefix_tokens", 0)
-        self.pooling = self._pooling()
-        self.classes = self.model.num_classes
-        self.labels = labels or config.get("label_names") or _imagenet_labels(self.classes)
+        self.pooling = self._pooling() if self.head_known or self.pool_at() else Pooling("avg", self.prefix)
+        self.classes = 0 if headless else self._outputs()
+        self.labels = labels or config.get("label_names") or imagenet_labels(self.classes)
         if self.labels is not None and len(self.labels) < self.classes:
             raise ModelError(f"{self.name} has {self.classes} classes but {len(self.labels)} labels were given")
         self.preprocess = preprocess or self._preprocess()
@@ -70,12 +72,22 @@ class TimmView(View):
     def _pooling(self) -> Pooling:
         return Pooling(self.model.global_pool or "none", self.prefix)
 
+    def block_at(self, layer: int) -> nn.Module:
+        return self._blocks[layer]  # type: ignore[no-any-return]
+
     def _any_size(self) -> bool:
         """Whether images of another size than the configured one may come."""
         return False
 
-    def _classifies(self) -> bool:
-        return isinstance(self.model.get_classifier(), nn.Linear)
+    def _outputs(self) -> int:
+        """Return how many classes the head tells apart, whatever the model was built for."""
+        heads = self.model.get_classifier()
+        heads = heads if isinstance(heads, tuple) else (heads,)
+        if any(head is None or isinstance(head, nn.Identity) for head in heads):
+            raise HeadError(f"{self.name} has no classifier; give num_classes= and a checkpoint with a head")
+        if not all(type(head) is nn.Linear for head in heads):
+            raise HeadError(f"{self.name} has a head of its own, {type(heads[0]).__name__}")
+        return int(heads[0].out_features)
 
     def _refuse_unknown_parts(self) -> None:
         for layer, block in enumerate(self._blocks):
@@ -88,8 +100,6 @@ class TimmView(View):
         if 0 in self.model.patch_embed.grid_size:
             size, patch = self.model.patch_embed.img_size, self.model.patch_embed.patch_size
             raise ModelError(f"{self.name}: an image of {size} holds no patch of {patch}")
-        if not self._classifies():
-            raise ModelError(f"{self.name} has no classifier; give num_classes= and a checkpoint with a head")
 
     def _preprocess(self) -> Preprocess:
         config = timm.data.resolve_model_data_config(self.model)
@@ -119,6 +129,9 @@ class TimmColumn(TimmView):
 
     def finish(self, tokens: Tensor) -> Tensor:
         return self.model.forward_head(self.model.norm(tokens))  # type: ignore[no-any-return]
+
+    def pool_at(self) -> nn.Module | None:
+        return getattr(self.model, "attn_pool", None)
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         high, wide = self.model.patch_embed.grid_size
@@ -171,6 +184,6 @@ def norms(*parts: nn.Module) -> int:
 
 
 @cache
-def _imagenet_labels(classes: int) -> list[str] | None:
+def imagenet_labels(classes: int) -> list[str] | None:
     subset = timm.data.infer_imagenet_subset({"num_classes": classes})
     return list(timm.data.ImageNetInfo(subset).label_descriptions()) if subset else None

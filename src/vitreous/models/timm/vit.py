@@ -45,9 +45,6 @@ class TimmViT(TimmColumn):
     def _distilled(self) -> bool:
         return isinstance(self.model, VisionTransformerDistilled)
 
-    def _classifies(self) -> bool:
-        return self._distilled() or super()._classifies()
-
     def _pooling(self) -> Pooling:
         if self._distilled():
             return Pooling("pair", self.prefix)

@@ -55,7 +55,9 @@ class TorchvisionSwin(View):
         name: str | None = None,
         labels: list[str] | None = None,
         preprocess: Preprocess | None = None,
+        headless: bool = False,
     ) -> None:
+        self.head_known = not headless
         self.model = model
         self.name = name or f"torchvision/{type(model).__name__}"
         stages = model.features[1::2]
@@ -69,7 +71,7 @@ class TorchvisionSwin(View):
             self.unseen = dict.fromkeys(("norm1", "norm2"), "its norms come after the branches, as attn and mlp")
         self.width, self.heads = model.features[0][0].out_channels, self._block(0).attn.num_heads
         self.pooling = Pooling("avg", self.prefix)
-        self.classes = classes_of(self.name, model.head)
+        self.classes = 0 if headless else classes_of(self.name, model.head)
         usual, known = describe(name, "torchvision/swin_v2_t" if self._after else "torchvision/swin_t")
         self.labels = labels_of(self.name, self.classes, labels, known)
         size = getattr(model, "image_size", usual.size)
@@ -125,6 +127,9 @@ class TorchvisionSwin(View):
         return tokens.reshape(len(tokens), *self.grid(layer=layer), -1)
 
     # -- places ----------------------------------------------------------------------------------------
+
+    def block_at(self, layer: int) -> nn.Module:
+        return self._block(layer)  # type: ignore[no-any-return]
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         high, wide = (side // patch for side, patch in zip(self.preprocess.size, self._patch, strict=True))

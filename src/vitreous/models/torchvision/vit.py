@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from vitreous.errors import ModelError
+from vitreous.errors import HeadError, ModelError
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.torchvision.adapter import describe, head_calls
@@ -33,7 +33,9 @@ class TorchvisionViT(View):
         name: str | None = None,
         labels: list[str] | None = None,
         preprocess: Preprocess | None = None,
+        headless: bool = False,
     ) -> None:
+        self.head_known = not headless
         self.model = model
         self.name = name or f"torchvision/{type(model).__name__}"
         self._refuse_unknown_parts()
@@ -41,7 +43,7 @@ class TorchvisionViT(View):
         self.heads = model.encoder.layers[0].num_heads
         self.prefix = 1
         self.pooling = Pooling("token", self.prefix)
-        self.classes = classes_of(self.name, model.heads)
+        self.classes = 0 if headless else classes_of(self.name, model.heads)
         usual, known = describe(name, "torchvision/vit_b_16")
         self.labels = labels_of(self.name, self.classes, labels, known)
         self.preprocess = preprocess or resized(usual, (model.image_size, model.image_size))
@@ -74,6 +76,9 @@ class TorchvisionViT(View):
 
     # -- places ----------------------------------------------------------------------------------------
 
+    def block_at(self, layer: int) -> nn.Module:
+        return self.model.encoder.layers[layer]  # type: ignore[no-any-return]
+
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         side = self.model.image_size // self.model.patch_size
         return side, side
@@ -102,9 +107,12 @@ def resized(usual: Preprocess, size: tuple[int, int]) -> Preprocess:
 
 def classes_of(name: str, head: nn.Module) -> int:
     """Return how many logits a head has, which may have been exchanged for another."""
-    linear = [module for module in head.modules() if isinstance(module, nn.Linear)]
+    parts = list(head.modules())
+    linear = [module for module in parts if isinstance(module, nn.Linear)]
     if not linear:
-        raise ModelError(f"{name} has no classifier; give num_classes= and a checkpoint with a head")
+        raise HeadError(f"{name} has no classifier; give num_classes= and a checkpoint with a head")
+    if any(not type(module).__module__.startswith("torch.nn.modules.") for module in parts):
+        raise HeadError(f"{name} has a head of its own, {type(head).__name__}")
     return linear[-1].out_features
 
 

@@ -1,0 +1,262 @@
+"""A known transformer inside a model of the user's own, or one with another head: what is around it runs as it is.
+
+``embed`` runs the model's own forward up to the first block, ``finish`` runs it with the blocks stepping aside: the
+last one gives the tokens it is handed. So whatever comes before and after the blocks is the model's, line by line, and
+the view is proven equal to it like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import ModelError, one_line
+from vitreous.models.fingerprint import fingerprint
+from vitreous.models.pooling import Pooling
+from vitreous.models.preprocess import Preprocess
+from vitreous.models.proof import structure
+from vitreous.models.view import View
+from vitreous.models.weights import Weights
+
+__all__ = ["InsideView", "same_row"]
+
+
+class _Facts(NamedTuple):
+    """What one forward of a blank image tells about the parts around the blocks."""
+
+    shapes: tuple[Any, ...]
+    """Of every block's output: how long a tuple it is, 0 for a tensor, and the dimensions of its first tensor."""
+    classes: int
+    pooling: str
+
+
+_known: WeakKeyDictionary[nn.Module, tuple[Any, _Facts]] = WeakKeyDictionary()
+
+
+class _Reached(BaseException):
+    """Ends a forward at the first block; no error, so that nobody's ``except Exception`` takes it for one."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens = tokens
+
+
+class InsideView(View):
+    """A model with one known transformer in it; ``output`` names one of several outputs."""
+
+    head_known = False
+    inner: View
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: View,
+        path: str,
+        name: str | None = None,
+        labels: list[str] | None = None,
+        preprocess: Preprocess | None = None,
+        output: str | int | None = None,
+    ) -> None:
+        self.model, self.inner, self.path, self.output = model, inner, path, output
+        self.family = inner.family
+        self.name = name or (f"{type(model).__name__} around {inner.name}" if path else inner.name)
+        inner.name = self.name
+        self.depth, self.width, self.heads, self.prefix = inner.depth, inner.width, inner.heads, inner.prefix
+        self.drops_tokens, self.attends, self.stages = inner.drops_tokens, inner.attends, inner.stages
+        self.unseen, self.branch_site, self.cam_site = inner.unseen, inner.branch_site, inner.cam_site
+        self.preprocess = inner.preprocess = preprocess or inner.preprocess
+        self.pooling, self.classes = inner.pooling, 0
+        facts = self._facts()
+        self.pooling, self.classes = Pooling(facts.pooling, self.prefix), facts.classes
+        self.labels = labels or (inner.labels if inner.labels and len(inner.labels) == self.classes else None)
+        if self.labels is not None and len(self.labels) < self.classes:
+            raise ModelError(f"{self.name} has {self.classes} classes but {len(self.labels)} labels were given")
+
+    # -- verbs -----------------------------------------------------------------------------------------
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        def stop(tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
+            raise _Reached(tokens)
+
+        seen = self.twin()
+        try:
+            with seen._instead({0: stop}):
+                seen.model(inputs)
+        except _Reached as reached:
+            tokens = reached.tokens
+            return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
+        raise ModelError(f"{self.name}: its forward never comes to block 0 of {self.path or 'itself'}")
+
+    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self.inner.block(layer, tokens, keep)
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        seen, shapes = self.twin(), self._facts().shapes
+
+        def aside(layer: int, given: Tensor | None) -> Callable[..., Any]:
+            length, dimensions = shapes[layer]
+
+            def forward(arriving: Tensor, *args: Any, **kwargs: Any) -> Any:
+                out = arriving if given is None else given
+                if given is not None and dimensions == 4:
+                    out = out.reshape(len(out), *self.grid(layer=layer), -1)
+                return (out, *[None] * (length - 1)) if length else out
+
+            return forward
+
+        last = self.depth - 1
+        steps = {layer: aside(layer, tokens if layer == last else None) for layer in range(self.depth)}
+        blank = torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=tokens.device)
+        with seen._instead(steps):
+            return seen._chosen(seen.model(blank.expand(len(tokens), -1, -1, -1)))
+
+    def original(self, inputs: Tensor) -> Tensor:
+        return self._chosen(self.model(inputs))
+
+    @contextmanager
+    def _instead(self, forwards: Mapping[int, Callable[..., Any]]) -> Iterator[None]:
+        """Let some blocks of this twin compute something else for a while."""
+        assert self.user is not None, "the user's own modules are never touched"
+        blocks = [vars(self.inner.block_at(layer)) for layer in forwards]
+        before = [block.get("forward") for block in blocks]
+        for block, forward in zip(blocks, forwards.values(), strict=True):
+            block["forward"] = forward
+        try:
+            yield
+        finally:
+            for block, own in zip(blocks, before, strict=True):
+                block.pop("forward")
+                block.update({} if own is None else {"forward": own})
+
+    def _chosen(self, output: Any) -> Tensor:
+        """Return the logits ``[B, classes]`` among what the model gives."""
+        given = output if self.output is not None else getattr(output, "logits", output)
+        several = dict(given) if isinstance(given, Mapping) else None
+        if isinstance(given, list | tuple):
+            several = dict(enumerate(given))
+        if several is not None:
+            fitting = {k: v for k, v in several.items() if isinstance(v, Tensor) and v.ndim == 2 and v.shape[1] > 0}
+            if self.output is None and len(fitting) == 1:
+                return next(iter(fitting.values()))
+            if self.output not in fitting:
+                names = ", ".join(repr(key) for key in fitting) or "none"
+                asked = "" if self.output is None else f" and none called {self.output!r}"
+                raise ModelError(f"{self.name} has these outputs of logits: {names}{asked}; choose one with output=")
+            return fitting[self.output]
+        if self.output is not None:
+            raise ModelError(f"{self.name} has one output; output={self.output!r} does not apply")
+        if not isinstance(given, Tensor) or given.ndim != 2:
+            told = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+            raise ModelError(f"{self.name} gives {told}, not logits [B, classes]")
+        return given
+
+    # -- what a blank image tells ----------------------------------------------------------------------
+
+    def _facts(self) -> _Facts:
+        model = (self if self.user is None else self.user).model
+        now = (self.path, self.output, self.preprocess.size, *structure(model))
+        then, facts = _known.get(model, (None, None))
+        if facts is None or then != now:
+            facts = self._found()
+            _known[model] = now, facts
+            facts = facts._replace(pooling=self._read(facts.pooling))
+            _known[model] = now, facts
+        return facts
+
+    def _found(self) -> _Facts:
+        seen, shapes, ends, pooled = self.twin(), {}, [], []
+        pool = seen.inner.pool_at()
+        handles = [] if pool is None else [pool.register_forward_hook(lambda *args: pooled.append(args))]
+        for layer in range(self.depth):
+
+            def note(module: nn.Module, args: Any, out: Any, layer: int = layer) -> None:
+                tokens = out if isinstance(out, Tensor) else out[0]
+                shapes[layer] = 0 if isinstance(out, Tensor) else len(out), tokens.ndim
+                ends.append(tokens)
+
+            handles.append(seen.inner.block_at(layer).register_forward_hook(note))
+        off = torch.autocast(self.device.type, enabled=False)
+        try:
+            with torch.inference_mode(False), torch.no_grad(), off:
+                blank = torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=self.device)
+                logits = seen._chosen(seen.model(blank))
+        except ModelError:
+            raise
+        except Exception as error:  # a forward of the user's own can fail anywhere
+            reason = one_line(f"{type(error).__name__}: {error}")[:200]
+            raise ModelError(f"{self.name}: its own forward fails on a blank image ({reason})") from error
+        finally:
+            for handle in handles:
+                handle.remove()
+        if len(shapes) < self.depth or len(ends) != self.depth:
+            raise ModelError(f"{self.name}: its forward runs {len(ends)} blocks, {self.path or 'it'} has {self.depth}")
+        kind = self.inner.pooling.kind if pooled or pool is None else "avg"
+        return _Facts(tuple(shapes[layer] for layer in range(self.depth)), logits.shape[1], kind)
+
+    def _read(self, usual: str) -> str:
+        """Return the kind of pooling: the usual one, or what the tokens with a gradient say."""
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+            draws, (high, wide), last = (
+                torch.Generator().manual_seed(0),
+                self.grid(layer=self.depth - 1),
+                self.depth - 1,
+            )
+            shape = (1, self.prefix + high * wide, self.width_at(last))
+            tokens = torch.randn(shape, generator=draws).to(self.device, self.dtype).requires_grad_()
+            logits = self.finish(tokens)
+            weights = torch.randn(logits.shape, generator=draws).to(logits)
+            (gradient,) = torch.autograd.grad((logits * weights).sum(), tokens, allow_unused=True)
+        if gradient is None or not bool((gradient != 0).any()):
+            raise ModelError(f"{self.name}: its output does not depend on what the last block of {self.path} gives")
+        sizes = gradient[0].double().norm(dim=1)
+        read = sizes > 1e-9 * sizes.max()
+        if same_row(Pooling(usual, self.prefix), read):
+            return usual
+        for kind in ("token", "pair", "avg", "token_avg", "avg_all"):
+            if kind == "token_avg" and not sizes[0] > sizes[self.prefix :].mean() * len(sizes) ** 0.5:
+                continue  # one among equals
+            if same_row(Pooling(kind, self.prefix), read):
+                return kind
+        raise ModelError(f"{self.name} reads {int(read.sum())} of {len(read)} tokens in a way that is not known")
+
+    # -- as inside -------------------------------------------------------------------------------------
+
+    def block_at(self, layer: int) -> nn.Module:
+        return self.inner.block_at(layer)
+
+    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
+        return self.inner.grid(inputs, layer)
+
+    def _site(self, layer: int, name: str) -> nn.Module:
+        return self.inner.site(layer, name)
+
+    def calls(self, layer: int | None) -> Mapping[str, int]:
+        return self.inner.calls(layer)
+
+    def width_at(self, layer: int) -> int:
+        return self.inner.width_at(layer)
+
+    def weights(self, layer: int) -> Weights:
+        return self.inner.weights(layer)
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        self.inner.check_inputs(inputs)
+
+    def _fingerprint(self) -> str:
+        return fingerprint(self.model) + ("" if self.output is None else f":{self.output}")
+
+    def __repr__(self) -> str:
+        where = f"inside .{self.path}" if self.path else "with a head of its own"
+        return f"{super().__repr__()[:-1]}; {type(self.inner.model).__name__} {where})"
+
+
+def same_row(pooling: Pooling, read: Tensor) -> bool:
+    """Say whether a pooling reads exactly these tokens ``[N]``."""
+    expected = torch.zeros_like(read)
+    for rows in pooling.rows:
+        expected[rows] = True
+    return bool((expected == read).all())
