@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitreous import world
     from vitreous.api import compare, explain, explain_each, load, method, question, view
+    from vitreous.because import why
     from vitreous.data import Truth, image_files
     from vitreous.errors import VitreousError, VitreousWarning
     from vitreous.judge.check import check
@@ -64,6 +65,7 @@ __all__ = [
     "register",
     "statistics",
     "view",
+    "why",
     "world",
 ]
 
@@ -98,6 +100,7 @@ _HOMES = {
     "register": "methods",
     "statistics": "passes.collect",
     "view": "api",
+    "why": "because",
 }
 
 

@@ -119,7 +119,7 @@ def test_the_predicted_class_by_name_is_the_same_question(here: Path) -> None:
 
 def test_folders_that_a_person_can_read(here: Path) -> None:
     run("explain", "a.png", *MODEL, "--out", "out", "--target", "tiger cat")
-    assert result("out", "a") == Path("out/a/logprob-plus-decompx/tiger-cat")
+    assert result("out", "a") == Path("out/a/quick/tiger-cat")
     run("explain", "b.png", *MODEL, "--out", "out", "--method", "ixg", "--target", "281", "--against", "lynx",
         "--value", "prob")  # fmt: skip
     assert result("out", "b") == Path("out/b/ixg-prob/tabby-not-lynx")

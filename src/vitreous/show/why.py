@@ -1,0 +1,229 @@
+"""The page that answers one question: why did it say that? For readers who have never heard of attribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from PIL import Image
+
+from vitreous.show.html import png_data_uri
+
+__all__ = ["Legend", "Panel", "Tried", "Trust", "WhyPage", "percent"]
+
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+_STYLE = """
+:root {
+  color-scheme: light dark; --ink: #1b1d22; --soft: #5d636e; --line: #e4e6eb; --page: #fbfbfc; --card: #fff;
+  --for: #c2201f; --against: #1c56c9; --good: #1c7a4a; --weak: #96560a; --bad: #c2201f; --rest: #c9ced8;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --ink: #eceef2; --soft: #a2a9b5; --line: #2b2f37; --page: #121418; --card: #1a1d22;
+    --for: #ff7b6e; --against: #7aa5ff; --good: #57c08c; --weak: #e0a458; --bad: #ff7b6e; --rest: #4a505b;
+  }
+}
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 1080px; margin: 0 auto; padding: 40px 24px 80px; }
+h1 { font-size: 34px; line-height: 1.15; margin: 0 0 8px; letter-spacing: -0.01em; text-wrap: balance; }
+h2 { font-size: 20px; line-height: 1.3; margin: 0 0 4px; }
+h1, h2, p, b, li { overflow-wrap: anywhere; }
+.lead { color: var(--soft); font-size: 18px; margin: 0 0 28px; max-width: 46em; }
+.grid { display: grid; gap: 20px; align-items: start; }
+.two { grid-template-columns: minmax(0, 1.35fr) minmax(0, 1fr); }
+.even { grid-template-columns: repeat(2, minmax(0, 1fr)); }
+.three { grid-template-columns: repeat(3, minmax(0, 1fr)); }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 14px; padding: 18px; min-width: 0; }
+.card img { width: 100%; height: auto; border-radius: 10px; display: block; }
+.note { color: var(--soft); font-size: 14px; margin: 10px 0 0; }
+h2 + .note { margin: 0 0 12px; }
+.bar { display: grid; grid-template-columns: minmax(0, 9.5em) minmax(0, 1fr) 3.6em; gap: 10px; align-items: center;
+  margin: 9px 0; font-size: 15px; }
+.bar i { display: block; height: 12px; min-width: 2px; border-radius: 6px; background: var(--rest); }
+.bar.on i { background: var(--for); }
+.bar span { text-align: right; font-variant-numeric: tabular-nums; color: var(--soft); }
+.legend { display: flex; flex-wrap: wrap; align-items: center; gap: 4px 10px; font-size: 14px; color: var(--soft);
+  margin-top: 12px; }
+.legend u { flex: 1; min-width: 60px; max-width: 220px; height: 10px; border-radius: 5px; }
+.legend .signed { background: linear-gradient(90deg, #1c56c9, #dfe3ea 50%, #c2201f); }
+.legend .much { background: linear-gradient(90deg, #dfe3ea, #f2a14a 55%, #c2201f); }
+.legend s { display: inline-block; width: 14px; height: 14px; border-radius: 4px; vertical-align: -2px; }
+.big { font-size: 30px; font-weight: 650; font-variant-numeric: tabular-nums; }
+.big.less { color: var(--against); } .big.more { color: var(--for); }
+section { margin-top: 36px; }
+ul { list-style: none; padding: 0; margin: 10px 0 0; }
+li { padding: 12px 0; border-top: 1px solid var(--line); display: grid;
+  grid-template-columns: minmax(6.5em, max-content) minmax(0, 1fr); gap: 14px; }
+li:first-child { border: 0; }
+.tag { font-weight: 650; } .good { color: var(--good); } .weak { color: var(--weak); } .bad { color: var(--bad); }
+pre { font: 14px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; background: var(--card); white-space: pre-wrap;
+  overflow-wrap: anywhere; border: 1px solid var(--line); border-radius: 10px; padding: 14px; margin: 8px 0 0; }
+@media (max-width: 760px) {
+  .two, .even, .three { grid-template-columns: minmax(0, 1fr); }
+  h1 { font-size: 27px; } main { padding: 24px 16px 60px; }
+}
+@media print { .card { break-inside: avoid; } }
+"""
+
+
+@dataclass(frozen=True)
+class Legend:
+    """What the two ends of a colour scale mean."""
+
+    low: str
+    high: str
+    signed: bool = True
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A picture with a heading, what it shows and its legend."""
+
+    heading: str
+    text: str
+    picture: Image.Image
+    legend: Legend | None = None
+    note: str = ""
+    keys: Sequence[tuple[str, str]] = ()
+    """Colours such as ``#c2201f`` and what they stand for."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A changed picture and what the model says about exactly this one."""
+
+    picture: Image.Image
+    caption: str
+    chance: str
+    change: str = ""
+    """``"less"``, ``"more"`` or nothing: how it is coloured."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """One finding about a map: a word, its verdict and a sentence."""
+
+    word: str
+    verdict: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class WhyPage:
+    """Everything on the page, in the order in which it is read."""
+
+    title: str
+    lead: str
+    map: Panel
+    photo: Image.Image
+    says: Sequence[tuple[str, float]]
+    tried: Sequence[Tried]
+    tried_text: str
+    others: Sequence[Panel]
+    trust_text: str
+    trust: Sequence[Trust]
+    command: str
+    settings: str
+
+    def html(self) -> str:
+        """Return one self-contained page: every text escaped, every picture inline and with words for it."""
+        return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<title>{escape(self.title)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+{self.body()}
+</main>
+</body>
+</html>
+"""
+
+    def body(self) -> str:
+        """Return what stands between the tags of ``main``."""
+        cards = [_panel(each) for each in self.others]
+        if len(cards) % 2:
+            cards.append(self._trust())
+        both = "\n".join(cards)
+        below = f'<section><div class="grid even">\n{both}\n</div></section>' if cards else ""
+        if len(self.others) % 2 == 0:
+            below += f"\n<section>{self._trust()}</section>"
+        tried = "\n".join(_tried(each) for each in self.tried)
+        return f"""<h1>{escape(self.title)}</h1>
+<p class="lead">{escape(self.lead)}</p>
+<div class="grid two">
+{_panel(self.map)}
+<div class="grid">
+<div class="card">{_image(self.photo, "the picture as the model sees it")}</div>
+<div class="card"><h2>What it says</h2>
+{self._says()}</div>
+</div>
+</div>
+<section><h2>Put to the test</h2><p class="note">{escape(self.tried_text)}</p>
+<div class="grid three">
+{tried}
+</div></section>
+{below}
+<section><h2>Again</h2><pre>{escape(self.command)}</pre><p class="note">{escape(self.settings)}</p></section>"""
+
+    def _says(self) -> str:
+        most = max((chance for _, chance in self.says), default=0.0) or 1.0
+        return "\n".join(
+            f'<div class="bar{" on" if place == 0 else ""}"><b>{escape(label)}</b>'
+            f'<i style="width:{100 * chance / most:.1f}%"></i><span>{percent(chance)}</span></div>'
+            for place, (label, chance) in enumerate(self.says)
+        )
+
+    def _trust(self) -> str:
+        lines = "\n".join(
+            f'<li><span class="tag {escape(each.verdict)}">{escape(each.word)}</span>'
+            f"<span>{escape(each.sentence)}</span></li>"
+            for each in self.trust
+        )
+        head = f'<h2>Can this map be trusted?</h2><p class="note">{escape(self.trust_text)}</p>'
+        return f'<div class="card">{head}<ul>\n{lines}\n</ul></div>'
+
+
+def percent(chance: float) -> str:
+    """Return a probability in words that a table can hold: 52 %, 3.1 %, 0.02 %, under 0.01 %."""
+    share = 100 * chance
+    if share >= 99.95 or share == 0:
+        return f"{share:.0f} %"
+    if share >= 10:
+        return f"{share:.0f} %"
+    return f"{share:.1f} %" if share >= 1 else f"{share:.2f} %" if share >= 0.01 else "under 0.01 %"
+
+
+def _image(picture: Image.Image, words: str) -> str:
+    size = f'width="{picture.width}" height="{picture.height}"'
+    return f'<img src="{png_data_uri(picture)}" alt="{escape(words)}" {size}>'
+
+
+def _panel(panel: Panel) -> str:
+    head = f"<h2>{escape(panel.heading)}</h2>" if panel.heading else ""
+    text = f'<p class="note">{escape(panel.text)}</p>' if panel.text else ""
+    legend = "" if panel.legend is None else _legend(panel.legend)
+    note = f'<p class="note">{escape(panel.note)}</p>' if panel.note else ""
+    keys = "".join(f'<span><s style="background:{escape(c)}"></s> {escape(words)}</span>' for c, words in panel.keys)
+    legend += f'<div class="legend">{keys}</div>' if keys else ""
+    return f'<div class="card">{head}{text}{_image(panel.picture, panel.heading or panel.note)}{legend}{note}</div>'
+
+
+def _legend(legend: Legend) -> str:
+    kind = "signed" if legend.signed else "much"
+    return f'<div class="legend">{escape(legend.low)} <u class="{kind}"></u> {escape(legend.high)}</div>'
+
+
+def _tried(each: Tried) -> str:
+    number = f'<div class="big {each.change}">{escape(each.chance)}</div>'
+    words = f'<p class="note">{escape(each.caption)}</p>'
+    return f'<div class="card">{_image(each.picture, each.caption)}{words}{number}</div>'

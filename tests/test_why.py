@@ -1,0 +1,175 @@
+"""``why``: every number on the page is the model's answer to the picture beside it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import vitreous as vt
+from vitreous.because import strongest
+from vitreous.show.why import percent
+from vitreous.world import Scene, render
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+
+
+def scene(seed: int = 35) -> Image.Image:
+    values = render(Scene.of(seed)).images[0]
+    return Image.fromarray((values.permute(1, 2, 0) * 255).round().byte().numpy())
+
+
+@pytest.fixture(scope="module")
+def world() -> vt.View:
+    return vt.load("world")
+
+
+@pytest.fixture(scope="module")
+def found(world: vt.View) -> Any:
+    return vt.why(world, scene())
+
+
+def chances(view: vt.View, picture: Image.Image) -> torch.Tensor:
+    return view.logits(view.preprocess.tensor(picture)[None])[0].softmax(dim=0)
+
+
+def test_what_it_says_is_what_the_model_says(world: vt.View, found: Any) -> None:
+    expected = chances(world, found.explanation.image)
+    best = expected.argsort(descending=True)[:5].tolist()
+    assert [label for label, _ in found.said] == [world.label(each) for each in best]
+    assert [chance for _, chance in found.said] == pytest.approx(expected[best].tolist(), abs=1e-6)
+    assert found.explanation.target == best[0]
+    assert found.rival == world.label(best[1])
+    assert found.contrast.against == (best[1],)
+
+
+def test_the_tries_are_answers_to_the_pictures_shown(world: vt.View, found: Any) -> None:
+    e = found.explanation
+    for answer in (found.without, found.alone):
+        expected = chances(world, answer.picture)
+        assert answer.explained == pytest.approx(float(expected[e.target]), abs=1e-6)
+        assert answer.label == world.label(int(expected.argmax()))
+    mask = np.kron(strongest(e.map), np.ones((e.image.height // e.map.shape[0], e.image.width // e.map.shape[1]))) > 0
+    assert strongest(e.map).sum() == round(e.map.numel() / 5)
+    seen, without, alone = (np.asarray(each) for each in (e.image, found.without.picture, found.alone.picture))
+    assert (without[~mask] == seen[~mask]).all()
+    assert (alone[mask] == seen[mask]).all()
+    assert (without[mask] != seen[mask]).any()
+
+
+def test_the_strongest_fifth() -> None:
+    values = torch.tensor([[5.0, -9.0, 1.0], [4.0, 3.0, 2.0]])
+    assert strongest(values).tolist() == [[True, False, False], [False, False, False]]
+    assert strongest(torch.zeros(2, 5)).sum() == 2
+
+
+def test_the_page_is_one_file_in_plain_words(found: Any, tmp_path: Path) -> None:
+    path = found.save(tmp_path / "page.html")
+    text = path.read_text()
+    assert re.findall(r'(?:src|href)="(?!data:)[^"]*"', text) == []
+    assert "<script" not in text
+    words = unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", text, flags=re.DOTALL))
+    label = found.explanation.label
+    for piece in (
+        f"Why “{label}”?",
+        f"Why not “{found.rival}”?",
+        "Put to the test",
+        "Can this map be trusted?",
+        "Again",
+    ):
+        assert piece in words
+    assert percent(found.without.explained) in words
+    assert f"Vitreous {vt.__version__}" in words
+    assert found.explanation.method in words
+    assert text.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]+"', text))
+    assert "iframe" in found._repr_html_()
+    with pytest.raises(vt.VitreousError, match="is there already"):
+        found.save(path)
+    with pytest.raises(vt.VitreousError, match=r"must end in \.html"):
+        found.save(tmp_path / "page.png")
+
+
+def test_labels_cannot_break_the_page(world: vt.View, tmp_path: Path) -> None:
+    odd = vt.view(
+        world.model, labels=[f'<b>"{index}"</b>&' for index in range(world.classes)], preprocess=world.preprocess
+    )
+    text = vt.why(odd, scene()).html()
+    assert "<b>&quot;" not in text.replace("<b>&lt;", "")
+    assert "&lt;b&gt;&quot;" in text
+
+
+def test_another_class_and_another_method(world: vt.View) -> None:
+    asked = vt.why(world, scene(), target=3, method="generic")
+    assert asked.explanation.target == 3
+    assert asked.explanation.method == "generic"
+    assert asked.rival == asked.said[0][0]
+    agnostic = vt.why(world, scene(), method="rollout")
+    assert agnostic.contrast is None
+    assert "knows no class" in agnostic.html()
+
+
+def test_bad_questions(world: vt.View) -> None:
+    with pytest.raises(vt.VitreousError, match="one picture, got several"):
+        vt.why(world, [scene(), scene(36)])
+    with pytest.raises(vt.VitreousError, match="not about a function"):
+        vt.why(world, scene(), target=lambda logits: logits[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("chance", "words"),
+    [(0.54, "54 %"), (1.0, "100 %"), (0.9996, "100 %"), (0.0309, "3.1 %"), (0.0002, "0.02 %"), (1e-7, "under 0.01 %")],
+)
+def test_percent(chance: float, words: str) -> None:
+    assert percent(chance) == words
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitreous.cli.main import app
+
+    monkeypatch.chdir(tmp_path)
+    scene().save("horn.png")
+    Path("two").mkdir()
+    scene(36).save("two/a.png"), scene(37).save("two/b.png")
+    done = CliRunner().invoke(app, ["why", "horn.png", "-m", "world"])
+    assert done.exit_code == 0, done.output
+    assert "the page is" in done.output
+    assert Path("horn-why.html").stat().st_size > 50_000
+    for wrong in (["horn.png"], ["horn.png", "--out", "x.pdf"], ["none.png"], ["two", "--out", "y.html"]):
+        refused = CliRunner().invoke(app, ["why", *wrong, "-m", "world"])
+        assert refused.exit_code != 0
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no browser was found")
+@pytest.mark.parametrize("width", [390, 1400])
+def test_in_a_browser(found: Any, tmp_path: Path, width: int) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = found.save(tmp_path / "page.html")
+    with playwright.sync_playwright() as browsers:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = browsers.chromium.launch(executable_path=CHROMIUM, args=flags)
+        page, told = browser.new_page(viewport={"width": width, "height": 900}), []
+        page.on("console", lambda message: told.append(message.text))
+        page.on("pageerror", lambda error: told.append(str(error)))
+        page.goto(path.as_uri())
+        wide, images, smallest = page.evaluate(
+            """() => [document.documentElement.scrollWidth,
+                      [...document.images].map(each => each.complete && each.naturalWidth > 0 && each.width > 80),
+                      Math.min(...[...document.querySelectorAll('main *')].filter(each => each.textContent.trim())
+                          .map(each => parseFloat(getComputedStyle(each).fontSize)))]"""
+        )
+        browser.close()
+    assert told == []
+    assert wide <= width
+    assert len(images) >= 6
+    assert all(images)
+    assert smallest >= 12
