@@ -322,7 +322,7 @@ def test_weights_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyP
     model.blocks[1].mlp.fc1.weight.data[0, 0] = float("nan")
     torch.save(model.state_dict(), "nan.pth")
     before = tree(tmp_path)
-    done = run("explain", "a.png", *MODEL, "--checkpoint", "nan.pth", "--out", "out")
+    done = run("explain", "a.png", *MODEL, "--checkpoint", "nan.pth", "--out", "out", "--quiet")
     assert (done.code, done.out) == (2, "")
     assert "not finite" in done.err
     assert len(done.err.splitlines()) == 1

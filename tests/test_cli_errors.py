@@ -50,15 +50,15 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "device": (("--device", "banana"), r"'banana'"),
     "absent device": (("--device", "xpu:7"), r"'xpu:7'"),
     "device without memory": (("--device", "meta"), r"no weights yet: it is on the meta device"),
-    "memory": (("--memory", "inf"), r"memory=inf is not a number of GiB"),
+    "memory": (("--memory", "inf"), r"--memory inf is not a number of GiB"),
     "dtype": (("--dtype", "float33"), r"'float33' is not one of float64, float32, bfloat16, float16"),
     "unusable dtype": (("--dtype", "float8_e4m3fn"), r"'float8_e4m3fn' is not one of"),
     "model": (("--model", "timm/test_vitt"), r"'timm/test_vitt'; did you mean timm/test_vit"),
     "model without family": (("--model", "test_vit"), r"'test_vit'; did you mean timm/test_vit"),
     "no classes": (("--num-classes", "0"), r"'--num-classes'"),
-    "missing labels": (("--labels", "no.txt"), r"labels no\.txt cannot be read"),
-    "too few labels": (("--labels", "two.txt"), r"1000 classes but 2 labels"),
-    "labels that are no list": (("--labels", "map.json"), r"map\.json must be a list of names"),
+    "missing labels": (("--names", "no.txt"), r"labels no\.txt cannot be read"),
+    "too few labels": (("--names", "two.txt"), r"1000 classes but 2 labels"),
+    "labels with gaps": (("--names", "map.json"), r"map\.json hold no name for class 0"),
     "missing checkpoint": (("--checkpoint", "no.pth"), r"no checkpoint at no\.pth"),
     "checkpoint that is a folder": (("--checkpoint", "more"), r"no checkpoint at more"),
     "checkpoint that is text": (("--checkpoint", "two.txt"), r"two\.txt"),
@@ -96,7 +96,7 @@ def test_wrong_methods(here: Path, spelling: str, named: str) -> None:
     line = only_line(("explain", "a.png", *MODEL, "--method", spelling), here)
     assert re.search(named, line), line
     if spelling:
-        line = only_line(("compare", "a.png", *MODEL, "--methods", f"rollout,{spelling}"), here)
+        line = only_line(("compare", "a.png", *MODEL, "--method", f"rollout,{spelling}"), here)
         assert re.search(named, line), line
 
 
@@ -125,7 +125,7 @@ def test_places_that_cannot_be_written(here: Path) -> None:
     for out in ("text.png", "text.png/inside"):
         assert "could not write text.png" in only_line(("explain", "a.png", *MODEL, "--out", out), here)
         assert "text.png" in only_line(("demo", "--out", out), here)
-    few = (*MODEL, "--methods", "rollout", "--tile", "48")
+    few = (*MODEL, "--method", "rollout", "--tile", "48")
     assert "could not write" in only_line(("compare", "a.png", *few, "--out", "text.png/x.png"), here)
     assert "could not write" in only_line(("compare", "a.png", *few, "--out", "panel.nonsense"), here)
 
@@ -197,7 +197,7 @@ def test_offline(here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> N
         (("models", "timm/test_vitt"), "'timm/test_vitt'; did you mean timm/test_vit"),
         (("cite", "rolout"), "'rolout'; did you mean rollout"),
         (("cite", "random"), "random has no paper"),
-        (("compare", "a.png", "--methods", ","), "names no method"),
+        (("compare", "a.png", "--method", ","), "names no method"),
     ],
 )
 def test_wrong_words_to_lists(here: Path, arguments: tuple[str, ...], named: str) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import re
+import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -90,9 +96,88 @@ def test_comparison_in_a_notebook(compared: vt.Comparison) -> None:
 
 def test_a_wide_panel_is_broken_into_lines(view: vt.View, photo: Image.Image) -> None:
     found = vt.compare(view, photo, ["ixg", "generic", "rollout", "gradcam"])
-    wide, narrow = found.panel(tile=64), found.panel(tile=64, columns=3)
+    wide, narrow = found.panel(tile=64), found.panel(tile=64, columns=2)
     assert narrow.width < wide.width
     assert narrow.height > wide.height
+    for columns in (1, 9):
+        assert [each.size for _, _, each in found.sheet(columns=columns).pictures][:5] == [(320, 320)] * 5
+    with pytest.raises(VitreousError, match="columns=0 must be at least 1"):
+        found.panel(columns=0)
+
+
+@pytest.mark.parametrize(
+    ("look", "told"),
+    [
+        ({"scale": "row"}, "scale must be 'each', 'group' or 'panel', not 'row'"),
+        ({"scale": 2}, "not 2; zoom=2 multiplies all sizes"),
+        ({"tile": 10}, "at least 48 pixels, not 10"),
+        ({"zoom": 0}, "zoom must be between"),
+        ({"percentile": 0}, "percentile must be above 0"),
+    ],
+)
+def test_a_look_that_makes_no_sense(compared: vt.Comparison, look: dict[str, Any], told: str) -> None:
+    with pytest.raises(VitreousError, match=told):
+        compared.panel(**look)
+
+
+def said(found: vt.Comparison, **look: Any) -> list[str]:
+    return [line.text for line in found.sheet(**look).lines]
+
+
+@pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
+def test_rows_ask_and_tiles_name_what_they_explain(view: vt.View, photo: Image.Image) -> None:
+    """Each method's own quantity; a method that knows no class has none, and no class in its tile."""
+    methods = ["rollout", "ixg", "smooth(logprob(ixg), samples=2)", "vtranm", "eigencam", "eigengradcam"]
+    found = vt.compare(view, photo, methods, ["one", 4])
+    assert [each.title.split("?")[0] for each in found.rows[0]][:2] == [
+        "What does the model look at, whatever the class",
+        "Why one",
+    ]
+    lines = said(found, columns=9, tile=400)
+    for label, row in zip(("one", "four"), found.rows, strict=True):
+        assert f"Why {label}? {row[1].probability:.2f}" in lines
+    notes = {title: note for title, note in pairwise(lines) if title in methods}
+    assert notes["rollout"].startswith("the same for every class")
+    assert notes["ixg"].startswith("logit")
+    assert notes["smooth(logprob(ixg), samples=2)"].startswith("log-probability")
+    assert notes["vtranm"].startswith("probability")
+    assert notes["eigencam"].startswith("the same for every class")
+    assert notes["eigengradcam"].startswith("logit; the sign is a convention")
+
+
+def test_maps_without_for_and_against(view: vt.View, photo: Image.Image) -> None:
+    for name, words in (("eigencam", "little"), ("eigengradcam", "little"), ("ixg", "against")):
+        found = vt.compare(view, photo, [name])
+        assert (found[0].map < 0).any()
+        assert words in said(found)
+        assert ("for" in said(found)) is (words == "against")
+        assert found[0].scale.signed is (words == "against")
+
+
+@pytest.mark.parametrize("ending", ["svg", "pdf"])
+def test_pages_for_papers_hold_text_as_text(compared: vt.Comparison, tmp_path: Path, ending: str) -> None:
+    path = compared.save(tmp_path / f"panel.{ending}", tile=60)
+    data = path.read_bytes()
+    page = compared.sheet(tile=60)
+    if ending == "svg":
+        root = ElementTree.fromstring(data)
+        names = {"s": "http://www.w3.org/2000/svg", "x": "http://www.w3.org/1999/xlink"}
+        assert [each.text for each in root.findall("s:text", names)] == [line.text for line in page.lines]
+        drawn = [each.get(f"{{{names['x']}}}href") for each in root.findall("s:image", names)]
+        embedded = [Image.open(io.BytesIO(base64.b64decode(str(each).partition(",")[2]))) for each in drawn]
+        assert [each.tobytes() for each in embedded] == [each.tobytes() for _, _, each in page.pictures]
+        return
+    start = int(data.split(b"startxref\n")[1].split()[0])
+    assert data[start : start + 4] == b"xref"
+    places = [int(entry.split()[0]) for entry in data[start:].split(b"\n")[3:] if entry.endswith(b"n ")]
+    assert len(places) == 6 + len(page.pictures)
+    for number, place in enumerate(places, 1):
+        assert data[place:].startswith(f"{number} 0 obj".encode())
+    streams = [zlib.decompress(part.split(b"\nendstream")[0]) for part in data.split(b"stream\n")[1::2]]
+    written = re.findall(rb"\((.*)\) Tj", streams[0])
+    unescaped = [re.sub(rb"\\(.)", rb"\1", each).decode("cp1252") for each in written]
+    assert unescaped == [line.text for line in page.lines]
+    assert streams[1:] == [each.convert("RGB").tobytes() for _, _, each in page.pictures]
 
 
 @pytest.mark.parametrize(("methods", "target"), [([], None), (["ixg"], [])])

@@ -127,7 +127,7 @@ def test_sizes_of_pictures(made: vt.Explanation, photo: Image.Image) -> None:
     assert made.overlay().size == (32, 32)
     assert made.overlay(photo).size == photo.size
     assert made.overlay(original=True).size == photo.size
-    assert made.overlay(alpha=0).tobytes() == made.image.tobytes()
+    assert made.overlay(opacity=0).tobytes() == made.image.tobytes()
     assert made.overlay().tobytes() != made.image.tobytes()
 
 
@@ -154,7 +154,8 @@ def test_html(view: vt.View) -> None:
     data = re.search(r'src="data:image/png;base64,([^"]+)"', html)
     assert data is not None
     embedded = Image.open(io.BytesIO(base64.b64decode(data[1])))
-    assert embedded.convert("RGB").tobytes() == found.overlay().tobytes()
+    assert embedded.size == (320, 320)  # large enough to look at
+    assert embedded.convert("RGB").tobytes() == found.overlay(size=320).tobytes()
     assert "<b>" not in html
     assert "three &lt;b&gt;&amp;amp;&lt;/b&gt;" in html
 
@@ -179,7 +180,7 @@ def test_saved_and_loaded_again(made: vt.Explanation, tmp_path: Path) -> None:
     for field in dataclasses.fields(made):
         assert field.name in apart or getattr(again, field.name) == getattr(made, field.name), field.name
     assert again.image.tobytes() == made.image.tobytes()
-    assert Image.open(folder / "overlay.png").tobytes() == made.overlay().tobytes()
+    assert Image.open(folder / "overlay.png").tobytes() == made.overlay(size="photo", caption=True).tobytes()
     assert Image.open(folder / "heatmap.png").tobytes() == made.heatmap().tobytes()
     assert again.overlay().tobytes() == made.overlay().tobytes()
     with pytest.raises(ImageError, match="not kept"):

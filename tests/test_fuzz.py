@@ -182,6 +182,7 @@ VALUES: dict[str, st.SearchStrategy[str]] = {
     "--value": st.sampled_from(["prob", "logprob", "logits"]) | WORDS,
     "--checkpoint": PATHS,
     "--labels": PATHS,
+    "--names": PATHS,
     "--img-size": st.sampled_from(["16", "33", "7", "0", "-3", "x", "48"]),
     "--num-classes": st.sampled_from(["1", "3", "0", "x", "9" * 15]),
     "--device": st.sampled_from(["cpu", "cuda:99", "meta", "banana", ""]) | WORDS,

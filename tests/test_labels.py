@@ -7,7 +7,7 @@ import timm.data
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.errors import TargetError
+from vitreous.errors import ModelError, TargetError
 from vitreous.models.labels import find_label, short_label
 
 LABELS = ["tabby, tabby cat", "crane", "crane, a bird", "Egyptian cat", "drake"]
@@ -114,11 +114,11 @@ def test_a_view_speaks_its_labels() -> None:
         view.class_index(5)
 
 
-def test_more_labels_than_classes() -> None:
-    """A name beyond the model's classes is refused like an index beyond them."""
-    view = vt.view(FAMILIES["vit"](), labels=[*LABELS, "unicorn"])
-    with pytest.raises(TargetError, match="outside"):
-        view.class_index("unicorn")
+@pytest.mark.parametrize("count", [4, 6])
+def test_labels_are_as_many_as_classes(count: int) -> None:
+    """One too many is as wrong as one too few: each name may stand one class off."""
+    with pytest.raises(ModelError, match=f"has 5 classes but {count} labels were given"):
+        vt.view(FAMILIES["vit"](), labels=[*LABELS, "unicorn"][:count])
 
 
 def test_targets_by_label_and_by_index_are_one() -> None:

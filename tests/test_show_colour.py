@@ -113,6 +113,7 @@ def test_unit_clips() -> None:
     map = np.array([[-5.0, -1.0, 0.0, 1.0, 5.0, np.nan, np.inf]])
     np.testing.assert_array_equal(Scale(2.0, True).unit(map), [[-1, -0.5, 0, 0.5, 1, np.nan, np.nan]])
     np.testing.assert_array_equal(Scale(2.0, False).unit(map), [[0, 0, 0, 0.5, 1, np.nan, np.nan]])
+    np.testing.assert_array_equal(Scale(3.0, False, low=-1.0).unit(map), [[0, 0, 0.25, 0.5, 1, np.nan, np.nan]])
     assert Scale(1e-300, True).unit(np.array([[1e300, -1e300]])).tolist() == [[1, -1]]
 
 
@@ -129,6 +130,10 @@ def test_unit_clips() -> None:
         ),
         (Scale(1.0, False, 91.0), "sequential from 0, clipped at the 91st percentile of |value| = 1"),
         (Scale(1.0, False, 11.0), "sequential from 0, clipped at the 11th percentile of |value| = 1"),
+        (
+            Scale(0.5, False, 99.0, 0.3, 5.0),
+            "sequential, shown from the 5th percentile = 0.3, clipped at the 99th percentile of value = 0.5",
+        ),
         (Scale(0.5, True), "diverging, zero-centred, strongest colour at |value| = 0.5"),
     ],
 )
@@ -157,6 +162,33 @@ def test_colourise_picks_the_right_entries() -> None:
 def test_bad_limit(limit: float) -> None:
     with pytest.raises(ValueError, match="limit"):
         Scale(limit, True)
+    with pytest.raises(ValueError, match="limit"):
+        Scale(limit, False, low=3.0)
+    with pytest.raises(ValueError, match="centred on zero"):
+        Scale(5.0, True, low=3.0)
+
+
+@pytest.mark.parametrize(("constant", "begins"), [(0.0, False), (0.04, False), (0.5, True), (100.0, True)])
+def test_a_large_constant_is_left_out(constant: float, begins: bool) -> None:
+    """Below the 5th percentile everything looks alike; a map without such a constant begins at zero."""
+    map = constant + np.linspace(0, 1, 400).reshape(20, 20)
+    scale = Scale.of([map])
+    assert bool(scale.floor) is begins
+    if begins:
+        assert (scale.low, scale.limit) == (np.percentile(map, 5), np.percentile(map, 99))
+        assert scale.unit(map).min() == 0
+        assert scale.unit(map).max() == 1
+        assert scale.begins == "shown from the 5th percentile"
+    else:
+        assert (scale.low, scale.begins) == (0.0, "")
+
+
+def test_maps_that_are_the_same_everywhere_or_signed_begin_at_zero() -> None:
+    assert Scale.of([np.full((3, 3), 7.0)]).low == 0
+    assert Scale.of([np.full((3, 3), -7.0)], signed=False).low == 0
+    assert Scale.of([np.linspace(-1, 9, 100)]).low == 0
+    turned = Scale.of([np.linspace(-1, 9, 101)], percentile=100, signed=False)
+    assert (turned.low, turned.limit) == (pytest.approx(-0.5), 9.0)
 
 
 def test_bad_arguments_name_themselves() -> None:

@@ -61,10 +61,33 @@ def test_opacity_grows_with_the_excess():
     assert strengths[-1] > 60
 
 
+def test_a_class_that_wins_weak_patches_does_not_flood_the_picture():
+    """Two classes own all they have; one patch has strong evidence, the others next to none."""
+    q = np.repeat(shares([1, 0], [0, 1], [0, 1], [0, 1]), 4, axis=1)
+    strength = np.repeat(np.array([[1.0, 0.01, 0.01, 0.01]]), 4, axis=0)
+    weighed = np.asarray(show.owner_overlay(grey(64), q, strength)).astype(int)
+    plain = np.asarray(show.owner_overlay(grey(64), q)).astype(int)
+    assert np.ptp(weighed[32, 4]) > 60
+    assert np.ptp(plain[32, 56]) > 60
+    assert np.ptp(weighed[32, 56]) <= 3
+    none = np.asarray(show.owner_overlay(grey(64), q, 0 * strength)).astype(int)
+    assert np.ptp(none, axis=-1).max() <= 1
+
+
+def test_shares_of_the_evidence(monkeypatch):
+    """The legend counts evidence, not patches: three weak patches are less than a strong one."""
+    seen = []
+    room = importlib.import_module("vitreous.show.owners")
+    monkeypatch.setattr(room, "_legend", lambda names, owned, tile: seen.append(owned) or grey())
+    maps = np.array([[[7.0, 0.0, 0.0, 0.0]], [[0.0, 1.0, 1.0, 1.0]]])
+    show.owners(grey(), shares([1, 0], [0, 1], [0, 1], [0.5, 0.5]), maps, ["a", "b"])
+    assert seen == [[pytest.approx(0.7), pytest.approx(0.2)]]
+
+
 def test_evidence_is_split_and_nothing_is_lost(monkeypatch):
     seen = []
     room = importlib.import_module("vitreous.show.owners")
-    monkeypatch.setattr(room, "panel", lambda rows, caption, tile: seen.extend(rows[0]) or grey())
+    monkeypatch.setattr(room, "panel", lambda rows, caption, **look: seen.extend(rows[0]) or grey())
     maps = np.array([[[2.0, -1.0, 0.5]], [[1.0, -2.0, 0.5]]])
     show.owners(grey(), shares([1, 0], [0.5, 0.5], [0.75, 0.25]), maps, ["a", "b"])
     _, _, only, both, _ = seen

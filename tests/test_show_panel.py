@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from vitreous.show import Cell, Scale, overlay, panel
-from vitreous.show import text as words
-from vitreous.show.panel import _remarks, _scales, _statement  # the statement is drawn, so it is read here
+from vitreous.show import TILE, Cell, Scale, overlay, panel, sheet
+from vitreous.show.legend import statement
+from vitreous.show.panel import _remarks, _scales
+from vitreous.show.text import font
 
 LONG = 'consensus(smooth(integrated_gradients, samples=10, sigma=0.15), var(skipplus(ixg), classes="top:5"))'
 TITLES = [
@@ -96,7 +96,7 @@ def test_cells_of_a_group_share_a_scale() -> None:
 
     together, alone = Scale.of([first, second]), Scale.of([other])
     for got, (map, scale) in zip(
-        tiles_of(panel([cells], tile=96), 3, 96),
+        tiles_of(panel([cells], tile=96, scale="group"), 3, 96),
         [(first, together), (second, together), (other, alone)],
         strict=True,
     ):
@@ -107,7 +107,7 @@ def test_cells_of_a_group_share_a_scale() -> None:
     for got, map in zip(tiles_of(panel([cells], tile=96, scale="panel"), 3, 96), (first, second, other), strict=True):
         np.testing.assert_array_equal(got, np.asarray(overlay(photo, map, everything)))
 
-    for got, map in zip(tiles_of(panel([cells], tile=96, scale="each"), 3, 96), (first, second, other), strict=True):
+    for got, map in zip(tiles_of(panel([cells], tile=96), 3, 96), (first, second, other), strict=True):
         np.testing.assert_array_equal(got, np.asarray(overlay(photo, map, Scale.of([map]))))
 
 
@@ -116,6 +116,14 @@ def test_a_group_is_signed_if_any_of_its_maps_is() -> None:
     scales = _scales(cells, 99.0, "group")
     assert scales["a"].signed
     assert not scales["b"].signed
+
+
+def test_maps_of_one_group_have_one_kind_of_colours_on_scales_of_their_own() -> None:
+    given = ((1, "a"), (-5, "a"), (3, "b"), (2, ""), (-2, ""))
+    cells = [Cell(picture(), factor * np.ones((2, 2)), "", group=group) for factor, group in given]
+    scales = list(_scales(cells, 99.0, "each").values())
+    assert [scale.limit for scale in scales] == [1, 5, 3, 2, 2]
+    assert [scale.signed for scale in scales] == [True, True, False, False, True]
 
 
 def test_clip_values_and_oddities_are_written_down() -> None:
@@ -132,44 +140,100 @@ def test_clip_values_and_oddities_are_written_down() -> None:
 
 
 def test_statement_says_percentile_and_rule() -> None:
-    one = {"": Scale(0.5, True, 99.0)}
-    two = {"a": Scale(0.5, True, 95.0), "b": Scale(0.1, False, 95.0)}
-    assert "clipped at the 99th percentile of |value| = 0.5" in _statement(one, 99.0, "group")
-    assert "maps of one group share a scale; 1 is the group's clip value, the 95th" in _statement(two, 95.0, "group")
-    assert "every map has its own scale; 1 is the map's clip value, the 95th" in _statement(two, 95.0, "each")
+    one = [Scale(0.5, True, 99.0)]
+    two = [Scale(0.5, True, 95.0), Scale(0.1, False, 95.0)]
+    assert "clipped at the 99th percentile of |value| = 0.5" in statement(one, 99.0, "each")
+    own = statement(two, 95.0, "each")
+    assert "Every map has its own scale: strongest patch = 1, like all from the 95th percentile" in own
+    assert "Maps of one group share a scale: strongest patch = 1" in statement(two, 95.0, "group")
+    assert "strongest patch = 1; the value" in statement(two, 100.0, "each")
+    assert "5th percentile." not in own
+    above = [*two, Scale(0.9, False, 95.0, 0.6, 5.0)]
+    assert "large constant, or whose sign says nothing, are shown from the 5th percentile" in statement(
+        above, 95, "each"
+    )
 
 
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every line of text that a panel draws, in order."""
-    lines: list[str] = []
-
-    def listening(draw: ImageDraw.ImageDraw, at: tuple[int, int], drawn: list[str], size: int, fill: str) -> None:
-        lines.extend(drawn)
-        words.draw_lines(draw, at, drawn, size, fill)
-
-    # by way of sys.modules, because the name `vitreous.show.panel` is the function
-    monkeypatch.setattr(sys.modules["vitreous.show.panel"], "draw_lines", listening)
-    return lines
+def said(*args: object, **look: object) -> list[str]:
+    """Every line of text of a panel, in order."""
+    return [line.text for line in sheet(*args, **look).lines]  # type: ignore[arg-type]
 
 
-def test_several_groups_have_relative_bars_and_notes(said: list[str]) -> None:
+def test_several_scales_have_relative_bars_and_notes() -> None:
     maps = {"a": np.full((2, 2), 0.25), "b": np.full((2, 2), -4.0)}
-    panel([[Cell(picture(), map, name, note="why", group=name) for name, map in maps.items()]])
-    assert said[:4] == ["a", "1 = 0.25 · why", "b", "1 = 4 · why"]
-    assert said[4:8] == ["unsigned maps: value / clip value", "0", "0.5", "1"]
-    assert said[8:12] == ["signed maps: value / clip value", "-1", "0", "1"]
+    lines = said([[Cell(picture(), map, name, note="why") for name, map in maps.items()]])
+    assert lines[:4] == ["a", "why · 1 = 0.25", "b", "why · 1 = 4"]
+    assert lines[4:9] == ["little", "much", "0", "0.5", "1"]
+    assert lines[9:14] == ["against", "for", "-1", "0", "1"]
 
 
 @pytest.mark.parametrize("rule", ["group", "panel"])
-def test_one_scale_has_a_raw_bar(said: list[str], rule: Literal["group", "panel"]) -> None:
+def test_one_scale_has_a_raw_bar(rule: Literal["group", "panel"]) -> None:
     maps = [np.full((2, 2), 4.0), np.full((2, 2), -4.0)]
     groups = ["", ""] if rule == "group" else ["a", "b"]
     cells = [Cell(picture(), map, "t", group=group) for map, group in zip(maps, groups, strict=True)]
-    panel([cells], caption="What it is.", scale=rule)
-    assert said[:6] == ["t", "t", "signed maps: value", "-4", "0", "4"]
-    assert said[6] == "What it is."
-    assert "clipped at the 99th percentile of |value| = 4" in " ".join(said[7:])
+    lines = said([cells], caption="What it is.", scale=rule)
+    assert lines[:7] == ["t", "t", "against", "for", "-4", "0", "4"]
+    assert lines[7] == "What it is."
+    assert "clipped at the 99th percentile of |value| = 4" in " ".join(lines[8:])
+
+
+def test_a_map_on_a_large_constant_says_where_its_colours_begin() -> None:
+    hazy, plain = 10 + np.arange(100.0).reshape(10, 10) / 100, np.arange(100.0).reshape(10, 10)
+    lines = said([[Cell(picture(), hazy, "hazy"), Cell(picture(), plain, "plain")]])
+    assert lines[1].endswith("shown from the 5th percentile")
+    assert "percentile" not in lines[3]
+    assert lines[4:9] == ["little", "much", "0", "0.5", "1"]
+    assert lines[9:13] == ["little", "much", "5th percentile", "1"]
+    got = tiles_of(panel([[Cell(picture(), hazy, "")]], tile=96), 1, 96)[0]
+    coldest, hottest = got[0, 0].astype(int), got[-1, -1].astype(int)
+    assert np.abs(coldest - hottest).max() > 60, "no haze: the whole range of colours is used"
+
+
+def test_a_sign_that_means_nothing_is_not_for_or_against() -> None:
+    map = np.linspace(-3, 5, 100).reshape(10, 10)
+    lines = said([[Cell(picture(), map, "t", signed=False)]])
+    assert "against" not in lines
+    assert lines[2:4] == ["little", "much"]
+    scale = Scale.of([map], signed=False)
+    photo = picture((90, 120, 150), (96, 96))
+    got = tiles_of(panel([[Cell(photo, map, "", signed=False)]], tile=96), 1, 96)[0]
+    np.testing.assert_array_equal(got, np.asarray(overlay(photo, map, scale)))
+
+
+def test_rows_have_headings() -> None:
+    cell = Cell(picture(), None, "t")
+    lines = said([[cell, cell], [], [cell]], titles=["Why tiger cat? 0.12", "nothing", ""])
+    assert lines == ["Why tiger cat? 0.12", "t", "t", "t"]
+    drawn = np.asarray(panel([[cell]], tile=96, titles=["Why?"]))
+    assert (drawn == RED).all(axis=-1).sum() == 96 * 96
+    with pytest.raises(ValueError, match="2 titles do not fit 1 rows"):
+        panel([[cell]], titles=["a", "b"])
+
+
+def test_tiles_and_text_are_large_enough_to_read() -> None:
+    assert TILE >= 320
+    map = np.linspace(-1, 1, 16).reshape(4, 4)
+    rows = [[Cell(picture(), map, "title", note="note"), Cell(picture(), map**2, "title")]]
+    for tile in (48, 96, TILE):
+        assert min(line.size for line in sheet(rows, "caption", tile=tile).lines) >= 12
+    page = sheet(rows, "caption")
+    assert all(max(each.size) == TILE for _, _, each in page.pictures[:2])
+
+
+def test_zoom_doubles_everything() -> None:
+    map = np.linspace(-1, 1, 16).reshape(4, 4)
+    rows = [[Cell(picture(), map, "title", note="note")]]
+    once, twice = sheet(rows, "caption", titles=["row"]), sheet(rows, "caption", titles=["row"], zoom=2)
+    assert twice.width == pytest.approx(2 * once.width, rel=0.02)
+    sizes = {line.text: line.size for line in once.lines}
+    for line in twice.lines:
+        assert line.text not in sizes or line.size == pytest.approx(2 * sizes[line.text], abs=1)
+    assert font(12) is not font(24)
+    with pytest.raises(ValueError, match="zoom"):
+        panel(rows, zoom=0)
+    with pytest.raises(ValueError, match="not 2; zoom=2 multiplies all sizes"):
+        panel(rows, scale=2)  # type: ignore[arg-type]
 
 
 def bars(image: Image.Image, tile: int) -> int:
@@ -210,39 +274,3 @@ def test_bad_input_names_itself() -> None:
         panel([[Cell(picture(), None, "")]], scale="row")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tile"):
         panel([[Cell(picture(), None, "")]], tile=10)
-
-
-@pytest.mark.parametrize("text", TITLES)
-@pytest.mark.parametrize("limit", [30, 100, 224])
-@pytest.mark.parametrize("lines", [1, 2, 24])
-def test_wrapped_lines_fit_and_lose_nothing_silently(text: str, limit: int, lines: int) -> None:
-    wrapped = words.wrap(text, 14, limit, lines)
-    assert len(wrapped) <= lines
-    assert all(words.width(line, 14) <= limit for line in wrapped)
-    kept = "".join(wrapped).replace(" ", "")
-    whole = words.printable(text).replace(" ", "")
-    assert kept == whole or (kept.endswith("…") and whole.startswith(kept[:-1]))
-
-
-def test_wrapping_prefers_spaces_then_punctuation() -> None:
-    assert words.wrap("smooth(integrated_gradients, samples=10, sigma=0.15)", 14, 224, 2) == [
-        "smooth(integrated_gradients,",
-        "samples=10, sigma=0.15)",
-    ]
-    assert words.wrap("smooth(integrated_gradients)", 14, 150, 2) == ["smooth(integrated_", "gradients)"]
-
-    assert words.wrap("a smooth(integrated_gradients)", 14, 150, 2) == ["a smooth(integrated_", "gradients)"]
-
-
-@pytest.mark.parametrize("limit", range(20, 60, 3))
-def test_no_ink_beside_the_line(limit: int) -> None:
-    for text in (*TITLES, "jjj fff jjj fff", "s" * 40):
-        lines = words.wrap(text, 10, limit, 3)
-        page = Image.new("L", (100, 60))
-        words.draw_lines(ImageDraw.Draw(page), (20, 5), lines, 10, "white")
-        ink = page.getbbox()
-        assert ink is None or (ink[0] >= 20 and ink[2] <= 20 + limit)
-
-
-def test_printable_spells_what_the_font_lacks() -> None:
-    assert words.printable("  σ = 0.1\n– é × 中 … ± ") == "sigma = 0.1 - e x ? … ±"

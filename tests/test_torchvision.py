@@ -315,8 +315,9 @@ def test_checkpoints(tmp_path: Path) -> None:
     torch.testing.assert_close(view.logits(inputs), model.eval()(inputs))
     larger = vt.load("torchvision/vit_b_32", checkpoint=tmp_path / "old.pth", num_classes=3, img_size=96)
     assert larger.grid() == (3, 3)
+    assert vt.load("torchvision/vit_b_32", checkpoint=tmp_path / "old.pth", img_size=64).classes == 3
     with pytest.raises(ModelError, match="of another shape"):
-        vt.load("torchvision/vit_b_32", checkpoint=tmp_path / "old.pth", img_size=64)
+        vt.load("torchvision/vit_b_32", checkpoint=tmp_path / "old.pth", num_classes=4, img_size=64)
 
 
 def test_fetched_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,3 +173,26 @@ def test_in_a_browser(found: Any, tmp_path: Path, width: int) -> None:
     assert len(images) >= 6
     assert all(images)
     assert smallest >= 12
+
+
+def test_pages_of_explain_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitreous.cli.main import app
+
+    monkeypatch.chdir(tmp_path)
+    scene().save("horn.png"), scene(36).save("tail.png")
+    run = CliRunner().invoke
+    done = run(app, ["explain", "horn.png", "tail.png", "-m", "world", "--method", "generic", "--html", "page.html"])
+    assert done.exit_code == 0, done.output
+    text = Path("page.html").read_text()
+    assert text.count("<section") == 2
+    assert text.count("<img") == 4
+    assert "generic: " in unescape(text)
+    done = run(app, ["compare", "horn.png", "-m", "world", "--method", "generic,ixg", "--html", "both.html"])
+    assert done.exit_code == 0, done.output
+    assert Path("both.html").read_text().count("<img") == 3
+    for again in (["explain", "horn.png", "--out", "new"], ["compare", "horn.png", "--out", "new.png"]):
+        refused = run(app, [*again, "-m", "world", "--method", "ixg", "--html", "page.html"])
+        assert "page.html is there already" in str(refused.exception)
+        assert not Path(again[3]).exists()
+    folder = run(app, ["compare", ".", "-m", "world", "--out", "x.png"])
+    assert "compare takes one picture" in str(folder.exception)

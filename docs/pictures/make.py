@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -22,6 +23,8 @@ from vitreous.world.files import pictures
 HERE = Path(__file__).parent
 METHODS = ["rollout", "generic", "attcam", "gradcam", "decompx", "skipplus(decompx)"]
 SIZE = 896
+TILE = 256
+"""The longer side of a picture in a panel: a page of the manual is narrower than a screen."""
 PARTED = 2
 """The seed of the scene that is taken apart."""
 
@@ -104,13 +107,11 @@ def systems() -> None:
     for name, methods in SYSTEMS.items():
         rows = []
         for scene, picture in zip(scenes, shown, strict=True):
-            found = vt.compare(view, picture, methods)
-            cells = [show.Cell(each.image, each.map.numpy(), each.method, group=each.method) for each in found]
-            rows.append([show.Cell(picture, None, scene.name), *cells])
-        show.panel(rows, tile=160).save(HERE / f"{name}.png", optimize=True)
+            rows.append([replace(each, name=scene.name) for each in vt.compare(view, picture, methods)])
+        vt.Comparison(rows).panel(tile=TILE, columns=5).save(HERE / f"{name}.png", optimize=True)
     siblings = "|".join(kind.name for kind in world.CLASSES if kind.family == world.CLASSES[scenes[0].label].family)
     owned = vt.explain(view, shown[0], f"var@sharp(decompx, classes={siblings!r})", scenes[0].name)
-    owned.picture("owners", tile=160).save(HERE / "var.png", optimize=True)
+    owned.picture("owners", tile=TILE).save(HERE / "var.png", optimize=True)
 
 
 def main() -> None:
@@ -126,7 +127,7 @@ def main() -> None:
     view = vt.load("timm/deit_tiny_patch16_224", **options)
     scene().save(HERE / "scene.png")
     found = vt.compare(view, HERE / "scene.png", METHODS, target=["wall clock", "traffic light"])
-    found.save(HERE / "compare.png", overwrite=True, tile=168)
+    found.save(HERE / "compare.png", overwrite=True, tile=TILE)
     for each in (found[1], found[len(METHODS) + 1]):
         print(each.caption, each.prediction)
 

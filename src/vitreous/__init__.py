@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vitreous.passes.collect import statistics
     from vitreous.passes.statistics import Statistics
     from vitreous.results import Archive, Checkup, Comparison, Explanation, Question, Table
+    from vitreous.results.pages import page
 
 __version__ = "0.1.0"
 
@@ -61,6 +62,7 @@ __all__ = [
     "metric",
     "metrics",
     "models",
+    "page",
     "question",
     "register",
     "statistics",
@@ -96,6 +98,7 @@ _HOMES = {
     "load": "api",
     "method": "api",
     "metric": "metrics",
+    "page": "results.pages",
     "question": "api",
     "register": "methods",
     "statistics": "passes.collect",

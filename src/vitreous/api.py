@@ -15,13 +15,16 @@ from torch import nn
 from vitreous.data import OnError, Picture, Progress, count, cut, is_single, pictures
 from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.judge.check import check
+from vitreous.judge.heeded import heeded
 from vitreous.methods import Answer, Method, answer, effort, method, to_grid
 from vitreous.models import View, load, register_adapter, view
 from vitreous.passes import Session, Target, Targets, TargetSpec
 from vitreous.passes.memory import InnerBatch, budget_bytes
 from vitreous.passes.target import ClassSets
 from vitreous.results import Comparison, Explanation, Origin, Prediction, Question
+from vitreous.show.bar import followed
 from vitreous.words import defaults
+from vitreous.words.several import split
 from vitreous.world.adapter import ADAPTER as WORLD
 
 # What the rooms below are handed: the bundled models their names, explanations their judge.
@@ -40,7 +43,7 @@ def explain(
     target: TargetSpec = None,
     *,
     against: TargetSpec = None,
-    value: str = "logit",
+    value: str | None = None,
     classes: Sequence[int | str] | None = None,
     among: Any = None,
     effort: str | None = None,
@@ -48,7 +51,7 @@ def explain(
     seed: int = 0,
     batch_size: int | None = None,
     memory: float | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Any:
     """Explain one picture (one ``Explanation``) or many (a list of them).
 
@@ -56,9 +59,12 @@ def explain(
     of such. ``method``: a spelling; where none is named, ``effort`` says what it may cost: ``"quick"``, the default,
     ``"careful"`` or ``"best"`` (see ``vt.effort``). ``target``: a class index or label, one per image in a list, a
     callable on the logits, or ``None`` for the prediction. ``against``: explain the target rather than these classes.
-    ``value``: ``"logit"``, ``"prob"`` or ``"logprob"``. ``classes`` restricts the softmax, the prediction and sets of
-    probable classes to some. ``among``: the classes that ``var`` compares, one list for all images or one for each.
-    ``grid``: ``"token"`` or ``"pixel"`` instead of the method's own. ``memory`` is a budget in GiB.
+    ``value``: ``"logit"`` (the default), ``"prob"`` or ``"logprob"``. ``classes`` restricts the softmax, the prediction
+    and sets of probable classes to some. ``among``: the classes that ``var`` compares, one list for all images or one
+    for each. ``grid``: ``"token"`` or ``"pixel"`` instead of the method's own. ``memory`` is a budget in GiB.
+    ``progress``: a function of done and total, or ``True`` for a bar on standard error.
+
+    A ``value`` that the method does not follow, and a ``target`` that cannot change its map, are warned about.
     """
     explanations = list(
         explain_each(
@@ -88,7 +94,7 @@ def explain_each(
     target: TargetSpec = None,
     *,
     against: TargetSpec = None,
-    value: str = "logit",
+    value: str | None = None,
     classes: Sequence[int | str] | None = None,
     among: Any = None,
     effort: str | None = None,
@@ -96,7 +102,7 @@ def explain_each(
     seed: int = 0,
     batch_size: int | None = None,
     memory: float | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     on_error: OnError | None = None,
 ) -> Iterator[Explanation]:
     """Yield explanations as they are made, so that long runs can be written down on the way.
@@ -106,24 +112,26 @@ def explain_each(
     """
     looked_at = view(model)
     how = _method(method, effort, looked_at)
+    heeded([how], target, value)
     if batch_size is not None and batch_size < 1:
         raise VitreousError(f"batch_size={batch_size} must be at least 1")
     total = count(images)
     targets, sets, done = Targets(target, total), ClassSets(among, total), 0
     inner: InnerBatch | None = None
     source, at_once = _Numbered(images, looked_at, on_error), batch_size or _at_once(looked_at, how, memory)
-    for numbered in cut(source, at_once):
-        places, batch = [place for place, _ in numbered], [picture for _, picture in numbered]
-        aim = Target.of(looked_at, len(batch), targets.at(places), against, value, classes, sets.at(places))
-        session = _session(looked_at, batch, aim, seed, memory, grid, inner)
-        inner = session.inner  # what ran out of memory once is not tried again
-        if progress is not None:
-            session.tick = _Ticker(progress, done, len(batch), total, how.forwards(looked_at))
-        (answered,) = answer(session, [how])
-        done = places[-1] + 1
-        if progress is not None:
-            progress(done, total)
-        yield from _explanations(session, looked_at, batch, Origin(ref(model), how), answered, grid)
+    with followed(progress, "explaining") as tell:
+        for numbered in cut(source, at_once):
+            places, batch = [place for place, _ in numbered], [picture for _, picture in numbered]
+            asked = (targets.at(places), against, "logit" if value is None else value, classes, sets.at(places))
+            session = _session(looked_at, batch, Target.of(looked_at, len(batch), *asked), seed, memory, grid, inner)
+            inner = session.inner  # what ran out of memory once is not tried again
+            if tell is not None:
+                session.tick = _Ticker(tell, done, len(batch), total, how.forwards(looked_at))
+            (answered,) = answer(session, [how])
+            done = places[-1] + 1
+            if tell is not None:
+                tell(done, total)
+            yield from _explanations(session, looked_at, batch, Origin(ref(model), how), answered, grid)
     targets.finish(source.place)
     sets.finish(source.place)
 
@@ -134,7 +142,7 @@ def question(
     target: int | str | None = None,
     *,
     against: TargetSpec = None,
-    value: str = "logit",
+    value: str | None = None,
     classes: Sequence[int | str] | None = None,
     effort: str | None = None,
     grid: str | None = None,
@@ -142,36 +150,39 @@ def question(
 ) -> Question:
     """Return what ``explain`` with these arguments would be an answer to: see ``Archive.find``."""
     looked_at = view(model)
-    aim = Target.of(looked_at, 1, target, against, value, classes)
+    aim = Target.of(looked_at, 1, target, against, "logit" if value is None else value, classes)
     if aim.function is not None:
         raise TargetError("a callable target has no identity; ask for a class")
     explained = None if aim.classes is None else int(aim.classes[0])
     rivals = () if aim.against is None else tuple(aim.against[0].tolist())
     how = _method(method, effort, looked_at)
-    return Question.of(looked_at, how, explained, rivals, value, aim.only, grid=grid, seed=seed)
+    return Question.of(looked_at, how, explained, rivals, aim.value, aim.only, grid=grid, seed=seed)
 
 
 def compare(
     model: View | nn.Module,
     image: Any,
-    methods: Sequence[str | Method] | None = None,
+    methods: str | Method | Sequence[str | Method] | None = None,
     target: Any = None,
     *,
     effort: str | None = None,
     against: TargetSpec = None,
-    value: str = "logit",
+    value: str | None = None,
     classes: Sequence[int | str] | None = None,
     among: Sequence[int | str] | None = None,
     seed: int = 0,
     memory: float | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Comparison:
     """Explain one picture with several methods, their passes shared; a list of targets gives one row each.
 
-    Without ``methods``: some well-known ones, and what ``effort`` means for this model. Both may be given.
+    ``methods``: a list, one, or a text of several with commas between them. Without them: some well-known ones, and
+    what ``effort`` means for this model. Both may be given.
     """
     looked_at = view(model)
-    named = list(defaults.COMPARED if methods is None else methods)
+    named: list[str | Method] = []
+    for each in (methods,) if isinstance(methods, str | Method) else defaults.COMPARED if methods is None else methods:
+        named += (split(each) or [each]) if isinstance(each, str) else [each]
     hows = [_method(each, None, looked_at) for each in named]
     if methods is None or effort is not None:
         hows.append(_method(None, effort, looked_at))
@@ -181,23 +192,25 @@ def compare(
     picture, targets = found_pictures[0], Targets(target).all()
     if not hows or not targets:
         raise VitreousError("there is nothing to compare: give at least one method and one target")
+    if methods is not None:
+        heeded(hows, target, value)
     rows = []
     work = sum(how.forwards(looked_at) for how in hows)
-    for done, each in enumerate(targets):
-        session = _session(
-            looked_at, [picture], Target.of(looked_at, 1, each, against, value, classes, among), seed, memory
-        )
-        if progress is not None:
-            session.tick = _Ticker(progress, done, 1, len(targets), work)
-        answers = answer(session, hows)
-        rows.append(
-            [
-                _explanations(session, looked_at, [picture], Origin(ref(model), how), one, None)[0]
-                for how, one in zip(hows, answers, strict=True)
-            ]
-        )
-        if progress is not None:
-            progress(done + 1, len(targets))
+    with followed(progress, "comparing") as tell:
+        for done, each in enumerate(targets):
+            aim = Target.of(looked_at, 1, each, against, "logit" if value is None else value, classes, among)
+            session = _session(looked_at, [picture], aim, seed, memory)
+            if tell is not None:
+                session.tick = _Ticker(tell, done, 1, len(targets), work)
+            answers = answer(session, hows)
+            rows.append(
+                [
+                    _explanations(session, looked_at, [picture], Origin(ref(model), how), one, None)[0]
+                    for how, one in zip(hows, answers, strict=True)
+                ]
+            )
+            if tell is not None:
+                tell(done + 1, len(targets))
     return Comparison(rows)
 
 

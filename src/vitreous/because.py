@@ -177,7 +177,7 @@ def why(
     explanations and one by VAR, and those of ``check``.
     """
     looked_at = view(model)
-    how = {"effort": effort, "method": method, "seed": seed, "memory": memory}
+    how: dict[str, Any] = {"effort": effort, "method": method, "seed": seed, "memory": memory}
     e = explain(looked_at, image, target=target, **how)
     if not isinstance(e, Explanation):
         raise VitreousError("why takes one picture, got several")
@@ -192,7 +192,7 @@ def why(
     if rival is not None and read(e.method).class_specific:
         contrast = explain(looked_at, given, target=e.target, against=[rival], **how)
         if min(float(chances[rival]), float(chances[e.target])) >= _COMPETES:
-            both = {"among": [[e.target, rival]], "value": "logprob", "seed": seed, "memory": memory}
+            both: dict[str, Any] = {"among": [[e.target, rival]], "value": "logprob", "seed": seed, "memory": memory}
             owners = explain(looked_at, [given], "var@sharp(plus(decompx))", [e.target], **both)[0]
     mask = strongest(to_grid(e.map[None], "token", looked_at, inputs)[0])
     blurred = given.filter(ImageFilter.GaussianBlur(max(given.size) / 14))

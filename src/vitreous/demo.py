@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from torch.nn import functional as F
 
 from vitreous import __version__, disk, show
 from vitreous.api import compare, explain, load
+from vitreous.because import why
+from vitreous.errors import VitreousWarning
 from vitreous.models import View
 from vitreous.results.explanation import Explanation
+from vitreous.show.why import STYLE
 from vitreous.words.defaults import METHOD, known_as
 from vitreous.world import BETRAYED, CLASSES, PARTS, Rendered, Scene, World, betray, render, telling_part, unpack
 from vitreous.world.exam import predictions, right
@@ -37,6 +41,8 @@ METHODS = (
 _JUDGED, _VALUE = METHOD, "logprob"
 _SEEDS = (35, 37, 34)
 """Scenes whose telling part is the horn, the tail and the legs."""
+_TILE, _SMALL = 280, 208
+"""Sizes of pictures that stand beside words, and of those that have them below."""
 _STORY = 24
 """How many betrayed scenes are explained for the story of the shortcut."""
 
@@ -55,6 +61,9 @@ def write(out: str | Path, told: Callable[[str], None] = lambda line: None) -> l
         made[name] = picture
         return picture
 
+    told("asking why")
+    (asked,) = pictures(render(Scene.of(_SEEDS[0])).images)
+    first = why(honest, asked, command="vitreous demo")
     told("rendering the world")
     sections = [_meet(keep)]
     for seed in _SEEDS:
@@ -71,9 +80,11 @@ def write(out: str | Path, told: Callable[[str], None] = lambda line: None) -> l
     with disk.folder(out, overwrite=True) as draft:
         for name, picture in made.items():
             draft.write(name, show.encoded(picture))
-        draft.write("report.html", show.report("Vitreous: a demonstration", lead, sections).encode())
+        page = show.report("Vitreous: a demonstration", lead, sections, before=first.page().body("h2"), style=STYLE)
+        draft.write("why.html", first.html().encode())
+        draft.write("report.html", page.encode())
         draft.finish({"schema": SCHEMA, "version": __version__})
-    return [*(out / name for name in made), out / "report.html"]
+    return [*(out / name for name in made), out / "why.html", out / "report.html"]
 
 
 Keeper = Callable[[str, Image.Image], Image.Image]
@@ -85,7 +96,7 @@ def _meet(keep: Keeper) -> show.Section:
     cells = [
         show.Cell(picture, None, scene.name) for scene, picture in zip(scenes, pictures(rendered.images), strict=True)
     ]
-    sheet = show.panel([cells[at : at + 8] for at in range(0, len(cells), 8)], tile=128)
+    sheet = show.panel([cells[at : at + 8] for at in range(0, len(cells), 8)], tile=100)
     text = (
         f"Every creature has five parts: {', '.join(PARTS)}. A class is one variant of each; sixteen families have "
         "three members that differ in one part only, their telling part, which gives them their first name. Ground, "
@@ -99,13 +110,16 @@ def _why(model: View, scene: Scene, keep: Keeper) -> show.Section:
     rendered, (picture,) = _drawn([scene])
     name = scene.name.replace(" ", "-")
     keep(f"{name}.png", picture)
-    panel = keep(f"{name}-panel.png", compare(model, picture, METHODS, value=_VALUE).panel(tile=176, columns=5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VitreousWarning)  # TIS explains the probability, and says so under its map
+        compared = compare(model, picture, METHODS, value=_VALUE)
+    keep(f"{name}-panel.png", compared.panel())
     part = telling_part(scene.label)
     siblings = [kind.name for kind in CLASSES if kind.family == CLASSES[scene.label].family and kind.name != scene.name]
     plain = explain(model, picture, _JUDGED, value=_VALUE)
     rather = explain(model, picture, "plus(decompx)", scene.name, against=siblings)
     shared = explain(model, picture, f"var@sharp(decompx, classes={'|'.join(siblings)!r})", scene.name, value=_VALUE)
-    owners = keep(f"{name}-owners.png", shared.picture("owners", tile=176))
+    owners = keep(f"{name}-owners.png", shared.picture("owners", tile=_TILE))
     without = predictions(model, [scene, scene.without(part)])[:, scene.label].tolist()
     row = [
         show.Cell(picture, None, scene.name, f"said: {plain.prediction.label} ({plain.prediction.probability:.2f})"),
@@ -114,7 +128,7 @@ def _why(model: View, scene: Scene, keep: Keeper) -> show.Section:
             picture, rather.map.numpy(), "why not a sibling?", f"against {' and '.join(siblings)}", group="rather"
         ),
     ]
-    contrast = keep(f"{name}-siblings.png", show.panel([row], tile=176))
+    contrast = keep(f"{name}-siblings.png", show.panel([row], tile=_TILE))
     telling = rendered.parts[:, PARTS.index(part)]
     text = (
         f"The model says {plain.prediction.label} ({plain.prediction.probability:.2f}). "
@@ -127,7 +141,7 @@ def _why(model: View, scene: Scene, keep: Keeper) -> show.Section:
         f"Why a {scene.name}?",
         text,
         [
-            (panel, "two baselines, the default and the five systems"),
+            *((each.overlay(size=_SMALL), known_as(each.method)) for each in compared),
             (contrast, "against its siblings"),
             (owners, "VAR: which patch speaks for which of the three siblings"),
         ],
@@ -153,7 +167,7 @@ def _story(honest: View, cheat: View, keep: Keeper) -> show.Section:
             said = f"said: {maps[place].prediction.label} ({maps[place].prediction.probability:.2f})"
             cells.append(show.Cell(picture, maps[place].map.numpy(), model.name, said, group=model.name))
         rows.append(cells)
-    panel = keep("shortcut.png", show.panel(rows, tile=192))
+    panel = keep("shortcut.png", show.panel(rows, tile=_TILE))
     text = (
         "The second model, world-shortcut, was trained where a sticker in a corner gives every other class away. On "
         f"{len(drawn)} pictures with the sticker the two are right on {_of(hits[0][0])} and {_of(hits[1][0])}: "

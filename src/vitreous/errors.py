@@ -14,6 +14,7 @@ __all__ = [
     "SpellingError",
     "TargetError",
     "TraceError",
+    "UnknownError",
     "VitreousError",
     "VitreousWarning",
     "nearest",
@@ -30,7 +31,11 @@ class ModelError(VitreousError):
 
 
 class HeadError(ModelError):
-    """A head that is not the family's own, or none where one is needed."""
+    """A head that is not the family's own."""
+
+
+class UnknownError(ModelError):
+    """A class of model that has no view."""
 
 
 class CheckpointError(ModelError):

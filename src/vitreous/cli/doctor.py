@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 from rich.text import Text
 
 from vitreous.cli import options
+from vitreous.errors import VitreousError
 
 __all__ = ["doctor"]
 
@@ -16,12 +16,16 @@ _STYLES = {"ok": "green", "failed": "bold red", "-": "dim"}
 
 
 def doctor(
-    model: Annotated[str, typer.Argument(help="A name such as timm/vit_base_patch16_224.", show_default=False)],
+    word: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="MODEL", help="A name such as timm/vit_base_patch16_224.", show_default=False),
+    ] = None,
+    model: options.NamedModel = None,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
-    labels: options.Labels = None,
+    names: options.Names = None,
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
@@ -35,12 +39,13 @@ def doctor(
     """
     import vitreous as vt
 
-    view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet, prompt)
+    model, more = options.model_first(model, [] if word is None else [word])
+    if more:
+        raise VitreousError(f"there are two models: {more[0]} and --model {model}")
+    view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt)
     diagnosis = vt.doctor(view, seed=seed)
     if as_json:
-        options.print_json(
-            {"schema": "vitreous.doctor/1", **dataclasses.asdict(diagnosis), "healthy": diagnosis.healthy}
-        )
+        options.print_json({"schema": "vitreous.doctor/1", **diagnosis.to_json()})
     elif not quiet:
         table = options.table("check", "", "")
         for check in diagnosis.checks:
@@ -52,6 +57,6 @@ def doctor(
             verdict = {"ok": "applies", "failed": "no"}.get(check.verdict, check.verdict)
             table.add_row(check.name, Text(verdict, style=_STYLES[check.verdict]), Text(check.sentence))
         options.say(table)
-        options.say(f"{diagnosis.model}: {'healthy' if diagnosis.healthy else 'some checks failed'}")
+        options.say(diagnosis.verdict)
     if not diagnosis.healthy:
         raise typer.Exit(1)

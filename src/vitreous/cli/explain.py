@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional
 
 import typer
 
@@ -13,9 +13,10 @@ from vitreous import disk
 from vitreous.cli import options
 from vitreous.errors import VitreousError
 from vitreous.words import defaults
+from vitreous.words.defaults import known_as
 
 if TYPE_CHECKING:
-    from vitreous import Explanation
+    from vitreous import Archive, Explanation, View
 
 __all__ = ["compare", "explain"]
 
@@ -26,25 +27,28 @@ def explain(
     images: Annotated[list[Path], typer.Argument(help="Pictures or folders of pictures.", show_default=False)],
     model: options.Model = defaults.MODEL,
     method: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="A spelling such as generic or coiba(steps=10).", show_default="that of --effort"),
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            help="A spelling such as generic or coiba(steps=10); may be repeated.", show_default="that of --effort"
+        ),
     ] = None,
     effort: options.Effort = None,
-    target: options.Target = None,
+    target: options.Targets = None,
     against: options.Against = None,
-    value: options.Value = "logit",
+    value: options.Value = None,
     classes: options.Classes = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Folder for the results: PICTURE/METHOD/CLASS.", show_default="explanations"),
     ] = None,
     original: Annotated[bool, typer.Option(help="Also draw the map on the original photograph.")] = False,
+    html: options.Html = None,
     check: Annotated[bool, typer.Option(help="Also test how far each map can be trusted.")] = False,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
-    labels: options.Labels = None,
+    names: options.Names = None,
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
@@ -59,87 +63,106 @@ def explain(
 ) -> None:
     """Explain pictures: a map, a heat map, an overlay and a manifest for each.
 
-    Results go to --out, in folders PICTURE/METHOD/CLASS; another question about a picture is another result. With
-    --json and without --out nothing is written. Of several pictures, one that cannot be read is named and skipped, and
-    the exit code is 1.
+    Every picture is explained with every --method and for every --target. Results go to --out, in folders
+    PICTURE/METHOD/CLASS; another question about a picture is another result. With --json and without --out nothing is
+    written. Of several pictures, one that cannot be read is named and skipped, and the exit code is 1.
     """
     import vitreous as vt
 
     options.caching(no_cache)
-    options.check_effort(effort, method)
-    how = None if method is None else vt.method(method)
+    options.check_effort(effort, method or ())
+    options.check_page(html, overwrite)
+    hows = [vt.method(each) for each in options.spelled(method or (), "method")]
     wanted = _files(images)
     archive = None if as_json and out is None else vt.Archive(out or Path("explanations"))
     if archive is not None:
         archive.check()
-    view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet, prompt)
-    how = how or vt.method(vt.effort("quick" if effort is None else effort, view))
-    only = options.classes(classes)
-    aim: dict[str, Any] = {"target": target, "against": against or None, "value": value, "classes": only, "seed": seed}
-    question = vt.question(view, how, **aim)
-    kept: dict[Path, Path] = {}
-    if archive is not None:
         wanted = archive.once(wanted)
-        kept = {path: place for path in wanted if (place := archive.find(path, question)) is not None}
-    if kept and not (overwrite or resume):
-        place = next(iter(kept.values()))
-        raise VitreousError(f"{place} is there already; choose another --out, or add --overwrite or --resume")
-    left = [path for path in wanted if path not in kept] if resume and not overwrite else wanted
+    view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt)
+    hows = hows or [vt.method(vt.effort("quick" if effort is None else effort, view))]
+    aim: dict[str, Any] = {"against": against or None, "value": value, "classes": options.classes(classes)}
+    rounds = _rounds(view, hows, target or [None], {**aim, "seed": seed})
+    kept: set[tuple[int, Path]] = set()
+    for number, asked in enumerate(rounds):
+        there = {} if archive is None else _answered(archive, wanted, asked.question)
+        if there and not (overwrite or resume):
+            place = next(iter(there.values()))
+            raise VitreousError(f"{place} is there already; choose another --out, or add --overwrite or --resume")
+        kept |= {(number, path) for path in there if not overwrite}
+    lost: set[Path] = set()
+    done: set[str] = set()
+    shown: list[Explanation] = []
     rows: list[dict[str, Any]] = []
     verdicts: list[str] = []
-    table = options.table("picture", "said", "explained", "saved in")
-    with options.progress_bar(how.spelling, quiet or as_json) as bar:
-        skip = options.skipped if len(wanted) > 1 else None
-        budget = {"memory": memory, "batch_size": batch_size, "progress": bar, "on_error": skip}
-        for each in vt.explain_each(view, left, how, **aim, **budget) if left else ():
-            if check:
-                each = replace(each, checkup=vt.check(each, view, memory=memory))
-                verdicts.append(f"{each.name}: {each.checkup}")
-            saved = None if archive is None else archive.save(each, overwrite=overwrite, original=original)
-            rows.append(_row(each, saved))
-            said = f"{each.prediction.label} ({each.prediction.probability:.3f})"
-            given = "" if each.probability is None else f" ({each.probability:.3f})"
-            table.add_row(each.name, said, each.label + given, str(saved))
-    if left and not rows:
-        raise VitreousError(f"none of the {len(left)} pictures can be read")
+    several = len(hows) > 1
+    table = options.table("picture", *["method"][: int(several)], "said", "explained", "saved in")
+
+    def skip(path: Path, error: VitreousError) -> None:
+        lost.add(path)
+        options.skipped(path, error)
+
+    budget: dict[str, Any] = {"memory": memory, "batch_size": batch_size, "on_error": skip if len(wanted) > 1 else None}
+    for number, asked in enumerate(rounds):
+        left = [path for path in wanted if (number, path) not in kept and path not in lost]
+        with options.progress_bar(known_as(asked.how.spelling), quiet or as_json) as bar:
+            given = {**aim, **budget, "seed": seed, "progress": bar}
+            for each in vt.explain_each(view, left, asked.how, asked.target, **given) if left else ():
+                answer = each.identity["question"] if each.identity and archive is not None else ""
+                if answer in done:
+                    continue  # the class that was named is the predicted one, which was asked for too
+                done |= {answer} - {""}
+                if check:
+                    each = replace(each, checkup=vt.check(each, view, memory=memory))
+                    which = f", {known_as(each.method)}, {each.label}" if len(rounds) > 1 else ""
+                    verdicts.append(f"{each.name}{which}: {each.checkup}")
+                saved = None if archive is None else archive.save(each, overwrite=overwrite, original=original)
+                rows.append(_row(each, saved))
+                shown += [each] if html is not None else []
+                said = f"{each.prediction.label} ({each.prediction.probability:.3f})"
+                sure = "" if each.probability is None else f" ({each.probability:.3f})"
+                how = [known_as(each.method)][: int(several)]
+                table.add_row(each.name, *how, said, each.label + sure, str(saved))
+    if lost and not rows:
+        raise VitreousError(f"none of the {len(lost)} pictures can be read")
+    if html is not None and shown:
+        disk.write_file(html, vt.page(shown).encode(), overwrite=overwrite)
     if as_json:
         options.print_json({"schema": "vitreous.explain/1", "explanations": rows})
     elif not quiet:
         for content in (table, *verdicts) if rows else ():
             options.say(content)
-        if len(left) < len(wanted):
-            options.say(f"{len(wanted) - len(left)} left out: the same question is answered already")
-    if len(rows) < len(left):
+        if kept:
+            options.say(f"{len(kept)} left out: the same question is answered already")
+    if lost:
         raise typer.Exit(1)
 
 
 def compare(
     image: Annotated[Path, typer.Argument(help="A picture.", show_default=False)],
-    methods: Annotated[
-        Optional[str],  # noqa: UP045
+    method: Annotated[
+        Optional[list[str]],  # noqa: UP045
         typer.Option(
-            help="Spellings, separated by commas.", show_default=f"{','.join(defaults.COMPARED)} and that of --effort"
+            help="A spelling; may be repeated, or hold several with commas.",
+            show_default=f"{','.join(defaults.COMPARED)} and that of --effort",
         ),
     ] = None,
     model: options.Model = defaults.MODEL,
     effort: options.Effort = None,
-    target: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Class index or label; repeated, one row each."),
-    ] = None,
+    target: options.Targets = None,
     against: options.Against = None,
-    value: options.Value = "logit",
+    value: options.Value = None,
     classes: options.Classes = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="The panel, a picture file.", show_default="IMAGE-compare.png"),
     ] = None,
-    tile: Annotated[int, typer.Option(min=48, max=1024, help="Size of each picture in the panel.")] = 224,
+    html: options.Html = None,
+    tile: Annotated[int, typer.Option(min=48, max=1024, help="Size of each picture in the panel.")] = 320,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
-    labels: options.Labels = None,
+    names: options.Names = None,
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
@@ -150,30 +173,60 @@ def compare(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Explain one picture with several methods, side by side in one labelled panel."""
+    """Explain one picture with several methods, side by side in one labelled panel; one row for each --target."""
     import vitreous as vt
 
     options.caching(no_cache)
     options.check_effort(effort)
-    hows = None if methods is None else [vt.method(spelling) for spelling in options.split(methods)]
-    if hows == []:
-        raise VitreousError("--methods names no method")
-    (image,) = _files([image])[:1]
+    options.check_page(html, overwrite)
+    hows = [vt.method(each) for each in options.spelled(method, "method")] if method else None
+    files = _files([image])
+    if len(files) != 1:
+        raise VitreousError(f"compare takes one picture, {image} has {len(files)}")
+    (image,) = files
     place = out or Path(f"{disk.safe_name(image.stem)}-compare.png")
     if options.is_there(place) and not overwrite:
         raise VitreousError(f"{place} is there already; choose another --out or add --overwrite")
-    view = options.load(model, checkpoint, pretrained, img_size, num_classes, labels, device, dtype, quiet, prompt)
+    view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt)
     asked: dict[str, Any] = {"against": against or None, "value": value, "seed": seed, "memory": memory}
     asked["classes"] = options.classes(classes)
     with options.progress_bar("comparing", quiet or as_json) as bar:
         comparison = vt.compare(view, image, hows, target or None, effort=effort, progress=bar, **asked)
     comparison.save(place, overwrite=overwrite, tile=tile)
+    if html is not None:
+        disk.write_file(html, vt.page(comparison).encode(), overwrite=overwrite)
     if as_json:
         rows = [_row(each, None) for each in comparison]
         options.print_json({"schema": "vitreous.compare/1", "panel": str(place), "explanations": rows})
     elif not quiet:
         said = comparison[0].prediction
         options.say(f"{view.name} said {said.label} ({said.probability:.3f}); {len(comparison)} maps in {place}")
+
+
+class _Round(NamedTuple):
+    """One method and one target over all pictures."""
+
+    how: Any
+    target: str | None
+    question: Any
+
+
+def _rounds(view: View, hows: Sequence[Any], targets: Sequence[str | None], asked: dict[str, Any]) -> list[_Round]:
+    """Return every method with every target, each question once."""
+    import vitreous as vt
+
+    rounds: list[_Round] = []
+    for how in hows:
+        for target in targets:
+            question = vt.question(view, how, target, **asked)
+            if all(question != each.question for each in rounds):
+                rounds.append(_Round(how, target, question))
+    return rounds
+
+
+def _answered(archive: Archive, wanted: Sequence[Path], question: Any) -> dict[Path, Path]:
+    """Return the pictures of which the same was asked before, with the places of the answers."""
+    return {path: place for path in wanted if (place := archive.find(path, question)) is not None}
 
 
 def _files(given: Sequence[Path]) -> list[Path]:

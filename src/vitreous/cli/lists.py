@@ -15,6 +15,7 @@ from rich.text import Text
 
 from vitreous.cli import options
 from vitreous.errors import VitreousError, nearest
+from vitreous.words.elsewhere import PLANNED, folded
 
 __all__ = ["cite", "demo", "methods", "metrics", "models"]
 
@@ -78,8 +79,8 @@ def cite(method: Annotated[str, typer.Argument(help="A name or a whole spelling.
     """Print the BibTeX of the papers behind a method and everything it is composed of."""
     import vitreous as vt
 
-    name = method.strip()
-    bare = [info for info in vt.methods() if name in (info.name, *info.aliases)]
+    name = folded(method.strip())
+    bare = [info for info in vt.methods() if name in map(folded, (info.name, *info.aliases))]
     infos = bare or [part.info for part in vt.method(method).parts()]
     papers = {paper.key: paper for info in infos for paper in info.papers}
     if not papers:
@@ -106,7 +107,10 @@ def _specific(info: Any) -> str:
 def _chosen(noun: str, infos: list[Any], pattern: str | None) -> list[Any]:
     """Return what is called so, or else everything whose name fits."""
     found = [info for info in infos if pattern in (info.name, *info.aliases)]
+    found = found or [info for info in infos if folded(pattern or "") in map(folded, (info.name, *info.aliases))]
     found = found or [info for info in infos if _fits(pattern, info.name, *info.aliases)]
+    if not found and noun == "method" and folded(pattern or "") in PLANNED:
+        raise VitreousError(f"the method {pattern!r} is planned, not there yet")
     if not found:
         raise VitreousError(f"no {noun} fits {pattern!r}{nearest(pattern or '', (info.name for info in infos))}")
     return found

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from vitreous import __version__
-from vitreous.cli import doctor, explain, lists, score, stats, world
+from vitreous.cli import doctor, explain, lists, score, stats, why, world
+from vitreous.cli.vocabulary import current, in_options
 from vitreous.errors import VitreousError, VitreousWarning, one_line
 
 __all__ = ["app", "main"]
@@ -25,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(why.why)
 app.command()(explain.explain)
 app.command()(explain.compare)
 app.command()(score.score)
@@ -62,8 +65,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may hold what a terminal cannot show
     debug = "--debug" in sys.argv
-    arguments = [each for each in sys.argv[1:] if each != "--debug"]
-    warnings.showwarning = _one_line
+    arguments = current([each for each in sys.argv[1:] if each != "--debug"])
+    warnings.showwarning = _Told(arguments)
     try:
         code = app(arguments, prog_name="vitreous", standalone_mode=False)
         if code == 130:  # typer turns Ctrl-C into this
@@ -71,7 +74,7 @@ def main() -> None:
     except VitreousError as error:
         if debug:
             raise
-        code = _tell("error", str(error), 2)
+        code = _tell("error", in_options(str(error), arguments), 2)
     except (KeyboardInterrupt, typer.Abort):
         code = _tell("stopped", "what was finished is kept", 130)
     except Exception as error:
@@ -87,14 +90,22 @@ def _tell(kind: str, text: str, code: int) -> int:
     return code
 
 
-def _one_line(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: object = None,
-    line: object = None,
-) -> None:
-    """Say what concerns the user in one line; keep other libraries' warnings to themselves."""
-    if issubclass(category, VitreousWarning):
-        _tell("warning", str(message), 0)
+class _Told:
+    """Says what concerns the user in one line, and each line once; keeps other libraries' warnings to themselves."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.arguments, self.lines = arguments, set[str]()
+
+    def __call__(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: object = None,
+        line: object = None,
+    ) -> None:
+        text = in_options(str(message), self.arguments)
+        if issubclass(category, VitreousWarning) and text not in self.lines:
+            self.lines.add(text)
+            _tell("warning", text, 0)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +20,7 @@ from vitreous import disk
 from vitreous.errors import VitreousError, one_line
 from vitreous.words import check_choice
 from vitreous.words.defaults import STEPS
+from vitreous.words.several import split
 
 if TYPE_CHECKING:
     from vitreous import View
@@ -28,19 +29,22 @@ if TYPE_CHECKING:
 # typer reads these at run time, on Python 3.10 too, hence Optional
 Model = Annotated[str, typer.Option("--model", "-m", help="A name such as timm/vit_base_patch16_224.")]
 Checkpoint = Annotated[
-    Optional[Path], typer.Option(help="Weights: .safetensors, or a torch file of plain tensors.")  # noqa: UP045
+    Optional[Path], typer.Option(help="Weights: .safetensors, or a torch file.")  # noqa: UP045
 ]
 Pretrained = Annotated[bool, typer.Option(help="Fetch the hub's weights if there is no checkpoint.")]
 ImgSize = Annotated[Optional[int], typer.Option(min=1, help="Input size, if not the model's own.")]  # noqa: UP045
 NumClasses = Annotated[Optional[int], typer.Option(min=1, help="Number of classes, if not the model's own.")]  # noqa: UP045
-Labels = Annotated[
-    Optional[Path], typer.Option(help="Class names: a text file with one per line, or a JSON list.")  # noqa: UP045
+Names = Annotated[
+    Optional[Path], typer.Option("--names", help="Class names: a text file with one per line, or a JSON list or table.")  # noqa: UP045
 ]
 Prompts = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--prompt", help="A class in words, for zero-shot models; repeated, one class each."),
 ]
-Target = Annotated[Optional[str], typer.Option(help="Class index or label; the prediction if not given.")]  # noqa: UP045
+Targets = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--target", help="Class index or label; may be repeated.", show_default="the prediction"),
+]
 Against = Annotated[
     Optional[list[str]], typer.Option(help="Explain the target rather than this class; may be repeated.")  # noqa: UP045
 ]
@@ -52,7 +56,14 @@ Effort = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help=f"How much it may cost where no method is named: {', '.join(STEPS)}.", show_default="quick"),
 ]
-Value = Annotated[str, typer.Option(help="What is explained: logit, prob or logprob.")]
+Value = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="What is explained: logit, prob or logprob.", show_default="logit"),
+]
+NamedModel = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--model", "-m", help="The model, if it does not stand first.", show_default=False),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU where there is one.")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")]
 Memory = Annotated[Optional[float], typer.Option(min=0, help="Memory budget in GiB.")]  # noqa: UP045
@@ -60,6 +71,10 @@ Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and warnings.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no statistics of models in the user's cache folder.")]
+Html = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--html", help="Also write a page to read, a .html file.", show_default=False),
+]
 Overwrite = Annotated[bool, typer.Option(help="Replace what is there already.")]
 
 ERR = Console(stderr=True, highlight=False)
@@ -72,7 +87,7 @@ def load(
     pretrained: bool,
     img_size: int | None,
     num_classes: int | None,
-    labels: Path | None,
+    names: Path | None,
     device: str,
     dtype: str,
     quiet: bool,
@@ -81,13 +96,46 @@ def load(
     """Build the model that the options describe."""
     import vitreous
 
-    names = _labels(labels)
     given = {"checkpoint": checkpoint, "img_size": img_size, "num_classes": num_classes, "prompts": prompts or None}
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if not pretrained:
         options["pretrained"] = False
-    with ERR.status(f"loading {model}") if ERR.is_terminal and not quiet else _nothing():
+    status = ERR.status(f"loading {model}") if ERR.is_terminal and not quiet else _nothing()
+    with _telling(quiet or checkpoint is None), status:
         return vitreous.load(model, labels=names, device=device, dtype=dtype, **options)
+
+
+class _Lines(logging.Handler):
+    """Prints each note of the library as one line on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        ERR.print(one_line(f"vitreous: {record.getMessage()}"), markup=False, emoji=False, soft_wrap=True)
+
+
+@contextmanager
+def _telling(quiet: bool) -> Iterator[None]:
+    """Print what the library notes meanwhile, such as where weights came from."""
+    log, lines = logging.getLogger("vitreous"), _Lines(logging.INFO)
+    level = log.level
+    if not quiet:
+        log.addHandler(lines)
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(lines)
+        log.setLevel(level)
+
+
+def check_page(path: Path | None, overwrite: bool) -> None:
+    """Refuse a page that could not be written, before the work."""
+    if path is None:
+        return
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise VitreousError(f"{path} must end in .html")
+    if is_there(path) and not overwrite:
+        raise VitreousError(f"{path} is there already; choose another or add --overwrite")
+    disk.check_file(path, overwrite)
 
 
 def caching(switched_off: bool) -> None:
@@ -99,17 +147,27 @@ def caching(switched_off: bool) -> None:
 @contextmanager
 def progress_bar(what: str, quiet: bool) -> Iterator[Any]:
     """Give a callback that draws a bar on standard error, where that is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.1f}/{task.total}"))
-    with Progress(
-        *columns,
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=ERR,
-        transient=True,
-        disable=quiet or not ERR.is_terminal,
-    ) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    from vitreous.show.bar import bar
+
+    with bar(what, ERR, hidden=quiet or not ERR.is_terminal) as tick:
+        yield tick
+
+
+def spelled(given: Sequence[str], noun: str) -> list[str]:
+    """Return the spellings meant; each option may hold several, separated by commas."""
+    for one in given:
+        if not split(one):
+            raise VitreousError(f"--{noun} {one!r} names no {noun}: expected a {noun} name")
+    return [each for one in given for each in split(one)]
+
+
+def model_first(model: str | None, words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the model and the other words: it is given as --model, or else the first of them."""
+    if model is not None:
+        return model, list(words)
+    if not words:
+        raise VitreousError("there is no model: give --model NAME")
+    return words[0], list(words[1:])
 
 
 def is_there(place: Path) -> bool:
@@ -121,20 +179,6 @@ def is_there(place: Path) -> bool:
     except (OSError, ValueError) as error:
         raise VitreousError(f"could not write {place}: {getattr(error, 'strerror', None) or error}") from None
     return True
-
-
-def split(spellings: str) -> list[str]:
-    """Cut ``a,b(c, d),e`` at the commas that are not inside brackets."""
-    parts, depth, current = [], 0, ""
-    for letter in spellings:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and depth == 0:
-            parts.append(current.strip())
-            current = ""
-        else:
-            current += letter
-    parts.append(current.strip())
-    return [part for part in parts if part]
 
 
 def say(content: Any, style: str | None = None) -> None:
@@ -160,12 +204,12 @@ def table(*columns: str) -> Rows:
     return made
 
 
-def check_effort(effort: str | None, method: str | None = None) -> None:
+def check_effort(effort: str | None, methods: Sequence[str] = ()) -> None:
     """Refuse a step that is none, and one beside a method, before anything is loaded."""
     if effort is not None:
         check_choice("effort", effort, STEPS)
-        if method is not None:
-            raise VitreousError(f"give --method or --effort, not both: {method} and {effort}")
+        if methods:
+            raise VitreousError(f"give --method or --effort, not both: {', '.join(methods)} and {effort}")
 
 
 def classes(given: str | None) -> list[str | int] | None:
@@ -208,21 +252,6 @@ def read_text(path: Path, what: str) -> str:
         return data.decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise VitreousError(f"{what} {path} cannot be read: {error}") from None
-
-
-def _labels(path: Path | None) -> list[str] | None:
-    if path is None:
-        return None
-    text = read_text(path, "labels")
-    try:
-        names = json.loads(text) if path.suffix == ".json" else text.splitlines()
-    except (ValueError, RecursionError) as error:
-        raise VitreousError(f"labels {path} cannot be read: {error}") from None
-    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-        raise VitreousError(f"labels {path} must be a list of names")
-    while names and not names[-1].strip():
-        names.pop()
-    return names
 
 
 @contextmanager

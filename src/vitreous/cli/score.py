@@ -17,8 +17,11 @@ __all__ = ["score"]
 
 
 def score(
-    model: Annotated[str, typer.Argument(help="A name such as timm/vit_base_patch16_224.", show_default=False)],
-    images: Annotated[list[Path], typer.Argument(help="Pictures or folders of pictures.", show_default=False)],
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="[MODEL] IMAGES", help="A model, and pictures or folders of them.", show_default=False),
+    ],
+    model: options.NamedModel = None,
     method: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="A spelling, or a folder of .npy maps named like the pictures; may be repeated."),
@@ -27,24 +30,23 @@ def score(
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="A spelling such as insertion or deletion@coiba; may be repeated."),
     ] = None,
-    labels: Annotated[
+    truth: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="True classes, JSON: {file: class}, a list in order, or a list of {file, label}."),
+        typer.Option(
+            help="True classes, JSON: {file: class}, a list in order, or a list of {file, label}; or a scenes.json."
+        ),
     ] = None,
     target: Annotated[str, typer.Option(help="The explained class: pred, label, an index or a name.")] = "pred",
     classes: options.Classes = None,
     baselines: Annotated[bool, typer.Option(help="Random, constant and centre maps for comparison.")] = True,
     out: Annotated[Optional[Path], typer.Option(help="Write the table as .json or .csv.")] = None,  # noqa: UP045
     half: Annotated[bool, typer.Option(help="Half precision, audited against float32.")] = False,
-    batch: Annotated[Optional[int], typer.Option(min=1, help="States at once.")] = None,  # noqa: UP045
+    batch_size: Annotated[Optional[int], typer.Option(min=1, help="States at once.")] = None,  # noqa: UP045
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
-    names: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Class names: a text file with one per line, or a JSON list."),
-    ] = None,
+    names: options.Names = None,
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     memory: options.Memory = None,
@@ -61,7 +63,10 @@ def score(
     import vitreous as vt
 
     options.caching(no_cache)
-    methods, metrics = _asked(method), _asked(metric, *defaults.METRICS)
+    model, images = options.model_first(model, words)
+    if not images:
+        raise VitreousError(f"there are no pictures to judge with, only the model {model}")
+    methods, metrics = options.spelled(method or (), "method"), options.spelled(metric or defaults.METRICS, "metric")
     judges = [vt.metric(each) for each in metrics]
     for each in methods:
         if not Path(each).is_dir():
@@ -73,17 +78,17 @@ def score(
             raise VitreousError(f"{out} is there already; choose another --out or add --overwrite")
         disk.check_file(out, overwrite)
     files = [each for path in images for each in vt.image_files(path)]
-    truth = None if labels is None else _labels(labels)
+    labels = None if truth is None else _classes(truth)
     wanting = [name for name, judge in zip(metrics, judges, strict=True) if judge.needs_labels]
-    if truth is None and (wanting or target == "label"):
-        raise VitreousError(f"{wanting[0] if wanting else 'target label'} needs the true classes: give --labels")
+    if labels is None and (wanting or target == "label"):
+        raise VitreousError(f"{wanting[0] if wanting else '--target label'} needs the true classes: give --truth")
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, "float32", quiet, prompt)
     methods = methods or [vt.effort("quick", view), *defaults.JUDGED]
     precision = "float16" if half else "float32"
-    asked: dict[str, Any] = {"precision": precision, "batch": batch, "seed": seed, "baselines": baselines}
+    asked: dict[str, Any] = {"precision": precision, "batch": batch_size, "seed": seed, "baselines": baselines}
     asked |= {"classes": options.classes(classes), "memory": memory}
     with options.progress_bar("states", quiet or as_json) as bar:
-        table = vt.evaluate(view, files, methods, metrics, labels=truth, target=target, progress=bar, **asked)
+        table = vt.evaluate(view, files, methods, metrics, labels=labels, target=target, progress=bar, **asked)
     if as_json:
         options.print_json(table.to_json())
     elif not quiet:
@@ -103,25 +108,18 @@ def score(
             options.say(f"saved in {out}")
 
 
-def _asked(given: list[str] | None, *default: str) -> list[str]:
-    """Return the spellings meant; each option may hold several, separated by commas."""
-    return [each for one in given or default for each in options.split(one)]
-
-
-def _labels(path: Path) -> Any:
+def _classes(path: Path) -> Any:
     """Return true classes in order or by file name."""
-    text = options.read_text(path, "labels")
+    text = options.read_text(path, "truth")
     try:
-        labels = json.loads(text)
+        told = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise VitreousError(f"labels {path} cannot be read: {error}") from None
-    if (
-        isinstance(labels, list)
-        and labels
-        and all(isinstance(each, dict) and {"file", "label"} <= set(each) for each in labels)
-    ):
-        labels = {each["file"]: each["label"] for each in labels}
-    values = list(labels.values()) if isinstance(labels, dict) else labels
+        raise VitreousError(f"truth {path} cannot be read: {error}") from None
+    scenes = isinstance(told, dict) and isinstance(told.get("scenes"), list)
+    rows, key = (told["scenes"], "class") if scenes else (told, "label")
+    if isinstance(rows, list) and rows and all(isinstance(each, dict) and {"file", key} <= set(each) for each in rows):
+        told = {each["file"]: each[key] for each in rows}
+    values = list(told.values()) if isinstance(told, dict) else told
     if not isinstance(values, list) or not all(isinstance(each, int | str) for each in values):
-        raise VitreousError(f"labels {path} must hold one class for each picture")
-    return labels
+        raise VitreousError(f"truth {path} must hold one class for each picture")
+    return told

@@ -14,11 +14,11 @@ __all__ = ["stats"]
 
 
 def stats(
-    model: Annotated[str, typer.Argument(help="A name such as timm/vit_base_patch16_224.", show_default=False)],
-    images: Annotated[
-        Optional[list[Path]],  # noqa: UP045
-        typer.Argument(help="Pictures or folders of pictures.", show_default=False),
+    words: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[MODEL] IMAGES", help="A model, and pictures or folders of them.", show_default=False),
     ] = None,
+    model: options.NamedModel = None,
     out: Annotated[Path, typer.Option(help="The file that is written.")] = Path("statistics.safetensors"),
     noise: Annotated[
         Optional[int],  # noqa: UP045
@@ -46,9 +46,10 @@ def stats(
     """
     import vitreous as vt
 
+    model, images = options.model_first(model, words or [])
     if options.is_there(out) and not overwrite and not resume:
         raise VitreousError(f"{out} is there already; choose another --out, or add --overwrite or --resume")
-    files = [each for path in images or [] for each in vt.image_files(path)] or None
+    files = [each for path in images for each in vt.image_files(path)] or None
     if (files is None) == (noise is None):
         raise VitreousError("give either pictures or --noise N")
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, None, device, dtype, quiet, prompt)

@@ -59,10 +59,7 @@ def why(
     if method is not None:
         vt.method(method)
     place = out or Path(f"{disk.safe_name(image.stem)}-why.html")
-    if place.suffix.lower() not in (".html", ".htm"):
-        raise VitreousError(f"--out {place} must end in .html")
-    if options.is_there(place) and not overwrite:
-        raise VitreousError(f"{place} is there already; choose another --out or add --overwrite")
+    options.check_page(place, overwrite)
     files = vt.image_files(image)
     if len(files) != 1:
         raise VitreousError(f"why takes one picture, {image} has {len(files)}")

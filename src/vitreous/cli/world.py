@@ -109,7 +109,7 @@ def _scenes(kind: Kind, n: int, start: int, split: str) -> list[Scene]:
     from vitreous import world
 
     if not 1 <= n <= _MOST:
-        raise VitreousError(f"n={n} must be from 1 to {_MOST}")
+        raise VitreousError(f"--n {n} must be from 1 to {_MOST}")
     batch = world.World(split, n, start=start).batch()
     if kind is Kind.shortcut or kind is Kind.moved:
         batch = world.betray(batch, moved=kind is Kind.moved)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -18,6 +18,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from vitreous.data.beside import masks
+from vitreous.data.colours import Colours
+from vitreous.data.items import each_of, is_table, without_labels
 from vitreous.errors import ImageError, one_line
 from vitreous.models import Box, View
 
@@ -73,8 +76,7 @@ def open_photo(path: str | Path | BytesIO) -> Image.Image:
     if isinstance(path, BytesIO):
         return _read_photo(path, "the picture")
     path = Path(path)
-    if not os.path.exists(path):  # unlike Path.exists, false for impossible names too
-        raise ImageError(f"no such file: {path}")
+    _refuse_absent(path)
     if not path.is_file():
         raise ImageError(f"{path} is not a file")
     try:
@@ -98,25 +100,38 @@ def _read_photo(source: Path | BytesIO, name: str) -> Image.Image:
 
 
 def image_files(path: str | Path) -> list[Path]:
-    """Return the pictures of a folder in order, or the one file itself."""
+    """Return the pictures of a folder in order, or the one file itself; masks of a folder of scenes are no pictures."""
     path = Path(path)
-    if not os.path.exists(path):  # unlike Path.exists, false for impossible names too
-        raise ImageError(f"no such file: {path}")
+    _refuse_absent(path)
     if not path.is_dir():
         return [path]
     try:
-        files = sorted(each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES and each.is_file())
+        others = masks(path)
+        found = (each for each in path.iterdir() if each.name not in others)
+        files = sorted(each for each in found if each.suffix.lower() in _SUFFIXES and each.is_file())
     except OSError as error:
         raise ImageError(f"the folder {path} cannot be read: {_reason(error)}") from None
     if not files:
-        raise ImageError(f"no images in the folder {path}")
+        inside = next((each for each in sorted(path.glob("*/*")) if each.suffix.lower() in _SUFFIXES), None)
+        hint = f" itself, only in folders inside it such as {inside.parent.name}" if inside else ""
+        raise ImageError(f"no images in the folder {path}{hint}")
     return files
+
+
+def _refuse_absent(path: Path) -> None:
+    if os.path.exists(path):  # unlike Path.exists, false for impossible names too
+        return
+    if address := re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):/", str(path)):
+        raise ImageError(f"{path} is an address ({address[1]}), and nothing is fetched: download it and give the file")
+    raise ImageError(f"no such file: {path}")
 
 
 def is_single(source: Any) -> bool:
     """Whether this is one picture, so that one explanation is the answer."""
     if isinstance(source, str | Path):
         return not os.path.isdir(source)
+    if is_table(source):
+        return is_single(without_labels(source))
     if isinstance(source, np.ndarray):
         return source.ndim < 4
     return isinstance(source, Image.Image) or (isinstance(source, torch.Tensor) and source.ndim == 3)
@@ -130,21 +145,32 @@ def count(source: Any) -> int | None:
         return len(image_files(source))
     if isinstance(source, torch.Tensor | np.ndarray):
         return len(source)
+    if is_table(source):
+        return count(without_labels(source))
     if isinstance(source, list | tuple):
-        counts = [count(each) for each in source]
+        counts = [count(without_labels(each)) for each in source]
         return None if any(c is None for c in counts) else sum(c for c in counts if c)
+    if isinstance(source, Sized) and hasattr(source, "__getitem__"):  # a data set: one picture each
+        return len(source)
     dataset = getattr(source, "dataset", None)
     return len(dataset) if isinstance(dataset, Sized) else None
 
 
 def pictures(
-    source: Any, view: View, on_error: OnError | None = None, at: int | None = None, seen: bool = True
+    source: Any,
+    view: View,
+    on_error: OnError | None = None,
+    at: int | None = None,
+    seen: bool = True,
+    colours: Colours | None = None,
 ) -> Iterator[Picture]:
     """Yield every picture of a source as an input of this model.
 
     A file that cannot be read is an error; with ``on_error`` it is told and left out. Pictures that are not files are
     called by their place in the whole source, which begins ``at`` here. Without ``seen``, no image is made of a tensor.
+    Tensors that look as if they were not normalised are warned about once; ``colours`` remembers that between calls.
     """
+    colours = colours or Colours(view)
     if isinstance(source, str | Path):
         yield from _from_files(Path(source), view, on_error)
     elif isinstance(source, Image.Image):
@@ -155,9 +181,11 @@ def pictures(
         for index, array in enumerate(source if source.ndim == 4 else [source], at or 0):
             yield _from_photo(_from_array(array), view, f"image-{index}")
     elif isinstance(source, torch.Tensor):
-        yield from _from_tensor(source, view, at or 0, seen)
-    elif isinstance(source, Iterable):
-        yield from _from_many(source, view, on_error, at or 0, seen)
+        yield from _from_tensor(source, view, at or 0, seen, colours)
+    elif is_table(source):
+        yield from pictures(without_labels(source), view, on_error, at, seen, colours)
+    elif (items := each_of(source)) is not None:
+        yield from _from_many(items, view, on_error, at or 0, seen, colours)
     else:
         raise ImageError(f"a {type(source).__name__} is not a picture; give a path, PIL image, array, tensor or list")
 
@@ -176,10 +204,10 @@ def _from_files(path: Path, view: View, on_error: OnError | None) -> Iterator[Pi
 
 def _from_photo(photo: Image.Image, view: View, name: str, path: Path | None = None) -> Picture:
     try:
-        seen, box = view.preprocess.see(photo)
+        tensor, seen, box = view.preprocess.inputs(photo)
     except ImageError as error:
         raise ImageError(f"{path}: {error}" if path else str(error)) from None
-    return Picture(view.preprocess.tensor(seen), seen, name, box, path, photo if path is None else None)
+    return Picture(tensor, seen, name, box, path, photo if path is None else None)
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
@@ -248,22 +276,17 @@ def _reason(error: Exception) -> str:
     return one_line(lines[0]) if lines else f"broken file ({type(error).__name__})"
 
 
-def _without_labels(item: Any) -> Any:
-    """A data loader yields (images, labels), a data set (image, label): take the pictures; leave other things alone."""
-    if not isinstance(item, list | tuple) or not item or not isinstance(item[0], torch.Tensor):
-        return item
-    all_pictures = all(isinstance(each, torch.Tensor) and each.ndim == 3 for each in item)
-    return item if all_pictures else item[0]
-
-
-def _from_tensor(tensor: torch.Tensor, view: View, at: int, seen: bool) -> Iterator[Picture]:
+def _from_tensor(tensor: torch.Tensor, view: View, at: int, seen: bool, colours: Colours) -> Iterator[Picture]:
     batch = tensor.unsqueeze(0) if tensor.ndim == 3 else tensor
     view.check_inputs(batch)
+    colours.look(batch)
     for index, each in enumerate(batch, at):
         yield Picture(each, view.preprocess.picture(each) if seen else _UNSEEN, f"input-{index}")
 
 
-def _from_many(source: Iterable[Any], view: View, on_error: OnError | None, at: int, seen: bool) -> Iterator[Picture]:
+def _from_many(
+    source: Iterator[Any], view: View, on_error: OnError | None, at: int, seen: bool, colours: Colours
+) -> Iterator[Picture]:
     place = at
 
     def told(path: Path, error: ImageError) -> None:
@@ -273,7 +296,7 @@ def _from_many(source: Iterable[Any], view: View, on_error: OnError | None, at: 
         on_error(path, error)
 
     for item in source:
-        for picture in pictures(_without_labels(item), view, None if on_error is None else told, place, seen):
+        for picture in pictures(without_labels(item), view, None if on_error is None else told, place, seen, colours):
             place += 1
             yield picture
     if place == at:

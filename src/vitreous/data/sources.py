@@ -11,6 +11,8 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from vitreous.data.colours import Colours
+from vitreous.data.items import each_of, is_table, paired
 from vitreous.data.pictures import Picture, count, pictures
 from vitreous.data.truth import Truth, as_truth
 from vitreous.errors import ImageError, TargetError
@@ -37,10 +39,7 @@ class Sample:
 
 def how_many(data: Any) -> int | None:
     """Return how many pictures there are, where that can be known beforehand."""
-    if isinstance(data, list | tuple):
-        parts = [each[0] if _is_pair(each) else each for each in data]
-        return count(parts)
-    return count(data)
+    return count([paired(each)[0] for each in data] if isinstance(data, list | tuple) else data)
 
 
 def read_samples(data: Any, looked_at: View, labels: Any = None, truth: Any = None) -> Iterator[Sample]:
@@ -90,14 +89,15 @@ class _Beside:
 
 def _paired(data: Any, looked_at: View, split: bool) -> Iterator[tuple[Picture, Any]]:
     """Yield every picture, with its class if the source pairs them and nothing else does."""
-    alone = isinstance(data, str | Path | Image.Image | np.ndarray | Tensor) or not isinstance(data, Iterable)
-    if alone or not split:
+    alone = isinstance(data, str | Path | Image.Image | np.ndarray | Tensor) or (is_table(data) and not split)
+    items = None if alone or not split else iter([data]) if is_table(data) else each_of(data)
+    if items is None:
         yield from ((picture, None) for picture in pictures(data, looked_at, seen=False))
         return
-    at = 0
-    for item in data:
-        source, told = item if _is_pair(item) else (item, None)
-        shown = pictures(source, looked_at, at=at, seen=False)
+    at, colours = 0, Colours(looked_at)
+    for item in items:
+        source, told = paired(item)
+        shown = pictures(source, looked_at, at=at, seen=False, colours=colours)
         words: Callable[[Picture, int], Any] = (lambda picture, place: None) if told is None else _each(told)
         here = -1
         for here, picture in enumerate(shown):
@@ -110,15 +110,3 @@ def _paired(data: Any, looked_at: View, split: bool) -> Iterator[tuple[Picture, 
 def _each(told: Any) -> _Beside:
     told = told.tolist() if hasattr(told, "tolist") else told
     return _Beside(told if isinstance(told, list | tuple) else [told], "label")
-
-
-def _is_pair(item: Any) -> bool:
-    """Whether this is a picture with its class, or a batch of pictures with theirs."""
-    if not isinstance(item, list | tuple) or len(item) != 2:
-        return False
-    told = item[1]
-    if isinstance(told, Tensor | np.ndarray):
-        return told.ndim < 2
-    if isinstance(told, list | tuple):
-        return bool(told) and all(isinstance(each, int) for each in told)
-    return hasattr(told, "__index__")

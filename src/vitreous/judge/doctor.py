@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from vitreous.passes import Keep, Pass, Session, Target, whole
 from vitreous.passes.random import Draws, check_seed
 from vitreous.passes.rules import FROZEN
 from vitreous.results import Finding
+from vitreous.results.formats import html_rows
 
 __all__ = ["Diagnosis", "doctor"]
 
@@ -35,6 +36,32 @@ class Diagnosis:
     def healthy(self) -> bool:
         """Whether every check that applies holds."""
         return all(check.verdict != "failed" for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """The model and what to think of it, in one line."""
+        return f"{self.model}: {'healthy' if self.healthy else 'some checks failed'}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {**asdict(self), "healthy": self.healthy}
+
+    def __repr__(self) -> str:
+        """The verdict, what failed, and how many methods apply; ``print`` shows the same."""
+        passed = sum(check.verdict == "ok" for check in self.checks)
+        failed = [f"  failed: {check.name}: {check.sentence}" for check in self.checks if check.verdict == "failed"]
+        counts = [f"  {passed} of {len(self.checks)} checks ok, {self._told()}"]
+        return "\n".join([self.verdict, *counts, *failed])
+
+    def _repr_html_(self) -> str:
+        checks = [[check.name, check.verdict, check.sentence] for check in self.checks]
+        tried = [[check.name, check.verdict, check.sentence] for check in self.methods]
+        second = html_rows([["method", "", ""], *tried], self._told()) if tried else ""
+        return html_rows([["check", "", ""], *checks], self.verdict) + second
+
+    def _told(self) -> str:
+        counts = {verdict: sum(each.verdict == verdict for each in self.methods) for verdict in ("ok", "failed", "-")}
+        return f"{counts['ok']} methods apply, {counts['failed']} do not, {counts['-']} were not tried"
 
 
 def doctor(model: View | nn.Module, *, seed: int = 0, **facts: Any) -> Diagnosis:

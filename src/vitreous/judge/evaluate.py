@@ -30,6 +30,7 @@ from vitreous.passes import Target, Targets, plain_target
 from vitreous.passes.random import check_seed
 from vitreous.passes.target import ClassSets, class_sets, restriction
 from vitreous.results import Table
+from vitreous.show.bar import followed
 from vitreous.words import defaults
 
 __all__ = ["evaluate"]
@@ -56,7 +57,7 @@ def evaluate(
     samples: int = SAMPLES,
     seed: int = 0,
     memory: float | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Table:
     """Judge methods by metrics over pictures; return per-image scores, means and bootstrap intervals.
 
@@ -68,7 +69,7 @@ def evaluate(
     ``"pred"``, ``"label"``, a class or one per image; metrics may have their own. ``classes`` restricts the softmax, of
     explainers too; ``among`` gives every image a set of classes to compare (``var``), one list or one for each.
     ``precision``: ``"float16"`` and ``"bfloat16"`` are audited against float32. ``batch``: states at once. ``memory``:
-    a budget in GiB.
+    a budget in GiB. ``progress``: a function of done and total states, or ``True`` for a bar on standard error.
     """
     looked_at, judges = view(model), _metrics(metrics)
     hows = named((effort("quick", looked_at), *defaults.JUDGED) if methods is None else methods)
@@ -85,9 +86,10 @@ def evaluate(
     size = (first.picture.tensor.shape[1], first.picture.tensor.shape[2])
     known = {"explained": aims.explained, "labelled": first.label is not None, "value": value, "only": only}
     plan = Plan.of(looked_at, size, hows, judges, batch=batch, memory=memory, **known, **how)
-    run = _Run(looked_at, plan, progress, how_many(data))
-    for group in cut(chain([first], source), plan.images):
-        run.judge(group)
+    with followed(progress, "states") as tell:
+        run = _Run(looked_at, plan, tell, how_many(data))
+        for group in cut(chain([first], source), plan.images):
+            run.judge(group)
     return run.table(tuple(hows), samples, aims.said)
 
 

@@ -44,6 +44,8 @@ class Method:
     layered: ClassVar[bool] = False
     flat: ClassVar[bool] = False
     """Whether a map that is the same everywhere is what it means."""
+    conventional: ClassVar[bool] = False
+    """Whether the sign of its map is a mere convention."""
     grid: str = "token"
     """Where the map lives: on the patch ``"token"`` grid or on ``"pixel"`` s."""
 
@@ -51,6 +53,11 @@ class Method:
     def class_specific(self) -> bool:
         """Whether the map depends on the class."""
         return self.info.class_specific
+
+    @property
+    def signed(self) -> bool:
+        """Whether below zero means against the class: not if the sign of a part is a convention, or no class meant."""
+        return self.class_specific and not any(part.conventional for part in self.parts())
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -82,10 +89,13 @@ class Method:
         return None
 
     def values(self, asked: str) -> tuple[str, ...]:
-        """Return the values of the class that its map explains, its parts' together, when one was asked for."""
+        """Return the values of the class that its map explains, its parts' together, when one was asked for.
+
+        Parts that are the same for every class explain none.
+        """
         if self.own_value is not None:
             return (self.own_value,)
-        inner = [value for base in self.inner() for value in base.values(asked)]
+        inner = [value for base in self.inner() if base.class_specific for value in base.values(asked)]
         return tuple(dict.fromkeys(inner)) or (asked,)
 
     def read(self, trace: Trace) -> Tensor:

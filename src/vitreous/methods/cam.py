@@ -292,6 +292,7 @@ class EigenCAM(FeatureMap):
     """
 
     layered = True
+    conventional = True
 
     def asks(self, view: View) -> tuple[Pass, ...]:
         return (Pass((self.keep(view, principal),)),)
@@ -316,5 +317,6 @@ class EigenGradCAM(TokenCAM):
     value of the map is positive, so the sign says nothing about the class. Layer term: the same at the block's input.
     """
 
+    conventional = True
     at_features = principal
     at_input = principal

@@ -251,9 +251,8 @@ class LogProb(OfBase):
 
     base: Method
 
-    @property
-    def own_value(self) -> str:
-        return "logprob"
+    def values(self, asked: str) -> tuple[str, ...]:
+        return self.base.values("logprob")
 
     def asks(self, view: View) -> tuple[Pass, ...]:
         return tuple(replace(ask, value=ask.value or "logprob") for ask in self.base.asks(view))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import ModelError, one_line
 from vitreous.models.fingerprint import fingerprint
+from vitreous.models.labels import check_count
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.proof import structure
@@ -73,8 +74,7 @@ class InsideView(View):
         facts = self._facts()
         self.pooling, self.classes = Pooling(facts.pooling, self.prefix), facts.classes
         self.labels = labels or (inner.labels if inner.labels and len(inner.labels) == self.classes else None)
-        if self.labels is not None and len(self.labels) < self.classes:
-            raise ModelError(f"{self.name} has {self.classes} classes but {len(self.labels)} labels were given")
+        check_count(self.name, labels, self.classes)
 
     # -- verbs -----------------------------------------------------------------------------------------
 

@@ -63,6 +63,11 @@ class Preprocess:
         across, down = width / scaled[0], height / scaled[1]
         return seen, (left * across, top * down, (left + wide) * across, (top + high) * down)
 
+    def inputs(self, photo: Image.Image) -> tuple[torch.Tensor, Image.Image, Box | None]:
+        """Return the input of a photograph, the picture the model sees, and where it lies if that is known."""
+        seen, box = self.see(photo)
+        return self.tensor(seen), seen, box
+
     def tensor(self, seen: Image.Image) -> torch.Tensor:
         """Return the normalised input ``[3, H, W]`` of a picture already cut to size."""
         pixels = torch.from_numpy(np.array(seen.convert("RGB"), dtype=np.uint8)).permute(2, 0, 1)

@@ -18,7 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from vitreous.errors import HeadError, ModelError, VitreousWarning, nearest
+from vitreous.errors import HeadError, ModelError, UnknownError, VitreousWarning, nearest
+from vitreous.models.labels import read_labels
+from vitreous.models.transforms import as_preprocess
 from vitreous.models.unwrap import unwrap
 from vitreous.models.view import View
 
@@ -93,17 +95,20 @@ def view(module: nn.Module | View, *, inside: str | None = None, output: str | i
     if isinstance(module, View):
         return module
     module = unwrap(module)
+    for fact, understood in (("labels", read_labels), ("preprocess", as_preprocess)):
+        if facts.get(fact) is not None:
+            facts[fact] = understood(facts[fact])
     whole = inside in (None, "") and output is None
     for adapter in adapters() if whole else ():
         if adapter.accepts(module):
             try:
                 return adapter.view(module, **facts)
-            except HeadError as error:
-                if "no classifier" in str(error):
+            except HeadError:  # its blocks are known, what follows them is not
+                break
+            except UnknownError:  # a larger model, perhaps, around one that is known
+                if not any(path for path, _ in _towers(module)):
                     raise
-            except ModelError:
-                if not any(found for found, _ in _towers(module) if found):
-                    raise
+                break
     return _around(module, inside, output, facts)
 
 
@@ -129,7 +134,7 @@ def _around(module: nn.Module, inside: str | None, output: str | int | None, fac
         raise ModelError(f"{what} has several transformers inside: {listed}; choose one with inside={found[0][0]!r}")
     ((path, inner),) = found
     if path and not _has_head(module, inner.model):
-        raise HeadError(f"{what} around {inner.name} has no classifier: nothing after the blocks has weights")
+        raise ModelError(f"{what} around {inner.name} has no classifier: nothing after the blocks has weights")
     return InsideView(module, inner, path, output=output, **facts)
 
 
@@ -154,19 +159,23 @@ def _has_head(module: nn.Module, inner: nn.Module) -> bool:
     own = {id(each) for each in inner.modules()}
     if any(id(each) not in own and any(True for _ in each.parameters(recurse=False)) for each in module.modules()):
         return True
-    try:
-        view(inner)
-    except HeadError as error:
-        return "no classifier" not in str(error)
-    except ModelError:
-        return False
-    return True
+    for adapter in adapters():
+        if adapter.accepts(inner):
+            try:
+                adapter.view(inner)
+            except HeadError:
+                return True
+            except ModelError:
+                return False
+            return True
+    return False
 
 
 def load(
     name: str,
     *,
-    labels: list[str] | None = None,
+    labels: Any = None,
+    preprocess: Any = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     **options: Any,
@@ -174,13 +183,16 @@ def load(
     """Build a model by name, such as ``timm/vit_base_patch16_224`` or the bundled ``world``, and look at it.
 
     ``checkpoint``: a ``.safetensors`` or torch weight file; without one the hub's weights are fetched, unless
-    ``pretrained=False``. ``num_classes``, ``img_size`` and ``labels`` fit a fine-tuned model. ``device`` may be
-    ``"auto"``: a GPU where there is one. Other options go to the family's own constructor.
+    ``pretrained=False``. ``num_classes``, ``img_size``, ``labels`` and ``preprocess`` fit a fine-tuned model; the
+    number of classes is that of the checkpoint's head where none is given. ``device`` may be ``"auto"``: a GPU where
+    there is one. Other options go to the family's own constructor.
     """
     device, dtype = None if device is None else device_of(device), _dtype(dtype)
     adapter, rest = _find(name)
+    labels = None if labels is None else read_labels(labels)  # what is wrong with it is said before any work
+    shown: dict[str, Any] = {} if preprocess is None else {"preprocess": as_preprocess(preprocess)}
     module = adapter.load(rest, **options)
-    return view(module.to(device=device, dtype=dtype), name=name, labels=labels)
+    return view(module.to(device=device, dtype=dtype), name=name, labels=labels, **shown)
 
 
 def _find(name: str) -> tuple[Adapter, str]:

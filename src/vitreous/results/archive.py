@@ -56,7 +56,7 @@ class Archive:
         stem = disk.safe_name(Path(explanation.name).stem)
         with disk.lock(self.out / stem):  # two writers do not take the same name for two things
             place = self._place(explanation)
-            return explanation.save(place, overwrite=overwrite, original=original)
+            return explanation.save_folder(place, overwrite=overwrite, original=original)
 
     def _place(self, explanation: Explanation) -> Path:
         """Return the folder of this very result, or the first free one."""

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import math
-import platform
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -22,18 +18,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitreous import disk, show
-from vitreous.data.pictures import open_photo
+from vitreous.data.pictures import file_digest, open_photo
 from vitreous.errors import ImageError, VitreousError, one_line
 from vitreous.methods import Method
+from vitreous.methods import method as understood
 from vitreous.models import Box, View
 from vitreous.results.checkup import Checkup
+from vitreous.results.printed import explanation_text
+from vitreous.results.stored import MOST_BYTES, no_number, read_extras, read_map, versions
+from vitreous.show import Sheet
+from vitreous.words import check_choice
 from vitreous.words.defaults import known_as
 
-__all__ = ["PERCENTILE", "SCHEMA", "Explanation", "Origin", "Prediction", "display"]
+Size = int | tuple[int, int] | Literal["photo"]
+
+__all__ = ["PERCENTILE", "SCHEMA", "Explanation", "Origin", "Prediction"]
 
 SCHEMA = "vitreous.explanation/1"
 PERCENTILE = 99.0
-_MOST_BYTES = 2**31  # of a file that is read
+_LARGEST = 2048  # pixels of a saved overlay; a map is much coarser
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,9 @@ class Explanation:
     checker: ClassVar[Callable[..., Checkup] | None] = None
     """What ``check`` calls: handed in from above, for this room knows no judge."""
 
+    def __repr__(self) -> str:
+        return explanation_text(self)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "origin": None}
 
@@ -116,23 +122,77 @@ class Explanation:
         return F.interpolate(self.map[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
 
     @property
+    def how(self) -> Method | None:
+        """The method; ``None`` where its spelling means nothing here, because it is registered elsewhere."""
+        if self.origin is not None:
+            return self.origin.method
+        try:
+            return understood(self.method)
+        except VitreousError:
+            return None
+
+    @property
+    def class_specific(self) -> bool:
+        """Whether another class would have another map."""
+        return self.how is None or self.how.class_specific
+
+    @property
+    def signed(self) -> bool | None:
+        """False where values below zero do not speak against the class; ``None`` where it depends on the values."""
+        return None if self.how is None or self.how.signed else False
+
+    @property
     def scale(self) -> show.Scale:
         """How values become colours: the 99th percentile of their size is the strongest one."""
-        return show.Scale.of([self._array], PERCENTILE)
+        return show.Scale.of([self._array], PERCENTILE, self.signed)
 
     def heatmap(self) -> Image.Image:
         """Return the map alone, in colour, at the input size."""
         return show.heatmap(self._array, self.scale, self.image.size)
 
-    def overlay(self, image: Image.Image | None = None, *, original: bool = False, alpha: float = 0.55) -> Image.Image:
-        """Return the map over the crop the model saw, over another picture, or over the original photograph."""
-        if original:
-            if self.box is None:
-                raise ImageError("this explanation was made from a tensor; there is no original photograph")
-            return show.on_photo(self._photo(), self._array, self.box, self.scale, alpha=alpha)
-        return show.overlay(image or self.image, self._array, self.scale, alpha=alpha)
+    def overlay(
+        self,
+        image: Image.Image | None = None,
+        *,
+        original: bool = False,
+        size: Size | None = None,
+        colours: str | None = None,
+        opacity: float = 0.55,
+        caption: bool = False,
+    ) -> Image.Image:
+        """Return the map over the crop the model saw, over another picture, or over the original photograph.
 
-    def picture(self, name: str, tile: int = 224) -> Image.Image:
+        ``size``: the longer side in pixels, ``(width, height)``, or ``"photo"`` for what the model saw in the
+        photograph's own resolution. ``colours``: ``"sequential"``, ``"diverging"`` or ``"jet"``. ``opacity`` is that of
+        the strongest colour. ``caption`` puts a legend and the caption under it.
+        """
+        if colours is not None:
+            check_choice("colours", colours, tuple(show.COLOURS))
+        if not 0 <= opacity <= 1:
+            raise VitreousError(f"opacity={opacity} must be between 0 and 1")
+        drawn = self._drawn(image, original, size, colours, opacity)
+        return self._page(drawn, caption, colours).image() if caption else drawn
+
+    def _drawn(
+        self, image: Image.Image | None, original: bool, size: Size | None, colours: str | None, opacity: float
+    ) -> Image.Image:
+        if original:
+            photo, box = self._photo()
+            if size is not None and size != "photo":
+                small = show.resized(photo, size)
+                across, down = small.width / photo.width, small.height / photo.height
+                photo, box = small, (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+            return show.on_photo(photo, self._array, box, self.scale, opacity, colours)
+        under = image or self.image
+        if size == "photo":
+            if image is not None:
+                raise VitreousError('size="photo" is that of the photograph, not of another picture')
+            under = show.cut_out(*self._photo(), self.image)
+        elif size is not None:
+            under = show.resized(under, size)
+        return show.overlay(under, self._array, self.scale, opacity, colours)
+
+    def picture(self, name: str, tile: int = show.TILE) -> Image.Image:
         """Return a picture of what the method found beside the map: ``"owners"`` where classes are compared."""
         there = {each.name: each for each in show.pictures_of(self.extras)}
         if name not in there:
@@ -153,33 +213,67 @@ class Explanation:
 
     def show(self) -> None:
         """Show the overlay: in a notebook in place, elsewhere in the system's image viewer."""
-        display(self.overlay())
+        show.display(self.overlay(size=self._readable, caption=True))
+
+    @property
+    def title(self) -> str:
+        """The question that the map answers."""
+        if not self.class_specific:
+            return "What does the model look at, whatever the class?"
+        given = "" if self.probability is None else f" {self.probability:.2f}"
+        return f"Why {self.label}{self._rather}?{given}"
 
     @property
     def caption(self) -> str:
         """One line that says what the picture shows."""
-        given = "" if self.probability is None else f" (p = {self.probability:.3f})"
-        rather = f" rather than {', '.join(self.rivals)}" if self.rivals else ""
         how = known_as(self.method)
-        return f"{how}: {self.label}{given}{rather}, {self.value} of {self.model}; {self.scale.caption()}"
+        if not self.class_specific:
+            return f"{how}: the same for every class of {self.model}; {self.scale.caption()}"
+        given = "" if self.probability is None else f" (p = {self.probability:.3f})"
+        sign = "the sign is a convention; " if self.signed is False else ""
+        return f"{how}: {self.label}{given}{self._rather}, {self.value} of {self.model}; {sign}{self.scale.caption()}"
+
+    @property
+    def _rather(self) -> str:
+        return f" rather than {', '.join(self.rivals)}" if self.rivals else ""
+
+    @property
+    def _readable(self) -> int:
+        """The longer side of a picture that people look at."""
+        return max(show.TILE, *self.image.size)
 
     def _repr_html_(self) -> str:
         more = [show.figure(self.picture(each.name), each.title) for each in show.pictures_of(self.extras)]
-        return show.figure(self.overlay(), self.caption) + "".join(more)
+        return show.figure(self.overlay(size=self._readable), self.caption) + "".join(more)
 
     # -- files -----------------------------------------------------------------------------------------
 
-    def save(self, folder: str | Path, *, overwrite: bool = False, original: bool = False) -> Path:
+    def save(self, path: str | Path, *, overwrite: bool = False, original: bool = False, caption: bool = True) -> Path:
+        """Write one picture, if ``path`` ends like one, or else a new folder: see ``save_folder``.
+
+        The picture is the overlay, or the one on the whole photograph (``original``), with a legend and a caption under
+        it unless told otherwise. It has the photograph's own resolution where the photograph is at hand.
+        """
+        if not show.is_picture(path):
+            return self.save_folder(path, overwrite=overwrite, original=original, caption=caption)
+        disk.check_file(path, overwrite)
+        drawn = self.overlay(original=True) if original else self._largest()
+        disk.write_file(path, show.encoded(self._page(drawn, caption), path), overwrite=overwrite)
+        return Path(path)
+
+    def save_folder(
+        self, folder: str | Path, *, overwrite: bool = False, original: bool = False, caption: bool = True
+    ) -> Path:
         """Write map, pictures and manifest into a new folder; all of it or nothing, and nothing of anyone else's lost.
 
         Files: ``map.npy``, ``heatmap.png``, ``overlay.png``, ``image.png``, ``manifest.json``, ``extras.npz`` if there
         are extras, a picture of them where there is one (``owners.png`` if classes are compared), and ``original.png``
-        (the map on the whole photograph) if asked for.
+        (the map on the whole photograph) if asked for. The overlay is that of ``save``.
         """
         with disk.folder(folder, overwrite=overwrite) as draft:
             draft.write("map.npy", lambda file: np.save(file, self._array))
             draft.write("heatmap.png", show.encoded(self.heatmap()))
-            draft.write("overlay.png", show.encoded(self.overlay()))
+            draft.write("overlay.png", show.encoded(self._page(self._largest(), caption)))
             draft.write("image.png", show.encoded(self.image))
             if self.extras:
                 arrays: dict[str, Any] = {name: value.numpy() for name, value in self.extras.items()}
@@ -190,6 +284,26 @@ class Explanation:
                 draft.write("original.png", show.encoded(self.overlay(original=True)))
             draft.finish(self.manifest())
         return Path(folder)
+
+    def _page(self, drawn: Image.Image, caption: bool, colours: str | None = None) -> Sheet:
+        return show.captioned(drawn, self.scale, self.caption, colours) if caption else show.bare(drawn)
+
+    def _largest(self) -> Image.Image:
+        """The overlay in the photograph's own resolution, within reason, or in that of the input if there is none."""
+        if not self._at_hand:
+            return self.overlay()
+        under = show.cut_out(*self._photo(), self.image)
+        return self.overlay(under, size=min(max(under.size), _LARGEST))
+
+    @property
+    def _at_hand(self) -> bool:
+        """Whether the photograph is still there, and still the one that was explained."""
+        if self.box is None or self.photo is not None or self.source is None:
+            return self.box is not None and self.photo is not None
+        try:
+            return self.identity is not None and file_digest(self.source) == self.identity["picture"]
+        except VitreousError:
+            return False
 
     def manifest(self) -> dict[str, Any]:
         """Return everything but the numbers of the map: what was asked, what was found, with which versions."""
@@ -220,17 +334,17 @@ class Explanation:
             **({"among": list(self.among)} if self.among else {}),
             **({} if self.checkup is None else {"check": self.checkup.to_json()}),
             "picture": self.scale.caption(),
-            "versions": _versions(),
+            "versions": versions(),
         }
 
     @classmethod
     def load(cls, folder: str | Path) -> Explanation:
         """Read an explanation that ``save`` wrote."""
         try:
-            files = disk.read_folder(folder, ("manifest.json", "map.npy", "image.png", "extras.npz"), _MOST_BYTES)
-            manifest = json.loads(files["manifest.json"].decode(), parse_constant=_no_number)
-            array, image = _read_map(files["map.npy"]), open_photo(io.BytesIO(files["image.png"]))
-            extras = _read_extras(files["extras.npz"]) if manifest["extras"] else {}
+            files = disk.read_folder(folder, ("manifest.json", "map.npy", "image.png", "extras.npz"), MOST_BYTES)
+            manifest = json.loads(files["manifest.json"].decode(), parse_constant=no_number)
+            array, image = read_map(files["map.npy"]), open_photo(io.BytesIO(files["image.png"]))
+            extras = read_extras(files["extras.npz"]) if manifest["extras"] else {}
             return cls._from_manifest(manifest, array, image, extras)
         except VitreousError:
             raise
@@ -245,19 +359,9 @@ class Explanation:
     ) -> Explanation:
         if manifest["schema"] != SCHEMA:
             raise VitreousError(f"the explanation has the schema {manifest['schema']!r}, not {SCHEMA!r}")
-        same = (
-            "model",
-            "method",
-            "settings",
-            "seed",
-            "target",
-            "label",
-            "probability",
-            "value",
-            "asked",
-            "name",
-            "source",
-        )
+        same = [
+            "model", "method", "settings", "seed", "target", "label", "probability", "value", "asked", "name", "source",
+        ]  # fmt: skip
         return cls(
             map=torch.from_numpy(array),
             prediction=Prediction(**manifest["prediction"]),
@@ -279,64 +383,12 @@ class Explanation:
     def _array(self) -> np.ndarray[Any, Any]:
         return self.map.numpy()
 
-    def _photo(self) -> Image.Image:
+    def _photo(self) -> tuple[Image.Image, Box]:
+        """The photograph, and where in it is what the model saw."""
+        if self.box is None:
+            raise ImageError("made from a tensor or by your own preprocess: there is no original photograph to draw on")
         if self.photo is not None:
-            return self.photo
+            return self.photo, self.box
         if self.source is None:
             raise ImageError("the original photograph was not kept")
-        return open_photo(self.source)
-
-
-def display(image: Image.Image) -> None:
-    try:
-        from IPython import get_ipython
-        from IPython.display import display
-    except ImportError:
-        image.show()
-    else:
-        display(image) if get_ipython() is not None else image.show()
-
-
-def _read_map(data: bytes) -> np.ndarray[Any, Any]:
-    """Return a map that means something: real, finite, ``[h, w]``; its header is held against what is there."""
-    file = io.BytesIO(data)
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file)
-    if len(shape) != 2 or 0 in shape or dtype not in (np.float32, np.float64):
-        raise ValueError(f"a map is [h, w] in float32 or float64, not {list(shape)} of {dtype}")
-    if math.prod(shape) * dtype.itemsize != len(data) - file.tell():
-        raise ValueError(f"it is not as long as {list(shape)} of {dtype}")
-    flat: np.ndarray[Any, Any] = np.frombuffer(data, dtype, offset=file.tell())
-    array: np.ndarray[Any, Any] = flat.reshape(shape, order="F" if fortran else "C").copy()
-    if not np.isfinite(array).all():
-        raise ValueError("the map has values that are not finite")
-    return array
-
-
-def _read_extras(data: bytes) -> dict[str, Any]:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        size = sum(each.file_size for each in archive.infolist())
-    if size > _MOST_BYTES:
-        raise ValueError(f"the extras take {size} bytes")
-    extras = dict(np.load(io.BytesIO(data), allow_pickle=False))
-    strange = [name for name, value in extras.items() if value.dtype.kind not in "fiub"]
-    if strange:
-        raise ValueError(f"{strange[0]} holds {extras[strange[0]].dtype}")
-    return extras
-
-
-def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number")
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in ("vitreous", "torch", "timm", "numpy", "pillow"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            from vitreous import __version__
-
-            versions[package] = __version__ if package == "vitreous" else "unknown"
-    return versions
+        return open_photo(self.source), self.box

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +20,7 @@ from vitreous.metrics.bins import Bin, bins
 from vitreous.metrics.bootstrap import SAMPLES, Cell, Difference, Interval, difference, interval, resampled
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.registry import metric as metric_of
+from vitreous.results.formats import aligned, comma_separated, html_rows, latex, markdown
 
 __all__ = ["SCHEMA", "Table"]
 
@@ -197,26 +196,55 @@ class Table:
             **data["resampling"],
         )
 
-    def to_csv(self) -> str:
-        """Return one line per image, method and metric."""
-        text = io.StringIO()
-        lines = csv.writer(text, lineterminator="\n")
-        lines.writerow(["image", "method", "metric", "score"])
-        for (method, metric), values in self.scores.items():
-            for image, value in zip(self.images, values.tolist(), strict=True):
-                lines.writerow([image, method, metric, "" if math.isnan(value) else repr(value)])
-        return text.getvalue()
+    def to_csv(self, path: str | Path | None = None, *, per_image: bool = False, overwrite: bool = False) -> str:
+        """Return one line per method and metric, or per image too; with a path, also write them there."""
+        text = comma_separated(self._lines(per_image))
+        if path is not None:
+            disk.write_file(Path(path), text.encode(errors="surrogateescape"), overwrite=overwrite)
+        return text
+
+    def to_pandas(self, *, per_image: bool = False) -> Any:
+        """Return a data frame with one row per method and metric, or per image too; pandas has to be installed."""
+        try:
+            import pandas
+        except ImportError:
+            raise VitreousError("to_pandas needs pandas, which is not installed; to_csv does without") from None
+        head, *rows = self._lines(per_image)
+        numbers = {name: float for name in head if name in ("mean", "low", "high", "score")}
+        frame = pandas.DataFrame(rows, columns=head).replace("", math.nan)
+        return frame.astype(numbers if per_image else {**numbers, "images": int})
+
+    def to_markdown(self, *, per_image: bool = False) -> str:
+        """Return the table as printed, means with their intervals, in Markdown; or the score of every image."""
+        return markdown(self._lines(True) if per_image else self._printed())
+
+    def to_latex(self, *, per_image: bool = False) -> str:
+        """Return the table as printed, means with their intervals, as a LaTeX ``tabular``; or every image's score."""
+        return latex(self._lines(True) if per_image else self._printed())
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the table as ``.json`` or ``.csv``, whole or not at all."""
+        """Write the table as ``.json`` or ``.csv`` (the score of every image), whole or not at all."""
         path = Path(path)
         if path.suffix not in (".json", ".csv"):
             raise VitreousError(f"{path} must end in .json or .csv")
-        text = self.to_csv() if path.suffix == ".csv" else _written(self.to_json())
+        text = self.to_csv(per_image=True) if path.suffix == ".csv" else _written(self.to_json())
         disk.write_file(path, text.encode(errors="surrogateescape"), overwrite=overwrite)
         return path
 
     def __str__(self) -> str:
+        return aligned(self._printed())
+
+    def __repr__(self) -> str:
+        return f"Table of {self._size}\n{self}"
+
+    def _repr_html_(self) -> str:
+        return html_rows(self._printed(), f"{self._size}; means with 95 % intervals")
+
+    @property
+    def _size(self) -> str:
+        return f"{len(self.methods)} methods, {len(self.metrics)} metrics, {len(self.images)} pictures"
+
+    def _printed(self) -> list[list[str]]:
         head = ["method", *(f"{metric} {'↑' if self.higher_is_better[metric] else '↓'}" for metric in self.metrics)]
         strange = any(sum(counts.values()) for counts in self.degenerate.values())
         rows = [[method, *(self._text(method, metric) for metric in self.metrics)] for method in self.methods]
@@ -224,7 +252,22 @@ class Table:
             head.append("degenerate maps")
             for row, method in zip(rows, self.methods, strict=True):
                 row.append(", ".join(f"{n} {name}" for name, n in self.degenerate[method].items() if n))
-        return _aligned([head, *rows])
+        return [head, *rows]
+
+    def _lines(self, per_image: bool) -> list[list[str]]:
+        """Return one row per method and metric, or per image, method and metric, with a head; NaN is empty."""
+        if per_image:
+            rows = [
+                [image, method, metric, _digits(value)]
+                for (method, metric), values in self.scores.items()
+                for image, value in zip(self.images, values.tolist(), strict=True)
+            ]
+            return [["image", "method", "metric", "score"], *rows]
+        rows = [
+            [*cell, *map(_digits, (self.mean(*cell), *self.interval(*cell))), str(int((~np.isnan(values)).sum()))]
+            for cell, values in self.scores.items()
+        ]
+        return [["method", "metric", "mean", "low", "high", "images"], *rows]
 
     def _text(self, method: str, metric: str) -> str:
         low, high = self.interval(method, metric)
@@ -245,9 +288,8 @@ class Table:
         }
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+def _digits(value: float) -> str:
+    return "" if math.isnan(value) else repr(value)
 
 
 def _number(value: float) -> float | None:

@@ -75,6 +75,8 @@ JET: Bytes = np.rint(255 * np.clip(1.5 - np.abs(4 * _RAMP[:, None] - [3.0, 2.0, 
 
 COLOURS: dict[str, Bytes] = {"sequential": SEQUENTIAL, "diverging": DIVERGING, "jet": JET}
 MISSING = 128  # the grey of values that are not finite
+FLOOR = 5.0  # the percentile from which maps on a large constant are shown
+_CONSTANT = 0.2  # a constant is large from this share of the limit on; maps without one have less than 0.05
 
 
 def _finite(maps: Sequence[NDArray[Any]]) -> Floats:
@@ -100,26 +102,34 @@ def percentile_name(percentile: float) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """`limit` is the |value| that gets the strongest colour; `signed` centres the colours on zero.
+    """`limit` is the value (the |value|, if signed) with the strongest colour; `signed` centres the colours on zero.
 
     `percentile` remembers where the limit came from: 100 is the maximum, 0 means that it was not measured
-    (set by hand, or nothing to measure because every value is zero).
+    (set by hand, or nothing to measure because every value is zero). The colours of an unsigned scale begin at
+    `low`: zero, or the percentile `floor` of the values.
     """
 
     limit: float
     signed: bool
     percentile: float = 0.0
+    low: float = 0.0
+    floor: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.limit) and self.limit > 0):
-            raise ValueError(f"a scale needs a finite limit above zero, not {self.limit!r}")
+        if self.signed and self.low != 0:
+            raise ValueError(f"a signed scale is centred on zero and does not begin at {self.low!r}")
+        if not (math.isfinite(self.limit) and math.isfinite(self.low) and self.limit > self.low):
+            least = "zero" if self.low == 0 else f"{self.low!r}"
+            raise ValueError(f"a scale needs a finite limit above {least}, not {self.limit!r}")
 
     @classmethod
     def of(cls, maps: Sequence[NDArray[Any]], percentile: float = 99.0, signed: bool | None = None) -> Scale:
         """The scale of several maps together: the percentile of |value| over all their finite values.
 
         A sparse map can have a percentile of zero; then the maximum is taken, and 1 if everything is zero.
-        `signed` defaults to whether any value is below zero.
+        `signed` defaults to whether any value is below zero. An unsigned scale begins at zero, unless the 5th
+        percentile of the values is below zero or above a fifth of the limit: then it begins there, so that what the map
+        says is not lost in a haze. A map that is the same everywhere has no such place.
         """
         if not 0 < percentile <= 100:
             raise ValueError(f"percentile must be above 0 and at most 100, not {percentile!r}")
@@ -128,31 +138,43 @@ class Scale:
         size = np.abs(values)
         if not size.any():
             return cls(1.0, signed)
+        if not signed:
+            low, high = (float(each) for each in np.percentile(values, [min(FLOOR, percentile), percentile]))
+            if low < high and (low < 0 or low > _CONSTANT * high):
+                return cls(high, False, float(percentile), low, FLOOR)
         limit = float(np.percentile(size, percentile))
         if limit > 0:
             return cls(limit, signed, float(percentile))
         return cls(float(size.max()), signed, 100.0)
 
     def unit(self, map: NDArray[Any]) -> Floats:
-        """value / limit, clipped to [-1, 1] if signed and to [0, 1] otherwise; NaN where not finite."""
+        """value / limit, clipped to [-1, 1] if signed; otherwise 0 at `low`, 1 at `limit`; NaN where not finite."""
         values = np.asarray(map, np.float64)
         with np.errstate(over="ignore"):  # a huge value over a tiny limit is clipped right after
-            ratio = np.clip(values / self.limit, -1.0 if self.signed else 0.0, 1.0)
+            ratio = np.clip((values - self.low) / (self.limit - self.low), -1.0 if self.signed else 0.0, 1.0)
         return np.asarray(np.where(np.isfinite(values), ratio, np.nan))
+
+    @property
+    def begins(self) -> str:
+        """Where the colours begin if that is not zero, in words; nothing otherwise."""
+        return f"shown from the {percentile_name(self.floor)}" if self.floor else ""
 
     def caption(self) -> str:
         """The scale in words, for the caption of the picture that uses it."""
         kind = "diverging, zero-centred" if self.signed else "sequential from 0"
+        if self.low != 0:
+            kind = f"sequential, {self.begins or 'shown from'} = {number(self.low)}"
+        of = "value" if self.low != 0 else "|value|"
         if self.percentile == 0:
-            return f"{kind}, strongest colour at |value| = {number(self.limit)}"
-        return f"{kind}, clipped at the {percentile_name(self.percentile)} of |value| = {number(self.limit)}"
+            return f"{kind}, strongest colour at {of} = {number(self.limit)}"
+        return f"{kind}, clipped at the {percentile_name(self.percentile)} of {of} = {number(self.limit)}"
 
 
 def colourise(map: NDArray[Any], scale: Scale, colours: str | None = None) -> Bytes:
     """`[h, w]` values to `[h, w, 3]` colours; by default diverging for a signed scale, else sequential.
 
     Zero always gets the neutral centre of "diverging". In the one-way maps ("sequential", "jet") the low end
-    is zero for an unsigned scale and -limit for a signed one. Values that are not finite are mid-grey.
+    is where an unsigned scale begins and -limit of a signed one. Values that are not finite are mid-grey.
     """
     name = colours if colours is not None else ("diverging" if scale.signed else "sequential")
     if name not in COLOURS:

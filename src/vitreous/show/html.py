@@ -92,8 +92,13 @@ def figure(image: Image.Image, caption: str) -> str:
     return f'<figure style="margin:0.5em 0;display:inline-block;max-width:100%">{picture}{note}</figure>'
 
 
-def report(title: str, lead: str, sections: Sequence[Section], footer: str = "") -> str:
-    """The whole page as one string; every text is escaped, every image is inline and has an alt text."""
+def report(
+    title: str, lead: str, sections: Sequence[Section], footer: str = "", before: str = "", style: str = ""
+) -> str:
+    """The whole page as one string; every text is escaped, every image is inline and has an alt text.
+
+    `before` is HTML that stands above the sections, `style` what it needs.
+    """
     links = "".join(f'<a href="#s{i}">{escape(part.heading)}</a>' for i, part in enumerate(sections, 1))
     body = "\n".join(_section(part, i) for i, part in enumerate(sections, 1))
     return f"""<!DOCTYPE html>
@@ -103,7 +108,7 @@ def report(title: str, lead: str, sections: Sequence[Section], footer: str = "")
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <title>{escape(title)}</title>
-<style>{_STYLE}</style>
+<style>{_STYLE}{style}</style>
 </head>
 <body>
 <main>
@@ -112,6 +117,7 @@ def report(title: str, lead: str, sections: Sequence[Section], footer: str = "")
 {_paragraphs(lead)}
 {f"<nav>{links}</nav>" if len(sections) > 1 else ""}
 </header>
+{before}
 {body}
 </main>
 {f"<footer>{escape(footer)}</footer>" if footer else ""}

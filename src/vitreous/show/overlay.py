@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from vitreous.errors import VitreousError
+
 from .colour import Floats, Scale, colourise
 
 Mode = Literal["bilinear", "nearest"]
@@ -116,6 +118,25 @@ def on_photo(
     edge = (x0 - line, y0 - line, x1 + line - 1, y1 + line - 1)
     ImageDraw.Draw(picture).rectangle(edge, outline=(255, 255, 255), width=line)
     return picture
+
+
+def resized(image: Image.Image, size: int | tuple[int, int]) -> Image.Image:
+    """The image with its longer side of `size` pixels, or with `size` = (width, height)."""
+    if isinstance(size, int):
+        factor, least = size / max(image.size), min(1, size)
+        size = max(least, round(image.width * factor)), max(least, round(image.height * factor))
+    if min(size) < 1:
+        raise VitreousError(f"a picture has at least one pixel, not the size {size}")
+    return image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+
+
+def cut_out(photo: Image.Image, box: Box, seen: Image.Image) -> Image.Image:
+    """What the model saw, in the photograph's own resolution; `seen` enlarged where it reached beyond its edges."""
+    left, top, right, bottom = box
+    size = max(1, round(right - left)), max(1, round(bottom - top))
+    if left < 0 or top < 0 or right > photo.width or bottom > photo.height:
+        return resized(seen, size)
+    return photo.convert("RGB").resize(size, Image.Resampling.LANCZOS, box=box)
 
 
 def _in_bands(image: Image.Image, paint: Callable[[Pixels, int, int], Pixels]) -> Image.Image:

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from .colour import Bytes, Floats, from_oklab
+from .colour import Bytes, Floats, Scale, from_oklab
 from .overlay import upsample
-from .panel import Cell, panel
+from .panel import TILE, Cell, panel
+from .sheet import INK, SOFT_INK
 from .text import draw_lines, line_height, shorten, wrap
 
-_INK, _SOFT_INK = "#1b1d22", "#5d626c"
 _LUMA = np.array([0.299, 0.587, 0.114])
 _DIM = 0.8  # brightness of the grey photograph under the colours
 _CLEAR = 0.05  # the excess from which a patch counts as owned
@@ -36,17 +36,22 @@ def excess(distribution: NDArray[Any]) -> Floats:
     return np.asarray(np.clip((shares.max(axis=0) - chance) / (1 - chance), 0.0, 1.0))
 
 
-def owner_overlay(image: Image.Image, distribution: NDArray[Any], alpha: float = 0.8) -> Image.Image:
+def owner_overlay(
+    image: Image.Image, distribution: NDArray[Any], strength: NDArray[Any] | None = None, alpha: float = 0.9
+) -> Image.Image:
     """The photograph in grey, tinted by the class with the largest share, the more the further it is ahead.
 
-    With e the excess, the opacity is alpha * (1 - (1 - e)^2). Shares `[K, h, w]` are enlarged bilinearly before the
-    owner of a pixel is found.
+    With e the excess and s the strength of the evidence, from 0 to 1 and 1 everywhere if not given, the opacity is
+    alpha * (1 - (1 - e)^2) * s. Shares `[K, h, w]` and strength `[h, w]` are enlarged bilinearly before
+    the owner of a pixel is found.
     """
     shares = np.stack([upsample(each, image.size) for each in _checked(distribution)])
     colour = class_colours(len(shares))[shares.argmax(axis=0)].astype(np.float64)
     grey = np.asarray(image.convert("RGB"), np.float64) @ _LUMA
     under = np.repeat(_DIM * grey[..., None], 3, axis=-1)
     opacity = alpha * (1 - (1 - excess(shares)[..., None]) ** 2)
+    if strength is not None:
+        opacity = opacity * np.clip(upsample(strength, image.size), 0.0, 1.0)[..., None]
     tinted = under * colour / np.maximum(colour.max(axis=-1, keepdims=True), 1.0)  # keeps light and shade
     blended = (1 - opacity) * under + opacity * (0.45 * tinted + 0.55 * colour)
     return Image.fromarray(np.rint(blended).astype(np.uint8))
@@ -58,34 +63,37 @@ def owners(
     maps: NDArray[Any],
     names: Sequence[str],
     caption: str = "",
-    tile: int = 224,
+    tile: int = TILE,
 ) -> Image.Image:
     """The picture, who owns which patch, what is discriminative, what is shared, and a legend, side by side.
 
     `distribution` and `maps` are `[K, h, w]`, `names` the K classes, the explained one first. Let e be the excess of
     the largest share and m the largest map, both patch by patch: discriminative is e m, shared is (1 - e) m, where m
-    is above zero. They are drawn on one scale and together are m.
+    is above zero. They are drawn on one scale and together are m. The colours of owners are as strong as m, on a scale
+    of its own: who wins a patch where nothing speaks for anyone does not matter.
     """
     shares, evidence = _checked(distribution), _checked(maps)
     if len(names) != len(shares) or evidence.shape != shares.shape:
         raise ValueError(f"{len(names)} names, {list(shares.shape)} shares and {list(evidence.shape)} maps do not fit")
     most, above = np.maximum(evidence.max(axis=0), 0.0), excess(shares)
+    strength = np.clip(most / Scale.of([most], signed=False).limit, 0.0, 1.0)
     owner = shares.argmax(axis=0)
     clear = above > _CLEAR
-    owned = [float((clear & (owner == k)).mean()) for k in range(len(names))]
+    total = float(most.sum()) or 1.0
+    owned = [float(most[clear & (owner == k)].sum()) / total for k in range(len(names))]
     row = [
         Cell(image, None, "what the model saw"),
-        Cell(owner_overlay(image, shares), None, "who owns which patch", "paler: no class stands out"),
-        Cell(image, above * most, "discriminative", "speaks for one class", group="evidence"),
-        Cell(image, (1 - above) * most, "shared", "speaks for several alike", group="evidence"),
-        Cell(_legend(names, owned, tile), None, "classes", "share of patches each one owns; the rest is nobody's"),
+        Cell(owner_overlay(image, shares, strength), None, "who owns which patch", "grey: little evidence, or a tie"),
+        Cell(image, above * most, "discriminative", "speaks for one class", group="evidence", signed=False),
+        Cell(image, (1 - above) * most, "shared", "speaks for several alike", group="evidence", signed=False),
+        Cell(_legend(names, owned, tile), None, "classes", "share of the evidence that each owns; the rest is shared"),
     ]
-    return panel([row], caption, tile=tile)
+    return panel([row], caption, tile=tile, scale="group")
 
 
 def _legend(names: Sequence[str], owned: Sequence[float], tile: int) -> Image.Image:
     """Colour, name and share of each class, as many as fit; the explained class first."""
-    size = max(10, tile // 17)
+    size = max(12, tile // 19)
     step = round(2.15 * line_height(size))
     swatch = line_height(size)
     legend = Image.new("RGB", (tile, tile), "white")
@@ -98,11 +106,11 @@ def _legend(names: Sequence[str], owned: Sequence[float], tile: int) -> Image.Im
         left = swatch + size // 2 + 2
         (name, *_) = [*wrap(names[index], size, tile - left, 1), ""]
         part = f"{100 * owned[index]:.0f} %" + (", explained" if index == 0 else "")
-        draw_lines(draw, (left, y), [name], size, _INK)
-        draw_lines(draw, (left, y + line_height(size)), [part], size - 1, _SOFT_INK)
+        draw_lines(draw, (left, y), [name], size, INK)
+        draw_lines(draw, (left, y + line_height(size)), [part], size, SOFT_INK)
     if shown < len(names):
         more = shorten(f"and {len(names) - shown} more", size, tile)
-        draw_lines(draw, (0, shown * step), [more], size, _SOFT_INK)
+        draw_lines(draw, (0, shown * step), [more], size, SOFT_INK)
     return legend
 
 

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from .colour import Scale, colourise, number, percentile_name
+from .colour import Scale, number
+from .legend import TIGHT, Rule, bars, statement
 from .overlay import overlay
-from .text import draw_lines, line_height, shorten, width, wrap
+from .sheet import INK, SOFT_INK, Sheet, stacked
+from .text import line_height, wrap
 
-Rule = Literal["group", "panel", "each"]
-
-_INK, _SOFT_INK = "#1b1d22", "#5d626c"
-_TIGHT = 5  # between a tile and its own text
+TILE = 320
+"""The longer side of a picture in a panel, unless another is asked for."""
+_LEAST_TEXT = 12
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value, so a cell equals only itself
 class Cell:
-    """One tile: a picture, the map drawn on it (None: just the picture), and what is written around it."""
+    """One tile: a picture, the map drawn on it (None: just the picture), and what is written around it.
+
+    `signed` says whether values below zero mean the opposite of those above; None: if there are any. Where they do
+    not, the map is drawn from low to high.
+    """
 
     image: Image.Image
     map: NDArray[Any] | None
     title: str
     note: str = ""
     group: str = ""
+    signed: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -37,18 +43,27 @@ class _Look:
 
     tile: int
     columns: int
+    zoom: float
 
     @property
     def gap(self) -> int:
-        return max(8, self.tile // 12)
+        return max(round(8 * self.zoom), self.tile // 12)
+
+    @property
+    def heading(self) -> int:
+        return self._text(14)
 
     @property
     def title(self) -> int:
-        return max(11, round(self.tile / 16))
+        return self._text(17)
 
     @property
     def small(self) -> int:
-        return max(10, round(self.tile / 18))
+        return self._text(21)
+
+    def _text(self, lines: int) -> int:
+        """The size of text of which so many lines are as high as a tile."""
+        return max(round(_LEAST_TEXT * self.zoom), round(self.tile / lines))
 
     def column(self, index: int) -> int:
         return self.gap + index * (self.tile + self.gap)
@@ -69,43 +84,59 @@ def panel(
     rows: Sequence[Sequence[Cell]],
     caption: str = "",
     percentile: float = 99.0,
-    tile: int = 224,
-    scale: Rule = "group",
+    tile: int = TILE,
+    scale: Rule = "each",
+    titles: Sequence[str] = (),
+    zoom: float = 1.0,
 ) -> Image.Image:
-    """A labelled grid on white, with a colour bar per kind of map and a caption that states the scales.
+    """A labelled grid on white, in pixels: see `sheet`."""
+    return sheet(rows, caption, percentile, tile, scale, titles, zoom).image()
 
-    Raw maps of different methods have different units. `scale="group"`: cells of one `group` share a `Scale`,
-    and all groups are drawn on one relative bar, value / clip value, with the clip value under each tile.
-    `"panel"`: one raw scale for everything. `"each"`: every map on its own. Wherever there is only one scale,
-    the bar has the raw values.
+
+def sheet(
+    rows: Sequence[Sequence[Cell]],
+    caption: str = "",
+    percentile: float = 99.0,
+    tile: int = TILE,
+    scale: Rule = "each",
+    titles: Sequence[str] = (),
+    zoom: float = 1.0,
+) -> Sheet:
+    """A labelled grid, with a colour bar per kind of map and a caption that states the scales.
+
+    `scale="each"`: every map has a `Scale` of its own. `"group"`: cells of one `group` share one. Both are drawn on
+    one relative bar, 1 at the limit, which is written under each tile. `"panel"`: one raw scale for everything.
+    Wherever there is only one scale, the bar has the raw values. `titles` has a heading for each row, which may be
+    empty. `zoom` multiplies all sizes: 2 for print.
     """
     cells = [cell for row in rows for cell in row]
     if not cells:
         raise ValueError("a panel needs at least one cell")
-    if scale not in ("group", "panel", "each"):
-        raise ValueError(f"scale must be 'group', 'panel' or 'each', not {scale!r}")
+    if scale not in ("each", "group", "panel"):
+        way = f"; zoom={scale} multiplies all sizes" if isinstance(scale, int | float) else ""
+        raise ValueError(f"scale must be 'each', 'group' or 'panel', not {scale!r}{way}")
     if tile < 48:
         raise ValueError(f"a tile needs at least 48 pixels, not {tile!r}")
+    if not 0.1 <= zoom <= 10:
+        raise ValueError(f"zoom must be between 0.1 and 10, not {zoom!r}")
+    if titles and len(titles) != len(rows):
+        raise ValueError(f"{len(titles)} titles do not fit {len(rows)} rows")
 
-    look = _Look(tile, columns=max(len(row) for row in rows))
+    look = _Look(round(tile * zoom), max(len(row) for row in rows), zoom)
     scales = _scales(cells, percentile, scale)
     relative = len(scales) > 1
-    tiles = [[_tile(cell, scales.get(_key(cell, scale)), relative, look) for cell in row] for row in rows if row]
-    parts = [_row(row, look) for row in tiles]
-    kinds = {chosen.signed: chosen for chosen in scales.values()}
-    bars = [_bar(kinds[signed], relative, look) for signed in sorted(kinds)]
-    parts += [_beside(bars[at : at + look.columns], look) for at in range(0, len(bars), look.columns)]
+    parts = []
+    for heading, row in zip(titles or [""] * len(rows), rows, strict=True):
+        if row:
+            tiles = [_tile(cell, scales.get(_key(cell, scale)), relative, look) for cell in row]
+            parts.append(_row(tiles, heading, look))
+    legends = bars(scales.values(), relative, look.tile, look.small)
+    parts += [_beside(legends[at : at + look.columns], look) for at in range(0, len(legends), look.columns)]
     if caption:
-        parts.append(_paragraph(caption, look.title, _INK, look))
+        parts.append(_paragraph(caption, look.title, INK, look))
     if scales:
-        parts.append(_paragraph(_statement(scales, percentile, scale), look.small, _SOFT_INK, look))
-
-    canvas = Image.new("RGB", (look.width, look.gap + sum(part.height + look.gap for part in parts)), "white")
-    y = look.gap
-    for part in parts:
-        canvas.paste(part, (0, y))
-        y += part.height + look.gap
-    return canvas
+        parts.append(_paragraph(statement(scales.values(), percentile, scale), look.small, SOFT_INK, look))
+    return stacked(parts, look.width, look.gap)
 
 
 def _key(cell: Cell, rule: Rule) -> Hashable:
@@ -114,25 +145,23 @@ def _key(cell: Cell, rule: Rule) -> Hashable:
 
 
 def _scales(cells: Sequence[Cell], percentile: float, rule: Rule) -> dict[Hashable, Scale]:
+    """One scale for the maps of each key; it is signed if that is so of any of its cells."""
     together: dict[Hashable, list[NDArray[Any]]] = {}
+    signed: dict[Hashable, bool] = {}
+    groups = {cell.group for cell in cells if cell.group and _signed(cell)}  # one method, one kind of colours
     for cell in cells:
         if cell.map is not None:
-            together.setdefault(_key(cell, rule), []).append(cell.map)
-    return {key: Scale.of(maps, percentile) for key, maps in together.items()}
+            key = _key(cell, rule)
+            together.setdefault(key, []).append(cell.map)
+            signed[key] = signed.get(key, False) or _signed(cell) or cell.group in groups
+    return {key: Scale.of(maps, percentile, signed[key]) for key, maps in together.items()}
 
 
-def _statement(scales: dict[Hashable, Scale], percentile: float, rule: Rule) -> str:
-    """What the colours mean, in a sentence or two."""
-    if len(scales) == 1:
-        said = f"Colours: {next(iter(scales.values())).caption()}; one scale for all maps."
-    else:
-        shared = rule == "group"
-        said = (
-            f"Colours: {'maps of one group share a scale' if shared else 'every map has its own scale'}; "
-            f"1 is the {'group' if shared else 'map'}'s clip value, the {percentile_name(percentile)} of "
-            "|value|, written under each tile; signed maps are zero-centred."
-        )
-    return f"{said} Up-sampled bilinearly; opacity grows with |value|."
+def _signed(cell: Cell) -> bool:
+    if cell.map is None or cell.signed is not None:
+        return bool(cell.signed)
+    values = np.asarray(cell.map)
+    return bool((values[np.isfinite(values)] < 0).any())
 
 
 def _remarks(cell: Cell, scale: Scale | None, relative: bool) -> list[str]:
@@ -144,6 +173,8 @@ def _remarks(cell: Cell, scale: Scale | None, relative: bool) -> list[str]:
     remarks = []
     if relative and scale.percentile > 0:
         remarks.append(f"1 = {number(scale.limit)}" + (" (maximum)" if scale.percentile == 100 else ""))
+    if scale.floor:
+        remarks.append(scale.begins)
     if not np.nan_to_num(values, posinf=0.0, neginf=0.0).any():
         remarks.append("zero everywhere")
     if missing:
@@ -155,8 +186,8 @@ def _tile(cell: Cell, scale: Scale | None, relative: bool, look: _Look) -> _Tile
     picture = _fitted(cell.image, look.tile)
     if cell.map is not None and scale is not None:
         picture = overlay(picture, cell.map, scale)
-    note = " · ".join([*_remarks(cell, scale, relative), *([cell.note] if cell.note else [])])
-    return _Tile(picture, wrap(cell.title, look.title, look.tile, 2), wrap(note, look.small, look.tile, 2))
+    note = " · ".join([*([cell.note] if cell.note else []), *_remarks(cell, scale, relative)])
+    return _Tile(picture, wrap(cell.title, look.title, look.tile, 2), wrap(note, look.small, look.tile, 3))
 
 
 def _fitted(image: Image.Image, tile: int) -> Image.Image:
@@ -165,52 +196,32 @@ def _fitted(image: Image.Image, tile: int) -> Image.Image:
     return image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
 
 
-def _row(tiles: Sequence[_Tile], look: _Look) -> Image.Image:
+def _row(tiles: Sequence[_Tile], heading: str, look: _Look) -> Sheet:
     """Titles stand on their tiles, notes hang under them; the row is as high as its highest member."""
-    above = max(len(tile.title) for tile in tiles) * line_height(look.title)
+    lines = wrap(heading, look.heading, look.width - 2 * look.gap, 2)
+    start = len(lines) * line_height(look.heading) + (TIGHT if lines else 0)
+    above = start + max(len(tile.title) for tile in tiles) * line_height(look.title)
     middle = max(tile.picture.height for tile in tiles)
     below = max(len(tile.note) for tile in tiles) * line_height(look.small)
-    canvas, draw = _blank(look, above + _TIGHT + middle + (_TIGHT + below if below else 0))
+    page = Sheet(look.width, above + TIGHT + middle + (TIGHT + below if below else 0))
+    page.write((look.gap, 0), lines, look.heading)
     for index, tile in enumerate(tiles):
         x = look.column(index)
-        draw_lines(draw, (x, above - len(tile.title) * line_height(look.title)), tile.title, look.title, _INK)
-        canvas.paste(tile.picture, (x + (look.tile - tile.picture.width) // 2, above + _TIGHT))
-        draw_lines(draw, (x, above + middle + 2 * _TIGHT), tile.note, look.small, _SOFT_INK)
-    return canvas
+        page.write((x, above - len(tile.title) * line_height(look.title)), tile.title, look.title)
+        page.paste(tile.picture, (x + (look.tile - tile.picture.width) // 2, above + TIGHT))
+        page.write((x, above + middle + 2 * TIGHT), tile.note, look.small, SOFT_INK)
+    return page
 
 
-def _bar(scale: Scale, relative: bool, look: _Look) -> Image.Image:
-    """A colour bar as wide as a tile: what it shows, the colours, and the values at its ends and middle."""
-    top = 1.0 if relative else scale.limit
-    low = -top if scale.signed else 0.0
-    line, thick = line_height(look.small), max(8, look.tile // 18)
-    bar = Image.new("RGB", (look.tile, 2 * line + thick + 2 * _TIGHT), "white")
-    draw = ImageDraw.Draw(bar)
-    kind, unit = "signed" if scale.signed else "unsigned", "value / clip value" if relative else "value"
-    draw_lines(draw, (0, 0), [shorten(f"{kind} maps: {unit}", look.small, look.tile)], look.small, _SOFT_INK)
-    ramp = np.linspace(low, top, look.tile)[None].repeat(thick, axis=0)
-    bar.paste(Image.fromarray(colourise(ramp, Scale(top, scale.signed))), (0, line + _TIGHT))
-    for place, value in ((0.0, low), (0.5, (low + top) / 2), (1.0, top)):
-        text = number(value)
-        x = round(place * (look.tile - width(text, look.small)))
-        draw_lines(draw, (x, line + thick + 2 * _TIGHT), [text], look.small, _INK)
-    return bar
+def _beside(parts: Sequence[Sheet], look: _Look) -> Sheet:
+    page = Sheet(look.width, max(part.height for part in parts))
+    for index, part in enumerate(parts):
+        page.put(part, (look.column(index), 0))
+    return page
 
 
-def _beside(pictures: Sequence[Image.Image], look: _Look) -> Image.Image:
-    canvas, _ = _blank(look, max(picture.height for picture in pictures))
-    for index, picture in enumerate(pictures):
-        canvas.paste(picture, (look.column(index), 0))
-    return canvas
-
-
-def _paragraph(text: str, size: int, ink: str, look: _Look) -> Image.Image:
+def _paragraph(text: str, size: int, ink: str, look: _Look) -> Sheet:
     lines = wrap(text, size, look.width - 2 * look.gap, 24)
-    canvas, draw = _blank(look, len(lines) * line_height(size))
-    draw_lines(draw, (look.gap, 0), lines, size, ink)
-    return canvas
-
-
-def _blank(look: _Look, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
-    canvas = Image.new("RGB", (look.width, max(1, height)), "white")
-    return canvas, ImageDraw.Draw(canvas)
+    page = Sheet(look.width, max(1, len(lines) * line_height(size)))
+    page.write((look.gap, 0), lines, size, ink)
+    return page

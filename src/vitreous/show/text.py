@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
+_FINE = 4  # how many times larger letters are drawn
 _RULER = ImageDraw.Draw(Image.new("L", (1, 1)))
 # Pillow's built-in font has ASCII and little more; these are the other characters people write about maps.
 _KNOWN = frozenset("…·±°")
@@ -22,7 +24,7 @@ _SPELLED = str.maketrans(
 _SOFT = re.compile(r"(?<=[_,(=/])(?=.)")  # where a long name such as smooth(integrated_gradients) may be cut
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def font(size: int) -> Font:
     """Pillow's built-in face, the one that is there on every machine."""
     return ImageFont.load_default(size=size)
@@ -43,13 +45,31 @@ def _letter(character: str) -> str:
     return "".join(part for part in parts if part.isascii()) or "?"
 
 
-def width(text: str, size: int) -> float:
+def words(line: str, size: int) -> list[tuple[float, str]]:
+    """The words of a line and where each begins. The built-in face has narrow blanks; here they are wide enough."""
+    blank, x = 0.3 * size, 0.0
+    placed = []
+    for word in line.split(" "):
+        placed.append((x, word))
+        x += font(_FINE * size).getlength(word) / _FINE + blank
+    return placed
+
+
+def width(text: str, size: int) -> int:
     """Width of the text in pixels, ink that reaches out to the left of its starting point included."""
-    return _RULER.textbbox((0, 0), text, font=font(size))[2] + _overhang(text, size)
+    x, last = words(text, size)[-1]
+    ink = _RULER.textbbox((0, 0), last, font=font(_FINE * size))[2] / _FINE
+    return math.ceil(_overhang(text, size) + x + ink)
 
 
 def _overhang(text: str, size: int) -> float:
-    return max(0.0, -_RULER.textbbox((0, 0), text, font=font(size))[0])
+    return max(0.0, -_RULER.textbbox((0, 0), text.partition(" ")[0], font=font(_FINE * size))[0] / _FINE)
+
+
+def ascent(size: int) -> float:
+    """How far the line that letters stand on lies below the top of a line of text."""
+    face = font(_FINE * size)
+    return face.getmetrics()[0] / _FINE if isinstance(face, ImageFont.FreeTypeFont) else 0.8 * size
 
 
 def line_height(size: int) -> int:
@@ -59,8 +79,8 @@ def line_height(size: int) -> int:
 def wrap(text: str, size: int, limit: float, lines: int) -> list[str]:
     """`text` in at most `lines` lines no wider than `limit`; an ellipsis ends the last one if there was more.
 
-    Lines break at spaces; a word that would leave half of a line empty breaks after punctuation, and one
-    without any breaks where the line is full.
+    Lines break at spaces, those after a "·" first; a word that would leave half of a line empty breaks after
+    punctuation, and one without any breaks where the line is full.
     """
     rest = printable(text)
     done: list[str] = []
@@ -83,8 +103,19 @@ def draw_lines(draw: ImageDraw.ImageDraw, at: tuple[int, int], lines: Sequence[s
     """Draw lines under each other from the top left corner `at`, no ink to the left of it."""
     x, y = at
     for line in lines:
-        draw.text((x + _overhang(line, size), y), line, font=font(size), fill=fill)
+        if line:
+            draw.bitmap((x, y), _inked(line, size), fill=fill)
         y += line_height(size)
+
+
+def _inked(line: str, size: int) -> Image.Image:
+    """The ink of a line. Drawn large and made small, for small letters are set on whole pixels, and unevenly so."""
+    face = font(_FINE * size)
+    ink = Image.new("L", (_FINE * width(line, size), 2 * _FINE * size))
+    draw = ImageDraw.Draw(ink)
+    for place, word in words(line, size):
+        draw.text((round(_FINE * (_overhang(line, size) + place)), 0), word, font=face, fill=255)
+    return ink.reduce(_FINE)
 
 
 def _fitting(text: str, size: int, limit: float) -> int:
@@ -95,7 +126,9 @@ def _fitting(text: str, size: int, limit: float) -> int:
 
 
 def _break(text: str, full: int) -> int:
-    space = text.rfind(" ", 0, full + 1)
+    space, part = text.rfind(" ", 0, full + 1), text.rfind("· ", 0, full + 1)
+    if part > full / 2:
+        return part + 1
     if space > full / 2:
         return space
     soft = [match.start() for match in _SOFT.finditer(text, 0, full + 1) if 0 < match.start() <= full]

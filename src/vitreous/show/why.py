@@ -10,11 +10,11 @@ from PIL import Image
 
 from vitreous.show.html import png_data_uri
 
-__all__ = ["Legend", "Panel", "Tried", "Trust", "WhyPage", "percent"]
+__all__ = ["STYLE", "Legend", "Panel", "Tried", "Trust", "WhyPage", "percent"]
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
-_STYLE = """
+STYLE = """
 :root {
   color-scheme: light dark; --ink: #1b1d22; --soft: #5d636e; --line: #e4e6eb; --page: #fbfbfc; --card: #fff;
   --for: #c2201f; --against: #1c56c9; --good: #1c7a4a; --weak: #96560a; --bad: #c2201f; --rest: #c9ced8;
@@ -138,7 +138,7 @@ class WhyPage:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <title>{escape(self.title)}</title>
-<style>{_STYLE}</style>
+<style>{STYLE}</style>
 </head>
 <body>
 <main>
@@ -148,8 +148,8 @@ class WhyPage:
 </html>
 """
 
-    def body(self) -> str:
-        """Return what stands between the tags of ``main``."""
+    def body(self, heading: str = "h1") -> str:
+        """Return what stands between the tags of ``main``, its title as a heading of some level."""
         cards = [_panel(each) for each in self.others]
         if len(cards) % 2:
             cards.append(self._trust())
@@ -158,7 +158,7 @@ class WhyPage:
         if len(self.others) % 2 == 0:
             below += f"\n<section>{self._trust()}</section>"
         tried = "\n".join(_tried(each) for each in self.tried)
-        return f"""<h1>{escape(self.title)}</h1>
+        return f"""<{heading}>{escape(self.title)}</{heading}>
 <p class="lead">{escape(self.lead)}</p>
 <div class="grid two">
 {_panel(self.map)}

@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from typing import Generic, Protocol, TypeVar
 
 from vitreous.errors import SpellingError, VitreousWarning, nearest, one_line
+from vitreous.words.elsewhere import MEANT, PLANNED, folded
 
 __all__ = ["Shelf"]
 
@@ -28,7 +29,11 @@ T = TypeVar("T", bound=Named)
 
 
 class Shelf(Generic[T]):
-    """Things of one kind (``noun``) by name and alias. Importing what an entry point of the ``group`` names adds it."""
+    """Things of one kind (``noun``) by name and alias. Importing what an entry point of the ``group`` names adds it.
+
+    A name is found however it is written: ``Grad-CAM++`` is ``gradcam_pp``. Where two names sound alike, only the exact
+    ones are found.
+    """
 
     def __init__(self, noun: str, group: str) -> None:
         self.noun, self.group = noun, group
@@ -45,12 +50,33 @@ class Shelf(Generic[T]):
         self.aliases.update(dict.fromkeys(thing.aliases, thing.name))
 
     def find(self, name: str) -> T:
-        """Return the thing called ``name`` or by one of its aliases."""
+        """Return the thing called ``name`` or by one of its aliases, in any of the usual ways to write them."""
+        found = self._called(name)
+        if found is not None:
+            return found
+        elsewhere = self._elsewhere(name)
+        if elsewhere is not None:
+            raise SpellingError(f"the {self.noun} {name!r} is spelled {elsewhere} here")
+        if self.noun == "method" and folded(name) in PLANNED:
+            raise SpellingError(f"the {self.noun} {name!r} is planned, not there yet")
+        raise SpellingError(f"unknown {self.noun} {name!r}{nearest(name, [*self.by_name, *self.aliases])}")
+
+    def meant(self, name: str) -> str | None:
+        """Return the spelling here of what is called ``name``, spaces in it allowed; ``None`` for any other text."""
+        found = self._called(name)
+        return self._elsewhere(name) if found is None else found.name
+
+    def _called(self, name: str) -> T | None:
         self._load_third_parties()
-        found = self.by_name.get(self.aliases.get(name, name))
-        if found is None:
-            raise SpellingError(f"unknown {self.noun} {name!r}{nearest(name, [*self.by_name, *self.aliases])}")
-        return found
+        exact = self.by_name.get(self.aliases.get(name, name))
+        if exact is not None:
+            return exact
+        sound = folded(name)
+        alike = {self.aliases.get(word, word) for word in (*self.by_name, *self.aliases) if folded(word) == sound}
+        return self.by_name.get(alike.pop() if len(alike) == 1 else self._elsewhere(name) or "")
+
+    def _elsewhere(self, name: str) -> str | None:
+        return MEANT.get(folded(name)) if self.noun == "method" else None
 
     def all(self) -> list[T]:
         """Return everything, family by family."""

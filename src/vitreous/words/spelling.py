@@ -24,7 +24,7 @@ __all__ = ["Reader", "Spelled", "written"]
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.]))"
-    r"|(?P<word>[A-Za-z_][\w.:-]*)|(?P<text>\"[^\"]*\"|'[^']*')|(?P<sign>[@(),=]))"
+    r"|(?P<word>[A-Za-z_][\w.:-]*(?:\+\+)?)|(?P<text>\"[^\"]*\"|'[^']*')|(?P<sign>[@(),=]))"
 )
 _WORD = re.compile(r"[A-Za-z_][\w.:-]*")  # text that a spelling may hold without quotes
 _CONSTANTS = {"true": True, "false": False, "none": None}
@@ -83,7 +83,7 @@ def understood(spelling: Any, thing: type, shelf: Shelf[Any]) -> Any:
     if not isinstance(spelling, str):
         name = f"a {shelf.noun} is a spelling or a {thing.__name__}"
         raise SpellingError(f"{name}, got {type(spelling).__name__}")
-    return Reader(spelling, shelf, thing).read()
+    return Reader(shelf.meant(spelling.strip()) or spelling, shelf, thing).read()
 
 
 class Reader:
@@ -180,6 +180,10 @@ class Reader:
     # -- calls to methods ------------------------------------------------------------------------------
 
     def _build(self, call: _Call) -> Any:
+        bare = not call.called and call.preset is None
+        meant = self.shelf.meant(call.name.text) if bare else None
+        if meant is not None and "(" in meant:  # a composition here, with a name of its own elsewhere
+            return Reader(meant, self.shelf, self.thing).read()
         try:
             info: Spelled = self.shelf.find(call.name.text)
         except SpellingError as error:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from vitreous.errors import ModelError
+from vitreous.errors import ModelError, UnknownError
 from vitreous.models.registry import ModelInfo
 from vitreous.models.view import View
 
@@ -145,4 +145,4 @@ def _view_class(module: nn.Module, headless: bool) -> Any:
         if kind.__module__.startswith("transformers.") and kind.__name__ in known:
             home, _, name = known[kind.__name__].partition(":")
             return getattr(importlib.import_module(f"vitreous.models.hf.{home}"), name)
-    raise ModelError(f"transformers' {type(module).__name__} is not supported; supported: {', '.join(_VIEWS)}")
+    raise UnknownError(f"transformers' {type(module).__name__} is not supported; supported: {', '.join(_VIEWS)}")

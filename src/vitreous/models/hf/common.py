@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitreous.errors import HeadError, ModelError
+from vitreous.models.labels import check_count
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.view import View
@@ -95,8 +96,7 @@ class HFView(View):
         self.pooling = Pooling(kind, self.prefix)
         self.classes = 0 if headless else self._classes()
         self.labels = labels or self._labels(self.classes or len(self.model.config.id2label or {}))
-        if self.labels is not None and len(self.labels) < self.classes:
-            raise ModelError(f"{self.name} has {self.classes} classes but {len(self.labels)} labels were given")
+        check_count(self.name, labels, self.classes)
         if 0 in self.grid():
             raise ModelError(f"{self.name}: an image of {self.preprocess.size} holds no patch of {self.patch}")
 
@@ -123,7 +123,7 @@ class HFView(View):
     def _classes(self) -> int:
         heads = self._heads()
         if any(head is None or isinstance(head, nn.Identity) for head in heads):
-            raise HeadError(f"{self.name} has no classifier; give num_classes= and a checkpoint with a head")
+            raise ModelError(f"{self.name} has no classifier; give num_classes= and a checkpoint with a head")
         if not all(type(head) is nn.Linear for head in heads):
             raise HeadError(f"{self.name} has a head of its own, {type(heads[0]).__name__}")
         return int(heads[0].out_features)

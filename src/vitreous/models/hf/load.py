@@ -5,7 +5,6 @@ Nothing that lies in a repository is ever run: ``trust_remote_code`` is always o
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitreous.errors import ModelError, VitreousWarning, one_line
-from vitreous.models.checkpoint import fit
+from vitreous.models.checkpoint import Checkpoint, classes_in, fit
 from vitreous.models.hf.common import pair
 from vitreous.models.hub import reachable
-from vitreous.models.preprocess import Preprocess
+from vitreous.models.transforms import preprocess_of
 
 __all__ = ["load", "preprocess_of"]
 
@@ -32,7 +31,6 @@ _CLASSES = {
 """The classes of each type of configuration: the usual one, and one that the configuration may ask for."""
 
 _HEADS = ("classifier", "cls_classifier", "distillation_classifier")
-_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 _T = TypeVar("_T")
 
 
@@ -55,13 +53,16 @@ def load(
     zero_shot = kind.__name__ in ("CLIPModel", "SiglipModel")
     if zero_shot and num_classes is not None:
         raise ModelError(f"hf/{name} is a zero-shot model: its classes are prompts=[…], not num_classes={num_classes}")
+    found = None if checkpoint is None else Checkpoint.read(checkpoint)
+    if found is not None and num_classes is None and not zero_shot:
+        num_classes = classes_in(found.tensors)
     config = _configured(name, config, num_classes, None if pretrained and config.model_type != "swin" else img_size)
-    if pretrained and checkpoint is None:
+    if pretrained and found is None:
         model = _weighted(name, kind, source, config, num_classes, build)
     else:
         model = _built(name, kind, config, build)
-        if checkpoint is not None:
-            fit(model, checkpoint)
+        if found is not None:
+            fit(model, found)
     facts = _beside(transformers, name, source, zero_shot, quiet=not pretrained)
     return model.eval(), {**facts, **({} if img_size is None else {"img_size": img_size})}
 
@@ -187,50 +188,3 @@ def _beside(transformers: Any, name: str, source: str, zero_shot: bool, quiet: b
         with suppress(Exception):  # only prompts need a tokenizer, and they say so
             facts["tokenizer"] = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return facts
-
-
-def preprocess_of(processor: Any) -> Preprocess:
-    """Return what an image processor does, as data.
-
-    A size of two sides squashes, the shortest edge keeps the aspect ratio; a centre crop of ``c`` out of ``s`` pixels
-    is a crop of ``c / s``.
-    """
-    size = getattr(processor, "size", None)
-    high, wide, short = (_side(size, key) for key in ("height", "width", "shortest_edge"))
-    kept = _side(getattr(processor, "crop_size", None), "height"), _side(getattr(processor, "crop_size", None), "width")
-    crops = bool(getattr(processor, "do_center_crop", False)) and None not in kept
-    if high is not None and wide is not None:
-        mode, resized = "squash", (high, wide)
-    elif short is not None:
-        mode, resized = "center", (short, short)
-    else:
-        raise ModelError(f"{type(processor).__name__} resizes to {size}, which is no fixed size")
-    seen = (int(kept[0]), int(kept[1])) if crops else resized  # type: ignore[arg-type]
-    crop = _ratio(seen[0], resized[0])
-    if math.floor(seen[1] / crop) != resized[1]:
-        raise ModelError(f"{type(processor).__name__} crops {resized} to {seen}, each side by another ratio")
-    normal = getattr(processor, "do_normalize", True)
-    resample = int(getattr(processor, "resample", 2))
-    if resample not in _FILTERS:
-        raise ModelError(f"{type(processor).__name__} resizes with filter {resample}, which is not supported")
-    return Preprocess(
-        size=seen,
-        mean=tuple(map(float, processor.image_mean)) if normal else (0.0,) * 3,
-        std=tuple(map(float, processor.image_std)) if normal else (1.0,) * 3,
-        interpolation=_FILTERS[resample],
-        crop=crop,
-        mode=mode,
-    )
-
-
-def _side(size: Any, key: str) -> int | None:
-    if isinstance(size, int):
-        return size
-    side = size.get(key) if isinstance(size, dict) else getattr(size, key, None)
-    return None if side is None else int(side)
-
-
-def _ratio(crop: int, resized: int) -> float:
-    """Return a ratio with ``floor(crop / ratio) == resized``, also where the quotient is rounded."""
-    ratio = crop / resized
-    return ratio if math.floor(crop / ratio) == resized else crop / (resized + 0.5)

@@ -11,7 +11,7 @@ import timm
 from torch import nn
 
 from vitreous.errors import ModelError, nearest
-from vitreous.models.checkpoint import fit
+from vitreous.models.checkpoint import Checkpoint, classes_in, fit
 from vitreous.models.hub import reachable
 from vitreous.models.registry import ModelInfo
 from vitreous.models.timm.beit import TimmBeit
@@ -50,17 +50,23 @@ class TimmAdapter:
         img_size: int | tuple[int, int] | None = None,
         **build: Any,
     ) -> nn.Module:
-        """Build a model: with the hub's weights by default, with ``checkpoint`` if given, else untrained."""
+        """Build a model: with the hub's weights by default, with ``checkpoint`` if given, else untrained.
+
+        It has ``num_classes`` classes, or those of the checkpoint's head, or its own.
+        """
         if ":" not in name and not timm.is_model(name):
             raise ModelError(f"unknown model 'timm/{name}'{nearest('timm/' + name, (m.name for m in self.models()))}")
         if pretrained is None:
             pretrained = checkpoint is None
+        found = None if checkpoint is None else Checkpoint.read(checkpoint)
+        if found is not None and num_classes is None:
+            num_classes = classes_in(found.tensors)
         given = {"num_classes": num_classes, "img_size": img_size, **build}
         options = {key: value for key, value in given.items() if value is not None}
         model = _create(name, pretrained, options)
-        if checkpoint is not None:
+        if found is not None:
             family = _family(model)
-            fit(model, checkpoint, None if family is None else family.convert)
+            fit(model, found, None if family is None else family.convert)
         return model.eval()
 
     def models(self) -> Iterable[ModelInfo]:

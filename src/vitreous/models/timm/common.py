@@ -10,6 +10,7 @@ import timm.data
 from torch import Tensor, nn
 
 from vitreous.errors import HeadError, ModelError
+from vitreous.models.labels import check_count
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.view import View
@@ -60,6 +61,7 @@ class TimmView(View):
         self.pooling = self._pooling() if self.head_known or self.pool_at() else Pooling("avg", self.prefix)
         self.classes = 0 if headless else self._outputs()
         self.labels = labels or config.get("label_names") or imagenet_labels(self.classes)
+        check_count(self.name, labels, self.classes)
         if self.labels is not None and len(self.labels) < self.classes:
             raise ModelError(f"{self.name} has {self.classes} classes but {len(self.labels)} labels were given")
         self.preprocess = preprocess or self._preprocess()
@@ -84,7 +86,7 @@ class TimmView(View):
         heads = self.model.get_classifier()
         heads = heads if isinstance(heads, tuple) else (heads,)
         if any(head is None or isinstance(head, nn.Identity) for head in heads):
-            raise HeadError(f"{self.name} has no classifier; give num_classes= and a checkpoint with a head")
+            raise ModelError(f"{self.name} has no classifier; give num_classes= and a checkpoint with a head")
         if not all(type(head) is nn.Linear for head in heads):
             raise HeadError(f"{self.name} has a head of its own, {type(heads[0]).__name__}")
         return int(heads[0].out_features)

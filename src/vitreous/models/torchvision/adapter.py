@@ -15,8 +15,8 @@ from urllib.parse import urlparse
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError, nearest, one_line
-from vitreous.models.checkpoint import fit
+from vitreous.errors import ModelError, UnknownError, nearest, one_line
+from vitreous.models.checkpoint import Checkpoint, classes_in, fit
 from vitreous.models.hub import answers
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.registry import ModelInfo
@@ -45,7 +45,7 @@ class TorchvisionAdapter:
         for kind, look in ((VisionTransformer, TorchvisionViT), (SwinTransformer, TorchvisionSwin)):
             if isinstance(module, kind):
                 return look(module, **facts)
-        raise ModelError(
+        raise UnknownError(
             f"torchvision's {type(module).__name__} is not supported; supported: VisionTransformer, SwinTransformer"
         )
 
@@ -61,17 +61,21 @@ class TorchvisionAdapter:
     ) -> nn.Module:
         """Build a model: with torchvision's weights by default, with ``checkpoint`` if given, else untrained.
 
-        Weights of another size or number of classes fit: positions are interpolated by torchvision's own rule, and the
-        head is left untrained.
+        It has ``num_classes`` classes, or those of the checkpoint's head, or its own. Torchvision's weights of
+        another size or number of classes fit: positions are interpolated by its own rule, and the head is left
+        untrained.
         """
         weights = _weights(f"{self.prefix}/{name}")
         if weights is None:
             known = (info.name for info in self.models())
             raise ModelError(f"unknown model 'torchvision/{name}'{nearest('torchvision/' + name, known)}")
+        found = None if checkpoint is None else Checkpoint.read(checkpoint)
+        if found is not None and num_classes is None:
+            num_classes = classes_in(found.tensors)
         options = {key: value for key, value in {"num_classes": num_classes, **build}.items() if value is not None}
         model = _create(name, _size(name, img_size, weights), options)
-        if checkpoint is not None:
-            fit(model, checkpoint, _convert)
+        if found is not None:
+            fit(model, found, _convert)
         elif pretrained is None or pretrained:
             _fill(model, _fetch(name, weights))
         return model.eval()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from vitreous.errors import HeadError, ModelError
+from vitreous.models.labels import check_count
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.torchvision.adapter import describe, head_calls
@@ -110,7 +111,7 @@ def classes_of(name: str, head: nn.Module) -> int:
     parts = list(head.modules())
     linear = [module for module in parts if isinstance(module, nn.Linear)]
     if not linear:
-        raise HeadError(f"{name} has no classifier; give num_classes= and a checkpoint with a head")
+        raise ModelError(f"{name} has no classifier; give num_classes= and a checkpoint with a head")
     if any(not type(module).__module__.startswith("torch.nn.modules.") for module in parts):
         raise HeadError(f"{name} has a head of its own, {type(head).__name__}")
     return linear[-1].out_features
@@ -118,8 +119,7 @@ def classes_of(name: str, head: nn.Module) -> int:
 
 def labels_of(name: str, classes: int, given: list[str] | None, known: list[str]) -> list[str] | None:
     """Return the labels given, or ImageNet's if there are as many classes."""
-    if given is not None and len(given) < classes:
-        raise ModelError(f"{name} has {classes} classes but {len(given)} labels were given")
+    check_count(name, given, classes)
     return given or (known if len(known) == classes else None)
 
 

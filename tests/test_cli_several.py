@@ -1,0 +1,192 @@
+"""Several methods and targets on one command line, one vocabulary, and nothing that is silently ignored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import vitreous as vt
+from commands import MODEL, NAME, photographs, run, tree
+from vitreous.cli.vocabulary import current, in_options
+
+FAST = ("--metric", "deletion(steps=4)", "--no-baselines")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return photographs(tmp_path)
+
+
+def places(out: str) -> set[str]:
+    return {str(each.parent.relative_to(out)) for each in Path(out).glob("*/*/*/manifest.json")}
+
+
+# -- several -------------------------------------------------------------------------------------------
+
+
+def test_every_picture_with_every_method_and_target(here: Path) -> None:
+    asked = ("--method", "ixg", "--method", "plus(ixg, start=1),generic", "--target", "tabby", "--target", 3)
+    done = run("explain", "a.png", "b.png", *MODEL, *asked, "--out", "out")
+    assert (done.code, done.err) == (0, "")
+    names = {"ixg", "plus-ixg-start=1", "generic"}
+    found = {tuple(place.split("/")[:2]) for place in places("out")}
+    assert found == {(picture, name) for picture in "ab" for name in names}
+    assert len(places("out")) == 12
+    assert {vt.Explanation.load(Path("out") / each).target for each in places("out")} == {281, 3}
+    assert all(name in done.out for name in ("ixg", "plus(ixg, start=1)", "generic", "tabby"))
+
+
+def test_the_same_question_twice_is_one_result(here: Path) -> None:
+    asked = ("--method", "ixg,ixg", "--method", "IXG", "--target", "tabby", "--target", 281)
+    assert run("explain", "a.png", *MODEL, *asked, "--out", "out").code == 0
+    assert len(places("out")) == 1
+    told = json.loads(run("explain", "a.png", *MODEL, *asked, "--json").out)
+    assert len(told["explanations"]) == 1
+
+
+def test_the_prediction_and_its_name_are_one_result(here: Path) -> None:
+    told = json.loads(run("explain", "a.png", *MODEL, "--method", "ixg", "--json").out)["explanations"][0]
+    done = run("explain", "a.png", *MODEL, "--method", "ixg", "--target", "pred", "--target", told["target"])
+    assert (done.code, len(places("explanations"))) == (0, 1)
+
+
+def test_each_combination_is_resumed_alone(here: Path) -> None:
+    given = ("explain", "a.png", "b.png", *MODEL, "--out", "out")
+    assert run(*given[:2], *MODEL, "--out", "out", "--method", "ixg", "--target", 3).code == 0
+    more = ("--method", "ixg", "--method", "generic", "--target", 3, "--target", 4)
+    before = tree(here)
+    refused = run(*given, *more)
+    assert (refused.code, "out/a/ixg" in refused.err) == (2, True)
+    assert tree(here) == before
+    resumed = run(*given, *more, "--resume")
+    assert resumed.code == 0
+    assert "1 left out" in resumed.out
+    assert len(places("out")) == 8
+    assert "8 left out" in run(*given, *more, "--resume").out
+    assert run(*given, *more, "--overwrite").code == 0
+    assert len(places("out")) == 8
+
+
+def test_a_bad_picture_is_named_once(here: Path) -> None:
+    done = run("explain", "a.png", "text.png", *MODEL, "--method", "ixg,generic", "--target", 1, "--target", 2)
+    assert done.code == 1
+    assert done.err == "vitreous: warning: skipped text.png: is not an image that can be read\n"
+    assert len(places("explanations")) == 4
+
+
+def test_check_ups_say_what_they_are_about(here: Path) -> None:
+    done = run("explain", "a.png", *MODEL, "--method", "ixg,generic", "--target", "tabby", "--check")
+    assert done.code == 0
+    for method in ("ixg", "generic"):
+        assert any(line.startswith(f"a.png, {method}, tabby: ") for line in done.out.splitlines())
+
+
+def test_methods_of_compare_are_repeated(here: Path) -> None:
+    asked = ("--method", "ixg", "--method", "generic, plus(ixg, start=1)")
+    told = json.loads(run("compare", "a.png", *MODEL, *asked, "--json", "--tile", 48).out)
+    assert [row["method"] for row in told["explanations"]] == ["ixg", "generic", "plus(ixg, start=1)"]
+
+
+# -- vocabulary ----------------------------------------------------------------------------------------
+
+
+def test_older_options_work_and_are_not_shown(here: Path) -> None:
+    Path("names.json").write_text(json.dumps([f"thing {i}" for i in range(1000)]))
+    Path("truth.json").write_text('{"a": 3}')
+    older = run("compare", "a.png", *MODEL, "--methods", "ixg", "--labels=names.json", "--target", "thing 3", "--json")
+    assert [row["label"] for row in json.loads(older.out)["explanations"]] == ["thing 3"]
+    assert run("explain", "a.png", *MODEL, "--labels", "names.json", "--target", "thing 3", "-q").code == 0
+    given = ("--labels", "truth.json", "--names", "names.json", "--target", "label", "--batch", 7, "--json")
+    told = json.loads(run("score", NAME, "a.png", *MODEL[2:], "--method", "ixg", *FAST, *given).out)
+    assert (told["plan"]["batch"], told["plan"]["target"]) == (7, "label")
+    for command, option in (
+        ("compare", "--methods"),
+        ("compare", "--labels"),
+        ("score", "--labels"),
+        ("explain", "--labels"),
+    ):
+        assert option not in run(command, "--help").out
+    assert "No such option" in run("explain", "a.png", "--methods", "ixg").err
+
+
+def test_the_same_words_in_every_command() -> None:
+    for command, words in {
+        "explain": "--model --method --target --names --batch-size",
+        "compare": "--model --method --target --names",
+        "score": "--model --method --target --metric --names --truth --batch-size",
+        "doctor": "--model --names",
+        "stats": "--model --batch-size",
+    }.items():
+        shown = run(command, "--help").out.split()
+        assert not [word for word in words.split() if word not in shown], command
+
+
+def test_a_model_stands_first_or_is_an_option(here: Path) -> None:
+    rest = ("a.png", *MODEL[2:], "--method", "ixg", *FAST, "--json")
+    first, option = run("score", NAME, *rest), run("score", *rest, "--model", NAME)
+    scores = [json.loads(each.out)["methods"] for each in (first, option)]
+    assert scores[0] == scores[1]
+    examined = run("doctor", "-m", NAME, "--no-pretrained", "--img-size", 32, "--json")
+    assert json.loads(examined.out)["model"] == NAME
+    assert run("stats", "more", *MODEL, "-q").code == 0
+    for arguments, said in (
+        (("score", "a.png"), "there are no pictures to judge with, only the model a.png"),
+        (("doctor",), "there is no model: give --model NAME"),
+        (("doctor", NAME, "--model", NAME), "there are two models"),
+        (("stats", "--noise", 4), "there is no model"),
+    ):
+        told = run(*arguments)
+        assert (told.code, said in told.err) == (2, True), told.err
+
+
+def test_only_options_are_renamed() -> None:
+    assert current(["compare", "a.png", "--methods=x", "--", "--methods"]) == [
+        "compare", "a.png", "--method=x", "--", "--methods",
+    ]  # fmt: skip
+    assert current(["score", "m", "--labels", "--batch"]) == ["score", "m", "--truth", "--batch-size"]
+    assert current(["methods", "--labels"]) == ["methods", "--labels"]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        ("memory=inf is not a number", ["--memory=inf"], "--memory inf is not a number"),
+        ("seed=-1 is not a whole number", ["--seed", "-1"], "--seed -1 is not a whole number"),
+        ("against= names no class", [], "--against names no class"),
+        ("give num_classes= and a checkpoint", [], "give --num-classes and a checkpoint"),
+        ("its classes are prompts=[…], not num_classes=3", [], "its classes are --prompt, not --num-classes 3"),
+        ("coiba explains; value='prob' has no meaning", [], "coiba explains; --value 'prob' has no meaning"),
+        ("give checkpoint=FILE, or pretrained=False for it", [], "give --checkpoint FILE, or --no-pretrained for it"),
+        (
+            "target='label' needs the true classes: give labels",
+            [],
+            "--target 'label' needs the true classes: give --truth",
+        ),
+        ("give them as classes= and not as against=", [], "give them as classes= and not as --against"),
+        ("no such file: seed=3", ["explain", "seed=3"], "no such file: seed=3"),
+        ("seed=3.png is not an image", [], "seed=3.png is not an image"),
+        ("out/seed=3 is there already", [], "out/seed=3 is there already"),
+        ("no class is called 'seed=3'", [], "no class is called 'seed=3'"),
+        ("smooth(ixg, seed=3) gave values", [], "smooth(ixg, seed=3) gave values"),
+        ("size=3 at character 4: ixg▸size=3 ", [], "size=3 at character 4: ixg▸size=3 "),
+        ("myseed=3 and seed= and_target=4", [], "myseed=3 and --seed and_target=4"),
+    ],
+)
+def test_messages_speak_of_options(text: str, arguments: list[str], said: str) -> None:
+    assert in_options(text, arguments) == said
+
+
+# -- what a method does not follow ---------------------------------------------------------------------
+
+
+def test_a_value_that_is_not_followed_is_said(here: Path) -> None:
+    done = run("explain", "a.png", *MODEL, "--method", "logprob(ixg)", "--value", "prob", "--target", 1, "--target", 2)
+    assert done.code == 0
+    assert done.err == (
+        "vitreous: warning: --value 'prob' is not what is explained: logprob(ixg) explains logprob, "
+        "whatever is asked for\n"
+    )
+    assert run("explain", "a.png", *MODEL, "--method", "logprob(ixg)", "--json").err == ""

@@ -1,0 +1,98 @@
+"""Methods by the names that people know, and classes by a word of their name."""
+
+from __future__ import annotations
+
+import pytest
+import timm.data
+
+import vitreous as vt
+from commands import run
+from vitreous.errors import SpellingError, TargetError
+from vitreous.models.labels import find_label
+from vitreous.words.elsewhere import MEANT, PLANNED, folded
+
+
+@pytest.mark.parametrize(
+    ("name", "spelling"),
+    [
+        ("GradCAM", "gradcam"),
+        ("Grad-CAM", "gradcam"),
+        ("gradcam++", "gradcam_pp"),
+        ("Grad-CAM++", "gradcam_pp"),
+        ("Grad CAM ++", "gradcam_pp"),
+        ("GradCAMPlusPlus", "gradcam_pp"),
+        ("IG", "integrated_gradients"),
+        ("Integrated Gradients", "integrated_gradients"),
+        ("LayerCAM", "layercam"),
+        ("Score-CAM", "scorecam"),
+        ("SmoothGrad", "smooth(saliency)"),
+        ("Attention Rollout", "rollout"),
+        ("plus(Grad-CAM)", "plus(gradcam)"),
+        ("smooth(Grad-CAM++, samples=3)", "smooth(gradcam_pp, samples=3)"),
+        ("consensus(SmoothGrad, IG)", "consensus(smooth(saliency), integrated_gradients)"),
+    ],
+)
+def test_usual_ways_to_write_a_method(name: str, spelling: str) -> None:
+    assert vt.method(name).spelling == spelling
+
+
+def test_every_name_is_found_in_capitals_and_with_hyphens() -> None:
+    for noun, infos, made in (("method", vt.methods(), vt.method), ("metric", vt.metrics(), vt.metric)):
+        for info in infos:
+            if noun == "metric" or not info.combines:
+                written = info.name.upper().replace("_", "-")
+                assert made(written).info is info
+
+
+def test_no_two_names_sound_alike() -> None:
+    words = [word for info in vt.methods() for word in (info.name, *info.aliases)]
+    assert len({folded(word) for word in words}) == len(words)
+    assert not {folded(word) for word in words} & set(MEANT)
+    for spelling in MEANT.values():
+        vt.method(spelling)
+
+
+def test_planned_methods_say_so() -> None:
+    there = {folded(word) for info in vt.methods() for word in (info.name, *info.aliases)}
+    for name in sorted(PLANNED - there):
+        for spelling in (name, f"plus({name.upper()})"):
+            with pytest.raises(SpellingError, match="is planned, not there yet"):
+                vt.method(spelling)
+        assert "planned, not there yet" in run("methods", name).err
+
+
+def test_refused_and_unknown_ones_say_what_they_did() -> None:
+    assert vt.method("DeepLIFT").info.refuses
+    with pytest.raises(SpellingError, match=r"is spelled smooth\(saliency\) here"):
+        vt.method("SmoothGrad(samples=3)")
+    with pytest.raises(SpellingError, match="unknown method 'rolout'; did you mean rollout"):
+        vt.method("rolout")
+    with pytest.raises(SpellingError, match="nothing more was expected at character 9"):
+        vt.method("gradcam banana")
+
+
+def test_lists_and_citations_take_usual_names() -> None:
+    assert run("methods", "Grad-CAM").out.startswith("gradcam ")
+    assert "selvaraju2017" in run("cite", "Grad-CAM").out
+
+
+@pytest.fixture(scope="module")
+def imagenet() -> list[str]:
+    return list(timm.data.ImageNetInfo("imagenet-1k").label_descriptions())
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("cat", r"; did you mean tabby, tiger cat, Persian cat, Siamese cat or Egyptian cat\?"),
+        ("Cat ", r"; did you mean tabby, tiger cat, Persian cat, Siamese cat or Egyptian cat\?"),
+        ("terriers", r"terrier"),
+        ("tabbi", r"; did you mean tabby"),
+        ("shepherd", r"German shepherd"),
+        ("qqqqqq", r"'qqqqqq'$"),
+        ("", r"''$"),
+    ],
+)
+def test_a_word_of_class_names_is_answered_with_them(imagenet: list[str], word: str, said: str) -> None:
+    with pytest.raises(TargetError, match=said):
+        find_label(word, imagenet, 1000)
