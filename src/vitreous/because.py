@@ -20,6 +20,7 @@ from vitreous.methods import to_grid
 from vitreous.models import View, view
 from vitreous.passes import TargetSpec, probabilities
 from vitreous.results import Checkup, Explanation
+from vitreous.show.owners import strength
 from vitreous.show.why import Legend, Panel, Tried, Trust, WhyPage, percent
 from vitreous.words.defaults import known_as
 
@@ -238,10 +239,8 @@ def _legend(e: Explanation, low: str, high: str) -> Legend:
 def _owned(e: Explanation) -> tuple[Image.Image, None, str, list[tuple[str, str]]]:
     """Return the picture of who owns which patch, no scale, no note, and what its colours mean."""
     shares, maps = (e.extras[name].double().numpy() for name in ("distribution", "maps"))
-    strength = np.maximum(maps.max(axis=0), 0.0)
-    strength = np.clip(strength / (np.percentile(strength, 99) or 1.0), 0.0, 1.0)
     colours = ["#" + bytes(colour).hex() for colour in show.class_colours(len(shares))]
-    return show.owner_overlay(e.image, shares, strength), None, "", list(zip(colours, e.names, strict=False))
+    return show.owner_overlay(e.image, shares, strength(maps)), None, "", list(zip(colours, e.names, strict=False))
 
 
 def _trust(finding: Any) -> tuple[str, str, str]:

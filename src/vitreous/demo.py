@@ -119,7 +119,7 @@ def _why(model: View, scene: Scene, keep: Keeper) -> show.Section:
     plain = explain(model, picture, _JUDGED, value=_VALUE)
     rather = explain(model, picture, "plus(decompx)", scene.name, against=siblings)
     shared = explain(model, picture, f"var@sharp(decompx, classes={'|'.join(siblings)!r})", scene.name, value=_VALUE)
-    owners = keep(f"{name}-owners.png", shared.picture("owners", tile=_TILE))
+    owners = keep(f"{name}-owners.png", shared.picture("owners", tile=168))
     without = predictions(model, [scene, scene.without(part)])[:, scene.label].tolist()
     row = [
         show.Cell(picture, None, scene.name, f"said: {plain.prediction.label} ({plain.prediction.probability:.2f})"),

@@ -36,6 +36,18 @@ def excess(distribution: NDArray[Any]) -> Floats:
     return np.asarray(np.clip((shares.max(axis=0) - chance) / (1 - chance), 0.0, 1.0))
 
 
+def lead(maps: NDArray[Any]) -> Floats:
+    """How far the largest of K maps `[K, ...]` is above their mean."""
+    values = np.asarray(maps, np.float64)
+    return np.asarray(values.max(axis=0) - values.mean(axis=0))
+
+
+def strength(maps: NDArray[Any]) -> Floats:
+    """The lead as an opacity, from 0 to 1 at its 99th percentile."""
+    ahead = lead(maps)
+    return np.asarray(np.clip(ahead / Scale.of([ahead], signed=False).limit, 0.0, 1.0))
+
+
 def owner_overlay(
     image: Image.Image, distribution: NDArray[Any], strength: NDArray[Any] | None = None, alpha: float = 0.9
 ) -> Image.Image:
@@ -69,21 +81,27 @@ def owners(
 
     `distribution` and `maps` are `[K, h, w]`, `names` the K classes, the explained one first. Let e be the excess of
     the largest share and m the largest map, both patch by patch: discriminative is e m, shared is (1 - e) m, where m
-    is above zero. They are drawn on one scale and together are m. The colours of owners are as strong as m, on a scale
-    of its own: who wins a patch where nothing speaks for anyone does not matter.
+    is above zero. They are drawn on one scale and together are m. The colours of owners are as strong as the lead of
+    the strongest class over the mean of all, on a scale of its own: who wins a patch where all are alike does not
+    matter. (A lead is the same for logits and log-probabilities; the maps themselves are not.)
     """
     shares, evidence = _checked(distribution), _checked(maps)
     if len(names) != len(shares) or evidence.shape != shares.shape:
         raise ValueError(f"{len(names)} names, {list(shares.shape)} shares and {list(evidence.shape)} maps do not fit")
     most, above = np.maximum(evidence.max(axis=0), 0.0), excess(shares)
-    strength = np.clip(most / Scale.of([most], signed=False).limit, 0.0, 1.0)
+    ahead = lead(evidence)
     owner = shares.argmax(axis=0)
     clear = above > _CLEAR
-    total = float(most.sum()) or 1.0
-    owned = [float(most[clear & (owner == k)].sum()) / total for k in range(len(names))]
+    total = float(ahead.sum()) or 1.0
+    owned = [float(ahead[clear & (owner == k)].sum()) / total for k in range(len(names))]
     row = [
         Cell(image, None, "what the model saw"),
-        Cell(owner_overlay(image, shares, strength), None, "who owns which patch", "grey: little evidence, or a tie"),
+        Cell(
+            owner_overlay(image, shares, strength(evidence)),
+            None,
+            "who owns which patch",
+            "grey: little evidence, or a tie",
+        ),
         Cell(image, above * most, "discriminative", "speaks for one class", group="evidence", signed=False),
         Cell(image, (1 - above) * most, "shared", "speaks for several alike", group="evidence", signed=False),
         Cell(_legend(names, owned, tile), None, "classes", "share of the evidence that each owns; the rest is shared"),
