@@ -26,12 +26,14 @@ def test_demo(here: Path) -> None:
     assert (done.code, done.err) == (0, "")
     creatures = ("feelered-bimble", "fan-tailed-mossop", "webbed-fennet")
     assert {each.name for each in (here / "shown").iterdir()} == {
-        *("manifest.json", "report.html", "world.png", "shortcut.png"),
+        *("manifest.json", "report.html", "why.html", "world.png", "shortcut.png"),
         *(f"{name}{end}.png" for name in creatures for end in ("", "-panel", "-siblings", "-owners")),
     }
     assert all(Image.open(here / "shown" / f"{name}-panel.png").size > (176 * 4, 176 * 2) for name in creatures)
     report = (here / "shown" / "report.html").read_text(encoding="utf-8")
-    assert report.count("data:image/png;base64,") == 11
+    assert (
+        report.count("data:image/png;base64,") == 6 + 1 + 3 * (8 + 2) + 1
+    )  # why, creatures, three scenes, the shortcut
     assert "report.html" in done.out
     table = re.findall(r"<tr><td>(world[-a-z]*)</td>(.*?)</tr>", report)
     shares = {name: [float(share) for share in re.findall(r">([\d.]+) %<", row)] for name, row in table}

@@ -146,8 +146,13 @@ def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
 
     commands = {each.callback.__name__: inspect.signature(each.callback).parameters for each in app.registered_commands}
     python = {each.__name__: inspect.signature(each).parameters for each in (vt.explain, vt.compare, evaluate)}
-    for command, name in (("explain", "method"), ("explain", "effort"), ("compare", "methods"), ("compare", "effort")):
-        assert commands[command][name].default is python[command][name].default is None  # each then asks the ladder
+    for command, option, name in (
+        ("explain", "method", "method"),
+        ("explain", "effort", "effort"),
+        ("compare", "method", "methods"),
+        ("compare", "effort", "effort"),
+    ):
+        assert commands[command][option].default is python[command][name].default is None  # each then asks the ladder
     assert commands["score"]["method"].default is python["evaluate"]["methods"].default is None
     assert python["evaluate"]["metrics"].default == defaults.METRICS
     for name in ("value", "seed"):

@@ -231,8 +231,7 @@ def test_the_default_value_is_the_logit(model: Any, inputs: Tensor) -> None:
 def test_a_class_that_changes_nothing(model: Any, inputs: Tensor) -> None:
     (text,) = warned(lambda: vt.explain(model, inputs, "rollout", target=3, batch_size=1))
     assert text == "rollout knows no class: the map is the same for any target"
-    (text,) = warned(lambda: vt.compare(model, inputs[0], "rollout, ixg, smooth(rollout, samples=2)", [1, 2]))
-    assert text.startswith("rollout, smooth(rollout, samples=2) know no class")
+    assert warned(lambda: vt.compare(model, inputs[0], "rollout, ixg", [1, 2])) == []  # its tiles name no class
     for silent in (None, "pred"):
         assert warned(lambda target=silent: vt.explain(model, inputs, "rollout", target=target)) == []
     assert warned(lambda: vt.compare(model, inputs[0], target=1)) == []

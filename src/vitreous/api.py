@@ -193,7 +193,7 @@ def compare(
     if not hows or not targets:
         raise VitreousError("there is nothing to compare: give at least one method and one target")
     if methods is not None:
-        heeded(hows, target, value)
+        heeded(hows, None, value)  # a tile of a method that knows no class names none
     rows = []
     work = sum(how.forwards(looked_at) for how in hows)
     with followed(progress, "comparing") as tell:
