@@ -107,6 +107,11 @@ def test_bad_steps(given: dict[str, str], said: str) -> None:
         vt.explain(model, images(model, 1), **given)
 
 
+def test_a_step_is_a_method_too() -> None:
+    assert [vt.method(step).spelling for step in STEPS] == [vt.effort(step) for step in STEPS]
+    assert vt.method("consensus(quick, rollout)").spelling == f"consensus({METHOD}, rollout)"
+
+
 def test_half_precision_is_spelled_out() -> None:
     for step in STEPS[1:]:
         spelled = ladder(step, half=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vitreous.words.defaults import STEPS, ladder
+
 __all__ = ["MEANT", "PLANNED", "folded"]
 
 MEANT = {
@@ -12,8 +14,9 @@ MEANT = {
     "gradientxinput": "input_x_gradient",
     "vanillagradient": "saliency",
     "gradcamplusplus": "gradcam_pp",
+    **{step: ladder(step) for step in STEPS},
 }
-"""By folded name: the spelling that is meant."""
+"""By folded name: the spelling that is meant. Steps of the ladder are those of most models."""
 
 _PERTURBATION = ("rise", "lime", "shap", "kernelshap", "gradientshap", "occlusion", "featureablation", "vitcx")
 _PROPAGATION = ("lrp", "attnlrp", "cplrp", "partiallrp", "transatt", "transformerattribution")
