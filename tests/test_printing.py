@@ -228,6 +228,15 @@ def test_the_default_value_is_the_logit(model: Any, inputs: Tensor) -> None:
             call(model, inputs[0], value="")
 
 
+def test_a_table_tells_it_too(model: Any, inputs: Tensor) -> None:
+    def judged(**given: Any) -> list[str]:
+        return warned(lambda: vt.evaluate(model, inputs, ["ixg", "tis(masks=4)"], "insdel", baselines=False, **given))
+
+    assert judged() == []
+    (text,) = judged(value="logprob")
+    assert text == "value='logprob' is not what is explained: tis(masks=4) explains prob, whatever is asked for"
+
+
 def test_a_class_that_changes_nothing(model: Any, inputs: Tensor) -> None:
     (text,) = warned(lambda: vt.explain(model, inputs, "rollout", target=3, batch_size=1))
     assert text == "rollout knows no class: the map is the same for any target"

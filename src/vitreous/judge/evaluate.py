@@ -17,9 +17,10 @@ from vitreous import __version__
 from vitreous.data import Progress, Sample, cut, how_many, read_samples
 from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.judge.foreign import named
+from vitreous.judge.heeded import heeded
 from vitreous.judge.plan import Plan
 from vitreous.judge.unit import Judged, unit
-from vitreous.methods import effort, method
+from vitreous.methods import Method, effort, method
 from vitreous.metrics import Metric, metric
 from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.metrics.curves import Curve
@@ -46,7 +47,7 @@ def evaluate(
     truth: Any = None,
     target: Any = "pred",
     baselines: bool = True,
-    value: str = "logit",
+    value: str | None = None,
     classes: Sequence[int | str] | None = None,
     among: Any = None,
     precision: str = "float32",
@@ -73,6 +74,8 @@ def evaluate(
     """
     looked_at, judges = view(model), _metrics(metrics)
     hows = named((effort("quick", looked_at), *defaults.JUDGED) if methods is None else methods)
+    heeded([how for how in hows.values() if isinstance(how, Method)], None, value)
+    value = "logit" if value is None else value
     Target(value=value), check_seed(seed)  # bad words before the work
     if baselines:
         hows = {**hows, **{name: method(name) for name in defaults.BASELINES if name not in hows}}
