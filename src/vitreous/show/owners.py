@@ -43,9 +43,9 @@ def lead(maps: NDArray[Any]) -> Floats:
 
 
 def strength(maps: NDArray[Any]) -> Floats:
-    """The lead as an opacity, from 0 to 1 at its 99th percentile."""
+    """The lead as an opacity: 1 - (1 - u)^2 with u the lead over its 99th percentile, clipped."""
     ahead = lead(maps)
-    return np.asarray(np.clip(ahead / Scale.of([ahead], signed=False).limit, 0.0, 1.0))
+    return np.asarray(1 - (1 - np.clip(ahead / Scale.of([ahead], signed=False).limit, 0.0, 1.0)) ** 2)
 
 
 def owner_overlay(
