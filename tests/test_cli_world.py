@@ -31,9 +31,7 @@ def test_demo(here: Path) -> None:
     }
     assert all(Image.open(here / "shown" / f"{name}-panel.png").size > (176 * 4, 176 * 2) for name in creatures)
     report = (here / "shown" / "report.html").read_text(encoding="utf-8")
-    assert (
-        report.count("data:image/png;base64,") == 6 + 1 + 3 * (8 + 2) + 1
-    )  # why, creatures, scenes, shortcut
+    assert report.count("data:image/png;base64,") == 6 + 1 + 3 * (8 + 2) + 1  # why, creatures, scenes, shortcut
     assert "report.html" in done.out
     table = re.findall(r"<tr><td>(world[-a-z]*)</td>(.*?)</tr>", report)
     shares = {name: [float(share) for share in re.findall(r">([\d.]+) %<", row)] for name, row in table}

@@ -121,6 +121,8 @@ def test_another_class_and_another_method(world: vt.View) -> None:
 def test_bad_questions(world: vt.View) -> None:
     with pytest.raises(vt.VitreousError, match="one picture, got several"):
         vt.why(world, [scene(), scene(36)])
+    with pytest.raises(vt.VitreousError, match="this tensor holds what no picture of 8 bits can"):
+        vt.why(world, torch.randn(3, *world.preprocess.size, generator=torch.Generator().manual_seed(0)))
     with pytest.raises(vt.VitreousError, match="not about a function"):
         vt.why(world, scene(), target=lambda logits: logits[:, 0])
 

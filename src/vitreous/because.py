@@ -31,6 +31,8 @@ _SHARE = 0.2
 _COMPETES = 0.1
 """The probability of the second class from which on it is shown who owns which patch."""
 _SAID = 5
+_OTHER = 0.02
+"""By how much the probability of the picture shown may differ from that of the input."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +186,10 @@ def why(
         raise VitreousError("why takes one picture, got several")
     if e.target is None:
         raise VitreousError("why asks about a class, not about a function")
-    inputs = looked_at.cast(looked_at.preprocess.tensor(e.image)[None])
-    chances = probabilities(looked_at.logits(inputs), None)[0].cpu()
+    chances = _chances(looked_at, e.image)
+    if abs(float(chances[e.target]) - (e.probability or 0.0)) > _OTHER:
+        what = "this tensor holds what no picture of 8 bits can"
+        raise VitreousError(f"why shows pictures, and {what}; give the photograph")
     order = chances.argsort(descending=True).tolist()
     rival = next((each for each in order if each != e.target), None)
     contrast = owners = None
@@ -195,7 +199,8 @@ def why(
         if min(float(chances[rival]), float(chances[e.target])) >= _COMPETES:
             both: dict[str, Any] = {"among": [[e.target, rival]], "value": "logprob", "seed": seed, "memory": memory}
             owners = explain(looked_at, [given], "var@sharp(plus(decompx))", [e.target], **both)[0]
-    mask = strongest(to_grid(e.map[None], "token", looked_at, inputs)[0])
+    seen = looked_at.preprocess.tensor(given)[None]
+    mask = strongest(to_grid(e.map[None], "token", looked_at, seen)[0])
     blurred = given.filter(ImageFilter.GaussianBlur(max(given.size) / 14))
     without, alone = (_mixed(given, blurred, part) for part in (~mask, mask))
     said = tuple((looked_at.label(each), float(chances[each])) for each in order[:_SAID])
@@ -227,9 +232,14 @@ def _mixed(picture: Image.Image, other: Image.Image, kept: np.ndarray[Any, Any])
 
 
 def _asked(looked_at: View, picture: Image.Image, target: int) -> Answer:
-    chances = probabilities(looked_at.logits(looked_at.preprocess.tensor(picture)[None]), None)[0].cpu()
+    chances = _chances(looked_at, picture)
     best = int(chances.argmax())
     return Answer(picture, looked_at.label(best), float(chances[best]), float(chances[target]))
+
+
+def _chances(looked_at: View, picture: Image.Image) -> Tensor:
+    """Return the probability of every class for exactly this picture."""
+    return probabilities(looked_at.logits(looked_at.preprocess.tensor(picture)[None]), None)[0].cpu()
 
 
 def _legend(e: Explanation, low: str, high: str) -> Legend:

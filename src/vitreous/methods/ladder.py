@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -17,7 +16,8 @@ __all__ = ["effort"]
 
 _SCENES = 8
 _APART = 0.05  # of log-probabilities, at most
-_agrees: WeakKeyDictionary[View, bool] = WeakKeyDictionary()
+_agrees: dict[tuple[str, tuple[int, int]], bool] = {}
+"""By the digest of a model and the size of its inputs."""
 
 
 def effort(step: str = "quick", model: View | nn.Module | None = None) -> str:
@@ -27,8 +27,9 @@ def effort(step: str = "quick", model: View | nn.Module | None = None) -> str:
     substitute. On a GPU, samples run in float16 where the model's log-probabilities of eight rendered scenes agree with
     its own precision's.
     """
+    usual = ladder(step)
     if model is None:
-        return method(ladder(step)).spelling
+        return method(usual).spelling
     looked_at = view(model)
     windows = looked_at.attends != "everywhere"
     half = step != "quick" and _half_agrees(looked_at)
@@ -36,17 +37,17 @@ def effort(step: str = "quick", model: View | nn.Module | None = None) -> str:
 
 
 def _half_agrees(looked_at: View) -> bool:
-    """Say whether float16 may stand in for float32 on a GPU; tried once for each model."""
+    """Say whether float16 may stand in for float32 on a GPU; tried once for the weights of a model."""
     if looked_at.device.type != "cuda" or looked_at.dtype != torch.float32 or len(looked_at.preprocess.mean) != 3:
         return False
-    if looked_at not in _agrees:
+    key = (looked_at.fingerprint, looked_at.preprocess.size)
+    if key not in _agrees:
         inputs = looked_at.cast(seen_scenes(looked_at, looked_at.preprocess.size, 0, _SCENES))
-        with torch.no_grad():
-            exact = looked_at.logits(inputs)
-            with torch.autocast("cuda", torch.float16):
-                rounded = looked_at.finish(looked_at.run(looked_at.embed(inputs)))
+        exact, seen = looked_at.logits(inputs), looked_at.twin()
+        with torch.no_grad(), torch.autocast("cuda", torch.float16):
+            rounded = seen.finish(seen.run(seen.embed(inputs)))
         exact, rounded = (logits.double().log_softmax(dim=1) for logits in (exact, rounded))
         best = exact.argmax(dim=1, keepdim=True)
         apart = float((exact - rounded).gather(1, best).abs().max())
-        _agrees[looked_at] = math.isfinite(apart) and apart <= _APART
-    return _agrees[looked_at]
+        _agrees[key] = math.isfinite(apart) and apart <= _APART
+    return _agrees[key]

@@ -7,7 +7,7 @@ the view is proven equal to it like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -51,6 +51,7 @@ class InsideView(View):
 
     head_known = False
     inner: View
+    _shapes: tuple[Any, ...]
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class InsideView(View):
         self.preprocess = inner.preprocess = preprocess or inner.preprocess
         self.pooling, self.classes = inner.pooling, 0
         facts = self._facts()
+        self._shapes = facts.shapes
         self.pooling, self.classes = Pooling(facts.pooling, self.prefix), facts.classes
         self.labels = labels or (inner.labels if inner.labels and len(inner.labels) == self.classes else None)
         check_count(self.name, labels, self.classes)
@@ -84,7 +86,7 @@ class InsideView(View):
 
         seen = self.twin()
         try:
-            with seen._instead({0: stop}):
+            with _instead([(seen.inner.block_at(0), stop)]):
                 seen.model(inputs)
         except _Reached as reached:
             tokens = reached.tokens
@@ -95,10 +97,10 @@ class InsideView(View):
         return self.inner.block(layer, tokens, keep)
 
     def finish(self, tokens: Tensor) -> Tensor:
-        seen, shapes = self.twin(), self._facts().shapes
+        seen = self.twin()
 
         def aside(layer: int, given: Tensor | None) -> Callable[..., Any]:
-            length, dimensions = shapes[layer]
+            length, dimensions = self._shapes[layer]
 
             def forward(arriving: Tensor, *args: Any, **kwargs: Any) -> Any:
                 out = arriving if given is None else given
@@ -109,28 +111,12 @@ class InsideView(View):
             return forward
 
         last = self.depth - 1
-        steps = {layer: aside(layer, tokens if layer == last else None) for layer in range(self.depth)}
-        blank = torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=tokens.device)
-        with seen._instead(steps):
-            return seen._chosen(seen.model(blank.expand(len(tokens), -1, -1, -1)))
+        steps = [(seen.inner.block_at(n), aside(n, tokens if n == last else None)) for n in range(self.depth)]
+        with _instead(steps):
+            return seen._chosen(seen.model(self._blank().expand(len(tokens), -1, -1, -1)))
 
     def original(self, inputs: Tensor) -> Tensor:
         return self._chosen(self.model(inputs))
-
-    @contextmanager
-    def _instead(self, forwards: Mapping[int, Callable[..., Any]]) -> Iterator[None]:
-        """Let some blocks of this twin compute something else for a while."""
-        assert self.user is not None, "the user's own modules are never touched"
-        blocks = [vars(self.inner.block_at(layer)) for layer in forwards]
-        before = [block.get("forward") for block in blocks]
-        for block, forward in zip(blocks, forwards.values(), strict=True):
-            block["forward"] = forward
-        try:
-            yield
-        finally:
-            for block, own in zip(blocks, before, strict=True):
-                block.pop("forward")
-                block.update({} if own is None else {"forward": own})
 
     def _chosen(self, output: Any) -> Tensor:
         """Return the logits ``[B, classes]`` among what the model gives."""
@@ -157,54 +143,59 @@ class InsideView(View):
     # -- what a blank image tells ----------------------------------------------------------------------
 
     def _facts(self) -> _Facts:
-        model = (self if self.user is None else self.user).model
-        now = (self.path, self.output, self.preprocess.size, *structure(model))
-        then, facts = _known.get(model, (None, None))
+        """Return what is known about this structure, found on its first view."""
+        now = (self.path, self.output, self.preprocess.size, *structure(self.model))
+        then, facts = _known.get(self.model, (None, None))
         if facts is None or then != now:
             facts = self._found()
-            _known[model] = now, facts
+            self._shapes = facts.shapes
             facts = facts._replace(pooling=self._read(facts.pooling))
-            _known[model] = now, facts
+            _known[self.model] = now, facts
         return facts
 
     def _found(self) -> _Facts:
-        seen, shapes, ends, pooled = self.twin(), {}, [], []
+        seen, pooled = self.twin(), list[Any]()
+        shapes: list[tuple[int, int]] = []
+
+        def telling(own: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                out = own(*args, **kwargs)
+                note(out)
+                return out
+
+            return forward
+
+        def shape(out: Any) -> None:
+            whole = isinstance(out, Tensor)
+            shapes.append((0 if whole else len(out), (out if whole else out[0]).ndim))
+
+        told = [(block, telling(block.forward, shape)) for block in map(seen.inner.block_at, range(self.depth))]
         pool = seen.inner.pool_at()
-        handles = [] if pool is None else [pool.register_forward_hook(lambda *args: pooled.append(args))]
-        for layer in range(self.depth):
-
-            def note(module: nn.Module, args: Any, out: Any, layer: int = layer) -> None:
-                tokens = out if isinstance(out, Tensor) else out[0]
-                shapes[layer] = 0 if isinstance(out, Tensor) else len(out), tokens.ndim
-                ends.append(tokens)
-
-            handles.append(seen.inner.block_at(layer).register_forward_hook(note))
+        told += [] if pool is None else [(pool, telling(pool.forward, pooled.append))]
         off = torch.autocast(self.device.type, enabled=False)
         try:
-            with torch.inference_mode(False), torch.no_grad(), off:
-                blank = torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=self.device)
-                logits = seen._chosen(seen.model(blank))
+            with torch.inference_mode(False), torch.no_grad(), off, _instead(told):
+                logits = seen._chosen(seen.model(self._blank()))
         except ModelError:
             raise
         except Exception as error:  # a forward of the user's own can fail anywhere
             reason = one_line(f"{type(error).__name__}: {error}")[:200]
             raise ModelError(f"{self.name}: its own forward fails on a blank image ({reason})") from error
-        finally:
-            for handle in handles:
-                handle.remove()
-        if len(shapes) < self.depth or len(ends) != self.depth:
-            raise ModelError(f"{self.name}: its forward runs {len(ends)} blocks, {self.path or 'it'} has {self.depth}")
+        if len(shapes) != self.depth:
+            raise ModelError(
+                f"{self.name}: its forward runs {len(shapes)} blocks, {self.path or 'it'} has {self.depth}"
+            )
         kind = self.inner.pooling.kind if pooled or pool is None else "avg"
-        return _Facts(tuple(shapes[layer] for layer in range(self.depth)), logits.shape[1], kind)
+        return _Facts(tuple(shapes), logits.shape[1], kind)
+
+    def _blank(self) -> Tensor:
+        return torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=self.device)
 
     def _read(self, usual: str) -> str:
         """Return the kind of pooling: the usual one, or what the tokens with a gradient say."""
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
-            draws, (high, wide), last = (
-                torch.Generator().manual_seed(0),
-                self.grid(layer=self.depth - 1),
-                self.depth - 1,
-            )
+            draws, last = torch.Generator().manual_seed(0), self.depth - 1
+            high, wide = self.grid(layer=last)
             shape = (1, self.prefix + high * wide, self.width_at(last))
             tokens = torch.randn(shape, generator=draws).to(self.device, self.dtype).requires_grad_()
             logits = self.finish(tokens)
@@ -252,6 +243,20 @@ class InsideView(View):
     def __repr__(self) -> str:
         where = f"inside .{self.path}" if self.path else "with a head of its own"
         return f"{super().__repr__()[:-1]}; {type(self.inner.model).__name__} {where})"
+
+
+@contextmanager
+def _instead(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Let some modules of a twin compute something else for a while; the user's own are never touched."""
+    before = [(vars(module), vars(module).get("forward")) for module, _ in forwards]
+    for (attributes, _), (_, forward) in zip(before, forwards, strict=True):
+        attributes["forward"] = forward
+    try:
+        yield
+    finally:
+        for attributes, own in before:
+            attributes.pop("forward")
+            attributes.update({} if own is None else {"forward": own})
 
 
 def same_row(pooling: Pooling, read: Tensor) -> bool:

@@ -101,6 +101,19 @@ def report(
     """
     links = "".join(f'<a href="#s{i}">{escape(part.heading)}</a>' for i, part in enumerate(sections, 1))
     body = "\n".join(_section(part, i) for i, part in enumerate(sections, 1))
+    end = f"<footer>{escape(footer)}</footer>" if footer else ""
+    inside = f"""<header>
+<h1>{escape(title)}</h1>
+{_paragraphs(lead)}
+{f"<nav>{links}</nav>" if len(sections) > 1 else ""}
+</header>
+{before}
+{body}"""
+    return page(title, f"{_STYLE}{style}", inside, end)
+
+
+def page(title: str, style: str, inside: str, after: str = "") -> str:
+    """A whole document around what stands inside `main`; it may fetch nothing."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -108,19 +121,13 @@ def report(
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <title>{escape(title)}</title>
-<style>{_STYLE}{style}</style>
+<style>{style}</style>
 </head>
 <body>
 <main>
-<header>
-<h1>{escape(title)}</h1>
-{_paragraphs(lead)}
-{f"<nav>{links}</nav>" if len(sections) > 1 else ""}
-</header>
-{before}
-{body}
+{inside}
 </main>
-{f"<footer>{escape(footer)}</footer>" if footer else ""}
+{after}
 </body>
 </html>
 """

@@ -8,11 +8,9 @@ from html import escape
 
 from PIL import Image
 
-from vitreous.show.html import png_data_uri
+from vitreous.show.html import page, png_data_uri
 
 __all__ = ["STYLE", "Legend", "Panel", "Tried", "Trust", "WhyPage", "percent"]
-
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 STYLE = """
 :root {
@@ -131,22 +129,7 @@ class WhyPage:
 
     def html(self) -> str:
         """Return one self-contained page: every text escaped, every picture inline and with words for it."""
-        return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{escape(self.title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<main>
-{self.body()}
-</main>
-</body>
-</html>
-"""
+        return page(self.title, STYLE, self.body())
 
     def body(self, heading: str = "h1") -> str:
         """Return what stands between the tags of ``main``, its title as a heading of some level."""
