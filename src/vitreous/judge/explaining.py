@@ -20,6 +20,7 @@ from vitreous.metrics.curves import Array
 from vitreous.models import View
 from vitreous.passes import Session, Target
 from vitreous.passes.memory import InnerBatch
+from vitreous.passes.random import Draws
 from vitreous.passes.target import class_sets
 
 __all__ = ["Explaining"]
@@ -75,8 +76,12 @@ class Explaining:
         inputs, count = self.inputs, need.count
         if need.images is not None:
             inputs = need.images.of(inputs, self.view.preprocess, self.plan.seed).flatten(0, 1)
-        if need.target == "runner-up":
-            classes = looked.scatter(1, classes[:, None].to(looked.device), -torch.inf).argmax(dim=1)
+        if need.target != "same":
+            others = looked.scatter(1, classes[:, None].to(looked.device), -torch.inf)
+            if need.target == "random":
+                chance = Draws.of_images(self.plan.seed, "other class", self.inputs).uniform(looked.shape[1])
+                others = torch.where(others == -torch.inf, -1.0, chance.to(others))
+            classes = others.argmax(dim=1)
         images = torch.arange(len(self.inputs)).repeat_interleave(count)
         by_method = self._explain(
             seen, list(self.plan.methods), images, inputs, classes[images.to(classes.device)], need.seed

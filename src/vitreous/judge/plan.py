@@ -11,7 +11,7 @@ import torch
 from vitreous.errors import VitreousError
 from vitreous.judge.foreign import Foreign
 from vitreous.methods import Method
-from vitreous.metrics import Geometry, Images, Masks, Metric, Need, States
+from vitreous.metrics import Drawn, Geometry, Images, Masks, Metric, Need, States
 from vitreous.metrics.states.engine import states_at_once
 from vitreous.metrics.states.layout import Layout, substrates_of
 from vitreous.models import View
@@ -68,7 +68,7 @@ class Plan:
         return cls(
             ordered,
             metrics,
-            Geometry(size, view.grid(probe)),
+            Geometry(size, view.grid(probe), view.depth),
             memory=budget,
             images=usual,
             inner=inner_batch(view, probe, budget),
@@ -99,9 +99,11 @@ class Plan:
         needs = self.needs
         own = Layout([need for need in needs if isinstance(need, States) and need.by == "map"], self.geometry)
         orders = {need for need in needs if isinstance(need, States) and need.by != "map"}
-        others = {need for need in needs if isinstance(need, Masks | Images)}
-        shared = sum(Layout([need], self.geometry).length for need in orders) + sum(need.count for need in others)
-        return 1 + shared + len(self.methods) * own.length
+        others = {need for need in needs if isinstance(need, Masks | Images | Drawn)}
+        drawn = {need for need in others if isinstance(need, Drawn) and need.by == "map"}
+        shared = sum(Layout([need], self.geometry).length for need in orders)
+        shared += sum(need.count for need in others - drawn)
+        return 1 + shared + len(self.methods) * (own.length + sum(need.count for need in drawn))
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""

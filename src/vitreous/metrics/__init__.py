@@ -17,11 +17,13 @@ from vitreous.metrics.registry import Info, metric, metrics, register
 from vitreous.metrics.states.answers import Answers
 from vitreous.metrics.states.engine import Engine
 from vitreous.metrics.states.need import (
+    Drawn,
     Explained,
     Geometry,
     GivenMasks,
     Images,
     Masks,
+    Measured,
     Need,
     RandomMasks,
     States,
@@ -37,6 +39,7 @@ __all__ = [
     "Bin",
     "Curve",
     "Difference",
+    "Drawn",
     "Engine",
     "Explained",
     "Geometry",
@@ -46,6 +49,7 @@ __all__ = [
     "Interval",
     "Maps",
     "Masks",
+    "Measured",
     "Metric",
     "Need",
     "Pool",

@@ -13,7 +13,7 @@ from vitreous.errors import MapError, SpellingError, VitreousError
 from vitreous.metrics.bootstrap import Cell, mean
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.states.layout import Layout
-from vitreous.metrics.states.need import Geometry, Need, States
+from vitreous.metrics.states.need import Drawn, Explained, Geometry, Images, Masks, Need, States, TruthOf
 from vitreous.metrics.states.rank import FLAGS
 from vitreous.words import check_choice, written
 
@@ -147,7 +147,26 @@ class Metric:
 
     def forwards(self, geometry: Geometry = _USUAL) -> int:
         """How many states of its own each map needs; the clean image and bare substrates are shared by all."""
-        return Layout([n for n in self.needs(geometry) if isinstance(n, States) and n.by == "map"], geometry).length
+        needs = self.needs(geometry)
+        own = Layout([need for need in needs if isinstance(need, States) and need.by == "map"], geometry).length
+        return own + sum(need.count for need in needs if isinstance(need, Drawn) and need.by == "map")
+
+    def shared_forwards(self, geometry: Geometry = _USUAL) -> int:
+        """How many states each image needs beside the clean one, once for all methods."""
+        needs = set(self.needs(geometry))
+        orders = [need for need in needs if isinstance(need, States) and need.by != "map"]
+        others = [need.count for need in needs if isinstance(need, Masks | Images)]
+        others += [need.count for need in needs if isinstance(need, Drawn) and need.by != "map"]
+        return sum(Layout([need], geometry).length for need in orders) + sum(others)
+
+    def explanations(self, geometry: Geometry = _USUAL) -> int:
+        """How many further maps of each image have to be made."""
+        return sum(need.count for need in set(self.needs(geometry)) if isinstance(need, Explained))
+
+    @property
+    def truth(self) -> tuple[str, ...]:
+        """What has to be known about every picture."""
+        return tuple(need.kind for need in self.needs(_USUAL) if isinstance(need, TruthOf))
 
     @property
     def spelling(self) -> str:

@@ -49,6 +49,21 @@ class Info:
         return self.make().needs_labels
 
     @property
+    def truth(self) -> tuple[str, ...]:
+        """What has to be known about every picture: ``mask``, ``boxes``, ``parts`` or any ``region``."""
+        return self.make().truth
+
+    @property
+    def explanations(self) -> int:
+        """Further maps of each image that have to be made, for a model of twelve blocks."""
+        return self.make().explanations()
+
+    @property
+    def shared_forwards(self) -> int:
+        """States of each image that all methods share."""
+        return self.make().shared_forwards()
+
+    @property
     def forwards(self) -> int:
         """States of its own per image and method, at 224 x 224 pixels in 14 x 14 patches."""
         return self.make().forwards()

@@ -11,15 +11,17 @@ import numpy as np
 from vitreous.errors import TargetError, VitreousError
 from vitreous.metrics.curves import Array
 from vitreous.metrics.states.layout import CLEAN, Layout
-from vitreous.metrics.states.need import Explained, Geometry, Images, Masks, Need, States
+from vitreous.metrics.states.need import Drawn, Explained, Geometry, Images, Masks, Measured, Need, States
+from vitreous.metrics.states.rank import enlarged, patched
 
 __all__ = ["Answers", "Common", "Readings", "Told"]
 
 
 class Readings(NamedTuple):
-    """For every slot: log-probability of the scored classes ``[n, S]``, and the arg-max ``[n]``."""
+    """For every slot: log-probability and logit of the scored classes ``[n, S]``, and the arg-max ``[n]``."""
 
     log_probability: Array
+    logit: Array
     arg_max: Array
 
 
@@ -31,6 +33,9 @@ class Told:
     layouts: dict[str, list[Array]] = field(default_factory=dict)
     flags: dict[str, list[Array]] = field(default_factory=dict)
     maps: dict[str, list[Array]] = field(default_factory=dict)
+    drawn: dict[tuple[Need, str], list[Array]] = field(default_factory=dict)
+    """Slots of the states that were drawn beside the model; ``facts`` are the numbers that came with them."""
+    facts: dict[tuple[Need, str], list[Array]] = field(default_factory=dict)
 
 
 @dataclass
@@ -40,11 +45,14 @@ class Common:
     geometry: Geometry
     columns: tuple[str, ...]
     layouts: list[Layout]
+    upsample: str = "bilinear"
     clean: list[Array] = field(default_factory=list)
     full: dict[str, list[Array]] = field(default_factory=dict)
     classes: list[Array] = field(default_factory=list)
     shared: dict[Need, list[Array]] = field(default_factory=dict)
     masks: dict[Need, list[Array]] = field(default_factory=dict)
+    measured: dict[Need, list[Array]] = field(default_factory=dict)
+    facts: dict[Need, list[Array]] = field(default_factory=dict)
     truth: list[Any] = field(default_factory=list)
 
 
@@ -63,7 +71,8 @@ class Answers:
             {mode: np.concatenate(parts) for mode, parts in each.items()}
             for each in (told.starts, told.flags, told.layouts)
         )
-        self._maps = told.maps
+        self._told = told
+        self._values: dict[tuple[str, str, str | None], Array] = {}
 
     def __len__(self) -> int:
         return len(self._clean)
@@ -72,7 +81,23 @@ class Answers:
 
     def maps(self, explain: str) -> Array:
         """Return the maps themselves, ``[B, h, w]``."""
-        return np.concatenate(self._maps[explain])
+        return np.concatenate(self._told.maps[explain])
+
+    def values(self, explain: str, grid: str = "own", upsample: str | None = None) -> Array:
+        """Return the values of the maps in float64, NaN everywhere where a map was left out.
+
+        ``grid`` is the map's ``own``, or ``pixel`` (enlarged as the table says, or by ``upsample``), or ``token``,
+        where the pixels of a patch are summed.
+        """
+        if (explain, grid, upsample) not in self._values:
+            maps, size = self.maps(explain).astype(np.float64), self.geometry.pixels
+            maps[self._starts[explain] < 0] = np.nan
+            if grid == "pixel":
+                maps = enlarged(maps, size, upsample or self._common.upsample)
+            elif grid == "token" and maps.shape[1:] != self.geometry.tokens:
+                maps = patched(enlarged(maps, size, "bilinear"), self.geometry.tokens)
+            self._values[explain, grid, upsample] = maps
+        return self._values[explain, grid, upsample]
 
     def explained(self, need: Explained, explain: str) -> Array:
         """Return the maps that were made again, ``[B, count, h, w]``."""
@@ -88,6 +113,16 @@ class Answers:
         """Return the masks that were removed, ``[B, count, h, w]``, true where something was."""
         return np.concatenate(self._common.masks[need])
 
+    def measured(self, need: Measured) -> Array:
+        """Return what was measured of the other images, ``[B, count]``."""
+        return np.concatenate(self._common.measured[need])
+
+    def facts(self, need: Drawn, explain: str) -> Array:
+        """Return the numbers that came with the states drawn beside the model, ``[B, count]``; NaN as below."""
+        if need.by != "map":
+            return np.concatenate(self._common.facts[need])
+        return np.concatenate(self._told.facts[need, explain])
+
     def flags(self, explain: str) -> Array:
         """Return the code of each map in ``FLAGS``."""
         return self._flags[explain]
@@ -96,22 +131,39 @@ class Answers:
 
     def log_probability(self, need: Need, explain: str, score: str) -> Array:
         """Return ``log P`` of the scored class in each state of ``need``, ``[B, J]``; NaN where a map was left out."""
-        slots, left_out = self._slots(need, explain)
-        values: Array = self._readings.log_probability[slots, self._column(score, explain)].astype(np.float64)
-        values[left_out] = np.nan
-        return values
+        return self._read(self._readings.log_probability, need, explain, score)
 
-    def correct(self, need: Need, explain: str) -> Array:
-        """Return 1 where the arg-max is the true class and 0 elsewhere, ``[B, J]``; NaN where a map was left out."""
+    def logit(self, need: Need, explain: str, score: str) -> Array:
+        """Return the logit of the scored class in each state, ``[B, J]``; of one-logit heads, half of it."""
+        return self._read(self._readings.logit, need, explain, score)
+
+    def correct(self, need: Need, explain: str, score: str = "label") -> Array:
+        """Return 1 where the arg-max is the true (or scored) class and 0 elsewhere, ``[B, J]``; NaN as above."""
         slots, left_out = self._slots(need, explain)
-        truth = self._classes[:, self._column("label", explain)]
-        values: Array = (self._readings.arg_max[slots] == truth[:, None]).astype(np.float64)
+        wanted = self._classes[:, self._column(score, explain)]
+        values: Array = (self._readings.arg_max[slots] == wanted[:, None]).astype(np.float64)
         values[left_out] = np.nan
         return values
 
     def clean(self, score: str, explain: str = "given") -> Array:
         """Return ``log P`` of the scored class for the images themselves, ``[B]``."""
         values: Array = self._readings.log_probability[self._clean, self._column(score, explain)].astype(np.float64)
+        return values
+
+    def clean_logit(self, score: str, explain: str = "given") -> Array:
+        """Return the logit of the scored class for the images themselves, ``[B]``."""
+        values: Array = self._readings.logit[self._clean, self._column(score, explain)].astype(np.float64)
+        return values
+
+    def clean_correct(self, score: str = "label", explain: str = "given") -> Array:
+        """Return 1 where the arg-max of the image itself is the true (or scored) class, ``[B]``."""
+        wanted = self._classes[:, self._column(score, explain)]
+        return np.asarray(self._readings.arg_max[self._clean] == wanted, np.float64)
+
+    def _read(self, readings: Array, need: Need, explain: str, score: str) -> Array:
+        slots, left_out = self._slots(need, explain)
+        values: Array = readings[slots, self._column(score, explain)].astype(np.float64)
+        values[left_out] = np.nan
         return values
 
     def _column(self, score: str, explain: str) -> int:
@@ -124,9 +176,12 @@ class Answers:
         return columns.index(wanted)
 
     def _slots(self, need: Need, explain: str) -> tuple[Array, Array]:
-        if isinstance(need, Masks | Images) or (isinstance(need, States) and need.by != "map"):
+        if isinstance(need, Masks | Images) or (isinstance(need, States | Drawn) and need.by != "map"):
             slots = np.concatenate(self._common.shared[need])
             return slots, np.zeros(len(slots), bool)
+        if isinstance(need, Drawn):
+            slots = np.concatenate(self._told.drawn[need, explain])
+            return slots, self._starts[explain] < 0
         if not isinstance(need, States):
             raise VitreousError(f"{type(need).__name__} has no states")
         starts, kinds = self._starts[explain], self._kinds[explain]

@@ -1,8 +1,8 @@
 """The state engine: takes states from anyone, fills batches, runs the model, hands back a few numbers for each state.
 
 Batches are filled across images, maps, substrates, families and steps, in one buffer that is written in place. Only the
-log-probabilities of the scored classes and the arg-max stay, on the device, until one copy at the end. Token states are
-batched by the number of tokens kept, so that nothing is padded.
+logits and log-probabilities of the scored classes and the arg-max stay, on the device, until one copy at the end.
+Token states are batched by the number of tokens kept, so that nothing is padded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitreous.errors import ModelError, TargetError, VitreousError
 from vitreous.metrics.curves import Array
@@ -78,7 +77,7 @@ class Engine:
         self.audit: Audit | None = None
         self._half = PRECISIONS[precision]
         self._shut = None if only is None else _shut(view, only)
-        self._auditor = None if self._half is None else Auditor(lambda x, keep: self._run(x, keep, exact=True))
+        self._auditor = None if self._half is None else Auditor(self._exact)
         self._buffer = torch.empty(0)
         self._classes = torch.empty(0)
         self._filled = 0
@@ -90,7 +89,7 @@ class Engine:
     # -- asking ----------------------------------------------------------------------------------------
 
     def look(self, inputs: Tensor) -> Tensor:
-        """Run these images now and return all their log-probabilities, ``[B, C]``."""
+        """Run these images now and return all their logits, ``[B, C]``."""
         parts = []
         self._prove(self.view.cast(inputs[:1]))
         for start in range(0, len(inputs), self.batch):
@@ -99,10 +98,10 @@ class Engine:
             self._count(0, len(part))
         return torch.cat(parts)
 
-    def record(self, logprobs: Tensor, classes: Tensor, slots: Array) -> None:
-        """Keep the answers of states whose log-probabilities ``[B, C]`` are known already."""
-        picked = logprobs.gather(1, classes).float()
-        self._answers.append(torch.cat([picked, logprobs.argmax(dim=1, keepdim=True).float()], dim=1))
+    def record(self, logits: Tensor, classes: Tensor, slots: Array) -> None:
+        """Keep the answers of states whose logits ``[B, C]`` are known already."""
+        picked, own = logits.log_softmax(dim=1).gather(1, classes).float(), logits.gather(1, classes).float()
+        self._answers.append(torch.cat([picked, own, logits.argmax(dim=1, keepdim=True).float()], dim=1))
         self._slots.append(slots)
 
     def images(self, write: Write, size: tuple[int, int], classes: Tensor, slots: Array) -> None:
@@ -146,9 +145,11 @@ class Engine:
                 self._flush_tokens(queue)
         slots = np.concatenate(self._slots)
         home = torch.cat(self._answers).cpu().numpy()
-        readings = Readings(np.empty((len(slots), home.shape[1] - 1), np.float32), np.empty(len(slots), np.int64))
-        readings.log_probability[slots] = home[:, :-1]
-        readings.arg_max[slots] = home[:, -1].astype(np.int64)
+        sorted_home = np.empty_like(home)
+        sorted_home[slots] = home
+        scored = home.shape[1] // 2
+        log_probability, logit, best = np.split(sorted_home, [scored, 2 * scored], axis=1)
+        readings = Readings(log_probability, logit, best[:, 0].astype(np.int64))
         if self._auditor is not None:
             self.audit = self._auditor.verdict()
             _log.info("%s", self.audit)
@@ -156,10 +157,10 @@ class Engine:
 
     def _flush(self) -> None:
         inputs, classes = self._buffer[: self._filled], self._classes[: self._filled]
-        logprobs = self._run(inputs)
-        self.record(logprobs, classes, np.concatenate(self._waiting))
+        logits = self._run(inputs)
+        self.record(logits, classes, np.concatenate(self._waiting))
         if self._auditor is not None:
-            self._auditor.images(inputs, classes, logprobs)
+            self._auditor.images(inputs, classes, logits.log_softmax(dim=1))
         self._count(0, self._filled)
         self._filled, self._waiting = 0, []
 
@@ -174,10 +175,10 @@ class Engine:
             room -= len(piece.slots)
         inputs = torch.cat([self._picked(piece) for piece in taken])
         keep, classes = torch.cat([piece.keep for piece in taken]), torch.cat([piece.classes for piece in taken])
-        logprobs = self._run(inputs, keep)
-        self.record(logprobs, classes, np.concatenate([piece.slots for piece in taken]))
+        logits = self._run(inputs, keep)
+        self.record(logits, classes, np.concatenate([piece.slots for piece in taken]))
         if self._auditor is not None:
-            self._auditor.tokens(inputs, keep, classes, logprobs)
+            self._auditor.tokens(inputs, keep, classes, logits.log_softmax(dim=1))
         self._count(keep.shape[1], len(inputs))
 
     def _picked(self, piece: _Tokens) -> Tensor:
@@ -186,7 +187,7 @@ class Engine:
         return piece.tokens[piece.rows[:, None], torch.cat([prefix, piece.keep + self.view.prefix], dim=1)]
 
     def _run(self, inputs: Tensor, keep: Tensor | None = None, exact: bool = False) -> Tensor:
-        """Return the log-probabilities of images, or of the tokens that ``keep`` left, in at least float32."""
+        """Return the logits of images, or of the tokens that ``keep`` left, in at least float32."""
         view = self.view
 
         def part(start: int, stop: int) -> Tensor:
@@ -199,19 +200,17 @@ class Engine:
             logits = torch.cat(self.inner.run(part, len(inputs)))
         if self._half is None or exact:
             refuse_not_finite(view, logits)
-        return self._log_probabilities(logits)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if logits.shape[1] == 1:  # one logit tells two classes apart, half of it for the one and half against the other
+            return torch.cat([-logits, logits], dim=1) / 2
+        return logits if self._shut is None else logits + self._shut
+
+    def _exact(self, inputs: Tensor, keep: Tensor | None) -> Tensor:
+        return self._run(inputs, keep, exact=True).log_softmax(dim=1)
 
     def _cast(self, exact: bool = False) -> AbstractContextManager[object]:
         half = self._half is not None and not exact  # off also where the surroundings have it on
         return torch.autocast(self.view.device.type, dtype=self._half, enabled=half)
-
-    def _log_probabilities(self, logits: Tensor) -> Tensor:
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        if logits.shape[1] == 1:  # one logit tells two classes apart
-            return F.logsigmoid(torch.cat([-logits, logits], dim=1))
-        if self._shut is not None:
-            logits = logits + self._shut
-        return logits.log_softmax(dim=1)
 
     def _count(self, kept: int, states: int) -> None:
         self.states[kept] += states

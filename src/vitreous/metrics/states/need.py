@@ -22,15 +22,30 @@ from vitreous.errors import VitreousError
 from vitreous.models import Preprocess, View
 from vitreous.passes.random import Draws
 
-__all__ = ["Explained", "Geometry", "GivenMasks", "Images", "Masks", "Need", "RandomMasks", "States", "TruthOf"]
+__all__ = [
+    "Drawn",
+    "Explained",
+    "Geometry",
+    "GivenMasks",
+    "Images",
+    "Masks",
+    "Measured",
+    "Need",
+    "RandomMasks",
+    "States",
+    "TruthOf",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Rows and columns of the pixels and of the patch tokens."""
+    """Rows and columns of the pixels and of the patch tokens, and how many blocks the model has."""
 
     pixels: tuple[int, int]
     tokens: tuple[int, int]
+    depth: int = 12
 
     def size(self, unit: str) -> int:
         """How many pixels or tokens there are to remove."""
@@ -151,11 +166,37 @@ class Images(Need):
 
 
 @dataclass(frozen=True)
+class Measured(Need):
+    """One number for each of some other images, beside the image that it was made of: a distance, say.
+
+    ``measure`` gets the view, the images ``[B, 3, H, W]`` and what was made of them ``[B, count, 3, H, W]``, and
+    returns ``[B, count]``.
+    """
+
+    images: Images
+    measure: Callable[[View, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Drawn(Need):
+    """States that are drawn in 8 bits beside the model, in threads, with a number for each: its size on disk, say.
+
+    ``draw`` gets the picture ``[H, W, 3]`` in uint8, the map at its pixels ``[H, W]`` (``None`` with ``by="image"``,
+    for states that all methods share) and a random number of the picture, and returns pictures
+    ``[count, H, W, 3]`` in uint8 and numbers ``[count]``.
+    """
+
+    draw: Callable[[Array, Array | None, int], tuple[Array, Array]]
+    count: int
+    by: str = "map"
+
+
+@dataclass(frozen=True)
 class Explained(Need):
     """Maps of the method under trial, made again: of other images, with another seed or class, or under another model.
 
     ``under`` takes the view and returns the one to explain instead (a shuffled head, randomised weights). ``target`` is
-    the class that is explained: ``"same"``, or the ``"runner-up"``.
+    the class that is explained: ``"same"``, the ``"runner-up"``, or a ``"random"`` other one of each image.
     """
 
     images: Images | None = None
@@ -171,6 +212,6 @@ class Explained(Need):
 
 @dataclass(frozen=True)
 class TruthOf(Need):
-    """What is known about an image: its ``"mask"``, its ``"boxes"`` or its ``"parts"``."""
+    """What is known about an image: its ``"mask"``, ``"boxes"``, ``"parts"``, or a ``"region"`` from any of them."""
 
     kind: str

@@ -14,10 +14,11 @@ from vitreous.errors import MapError, VitreousError
 from vitreous.metrics.base import Metric
 from vitreous.metrics.curves import Array
 from vitreous.metrics.states.answers import Answers, Common, Told
+from vitreous.metrics.states.drawing import Drawing
 from vitreous.metrics.states.engine import Engine
 from vitreous.metrics.states.layout import CLEAN, Layout, Run, substrates_of
-from vitreous.metrics.states.need import Explained, Geometry, Images, Masks, Need, States
-from vitreous.metrics.states.rank import FLAGS, TIES, flag, order, pixel_ranks, scaled, sound, token_map
+from vitreous.metrics.states.need import Drawn, Explained, Geometry, Images, Masks, Measured, Need, States
+from vitreous.metrics.states.rank import FLAGS, TIES, enlarged, flag, order, pixel_ranks, scaled, sound, token_map
 from vitreous.metrics.states.substrate import SUBSTRATES
 from vitreous.metrics.states.writers import Chunk, fade, masked, select
 from vitreous.models import View
@@ -71,11 +72,13 @@ class Pool:
         self.upsample, self.ties, self.nonfinite, self.seed = upsample, ties, nonfinite, seed
         self.engine = Engine(view, batch, precision, only, tick, memory, geometry.pixels)
         self.layouts: list[Layout] = []
-        self.common = Common(geometry, self.columns, self.layouts)
+        self.common = Common(geometry, self.columns, self.layouts, upsample)
+        self.drawing = Drawing(view, self.engine, self.common, seed)
         self._needs: dict[str, list[States]] = {}
         self._shared: dict[Need, None] = {}
         self.explained: dict[str, list[Explained]] = {}
         """Maps that metrics want to be made again, by the class that they explain."""
+        self._drawn: dict[str, dict[Drawn, None]] = {}
         for metric in metrics:
             mine = self._needs.setdefault(metric.explain, [])
             for need in metric.needs(geometry):
@@ -83,7 +86,9 @@ class Pool:
                     mine.append(need)
                 elif isinstance(need, Explained):
                     self.explained.setdefault(metric.explain, []).append(need)
-                elif isinstance(need, Masks | Images | States):
+                elif isinstance(need, Drawn) and need.by == "map":
+                    self._drawn.setdefault(metric.explain, {})[need] = None
+                elif isinstance(need, Masks | Images | States | Measured | Drawn):
                     self._shared[need] = None
         self._kinds: dict[frozenset[str], int] = {}
         self._told: dict[str, Told] = {}
@@ -137,6 +142,7 @@ class Pool:
 
     def finish(self, explained: Mapping[str, Mapping[tuple[Need, str], Array]] | None = None) -> dict[str, Answers]:
         """Run what is left and return the answers of each method; ``explained`` are the maps made again, by method."""
+        self.drawing.finish()
         readings, again = self.engine.finish(), explained or {}
         return {name: Answers(self.common, told, readings, again.get(name)) for name, told in self._told.items()}
 
@@ -157,8 +163,17 @@ class Pool:
     # -- states that no map has a part in --------------------------------------------------------------
 
     def _add_shared(self, need: Need, chunk: Chunk) -> None:
+        if isinstance(need, Measured):
+            made = need.images.of(chunk.inputs, self.view.preprocess, self.seed)
+            found = need.measure(self.engine.view, chunk.inputs, made)
+            self.common.measured.setdefault(need, []).append(found.double().cpu().numpy())
+            return
         if isinstance(need, States):
             slots = self._random_order(need, chunk)
+        elif isinstance(need, Drawn):
+            slots = self._take(len(chunk.inputs) * need.count).reshape(-1, need.count)
+            facts = self.drawing.queue(need, chunk, None, np.arange(len(slots)), slots)
+            self.common.facts.setdefault(need, []).append(facts)
         elif isinstance(need, Masks):
             slots = self._add_masks(need, chunk)
         else:
@@ -225,11 +240,25 @@ class Pool:
             told.flags.setdefault(mode, []).append(codes[rows])
             told.maps.setdefault(mode, []).append(home[rows])
         good = np.flatnonzero(~left_out)
+        for mode, drawn in self._drawn.items():
+            for need in drawn:
+                self._add_drawn(need, mode, told, maps, left_out, chunk)
         if len(good):
             codes_there = torch.from_numpy(codes[good]).to(maps.values.device)
             values = sound(maps.values[torch.from_numpy(good).to(maps.values.device)], codes_there)
             layouts = [self.layouts[kind] for kind in kinds[good]]
             self._queue(values, owner[good], layouts, starts[good], chunk)
+
+    def _add_drawn(self, need: Drawn, mode: str, told: Told, maps: Maps, left_out: Array, chunk: Chunk) -> None:
+        rows = maps.rows[mode]
+        slots, facts = np.zeros((len(rows), need.count), np.int64), np.full((len(rows), need.count), np.nan)
+        there = np.flatnonzero(~left_out[rows])
+        slots[there] = self._take(len(there) * need.count).reshape(-1, need.count)
+        some = maps.values[torch.from_numpy(rows[there]).to(maps.values.device)].double().cpu().numpy()
+        fine = enlarged(some, self.geometry.pixels, self.upsample)
+        self.drawing.queue(need, chunk, fine, there, slots[there], facts)
+        told.drawn.setdefault((need, mode), []).append(slots)
+        told.facts.setdefault((need, mode), []).append(facts)
 
     def _queue(self, values: Tensor, owner: Array, layouts: Sequence[Layout], starts: Array, chunk: Chunk) -> None:
         """Queue the states of these orders: images one map after the other, token states one span after the other."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,8 +14,21 @@ from vitreous.methods import to_grid
 from vitreous.models import View
 from vitreous.passes.random import Draws
 
-__all__ = ["FLAGS", "TIES", "flag", "order", "pixel_ranks", "ranks", "scaled", "sound", "token_map"]
+__all__ = [
+    "FLAGS",
+    "TIES",
+    "enlarged",
+    "flag",
+    "order",
+    "patched",
+    "pixel_ranks",
+    "ranks",
+    "scaled",
+    "sound",
+    "token_map",
+]
 
+Array = np.ndarray[Any, np.dtype[Any]]
 TIES = ("random", "raster", "reverse_raster")
 """The order of equal values: a fixed seeded permutation (the same for all maps), reading order, or its reverse."""
 
@@ -77,6 +92,24 @@ def pixel_ranks(maps: Tensor, size: tuple[int, int], upsample: str, ties: str, s
     inside = torch.arange(down * across, device=maps.device, dtype=torch.int32).view(down, across)
     whole = cells.repeat_interleave(down, 1).repeat_interleave(across, 2)
     return whole * (down * across) + inside.repeat(rows, columns)
+
+
+def enlarged(maps: Array, size: tuple[int, int], upsample: str) -> Array:
+    """Return maps ``[B, h, w]`` at the pixels: ``bilinear`` with half-pixel centres, or the value of the cell."""
+    if tuple(maps.shape[1:]) == size:
+        return maps
+    if upsample == "bilinear":
+        return np.asarray(_finer(torch.from_numpy(maps), size))
+    rows, columns = (np.arange(n) * cells // n for n, cells in zip(size, maps.shape[1:], strict=True))
+    return np.asarray(maps[:, rows[:, None], columns])
+
+
+def patched(maps: Array, grid: tuple[int, int]) -> Array:
+    """Return maps ``[B, H, W]`` summed into the cells of a grid."""
+    batch, high, wide = maps.shape
+    if high % grid[0] or wide % grid[1]:
+        raise MapError(f"{high} x {wide} pixels cannot be summed into {grid[0]} x {grid[1]} patches")
+    return np.asarray(maps.reshape(batch, grid[0], high // grid[0], grid[1], wide // grid[1]).sum(axis=(2, 4)))
 
 
 def token_map(maps: Tensor, view: View, inputs: Tensor) -> Tensor:
