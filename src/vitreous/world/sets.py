@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from PIL import Image
 from torch import Tensor
 
+from vitreous.data import Truth
 from vitreous.errors import VitreousError
 from vitreous.world.batch import MOST_OBJECTS, Batch, draw, part_table, uniform, whole
 from vitreous.world.creatures import CLASSES, PARTS
+from vitreous.world.known import truths
 from vitreous.world.render import Rendered, check_size, render
 from vitreous.world.scene import Scene, unpack
 
@@ -60,6 +63,22 @@ class World:
     def scenes(self) -> list[Scene]:
         """Return every scene as a value."""
         return unpack(self.batch()) if self.n else []
+
+    @property
+    def labels(self) -> list[int]:
+        """The class of every scene."""
+        return [int(label) for label in self.batch().label[:, 0]] if self.n else []
+
+    def pictures(self) -> Iterator[Image.Image]:
+        """Yield every scene as a picture, for ``explain`` and ``evaluate``."""
+        for _, rendered in self.batches():
+            pixels = (rendered.images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+            yield from (Image.fromarray(each) for each in pixels)
+
+    def truths(self) -> Iterator[Truth]:
+        """Yield what is known about every scene: the creature's mask and box, and masks of all that is seen."""
+        for drawn, rendered in self.batches():
+            yield from truths(drawn, rendered)
 
     def batch(self, device: str | torch.device = "cpu") -> Batch:
         """Return every scene as one batch."""
