@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import lil_matrix
+from scipy.sparse.linalg import spsolve
 from torch import Tensor
 
 import vitreous as vt
 from families import FAMILIES, images
+from metric_probe import Probe
 from vitreous.metrics.states import road
+from vitreous.metrics.states.multigrid import filled
 from vitreous.models import Preprocess
 
 LINEAR = Preprocess(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.25, 0.5, 1.0))
@@ -22,7 +29,7 @@ def solved(image: Tensor, removed: Tensor) -> Tensor:
     """One equation for every removed pixel, written out and solved directly."""
     places = [tuple(place) for place in removed.nonzero().tolist()]
     number = {place: i for i, place in enumerate(places)}
-    matrix, right = np.zeros((len(places), len(places))), np.zeros((len(places), 3))
+    matrix, right = lil_matrix((len(places), len(places))), np.zeros((len(places), 3))
     for place, i in number.items():
         for down in (-1, 0, 1):
             for across in (-1, 0, 1):
@@ -36,7 +43,7 @@ def solved(image: Tensor, removed: Tensor) -> Tensor:
                 else:
                     right[i] += weight * image[:, other[0], other[1]].double().numpy()
     made = image.double().clone()
-    for place, values in zip(places, np.linalg.solve(matrix, right), strict=True):
+    for place, values in zip(places, spsolve(matrix.tocsc(), right), strict=True):
         made[:, place[0], place[1]] = torch.from_numpy(values)
     return made
 
@@ -57,21 +64,56 @@ def holes(share: float, size: int = 32, seed: int = 2, smooth: bool = True) -> T
     return gone.view(size, size)
 
 
-@pytest.mark.parametrize("smooth", [True, False])
-@pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.8, 0.97])
-def test_direct_and_iterative(share: float, smooth: bool) -> None:
-    image, gone = photograph(), holes(share, smooth=smooth)
-    (found,) = road.fill(image, gone[None])
-    assert (found.double() - solved(image, gone)).abs().max() < 2e-4
-    assert torch.equal(found[:, ~gone], image[:, ~gone]), "known pixels were changed"
+def shapes(kind: str, size: int) -> Tensor:
+    """Values whose largest are removed first, as explainers make them and as nobody would."""
+    generator = torch.Generator().manual_seed(3)
+    if kind in ("smooth", "blob", "sparse", "patches"):
+        cells = {"smooth": max(4, size // 16), "blob": 3, "sparse": max(4, size // 16), "patches": size // 8}[kind]
+        coarse = torch.randn(1, 1, cells, cells, generator=generator)
+        mode = "nearest" if kind == "patches" else "bilinear"
+        values = torch.nn.functional.interpolate(coarse, size=(size, size), mode=mode)[0, 0]
+        tied = values.clamp(min=0.4) if kind == "sparse" else values
+        return tied + 1e-6 * torch.rand(size, size, generator=generator)
+    down, across = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    if kind == "lines":
+        return (across % 9 != 4).float() * 10 + torch.rand(size, size, generator=generator)
+    if kind == "chequers":
+        return ((down + across) % 2).float() * 10 + torch.rand(size, size, generator=generator)
+    if kind == "corner":
+        return (down + across).float()
+    return torch.rand(size, size, generator=generator)
+
+
+SHAPES = ("smooth", "blob", "sparse", "patches", "lines", "chequers", "corner", "random")
+
+
+@pytest.mark.parametrize("size", [32, 57, pytest.param(224, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_direct_and_iterative(kind: str, size: int) -> None:
+    """Both orders of removal at every fraction of the papers, and nearly everything; the range of the image is 1."""
+    image, values = photograph(size), shapes(kind, size)
+    image = (image - image.min()) / (image.max() - image.min())
+    order = values.flatten().argsort(descending=True)
+    gone = torch.zeros(10, size * size, dtype=torch.bool)
+    for row, share in enumerate((0.2, 0.4, 0.6, 0.8, 0.99)):
+        gone[2 * row, order[: int(share * size**2)]] = True
+        gone[2 * row + 1, order[-int(share * size**2) :]] = True
+    gone = gone.view(10, size, size)
+    found = filled(image.expand(10, -1, -1, -1), gone)
+    for row in range(10):
+        gap = (found[row].double() - solved(image, gone[row])).abs().max()
+        assert gap < 2e-3, f"{kind}, state {row}: {gap:.1e}"
+        assert torch.equal(found[row][:, ~gone[row]], image[:, ~gone[row]]), "known pixels were changed"
 
 
 def test_states_are_solved_on_their_own() -> None:
     """A state has the same pixels alone and beside one that needs more iterations."""
     image = photograph()
-    together = road.fill(image, torch.stack([holes(0.2), holes(0.97), holes(0.6, seed=3)]))
-    for i, gone in enumerate([holes(0.2), holes(0.97), holes(0.6, seed=3)]):
-        torch.testing.assert_close(road.fill(image, gone[None])[0], together[i], atol=1e-5, rtol=0)
+    masks = torch.stack([holes(0.2), holes(0.97), holes(0.6, seed=3), torch.zeros(32, 32, dtype=torch.bool)])
+    together = filled(image.expand(4, -1, -1, -1), masks)
+    for i, gone in enumerate(masks):
+        torch.testing.assert_close(filled(image[None], gone[None])[0], together[i], atol=1e-5, rtol=0)
+    assert torch.equal(together[3], image), "nothing was missing"
 
 
 def test_a_linear_gradient_is_reproduced() -> None:
@@ -79,14 +121,14 @@ def test_a_linear_gradient_is_reproduced() -> None:
     image = torch.stack([0.1 * down, 0.2 * across - 1, 0.05 * (down + 2 * across)])
     gone = torch.zeros(32, 32, dtype=torch.bool)
     gone[5:20, 8:27] = True
-    torch.testing.assert_close(road.fill(image, gone[None])[0], image, atol=2e-4, rtol=0)
+    torch.testing.assert_close(filled(image[None], gone[None])[0], image, atol=2e-4, rtol=0)
 
 
 def test_one_pixel_left() -> None:
     image = photograph()
     gone = torch.ones(32, 32, dtype=torch.bool)
     gone[7, 11] = False
-    (found,) = road.fill(image, gone[None])
+    (found,) = filled(image[None], gone[None])
     torch.testing.assert_close(found, image[:, 7:8, 11:12].expand_as(image), atol=1e-4, rtol=0)
 
 
@@ -128,6 +170,27 @@ def test_srg_on_road() -> None:
         assert found[i] == pytest.approx(areas[0] - areas[1], abs=1e-3)
 
 
+def test_everything_masked_is_the_mean_colour() -> None:
+    """A mask may take every pixel; then there is nothing to fill in from."""
+    model: Any = FAMILIES["vit"]()
+    view, inputs = vt.view(model), images(model, 2)
+    every = np.stack([np.ones((4, 4), bool), np.eye(4, dtype=bool)])
+    need = vt.metrics.Masks("noisy_linear", vt.metrics.GivenMasks.of(every), 2)
+    probe = Probe(asked=[need])
+    vt.evaluate(view, inputs, {"it": torch.rand(2, 4, 4)}, [probe], baselines=False, samples=1)
+    found = probe.heard[0].log_probability(need, "given", "pred")
+    bare = road.bare(inputs, view.preprocess, 0)
+    gone = torch.eye(4, dtype=torch.bool).repeat_interleave(8, 0).repeat_interleave(8, 1)
+    noise = road.noise(inputs, view.preprocess, 0)
+    with torch.no_grad():
+        best = model(inputs).argmax(dim=1)
+        for i in range(2):
+            filled_in = solved(inputs[i], gone).float() + noise[i] * gone
+            for state, picture in enumerate((bare[i], filled_in)):
+                expected = float(model(picture[None]).log_softmax(dim=1)[0, best[i]])
+                assert found[i, state] == pytest.approx(expected, abs=2e-3)
+
+
 def test_sparse_maps_are_no_trouble() -> None:
     """Percentile thresholds keep nothing of a map that is mostly zero; ranks always keep what was asked."""
     model: Any = FAMILIES["vit"]()
@@ -142,3 +205,31 @@ def test_sparse_maps_are_no_trouble() -> None:
 def test_an_image_cannot_fade_into_it() -> None:
     with pytest.raises(vt.VitreousError, match="'noisy_linear' depends on what is removed"):
         vt.metric("average_drop(substrate=noisy_linear)")
+
+
+KERNEL = """
+import sys
+import torch
+from vitreous.metrics.states import fused, stencil
+
+draw = torch.Generator().manual_seed(0)
+values, residual = (torch.randn(3, 3, 37, 41, generator=draw) for _ in range(2))
+tie, scale, diagonal = (torch.rand(3, 1, 37, 41, generator=draw) for _ in range(3))
+for tied in (None, tie):
+    pairs = [
+        (fused.launch(0, values, tied, scale, None), stencil.left(values, tied, scale)),
+        (fused.launch(1, values, tied, scale, residual), stencil.swept(values, tied, scale, residual)),
+        (fused.launch(2, values, tied, scale, diagonal), stencil.applied(values, tied, scale, diagonal)),
+    ]
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=0)
+"""
+
+
+def test_the_kernel_of_a_gpu_says_the_same() -> None:
+    """Run by Triton's interpreter, in a process of its own: it has to be switched on before Triton is imported."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitreous.errors import ModelError, TargetError, VitreousError
 from vitreous.metrics.curves import Array
+from vitreous.metrics.states import road
 from vitreous.metrics.states.answers import Readings
 from vitreous.metrics.states.audit import Audit, Auditor
 from vitreous.metrics.states.writers import Write
@@ -82,6 +83,7 @@ class Engine:
         self._classes = torch.empty(0)
         self._filled = 0
         self._waiting: list[Array] = []
+        self._holes: list[tuple[slice, Tensor | None]] = []
         self._queues: dict[int, list[_Tokens]] = {}
         self._slots: list[Array] = []
         self._answers: list[Tensor] = []
@@ -113,7 +115,7 @@ class Engine:
         while start < len(slots):
             stop = min(len(slots), start + self.batch - self._filled)
             place = slice(self._filled, self._filled + stop - start)
-            write(self._buffer[place], start, stop)
+            self._holes.append((place, write(self._buffer[place], start, stop)))
             self._classes[place] = classes if classes.ndim == 1 else classes[start:stop]
             self._waiting.append(slots[start:stop])
             self._filled, start = place.stop, stop
@@ -157,12 +159,20 @@ class Engine:
 
     def _flush(self) -> None:
         inputs, classes = self._buffer[: self._filled], self._classes[: self._filled]
+        self._complete()
         logits = self._run(inputs)
         self.record(logits, classes, np.concatenate(self._waiting))
         if self._auditor is not None:
             self._auditor.images(inputs, classes, logits.log_softmax(dim=1))
         self._count(0, self._filled)
-        self._filled, self._waiting = 0, []
+        self._filled, self._waiting, self._holes = 0, [], []
+
+    def _complete(self) -> None:
+        """Fill in what is missing in the states of the batch, all at once."""
+        holes = [(place, missing) for place, missing in self._holes if missing is not None]
+        if holes:
+            rows = torch.cat([torch.arange(place.start, place.stop) for place, _ in holes]).to(self._buffer.device)
+            self._buffer[rows] = road.complete(self._buffer[rows], torch.cat([missing for _, missing in holes]))
 
     def _flush_tokens(self, queue: list[_Tokens]) -> None:
         taken, room = [], self.batch

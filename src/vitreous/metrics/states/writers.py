@@ -12,14 +12,15 @@ from torch.nn import functional as F
 from vitreous.errors import VitreousError
 from vitreous.metrics.states import road
 from vitreous.metrics.states.need import States
-from vitreous.metrics.states.rank import order, pixel_ranks, scaled, token_map
+from vitreous.metrics.states.rank import order, scaled, token_map, unit_ranks
 from vitreous.metrics.states.substrate import SUBSTRATES, substrate_images
 from vitreous.models import View
 
 __all__ = ["Chunk", "Write", "fade", "masked", "perturbed", "select"]
 
-Write = Callable[[Tensor, int, int], None]
-"""Writes states ``start .. stop - 1`` of a run into a slice of the batch buffer."""
+Write = Callable[[Tensor, int, int], Tensor | None]
+"""Writes states ``start .. stop - 1`` of a run into a slice of the batch buffer; returns which pixels ``[n, H, W]``
+are still missing, to be filled in by ``road.complete``, if any are."""
 
 
 @dataclass
@@ -96,11 +97,13 @@ def fade(weights: Tensor, chunk: Chunk, substrate: str, image: int) -> Write:
 
 
 def _impute(chunk: Chunk, image: int, gone: Callable[[int, int], Tensor]) -> Write:
-    """Return what fills the removed pixels in from those that are left."""
+    """Return what leaves removed pixels to be filled in from those that are left; where none is, the mean colour."""
 
-    def write(out: Tensor, start: int, stop: int) -> None:
-        removed, noise = gone(start, stop), chunk.noise_of(image)
-        torch.addcmul(road.fill(chunk.inputs[image], removed[:, 0]), noise, removed.to(noise.dtype), out=out)
+    def write(out: Tensor, start: int, stop: int) -> Tensor:
+        removed, picture, noise = gone(start, stop), chunk.inputs[image], chunk.noise_of(image)
+        nothing = removed.flatten(1).all(dim=1).view(-1, 1, 1, 1)
+        torch.where(removed, noise + nothing * picture.mean(dim=(1, 2), keepdim=True), picture, out=out)
+        return (removed & ~nothing)[:, 0]
 
     return write
 
@@ -134,9 +137,12 @@ def perturbed(
         elif need.unit == "token":
             write = _greyed(view, chunk, image, need, own, ties, seed)
         else:
-            ranks = pixel_ranks(own, tuple(inputs.shape[-2:]), upsample, ties, seed)[0]  # type: ignore[arg-type]
+            size = (inputs.shape[-2], inputs.shape[-1])
+            ranks = unit_ranks(own, size, need.unit, upsample, ties, seed)[0]
             write = select(chunk, image, substrate, need.keep, spans, ranks)
-        write(states[image], 0, len(spans))
+        missing = write(states[image], 0, len(spans))
+        if missing is not None:
+            states[image] = road.complete(states[image], missing)
     return states
 
 
