@@ -31,6 +31,7 @@ GROUPS = {
     "insertion + deletion": PIXELS,
     "perturbation AUC": PERTURBATION,
     "token removal": TOKENS,
+    "ROAD": ["road_morf", "road_lerf"],
     "all of these": PIXELS + PERTURBATION + TOKENS,
     "… + AOPC, LOdds, SRG": PIXELS + PERTURBATION + TOKENS + ["aopc", "lodds", "srg"],
 }

@@ -15,6 +15,7 @@ from typing import Any
 import vitreous as vt
 
 ROOT = Path(__file__).resolve().parent.parent
+METRICS = ROOT / "docs" / "metrics"
 PAGES = ("README.md", "docs/methods.md", "docs/metrics.md")
 _SYSTEMS = {"coiba": "coiba", "iba": "coiba", "iba_star": "coiba", "tis": "tis", "var": "var"}
 """Methods that a page of their own describes."""
@@ -39,15 +40,23 @@ def _metrics(text: str, page: str) -> str:
     def row(info: Any) -> Sequence[str]:
         presets = ", ".join(f"`@{preset}`" for preset in info.presets)
         better = "higher" if info.higher_is_better else "lower"
-        labels = "yes" if info.needs_labels else "no"
+        needs = ", ".join([*(["labels"] if info.needs_labels else []), *info.truth])
+        costs = (str(each or "") for each in (info.forwards, info.shared_forwards, info.explanations))
         paper = str(info.papers[0]) if info.papers else ""
-        return _name(info, text, page), info.family, better, labels, str(info.forwards), presets, paper
+        return _name(info, text, page), info.family, better, needs, *costs, presets, paper
 
-    head = ("metric", "family", "better", "needs labels", "states", "presets", "paper")
+    head = ("metric", "family", "better", "needs", "forwards", "shared", "maps again", "presets", "paper")
     return _table(head, map(row, _own(vt.metrics())))
 
 
-TABLES: dict[str, Callable[[str, str], str]] = {"methods": _methods, "metrics": _metrics}
+def _families(text: str, page: str) -> str:
+    families: dict[str, list[str]] = {}
+    for info in _own(vt.metrics()):
+        families.setdefault(info.family, []).append(f"`{info.name}`")
+    return _table(("family", "metrics"), [(family, ", ".join(names)) for family, names in families.items()])
+
+
+TABLES: dict[str, Callable[[str, str], str]] = {"methods": _methods, "metrics": _metrics, "families": _families}
 
 
 def _own(infos: Sequence[Any]) -> list[Any]:
@@ -68,10 +77,12 @@ def _place(info: Any, text: str) -> str:
         return f"systems/{_SYSTEMS[info.name]}.md"
     if getattr(info, "refuses", False):
         return "#refused"
+    pages = {"": text} | {f"metrics/{each.name}": each.read_text() for each in sorted(METRICS.glob("*.md"))}
     for level in ("###", "##"):
-        for heading in re.findall(rf"^{level} (.+)$", text, re.MULTILINE):
-            if info.name in heading.split(", ") or heading.lower() in (f"{info.family}s", info.family):
-                return "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for page, told in pages.items():
+            for heading in re.findall(rf"^{level} (.+)$", told, re.MULTILINE):
+                if info.name in heading.split(", ") or heading.lower() in (f"{info.family}s", info.family):
+                    return f"{page}#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
     raise SystemExit(f"{info.name} is described nowhere on this page: give it a heading")
 
 

@@ -26,6 +26,24 @@ def test_resamples_are_means_of_drawn_images() -> None:
     np.testing.assert_allclose(resampled([(column[:, None], mean) for column in scores.T], 200, seed=7), expected)
 
 
+def test_groups_are_drawn_together() -> None:
+    """A resample of grids takes all cells of each; with a group for every image nothing changes."""
+    scores, groups = RNG.normal(size=(12, 1)), [5, 5, 9, 9, 9, 1, 1, 1, 1, 7, 7, 7]
+    order = [1, 5, 7, 9]
+    draws = Draws.of(3, "bootstrap")
+    expected = []
+    for number in range(100):
+        cells: list[float] = []
+        for unit in draws.at(number).below(4, 4)[0].tolist():
+            cells += [score for score, group in zip(scores[:, 0], groups, strict=True) if group == order[unit]]
+        expected.append(np.mean(cells))
+    np.testing.assert_allclose(resampled([(scores, mean)], 100, seed=3, groups=groups)[:, 0], expected)
+    alone = resampled([(scores, mean)], 50, groups=range(12))
+    np.testing.assert_allclose(alone, resampled([(scores, mean)], 50))
+    with pytest.raises(VitreousError, match="3 groups for 12 images"):
+        resampled([(scores, mean)], 5, groups=[1, 2, 3])
+
+
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitreous.metrics import bootstrap
 

@@ -17,23 +17,28 @@ if TYPE_CHECKING:
     from vitreous import world
     from vitreous.api import compare, explain, explain_each, load, method, question, view
     from vitreous.because import why
-    from vitreous.data import Truth, image_files
+    from vitreous.data import Truth, image_files, read_regions
     from vitreous.errors import VitreousError, VitreousWarning
+    from vitreous.judge.birds import funnybirds
     from vitreous.judge.check import check
     from vitreous.judge.doctor import doctor
     from vitreous.judge.evaluate import evaluate
+    from vitreous.judge.trial import trial
     from vitreous.methods import Method, effort, methods, register
     from vitreous.metrics import Metric, metric, metrics
     from vitreous.models import Preprocess, View, models
     from vitreous.passes.collect import statistics
     from vitreous.passes.statistics import Statistics
     from vitreous.results import Archive, Checkup, Comparison, Explanation, Question, Table
+    from vitreous.results.birds import Birds
     from vitreous.results.pages import page
+    from vitreous.results.trial import Trial
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Archive",
+    "Birds",
     "Checkup",
     "Comparison",
     "Explanation",
@@ -43,6 +48,7 @@ __all__ = [
     "Question",
     "Statistics",
     "Table",
+    "Trial",
     "Truth",
     "View",
     "VitreousError",
@@ -55,6 +61,7 @@ __all__ = [
     "evaluate",
     "explain",
     "explain_each",
+    "funnybirds",
     "image_files",
     "load",
     "method",
@@ -64,8 +71,10 @@ __all__ = [
     "models",
     "page",
     "question",
+    "read_regions",
     "register",
     "statistics",
+    "trial",
     "view",
     "why",
     "world",
@@ -74,6 +83,7 @@ __all__ = [
 _ROOMS = ("methods", "metrics", "models")  # packages that list their content when called
 _HOMES = {
     "Archive": "results",
+    "Birds": "results.birds",
     "Checkup": "results",
     "Comparison": "results",
     "Explanation": "results",
@@ -83,6 +93,7 @@ _HOMES = {
     "Question": "results",
     "Statistics": "passes.statistics",
     "Table": "results",
+    "Trial": "results.trial",
     "Truth": "data",
     "View": "models",
     "VitreousError": "errors",
@@ -94,14 +105,17 @@ _HOMES = {
     "evaluate": "judge.evaluate",
     "explain": "api",
     "explain_each": "api",
+    "funnybirds": "judge.birds",
     "image_files": "data",
     "load": "api",
     "method": "api",
     "metric": "metrics",
     "page": "results.pages",
     "question": "api",
+    "read_regions": "data",
     "register": "methods",
     "statistics": "passes.collect",
+    "trial": "judge.trial",
     "view": "api",
     "why": "because",
 }

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from vitreous import __version__
-from vitreous.cli import doctor, explain, lists, score, stats, why, world
+from vitreous.cli import birds, doctor, explain, lists, score, stats, trial, why, world
 from vitreous.cli.vocabulary import current, in_options
 from vitreous.errors import VitreousError, VitreousWarning, one_line
 
@@ -31,6 +31,7 @@ app.command()(why.why)
 app.command()(explain.explain)
 app.command()(explain.compare)
 app.command()(score.score)
+app.command()(birds.birds)
 app.command()(lists.methods)
 app.command()(lists.metrics)
 app.command()(lists.models)
@@ -38,6 +39,7 @@ app.command()(lists.cite)
 app.command()(lists.demo)
 app.command()(doctor.doctor)
 app.command()(stats.stats)
+app.command()(trial.trial)
 app.add_typer(world.app, name="world")
 
 _ERRORS = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)

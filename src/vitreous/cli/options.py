@@ -101,7 +101,7 @@ def load(
     if not pretrained:
         options["pretrained"] = False
     status = ERR.status(f"loading {model}") if ERR.is_terminal and not quiet else _nothing()
-    with _telling(quiet or checkpoint is None), status:
+    with telling(quiet or checkpoint is None), status:
         return vitreous.load(model, labels=names, device=device, dtype=dtype, **options)
 
 
@@ -113,7 +113,7 @@ class _Lines(logging.Handler):
 
 
 @contextmanager
-def _telling(quiet: bool) -> Iterator[None]:
+def telling(quiet: bool) -> Iterator[None]:
     """Print what the library notes meanwhile, such as where weights came from."""
     log, lines = logging.getLogger("vitreous"), _Lines(logging.INFO)
     level = log.level

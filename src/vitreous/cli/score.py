@@ -36,10 +36,18 @@ def score(
             help="True classes, JSON: {file: class}, a list in order, or a list of {file, label}; or a scenes.json."
         ),
     ] = None,
+    regions: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Where the objects are: a folder of masks named like the pictures, or a JSON of boxes."),
+    ] = None,
     target: Annotated[str, typer.Option(help="The explained class: pred, label, an index or a name.")] = "pred",
     classes: options.Classes = None,
     baselines: Annotated[bool, typer.Option(help="Random, constant and centre maps for comparison.")] = True,
     out: Annotated[Optional[Path], typer.Option(help="Write the table as .json or .csv.")] = None,  # noqa: UP045
+    figures: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIR", help="Draw bars, curves and bins of every metric into a new folder, as SVG."),
+    ] = None,
     half: Annotated[bool, typer.Option(help="Half precision, audited against float32.")] = False,
     batch_size: Annotated[Optional[int], typer.Option(min=1, help="States at once.")] = None,  # noqa: UP045
     checkpoint: options.Checkpoint = None,
@@ -77,18 +85,26 @@ def score(
         if options.is_there(out) and not overwrite:
             raise VitreousError(f"{out} is there already; choose another --out or add --overwrite")
         disk.check_file(out, overwrite)
+    if figures is not None:
+        _check_figures(figures, overwrite)
     files = [each for path in images for each in vt.image_files(path)]
     labels = None if truth is None else _classes(truth)
     wanting = [name for name, judge in zip(metrics, judges, strict=True) if judge.needs_labels]
     if labels is None and (wanting or target == "label"):
         raise VitreousError(f"{wanting[0] if wanting else '--target label'} needs the true classes: give --truth")
+    known = None if regions is None else vt.read_regions(regions)
+    lost = next((name for name, judge in zip(metrics, judges, strict=True) if judge.truth), None)
+    if known is None and lost is not None:
+        raise VitreousError(f"{lost} needs to know where the objects are: give --regions")
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, "float32", quiet, prompt)
     methods = methods or [vt.effort("quick", view), *defaults.JUDGED]
     precision = "float16" if half else "float32"
     asked: dict[str, Any] = {"precision": precision, "batch": batch_size, "seed": seed, "baselines": baselines}
     asked |= {"classes": options.classes(classes), "memory": memory}
     with options.progress_bar("states", quiet or as_json) as bar:
-        table = vt.evaluate(view, files, methods, metrics, labels=labels, target=target, progress=bar, **asked)
+        table = vt.evaluate(
+            view, files, methods, metrics, labels=labels, truth=known, target=target, progress=bar, **asked
+        )
     if as_json:
         options.print_json(table.to_json())
     elif not quiet:
@@ -106,6 +122,19 @@ def score(
         table.save(out, overwrite=overwrite)
         if not (quiet or as_json):
             options.say(f"saved in {out}")
+    if figures is not None:
+        drawn = table.save_figures(figures, overwrite=overwrite)
+        if not (quiet or as_json):
+            options.say(f"drawn in {figures}: {', '.join(drawn)}")
+
+
+def _check_figures(folder: Path, overwrite: bool) -> None:
+    """Refuse figures that could not be drawn, before the work."""
+    from vitreous.show.figures import require
+
+    require()
+    options.is_there(folder)
+    disk.check_folder(folder, overwrite)
 
 
 def _classes(path: Path) -> Any:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from vitreous.errors import MapError, ModelError, TargetError, VitreousError
 from vitreous.methods import Answer, Method, answer, method, to_grid
-from vitreous.methods.consensus import mean_ranks
 from vitreous.metrics import Geometry, Maps, Pool, metric
 from vitreous.metrics.curves import Array
+from vitreous.metrics.similarity import spearman
 from vitreous.models import View, view
 from vitreous.passes import Session, Target, probabilities
 from vitreous.passes.random import Draws
@@ -271,13 +271,9 @@ class _Case:
 
 
 def agreement(one: Tensor, other: Tensor) -> float:
-    """Return Spearman's rank correlation of two maps; equal values share their mean rank, a flat map has none."""
-    pair = torch.stack([mean_ranks(each.double()).flatten() for each in (one, other)])
-    pair = pair - pair.mean(dim=1, keepdim=True)
-    sizes = pair.norm(dim=1)
-    if not (torch.isfinite(one).all() and torch.isfinite(other).all() and bool((sizes > 0).all())):
-        return 0.0
-    return float(pair[0] @ pair[1] / (sizes[0] * sizes[1]))
+    """Return Spearman's rank correlation of two maps; 0 where one is flat or not finite."""
+    pair = [each.double().reshape(1, *each.shape[-2:]).numpy() for each in (one, other)]
+    return float(spearman(*pair)[0])
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

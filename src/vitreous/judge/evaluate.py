@@ -50,6 +50,7 @@ def evaluate(
     value: str | None = None,
     classes: Sequence[int | str] | None = None,
     among: Any = None,
+    groups: Sequence[int] | None = None,
     precision: str = "float32",
     batch: int | None = None,
     upsample: str = "bilinear",
@@ -69,6 +70,7 @@ def evaluate(
     does and ``generic``. ``target``: the explained class,
     ``"pred"``, ``"label"``, a class or one per image; metrics may have their own. ``classes`` restricts the softmax, of
     explainers too; ``among`` gives every image a set of classes to compare (``var``), one list or one for each.
+    ``groups`` numbers the pictures that belong together (the cells of a grid): the bootstrap draws them as one.
     ``precision``: ``"float16"`` and ``"bfloat16"`` are audited against float32. ``batch``: states at once. ``memory``:
     a budget in GiB. ``progress``: a function of done and total states, or ``True`` for a bar on standard error.
     """
@@ -79,6 +81,7 @@ def evaluate(
     Target(value=value), check_seed(seed)  # bad words before the work
     if baselines:
         hows = {**hows, **{name: method(name) for name in defaults.BASELINES if name not in hows}}
+    _check_groups(groups, how_many(data))
     only = restriction(looked_at, classes)
     aims = _Aims(looked_at, target, among)
     source = aims.aimed(read_samples(data, looked_at, labels, truth))
@@ -93,7 +96,7 @@ def evaluate(
         run = _Run(looked_at, plan, tell, how_many(data))
         for group in cut(chain([first], source), plan.images):
             run.judge(group)
-    return run.table(tuple(hows), samples, aims.said)
+    return run.table(tuple(hows), samples, aims.said, groups)
 
 
 class _Run:
@@ -110,8 +113,11 @@ class _Run:
         self.plan = replace(self.plan, inner=judged.inner, states=judged.at_once)  # too much once is not tried again
         self.done.append(replace(judged, maps={}))
 
-    def table(self, methods: tuple[str, ...], samples: int, target: Any) -> Table:
+    def table(
+        self, methods: tuple[str, ...], samples: int, target: Any, groups: Sequence[int] | None = None
+    ) -> Table:
         plan, done = self.plan, self.done
+        _check_groups(groups, sum(len(each.names) for each in done))
         cells = [(name, label) for name in methods for label in plan.metrics]
         parts = {cell: np.concatenate([each.parts[cell] for each in done]) for cell in cells}
         return Table(
@@ -126,6 +132,7 @@ class _Run:
             plan=self._record(target),
             samples=samples,
             seed=plan.seed,
+            groups=None if groups is None else tuple(int(each) for each in groups),
         )
 
     def _degenerate(self, name: str) -> dict[str, int]:
@@ -159,6 +166,11 @@ class _Run:
             },
             "versions": {"vitreous": __version__, "torch": torch.__version__},
         }
+
+
+def _check_groups(groups: Sequence[int] | None, images: int | None) -> None:
+    if groups is not None and images is not None and len(groups) != images:
+        raise ImageError(f"{len(groups)} groups for {images} pictures")
 
 
 class _Aims:

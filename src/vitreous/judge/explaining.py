@@ -72,6 +72,8 @@ class Explaining:
         for name, how in self.plan.methods.items():
             if isinstance(how, Foreign) and not how.live:
                 raise VitreousError(f"{name}: {how.what} cannot be made again, which a metric asks for")
+            if isinstance(how, Foreign) and need.under is not None and how.what == "attribution object":
+                raise VitreousError(f"{name} knows its own model only, a metric asks about another: give a callable")
         seen = self.view if need.under is None else need.under(self.view)
         inputs, count = self.inputs, need.count
         if need.images is not None:

@@ -6,8 +6,17 @@ Third parties offer theirs under the entry-point group ``vitreous.metrics``.
 # Importing a family registers its metrics; the order is the order of the tables.
 from vitreous.metrics import (  # noqa: F401  # isort: skip
     faithfulness,
+    road,
+    information,
+    subsets,
+    regions,
     masking,
     tokens,
+    randomisation,
+    robustness,
+    complexity,
+    parts,
+    localisation,
 )
 from vitreous.metrics.base import Metric, Result
 from vitreous.metrics.bins import Bin, bins

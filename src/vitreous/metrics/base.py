@@ -73,6 +73,8 @@ class Metric:
     higher_is_better: ClassVar[bool] = True
     judges_labels: ClassVar[bool] = False
     """Whether correctness is read, so that true classes are needed whatever is scored."""
+    excludes: ClassVar[bool] = False
+    """Whether its protocol leaves images out, the same ones for every map: they have no score."""
 
     def __post_init__(self) -> None:
         check_choice("explain", self.explain, ("given", "pred", "label"))

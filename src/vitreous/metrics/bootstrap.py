@@ -3,7 +3,7 @@
 B resamples of n images are a ``B x n`` matrix of multinomial weights; a metric aggregates what it has of every image
 anew for each row, and for a mean that is one product. Images without a score (NaN) weigh nothing. Differences of two
 methods are paired: of the same images in every resample, which removes the variance between images (Koehn 2004; Efron
-and Tibshirani 1993).
+and Tibshirani 1993). Rows that belong together (the cells of one grid, two classes of one image) are drawn together.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "Aggregate",
     "Cell",
     "Difference",
+    "Groups",
     "Interval",
     "difference",
     "interval",
@@ -39,6 +40,8 @@ Aggregate = Callable[[Array, Array], Array]
 """Takes parts ``[n, P]`` and weights ``[r, n]``, and returns one score for each row of weights."""
 Cell = tuple[Array, Aggregate]
 """The parts of every image, and what makes one score of them."""
+Groups = Sequence[int] | None
+"""Which images belong together, by a number for each; ``None`` if each stands for itself."""
 
 
 class Interval(NamedTuple):
@@ -62,18 +65,26 @@ class Difference:
         return asdict(self)
 
 
-def resamples(images: int, samples: int = SAMPLES, seed: int = 0) -> Iterator[Array]:
-    """Yield the weights of the images in some resamples, ``[r, n]``, until there are ``samples`` of them."""
+def resamples(images: int, samples: int = SAMPLES, seed: int = 0, groups: Groups = None) -> Iterator[Array]:
+    """Yield the weights of the images in some resamples, ``[r, n]``, until there are ``samples`` of them.
+
+    ``groups`` says which images belong together: they are drawn as one.
+    """
     if samples < 1:
         raise VitreousError(f"samples={samples} must be at least 1")
     if not images:
         raise VitreousError("there are no scores to resample")
+    member = np.arange(images) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    if len(member) != images:
+        raise VitreousError(f"{len(member)} groups for {images} images")
+    units = int(member.max()) + 1
     draws, at_once = Draws.of(seed, "bootstrap"), max(1, _BLOCK // images)
     for start in range(0, samples, at_once):
         rows = min(samples - start, at_once)
-        drawn = Draws(draws.keys.expand(rows)).at(torch.arange(start, start + rows)).below(images, images)
-        ones = torch.ones(rows, images, dtype=torch.float64)
-        yield np.asarray(torch.zeros_like(ones).scatter_add_(1, drawn, ones).numpy())
+        drawn = Draws(draws.keys.expand(rows)).at(torch.arange(start, start + rows)).below(units, units)
+        ones = torch.ones(rows, units, dtype=torch.float64)
+        weights = torch.zeros_like(ones).scatter_add_(1, drawn, ones).numpy()
+        yield np.asarray(weights if groups is None else weights[:, member])
 
 
 def mean(parts: Array, weights: Array) -> Array:
@@ -89,12 +100,12 @@ def means(scores: Array, weights: Array) -> Array:
     return np.asarray(np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0))
 
 
-def resampled(cells: Sequence[Cell], samples: int = SAMPLES, seed: int = 0) -> Array:
+def resampled(cells: Sequence[Cell], samples: int = SAMPLES, seed: int = 0, groups: Groups = None) -> Array:
     """Return the score of every cell in each resample, ``[samples, c]``, aggregated anew; NaN where it has none."""
     averaged = [column for column, (_, aggregate) in enumerate(cells) if aggregate is mean]
     scores = np.stack([cells[column][0][:, 0] for column in averaged], axis=1) if averaged else None
     blocks = []
-    for weights in resamples(len(cells[0][0]), samples, seed):
+    for weights in resamples(len(cells[0][0]), samples, seed, groups):
         block = np.empty((len(weights), len(cells)))
         if scores is not None:  # all means in one product
             block[:, averaged] = means(scores, weights)
@@ -129,6 +140,7 @@ def difference(
     level: float = 0.95,
     samples: int = SAMPLES,
     seed: int = 0,
+    groups: Groups = None,
 ) -> Difference:
     """Return the score of ``one`` less that of ``other``, ``[n]`` or parts ``[n, P]``, over the images with both."""
     one, other = (np.asarray(each, np.float64).reshape(len(each), -1) for each in (one, other))
@@ -136,7 +148,7 @@ def difference(
     if not there.any():
         raise VitreousError("no image has both scores")
     pair = [np.where(there[:, None], parts, np.nan) for parts in (one, other)]
-    scores = resampled([(parts, aggregate) for parts in pair], samples, seed)
+    scores = resampled([(parts, aggregate) for parts in pair], samples, seed, groups)
     gaps = scores[:, 0] - scores[:, 1]
     gaps = gaps[~np.isnan(gaps)]
     low, high = interval(gaps, level)

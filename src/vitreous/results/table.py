@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from vitreous.metrics.bins import Bin, bins
 from vitreous.metrics.bootstrap import SAMPLES, Cell, Difference, Interval, difference, interval, resampled
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.registry import metric as metric_of
+from vitreous.results import figures
 from vitreous.results.formats import aligned, comma_separated, html_rows, latex, markdown
 
 __all__ = ["SCHEMA", "Table"]
@@ -49,6 +50,8 @@ class Table:
     plan: Mapping[str, Any] = field(default_factory=dict)
     samples: int = SAMPLES
     seed: int = 0
+    groups: tuple[int, ...] | None = None
+    """Which rows belong together and are resampled together: the cells of one grid, say."""
 
     @cached_property
     def scores(self) -> dict[tuple[str, str], Array]:
@@ -86,7 +89,7 @@ class Table:
         """Return the paired difference ``one - other`` with its interval and p-value."""
         self[one, metric], self[other, metric]
         (first, aggregate), (second, _) = (self.judges[metric].cell(self.parts[name, metric]) for name in (one, other))
-        return difference(first, second, aggregate, samples=self.samples, seed=self.seed)
+        return difference(first, second, aggregate, samples=self.samples, seed=self.seed, groups=self.groups)
 
     def z(self, method: str, metric: str, against: str = "random") -> float:
         """Return how many standard errors a method lies above another, image by image; NaN where that is undefined."""
@@ -138,7 +141,7 @@ class Table:
 
     @cached_property
     def _intervals(self) -> dict[tuple[str, str], Interval]:
-        resamples = resampled(self._cells, self.samples, self.seed)
+        resamples = resampled(self._cells, self.samples, self.seed, self.groups)
         return {cell: interval(column) for cell, column in zip(self.parts, resamples.T, strict=True)}
 
     # -- files and text --------------------------------------------------------------------------------
@@ -159,7 +162,7 @@ class Table:
                 for method in self.methods
             ],
             "confidence": {name: _plain(values) for name, values in self.confidence.items()},
-            "resampling": {"samples": self.samples, "seed": self.seed},
+            "resampling": {"samples": self.samples, "seed": self.seed, "groups": self.groups and list(self.groups)},
         }
 
     @classmethod
@@ -193,7 +196,9 @@ class Table:
                 for key, cell in cells.items()
             },
             plan=data["plan"],
-            **data["resampling"],
+            samples=data["resampling"]["samples"],
+            seed=data["resampling"]["seed"],
+            groups=tuple(data["resampling"].get("groups") or ()) or None,
         )
 
     def to_csv(self, path: str | Path | None = None, *, per_image: bool = False, overwrite: bool = False) -> str:
@@ -230,6 +235,27 @@ class Table:
         text = self.to_csv(per_image=True) if path.suffix == ".csv" else _written(self.to_json())
         disk.write_file(path, text.encode(errors="surrogateescape"), overwrite=overwrite)
         return path
+
+    def plot(
+        self,
+        kind: str | None = None,
+        metric: str | None = None,
+        *,
+        methods: Sequence[str] | None = None,
+        path: str | Path | None = None,
+        overwrite: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Return a matplotlib figure; with a path, also write it as ``.svg``, ``.pdf`` or ``.png``.
+
+        ``kind``: ``curves``, ``bins``, ``bars``, ``sweep``, ``histogram``, ``matrix`` or ``radar``; without one, curves
+        where they were kept and bars elsewhere. ``docs/figures.md`` shows each, and their options.
+        """
+        return figures.plot(self, kind, metric, methods, path, overwrite, options)
+
+    def save_figures(self, folder: str | Path, *, overwrite: bool = False) -> list[str]:
+        """Write bars, curves and bins of every metric into a new folder, as SVG; return the names of the files."""
+        return figures.save_figures(self, folder, overwrite=overwrite)
 
     def __str__(self) -> str:
         return aligned(self._printed())

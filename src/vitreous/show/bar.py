@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Union
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING, Union
 
 from vitreous.errors import VitreousError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Followed", "bar", "followed"]
 
@@ -21,6 +21,9 @@ Followed = Union[Tick, bool, None]  # noqa: UP007
 @contextmanager
 def bar(what: str, console: Console | None = None, hidden: bool = False) -> Iterator[Tick]:
     """Give a function that moves a bar. A terminal shows it until the work is done; elsewhere its last state stays."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.1f}/{task.total}"))
     where = Console(stderr=True, highlight=False) if console is None else console
     with Progress(

@@ -12,7 +12,7 @@ from vitreous.errors import TargetError, VitreousError
 from vitreous.metrics.curves import Array
 from vitreous.metrics.states.layout import CLEAN, Layout
 from vitreous.metrics.states.need import Drawn, Explained, Geometry, Images, Masks, Measured, Need, States
-from vitreous.metrics.states.rank import enlarged, patched
+from vitreous.metrics.states.rank import enlarged, finite, patched
 
 __all__ = ["Answers", "Common", "Readings", "Told"]
 
@@ -91,6 +91,7 @@ class Answers:
         """
         if (explain, grid, upsample) not in self._values:
             maps, size = self.maps(explain).astype(np.float64), self.geometry.pixels
+            maps = finite(maps)
             maps[self._starts[explain] < 0] = np.nan
             if grid == "pixel":
                 maps = enlarged(maps, size, upsample or self._common.upsample)

@@ -81,8 +81,9 @@ class Need:
 class States(Need):
     """Some states along an order: the ranks ``low .. high - 1`` of each span kept or removed on one substrate.
 
-    ``unit`` is ``"pixel"``, ``"token"`` (removed from the sequence) or ``"blend"``: one state, the image faded into
-    the substrate by the map itself. ``by`` is whose order it is: the ``"map"``'s, or a ``"random"`` one of the image.
+    ``unit`` is ``"pixel"``, ``"region:8"`` (pixels, in squares of eight that go whole), ``"token"`` (removed from the
+    sequence) or ``"blend"``: one state, the image faded into the substrate by the map itself. ``by`` is whose order it
+    is: the ``"map"``'s, or a ``"random"`` one of the image.
     """
 
     unit: str

@@ -18,7 +18,7 @@ from vitreous.metrics.states.drawing import Drawing
 from vitreous.metrics.states.engine import Engine
 from vitreous.metrics.states.layout import CLEAN, Layout, Run, substrates_of
 from vitreous.metrics.states.need import Drawn, Explained, Geometry, Images, Masks, Measured, Need, States
-from vitreous.metrics.states.rank import FLAGS, TIES, enlarged, flag, order, pixel_ranks, scaled, sound, token_map
+from vitreous.metrics.states.rank import FLAGS, TIES, enlarged, flag, order, scaled, sound, token_map, unit_ranks
 from vitreous.metrics.states.substrate import SUBSTRATES
 from vitreous.metrics.states.writers import Chunk, fade, masked, select
 from vitreous.models import View
@@ -242,20 +242,23 @@ class Pool:
         good = np.flatnonzero(~left_out)
         for mode, drawn in self._drawn.items():
             for need in drawn:
-                self._add_drawn(need, mode, told, maps, left_out, chunk)
+                self._add_drawn(need, mode, told, maps, codes, left_out, chunk)
         if len(good):
             codes_there = torch.from_numpy(codes[good]).to(maps.values.device)
             values = sound(maps.values[torch.from_numpy(good).to(maps.values.device)], codes_there)
             layouts = [self.layouts[kind] for kind in kinds[good]]
             self._queue(values, owner[good], layouts, starts[good], chunk)
 
-    def _add_drawn(self, need: Drawn, mode: str, told: Told, maps: Maps, left_out: Array, chunk: Chunk) -> None:
+    def _add_drawn(
+        self, need: Drawn, mode: str, told: Told, maps: Maps, codes: Array, left_out: Array, chunk: Chunk
+    ) -> None:
         rows = maps.rows[mode]
         slots, facts = np.zeros((len(rows), need.count), np.int64), np.full((len(rows), need.count), np.nan)
         there = np.flatnonzero(~left_out[rows])
         slots[there] = self._take(len(there) * need.count).reshape(-1, need.count)
-        some = maps.values[torch.from_numpy(rows[there]).to(maps.values.device)].double().cpu().numpy()
-        fine = enlarged(some, self.geometry.pixels, self.upsample)
+        some = maps.values[torch.from_numpy(rows[there]).to(maps.values.device)].double().cpu()
+        ranked = sound(some, torch.from_numpy(codes[rows[there]])).numpy()
+        fine = enlarged(ranked, self.geometry.pixels, self.upsample)
         self.drawing.queue(need, chunk, fine, there, slots[there], facts)
         told.drawn.setdefault((need, mode), []).append(slots)
         told.facts.setdefault((need, mode), []).append(facts)
@@ -263,16 +266,17 @@ class Pool:
     def _queue(self, values: Tensor, owner: Array, layouts: Sequence[Layout], starts: Array, chunk: Chunk) -> None:
         """Queue the states of these orders: images one map after the other, token states one span after the other."""
         size, different = self.geometry.pixels, list(dict.fromkeys(layouts))
-        pixels = blends = None
-        if any(layout.uses("pixel") for layout in different):
-            pixels = pixel_ranks(values, size, self.upsample, self.ties, self.seed)
+        units = {run.unit for layout in different for run in layout.runs} - {"token", "blend"}
+        ranks = {unit: unit_ranks(values, size, unit, self.upsample, self.ties, self.seed) for unit in sorted(units)}
+        blends = None
         if any(layout.uses("blend") for layout in different):
             blends = scaled(values, size)
         for row, (image, layout, start) in enumerate(zip(owner.tolist(), layouts, starts.tolist(), strict=True)):
             for run in layout.runs:
                 slots = np.arange(start + run.start, start + run.start + len(run.spans))
-                if run.unit == "pixel" and pixels is not None:
-                    write = select(chunk, image, run.substrate, run.keep, self._span(run, pixels), pixels[row])
+                if run.unit in ranks:
+                    mine = ranks[run.unit]
+                    write = select(chunk, image, run.substrate, run.keep, self._span(run, mine), mine[row])
                 elif run.unit == "blend" and blends is not None:
                     write = fade(blends[row], chunk, run.substrate, image)
                 else:
@@ -281,8 +285,8 @@ class Pool:
         for layout in different:
             runs = [run for run in layout.runs if run.unit == "token"]
             if runs:
-                mine = np.array([place for place, each in enumerate(layouts) if each is layout])
-                self._queue_tokens(runs, values, owner, starts, mine, chunk)
+                places = np.array([place for place, each in enumerate(layouts) if each is layout])
+                self._queue_tokens(runs, values, owner, starts, places, chunk)
 
     def _queue_tokens(
         self, runs: Iterable[Run], values: Tensor, owner: Array, starts: Array, mine: Array, chunk: Chunk

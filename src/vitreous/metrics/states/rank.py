@@ -18,6 +18,7 @@ __all__ = [
     "FLAGS",
     "TIES",
     "enlarged",
+    "finite",
     "flag",
     "order",
     "patched",
@@ -26,6 +27,7 @@ __all__ = [
     "scaled",
     "sound",
     "token_map",
+    "unit_ranks",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -51,13 +53,20 @@ def sound(maps: Tensor, flags: Tensor) -> Tensor:
 
     Values that are not finite become the lowest (NaN) or the nearest finite value of their map.
     """
-    flat = maps.flatten(1)
+    flat = _finite(maps.flatten(1))
+    return torch.where(((flags == 0) | (flags == 3))[:, None], flat, torch.zeros_like(flat)).view_as(maps)
+
+
+def finite(maps: Array) -> Array:
+    """Return maps ``[B, h, w]`` with NaN as their lowest and infinities as their nearest finite value, or as zeros."""
+    return np.asarray(_finite(torch.from_numpy(maps).flatten(1)).view(maps.shape))
+
+
+def _finite(flat: Tensor) -> Tensor:
     good = torch.isfinite(flat)
     low = torch.where(good, flat, torch.inf).amin(dim=1, keepdim=True)
     high = torch.where(good, flat, -torch.inf).amax(dim=1, keepdim=True)
-    flat = torch.where(flat.isnan(), low, flat).clamp(low, high)
-    ranked = torch.where(((flags == 0) | (flags == 3))[:, None] & torch.isfinite(low), flat, torch.zeros_like(flat))
-    return ranked.view_as(maps)
+    return torch.where(torch.isfinite(low), torch.where(flat.isnan(), low, flat).clamp(low, high), 0.0)
 
 
 def ranks(values: Tensor, ties: str = "random", seed: int = 0) -> Tensor:
@@ -92,6 +101,22 @@ def pixel_ranks(maps: Tensor, size: tuple[int, int], upsample: str, ties: str, s
     inside = torch.arange(down * across, device=maps.device, dtype=torch.int32).view(down, across)
     whole = cells.repeat_interleave(down, 1).repeat_interleave(across, 2)
     return whole * (down * across) + inside.repeat(rows, columns)
+
+
+def unit_ranks(maps: Tensor, size: tuple[int, int], unit: str, upsample: str, ties: str, seed: int) -> Tensor:
+    """Return the rank of every pixel, ``[B, H, W]``; with the unit ``region:8``, squares of 8 pixels go whole.
+
+    Such a square has the mean of the enlarged map inside it, or its own value where the map has just these cells.
+    """
+    if unit == "pixel":
+        return pixel_ranks(maps, size, upsample, ties, seed)
+    side, (high, wide) = int(unit.removeprefix("region:")), size
+    if high % side or wide % side:
+        raise MapError(f"{high} x {wide} pixels cannot be cut into squares of {side} pixels")
+    if tuple(maps.shape[1:]) != (high // side, wide // side):
+        fine = torch.from_numpy(enlarged(maps.double().cpu().numpy(), size, upsample)).to(maps.device)
+        maps = fine.view(-1, high // side, side, wide // side, side).mean(dim=(2, 4))
+    return pixel_ranks(maps, size, "nearest", ties, seed)
 
 
 def enlarged(maps: Array, size: tuple[int, int], upsample: str) -> Array:

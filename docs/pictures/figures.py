@@ -1,0 +1,96 @@
+"""Draw the pictures of the page about figures: ``python docs/pictures/figures.py``. Takes minutes; needs no weights."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+import vitreous as vt
+from vitreous.metrics.states.need import Need
+from vitreous.results.figures import states_strip
+from vitreous.show import figures
+
+HERE = Path(__file__).parent
+METHODS = ["generic", "ixg"]
+WIDE = 900  # pixels
+
+
+def drawn(name: str, figure: Any) -> None:
+    figures.save(figure, HERE / f"figure-{name}", overwrite=True)
+
+
+def small(name: str, figure: Any) -> None:
+    """A picture of pictures, small enough for a page."""
+    held = io.BytesIO()
+    figures.encoded(figure, "it.png")(held)
+    picture = Image.open(held).convert("RGB")
+    picture = picture.resize((WIDE, round(picture.height * WIDE / picture.width)), Image.Resampling.LANCZOS)
+    picture.quantize(128).save(HERE / f"figure-{name}", optimize=True)
+
+
+def tables(view: vt.View, pictures: list[Any]) -> None:
+    metric = "insdel(steps=8)"
+    table = vt.evaluate(view, pictures[:12], METHODS, metric)
+    drawn("curves.svg", table.plot("curves"))
+    drawn("bars.svg", table.plot("bars"))
+    table = vt.evaluate(view, pictures, METHODS, "deletion(steps=3)")
+    drawn("bins.svg", table.plot("bins", count=4, by="mass"))
+    layers = [f"plus(ixg, start={layer})" for layer in range(view.depth)]
+    table = vt.evaluate(view, pictures[:12], layers, "deletion(steps=4)")
+    drawn("sweep.svg", table.plot("sweep"))
+    drawn("histogram.svg", table.plot("histogram", methods=layers))
+    maps = np.stack([[vt.explain(view, each, layer).map.numpy().ravel() for layer in layers] for each in pictures[:4]])
+    alike = np.mean([np.corrcoef(each) for each in maps], axis=0)
+    names = [str(layer) for layer in range(view.depth)]
+    note = "Mean correlation of the maps of plus(ixg) from two start layers, over 4 images."
+    drawn("matrix.svg", figures.matrix(alike, names, "Agreement of layers", note, across="start layer"))
+
+
+def pictures_of(view: vt.View, picture: Any) -> None:
+    found = {method: vt.explain(view, picture, method) for method in (*METHODS, "random")}
+    inputs = view.preprocess.tensor(found["ixg"].image)
+    size = inputs.shape[1] * inputs.shape[2]
+    need = Need.removed("black", [round(share * size) for share in (0, 0.1, 0.2, 0.5, 0.9)])
+    small("strips.png", states_strip(view, inputs, {name: each.map for name, each in found.items()}, need, width=5))
+    rows: dict[str, list[Any]] = {name: [each.map.numpy()] for name, each in found.items() if name in METHODS}
+    model = copy.deepcopy(view.model)
+    torch.manual_seed(0)
+    stages = ["trained"]
+    for layer in reversed(range(view.depth - 4, view.depth)):
+        for each in vt.view(model).block_at(layer).parameters():
+            torch.nn.init.normal_(each, std=0.02)
+        stages.append(f"block {layer}")
+        for name, row in rows.items():
+            row.append(vt.explain(vt.view(model), picture, name, target=found[name].target).map.numpy())
+    alike = {name: [np.corrcoef(row[0].ravel(), each.ravel())[0, 1] for each in row] for name, row in rows.items()}
+    note = "Blocks drawn anew from the last one downwards; under each map its correlation with the first."
+    small("cascade.png", figures.cascade(rows, stages, alike, "Cascading randomisation", note, width=5))
+
+
+def radar() -> None:
+    dimensions = ["accuracy", "background independence", "controlled synthetic data check", "single deletion"]
+    dimensions += ["preservation check", "deletion check", "target sensitivity", "distractibility"]
+    values = {
+        "one": [0.95, 0.88, 0.61, 0.72, 0.66, 0.58, 0.83, 0.64],
+        "other": [0.95, 0.88, 0.44, 0.51, 0.74, 0.42, 0.91, 0.38],
+        "random": [0.95, 0.88, 0.31, 0.5, 0.35, 0.28, 0.5, 0.25],
+    }
+    drawn("radar.svg", figures.radar(dimensions, values, "FunnyBirds", "Invented numbers; higher is better."))
+
+
+def main() -> None:
+    view = vt.load("world")
+    pictures = list(vt.world.World(n=80).pictures())
+    radar()
+    pictures_of(view, pictures[0])
+    tables(view, pictures)
+
+
+if __name__ == "__main__":
+    main()

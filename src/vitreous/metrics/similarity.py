@@ -1,0 +1,171 @@
+"""How alike two maps are: rank and linear correlation, cosine, structural similarity; and CKA for whole sets of maps.
+
+All take two stacks of maps ``[B, h, w]`` and return one number per pair, ``[B]``, from -1 to 1. A map that is constant
+or not finite is like no other: its similarity is 0, and ``dead`` finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from vitreous.errors import MapError
+from vitreous.methods.consensus import mean_ranks
+from vitreous.metrics.curves import Array
+from vitreous.words import check_choice
+
+__all__ = [
+    "SIMILARITIES",
+    "abs_spearman",
+    "check_similarity",
+    "cka",
+    "cosine",
+    "dead",
+    "gaussian",
+    "pearson",
+    "similarity",
+    "spearman",
+    "ssim",
+]
+
+_WINDOW, _SIGMA = 11, 1.5
+_STABLE = (0.01**2, 0.03**2)
+"""The two constants of SSIM, for values from 0 to 1."""
+
+
+def spearman(one: Array, other: Array) -> Array:
+    """Spearman's rank correlation; equal values share their mean rank."""
+    return _compared(lambda a, b: _correlation(_ranks(a), _ranks(b)), one, other)
+
+
+def abs_spearman(one: Array, other: Array) -> Array:
+    """Spearman's rank correlation of the absolute values."""
+    return spearman(np.abs(one), np.abs(other))
+
+
+def pearson(one: Array, other: Array) -> Array:
+    """Pearson's correlation: the cosine of the maps less their means."""
+    return _compared(_correlation, one, other)
+
+
+def cosine(one: Array, other: Array) -> Array:
+    """``<a, b> / (|a| |b|)``, of the values as they are: the only one here that sees where zero is."""
+    return _compared(_cosine, one, other)
+
+
+def ssim(one: Array, other: Array) -> Array:
+    """Mean structural similarity (Wang et al. 2004) of maps that are scaled to 0 .. 1 each.
+
+    ``(2 m_a m_b + 0.01^2) (2 c_ab + 0.03^2) / ((m_a^2 + m_b^2 + 0.01^2) (v_a + v_b + 0.03^2))`` with means, variances
+    and covariance under a Gaussian window of 11 x 11 and deviation 1.5, averaged over all places. Borders are
+    reflected, the outermost value repeated. On a smaller grid the window is the largest odd one that fits.
+    """
+    return _compared(_ssim, one, other)
+
+
+def _ssim(one: Array, other: Array) -> Array:
+    a, b = (_scaled(each) for each in (one, other))
+    mean_a, mean_b = gaussian(a), gaussian(b)
+    variances = gaussian(a * a) - mean_a**2 + gaussian(b * b) - mean_b**2
+    covariance = gaussian(a * b) - mean_a * mean_b
+    low, high = _STABLE
+    top = (2 * mean_a * mean_b + low) * (2 * covariance + high)
+    bottom = (mean_a**2 + mean_b**2 + low) * (variances + high)
+    return np.asarray((top / bottom).mean(axis=(1, 2)))
+
+
+SIMILARITIES: Mapping[str, Callable[[Array, Array], Array]] = {
+    "spearman": spearman,
+    "abs_spearman": abs_spearman,
+    "pearson": pearson,
+    "cosine": cosine,
+    "ssim": ssim,
+}
+
+
+def check_similarity(by: str) -> None:
+    """Refuse a similarity that is not known."""
+    check_choice("similarity", by, tuple(SIMILARITIES))
+
+
+def similarity(by: str, one: Array, other: Array) -> Array:
+    """Return the similarity of maps ``one`` with those made again; NaN where ``one`` was left out (NaN everywhere)."""
+    if one.shape != other.shape:
+        raise MapError(f"maps of {list(one.shape)} cannot be compared with maps of {list(other.shape)}")
+    return np.where(np.isnan(one).all(axis=(1, 2)), np.nan, SIMILARITIES[by](one, other))
+
+
+def dead(maps: Array) -> Array:
+    """Return which maps are constant or not finite, ``[B]``."""
+    flat = maps.reshape(len(maps), -1)
+    return np.asarray(~np.isfinite(flat).all(axis=1) | (flat == flat[:, :1]).all(axis=1))
+
+
+def cka(one: Array, other: Array, weights: Array | None = None) -> Array:
+    """Linear centred kernel alignment (Kornblith et al. 2019) of two sets of maps of the same images, ``[r]``.
+
+    ``|X^T Y|^2 / (|X^T X| |Y^T Y|)`` with images in the rows and each column centred, by its Gram matrices. One number
+    for all images, from 0 to 1; with fewer images than places it is too high. ``weights`` ``[r, n]`` count every image
+    so often. NaN where fewer than two images have both maps, or where all maps of one set are the same.
+    """
+    rows = [each.reshape(len(each), -1).astype(np.float64) for each in (one, other)]
+    there = np.asarray(np.isfinite(np.concatenate(rows, axis=1)).all(axis=1))
+    counts = (np.ones((1, len(there))) if weights is None else weights)[:, there]
+    if counts.shape[1] < 2:
+        return np.full(len(counts), np.nan)
+    x, y = (each @ each.T for each in (each[there] - each[there].mean(axis=0) for each in rows))
+    bottom = np.sqrt(np.maximum(_aligned(counts, x, x) * _aligned(counts, y, y), 0))
+    rounding = 1e-12 * np.linalg.norm(x) * np.linalg.norm(y)
+    found = np.divide(_aligned(counts, x, y), bottom, out=np.full(len(counts), np.nan), where=bottom > rounding)
+    return np.asarray(found)
+
+
+def _aligned(counts: Array, one: Array, other: Array) -> Array:
+    """Return the sum of the products of two Gram matrices ``[n, n]``, centred as each row of counts ``[r, n]`` says."""
+    total = np.maximum(counts.sum(axis=1), 1)[:, None]
+    a, b = (counts @ gram / total for gram in (one, other))
+    products = (counts @ (one * other)) * counts
+    whole = (counts * a).sum(axis=1) * (counts * b).sum(axis=1)
+    return np.asarray((products - 2 * total * counts * a * b).sum(axis=1) + whole)
+
+
+def gaussian(maps: Array) -> Array:
+    """Return maps ``[B, h, w]`` under SSIM's Gaussian window, borders reflected."""
+    radius = (min(_WINDOW, *maps.shape[1:]) - 1) // 2
+    weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / _SIGMA) ** 2)
+    weights /= weights.sum()
+    for axis in (1, 2):
+        wide = np.pad(maps, [(radius, radius) if each == axis else (0, 0) for each in range(3)], mode="symmetric")
+        length = maps.shape[axis]
+        maps = sum(w * np.take(wide, range(at, at + length), axis=axis) for at, w in enumerate(weights))
+    return maps
+
+
+def _ranks(maps: Array) -> Array:
+    return np.asarray(mean_ranks(torch.from_numpy(np.ascontiguousarray(maps, np.float64))))
+
+
+def _correlation(one: Array, other: Array) -> Array:
+    return _cosine(*(each - each.mean(axis=(1, 2), keepdims=True) for each in (one, other)))
+
+
+def _cosine(one: Array, other: Array) -> Array:
+    products = [(a * b).sum(axis=(1, 2)) for a, b in ((one, other), (one, one), (other, other))]
+    sizes = np.sqrt(products[1]) * np.sqrt(products[2])
+    return np.asarray(np.divide(products[0], sizes, out=np.zeros(len(one)), where=sizes > 0))
+
+
+def _scaled(maps: Array) -> Array:
+    low, high = maps.min(axis=(1, 2), keepdims=True), maps.max(axis=(1, 2), keepdims=True)
+    return np.asarray(np.divide(maps - low, high - low, out=np.zeros_like(maps, np.float64), where=high > low))
+
+
+def _compared(formula: Callable[[Array, Array], Array], one: Array, other: Array) -> Array:
+    """Return what a formula says about two maps that are alive, and 0 for all others."""
+    alive = ~(dead(one) | dead(other))
+    found = np.zeros(len(one))
+    if alive.any():
+        found[alive] = formula(*(np.asarray(each[alive], np.float64) for each in (one, other)))
+    return found

@@ -1,0 +1,168 @@
+"""A folder in the layout of the data set: written here from scenes of the world, and read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import vitreous as vt
+from vitreous.judge.birds import Change, Folder, Layout
+from vitreous.world import CLASSES, NAMES, PARTS, Scene, World, render
+
+LAYOUT = Layout()
+BIRD = dict(zip(("tail", "eye", "beak", "wing", "foot"), PARTS, strict=True))  # which part of a creature plays which
+SCENES = World(n=2, start=3).scenes()
+
+
+def picture(scene: Scene, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = (render(scene).images[0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    Image.fromarray(pixels).save(path)
+
+
+def part_map(scene: Scene, path: Path) -> None:
+    """Paint each part in its colour, the left half of those of two instances in the one, the right in the other."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rendered = render(scene)
+    pixels = np.zeros((128, 128, 3), np.uint8)
+    colours: dict[str, list[Any]] = {part: [] for part in LAYOUT.parts}
+    for colour, part in LAYOUT.colours.items():
+        colours[part].append(colour)
+    for part, own in BIRD.items():
+        mask = rendered.parts[0, PARTS.index(own)].numpy()
+        left = mask & (np.arange(128) < 64)
+        pixels[left], pixels[mask & ~left] = colours[part][0], colours[part][-1]
+    for place in range(len(scene.objects)):
+        colour = next(each for each, owner in LAYOUT.objects.items() if owner == place)
+        pixels[rendered.objects[0, place].numpy()] = colour
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("birds")
+    classes = [
+        {"class_idx": place, "parts": {bird: {"model": kind.parts[own]} for bird, own in BIRD.items()}}
+        for place, kind in enumerate(CLASSES)
+    ]
+    (root / "classes.json").write_text(json.dumps(classes))
+    rows = [{"class_idx": s.label, "bg_objects": "".join(f"{k}," for k in range(len(s.objects)))} for s in SCENES]
+    (root / "dataset_test.json").write_text(json.dumps(rows))
+    for place, scene in enumerate(SCENES):
+        name = f"{scene.label}/{place:06d}"
+        picture(scene, root / f"test/{name}.png")
+        part_map(scene, root / f"test_part_map/{name}.png")
+        for mask in range(31):
+            birds = [part for bit, part in enumerate(LAYOUT.parts) if mask >> bit & 1]
+            kept = "_".join(birds) or "body"
+            picture(scene.only(*(BIRD[part] for part in birds)), root / f"test_interventions/{name}/{kept}.png")
+        for k in range(len(scene.objects)):
+            picture(scene.without_object(k), root / f"test_interventions/{name}/bg_{k:03d}.png")
+    return root
+
+
+def painted(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
+    return torch.nn.functional.avg_pool2d(inputs.double(), 8).mean(dim=1) + classes[:, None, None] / 48
+
+
+def test_a_folder_is_what_its_scenes_are(folder: Path) -> None:
+    """The same numbers as from the scenes themselves, but for 8 bits, the order of parts, and halves that overlap."""
+    view = vt.load("world")
+    asked: dict[str, Any] = {"baselines": False, "samples": 5, "dilation": 1}
+    read = vt.funnybirds(view, {"painted": painted}, folder, **asked)
+    made = vt.funnybirds(view, {"painted": painted}, SCENES, **asked)
+    np.testing.assert_array_equal(read.accuracy, made.accuracy)
+    np.testing.assert_array_equal(read.background, made.background)
+    np.testing.assert_allclose(read.found["painted"].curves, made.found["painted"].curves)
+    np.testing.assert_allclose(read.found["painted"].sd, made.found["painted"].sd)
+    assert read.plan["states"] == made.plan["states"]
+    assert read.images == tuple(f"test/{s.label}/{k:06d}.png" for k, s in enumerate(SCENES))
+
+
+def test_objects_that_no_map_shows_are_a_warning(folder: Path, tmp_path: Path) -> None:
+    for place, scene in enumerate(SCENES):
+        part_map(scene.without_objects(), tmp_path / f"{place}.png")
+    hidden = Folder.of(folder, Layout(part_map=f"{tmp_path}/{{image}}.png"))
+    with pytest.warns(vt.VitreousWarning, match="no background object is seen in any part map"):
+        vt.funnybirds(vt.load("world"), {"painted": painted}, hidden, baselines=False, samples=1)
+
+
+def test_instances_are_masks_of_their_own(folder: Path) -> None:
+    source = Folder.of(folder)
+    (seen,) = source.seen(range(1))
+    assert set(seen.owners.tolist()) == set(range(5 + len(SCENES[0].objects)))
+    rendered = render(SCENES[0])
+    for part, own in BIRD.items():
+        mine = seen.masks[seen.owners == LAYOUT.parts.index(part)]
+        assert (mine.sum(axis=0) == rendered.parts[0, PARTS.index(own)].numpy()).all()
+    assert source.size == 128
+    assert source.images([Change(0, 31)]).shape == (1, 3, 128, 128)
+
+
+def test_names_may_be_others(folder: Path) -> None:
+    other = Layout(part_map="maps/{label}/{image}.png", nobody=((1, 2, 3),))
+    with pytest.raises(vt.VitreousError, match=f"no such file: {folder}/maps/{SCENES[0].label}/0.png"):
+        list(Folder.of(folder, other).seen(range(1)))
+    with pytest.raises(vt.VitreousError, match=r"has the colour \(0, 0, 0\), which is nobody's"):
+        list(Folder.of(folder, Layout(nobody=((1, 2, 3),))).seen(range(1)))
+    with pytest.raises(vt.VitreousError, match="cannot be filled in"):
+        Folder.of(folder, Layout(image="{colour}.png")).names  # noqa: B018
+    with pytest.raises(vt.VitreousError, match="is of 'horn', but the parts are"):
+        Layout(colours={(1, 1, 1): "horn"})
+    with pytest.raises(vt.VitreousError, match="no colour of the part maps is of tail"):
+        Layout(colours={c: p for c, p in LAYOUT.colours.items() if p != "tail"})
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("classes.json", None, "classes.json cannot be read: No such file"),
+        ("classes.json", "{", "classes.json is no JSON"),
+        ("classes.json", "{}", "must hold a list with one table for each class"),
+        ("classes.json", '[{"parts": {}}, {}]', "class 0 of .* has no 'beak' among its parts"),
+        ("classes.json", '[{"class_idx": 3}, {}]', "class 0 of .* calls itself 3"),
+        ("dataset_test.json", "[]", "must hold a list with one table of parameters for each image"),
+        ("dataset_test.json", '[{"class_idx": 48}]', "image 0 of .* has class_idx=48, outside 0..47"),
+        ("dataset_test.json", '[{"class_idx": 1, "bg_objects": 3}]', "has bg_objects=3, neither"),
+        ("dataset_test.json", '[{"class_idx": 1}]', "has bg_objects=None, neither"),
+    ],
+)
+def test_what_is_wrong_is_named(folder: Path, tmp_path: Path, file: str, text: str | None, said: str) -> None:
+    for each in ("classes.json", "dataset_test.json"):
+        (tmp_path / each).write_bytes((folder / each).read_bytes())
+    (tmp_path / file).unlink() if text is None else (tmp_path / file).write_text(text)
+    with pytest.raises(vt.VitreousError, match=said):
+        Folder.of(tmp_path)
+
+
+def test_pictures_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
+    label = NAMES.index(SCENES[0].name)
+    for each in ("classes.json", "dataset_test.json"):
+        (tmp_path / each).write_bytes((folder / each).read_bytes())
+    source = Folder.of(tmp_path)
+    with pytest.raises(vt.VitreousError, match="no such file"):
+        source.size  # noqa: B018
+    picture(SCENES[0], tmp_path / f"test/{label}/000000.png")
+    with pytest.raises(vt.VitreousError, match=f"no such file: .*{label}/000000/beak_wing.png"):
+        source.images([Change(0, 0b10001)])
+    small = tmp_path / f"test_interventions/{label}/000000/body.png"
+    small.parent.mkdir(parents=True)
+    Image.new("RGB", (20, 10)).save(small)
+    with pytest.raises(vt.VitreousError, match="is 20 x 10 pixels, others are 128 x 128"):
+        source.images([Change(0, 0)])
+    Image.new("RGB", (20, 10)).save(tmp_path / f"test/{label}/000000.png")
+    with pytest.raises(vt.VitreousError, match="is 20 x 10 pixels; birds are square"):
+        Folder.of(tmp_path).size  # noqa: B018
+    many = Image.new("RGB", (128, 128), next(c for c, k in LAYOUT.objects.items() if k == 40))
+    picture(SCENES[0], tmp_path / f"test/{label}/000000.png")
+    (tmp_path / f"test_part_map/{label}").mkdir(parents=True)
+    many.save(tmp_path / f"test_part_map/{label}/000000.png")
+    with pytest.raises(vt.VitreousError, match="shows object 40, but the image has"):
+        list(Folder.of(tmp_path).seen(range(1)))

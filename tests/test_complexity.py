@@ -1,0 +1,149 @@
+"""Complexity against golden numbers, and against loops over every value."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitreous as vt
+from families import FAMILIES, images
+from vitreous.errors import SpellingError
+
+
+@pytest.fixture(scope="module")
+def view() -> vt.View:
+    return vt.view(FAMILIES["vit"]())
+
+
+def score(view: vt.View, maps: Any, metric: str) -> np.ndarray:
+    maps = torch.as_tensor(maps)
+    table = vt.evaluate(view, images(view, len(maps)), {"it": maps}, metric, baselines=False, samples=2)
+    return table["it", metric]
+
+
+def large(kind: str) -> Tensor:
+    """Maps of 224 x 224 values; metrics of values never look at the image."""
+    n = 224 * 224
+    flat = torch.zeros(n, dtype=torch.float64)
+    if kind == "constant":
+        flat += 0.3
+    elif kind == "one":
+        flat[777] = 1
+    elif kind == "ramp":
+        flat = torch.arange(n, dtype=torch.float64)
+    return flat.view(1, 224, 224)
+
+
+@pytest.mark.parametrize(("kind", "gini"), [("constant", 0), ("zero", 0), ("one", 0.99498), ("ramp", 0.3333)])
+def test_golden_gini(view: vt.View, kind: str, gini: float) -> None:
+    assert score(view, large(kind), "gini")[0] == pytest.approx(gini, abs=1e-4 if kind == "ramp" else 1e-5)
+
+
+def test_gini_of_one_place(view: vt.View) -> None:
+    n = 224 * 224
+    assert score(view, large("one"), "gini(offset=0)")[0] == pytest.approx((n - 1) / n, abs=1e-12)
+    assert score(view, large("zero"), "gini(offset=0)")[0] == 0
+    tiny = score(view, large("one") * 1e-9, "gini")[0]
+    assert tiny < 0.01, "values near the offset look flat"
+
+
+@pytest.mark.parametrize(("kind", "nats"), [("constant", 10.823), ("zero", 10.823), ("one", 0)])
+def test_golden_entropy(view: vt.View, kind: str, nats: float) -> None:
+    assert score(view, large(kind), "entropy")[0] == pytest.approx(nats, abs=5e-4)
+    if kind != "one":
+        small = torch.full((1, 14, 14), 0.0 if kind == "zero" else 2.0)
+        assert score(view, small, "entropy")[0] == pytest.approx(5.278, abs=5e-4)
+
+
+def slow_gini(values: list[float], how: str) -> float:
+    """Half the mean absolute difference of all pairs over the mean."""
+    if how == "shift" and min(values) < 0:
+        values = [value - min(values) for value in values]
+    elif how == "abs":
+        values = [abs(value) for value in values]
+    elif how == "relu":
+        values = [max(value, 0.0) for value in values]
+    values = [value + 1e-7 for value in values]
+    pairs = sum(abs(a - b) for a in values for b in values)
+    return pairs / (2 * len(values) * sum(values))
+
+
+def slow_entropy(values: list[float]) -> float:
+    total = sum(map(abs, values))
+    return -sum(abs(v) / total * math.log(abs(v) / total) for v in values if v)
+
+
+@pytest.fixture(scope="module")
+def signed() -> Tensor:
+    maps = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(5))
+    maps[1] = maps[1].abs() + 1  # nothing to shift
+    maps[2] = maps[2].clamp(min=0)
+    return maps
+
+
+@pytest.mark.parametrize("how", ["shift", "abs", "relu"])
+def test_gini(view: vt.View, signed: Tensor, how: str) -> None:
+    expected = [slow_gini(each.flatten().double().tolist(), how) for each in signed]
+    np.testing.assert_allclose(score(view, signed, f"gini(how={how})"), expected, atol=1e-9)
+
+
+def test_entropy_and_effective_complexity(view: vt.View, signed: Tensor) -> None:
+    expected = [slow_entropy(each.flatten().double().tolist()) for each in signed]
+    np.testing.assert_allclose(score(view, signed, "entropy"), expected, atol=1e-9)
+    counts = [sum(abs(v) > 0.5 for v in each.flatten().tolist()) for each in signed]
+    assert score(view, signed, "effective_complexity(threshold=0.5)").tolist() == counts
+    share = [sum(abs(v) > 0.1 * float(each.abs().max()) for v in each.flatten().tolist()) for each in signed]
+    assert score(view, signed, "effective_complexity(threshold=0.1, relative=true)").tolist() == share
+    assert score(view, torch.zeros(1, 4, 4), "effective_complexity(threshold=0)")[0] == 0
+
+
+@pytest.mark.parametrize("metric", ["gini", "entropy", "effective_complexity"])
+def test_grids(view: vt.View, signed: Tensor, metric: str) -> None:
+    """The same map is another one at the pixels; at the tokens a map of tokens is itself."""
+    fine = torch.nn.functional.interpolate(signed[:, None], size=(32, 32), mode="bilinear")[:, 0]
+    pixel = score(view, signed, f"{metric}(grid=pixel)")
+    np.testing.assert_allclose(pixel, score(view, fine, metric), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(score(view, signed, f"{metric}(grid=token)"), score(view, signed, metric))
+    summed = fine.view(4, 4, 8, 4, 8).sum(dim=(2, 4))
+    token = score(view, fine, f"{metric}(grid=token)")
+    np.testing.assert_allclose(token, score(view, summed, metric), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("metric", ["gini", "entropy", "effective_complexity"])
+def test_scale_shift_and_broken_maps(view: vt.View, signed: Tensor, metric: str) -> None:
+    positive = signed.abs() + 0.1
+    plain = score(view, positive, metric)
+    np.testing.assert_allclose(score(view, 7 * positive, metric), plain, atol=1e-5)
+    if metric != "effective_complexity":
+        assert not np.allclose(score(view, positive + 3, metric), plain, atol=1e-2)
+    broken = positive.clone()
+    broken[2, 0, 0] = torch.nan
+    assert np.isnan(score(view, broken, metric)).tolist() == [False, False, True, False]
+
+
+def test_no_model_is_asked(view: vt.View) -> None:
+    assert vt.metric("sparseness") == vt.metric("gini")
+    assert vt.metric("complexity") == vt.metric("entropy")
+    for name in ("gini", "entropy", "effective_complexity"):
+        metric = vt.metric(name)
+        assert metric.forwards() == metric.shared_forwards() == metric.explanations() == 0
+
+
+@pytest.mark.parametrize(
+    ("spelling", "said"),
+    [
+        ("gini(how=cut)", "how='cut' is not one of shift, abs, relu"),
+        ("gini(grid=none)", "grid"),
+        ("entropy(grid=fine)", "grid='fine' is not one of own, pixel, token"),
+        ("gini(offset=-1)", "offset=-1.0 must be at least 0"),
+        ("effective_complexity(threshold=-1)", "threshold=-1.0 must be at least 0"),
+    ],
+)
+def test_refused(spelling: str, said: str) -> None:
+    with pytest.raises(SpellingError, match=said):
+        vt.metric(spelling)

@@ -1,0 +1,188 @@
+"""States drawn beside the model: in order whatever the threads do, bounded, and quiet after an error of anyone's."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitreous as vt
+from families import FAMILIES, images
+from metric_probe import Probe
+from vitreous.metrics import Answers, Drawn, Geometry, Maps, Pool
+from vitreous.metrics.states import drawing
+
+
+@pytest.fixture(scope="module")
+def view() -> vt.View:
+    return vt.view(FAMILIES["vit"]())
+
+
+@pytest.fixture(scope="module")
+def x(view: vt.View) -> Tensor:
+    return images(view, 12)
+
+
+@pytest.fixture(scope="module")
+def maps() -> Tensor:
+    return torch.randn(12, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@dataclass(frozen=True)
+class Dimmed:
+    """Turns all but the top half of a map down by a random amount; some pictures take longer than others."""
+
+    slow: bool = False
+
+    def __call__(self, picture: np.ndarray, values: np.ndarray | None, key: int) -> tuple[np.ndarray, np.ndarray]:
+        if self.slow:
+            time.sleep(0.03 if key % 3 == 0 else 0)
+        factor = 0.2 + (key % 1000) / 2000
+        where = np.ones(picture.shape[:2], bool) if values is None else values < np.median(values)
+        dim = np.where(where[..., None], (picture * factor).astype(np.uint8), picture)
+        return np.stack([dim, picture]), np.array([float(dim.sum()), factor])
+
+
+class Broken(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Failing:
+    def __call__(self, picture: np.ndarray, values: np.ndarray | None, key: int) -> tuple[np.ndarray, np.ndarray]:
+        raise Broken(f"picture of {picture.shape[0]} rows")
+
+
+@dataclass(frozen=True)
+class Misshapen:
+    def __call__(self, picture: np.ndarray, values: np.ndarray | None, key: int) -> tuple[np.ndarray, np.ndarray]:
+        return picture[None].astype(np.float32), np.zeros(1)
+
+
+def ask(view: vt.View, x: Tensor, maps: Any, *needs: Drawn, **options: Any) -> Answers:
+    probe = Probe(asked=needs)
+    vt.evaluate(view, x, {"it": maps}, [probe], baselines=False, samples=1, **options)
+    (heard,) = probe.heard
+    return heard
+
+
+def drawers() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("vitreous-draw")]
+
+
+def gone(patience: float = 5) -> bool:
+    """Whether all drawing threads end soon."""
+    end = time.monotonic() + patience
+    while drawers() and time.monotonic() < end:
+        time.sleep(0.01)
+    return not drawers()
+
+
+def scored(view: vt.View, x: Tensor, pictures: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        best = view.model(x).argmax(dim=1)
+        inputs = torch.from_numpy(pictures.astype(np.float32)).permute(0, 1, 4, 2, 3) / 255
+        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (view.preprocess.mean, view.preprocess.std))
+        logs = [view.model((each - mean) / std).log_softmax(1)[:, c] for each, c in zip(inputs, best, strict=True)]
+    return torch.stack(logs).numpy()
+
+
+@pytest.mark.parametrize("by", ["map", "image"])
+@pytest.mark.parametrize("slow", [False, True])
+def test_each_state_is_what_was_drawn_for_it(view: vt.View, x: Tensor, maps: Tensor, by: str, slow: bool) -> None:
+    need = Drawn(Dimmed(slow), 2, by)
+    answers = ask(view, x, maps, need, batch=5)
+    keys = [int(k) % 2**63 for k in vt.passes.random.Draws.of_images(0, "drawn", x).keys]
+    expected = [
+        Dimmed()(np.asarray(view.preprocess.picture(image)), values.double().numpy() if by == "map" else None, key)
+        for image, values, key in zip(x, maps, keys, strict=True)
+    ]
+    np.testing.assert_array_equal(answers.facts(need, "given"), np.stack([numbers for _, numbers in expected]))
+    told = answers.log_probability(need, "given", "pred")
+    np.testing.assert_allclose(told, scored(view, x, np.stack([p for p, _ in expected])), atol=1e-5)
+    assert gone(), "threads are left when all is done"
+
+
+def test_the_number_of_threads_changes_nothing(
+    view: vt.View, x: Tensor, maps: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need, found = Drawn(Dimmed(slow=True), 2), []
+    for threads in (1, 3):
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, threads=threads: set(range(threads)), raising=False)
+        answers = ask(view, x, maps, need)
+        found.append((answers.log_probability(need, "given", "pred"), answers.facts(need, "given")))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_maps_left_out_are_not_drawn(view: vt.View, x: Tensor, maps: Tensor) -> None:
+    sick = maps.clone()
+    sick[3, 0, 0] = float("nan")
+    need = Drawn(Dimmed(), 2)
+    answers = ask(view, x, sick, need)
+    facts, told = answers.facts(need, "given"), answers.log_probability(need, "given", "pred")
+    whole = ask(view, x, maps, need)
+    assert np.isnan(facts[3]).all()
+    assert np.isnan(told[3]).all()
+    others = np.arange(12) != 3
+    np.testing.assert_array_equal(facts[others], whole.facts(need, "given")[others])
+    np.testing.assert_allclose(told[others], whole.log_probability(need, "given", "pred")[others], atol=1e-5)
+
+
+def test_an_error_in_a_thread_reaches_the_caller(view: vt.View, x: Tensor, maps: Tensor) -> None:
+    with pytest.raises(Broken, match="picture of 32 rows"):
+        ask(view, x, maps, Drawn(Failing(), 2))
+    assert gone()
+    answers = ask(view, x, maps, Drawn(Dimmed(), 2))
+    assert np.isfinite(answers.facts(Drawn(Dimmed(), 2), "given")).all(), "and the next run is sound"
+
+
+def test_what_cannot_be_shown_is_refused(view: vt.View, x: Tensor, maps: Tensor) -> None:
+    with pytest.raises(vt.VitreousError, match=r"uint8 \[2, 32, 32, 3\].*got float32 \[1, 32, 32, 3\] and 1 numbers"):
+        ask(view, x, maps, Drawn(Misshapen(), 2))
+    assert gone()
+
+
+def filled(view: vt.View, x: Tensor, maps: Tensor, need: Drawn) -> Pool:
+    pool = Pool(view, [Probe(asked=[need])], Geometry((32, 32), (4, 4)), ["pred"], batch=4)
+    looked = pool.engine.look(x)
+    rows = {"given": np.arange(len(x))}
+    pool.add(x, looked, {"pred": looked.argmax(dim=1)}, {"it": Maps(maps, rows)})
+    return pool
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_of_the_engine_stops_the_threads(
+    view: vt.View, x: Tensor, maps: Tensor, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fail(*args: Any) -> None:
+        raise error("no more")
+
+    monkeypatch.setattr("vitreous.metrics.states.engine.Engine.images", fail)
+    with pytest.raises(error, match="no more"):
+        filled(view, x, maps, Drawn(Dimmed(slow=True), 2))
+    assert gone()
+
+
+def test_nobody_waits_for_a_pool_that_is_dropped(view: vt.View, x: Tensor, maps: Tensor) -> None:
+    """As after an error elsewhere: what has not been begun never is."""
+    pool = filled(view, x, maps, Drawn(Dimmed(slow=True), 2))
+    assert drawers()
+    del pool
+    gc.collect()
+    assert gone()
+
+
+def test_little_waits_at_a_time(view: vt.View, x: Tensor, maps: Tensor) -> None:
+    pool = filled(view, x, maps, Drawn(Dimmed(), 2))
+    assert len(pool.drawing._waiting) <= drawing._AHEAD * pool.drawing.threads
+    pool.finish()
+    assert not pool.drawing._waiting
+    assert gone()

@@ -1,0 +1,191 @@
+"""Grids and mosaics: what meets what, where it is shown, and what is known about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import vitreous as vt
+from families import FAMILIES, images
+from vitreous.data import Grids, grids, mosaics
+
+
+@pytest.fixture(scope="module")
+def view() -> vt.View:
+    return vt.view(FAMILIES["vit"]())
+
+
+@pytest.fixture(scope="module")
+def x(view: vt.View) -> Tensor:
+    return images(view, 24)
+
+
+LABELS = [number % 5 for number in range(24)]
+
+
+def cells(picture: Tensor, rows: int) -> list[Tensor]:
+    side = 32 // rows
+    return [picture[:, r : r + side, c : c + side] for r in range(0, 32, side) for c in range(0, 32, side)]
+
+
+def source(cell: Tensor, x: Tensor) -> int:
+    """Which image a cell shows: the one that is the same when made small by averaging."""
+    small = F.interpolate(x, cell.shape[-2:], mode="bilinear", antialias=True)
+    (found,) = (small - cell).abs().amax(dim=(1, 2, 3)).lt(1e-5).nonzero().flatten().tolist()
+    return int(found)
+
+
+@pytest.mark.parametrize("rows", [2])
+def test_every_cell_is_a_picture_of_its_class(view: vt.View, x: Tensor, rows: int) -> None:
+    made = grids(view, x, LABELS, rows)
+    assert len(made) == len(made.pictures) == len(made.truths) == 6 * rows**2, "24 pictures make six grids"
+    used = []
+    for entry in range(0, len(made), rows**2):
+        shown = [source(cell, x) for cell in cells(made.pictures[entry], rows)]
+        used += shown
+        assert [LABELS[each] for each in shown] == list(made.targets[entry : entry + rows**2])
+        assert len({LABELS[each] for each in shown}) == rows**2, "classes of a grid differ"
+        for place in range(rows**2):
+            assert torch.equal(made.pictures[entry + place], made.pictures[entry])
+            assert made.among[entry + place] == tuple(sorted({LABELS[each] for each in shown}))
+            assert made.groups[entry + place] == entry // rows**2
+            mask = np.zeros((32, 32), bool)
+            mask[place // rows * 16 :][:16, place % rows * 16 :][:, :16] = True
+            assert (made.truths[entry + place].mask == mask).all()
+    assert len(used) == len(set(used)), "a picture was used twice"
+
+
+def test_larger_grids(view: vt.View) -> None:
+    x, labels = images(view, 16), [0, 1, 2, 3, 4] * 4
+    with pytest.raises(vt.VitreousError, match="no 16 pictures of different classes"):
+        grids(view, x, labels[:16], rows=4)
+    wide = FAMILIES["vit"]()
+    wide.reset_classifier(20)
+    made = grids(vt.view(wide), x, list(range(16)), rows=4)
+    assert sorted(made.targets) == list(range(16))
+    assert made.truths[5].mask.sum() == 64
+    assert made.truths[5].mask[8:16, 8:16].all()
+
+
+def test_the_draw_follows_content_and_seed(view: vt.View, x: Tensor) -> None:
+    def shown(made: Grids) -> set[bytes]:
+        return {np.asarray(each).tobytes() for each in made.pictures}
+
+    one = grids(view, x, LABELS)
+    back = grids(view, x.flip(0), LABELS[::-1])
+    assert shown(one) == shown(back)
+    assert shown(one) == shown(grids(view, x, LABELS))
+    assert shown(one) != shown(grids(view, x, LABELS, seed=1))
+    places = {target: set() for target in range(5)}
+    for entry, target in enumerate(one.targets):
+        places[target].add(entry % 4)
+    assert sum(len(each) > 1 for each in places.values()) >= 3, "a class is not always in the same cell"
+
+
+def test_as_many_grids_as_there_can_be(view: vt.View, x: Tensor) -> None:
+    """Three pictures of each of four classes and nine of a fifth: 21 pictures make three grids and no more of four."""
+    labels = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3] + [4] * 9
+    assert len(grids(view, x[:21], labels)) == 4 * 4, "a fourth grid needs the classes to be spread well"
+    assert len(grids(view, x, LABELS, count=2)) == 8
+    with pytest.raises(vt.VitreousError, match="the pictures make 6 2 x 2 grids, not 7"):
+        grids(view, x, LABELS, count=7)
+
+
+def test_only_what_the_model_is_sure_of(view: vt.View, x: Tensor) -> None:
+    with torch.no_grad():
+        told = view.model(x).softmax(dim=1)
+    best = told.argmax(dim=1).tolist()
+    wanted = {n for n in range(24) if told[n].max() >= 0.4}
+    labels = list(best)
+    wrong = next(n for n in sorted(wanted) if best.count(best[n]) > 1)
+    labels[wrong] = (best[wrong] + 1) % 5
+    wanted.discard(wrong)
+    assert 0 < len(wanted) < 23
+    made = grids(view, x, labels, least_confidence=0.4)
+    used = {source(cell, x) for picture in made.pictures for cell in cells(picture, 2)}
+    assert used <= wanted
+
+
+def test_objects_inside_their_cells(view: vt.View, x: Tensor) -> None:
+    """With truth, the region is the object in its cell, as Part-Quad has it."""
+    rng = np.random.default_rng(0)
+    masks = rng.random((24, 32, 32)) < 0.3
+    ignores = rng.random((24, 32, 32)) < 0.1
+    truths = [vt.Truth(mask, ignore=ignore) for mask, ignore in zip(masks, ignores, strict=True)]
+    made = grids(view, x, LABELS, truth=truths)
+    for entry, truth in enumerate(made.truths):
+        place = entry % 4
+        number = source(cells(made.pictures[entry], 2)[place], x)
+        rows, columns = slice(place // 2 * 16, place // 2 * 16 + 16), slice(place % 2 * 16, place % 2 * 16 + 16)
+        assert (truth.mask[rows, columns] == masks[number, 1::2, 1::2]).all()
+        assert truth.mask.sum() == masks[number, 1::2, 1::2].sum(), "nothing outside its cell"
+        assert (truth.ignore[rows, columns] == ignores[number, 1::2, 1::2]).all()
+        assert truth.ignore.sum() == ignores[number, 1::2, 1::2].sum()
+
+
+def test_grids_are_judged(view: vt.View, x: Tensor) -> None:
+    made = grids(view, x, LABELS, count=3)
+    table = vt.evaluate(
+        view,
+        made.pictures,
+        "var(generic)",
+        ["grid_pointing_game", "ra"],
+        target=made.targets,
+        truth=made.truths,
+        among=made.among,
+        samples=20,
+    )
+    assert len(table.images) == 12
+    assert table.mean("constant", "grid_pointing_game") == pytest.approx(0.25)
+    maps = vt.method("var(generic)").attribute(
+        view, torch.stack(list(made.pictures)), target=list(made.targets), among=[list(each) for each in made.among]
+    )
+    fine = F.interpolate(maps.double()[:, None], (32, 32), mode="bilinear", align_corners=False)[:, 0].clamp(min=0)
+    for entry, truth in enumerate(made.truths):
+        expected = fine[entry][torch.from_numpy(truth.mask)].sum() / fine[entry].sum()
+        assert table["var(generic)", "grid_pointing_game"][entry] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_mosaics(view: vt.View, x: Tensor) -> None:
+    """Two cells of the target class, two of two others; one entry for each."""
+    made = mosaics(view, x, LABELS)
+    assert len(made) == 5
+    used = []
+    for entry in range(len(made)):
+        shown = [source(cell, x) for cell in cells(made.pictures[entry], 2)]
+        used += shown
+        classes = [LABELS[each] for each in shown]
+        target = made.targets[entry]
+        assert sorted(classes.count(each) for each in set(classes)) == [1, 1, 2]
+        assert classes.count(target) == 2
+        places = [bool(mask.all()) for mask in cells(torch.from_numpy(made.truths[entry].mask)[None], 2)]
+        assert places == [each == target for each in classes]
+        assert made.truths[entry].mask.mean() == 0.5
+    assert len(set(used)) == len(used)
+    table = vt.evaluate(view, made.pictures, "ixg", "focus", target=made.targets, truth=made.truths, samples=5)
+    assert table.mean("constant", "focus") == pytest.approx(0.5)
+    with pytest.raises(vt.VitreousError, match="no two pictures of one class and two of others"):
+        mosaics(view, x[:5], LABELS[:5])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rows": 1}, "rows=1 must be at least 2"),
+        ({"rows": 3}, "32 x 32 pixels cannot be cut into 3 x 3 equal cells"),
+        ({"least_confidence": 2}, "least_confidence=2"),
+        ({"count": 0}, "count=0 must be at least 1"),
+        ({"labels": None}, "input-0 has no class: grids need labels"),
+        ({"labels": LABELS[:3]}, "there is no label for input-3"),
+        ({"labels": [0] * 24}, "no 4 pictures of different classes"),
+        ({"truth": [vt.Truth()] * 24}, "nothing is known about where the object of input-0 is"),
+    ],
+)
+def test_bad_grids(view: vt.View, x: Tensor, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(vt.VitreousError, match=said):
+        grids(view, x, **({"labels": LABELS} | options))

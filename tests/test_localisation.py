@@ -1,0 +1,296 @@
+"""Localisation against definitions written out pixel by pixel, and against numbers known beforehand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitreous as vt
+from families import FAMILIES, images
+from localised import SLOW, pixels, slow_counts
+from vitreous.errors import SpellingError
+
+OURS = [info for info in vt.metrics() if info.family == "localisation"]
+
+
+@pytest.fixture(scope="module")
+def view() -> vt.View:
+    return vt.view(FAMILIES["vit"]())
+
+
+def scores(view: vt.View, maps: Any, truths: Any, *metrics: str, **options: Any) -> vt.Table:
+    maps = torch.as_tensor(np.asarray(maps))
+    settings: dict[str, Any] = {"baselines": False, "samples": 1, "labels": [0] * len(maps)} | options
+    return vt.evaluate(view, images(view, len(maps)), {"it": maps}, list(metrics), truth=truths, **settings)
+
+
+def score(view: vt.View, values: Any, region: Any, metric: str, ignore: Any = None) -> float:
+    truth = vt.Truth(np.asarray(region), ignore=ignore)
+    return float(scores(view, torch.as_tensor(np.asarray(values))[None], [truth], metric)["it", metric][0])
+
+
+def regions(count: int) -> list[vt.Truth]:
+    """Blobs of several sizes, with some pixels of which nobody knows."""
+    rng = np.random.default_rng(5)
+    rows, columns = np.mgrid[:32, :32]
+    found = []
+    for number in range(count):
+        down, across, radius = rng.uniform(4, 28), rng.uniform(4, 28), rng.uniform(3, 12)
+        mask = np.hypot(rows - down, columns - across) < radius
+        found.append(vt.Truth(mask, ignore=rng.random((32, 32)) < 0.15 if number % 2 else None))
+    return found
+
+
+def every_map(size: int) -> Tensor:
+    """Signed values, values with many ties, a sparse map, a positive one, a constant, a negative constant, zero."""
+    rng = np.random.default_rng(size)
+    noise = rng.normal(size=(4, size, size))
+    noise[1] = noise[1].round()
+    noise[1, 0, 0] += 0.123  # no value is the mean
+    noise[2] = np.where(rng.random((size, size)) < 0.2, np.abs(noise[2]), 0)
+    noise[3] = rng.random((size, size)) ** 3
+    flat = np.stack([np.full((size, size), value) for value in (0.3, -0.3, 0.0)])
+    return torch.from_numpy(np.concatenate([noise, flat])).float()
+
+
+@pytest.mark.parametrize("size", [32, 4])
+@pytest.mark.parametrize("metric", SLOW)
+def test_against_loops(view: vt.View, metric: str, size: int) -> None:
+    maps, truths = every_map(size), regions(7)
+    found = scores(view, maps, truths, metric)["it", metric]
+    fine = pixels(maps, "nearest" if metric == "average_precision" else "bilinear")
+    for values, constant in ((fine[4], 0.3), (fine[5], -0.3)):
+        values[:] = np.float32(constant)  # interpolated by weights, a constant is not quite one
+    expected = [
+        SLOW[metric](values, truth.mask, np.ones((32, 32)) if truth.ignore is None else ~truth.ignore)
+        for values, truth in zip(fine, truths, strict=True)
+    ]
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def test_every_metric_has_a_reference() -> None:
+    assert {vt.metric(spelling).info.name for spelling in SLOW} == {info.name for info in OURS}
+
+
+def test_ties_by_a_seeded_key(view: vt.View) -> None:
+    """Of equal values the key decides: a fair draw of whole numbers, the same again, whose mean is the expected."""
+    truth, values = regions(1), np.zeros((1, 32, 32), np.float32)
+    values[0, :2] = 1
+    size = int(truth[0].mask.sum())
+    expected = scores(view, values, truth, "rra")["it", "rra"][0]
+    names = [f"rra(ties=random, seed={seed})" for seed in range(40)]
+    table = scores(view, values, truth, *names)
+    each = np.array([table["it", name][0] for name in names])
+    assert each[7] == scores(view, values, truth, names[7])["it", names[7]][0]
+    assert np.allclose(each * size, (each * size).round())
+    assert len(set(each)) > 3
+    assert abs(each.mean() - expected) < 4 * each.std() / math.sqrt(40)
+
+
+# -- golden numbers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", ["pixel_accuracy", "ap", "map", "miou", "rma", "rra", "pointing_game", "iou", "f1"])
+def test_the_mask_itself_is_perfect(view: vt.View, metric: str) -> None:
+    (truth,) = regions(1)
+    assert score(view, truth.mask.astype(np.float32), truth.mask, metric) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("share", "iou", "f1"), [(0.25, 0.25, 0.40), (0.5, 0.5, 2 / 3)])
+def test_the_whole_image(view: vt.View, share: float, iou: float, f1: float) -> None:
+    region = np.zeros((32, 32), bool)
+    region[: round(32 * share)] = True
+    whole = np.ones((32, 32), np.float32)
+    wanted = {"region_iou": iou, "region_f1": f1, "region_precision": share, "region_recall": 1.0, "ra": share}
+    wanted |= {"ap": share, "rma": share, "rra": share, "ehr": share, "energy": share, "auroc": 0.5, "map": 0.5}
+    wanted |= {"pixel_accuracy": 1 - share, "miou": (1 - share) / 2, "pointing_game": share, "top_k": share}
+    for metric, value in wanted.items():
+        assert score(view, whole, region, metric) == pytest.approx(value, abs=1e-12), metric
+
+
+def test_a_random_half(view: vt.View) -> None:
+    """A quarter of the image, half of which is called: IoU 0.20, F1 0.333."""
+    region = np.zeros((32, 32), bool)
+    region[:16, :16] = True
+    half = np.where((np.arange(32)[:, None] + np.arange(32)) % 2, 1, -1).astype(np.float32)
+    assert score(view, half, region, "region_iou") == pytest.approx(0.20)
+    assert score(view, half, region, "region_f1") == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_uniform_map_on_a_grid(view: vt.View, rows: int) -> None:
+    cell = np.zeros((32, 32), bool)
+    cell[: 32 // rows, : 32 // rows] = True
+    assert score(view, np.full((4, 4), 0.2, np.float32), cell, "grid_pointing_game") == pytest.approx(1 / rows**2)
+    assert score(view, np.full((4, 4), 1e-12, np.float32), cell, "grid_pointing_game") == 0
+    tiny = score(view, np.full((4, 4), 1e-12, np.float32), cell, "grid_pointing_game(least=0)")
+    assert tiny == pytest.approx(1 / rows**2)
+
+
+@pytest.mark.parametrize(
+    "metric", ["ap", "auroc", "rra", "pointing_game", "top_k(k=50)", "map", "miou", "iou(binarise=otsu)"]
+)
+def test_shift_and_scale_change_nothing(view: vt.View, metric: str) -> None:
+    maps, truths = every_map(32)[:4].double(), regions(4)
+    one = scores(view, maps, truths, metric)["it", metric]
+    np.testing.assert_allclose(scores(view, maps * 8 + 3, truths, metric)["it", metric], one, atol=1e-3)
+
+
+# -- edges -------------------------------------------------------------------------------------------------
+
+DEFINED_WHEN_EMPTY = {"pixel_accuracy", "mean_iou", "mean_ap"}
+
+
+@pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
+def test_empty_regions_have_no_score(view: vt.View, info: Any) -> None:
+    values = every_map(32)[0]
+    found = score(view, values, np.zeros((32, 32), bool), info.name)
+    assert math.isnan(found) == (info.name not in DEFINED_WHEN_EMPTY)
+    if info.name == "pixel_accuracy":
+        assert found == slow_counts(values.numpy(), np.zeros((32, 32)), np.ones((32, 32)))[2] / 1024
+
+
+@pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
+def test_full_regions(view: vt.View, info: Any) -> None:
+    """All mass is inside; ranks have nothing to be compared with, and the game cannot be lost."""
+    values = every_map(32)[3]
+    found = score(view, values, np.ones((32, 32), bool), info.name)
+    if info.name in ("localisation_auc", "pointing_game"):
+        assert math.isnan(found)
+    elif info.name in DEFINED_WHEN_EMPTY:
+        assert 0 < found < 1
+    else:
+        assert found == pytest.approx(1)
+
+
+@pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
+def test_nothing_is_counted_where_all_is_ignored(view: vt.View, info: Any) -> None:
+    truths = [*regions(3), vt.Truth(np.ones((32, 32)), ignore=np.ones((32, 32), bool))]
+    table = scores(view, every_map(32)[:4], truths, info.name)
+    assert np.isnan(table["it", info.name]).tolist() == [False, False, False, True]
+    alone = scores(view, every_map(32)[:3], truths[:3], info.name)
+    assert table.mean("it", info.name) == pytest.approx(alone.mean("it", info.name))
+
+
+@pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
+def test_maps_without_numbers_have_no_score(view: vt.View, info: Any) -> None:
+    maps = every_map(32)
+    maps[1, 3, 3] = math.nan
+    found = scores(view, maps, regions(7), info.name)["it", info.name]
+    assert np.isnan(found).tolist() == [False, True, False, False, False, False, False]
+    maps[2, 0, 0] = math.inf
+    kept = scores(view, maps, regions(7), info.name, nonfinite="lowest")["it", info.name]
+    assert np.isnan(kept).tolist() == [False, True, True, False, False, False, False]
+
+
+def test_large_regions_are_left_out(view: vt.View) -> None:
+    maps, truths = every_map(32)[:3], []
+    for rows in (15, 16, 17):
+        mask = np.zeros((32, 32), bool)
+        mask[:rows] = True
+        truths.append(vt.Truth(mask))
+    found = scores(view, maps, truths, "pointing_game@tis")["it", "pointing_game@tis"]
+    assert np.isnan(found).tolist() == [False, True, True]
+
+
+def test_ignored_pixels_cannot_be_pointed_at(view: vt.View) -> None:
+    values, mask, ignore = np.zeros((32, 32), np.float32), np.zeros((32, 32), bool), np.zeros((32, 32), bool)
+    values[0, 0], values[9, 9], mask[9, 9], ignore[0, 0] = 5, 3, True, True
+    assert score(view, values, mask, "pointing_game") == 0
+    assert score(view, values, mask, "pointing_game", ignore) == 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind"), [("ap(region=boxes)", "boxes"), ("ap(region=parts)", "parts"), ("ap", "mask")]
+)
+def test_which_region(view: vt.View, metric: str, kind: str) -> None:
+    part = np.zeros((32, 32), bool)
+    part[5:9, 2:20] = True
+    truth = vt.Truth(regions(1)[0].mask, ((4, 4, 12, 20),), {"wing": part, "beak": part.T})
+    values = every_map(32)[:1]
+    expected = SLOW["average_precision"](values[0].numpy(), truth.region(kind, (32, 32)), np.ones((32, 32)))
+    assert scores(view, values, [truth], metric)["it", metric][0] == pytest.approx(expected)
+    with pytest.raises(vt.VitreousError, match="needs the boxes of input-0: give truth"):
+        scores(view, values, [vt.Truth(part)], "ap(region=boxes)")
+
+
+# -- ratios of sums ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", ["pixel_accuracy", "mean_iou"])
+def test_data_sets_are_ratios_of_sums(view: vt.View, metric: str) -> None:
+    """Over all images and over every resample: sums first, then the ratio."""
+    maps, truths = every_map(32), regions(7)
+    truths[2] = vt.Truth(np.ones((32, 32)), ignore=np.ones((32, 32), bool))
+    table = scores(view, maps, truths, metric)
+    judge = vt.metric(metric)
+    counts = np.array(
+        [
+            slow_counts(m.double().numpy(), t.mask, np.ones((32, 32)) if t.ignore is None else ~t.ignore)
+            for m, t in zip(maps, truths, strict=True)
+        ]
+    )
+
+    def ratio(rows: Any) -> float:
+        tp, fp, tn, fn = counts[rows].sum(axis=0)
+        if metric == "pixel_accuracy":
+            return float((tp + tn) / (tp + fp + tn + fn))
+        return float((tp / (tp + fp + fn) + tn / (tn + fp + fn)) / 2)
+
+    assert table.mean("it", metric) == pytest.approx(ratio(list(range(7))))
+    assert table.mean("it", metric) != pytest.approx(np.nanmean(table["it", metric]), abs=1e-4)
+    parts, rng = table.parts["it", metric], np.random.default_rng(0)
+    draws = rng.integers(0, 7, size=(50, 7))
+    weights = np.stack([np.bincount(draw, minlength=7) for draw in draws]).astype(float)
+    np.testing.assert_allclose(judge.aggregate(parts, weights), [ratio(draw.tolist()) for draw in draws])
+    nothing = np.zeros((1, 7))
+    nothing[0, 2] = 3
+    assert np.isnan(judge.aggregate(parts, nothing)).all()
+
+
+# -- words -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spelling", "said"),
+    [
+        ("ap(region=nose)", "region='nose' is not one of any, mask, boxes, parts"),
+        ("ap(upsample=lanczos)", "upsample='lanczos'"),
+        ("pointing_game(ties=last)", "ties='last'"),
+        ("pointing_game(tolerance=-1)", "tolerance=-1"),
+        ("pointing_game(largest=0)", "largest=0"),
+        ("energy(energy=square)", "energy='square'"),
+        ("rma(of=negative)", "of='negative'"),
+        ("ra(kernel=4)", "kernel=4 must be odd"),
+        ("ra(sigma=0)", "sigma=0"),
+        ("iou(binarise=half)", "binarise='half' is not one of positive, mean, otsu, quantile"),
+        ("rra(ties=first)", "ties='first'"),
+        ("top_k(k=0)", "k=0 must be at least 1"),
+        ("ehr(base=1)", "base=1.0 must be at most 0.99"),
+        ("ehr(by=area)", "by='area'"),
+        ("gridpg(least=-1)", "least=-1"),
+    ],
+)
+def test_bad_parameters(spelling: str, said: str) -> None:
+    with pytest.raises(SpellingError, match=said):
+        vt.metric(spelling)
+
+
+@pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
+def test_facts(info: Any) -> None:
+    judge = vt.metric(info.name)
+    assert judge.higher_is_better
+    assert info.truth == ("region",)
+    assert (info.forwards, info.shared_forwards, info.explanations) == (0, 0, 0)
+    assert "Cost:" in info.make.__doc__
+    assert info.papers
+
+
+def test_truth_is_asked_for_by_name(view: vt.View) -> None:
+    with pytest.raises(vt.VitreousError, match="iou needs the region of input-0: give truth"):
+        scores(view, every_map(4)[:1], None, "iou")

@@ -1,0 +1,101 @@
+"""The share of a map that lies on a known part, pixel by pixel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitreous as vt
+from vitreous.world import World
+
+WORLD = World(n=6, start=3, shortcut=True)
+
+
+@pytest.fixture(scope="module")
+def view() -> vt.View:
+    return vt.load("world-shortcut")
+
+
+def scored(view: vt.View, methods: Any, **options: Any) -> vt.Table:
+    asked: dict[str, Any] = {"truth": list(WORLD.truths()), "baselines": False, "samples": 10} | options
+    return vt.evaluate(view, list(WORLD.pictures()), methods, ["shortcut"], **asked)
+
+
+def maps(fine: bool) -> Tensor:
+    size = 128 if fine else 16
+    return torch.randn(len(WORLD), size, size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def test_every_pixel_again(view: vt.View) -> None:
+    values = maps(True)
+    table = scored(view, {"noise": values})
+    seen = 0
+    for image, (truth, score) in enumerate(zip(WORLD.truths(), table["noise", "shortcut"], strict=True)):
+        if "marker" not in truth.parts:
+            assert np.isnan(score)
+            continue
+        inside = total = 0.0
+        for row in range(128):
+            for column in range(128):
+                value = max(0.0, float(values[image, row, column]))
+                total += value
+                inside += value * bool(truth.parts["marker"][row, column])
+        assert score == pytest.approx(inside / total)
+        seen += 1
+    assert 0 < seen < len(WORLD)
+    assert table.mean("noise", "shortcut") == pytest.approx(np.nanmean(table["noise", "shortcut"]))
+
+
+def test_golden(view: vt.View) -> None:
+    """The marker itself scores 1, a constant map the marker's share of the picture, a negative map and nothing 0."""
+    marker = torch.stack(
+        [torch.from_numpy(each.parts.get("marker", np.ones((128, 128)))).double() for each in WORLD.truths()]
+    )
+    marked = np.array(["marker" in each.parts for each in WORLD.truths()])
+    given = {"marker": marker, "flat": torch.ones(6, 16, 16), "minus": -marker, "zero": torch.zeros(6, 16, 16)}
+    given["nan"] = torch.full((6, 16, 16), torch.nan)
+    table = scored(view, given)
+    assert table["marker", "shortcut"][marked] == pytest.approx(1)
+    area = marker.mean(dim=(1, 2)).numpy()[marked]
+    assert table["flat", "shortcut"][marked] == pytest.approx(area)
+    assert (table["minus", "shortcut"][marked] == 0).all()
+    assert (table["zero", "shortcut"][marked] == 0).all()
+    assert np.isnan(table["nan", "shortcut"]).all()
+
+
+def test_scale_changes_nothing_and_ignored_pixels_do_not_count(view: vt.View) -> None:
+    values = maps(False)
+    table = scored(view, {"noise": values, "louder": values * 7})
+    np.testing.assert_allclose(table["louder", "shortcut"], table["noise", "shortcut"])
+    half = np.zeros((128, 128), bool)
+    half[:, :64] = True
+    known = [vt.Truth(each.mask, each.boxes, each.parts, half) for each in WORLD.truths()]
+    flat = scored(view, {"flat": torch.ones(6, 128, 128)}, truth=known)["flat", "shortcut"]
+    for truth, score in zip(WORLD.truths(), flat, strict=True):
+        if "marker" in truth.parts:
+            assert score == pytest.approx((truth.parts["marker"] & ~half).sum() / (~half).sum())
+
+
+def test_another_part_and_bad_words(view: vt.View) -> None:
+    spelled = "shortcut(part=tail)"
+    table = vt.evaluate(
+        view, list(WORLD.pictures()), {"flat": torch.ones(6, 16, 16)}, [spelled], truth=list(WORLD.truths()), samples=5
+    )
+    areas = [each.parts["tail"].mean() for each in WORLD.truths()]
+    assert table["flat", spelled] == pytest.approx(areas)
+    assert vt.metric("shortcut").truth == ("parts",)
+    assert vt.metric("shortcut").higher_is_better
+    with pytest.raises(vt.VitreousError, match="part='' is not the name of a part"):
+        vt.metric("shortcut(part='')")
+    with pytest.raises(vt.VitreousError, match="shortcut needs the parts of"):
+        scored(view, "random", truth=None)
+
+
+def test_a_faithful_map_shows_the_shortcut(view: vt.View) -> None:
+    """The model is known to look at the marker: what removal finds there, a random map does not."""
+    table = scored(view, ["generic", "random"])
+    assert table.mean("generic", "shortcut") > 3 * table.mean("random", "shortcut")

@@ -1,0 +1,221 @@
+"""Regions from files: folders of masks, tables of boxes and masks, scenes; in Python and on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitreous as vt
+from commands import MODEL, NAME, run
+from families import FAMILIES
+from vitreous.data import Picture, pictures
+from vitreous.errors import ImageError
+
+MODEL = (NAME, *MODEL[2:])
+
+
+@pytest.fixture(scope="module")
+def view() -> vt.View:
+    return vt.view(FAMILIES["vit"]())
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two photographs whose object is white, in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for name, left in (("a.jpg", 20), ("b.jpg", 50)):
+        Image.fromarray(np.repeat(shown(left)[..., None] * np.uint8(255), 3, axis=2)).save(
+            tmp_path / "photos" / name, quality=95
+        )
+    return tmp_path
+
+
+def shown(left: int) -> Any:
+    numbers = np.zeros((80, 120), np.uint8)
+    numbers[20:60, left : left + 40] = 1
+    return numbers
+
+
+def seen(view: vt.View) -> list[Picture]:
+    return list(pictures(Path("photos"), view))
+
+
+def close(truth: vt.Truth, picture: Picture) -> bool:
+    """Whether the region is where the picture is white."""
+    bright = np.asarray(picture.seen)[..., 0] > 127
+    return bool((truth.region(size=bright.shape) == bright).mean() > 0.95 and bright.any())
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda mask: Image.fromarray(mask * 255),
+        lambda mask: Image.fromarray(mask),
+        lambda mask: Image.fromarray(mask.astype(bool)),
+        lambda mask: Image.fromarray(mask, mode="P"),
+        lambda mask: Image.fromarray(mask.astype(np.uint16) * 700),
+        lambda mask: Image.fromarray(np.stack([mask * 0, mask * 3, mask * 0], axis=2)),
+        lambda mask: Image.fromarray(np.stack([mask, mask, mask, mask * 0 + 255], axis=2)),
+    ],
+    ids=["255", "1", "bit", "palette", "16 bits", "colour", "alpha"],
+)
+def test_masks_named_like_the_pictures(here: Path, view: vt.View, write: Any) -> None:
+    (here / "masks").mkdir()
+    for name, left in (("a", 20), ("b", 50)):
+        write(shown(left)).save(here / "masks" / f"{name}.png")
+    known = vt.read_regions("masks")
+    for picture in seen(view):
+        truth = known(picture)
+        assert close(truth, picture)
+        assert truth.ignore is None
+
+
+def test_trimaps_are_recognised_beside_their_pictures(here: Path, view: vt.View) -> None:
+    """As the pets have them: in the folder of the photographs, and named in a table."""
+    for name, left in (("a", 20), ("b", 50)):
+        numbers = 2 - shown(left)
+        numbers[:10] = 3
+        Image.fromarray(numbers).save(here / "photos" / f"{name}.png")
+    table = [{"file": f"{name}.jpg", "mask": f"{name}.png", "label": 3} for name in "ab"]
+    (here / "photos.json").write_text(json.dumps(table))
+    for known in (vt.read_regions("photos"), vt.read_regions("photos.json"), vt.read_regions("photos", trimap=True)):
+        for picture in pictures(["photos/a.jpg", "photos/b.jpg"], view):
+            truth = known(picture)
+            assert close(truth, picture)
+            assert truth.ignore[0].all()
+            assert not truth.ignore[-1].any()
+    plain = vt.read_regions("photos", trimap=False)
+    assert all(plain(picture).mask.all() for picture in pictures(["photos/a.jpg"], view))
+
+
+def test_ignored_numbers(here: Path, view: vt.View) -> None:
+    """ImageNet-S writes 1000 as a colour: 232 + 3 * 256."""
+    (here / "masks").mkdir()
+    for name, left in (("a", 20), ("b", 50)):
+        colours = np.zeros((80, 120, 3), np.uint8)
+        colours[..., 0] = shown(left) * 17
+        colours[:10] = (232, 3, 0)
+        Image.fromarray(colours).save(here / "masks" / f"{name}.png")
+    for picture in seen(view):
+        truth = vt.read_regions("masks", ignore=1000)(picture)
+        assert close(truth, picture)
+        assert truth.ignore[0].all()
+        assert vt.read_regions("masks")(picture).mask[0].all()
+
+
+BOXES = {"a.jpg": [[20, 20, 60, 60]], "b.jpg": [[50, 20, 70, 60], [60, 20, 90, 60]]}
+
+
+def fractions(boxes: Any) -> Any:
+    return [[a / 120, b / 80, c / 120, d / 80] for a, b, c, d in boxes]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        BOXES,
+        {name: fractions(boxes) for name, boxes in BOXES.items()},
+        {name.removesuffix(".jpg"): boxes for name, boxes in BOXES.items()},
+        [{"file": name, "boxes": boxes} for name, boxes in BOXES.items()],
+        [{"file": f"val/{name}", "boxes": fractions(boxes), "label": 7} for name, boxes in BOXES.items()],
+        {name: {"boxes": boxes} for name, boxes in BOXES.items()},
+    ],
+    ids=["pixels", "shares", "stems", "list", "list of shares", "objects"],
+)
+def test_boxes(here: Path, view: vt.View, told: Any) -> None:
+    (here / "boxes.json").write_text(json.dumps(told))
+    known = vt.read_regions("boxes.json")
+    for picture in seen(view):
+        assert close(known(picture), picture)
+
+
+def test_scenes_know_their_creatures(here: Path) -> None:
+    """What is read from the files is what the world says."""
+    assert run("world", "render", "--out", "rendered", "--n", 3, "-q").code == 0
+    view = vt.load("world")
+    known = vt.read_regions("rendered/scenes.json")
+    owners = json.loads(Path("rendered/scenes.json").read_text())["owners"]
+    for picture in pictures(Path("rendered"), view):
+        numbers = np.asarray(Image.open(picture.path.with_name(picture.path.stem + "-mask.png")))
+        truth = known(picture)
+        creature = np.isin(numbers, [owners[name] for name in ("body", "horn", "eyes", "coat", "legs", "tail")])
+        assert truth.mask.mean() == pytest.approx(creature.mean(), abs=0.02)
+        assert set(truth.parts) == {"body", "horn", "eyes", "coat", "legs", "tail"}
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("{", "regions boxes.json cannot be read"),
+        ("[]", "holds no pictures"),
+        ("3", "holds no pictures"),
+        (
+            '{"a.jpg": [[1, 2, 3]]}',
+            r"has \{'file': 'a.jpg', 'boxes': \[\[1, 2, 3\]\]\}; it must name a file and its boxes",
+        ),
+        ('{"a.jpg": [["x", 2, 3, 4]]}', "must name a file and its boxes or its mask"),
+        ('[{"boxes": []}]', "must name a file"),
+        ('{"c.jpg": []}', "boxes.json has no region for a.jpg"),
+        ('{"a.jpg": "nowhere.png"}', "the mask nowhere.png of a.jpg is neither beside boxes.json nor beside"),
+        ('{"a.jpg": [[9, 2, 3, 4]]}', "a box of a.jpg"),
+    ],
+)
+def test_bad_tables(here: Path, view: vt.View, told: str, said: str) -> None:
+    (here / "boxes.json").write_text(told)
+    with pytest.raises(ImageError, match=said):
+        vt.read_regions("boxes.json")(seen(view)[0])
+
+
+def test_bad_folders(here: Path, view: vt.View) -> None:
+    with pytest.raises(ImageError, match="no masks in the folder photos"):
+        vt.read_regions("photos")
+    (here / "masks").mkdir()
+    (here / "masks" / "b.png").write_bytes(b"nothing")
+    first, second = seen(view)
+    with pytest.raises(ImageError, match=r"of the masks in masks, none is named like a\.jpg"):
+        vt.read_regions("masks")(first)
+    with pytest.raises(ImageError, match=r"the mask masks/b\.png cannot be read"):
+        vt.read_regions("masks")(second)
+    (here / "masks" / "b.bmp").write_bytes(b"nothing")
+    with pytest.raises(ImageError, match=r"b\.bmp and b\.png both are named like b\.jpg"):
+        vt.read_regions("masks")(second)
+    with pytest.raises(ImageError, match=r"regions none\.json cannot be read: No such file"):
+        vt.read_regions("none.json")
+
+
+# -- the command line --------------------------------------------------------------------------------------
+
+
+def score(*arguments: object) -> Any:
+    return run("score", MODEL[0], "photos", "--method", "ixg", "--no-baselines", *arguments, *MODEL[1:])
+
+
+def test_score_with_regions(here: Path) -> None:
+    (here / "boxes.json").write_text(json.dumps(BOXES))
+    done = score("--metric", "iou", "--metric", "miou", "--regions", "boxes.json", "--json")
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)["methods"][0]["scores"]
+    import torch
+
+    torch.manual_seed(0)
+    view = vt.load(NAME, pretrained=False, img_size=32)
+    truth = vt.read_regions("boxes.json")
+    table = vt.evaluate(view, "photos", "ixg", ["iou", "miou"], truth=truth, baselines=False)
+    for metric in ("iou", "miou"):
+        np.testing.assert_allclose(found[metric]["per_image"], table["ixg", metric], atol=1e-4)
+
+
+def test_one_clear_line_where_regions_are_missing(here: Path) -> None:
+    done = score("--metric", "insdel", "--metric", "ap")
+    assert (done.code, done.out) == (2, "")
+    assert "ap needs to know where the objects are: give --regions" in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    done = score("--metric", "ap", "--regions", "none.json")
+    assert done.code == 2
+    assert "regions none.json cannot be read" in done.err
