@@ -47,10 +47,10 @@ PARTS = {
     "boxes": (*LOCALISATION, "road_morf", "road_lerf", "road", "gini"),
     "pets": LOCALISATION,
     "noise": ("max_sensitivity", "max_sensitivity(standardise=true)", "rank_sensitivity"),
-    "randomisation": ("mprt(seeds=3)", "mprt(seeds=3, similarity=ssim)", "mprt(seeds=3, order=bottom_up)"),
+    "randomisation": ("mprt(seeds=3)", "mprt(seeds=3, similarity=ssim)", "random_logit"),
 }
-DEAR = ("coiba", "tis")
-"""Methods of so many forwards that further maps of every image are left to those who have the time."""
+LEFT_OUT = {"noise": ("coiba", "tis"), "randomisation": ("coiba", "tis", "saliency", "edges")}
+"""Methods of so many forwards, or maps of so many pixels, that making them again takes too long."""
 
 
 def judge(view: vt.View, part: str, options: argparse.Namespace) -> vt.Table:
@@ -60,12 +60,12 @@ def judge(view: vt.View, part: str, options: argparse.Namespace) -> vt.Table:
     most = {"boxes": options.images, "pets": 200, "noise": options.noisy_images}.get(part, options.random_images)
     rows = rows[:: max(1, len(rows) // most)][:most]
     half = view.device.type == "cuda"
-    asked = [each for each in options.methods if part in ("boxes", "pets") or not each.startswith(DEAR)]
+    asked = [each for each in (*options.methods, *BASELINES) if not each.startswith(LEFT_OUT.get(part, "none"))]
     hows: dict[str, Any] = {each.replace("{half}", ""): read(each, view) for each in asked}
     return vt.evaluate(
         view,
         [options.data / folder / row["file"] for row in rows],
-        hows | {name: name for name in BASELINES},
+        hows,
         list(PARTS[part]),
         labels=[row["label"] for row in rows],
         truth=vt.read_regions(options.data / f"{folder}.json"),

@@ -1,0 +1,36 @@
+"""The FunnyBirds protocol on the world, for the methods of ``judged.py`` and an oracle.
+
+Run ``python benchmarks/birds.py --scenes 300 --device cuda --out birds.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from judged import METHODS
+from ladder import read
+
+import vitreous as vt
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scenes", type=int, default=300)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--methods", type=lambda text: text.split(";"), default=list(METHODS))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    view = vt.load("world", device=options.device)
+    hows = {each.replace("{half}", ""): read(each, view) for each in options.methods}
+    began = time.perf_counter()
+    found = vt.funnybirds(view, hows, vt.world.World(n=options.scenes), oracle=True)
+    print(found)
+    print(f"{time.perf_counter() - began:.0f} s")
+    if options.out is not None:
+        found.save(options.out, overwrite=True)
+
+
+if __name__ == "__main__":
+    main()
