@@ -170,7 +170,10 @@ class Engine:
     def _complete(self) -> None:
         """Fill in what is missing in the states of the batch, all at once."""
         holes = [(place, missing) for place, missing in self._holes if missing is not None]
-        if holes:
+        if len(holes) == len(self._holes) and holes:
+            batch = self._buffer[: self._filled]
+            batch.copy_(road.complete(batch, torch.cat([missing for _, missing in holes])))
+        elif holes:
             rows = torch.cat([torch.arange(place.start, place.stop) for place, _ in holes]).to(self._buffer.device)
             self._buffer[rows] = road.complete(self._buffer[rows], torch.cat([missing for _, missing in holes]))
 

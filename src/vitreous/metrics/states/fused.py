@@ -1,15 +1,16 @@
-"""The kernel of ``stencil``: every output reads its nine values once, with what they are multiplied by."""
+"""The kernels of ``stencil``: what takes several passes over the memory in torch, in one."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["launch"]
+__all__ = ["finer", "launch", "rougher"]
 
 _BLOCK = 1024
 
@@ -49,16 +50,72 @@ def _neighbours(  # type: ignore[no-untyped-def]
     tl.store(out + plane * size + here, result, mask=inside)
 
 
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _rougher(values, on, out, channels, high, wide, rows, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    plane = tl.program_id(0).to(tl.int64)
+    here = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = here < rows * columns
+    row, column = here // columns, here % columns
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for down in tl.static_range(-1, 3):
+        for across in tl.static_range(-1, 3):
+            weight = (3.0 if down == 0 or down == 1 else 1.0) * (3.0 if across == 0 or across == 1 else 1.0) / 16.0
+            r, c = 2 * row + down, 2 * column + across
+            there = inside & (r >= 0) & (r < high) & (c >= 0) & (c < wide)
+            total += weight * tl.load(values + plane * high * wide + r * wide + c, mask=there, other=0.0)
+    scaled = tl.load(on + plane // channels * rows * columns + here, mask=inside, other=0.0)
+    tl.store(out + plane * rows * columns + here, scaled * total, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _finer(below, on, found, out, channels, high, wide, rows, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    plane = tl.program_id(0).to(tl.int64)
+    here = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = here < high * wide
+    row, column = here // wide, here % wide
+    near, beside = row // 2, column // 2
+    far = tl.minimum(tl.maximum(near + 2 * (row % 2) - 1, 0), rows - 1)
+    aside = tl.minimum(tl.maximum(beside + 2 * (column % 2) - 1, 0), columns - 1)
+    start = below + plane * rows * columns
+    top = 0.75 * tl.load(start + near * columns + beside, mask=inside, other=0.0)
+    top += 0.25 * tl.load(start + near * columns + aside, mask=inside, other=0.0)
+    bottom = 0.75 * tl.load(start + far * columns + beside, mask=inside, other=0.0)
+    bottom += 0.25 * tl.load(start + far * columns + aside, mask=inside, other=0.0)
+    scaled = tl.load(on + plane // channels * high * wide + here, mask=inside, other=0.0)
+    own = tl.load(found + plane * high * wide + here, mask=inside, other=0.0)
+    tl.store(out + plane * high * wide + here, own + scaled * (0.75 * top + 0.25 * bottom), mask=inside)
+
+
 def launch(mode: int, values: Tensor, tie: Tensor | None, scale: Tensor, other: Tensor | None) -> Tensor:
-    """Run the kernel: 0 is ``left``, 1 ``swept``, 2 ``applied`` of ``stencil``."""
-    values, scale = values.contiguous(), scale.contiguous()
-    tied = scale if tie is None else tie.contiguous()
-    beside = values if other is None else other.contiguous()
-    out = torch.empty_like(values)
-    pictures, channels, high, wide = values.shape
-    grid = (pictures * channels, triton.cdiv(high * wide, _BLOCK))
-    with torch.cuda.device(values.device) if values.is_cuda else nullcontext():  # Triton launches on the current one
-        _neighbours[grid](
-            values, tied, scale, beside, out, channels, high, wide, MODE=mode, TIED=tie is not None, BLOCK=_BLOCK
-        )
+    """Return what ``stencil`` calls ``left`` (0), ``swept`` (1) or ``applied`` (2)."""
+    values, out = values.contiguous(), torch.empty_like(values, memory_format=torch.contiguous_format)
+    tied = scale if tie is None else tie
+    _run(
+        _neighbours,
+        out,
+        (values, tied, scale, values if other is None else other.contiguous()),
+        values.shape[1:],
+        MODE=mode,
+        TIED=tie is not None,
+    )
     return out
+
+
+def rougher(values: Tensor, on: Tensor) -> Tensor:
+    """Return ``on`` times the values restricted to its size, half as large."""
+    out = values.new_empty(*values.shape[:2], *on.shape[-2:])
+    _run(_rougher, out, (values.contiguous(), on), (*values.shape[1:], *on.shape[-2:]))
+    return out
+
+
+def finer(below: Tensor, on: Tensor, found: Tensor) -> Tensor:
+    """Return ``found`` plus ``on`` times the values below, prolonged to its size."""
+    out = torch.empty_like(found)
+    _run(_finer, out, (below, on, found), (*found.shape[1:], *below.shape[-2:]))
+    return out
+
+
+def _run(kernel: Any, out: Tensor, tensors: tuple[Tensor, ...], numbers: tuple[int, ...], **constants: Any) -> None:
+    planes, size = out.shape[0] * out.shape[1], out.shape[2] * out.shape[3]
+    with torch.cuda.device(out.device) if out.is_cuda else nullcontext():  # Triton launches on the current one
+        kernel[planes, triton.cdiv(size, _BLOCK)](*tensors, out, *numbers, **constants, BLOCK=_BLOCK)

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.metrics.states.stencil import applied, convolved, left, spread, swept
+from vitreous.metrics.states.stencil import applied, finer, left, prolonged, rougher, spread, swept
 
 __all__ = ["filled"]
 
-_ENOUGH = 2e-3  # of the range of the picture: a correction that is smaller everywhere is the last; the next is a third
-_LEAST, _MOST = 3, 40  # iterations before the corrections are looked at, and at most
+_ENOUGH = 4e-3  # of the range of the picture: a correction that is smaller everywhere is the last; the next is a third
+_LEAST, _MOST = 5, 40  # iterations before the corrections are looked at, for which a GPU has to wait, and at most
 _COARSEST = 2  # rows or columns of a picture that is not halved again
 _SWEEPS = 3  # on the coarsest level
 _HOLD, _TIE = 0.7, 0.25
@@ -28,15 +28,18 @@ _TINY = 1e-30
 
 
 def filled(pictures: Tensor, missing: Tensor, iterations: int = _MOST) -> Tensor:
-    """Return ``pictures`` ``[m, C, H, W]`` with the pixels ``missing`` ``[m, H, W]`` filled in from the others."""
+    """Return ``pictures`` ``[m, C, H, W]`` with the pixels ``missing`` ``[m, H, W]`` filled in from the others.
+
+    What a missing pixel holds is added to what it is filled with: noise, or zero.
+    """
     gone = missing[:, None].to(pictures.dtype)
     there = 1 - gone
     middle = (pictures * there).sum(dim=(2, 3), keepdim=True) / there.sum(dim=(2, 3), keepdim=True).clamp(min=1)
     known = (pictures - middle) * there  # about zero, where rounding does the least harm
-    span = (pictures.amax(dim=(1, 2, 3), keepdim=True) - pictures.amin(dim=(1, 2, 3), keepdim=True)).clamp(min=_TINY)
+    span = (known.amax(dim=(1, 2, 3), keepdim=True) - known.amin(dim=(1, 2, 3), keepdim=True)).clamp(min=_TINY)
     levels = _levels(gone)
-    guess = _pushed(known, there) * gone
-    residual = gone * spread(known) - levels[0].apply(guess)
+    whole = _pushed(known, there)
+    guess, residual = whole * gone, -levels[0].apply(whole)
     direction, energy = torch.zeros_like(guess), torch.ones_like(guess[..., :1, :1])
     active: Tensor | None = None
     for step in range(iterations):
@@ -50,12 +53,12 @@ def filled(pictures: Tensor, missing: Tensor, iterations: int = _MOST) -> Tensor
         guess = torch.addcmul(guess, length, direction)
         residual = torch.addcmul(residual, length, pushed, value=-1)
         energy = new.clamp(min=_TINY)
-        if step >= _LEAST:
+        if step + 1 >= _LEAST:
             going = correction.abs().amax(dim=(2, 3), keepdim=True) > _ENOUGH * span
             active = going if active is None else active & going
             if not active.any():
                 break
-    return torch.where(missing[:, None], guess + middle, pictures)
+    return torch.addcmul(pictures, gone, guess + middle)
 
 
 class _Level(NamedTuple):
@@ -98,25 +101,17 @@ def _cycle(levels: list[_Level], residual: Tensor) -> Tensor:
             found = level.sweep(found, residual)
         return found
     rest = left(found, level.tie, level.on)  # the sweep has met the residual; its neighbours' sweeps are left
-    below = _cycle(coarser, _restricted(rest) * coarser[0].on)
-    found = torch.addcmul(found, level.on, _prolonged(below, found.shape[-2:]))
-    return level.sweep(found, residual)
-
-
-def _restricted(values: Tensor) -> Tensor:
-    """The transpose of ``_prolonged``: 1 3 3 1 twice, over 16."""
-    even = F.pad(values, (0, values.shape[-1] % 2, 0, values.shape[-2] % 2))
-    return convolved(even, ((1, 3, 3, 1), (3, 9, 9, 3), (3, 9, 9, 3), (1, 3, 3, 1)), 16, 2)
-
-
-def _prolonged(values: Tensor, size: torch.Size) -> Tensor:
-    high, wide = size
-    fine = F.interpolate(values, size=(high + high % 2, wide + wide % 2), mode="bilinear", align_corners=False)
-    return fine if fine.shape[-2:] == size else fine[..., :high, :wide]
+    below = _cycle(coarser, rougher(rest, coarser[0].on))
+    return level.sweep(finer(below, level.on, found), residual)
 
 
 def _quartered(values: Tensor) -> Tensor:
-    return F.avg_pool2d(F.pad(values, (0, values.shape[-1] % 2, 0, values.shape[-2] % 2)), 2)
+    return F.avg_pool2d(_even(values), 2)
+
+
+def _even(values: Tensor) -> Tensor:
+    high, wide = values.shape[-2:]
+    return F.pad(values, (0, wide % 2, 0, high % 2)) if high % 2 or wide % 2 else values
 
 
 def _pushed(known: Tensor, there: Tensor) -> Tensor:
@@ -126,7 +121,7 @@ def _pushed(known: Tensor, there: Tensor) -> Tensor:
     total, weight = _quartered(known), _quartered(there)
     seen = (weight > 0).to(known.dtype)
     coarse = _pushed(total / weight.clamp(min=1e-12) * seen, seen)
-    return torch.where(there > 0, known, _prolonged(coarse, known.shape[-2:]))
+    return torch.where(there > 0, known, prolonged(coarse, known.shape[-2:]))
 
 
 def _dot(one: Tensor, other: Tensor) -> Tensor:

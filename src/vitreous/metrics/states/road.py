@@ -36,5 +36,4 @@ def bare(inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
 
 def complete(states: Tensor, missing: Tensor) -> Tensor:
     """Return states ``[m, 3, H, W]`` whose ``missing`` pixels ``[m, H, W]``, which hold their noise, are filled in."""
-    own = states * missing[:, None].to(states.dtype)
-    return filled(states - own, missing) + own
+    return filled(states, missing)

@@ -78,7 +78,17 @@ def masked(chunk: Chunk, image: int, substrate: str, gone: Tensor) -> Write:
     if tuple(gone.shape[1:]) != tuple(size):
         gone = F.interpolate(gone[:, None].to(torch.uint8), size=size, mode="nearest-exact")[:, 0].bool()
     if SUBSTRATES[substrate].imputes:
-        return _impute(chunk, image, lambda start, stop: gone[start:stop, None])
+        impute = _impute(chunk, image, lambda start, stop: gone[start:stop, None])
+        nothing = gone.flatten(1).all(dim=1)  # nothing is left to fill in from: the mean colour
+
+        def fill(out: Tensor, start: int, stop: int) -> Tensor | None:
+            missing = impute(out, start, stop)
+            assert missing is not None
+            bare = nothing[start:stop]
+            out[bare] += chunk.inputs[image].mean(dim=(1, 2), keepdim=True)
+            return missing & ~bare[:, None, None]
+
+        return fill
 
     def write(out: Tensor, start: int, stop: int) -> None:
         torch.where(gone[start:stop, None], chunk.substrate(substrate, image), chunk.inputs[image], out=out)
@@ -97,13 +107,12 @@ def fade(weights: Tensor, chunk: Chunk, substrate: str, image: int) -> Write:
 
 
 def _impute(chunk: Chunk, image: int, gone: Callable[[int, int], Tensor]) -> Write:
-    """Return what leaves removed pixels to be filled in from those that are left; where none is, the mean colour."""
+    """Return what leaves removed pixels, which hold their noise, to be filled in from those that are left."""
 
     def write(out: Tensor, start: int, stop: int) -> Tensor:
-        removed, picture, noise = gone(start, stop), chunk.inputs[image], chunk.noise_of(image)
-        nothing = removed.flatten(1).all(dim=1).view(-1, 1, 1, 1)
-        torch.where(removed, noise + nothing * picture.mean(dim=(1, 2), keepdim=True), picture, out=out)
-        return (removed & ~nothing)[:, 0]
+        removed = gone(start, stop)
+        torch.where(removed, chunk.noise_of(image), chunk.inputs[image], out=out)
+        return removed[:, 0]
 
     return write
 
