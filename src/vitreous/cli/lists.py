@@ -40,7 +40,7 @@ def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
 
 
 def metrics(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
-    """List the metrics: direction, states per image and method, paper; or describe one."""
+    """List the metrics: direction, what they need and cost, what a trial found, paper; or describe one."""
     import vitreous as vt
 
     infos = _chosen("metric", vt.metrics(), pattern)
@@ -50,11 +50,13 @@ def metrics(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     if len(infos) == 1:
         _describe_metric(infos[0])
         return
-    table = options.table("metric", "better", "states", "needs labels", "paper")
-    _by_family(table, infos, lambda info: (_better(info), str(info.forwards), _labels(info)))
+    table = options.table("metric", "better", "needs", "cost", "on trial", "paper")
+    _by_family(table, infos, lambda info: (_better(info), _needs(info), _cost(info), _trial(info)))
     options.say(table)
     options.say(
-        "States: forwards per image and method, at 224 pixels; equal ones are run once for all metrics.", style="dim"
+        "F: forwards per image and method, at 224 pixels, S: those that all methods share, M: maps to be made again. "
+        "Equal questions are asked once for all metrics. On trial: see `vitreous trial`.",
+        style="dim",
     )
 
 
@@ -134,8 +136,14 @@ def _describe(info: Any) -> None:
 
 def _describe_metric(info: Any) -> None:
     """Print one metric: its docstring, parameters, presets and papers."""
-    states = f"{info.forwards} per image and method, at 224 pixels in 14 x 14 patches"
-    _print(info, "", {"better": _better(info), "states": states, "needs labels": _labels(info)})
+    cost = [
+        f"{info.forwards} forwards per image and method" if info.forwards else "",
+        f"{info.shared_forwards} forwards per image for all methods" if info.shared_forwards else "",
+        f"{info.explanations} further maps per image and method" if info.explanations else "",
+    ]
+    facts = {"better": _better(info), "cost": ", ".join(filter(None, cost)) or "nothing but the map"}
+    facts["needs"] = _needs(info) or "nothing but pictures"
+    _print(info, "", facts | {"on trial": str(info.verdict or "not tried")})
 
 
 def _print(info: Any, needed: str, facts: dict[str, str]) -> None:
@@ -154,8 +162,17 @@ def _print(info: Any, needed: str, facts: dict[str, str]) -> None:
     options.say(table)
 
 
-def _labels(info: Any) -> str:
-    return "yes" if info.needs_labels else "no"
+def _needs(info: Any) -> str:
+    return ", ".join([*(["labels"] if info.needs_labels else []), *info.truth])
+
+
+def _cost(info: Any) -> str:
+    costs = {"F": info.forwards, "S": info.shared_forwards, "M": info.explanations}
+    return " + ".join(f"{count} {unit}" for unit, count in costs.items() if count) or "0"
+
+
+def _trial(info: Any) -> str:
+    return info.verdict.verdict if info.verdict else ""
 
 
 def _better(info: Any) -> str:
@@ -194,7 +211,11 @@ def _metric(info: Any) -> dict[str, Any]:
         "summary": info.summary,
         "higher_is_better": info.higher_is_better,
         "forwards": info.forwards,
+        "shared_forwards": info.shared_forwards,
+        "explanations": info.explanations,
         "needs_labels": info.needs_labels,
+        "truth": list(info.truth),
+        "trial": None if info.verdict is None else dataclasses.asdict(info.verdict),
         "papers": [paper.key for paper in info.papers],
         "presets": {name: dict(values) for name, values in info.presets.items()},
         "parameters": [{"name": p.name, "default": p.default} for p in info.parameters],

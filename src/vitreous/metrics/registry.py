@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitreous.metrics.base import Metric
 from vitreous.words import PAPERS, Paper, Parameter, Shelf, parameters_of, understood
+
+if TYPE_CHECKING:
+    from vitreous.metrics.verdicts import Verdict
 
 __all__ = ["Info", "find", "metric", "metrics", "register"]
 
@@ -62,6 +65,13 @@ class Info:
     def shared_forwards(self) -> int:
         """States of each image that all methods share."""
         return self.make().shared_forwards()
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the shipped trial found about it; ``None`` if no trial has seen it."""
+        from vitreous.metrics.verdicts import verdict
+
+        return verdict(self.make())
 
     @property
     def forwards(self) -> int:

@@ -20,6 +20,7 @@ from vitreous.metrics.bins import Bin, bins
 from vitreous.metrics.bootstrap import SAMPLES, Cell, Difference, Interval, difference, interval, resampled
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.registry import metric as metric_of
+from vitreous.metrics.verdicts import Verdict, verdict
 from vitreous.results import figures
 from vitreous.results.formats import aligned, comma_separated, html_rows, latex, markdown
 
@@ -112,6 +113,11 @@ class Table:
             raise VitreousError(f"confidence={confidence!r} is not one of {', '.join(self.confidence)}")
         asked: dict[str, Any] = {"relative": relative, "samples": self.samples, "seed": self.seed}
         return bins(self[method, metric], self.confidence[confidence], count, by, **asked)
+
+    @property
+    def trial(self) -> dict[str, Verdict | None]:
+        """What the shipped trial of metrics found about each column; ``None`` for those that it has not seen."""
+        return {name: verdict(judge) for name, judge in self.judges.items()}
 
     def best(self, metric: str) -> str:
         """Return the method with the best mean."""
@@ -278,6 +284,9 @@ class Table:
             head.append("degenerate maps")
             for row, method in zip(rows, self.methods, strict=True):
                 row.append(", ".join(f"{n} {name}" for name, n in self.degenerate[method].items() if n))
+        trial = ["on trial", *(found.verdict if found else "" for found in self.trial.values())]
+        if any(trial[1:]):
+            rows.append(trial + [""] * (len(head) - len(trial)))
         return [head, *rows]
 
     def _lines(self, per_image: bool) -> list[list[str]]:

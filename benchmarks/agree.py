@@ -1,0 +1,179 @@
+"""Metrics held against public implementations, in one run: Captum, scipy, scikit-learn, scikit-image.
+
+    pip install captum scipy scikit-learn scikit-image
+    python benchmarks/agree.py
+
+The same small model, pictures (scenes of the world), maps, masks and noise on both sides. Printed is the largest
+difference of a score over the largest score; the command fails where one is above 1e-5.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from captum.metrics import infidelity, sensitivity_max
+from scipy.stats import pearsonr, spearmanr
+from skimage.metrics import structural_similarity
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch import Tensor
+
+import vitreous as vt
+from vitreous.metrics import Answers, Geometry, Info, Metric, Need
+from vitreous.metrics.noise import uniform_copies
+from vitreous.metrics.similarity import SIMILARITIES
+from vitreous.metrics.states.rank import enlarged
+
+MOST = 1e-5
+SIZE = 64
+
+
+@dataclass
+class Heard(Metric):
+    """Keeps the answers to another metric's needs."""
+
+    of: str = ""
+    answers: list[Answers] = field(default_factory=list)
+
+    def needs(self, geometry: Geometry) -> Sequence[Need]:
+        return vt.metric(self.of).needs(geometry)
+
+    def read(self, answers: Answers) -> Any:
+        self.answers.append(answers)
+        return np.zeros(len(answers))
+
+
+Heard.info = Info("heard", "benchmark", Heard)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=SIZE, num_classes=7).eval().requires_grad_(False)
+    view = vt.view(model)
+    world = vt.world.World(n=6, size=SIZE)
+    inputs = torch.stack([view.preprocess.tensor(picture) for picture in world.pictures()])
+    truths = list(world.truths())
+    with torch.no_grad():
+        classes = model(inputs).argmax(dim=1)
+    differences = {
+        "captum sensitivity_max": sensitivity(view, inputs, classes),
+        "captum infidelity, normalised": faithless(view, inputs, classes),
+        **similarities(),
+        **localisation(view, inputs, truths),
+    }
+    for name, gap in differences.items():
+        print(f"{name:36s} {gap:.1e}")
+    if not max(differences.values()) <= MOST:
+        sys.exit(f"above {MOST:g}")
+
+
+def scores(view: vt.View, inputs: Tensor, how: Any, metric: str, **options: Any) -> Any:
+    return vt.evaluate(view, inputs, {"it": how}, metric, baselines=False, samples=1, **options)["it", metric]
+
+
+def sensitivity(view: vt.View, inputs: Tensor, classes: Tensor) -> float:
+    """The same ten noisy copies of each image, explained by the same gradient."""
+
+    def explain(x: Tensor, classes: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(view.model(x).gather(1, classes[:, None]).sum(), x)
+        return (slope * x).sum(dim=1).detach()
+
+    copies = uniform_copies(10, 0.02).of(inputs, view.preprocess, 0)
+    theirs = sensitivity_max(
+        lambda x, target: (explain(x[0] if isinstance(x, tuple) else x, target),),
+        inputs,
+        perturb_func=lambda x, radius=0.02: copies.flatten(0, 1),
+        n_perturb_samples=10,
+        max_examples_per_batch=60,
+        target=classes,
+    )
+    ours = scores(view, inputs, lambda model, x, classes: explain(x, classes), "max_sensitivity")
+    return gap(ours, theirs)
+
+
+def faithless(view: vt.View, inputs: Tensor, classes: Tensor) -> float:
+    """The same random sets of patches removed; the map spread evenly over the three channels."""
+    maps = torch.randn(len(inputs), *view.grid(inputs), generator=torch.Generator().manual_seed(1))
+    name = "infidelity(subsets=16)"
+    ours = scores(view, inputs, maps, name)
+    heard = Heard(of=name)
+    vt.evaluate(view, inputs, {"it": maps}, [heard], baselines=False, samples=1)
+    (answers,) = heard.answers
+    masks = np.concatenate([answers.masks(need) for need in heard.needs(answers.geometry)], axis=1)
+    side = SIZE // maps.shape[-1]
+    gone = torch.from_numpy(masks).repeat_interleave(side, 2).repeat_interleave(side, 3)[:, :, None]
+    spread = maps.repeat_interleave(side, 1).repeat_interleave(side, 2)[:, None].expand(-1, 3, -1, -1) / (3 * side**2)
+    bare = inputs.mean(dim=(2, 3), keepdim=True)
+
+    def perturb(x: Tensor) -> tuple[Tensor, Tensor]:
+        removed = gone.expand(-1, -1, 3, -1, -1).flatten(0, 1)
+        count = gone.shape[1]
+        return removed.to(x.dtype), torch.where(removed, bare.repeat_interleave(count, 0), x)
+
+    theirs = infidelity(
+        lambda x: view.model(x),
+        perturb,
+        inputs,
+        spread,
+        target=classes,
+        n_perturb_samples=gone.shape[1],
+        max_examples_per_batch=len(inputs) * gone.shape[1],
+        normalize=True,
+    )
+    return gap(ours, theirs)
+
+
+def similarities() -> dict[str, float]:
+    """Random maps, and some with ties."""
+    draw = np.random.default_rng(0)
+    one, other = draw.normal(size=(2, 20, 24, 24))
+    one[:5] = one[:5].round(0)
+
+    def of(name: str, theirs: Callable[[Any, Any], float]) -> float:
+        return gap(SIMILARITIES[name](one, other), [theirs(a, b) for a, b in zip(one, other, strict=True)])
+
+    def scaled(a: Any) -> Any:
+        return (a - a.min()) / (a.max() - a.min())
+
+    def structure(a: Any, b: Any) -> float:
+        gaussian = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "win_size": 11}
+        _, every = structural_similarity(scaled(a), scaled(b), data_range=1.0, full=True, **gaussian)
+        return float(every.mean())
+
+    return {
+        "scipy spearmanr": of("spearman", lambda a, b: spearmanr(a.ravel(), b.ravel())[0]),
+        "scipy pearsonr": of("pearson", lambda a, b: pearsonr(a.ravel(), b.ravel())[0]),
+        "scikit-image structural_similarity": of("ssim", structure),
+    }
+
+
+def localisation(view: vt.View, inputs: Tensor, truths: list[vt.Truth]) -> dict[str, float]:
+    """Token maps at the pixels, as each metric enlarges them."""
+    maps = torch.randn(len(inputs), *view.grid(inputs), generator=torch.Generator().manual_seed(2))
+    names = {
+        "scikit-learn average_precision_score": ("average_precision", "nearest", average_precision_score),
+        "scikit-learn roc_auc_score": ("localisation_auc", "bilinear", roc_auc_score),
+    }
+    found = {}
+    for label, (name, upsample, theirs) in names.items():
+        fine = enlarged(maps.double().numpy(), (SIZE, SIZE), upsample)
+        expected = [theirs(t.mask.ravel(), each.ravel()) for t, each in zip(truths, fine, strict=True)]
+        found[label] = gap(scores(view, inputs, maps.double(), name, truth=truths), expected)
+    return found
+
+
+def gap(ours: Any, theirs: Any) -> float:
+    """Return the largest difference, over the largest of their scores."""
+    one, other = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    return float(np.abs(one - other).max() / np.abs(other).max())
+
+
+if __name__ == "__main__":
+    main()
