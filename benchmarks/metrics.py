@@ -1,10 +1,10 @@
 """What judging costs: the time of ``evaluate`` over that of the bare forwards it cannot do without.
 
 Run ``python benchmarks/metrics.py`` (a small run on a CPU) or ``python benchmarks/metrics.py --device cuda --model
-vit_base_patch16_224 --images 256``. Maps and images, rendered scenes, are on the device beforehand. Bare is the naked model on as many
-inputs as there are states, at the same batch size and precision; token states at their own lengths. Total and bare are
-timed in turn, and the overhead is the ratio of medians minus one. Asking for AOPC, LOdds and SRG on top must cost next
-to nothing.
+vit_base_patch16_224 --images 256``. Maps and images, rendered scenes, are on the device beforehand. Bare is the naked
+model on as many inputs as there are states, at the same batch size and precision; token states at their own lengths.
+Total and bare are timed in turn, and the overhead is the ratio of medians minus one. Asking for AOPC, LOdds and SRG on
+top must cost next to nothing.
 """
 
 from __future__ import annotations

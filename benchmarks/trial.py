@@ -50,8 +50,11 @@ def main() -> None:
 
     found = Trial.joined([Trial.load(each) for each in given.join]) if given.join else _run(given, follow)
     found.save(given.out, overwrite=True)
-    if given.verdicts is not None:
-        given.verdicts.write_text(json.dumps(found.verdicts(), indent=1) + "\n", encoding="utf-8")
+    if given.verdicts is not None:  # what other trials have found about other metrics stays
+        told = found.verdicts()
+        if given.verdicts.exists():
+            told["metrics"] = json.loads(given.verdicts.read_text(encoding="utf-8"))["metrics"] | told["metrics"]
+        given.verdicts.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     print(found)
 
 

@@ -178,3 +178,13 @@ def test_refused(view: vt.View, x: Tensor, found: Agreement) -> None:
         agreement(view, x, "ixg")
     with pytest.raises(VitreousError, match=r"no method 'genric' in this agreement.*generic"):
         found["ixg", "genric"]
+
+
+def test_drawn(found: Agreement, tmp_path: Any) -> None:
+    pytest.importorskip("matplotlib")
+    figure = found.plot(path=tmp_path / "matrix.svg")
+    assert (tmp_path / "matrix.svg").exists()
+    texts = [text.get_text().replace("−", "-") for axes in figure.axes for text in axes.texts]
+    shown = [float(text) for text in texts if text and not text.strip("-.0123456789")]
+    one, other = found.methods[:2]
+    assert any(number == pytest.approx(found[one, other], abs=0.006) for number in shown)

@@ -315,3 +315,20 @@ def test_nothing_right_is_no_completeness(facts: Interventions) -> None:
     assert math.isnan(birds.threshold("a"))
     assert not math.isnan(birds.score("a", "sd"))
     assert " - " in str(birds)
+
+
+def test_radar(facts: Interventions, tmp_path: Any) -> None:
+    """The outline of a method is its row of the table."""
+    pytest.importorskip("matplotlib")
+    birds = result(facts)
+    name = birds.methods[0]
+    figure = birds.plot([name], at="fixed", path=tmp_path / "radar.svg")
+    assert (tmp_path / "radar.svg").read_text().startswith("<?xml")
+    (axes,) = figure.axes
+    columns = ("acc", "bi", "csdc", "pc", "dc", "d", "sd", "ts")
+    outline = {round(float(np.hypot(*point)), 6) for line in axes.lines for point in zip(*line.get_data(), strict=True)}
+    for column in columns:
+        score = birds.score(name, column, "fixed")
+        assert math.isnan(score) or round(score, 6) in outline
+    with pytest.raises(vt.VitreousError, match="'nobody'"):
+        birds.plot(["nobody"])

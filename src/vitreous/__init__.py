@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vitreous.because import why
     from vitreous.data import Truth, image_files, read_regions
     from vitreous.errors import VitreousError, VitreousWarning
+    from vitreous.judge.agreement import agreement, best_layers, layer_methods
     from vitreous.judge.birds import funnybirds
     from vitreous.judge.check import check
     from vitreous.judge.doctor import doctor
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from vitreous.passes.collect import statistics
     from vitreous.passes.statistics import Statistics
     from vitreous.results import Archive, Checkup, Comparison, Explanation, Question, Table
+    from vitreous.results.agreement import Agreement
     from vitreous.results.birds import Birds
     from vitreous.results.pages import page
     from vitreous.results.trial import Trial
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Agreement",
     "Archive",
     "Birds",
     "Checkup",
@@ -54,6 +57,8 @@ __all__ = [
     "VitreousError",
     "VitreousWarning",
     "__version__",
+    "agreement",
+    "best_layers",
     "check",
     "compare",
     "doctor",
@@ -63,6 +68,7 @@ __all__ = [
     "explain_each",
     "funnybirds",
     "image_files",
+    "layer_methods",
     "load",
     "method",
     "methods",
@@ -82,6 +88,7 @@ __all__ = [
 
 _ROOMS = ("methods", "metrics", "models")  # packages that list their content when called
 _HOMES = {
+    "Agreement": "results.agreement",
     "Archive": "results",
     "Birds": "results.birds",
     "Checkup": "results",
@@ -98,6 +105,8 @@ _HOMES = {
     "View": "models",
     "VitreousError": "errors",
     "VitreousWarning": "errors",
+    "agreement": "judge.agreement",
+    "best_layers": "judge.agreement",
     "check": "judge.check",
     "compare": "api",
     "doctor": "judge.doctor",
@@ -107,6 +116,7 @@ _HOMES = {
     "explain_each": "api",
     "funnybirds": "judge.birds",
     "image_files": "data",
+    "layer_methods": "judge.agreement",
     "load": "api",
     "method": "api",
     "metric": "metrics",

@@ -63,4 +63,4 @@ def shipped() -> dict[str, Any]:
 
 
 def _verdict(told: dict[str, Any], name: str, note: str = "") -> Verdict:
-    return Verdict(name, **told["metrics"][name], seeds=told["seeds"], model=told["model"], note=note)
+    return Verdict(name, **told["metrics"][name], note=note)

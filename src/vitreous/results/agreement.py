@@ -16,6 +16,7 @@ from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import Interval
 from vitreous.metrics.curves import Array
 from vitreous.results.formats import aligned, comma_separated, html_rows, markdown
+from vitreous.show import figures
 
 __all__ = ["SCHEMA", "Agreement"]
 
@@ -106,6 +107,14 @@ class Agreement:
             if i < j
         ]
         return comma_separated([["one", "other", "mean", "low", "high"], *rows])
+
+    def plot(self, *, path: str | Path | None = None, overwrite: bool = False, width: str | float = "column") -> Any:
+        """Return the matrix as a matplotlib figure; with a path, also write it."""
+        note = f"{self.by} of maps on the {self.grid} grid, {len(self.images)} images."
+        figure = figures.matrix(self.matrix, self.methods, "Agreement", note, width=width)
+        if path is not None:
+            figures.save(figure, path, overwrite=overwrite)
+        return figure
 
     def to_markdown(self) -> str:
         """Return the matrix in Markdown."""

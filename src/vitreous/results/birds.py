@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import SAMPLES, Difference, Interval, interval, means, resamples
 from vitreous.metrics.curves import Array
 from vitreous.results.formats import aligned, comma_separated, html_rows, markdown
+from vitreous.show import figures
 from vitreous.words import check_choice
 
 __all__ = ["AT", "COLUMNS", "SCHEMA", "Birds", "Found"]
@@ -39,6 +40,17 @@ COLUMNS = {
 """What is reported, with its head in a printed table. Higher is better everywhere."""
 AT = ("best", "split", "fixed")
 """The threshold: the best one of all images, the best of one half of the images on the other, or a fixed one."""
+DIMENSIONS = {
+    "acc": "accuracy",
+    "bi": "background independence",
+    "csdc": "controlled synthetic data check",
+    "pc": "preservation check",
+    "dc": "deletion check",
+    "d": "distractibility",
+    "sd": "single deletion",
+    "ts": "target sensitivity",
+}
+"""The axes of the radar, by column."""
 _BY_THRESHOLD = ("csdc", "pc", "dc", "d")
 
 
@@ -269,6 +281,25 @@ class Birds:
             for cell in [(method, column, at)]
         ]
         return comma_separated([["method", "at", "column", "score", "low", "high"], *rows])
+
+    def plot(
+        self,
+        methods: Sequence[str] | None = None,
+        *,
+        at: str = "best",
+        path: str | Path | None = None,
+        overwrite: bool = False,
+        width: str | float = "column",
+    ) -> Any:
+        """Return the radar of the eight dimensions as a matplotlib figure; with a path, also write it."""
+        names = [self._method(each) for each in (self.methods if methods is None else methods)]
+        values = {name: [self.score(name, each, at) for each in DIMENSIONS] for name in names}
+        spans = {name: [self.interval(name, each, at) for each in DIMENSIONS] for name in names}
+        note = f"{len(self.images)} images; higher is better; lines along the axes are 95 % bootstrap intervals."
+        figure = figures.radar(list(DIMENSIONS.values()), values, "FunnyBirds", note, intervals=spans, width=width)
+        if path is not None:
+            figures.save(figure, path, overwrite=overwrite)
+        return figure
 
     def to_markdown(self, at: str = "best") -> str:
         """Return the table as printed, in Markdown."""

@@ -135,19 +135,20 @@ class Trial:
 
     def verdicts(self) -> dict[str, Any]:
         """Return what ``vitreous.metrics.verdicts`` keeps of a trial: a line for each metric."""
-        about = {name: self.plan.get(name) for name in ("model", "seeds", "substrates", "versions")}
+        about = {name: self.plan.get(name) for name in ("model", "seeds")}
         rows = {
             each.metric: {
                 "verdict": each.verdict,
                 "why": each.why,
                 "images": each.images,
+                **about,
                 "error_rate": _plain(each.error_rate),
                 "truth": _plain(each.truth),
                 "smallest_share": _plain(each.smallest_share),
             }
             for each in self.tried
         }
-        return {"schema": "vitreous.verdicts/1", "scenes": self.scenes, **about, "metrics": rows}
+        return {"schema": "vitreous.verdicts/1", "versions": self.plan.get("versions"), "metrics": rows}
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data; NaN is ``None``."""
