@@ -307,8 +307,8 @@ class LOdds(_Drop):
 class SRG(_Perturbation):
     """Symmetric relevance gain: area under ``P`` with the least relevant removed first, less that with the most.
 
-    One substrate for both orders; the area between the two perturbation curves (ABPC) is the same number. Single-sided
-    rankings contradict each other, the difference does not. Cost: none beside positive and negative perturbation.
+    One substrate for both orders; the area between the two perturbation curves (ABPC) is the same number. Higher is
+    better. Cost: none beside positive and negative perturbation.
     """
 
     def needs(self, geometry: Geometry) -> Sequence[States]:
