@@ -275,7 +275,10 @@ def test_table_reads_its_scores(table: vt.Table) -> None:
 def test_table_as_text_and_files(table: vt.Table, tmp_path: Path) -> None:
     text = str(table)
     assert text.splitlines()[0].split()[:5] == ["method", "insdel", "↑", "deletion", "↓"]
-    assert [line.split()[0] for line in text.splitlines()[1:]] == list(table.methods)
+    *lines, trial = text.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == list(table.methods)
+    verdicts = [str(found.verdict) for found in table.trial.values() if found]
+    assert trial.split() == ["on", "trial", *" ".join(verdicts).split()], "what is known about the metrics comes last"
     assert f"{table.mean('ixg', 'insdel'):.4f}" in text
     assert "4 constant" in text
 
