@@ -113,9 +113,7 @@ class _Run:
         self.plan = replace(self.plan, inner=judged.inner, states=judged.at_once)  # too much once is not tried again
         self.done.append(replace(judged, maps={}))
 
-    def table(
-        self, methods: tuple[str, ...], samples: int, target: Any, groups: Sequence[int] | None = None
-    ) -> Table:
+    def table(self, methods: tuple[str, ...], samples: int, target: Any, groups: Sequence[int] | None = None) -> Table:
         plan, done = self.plan, self.done
         _check_groups(groups, sum(len(each.names) for each in done))
         cells = [(name, label) for name in methods for label in plan.metrics]
