@@ -23,7 +23,9 @@ SPELLINGS = [
 ]
 SHORT = {"steps": 12}  # 224 steps are for large images
 SMALL = Geometry((32, 32), (4, 4))
-KNOWN = vt.Truth(np.tri(32, 32, -14) > 0, parts={"marker": np.tri(32, 32, -24) > 0})  # a corner of the image
+_CORNER = np.tri(32, 32, -14) > 0
+_PARTS = {"marker": np.tri(32, 32, -24) > 0, "top": np.flipud(_CORNER), "right": np.fliplr(_CORNER)}
+KNOWN = vt.Truth(_CORNER, parts=_PARTS)  # corners of the image
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The share of a map that lies on a known part, pixel by pixel."""
+"""What a map gives to known parts: the share on one of them, and the order of all of them against the model's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor
 
 import vitreous as vt
@@ -99,3 +100,72 @@ def test_a_faithful_map_shows_the_shortcut(view: vt.View) -> None:
     """The model is known to look at the marker: what removal finds there, a random map does not."""
     table = scored(view, ["generic", "random"])
     assert table.mean("generic", "shortcut") > 3 * table.mean("random", "shortcut")
+
+
+# -- part_correlation ----------------------------------------------------------------------------------
+
+
+def correlated(seen: vt.View, methods: Any, metric: str = "part_correlation", **options: Any) -> vt.Table:
+    asked: dict[str, Any] = {"truth": list(PLAIN.truths()), "baselines": False, "samples": 10} | options
+    return vt.evaluate(seen, list(PLAIN.pictures()), methods, [metric], **asked)
+
+
+PLAIN = World(n=4, start=40)
+
+
+@pytest.mark.parametrize("value", ["logit", "log_probability"])
+def test_part_by_part(view: vt.View, value: str) -> None:
+    """Each part painted over in turn, the model called directly, ranks by scipy."""
+    values = torch.randn(4, 128, 128, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    name = f"part_correlation(value={value})"
+    table = correlated(view, {"noise": values}, name)
+    for image, (picture, truth) in enumerate(zip(PLAIN.pictures(), PLAIN.truths(), strict=True)):
+        x = view.preprocess.tensor(picture)
+        with torch.no_grad():
+            whole = view.model(x[None])[0]
+            best, given, lost = int(whole.argmax()), [], []
+            for mask in truth.parts.values():
+                if not mask.any():
+                    continue
+                painted = torch.where(torch.from_numpy(mask), x.mean(dim=(1, 2), keepdim=True), x)
+                left = view.model(painted[None])[0]
+                one, other = (whole, left) if value == "logit" else (whole.log_softmax(0), left.log_softmax(0))
+                lost.append(float(one[best] - other[best]))
+                given.append(float(values[image][torch.from_numpy(mask)].sum()))
+        assert table["noise", name][image] == pytest.approx(spearmanr(given, lost)[0], abs=1e-6)
+
+
+def test_a_map_of_the_losses_is_perfect_and_further_methods_are_free(view: vt.View) -> None:
+    def oracle(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
+        maps = []
+        for x, label in zip(inputs, classes, strict=True):
+            truth = known[tuple(x[:, ::16, ::16].flatten().tolist())]
+            drawn = torch.zeros(128, 128, dtype=torch.float64)
+            with torch.no_grad():
+                whole = model(x[None])[0, label]
+                for mask in map(torch.from_numpy, truth.parts.values()):
+                    if mask.any():
+                        painted = torch.where(mask, x.mean(dim=(1, 2), keepdim=True), x)
+                        drawn[mask] = float(whole - model(painted[None])[0, label]) / int(mask.sum())
+            maps.append(drawn)
+        return torch.stack(maps)
+
+    inputs = [view.preprocess.tensor(picture) for picture in PLAIN.pictures()]
+    known = {tuple(x[:, ::16, ::16].flatten().tolist()): truth for x, truth in zip(inputs, PLAIN.truths(), strict=True)}
+    one = correlated(view, {"oracle": oracle})
+    assert one["oracle", "part_correlation"] == pytest.approx(np.ones(4))
+    two = correlated(view, {"oracle": oracle, "ixg": "ixg", "flat": "constant"})
+    parts = sum(mask.any() for truth in PLAIN.truths() for mask in truth.parts.values())
+    assert one.plan["states"] == two.plan["states"] == 4 + parts
+
+
+def test_few_parts_and_nothing_given(view: vt.View) -> None:
+    few = [vt.Truth(parts={"a": np.eye(128, dtype=bool), "b": np.tri(128, k=-60) > 0})] * 4
+    assert np.isnan(correlated(view, "ixg", truth=few)["ixg", "part_correlation"]).all()
+    assert np.isfinite(correlated(view, "ixg", "part_correlation(least=2)", truth=few).scores.popitem()[1]).all()
+    flat = correlated(view, {"zero": torch.zeros(4, 16, 16)})
+    assert (flat["zero", "part_correlation"] == 0).all()
+    with pytest.raises(vt.VitreousError, match="least=1 must be at least 2"):
+        vt.metric("part_correlation(least=1)")
+    with pytest.raises(vt.VitreousError, match="needs the parts of"):
+        correlated(view, "ixg", truth=None)

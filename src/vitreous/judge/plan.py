@@ -11,7 +11,7 @@ import torch
 from vitreous.errors import VitreousError
 from vitreous.judge.foreign import Foreign
 from vitreous.methods import Method
-from vitreous.metrics import Drawn, Geometry, Images, Masks, Metric, Need, States
+from vitreous.metrics import Drawn, Geometry, Images, Masks, Metric, Need, States, WithoutParts
 from vitreous.metrics.states.engine import states_at_once
 from vitreous.metrics.states.layout import Layout, substrates_of
 from vitreous.models import View
@@ -93,10 +93,12 @@ class Plan:
         return substrates_of(self.needs, self.geometry)
 
     def states_per_picture(self) -> int | None:
-        """Return how many states a picture takes; ``None`` where that depends on which of its classes are the same."""
-        if len({judge.explain for judge in self.metrics.values()}) > 1:
-            return None
+        """Return how many states a picture takes; ``None`` where that depends on its classes or its parts."""
         needs = self.needs
+        if len({judge.explain for judge in self.metrics.values()}) > 1 or any(
+            isinstance(need, WithoutParts) for need in needs
+        ):
+            return None
         own = Layout([need for need in needs if isinstance(need, States) and need.by == "map"], self.geometry)
         orders = {need for need in needs if isinstance(need, States) and need.by != "map"}
         others = {need for need in needs if isinstance(need, Masks | Images | Drawn)}

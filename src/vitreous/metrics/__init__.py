@@ -37,6 +37,7 @@ from vitreous.metrics.states.need import (
     RandomMasks,
     States,
     TruthOf,
+    WithoutParts,
 )
 from vitreous.metrics.states.pool import Maps, Pool
 from vitreous.metrics.states.substrate import SUBSTRATES, Substrate
@@ -67,6 +68,7 @@ __all__ = [
     "States",
     "Substrate",
     "TruthOf",
+    "WithoutParts",
     "bins",
     "difference",
     "intervals",

@@ -1,4 +1,4 @@
-"""Known parts: does a map show the shortcut that a model is known to take?"""
+"""Known parts: does a map weigh them as the model does, and does it show the shortcut that a model is known to take?"""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from vitreous.errors import SpellingError
 from vitreous.metrics.base import Metric
 from vitreous.metrics.curves import Array
 from vitreous.metrics.registry import register
+from vitreous.metrics.similarity import spearman
 from vitreous.metrics.states.answers import Answers
-from vitreous.metrics.states.need import Geometry, Need, TruthOf
+from vitreous.metrics.states.need import Geometry, Need, TruthOf, WithoutParts
+from vitreous.metrics.states.substrate import check_substrate
+from vitreous.words import at_least, check_choice
 
-__all__ = ["Shortcut"]
+__all__ = ["PartCorrelation", "Shortcut"]
 
 
 @register("shortcut", family="ground truth", papers=("geirhos2020shortcut",))
@@ -49,4 +52,43 @@ class Shortcut(Metric):
                 mass = np.where(truth.ignore, 0, mass)
             total = mass.sum()
             scores[place] = mass[np.asarray(mask, bool)].sum() / total if total > 0 else 0.0
+        return scores
+
+
+@register("part_correlation", family="ground truth", papers=("hesse2023funnybirds",))
+@dataclass
+class PartCorrelation(Metric):
+    """Rank correlation between what a map gives to the known parts and what the model loses without each of them.
+
+    ``spearman(sum_part a, v(x) - v(x without the part))`` over the parts that are seen, at least ``least`` of them; the
+    part's pixels are replaced by the substrate, ``v`` is the ``logit`` of the scored class or its ``log_probability``.
+    Higher is better. FunnyBirds' single deletion (Hesse et al. 2023) does the same with parts that are rendered away.
+    0 where the map gives all parts the same; an image with fewer parts has no score. Cost: a forward per part and
+    image, shared by all methods.
+    """
+
+    substrate: str = "mean_channel"
+    value: str = "logit"
+    least: int = 3
+
+    def check(self) -> None:
+        check_substrate(self.substrate)
+        check_choice("value", self.value, ("logit", "log_probability"))
+        at_least("least", self.least, 2)
+
+    def needs(self, geometry: Geometry) -> Sequence[Need]:
+        return [TruthOf("parts"), WithoutParts(self.substrate)]
+
+    def read(self, answers: Answers) -> Array:
+        maps = answers.values(self.explain, grid="pixel")
+        clean = answers.clean_logit if self.value == "logit" else answers.clean
+        whole = clean(self.score, self.explain)
+        rows = answers.without(WithoutParts(self.substrate), self.score, self.explain, self.value)
+        scores = np.full(len(maps), np.nan)
+        for place, (truth, values, left) in enumerate(zip(answers.truth(), maps, rows, strict=True)):
+            if len(left) < self.least or np.isnan(values).any():
+                continue
+            given = np.array([values[np.asarray(truth.parts[name], bool)].sum() for name in left])
+            lost = np.array([whole[place] - value for value in left.values()])
+            scores[place] = spearman(given[None, None], lost[None, None])[0]
         return scores

@@ -11,7 +11,7 @@ import numpy as np
 from vitreous.errors import TargetError, VitreousError
 from vitreous.metrics.curves import Array
 from vitreous.metrics.states.layout import CLEAN, Layout
-from vitreous.metrics.states.need import Drawn, Explained, Geometry, Images, Masks, Measured, Need, States
+from vitreous.metrics.states.need import Drawn, Explained, Geometry, Images, Masks, Measured, Need, States, WithoutParts
 from vitreous.metrics.states.rank import enlarged, finite, patched
 
 __all__ = ["Answers", "Common", "Readings", "Told"]
@@ -53,6 +53,8 @@ class Common:
     masks: dict[Need, list[Array]] = field(default_factory=dict)
     measured: dict[Need, list[Array]] = field(default_factory=dict)
     facts: dict[Need, list[Array]] = field(default_factory=dict)
+    parts: dict[Need, list[dict[str, int]]] = field(default_factory=dict)
+    """For every image, the slot of the state without each of its parts."""
     truth: list[Any] = field(default_factory=list)
 
 
@@ -145,6 +147,11 @@ class Answers:
         values: Array = (self._readings.arg_max[slots] == wanted[:, None]).astype(np.float64)
         values[left_out] = np.nan
         return values
+
+    def without(self, need: WithoutParts, score: str, explain: str, value: str) -> list[dict[str, float]]:
+        """Return for each image the ``logit`` or ``log_probability`` of the scored class without each of its parts."""
+        readings, column = getattr(self._readings, value), self._column(score, explain)
+        return [{name: float(readings[slot, column]) for name, slot in row.items()} for row in self._common.parts[need]]
 
     def clean(self, score: str, explain: str = "given") -> Array:
         """Return ``log P`` of the scored class for the images themselves, ``[B]``."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import VitreousError
-from vitreous.metrics.states.need import Geometry, Masks, Need, States
+from vitreous.metrics.states.need import Geometry, Masks, Need, States, WithoutParts
 
 __all__ = ["CLEAN", "FULL", "Layout", "Run", "substrates_of"]
 
@@ -85,4 +85,4 @@ def substrates_of(needs: Iterable[Need], geometry: Geometry) -> list[str]:
     wanted = list(needs)
     states = Layout([need for need in wanted if isinstance(need, States)], geometry)
     used = {run.substrate for run in states.runs} | states.substrates
-    return sorted(used | {need.substrate for need in wanted if isinstance(need, Masks)})
+    return sorted(used | {need.substrate for need in wanted if isinstance(need, Masks | WithoutParts)})

@@ -34,6 +34,7 @@ __all__ = [
     "RandomMasks",
     "States",
     "TruthOf",
+    "WithoutParts",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -115,6 +116,16 @@ class Masks(Need):
     draw: Callable[[Draws, Geometry], Tensor]
     count: int
     unit: str = "pixel"
+
+
+@dataclass(frozen=True)
+class WithoutParts(Need):
+    """The image without each part that is known of it and seen in it, its pixels replaced by the substrate.
+
+    As many states as the image has such parts; all methods share them.
+    """
+
+    substrate: str
 
 
 @dataclass(frozen=True)

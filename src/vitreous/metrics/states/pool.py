@@ -17,7 +17,7 @@ from vitreous.metrics.states.answers import Answers, Common, Told
 from vitreous.metrics.states.drawing import Drawing
 from vitreous.metrics.states.engine import Engine
 from vitreous.metrics.states.layout import CLEAN, Layout, Run, substrates_of
-from vitreous.metrics.states.need import Drawn, Explained, Geometry, Images, Masks, Measured, Need, States
+from vitreous.metrics.states.need import Drawn, Explained, Geometry, Images, Masks, Measured, Need, States, WithoutParts
 from vitreous.metrics.states.rank import FLAGS, TIES, enlarged, flag, order, scaled, sound, token_map, unit_ranks
 from vitreous.metrics.states.substrate import SUBSTRATES
 from vitreous.metrics.states.writers import Chunk, fade, masked, select
@@ -88,7 +88,7 @@ class Pool:
                     self.explained.setdefault(metric.explain, []).append(need)
                 elif isinstance(need, Drawn) and need.by == "map":
                     self._drawn.setdefault(metric.explain, {})[need] = None
-                elif isinstance(need, Masks | Images | States | Measured | Drawn):
+                elif isinstance(need, Masks | Images | States | Measured | Drawn | WithoutParts):
                     self._shared[need] = None
         self._kinds: dict[frozenset[str], int] = {}
         self._told: dict[str, Told] = {}
@@ -132,7 +132,10 @@ class Pool:
             for name in self._bare:
                 self._add_bare(name, chunk.images[name], inputs, scored)
             for need in self._shared:
-                self._add_shared(need, chunk)
+                if isinstance(need, WithoutParts):
+                    self._add_parts(need, chunk, truth)
+                else:
+                    self._add_shared(need, chunk)
             values = {name: each.values.detach().to(inputs.device) for name, each in maps.items()}
             values = {name: each if each.dtype == torch.float64 else each.float() for name, each in values.items()}
             codes = torch.cat([flag(each) for each in values.values()]).cpu().numpy()  # one wait for all methods
@@ -183,6 +186,17 @@ class Pool:
             for image in range(len(made)):
                 self.engine.images(_copied(made[image]), self.geometry.pixels, chunk.scored[image], slots[image])
         self.common.shared.setdefault(need, []).append(slots)
+
+    def _add_parts(self, need: WithoutParts, chunk: Chunk, truth: Sequence[Any]) -> None:
+        rows = self.common.parts.setdefault(need, [])
+        for image, known in enumerate(truth):
+            seen = {name: np.asarray(mask, bool) for name, mask in known.parts.items() if np.any(mask)}
+            slots = self._take(len(seen))
+            rows.append(dict(zip(seen, slots.tolist(), strict=True)))
+            if seen:
+                gone = torch.from_numpy(np.stack(list(seen.values()))).to(chunk.inputs.device)
+                write = masked(chunk, image, need.substrate, gone)
+                self.engine.images(write, self.geometry.pixels, chunk.scored[image], slots)
 
     def _add_masks(self, need: Masks, chunk: Chunk) -> Array:
         gone = need.draw(Draws.of_images(self.seed, "masks", chunk.inputs), self.geometry).to(chunk.inputs.device)
