@@ -73,6 +73,8 @@ class Metric:
     higher_is_better: ClassVar[bool] = True
     judges_labels: ClassVar[bool] = False
     """Whether correctness is read, so that true classes are needed whatever is scored."""
+    across: ClassVar[str] = "share"
+    """What its curves run over, where that is not how much of the image is gone."""
     excludes: ClassVar[bool] = False
     """Whether its protocol leaves images out, the same ones for every map: they have no score."""
 

@@ -108,6 +108,7 @@ class _Information(Metric):
     average: str = "mean"
     softmax: ClassVar[bool] = False
     excludes = True
+    across = "share of the picture's information"
 
     def check(self) -> None:
         if not 0 <= self.confidence <= 1:

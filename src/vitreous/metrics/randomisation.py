@@ -68,6 +68,7 @@ class _Cascade(_UnderRandomWeights):
     order: str = "top_down"
     seeds: int = 3
     higher_is_better = False
+    across = "share of stages randomised"
 
     def check(self) -> None:
         super().check()

@@ -121,6 +121,7 @@ class _Correlation(_Patches):
     """Shared by both Pearson correlations: one for each size, and their mean."""
 
     undefined: str = "zero"
+    across = "share of patches in a subset"
 
     def check(self) -> None:
         super().check()

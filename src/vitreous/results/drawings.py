@@ -99,11 +99,12 @@ def _meanings(table: Table, metric: str, names: Sequence[str]) -> dict[str, tupl
         by = getattr(table.judges[metric], "by", "probability")
         up = by if name in _PROBABILITIES and by in ("probability", "accuracy") else name
         if need is None or len(need.spans) < 2:
-            found[name] = ("share", up, "")
+            found[name] = (table.judges[metric].across, up, "")
             continue
-        across = f"share of {need.unit}s {'put back' if need.keep else 'removed'}"
+        units = f"{need.unit.partition(':')[0]}s"
+        across = f"share of {units} {'put back' if need.keep else 'removed'}"
         if need.keep and need.counts[0] > need.counts[-1]:
-            across = f"share of {need.unit}s removed, least relevant first"
+            across = f"share of {units} removed, least relevant first"
         found[name] = (across, up, better(need.keep))
     return found
 
