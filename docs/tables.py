@@ -41,7 +41,8 @@ def _metrics(text: str, page: str) -> str:
         presets = ", ".join(f"`@{preset}`" for preset in info.presets)
         better = "higher" if info.higher_is_better else "lower"
         needs = ", ".join([*(["labels"] if info.needs_labels else []), *info.truth])
-        costs = (str(each or "") for each in (info.forwards, info.shared_forwards, info.explanations))
+        shared = "one per part" if info.per_part else info.shared_forwards
+        costs = (str(each or "") for each in (info.forwards, shared, info.explanations))
         paper = str(info.papers[0]) if info.papers else ""
         return _name(info, text, page), info.family, better, needs, *costs, presets, paper
 

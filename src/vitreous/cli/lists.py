@@ -139,6 +139,7 @@ def _describe_metric(info: Any) -> None:
     cost = [
         f"{info.forwards} forwards per image and method" if info.forwards else "",
         f"{info.shared_forwards} forwards per image for all methods" if info.shared_forwards else "",
+        "a forward per known part and image for all methods" if info.per_part else "",
         f"{info.explanations} further maps per image and method" if info.explanations else "",
     ]
     facts = {"better": _better(info), "cost": ", ".join(filter(None, cost)) or "nothing but the map"}
@@ -168,7 +169,8 @@ def _needs(info: Any) -> str:
 
 def _cost(info: Any) -> str:
     costs = {"F": info.forwards, "S": info.shared_forwards, "M": info.explanations}
-    return " + ".join(f"{count} {unit}" for unit, count in costs.items() if count) or "0"
+    told = [f"{count} {unit}" for unit, count in costs.items() if count] + (["S per part"] if info.per_part else [])
+    return " + ".join(told) or "0"
 
 
 def _trial(info: Any) -> str:
@@ -212,6 +214,7 @@ def _metric(info: Any) -> dict[str, Any]:
         "higher_is_better": info.higher_is_better,
         "forwards": info.forwards,
         "shared_forwards": info.shared_forwards,
+        "per_part": info.per_part,
         "explanations": info.explanations,
         "needs_labels": info.needs_labels,
         "truth": list(info.truth),

@@ -13,7 +13,7 @@ from vitreous.errors import MapError, SpellingError, VitreousError
 from vitreous.metrics.bootstrap import Cell, mean
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.states.layout import Layout
-from vitreous.metrics.states.need import Drawn, Explained, Geometry, Images, Masks, Need, States, TruthOf
+from vitreous.metrics.states.need import Drawn, Explained, Geometry, Images, Masks, Need, States, TruthOf, WithoutParts
 from vitreous.metrics.states.rank import FLAGS
 from vitreous.words import check_choice, written
 
@@ -162,6 +162,11 @@ class Metric:
         others = [need.count for need in needs if isinstance(need, Masks | Images)]
         others += [need.count for need in needs if isinstance(need, Drawn) and need.by != "map"]
         return sum(Layout([need], geometry).length for need in orders) + sum(others)
+
+    @property
+    def per_part(self) -> bool:
+        """Whether each image needs a state more for every part that is known of it, once for all methods."""
+        return any(isinstance(need, WithoutParts) for need in self.needs(_USUAL))
 
     def explanations(self, geometry: Geometry = _USUAL) -> int:
         """How many further maps of each image have to be made."""

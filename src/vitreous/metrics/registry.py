@@ -62,6 +62,11 @@ class Info:
         return self.make().explanations()
 
     @property
+    def per_part(self) -> bool:
+        """Whether all methods share a state more for every known part of an image."""
+        return self.make().per_part
+
+    @property
     def shared_forwards(self) -> int:
         """States of each image that all methods share."""
         return self.make().shared_forwards()
