@@ -158,7 +158,10 @@ class Table:
             "schema": SCHEMA,
             "plan": dict(self.plan),
             "images": list(self.images),
-            "metrics": [{"name": m, "higher_is_better": self.higher_is_better[m]} for m in self.metrics],
+            "metrics": [
+                {"name": name, "higher_is_better": self.higher_is_better[name], "trial": found and found.verdict}
+                for name, found in self.trial.items()
+            ],
             "methods": [
                 {
                     "name": method,
