@@ -12,7 +12,7 @@ from scipy import stats
 
 import vitreous as vt
 from vitreous.judge.birds import Importances, Interventions, disjoint_pairs, sufficient_sets
-from vitreous.judge.birds.protocol import spearman
+from vitreous.metrics.similarity import rank_correlation
 from vitreous.results.birds import COLUMNS, Birds, Found
 from vitreous.world.batch import part_table
 
@@ -148,7 +148,7 @@ def test_single_deletion(facts: Interventions) -> None:
     assert np.isnan(scores[[6, 7]]).all()
     ties = np.array([[1.0, 1, 2, 2, 3], [0, 0, 0, 0, 0]])
     expected = stats.spearmanr(ties[0], np.arange(5.0))[0]
-    assert spearman(ties, np.tile(np.arange(5.0), (2, 1))) == pytest.approx([expected, math.nan], nan_ok=True)
+    assert rank_correlation(ties, np.tile(np.arange(5.0), (2, 1))) == pytest.approx([expected, math.nan], nan_ok=True)
 
 
 def test_target_sensitivity(facts: Interventions) -> None:
@@ -289,7 +289,7 @@ def test_saved_and_loaded(facts: Interventions, tmp_path: Any) -> None:
     with pytest.raises(vt.VitreousError, match="must end in"):
         birds.save(tmp_path / "birds.txt")
     (tmp_path / "other.json").write_text("[]")
-    with pytest.raises(vt.VitreousError, match="holds no birds"):
+    with pytest.raises(vt.VitreousError, match="is no result of FunnyBirds"):
         Birds.load(tmp_path / "other.json")
 
 

@@ -19,12 +19,12 @@ from vitreous.judge.trial.statistics import (
     mid_ranks,
     order_agreement,
     smallest_difference,
-    spearman,
     truth_correlation,
 )
 from vitreous.metrics import metric
 from vitreous.metrics.base import Metric
 from vitreous.metrics.bootstrap import difference, mean
+from vitreous.metrics.similarity import rank_correlation
 
 # Four observers and twelve units, Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability".
 _ = math.nan
@@ -98,9 +98,11 @@ def test_ranks_and_their_correlation(rng: np.random.Generator) -> None:
     for _ in range(20):
         one, two = rng.integers(0, 5, (2, 8)).astype(float)
         np.testing.assert_allclose(mid_ranks(one), stats.rankdata(one))
-        assert spearman(one, two) == pytest.approx(stats.spearmanr(one, two).statistic, abs=1e-12)
-    assert math.isnan(spearman(np.ones(4), np.arange(4.0)))
-    assert math.isnan(spearman(np.array([1, np.nan, 2]), np.arange(3.0)))
+        assert rank_correlation(one[None], two[None])[0] == pytest.approx(
+            stats.spearmanr(one, two).statistic, abs=1e-12
+        )
+    assert math.isnan(rank_correlation(np.ones((1, 4)), np.arange(4.0)[None])[0])
+    assert math.isnan(rank_correlation(np.array([[1, np.nan, 2]]), np.arange(3.0)[None])[0])
 
 
 # -- scores --------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from vitreous import disk
 from vitreous.cli import options
 from vitreous.errors import VitreousError
 from vitreous.words import defaults
@@ -71,12 +70,7 @@ def birds(
     for each in asked_for:
         if not Path(each).is_dir() and each not in STEPS:
             vt.method(each)
-    if out is not None:
-        if out.suffix not in (".json", ".csv"):
-            raise VitreousError(f"--out {out} must end in .json or .csv")
-        if options.is_there(out) and not overwrite:
-            raise VitreousError(f"{out} is there already; choose another --out or add --overwrite")
-        disk.check_file(out, overwrite)
+    options.check_out(out, overwrite, ".json", ".csv")
     if folder is not None and not folder.is_dir():
         raise VitreousError(f"no such folder of birds: {folder}")
     source: Any = folder or vt.world.World(n=scenes, start=start, shortcut=shortcut)

@@ -170,6 +170,17 @@ def model_first(model: str | None, words: Sequence[str]) -> tuple[str, list[str]
     return words[0], list(words[1:])
 
 
+def check_out(out: Path | None, overwrite: bool, *endings: str) -> None:
+    """Refuse, before the work, a place where the result could not be written."""
+    if out is None:
+        return
+    if out.suffix not in endings:
+        raise VitreousError(f"--out {out} must end in {' or '.join(endings)}")
+    if is_there(out) and not overwrite:
+        raise VitreousError(f"{out} is there already; choose another --out or add --overwrite")
+    disk.check_file(out, overwrite)
+
+
 def is_there(place: Path) -> bool:
     """Whether a place for results is taken; a name that no file system takes is an error before any work."""
     try:

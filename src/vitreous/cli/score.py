@@ -79,12 +79,7 @@ def score(
     for each in methods:
         if not Path(each).is_dir():
             vt.method(each)
-    if out is not None:
-        if out.suffix not in (".json", ".csv"):
-            raise VitreousError(f"--out {out} must end in .json or .csv")
-        if options.is_there(out) and not overwrite:
-            raise VitreousError(f"{out} is there already; choose another --out or add --overwrite")
-        disk.check_file(out, overwrite)
+    options.check_out(out, overwrite, ".json", ".csv")
     if figures is not None:
         _check_figures(figures, overwrite)
     files = [each for path in images for each in vt.image_files(path)]

@@ -7,9 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from vitreous import disk
 from vitreous.cli import options
-from vitreous.errors import VitreousError
 
 __all__ = ["trial"]
 
@@ -44,12 +42,7 @@ def trial(
     metrics = options.spelled(metric or (), "metric") or None
     for each in metrics or ():
         vt.metric(each)
-    if out is not None:
-        if out.suffix != ".json":
-            raise VitreousError(f"--out {out} must end in .json")
-        if options.is_there(out) and not overwrite:
-            raise VitreousError(f"{out} is there already; choose another --out or add --overwrite")
-        disk.check_file(out, overwrite)
+    options.check_out(out, overwrite, ".json")
     with options.telling(quiet or as_json), options.progress_bar("states", quiet or as_json) as bar:
         found = vt.trial(
             metrics,

@@ -25,12 +25,14 @@ __all__ = [
     "dead",
     "gaussian",
     "pearson",
+    "rank_correlation",
     "similarity",
     "spearman",
     "ssim",
 ]
 
 _WINDOW, _SIGMA = 11, 1.5
+_TINY = np.finfo(np.float64).tiny
 _STABLE = (0.01**2, 0.03**2)
 """The two constants of SSIM, for values from 0 to 1."""
 
@@ -38,6 +40,12 @@ _STABLE = (0.01**2, 0.03**2)
 def spearman(one: Array, other: Array) -> Array:
     """Spearman's rank correlation; equal values share their mean rank."""
     return _compared(lambda a, b: _correlation(_ranks(a), _ranks(b)), one, other)
+
+
+def rank_correlation(one: Array, other: Array) -> Array:
+    """Spearman's rank correlation of rows ``[B, n]``; NaN where one is constant or not finite."""
+    first, second = one[:, None], other[:, None]
+    return np.where(dead(first) | dead(second), np.nan, spearman(first, second))
 
 
 def abs_spearman(one: Array, other: Array) -> Array:
@@ -67,9 +75,9 @@ def ssim(one: Array, other: Array) -> Array:
 
 def _ssim(one: Array, other: Array) -> Array:
     a, b = (_scaled(each) for each in (one, other))
-    mean_a, mean_b = gaussian(a), gaussian(b)
-    variances = gaussian(a * a) - mean_a**2 + gaussian(b * b) - mean_b**2
-    covariance = gaussian(a * b) - mean_a * mean_b
+    mean_a, mean_b = _window(a), _window(b)
+    variances = _window(a * a) - mean_a**2 + _window(b * b) - mean_b**2
+    covariance = _window(a * b) - mean_a * mean_b
     low, high = _STABLE
     top = (2 * mean_a * mean_b + low) * (2 * covariance + high)
     bottom = (mean_a**2 + mean_b**2 + low) * (variances + high)
@@ -131,16 +139,20 @@ def _aligned(counts: Array, one: Array, other: Array) -> Array:
     return np.asarray((products - 2 * total * counts * a * b).sum(axis=1) + whole)
 
 
-def gaussian(maps: Array) -> Array:
-    """Return maps ``[B, h, w]`` under SSIM's Gaussian window, borders reflected."""
-    radius = (min(_WINDOW, *maps.shape[1:]) - 1) // 2
-    weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / _SIGMA) ** 2)
+def gaussian(maps: Array, reach: int, sigma: float, border: str) -> Array:
+    """Return maps ``[B, h, w]`` under a Gaussian that is cut off at ``reach``; ``border`` as in ``numpy.pad``."""
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
     weights /= weights.sum()
     for axis in (1, 2):
-        wide = np.pad(maps, [(radius, radius) if each == axis else (0, 0) for each in range(3)], mode="symmetric")
+        wide = np.pad(maps, [(reach, reach) if each == axis else (0, 0) for each in range(3)], mode=border)  # type: ignore[call-overload]
         length = maps.shape[axis]
         maps = sum(w * np.take(wide, range(at, at + length), axis=axis) for at, w in enumerate(weights))
     return maps
+
+
+def _window(maps: Array) -> Array:
+    """SSIM's window, or the largest odd one that fits, borders reflected with their outermost value."""
+    return gaussian(maps, (min(_WINDOW, *maps.shape[1:]) - 1) // 2, _SIGMA, "symmetric")
 
 
 def _ranks(maps: Array) -> Array:
@@ -152,8 +164,9 @@ def _correlation(one: Array, other: Array) -> Array:
 
 
 def _cosine(one: Array, other: Array) -> Array:
+    one, other = (each / np.maximum(np.abs(each).max(axis=(1, 2), keepdims=True), _TINY) for each in (one, other))
     products = [(a * b).sum(axis=(1, 2)) for a, b in ((one, other), (one, one), (other, other))]
-    sizes = np.sqrt(products[1]) * np.sqrt(products[2])
+    sizes = np.sqrt(products[1] * products[2])
     return np.asarray(np.divide(products[0], sizes, out=np.zeros(len(one)), where=sizes > 0))
 
 

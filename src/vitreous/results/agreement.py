@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from vitreous import disk
 from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import Interval
 from vitreous.metrics.curves import Array
 from vitreous.results.formats import aligned, comma_separated, html_rows, markdown
+from vitreous.results.records import plain, record, write
 from vitreous.show import figures
 
 __all__ = ["SCHEMA", "Agreement"]
@@ -66,36 +66,27 @@ class Agreement:
             "methods": list(self.methods),
             "by": self.by,
             "grid": self.grid,
-            **{name: _plain(each) for name, each in arrays.items()},
-            "per_image": None if self.per_image is None else _plain(self.per_image),
+            **{name: plain(each) for name, each in arrays.items()},
+            "per_image": None if self.per_image is None else plain(self.per_image),
         }
 
     @classmethod
     def load(cls, path: str | Path) -> Agreement:
         """Read an agreement that was saved as ``.json``."""
-        try:
-            data = json.loads(Path(path).read_bytes().decode(errors="surrogateescape"))
-            if data.get("schema") != SCHEMA:
-                raise VitreousError(f"{path} is no agreement of the form {SCHEMA}, but {data.get('schema')!r}")
+        with record(path, SCHEMA, "agreement") as data:
             shape = (len(data["methods"]),) * 2
             mean, low, high = (np.array(data[name], np.float64).reshape(shape) for name in ("mean", "low", "high"))
             each = data["per_image"]
             per_image = None if each is None else np.array(each, np.float64).reshape(len(data["images"]), *shape)
             names = tuple(data["methods"]), tuple(data["images"]), data["by"], data["grid"]
             return cls(*names, mean, low, high, per_image, data["plan"])
-        except OSError as error:
-            raise VitreousError(f"{path} cannot be read: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise VitreousError(f"{path} is no agreement: {type(error).__name__} {error}") from None
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write everything as ``.json``, or the pairs as ``.csv``, whole or not at all."""
-        path = Path(path)
-        if path.suffix not in (".json", ".csv"):
-            raise VitreousError(f"{path} must end in .json or .csv")
-        text = self.to_csv() if path.suffix == ".csv" else json.dumps(self.to_json(), allow_nan=False) + "\n"
-        disk.write_file(path, text.encode(errors="surrogateescape"), overwrite=overwrite)
-        return path
+        return write(path, {".json": self._json_text, ".csv": self.to_csv}, overwrite=overwrite)
+
+    def _json_text(self) -> str:
+        return json.dumps(self.to_json(), allow_nan=False) + "\n"
 
     def to_csv(self) -> str:
         """Return one line per pair of methods: mean, interval."""
@@ -136,8 +127,3 @@ class Agreement:
     def _rows(self) -> list[list[str]]:
         cells = [["-" if math.isnan(value) else f"{value:.3f}" for value in row] for row in self.matrix.tolist()]
         return [["", *self.methods], *([name, *row] for name, row in zip(self.methods, cells, strict=True))]
-
-
-def _plain(values: Array) -> Any:
-    """Return numbers as nested lists."""
-    return [_plain(each) for each in values] if values.ndim else None if np.isnan(values) else float(values)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from vitreous import disk
 from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import SAMPLES, Difference, Interval, interval, means, resamples
 from vitreous.metrics.curves import Array
 from vitreous.results.formats import aligned, comma_separated, html_rows, markdown
+from vitreous.results.records import plain, record, write
 from vitreous.show import figures
 from vitreous.words import check_choice
 
@@ -201,21 +201,20 @@ class Birds:
             "images": list(self.images),
             "thresholds": self.thresholds.tolist(),
             "fixed": self.fixed,
-            "accuracy": _plain(self.accuracy),
-            "background": _plain(self.background),
+            "accuracy": plain(self.accuracy),
+            "background": plain(self.background),
             "skipped": dict(self.skipped),
             "methods": [
                 {
                     "name": method,
-                    "threshold": _plain(np.array(self.threshold(method))),
+                    "threshold": plain(self.threshold(method)),
                     "degenerate": dict(self.degenerate[method]),
                     "scores": {at: {column: self._cell(method, column, at) for column in COLUMNS} for at in AT},
                     "per_image": {
-                        "sd": _plain(self.found[method].sd),
-                        "ts": _plain(self.found[method].ts),
+                        "sd": plain(self.found[method].sd),
+                        "ts": plain(self.found[method].ts),
                         **{
-                            name: _plain(self.found[method].curves[:, place])
-                            for place, name in enumerate(_BY_THRESHOLD)
+                            name: plain(self.found[method].curves[:, place]) for place, name in enumerate(_BY_THRESHOLD)
                         },
                     },
                 }
@@ -227,10 +226,7 @@ class Birds:
     @classmethod
     def load(cls, path: str | Path) -> Birds:
         """Read what was saved as ``.json``."""
-        try:
-            data = json.loads(Path(path).read_bytes().decode(errors="surrogateescape"))
-            if data.get("schema") != SCHEMA:
-                raise VitreousError(f"{path} is not of the form {SCHEMA}, but {data.get('schema')!r}")
+        with record(path, SCHEMA, "result of FunnyBirds") as data:
             rows = {each["name"]: each["per_image"] for each in data["methods"]}
             return cls(
                 images=tuple(data["images"]),
@@ -252,19 +248,13 @@ class Birds:
                 plan=data["plan"],
                 **data["resampling"],
             )
-        except OSError as error:
-            raise VitreousError(f"{path} cannot be read: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise VitreousError(f"{path} holds no birds: {type(error).__name__} {error}") from None
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write ``.json`` (everything) or ``.csv`` (one line per method, threshold and column)."""
-        path = Path(path)
-        if path.suffix not in (".json", ".csv"):
-            raise VitreousError(f"{path} must end in .json or .csv")
-        text = self.to_csv() if path.suffix == ".csv" else json.dumps(self.to_json(), allow_nan=False) + "\n"
-        disk.write_file(path, text.encode(errors="surrogateescape"), overwrite=overwrite)
-        return path
+        return write(path, {".json": self._json_text, ".csv": self.to_csv}, overwrite=overwrite)
+
+    def _json_text(self) -> str:
+        return json.dumps(self.to_json(), allow_nan=False) + "\n"
 
     def to_csv(self) -> str:
         """Return one line per method, threshold and column."""
@@ -345,7 +335,7 @@ class Birds:
 
     def _cell(self, method: str, column: str, at: str) -> dict[str, Any]:
         low, high = self.interval(method, column, at)
-        return {"score": _plain(np.array(self.score(method, column, at))), "interval": _plain(np.array([low, high]))}
+        return {"score": plain(self.score(method, column, at)), "interval": plain([low, high])}
 
 
 def _completeness(curves: Array) -> Array:
@@ -361,13 +351,6 @@ def _best(curves: Array) -> Array:
 
 def _short(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2f}"
-
-
-def _plain(values: Array) -> Any:
-    """Return numbers as lists, NaN as ``None``."""
-    if values.ndim:
-        return [_plain(each) for each in values]
-    return None if np.isnan(values) else float(values)
 
 
 def _array(values: Any) -> Array:

@@ -23,6 +23,7 @@ from vitreous.metrics.registry import metric as metric_of
 from vitreous.metrics.verdicts import Verdict, verdict
 from vitreous.results import figures
 from vitreous.results.formats import aligned, comma_separated, html_rows, latex, markdown
+from vitreous.results.records import plain, record, write
 
 __all__ = ["SCHEMA", "Table"]
 
@@ -170,22 +171,15 @@ class Table:
                 }
                 for method in self.methods
             ],
-            "confidence": {name: _plain(values) for name, values in self.confidence.items()},
+            "confidence": {name: plain(values) for name, values in self.confidence.items()},
             "resampling": {"samples": self.samples, "seed": self.seed, "groups": self.groups and list(self.groups)},
         }
 
     @classmethod
     def load(cls, path: str | Path) -> Table:
         """Read a table that was saved as ``.json``; its metrics must be known here."""
-        try:
-            data = json.loads(Path(path).read_bytes().decode(errors="surrogateescape"))
-            if data.get("schema") != SCHEMA:
-                raise VitreousError(f"{path} is no table of the form {SCHEMA}, but {data.get('schema')!r}")
+        with record(path, SCHEMA, "table of scores") as data:
             return cls._from_json(data)
-        except OSError as error:
-            raise VitreousError(f"{path} cannot be read: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise VitreousError(f"{path} is no table of scores: {type(error).__name__} {error}") from None
 
     @classmethod
     def _from_json(cls, data: Mapping[str, Any]) -> Table:
@@ -238,12 +232,8 @@ class Table:
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the table as ``.json`` or ``.csv`` (the score of every image), whole or not at all."""
-        path = Path(path)
-        if path.suffix not in (".json", ".csv"):
-            raise VitreousError(f"{path} must end in .json or .csv")
-        text = self.to_csv(per_image=True) if path.suffix == ".csv" else _written(self.to_json())
-        disk.write_file(path, text.encode(errors="surrogateescape"), overwrite=overwrite)
-        return path
+        texts = {".json": lambda: _written(self.to_json()), ".csv": lambda: self.to_csv(per_image=True)}
+        return write(path, texts, overwrite=overwrite)
 
     def plot(
         self,
@@ -320,8 +310,8 @@ class Table:
             "mean": _number(self.mean(method, metric)),
             "interval": [_number(low), _number(high)],
             "images": int((~np.isnan(values)).sum()),
-            "per_image": _plain(values),
-            **({} if parts.shape[1] == 1 else {"parts": [_plain(row) for row in parts]}),
+            "per_image": plain(values),
+            **({} if parts.shape[1] == 1 else {"parts": [plain(row) for row in parts]}),
             **({"curves": {name: _plain_curve(curve) for name, curve in curves.items()}} if curves else {}),
         }
 
@@ -334,13 +324,9 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _plain(values: Array) -> list[float | None]:
-    return [_number(value) for value in values.tolist()]
-
-
 def _plain_curve(curve: Curve) -> dict[str, Any]:
     """Return a curve as lists; seven digits are all that the model's own numbers have."""
-    return {"x": _plain(curve.x), "y": [[_number(float(f"{value:.7g}")) for value in row] for row in curve.y.tolist()]}
+    return {"x": plain(curve.x), "y": [[_number(float(f"{value:.7g}")) for value in row] for row in curve.y.tolist()]}
 
 
 def _array(values: Any) -> Array:

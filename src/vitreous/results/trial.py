@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitreous import disk
 from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.verdicts import VERDICTS
 from vitreous.results.formats import aligned, html_rows, markdown
+from vitreous.results.records import plain, record, write
 
 __all__ = ["SCHEMA", "Reliability", "Step", "Trial", "Tried"]
 
@@ -142,9 +142,9 @@ class Trial:
                 "why": each.why,
                 "images": each.images,
                 **about,
-                "error_rate": _plain(each.error_rate),
-                "truth": _plain(each.truth),
-                "smallest_share": _plain(each.smallest_share),
+                "error_rate": plain(each.error_rate),
+                "truth": plain(each.truth),
+                "smallest_share": plain(each.smallest_share),
             }
             for each in self.tried
         }
@@ -156,33 +156,24 @@ class Trial:
             "schema": SCHEMA,
             "scenes": self.scenes,
             "left_out": self.left_out,
-            "closeness": _plain(dict(self.closeness)),
-            "plan": _plain(dict(self.plan)),
-            "tried": [_plain(asdict(each)) for each in self.tried],
+            "closeness": plain(dict(self.closeness)),
+            "plan": plain(dict(self.plan)),
+            "tried": [plain(asdict(each)) for each in self.tried],
         }
 
     @classmethod
     def load(cls, path: str | Path) -> Trial:
         """Read a trial that was saved."""
-        try:
-            told = json.loads(Path(path).read_bytes())
-            if told.get("schema") != SCHEMA:
-                raise VitreousError(f"{path} is no trial of the form {SCHEMA}, but {told.get('schema')!r}")
+        with record(path, SCHEMA, "trial") as told:
             rows = tuple(Tried.from_json(each) for each in told["tried"])
             return cls(rows, told["scenes"], told["left_out"], _with_nan(told["closeness"]), told["plan"])
-        except OSError as error:
-            raise VitreousError(f"{path} cannot be read: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise VitreousError(f"{path} is no trial: {type(error).__name__} {error}") from None
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the trial as ``.json``, whole or not at all."""
-        path = Path(path)
-        if path.suffix != ".json":
-            raise VitreousError(f"{path} must end in .json")
-        text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
-        disk.write_file(path, text.encode(), overwrite=overwrite)
-        return path
+        return write(path, {".json": self._json_text}, overwrite=overwrite)
+
+    def _json_text(self) -> str:
+        return json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
 
     def to_markdown(self) -> str:
         """Return the table as printed, in Markdown."""
@@ -230,15 +221,6 @@ def _digits(value: float) -> str:
 
 def _percent(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.1%}"
-
-
-def _plain(value: Any) -> Any:
-    """Return plain data, what is no number as ``None``."""
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _with_nan(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import numpy as np
 
 from vitreous.errors import VitreousError
 from vitreous.metrics.curves import Array
+from vitreous.metrics.similarity import rank_correlation
 
-__all__ = ["Importances", "Interventions", "disjoint_pairs", "shared_parts", "spearman", "sufficient_sets"]
+__all__ = ["Importances", "Interventions", "disjoint_pairs", "shared_parts", "sufficient_sets"]
 
 _DISTANCE = 3
 """In how many parts the two classes of target sensitivity differ from the target."""
@@ -122,7 +123,7 @@ class Interventions:
     def single_deletion(self, target: Importances) -> Array:
         """Return SD ``[n]``: (rho + 1) / 2 of Spearman's rho between importances of parts and falls of the logit."""
         falls = self.drops(self.labels)[:, : self.parts]
-        return (spearman(target.values[:, : self.parts], falls) + 1) / 2
+        return (rank_correlation(target.values[:, : self.parts], falls) + 1) / 2
 
     def told_apart(self, pairs: Array) -> Array:
         """Return where removing each class's shared parts hurts that class more than removing the other's, ``[n]``."""
@@ -207,20 +208,6 @@ def disjoint_pairs(variants: Array) -> Array:
         both = ((one, other) for at, one in enumerate(near) for other in near[at + 1 :] if not row[one] & row[other])
         pairs[place] = next(both, (-1, -1))
     return pairs
-
-
-def spearman(one: Array, other: Array) -> Array:
-    """Return the rank correlation of every row; equal values share their mean rank, a flat row has none."""
-    first, second = (_ranks(each) - (each.shape[1] - 1) / 2 for each in (one, other))
-    power = np.sqrt((first**2).sum(axis=1) * (second**2).sum(axis=1))
-    there = (power > 0) & ~np.isnan(one).any(axis=1) & ~np.isnan(other).any(axis=1)
-    product = (first * second).sum(axis=1)
-    return np.asarray(np.divide(product, power, out=np.full(len(one), np.nan), where=there))
-
-
-def _ranks(values: Array) -> Array:
-    less, same = values[:, None] < values[:, :, None], values[:, None] == values[:, :, None]
-    return np.asarray(less.sum(axis=2) + (same.sum(axis=2) - 1) / 2)
 
 
 def _covered(variants: Array) -> Array:

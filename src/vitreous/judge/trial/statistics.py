@@ -16,6 +16,7 @@ from vitreous.errors import VitreousError
 from vitreous.metrics.base import Metric
 from vitreous.metrics.bootstrap import Interval, interval, intervals, resampled
 from vitreous.metrics.curves import Array
+from vitreous.metrics.similarity import rank_correlation
 from vitreous.words import check_choice
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "mid_ranks",
     "order_agreement",
     "smallest_difference",
-    "spearman",
     "truth_correlation",
 ]
 
@@ -113,8 +113,9 @@ def truth_correlation(
     tells nothing: it counts as zero.
     """
     known = -np.arange(len(chain), dtype=np.float64)
-    each = np.array([spearman(row, known) for row in scores.table(chain)])
-    whole = spearman(np.array([scores.whole[name] for name in chain]), known)
+    table = np.array(scores.table(chain), np.float64).reshape(-1, len(chain))
+    each = rank_correlation(table, np.tile(known, (len(table), 1)))
+    whole = float(rank_correlation(np.array([[scores.whole[name] for name in chain]]), known[None])[0])
     if not len(each):
         return float("nan"), Interval(float("nan"), float("nan")), whole
     each = np.where(np.isnan(each), 0.0, each)
@@ -125,23 +126,13 @@ def truth_correlation(
 def order_agreement(scores: Sequence[Scores], names: Sequence[str]) -> float:
     """Return the rank correlation between the orders of the maps by their whole scores, over all pairs of runs."""
     rows = [np.array([each.whole[name] for name in names]) for each in scores]
-    return _mean([spearman(one, two) for one, two in combinations(rows, 2)])
+    return _mean([float(rank_correlation(one[None], two[None])[0]) for one, two in combinations(rows, 2)])
 
 
 def agreement(scores: Sequence[Scores], names: Sequence[str]) -> float:
     """Return the rank correlation between two runs over the maps of one image; the mean over images and pairs."""
     tables = [np.stack([each.images[name] for name in names], axis=1) for each in scores]
-    rows = [spearman(a, b) for one, two in combinations(tables, 2) for a, b in zip(one, two, strict=True)]
-    return _mean(rows)
-
-
-def spearman(one: Array, two: Array) -> float:
-    """Return the rank correlation of two rows, ties at their mean rank; NaN where a row is constant or not finite."""
-    if not (np.isfinite(one).all() and np.isfinite(two).all()):
-        return float("nan")
-    first, second = (ranks - ranks.mean() for ranks in (mid_ranks(one), mid_ranks(two)))
-    length = sqrt(float((first**2).sum() * (second**2).sum()))
-    return float((first * second).sum() / length) if length else float("nan")
+    return _mean([each for one, two in combinations(tables, 2) for each in rank_correlation(one, two).tolist()])
 
 
 def mid_ranks(values: Array) -> Array:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitreous.errors import SpellingError
-from vitreous.metrics.curves import Array
 from vitreous.metrics.localisation.shared import Localisation, Place, share
 from vitreous.metrics.registry import register
+from vitreous.metrics.similarity import gaussian
 from vitreous.words import at_least, check_choice
 
-__all__ = ["EHR", "Focus", "GridPointingGame", "RegionAttribution", "RelevanceMass", "blurred"]
+__all__ = ["EHR", "Focus", "GridPointingGame", "RegionAttribution", "RelevanceMass"]
 
 
 @register("relevance_mass", family="localisation", aliases=("rma",), papers=("arras2022clevr",))
@@ -97,20 +97,9 @@ class RegionAttribution(Localisation):
             raise SpellingError(f"kernel={self.kernel} must be odd")
 
     def measure(self, place: Place) -> float:
-        mass = place.inner(blurred(np.maximum(place.map, 0), self.kernel, self.sigma))
+        (soft,) = gaussian(np.maximum(place.map, 0)[None], self.kernel // 2, self.sigma, "reflect")
+        mass = place.inner(soft)
         return share(mass[place.inside].sum(), mass.sum())
-
-
-def blurred(values: Array, kernel: int, sigma: float) -> Array:
-    """Return an image ``[H, W]`` blurred by a Gaussian that is cut off at its kernel, reflected without its edge."""
-    reach = kernel // 2
-    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
-    weights /= weights.sum()
-    for _ in range(2):  # columns, then rows
-        wide = np.pad(values.T, ((reach, reach), (0, 0)), mode="reflect")
-        length = values.shape[1]
-        values = np.sum([weight * wide[at : at + length] for at, weight in enumerate(weights)], axis=0)
-    return values
 
 
 @register(

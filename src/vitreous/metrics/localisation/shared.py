@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
+from vitreous.errors import VitreousError
 from vitreous.metrics.base import Metric
 from vitreous.metrics.curves import Array
 from vitreous.metrics.states.need import Geometry, Need, TruthOf
@@ -80,7 +81,7 @@ class Localisation(Metric):
 
     def measure(self, place: Place) -> float | Sequence[float]:
         """Return the score of one map, or its parts."""
-        raise NotImplementedError
+        raise VitreousError(f"{self.info.name} must define measure")
 
 
 def share(part: float, whole: float, least: float = 0.0) -> float:
