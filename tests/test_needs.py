@@ -227,6 +227,16 @@ def test_maps_that_are_there_cannot_be_made_again(view: vt.View, x: Tensor, maps
         probe.heard[0].explained(Explained(seed=1), "given")
 
 
+def test_a_callable_is_not_asked_about_a_model_it_cannot_have(view: vt.View, x: Tensor) -> None:
+    """A shuffled head belongs to the view; the callable would be handed the model as it was, and nobody would know."""
+
+    def mine(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
+        return inputs.sum(dim=1)
+
+    with pytest.raises(vt.VitreousError, match="it: a callable cannot be asked about"):
+        ask(view, x, mine, Explained(under=partial(_shuffled, seed=1)))
+
+
 def test_the_maps_themselves(view: vt.View, x: Tensor, maps: Tensor) -> None:
     np.testing.assert_array_equal(ask(view, x, maps).maps("given"), maps.numpy())
 

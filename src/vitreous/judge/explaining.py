@@ -18,6 +18,7 @@ from vitreous.methods import Method, answer
 from vitreous.metrics import Explained, Maps, Need
 from vitreous.metrics.curves import Array
 from vitreous.models import View
+from vitreous.models.parts import SubView
 from vitreous.passes import Session, Target
 from vitreous.passes.memory import InnerBatch
 from vitreous.passes.random import Draws
@@ -69,12 +70,16 @@ class Explaining:
         return made
 
     def _once_more(self, need: Explained, classes: Tensor, looked: Tensor) -> dict[str, Array]:
+        seen = self.view if need.under is None else need.under(self.view)
         for name, how in self.plan.methods.items():
             if isinstance(how, Foreign) and not how.live:
                 raise VitreousError(f"{name}: {how.what} cannot be made again, which a metric asks for")
-            if isinstance(how, Foreign) and need.under is not None and how.what == "attribution object":
+            if isinstance(how, Foreign) and how.bound and need.under is not None:
                 raise VitreousError(f"{name} knows its own model only, a metric asks about another: give a callable")
-        seen = self.view if need.under is None else need.under(self.view)
+            if isinstance(how, Foreign) and isinstance(seen, SubView):  # a callable would get the model it is a part of
+                raise VitreousError(
+                    f"{name}: a {how.what} cannot be asked about {seen.name} with another head or start"
+                )
         inputs, count = self.inputs, need.count
         if need.images is not None:
             inputs = need.images.of(inputs, self.view.preprocess, self.plan.seed).flatten(0, 1)

@@ -28,11 +28,15 @@ _MOST_AT_ONCE = 32  # images that other people's code gets
 
 @dataclass(frozen=True, eq=False)
 class Foreign:
-    """An explanation from elsewhere. ``live`` ones run the model, so they can be asked again about other inputs."""
+    """An explanation from elsewhere. ``live`` ones run the model, so they can be asked again about other inputs.
+
+    ``bound`` ones have a model of their own inside, and cannot be asked about another.
+    """
 
     find: Callable[[View, Sequence[Sample], Tensor, Tensor], Any]
     what: str
     live: bool
+    bound: bool = False
 
     @property
     def class_specific(self) -> bool:
@@ -85,7 +89,7 @@ def _understood(given: Any) -> Method | Foreign:
     if isinstance(given, Tensor | np.ndarray):
         return _ready(given)
     if hasattr(given, "attribute"):
-        return Foreign(lambda v, s, x, c: _attributed(given, v, x, c), "attribution object", True)
+        return Foreign(lambda v, s, x, c: _attributed(given, v, x, c), "attribution object", True, True)
     if callable(given):
         return Foreign(lambda v, s, x, c: given(twin(v.model, trainable=True), x, c), "callable", True)
     raise VitreousError(
