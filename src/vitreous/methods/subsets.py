@@ -27,14 +27,10 @@ def scored(
 
     ``score`` is the value of the class that is read; ``half`` runs in float16, on a GPU.
     """
-    view, aim, device = session.view, replace(session.target, value=score), session.inputs.device
+    view, device = session.view, session.inputs.device
     if half and device.type != "cuda":
         raise ModelError(f"{name}: half=true scores in float16 on a GPU, and the model is on {device}")
-    target = replace(
-        aim,
-        classes=None if aim.classes is None else aim.classes[images.cpu()],
-        against=None if aim.against is None else aim.against[images.cpu()],
-    )
+    target = replace(session.target, value=score).rows(images)
 
     def part(start: int, stop: int) -> Tensor:
         keep = subsets[start:stop]

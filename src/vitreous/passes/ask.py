@@ -13,7 +13,7 @@ from vitreous.models import View
 from vitreous.passes.rules import PLAIN, Rules
 from vitreous.passes.target import check_value
 
-__all__ = ["BETWEEN", "SITES", "Block", "Keep", "Pass", "Reduce", "whole"]
+__all__ = ["BETWEEN", "SITES", "Block", "Change", "Keep", "Pass", "Reduce", "whole"]
 
 SITES = ("image", "input", "output", "attention", "values", "norm1", "attn", "norm2", "mlp", "pool", "block", "biases")
 """Where one can look. ``image`` is what enters the model, ``input`` and ``output`` the residual stream around a block,
@@ -28,6 +28,9 @@ BETWEEN = ("attention", "values", "block", "biases")
 
 Reduce = Callable[[View, Any, Tensor | None], Tensor]
 """``(view, value, gradient) -> what to keep``; the gradient is ``None`` where none was asked for."""
+
+Change = Callable[[Tensor], Tensor]
+"""Takes what a place computed, images first, and returns what it shall be instead."""
 
 
 class Block(NamedTuple):
@@ -75,11 +78,14 @@ class Pass:
     """One forward, and one backward if anything that flows back is kept. Passes of equal rules and value run together.
 
     ``rules`` say what flows backward, ``value`` which value of the class it starts from: ``None``, the one asked for.
+    ``changes`` put other attention weights into some layers, as constants: what is kept of these weights, and their
+    gradient, is that of the new ones, and nothing flows back to the queries and keys of that layer.
     """
 
     keeps: tuple[Keep, ...] = ()
     rules: Rules = PLAIN
     value: str | None = None
+    changes: tuple[tuple[int, Change], ...] = ()
 
     def __post_init__(self) -> None:
         if self.value is not None:

@@ -8,7 +8,7 @@ through. The model is a twin whose weights are constants, so that no weight grad
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitreous.errors import TraceError
 from vitreous.models import View
-from vitreous.passes.ask import BETWEEN, Block, Keep
+from vitreous.passes.ask import BETWEEN, Block, Change, Keep
 from vitreous.passes.biases import add_shares, no_shares
 from vitreous.passes.operations import OPERATIONS, is_carrier
 from vitreous.passes.rules import Attend, AttentionCall, AttentionRule, Call, Rules, weights
@@ -34,9 +34,14 @@ _LAYER_NORMS = (F.layer_norm, torch.layer_norm)
 class Observer(TorchFunctionMode):
     """Watches one forward; what it is asked to keep goes to ``self.trace``, which may be changed between backwards."""
 
-    def __init__(self, view: View, keeps: Sequence[Keep], rules: Rules, trace: Trace) -> None:
+    def __init__(
+        self, view: View, keeps: Sequence[Keep], rules: Rules, trace: Trace, changes: Mapping[int, Change] | None = None
+    ) -> None:
         super().__init__()
         self.view, self.rules, self.trace = view, rules, trace
+        self.changes = changes or {}
+        self.leaves: list[Tensor] = []
+        """Changed weights whose gradient is wanted: the backward must be told of them."""
         self.keeps = keeps
         self.layer: int | None = None  # the block now running; None inside embed
         self.pooling = False
@@ -49,8 +54,8 @@ class Observer(TorchFunctionMode):
 
     @property
     def needed(self) -> bool:
-        """Whether calls must be seen or changed: to steer, or to show attention."""
-        return bool(self.rules) or any(keep.site in ("pool", *BETWEEN) for keep in self.keeps)
+        """Whether calls must be seen or changed: to steer, or to show attention or change it."""
+        return bool(self.rules) or bool(self.changes) or any(keep.site in ("pool", *BETWEEN) for keep in self.keeps)
 
     # -- places the runner tells about -----------------------------------------------------------------
 
@@ -216,13 +221,19 @@ class Observer(TorchFunctionMode):
         rule = self._steered.get("attention")
         inner = rule is None and ("softmax" in self._steered or "matmul" in self._steered)
         flows = torch.is_grad_enabled() and value.requires_grad
-        if not (keeps or values or blocks or (flows and (rule is not None or inner or self._strict))):
+        change = None if self.layer is None else self.changes.get(self.layer)
+        if not (change or keeps or values or blocks or (flows and (rule is not None or inner or self._strict))):
             more = {"enable_gqa": True} if enable_gqa else {}
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)  # type: ignore[no-any-return]
         if enable_gqa:
             repeats = query.shape[-3] // key.shape[-3]
             key, value = (x.repeat_interleave(repeats, dim=-3) for x in (key, value))
         call = AttentionCall(attn_mask, is_causal, scale)
+        if change is not None:
+            attention = self._changed(change, weights(query, key, call), layer)
+            self.note("values", layer, value)
+            self._note_block(layer, attention, value)
+            return attention.to(value.dtype) @ value
         if flows and inner:
             self.seen["attention"] -= 1  # its softmax is counted
             return self._attend_by_parts(query, key, value, call)
@@ -249,6 +260,16 @@ class Observer(TorchFunctionMode):
 
         call.watch = watch if keeps or values or blocks else None
         return Attend.apply(query, key, value, call)  # type: ignore[no-any-return]
+
+    def _changed(self, change: Change, attention: Tensor, layer: int) -> Tensor:
+        """Return other attention weights, a leaf of the graph, and note them in the place of the model's own."""
+        changed = change(attention.detach()).detach()
+        if changed.shape != attention.shape:
+            raise TraceError(f"attention of layer {layer} is {list(attention.shape)}, not {list(changed.shape)}")
+        if torch.is_grad_enabled() and any(keep.grad for keep in self._wanted("attention", layer)):
+            self.leaves.append(changed.requires_grad_())
+        self.note("attention", layer, changed)
+        return changed
 
     def _attend_by_parts(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         """Attention as the two products and the softmax that it is, each under its own rule."""
@@ -321,6 +342,9 @@ class Observer(TorchFunctionMode):
         rule = self._steered.get("softmax")
         call = Call("softmax", func, args, kwargs, self.view, self.layer)
         attention: Tensor = call.plain() if rule is None else rule(call)
+        if self.layer is not None and self.layer in self.changes:
+            self._attention = self._changed(self.changes[self.layer], attention, self.layer)
+            return self._attention
         self.note("pool" if self.pooling else "attention", 0 if self.pooling else self.layer or 0, attention)
         self._attention = attention
         return attention

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.models import View
+from vitreous.passes.ask import Change
+from vitreous.passes.observe import Observer
+from vitreous.passes.rules import PLAIN
+from vitreous.passes.trace import Trace
 
 __all__ = ["Change", "logits_through", "logits_with", "replaced"]
-
-Change = Callable[[Tensor], Tensor]
-"""Takes what a place computed, images first, and returns what it shall be instead."""
 
 
 @contextmanager
@@ -40,6 +41,7 @@ def logits_through(
     """Return the logits of tokens that enter block ``first``, with one place of several blocks changed.
 
     ``input`` and ``output`` are places too; ``input`` of the layer after the last block is what the head gets.
+    ``attention`` are the weights ``[B, H, N, N]``, written out in the changed blocks.
     Evaluation mode, the model's own precision or, with ``half``, float16 where torch holds that safe; gradients as the
     surroundings say.
     """
@@ -48,14 +50,26 @@ def logits_through(
         for layer in range(first, view.depth):
             if site == "input" and layer in changes:
                 tokens = changes[layer](tokens)
-            inside = layer in changes and site not in ("input", "output")
-            with replaced(view, layer, site, changes[layer]) if inside else nullcontext():
+            with _changed(view, layer, site, changes):
                 tokens = view.block(layer, tokens)
             if site == "output" and layer in changes:
                 tokens = changes[layer](tokens)
         if site == "input" and view.depth in changes:
             tokens = changes[view.depth](tokens)
         return view.finish(tokens)
+
+
+@contextmanager
+def _changed(view: View, layer: int, site: str, changes: Mapping[int, Change]) -> Iterator[None]:
+    if layer not in changes or site in ("input", "output"):
+        yield
+    elif site != "attention":
+        with replaced(view, layer, site, changes[layer]):
+            yield
+    else:
+        observer = Observer(view, (), PLAIN, Trace.empty(), {layer: changes[layer]})
+        with observer, observer.inside(layer):
+            yield
 
 
 def logits_with(view: View, tokens: Tensor, layer: int, site: str, change: Change) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ class Rivals:
         self.target = session.target if isinstance(session, Rival) else session._target
         self._classes: Tensor | None = None
         self.sessions: list[Session] = [Rival(self, session, slot) for slot in range(slots)]
+        common: dict[Any, Any] = {} if session.common is None else session.common
+        for each in self.sessions:
+            each.common = common
         if session._traces:
             self.settle(self.classes_of(session.logits, 0, len(session.inputs)))
 

@@ -51,7 +51,7 @@ def run_targets(
     view = view.twin()
     _refuse_unattended(view, ask)
     forward = Trace(view, inputs)  # what needs no gradient is kept here, once for all targets
-    observer = Observer(view, ask.keeps, ask.rules, forward)
+    observer = Observer(view, ask.keeps, ask.rules, forward, dict(ask.changes))
     plain = torch.autocast(inputs.device.type, enabled=False)  # the model's own precision, whatever surrounds the call
     with torch.inference_mode(False), plain, torch.set_grad_enabled(ask.backward):
         inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
@@ -63,7 +63,7 @@ def run_targets(
         for index, (target, trace) in enumerate(zip(aims, traces, strict=True)):
             observer.trace = trace
             if root is not None:
-                _backward(view, target.score(logits), root, keep_graph=index + 1 < len(traces))
+                _backward(view, target.score(logits), (root, *observer.leaves), keep_graph=index + 1 < len(traces))
     for trace in traces:
         for keep in ask.keeps:
             trace[keep]  # an empty answer is an error here and not a strange picture later
@@ -109,10 +109,10 @@ def _forward(view: View, inputs: Tensor, ask: Pass, observer: Observer) -> tuple
     return logits, root
 
 
-def _backward(view: View, score: Tensor, root: Tensor, keep_graph: bool) -> None:
+def _backward(view: View, score: Tensor, ends: Sequence[Tensor], keep_graph: bool) -> None:
     if not score.requires_grad:
         raise TraceError(f"{view.name}: the target does not depend on the tokens")
-    torch.autograd.grad(score.sum(), root, retain_graph=keep_graph)
+    torch.autograd.grad(score.sum(), ends, retain_graph=keep_graph)
 
 
 def _union(keeps: Iterable[Keep]) -> tuple[Keep, ...]:

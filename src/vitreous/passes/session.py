@@ -55,6 +55,8 @@ class Session:
         self._valued: dict[str, Session] = {}
         self.memo: dict[Any, Any] = {}
         """What methods keep here for others of this session."""
+        self.common: dict[Any, Any] | None = None
+        """What is true of every class: shared by the sessions of several classes over the same inputs, if any."""
 
     def prepare(self, passes: Iterable[Pass]) -> None:
         """Run all of these passes now, equal ones once, for each value of the class that they ask for.
@@ -71,7 +73,7 @@ class Session:
             (self if value is None else self.of_value(value))._prepare(some)
 
     def _prepare(self, passes: Sequence[Pass]) -> None:
-        missing = [each for each in passes if self._find(each) is None]
+        missing = [each for each in passes if not each.changes and self._find(each) is None]
         if missing:
             for each in merge(missing):
                 self._run(each)
@@ -81,6 +83,8 @@ class Session:
         if ask.value is not None:
             chosen = self.of_value(ask.value) if ask.backward else self
             return chosen.trace(replace(ask, value=None))
+        if ask.changes:  # another forward: asked for by one method, and no answer for others
+            return self._answer(ask, self.target)
         trace = self._find(ask)
         if trace is None:
             self._run(ask)
@@ -168,10 +172,13 @@ class Session:
         return next((found for each in self._valued.values() if (found := each._find(ask)) is not None), None)
 
     def _run(self, ask: Pass) -> None:
+        self._traces.append((ask.rules, self._answer(ask, self._target)))
+
+    def _answer(self, ask: Pass, target: Target) -> Trace:
         def part(start: int, stop: int) -> Trace:
-            trace = run(self.view, self.inputs[start:stop], ask, self._target.part(start, stop))
+            trace = run(self.view, self.inputs[start:stop], ask, target.part(start, stop))
             if self.tick is not None:
                 self.tick(stop - start)
             return trace
 
-        self._traces.append((ask.rules, Trace.join(self.inner.run(part, len(self.inputs)))))
+        return Trace.join(self.inner.run(part, len(self.inputs)))

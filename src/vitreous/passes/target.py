@@ -122,6 +122,12 @@ class Target:
             among=None if self.among is None else self.among.repeat_interleave(times, dim=0),
         )
 
+    def rows(self, images: Tensor) -> Target:
+        """Return the target of these images ``[k]``, in this order, each as often as it is named."""
+        index = images.cpu()
+        given = {"classes": self.classes, "against": self.against, "among": self.among}
+        return replace(self, **{name: None if each is None else each[index] for name, each in given.items()})
+
     def score(self, logits: Tensor) -> Tensor:
         """Return the explained number of each image, ``[B]``, differentiable."""
         logits = logits if logits.dtype == torch.float64 else logits.float()

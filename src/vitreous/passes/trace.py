@@ -28,6 +28,13 @@ class Trace:
         self.logits: Tensor = torch.empty(0)
         self._kept: dict[tuple[Any, ...], Tensor] = {}
 
+    @classmethod
+    def empty(cls) -> Trace:
+        """Return a trace for those who keep nothing."""
+        made = cls.__new__(cls)
+        made.grids, made.batch, made.logits, made._kept = [], 0, torch.empty(0), {}
+        return made
+
     def store(self, keep: Keep, layer: int, kept: Tensor) -> None:
         self._kept[keep.key, layer] = kept
 

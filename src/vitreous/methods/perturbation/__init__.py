@@ -1,0 +1,1 @@
+"""Perturbation: what the model says about changed copies of an image."""
