@@ -125,8 +125,12 @@ class Target:
     def rows(self, images: Tensor) -> Target:
         """Return the target of these images ``[k]``, in this order, each as often as it is named."""
         index = images.cpu()
-        given = {"classes": self.classes, "against": self.against, "among": self.among}
-        return replace(self, **{name: None if each is None else each[index] for name, each in given.items()})
+        return replace(
+            self,
+            classes=None if self.classes is None else self.classes[index],
+            against=None if self.against is None else self.against[index],
+            among=None if self.among is None else self.among[index],
+        )
 
     def score(self, logits: Tensor) -> Tensor:
         """Return the explained number of each image, ``[B]``, differentiable."""
