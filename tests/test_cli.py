@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from PIL import Image
 import vitreous as vt
 from commands import FILES, MODEL, WITH_LAYERS, photographs, result, run, tree
 from vitreous import disk
+from vitreous.cli.lists import methods
 
 
 @pytest.fixture
@@ -264,8 +268,25 @@ def test_methods(here: Path) -> None:
     assert {info.name for info in vt.methods()} <= first
     told = json.loads(run("methods", "--json").out)
     assert [row["name"] for row in told] == [info.name for info in vt.methods()]
-    keys = {"name", "aliases", "family", "summary", "class_specific", "cost", "papers", "presets", "parameters"}
+    keys = {
+        "name",
+        "aliases",
+        "family",
+        "summary",
+        "class_specific",
+        "cost",
+        "models",
+        "papers",
+        "presets",
+        "parameters",
+    }
     assert all(row.keys() == keys for row in told)
+    models = {row["name"]: row["models"] for row in told}
+    assert [models[name] for name in ("ixg", "tis", "plus", "refine", "deeplift")] == [
+        "all", "not Swin", "as its base", "not Swin", "none",
+    ]  # fmt: skip
+    (row,) = (line for line in listed.out.splitlines() if line.split()[:1] == ["atman"])
+    assert "not Swin" in row
     assert [row["name"] for row in json.loads(run("methods", "*cam", "--json").out)] == [
         info.name for info in vt.methods() if info.name.endswith("cam")
     ]
@@ -275,6 +296,25 @@ def test_one_method(here: Path) -> None:
     told = run("methods", "integrated_gradients").out
     for part in ("integrated_gradients", "Sundararajan", "steps", "50 F + 50 B"):
         assert part in told
+    assert ["models", "not", "Swin"] in [line.split() for line in run("methods", "atman").out.splitlines()]
+
+
+def test_methods_fit_a_terminal_of_a_hundred_columns(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names, costs and models stand in one piece; only papers and long costs may run over two lines."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for name, value in {"COLUMNS": "100", "LINES": "50", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    with contextlib.redirect_stdout(Terminal()) as shown:
+        methods()
+    lines = re.sub(r"\x1b\[[\d;]*m", "", shown.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert {info.name for info in vt.methods()} <= {line.split()[0] for line in lines if line.strip()}
+    assert sum("not Swin " in line for line in lines) == sum(info.models == "not Swin" for info in vt.methods())
+    assert len(lines) < 1.6 * len(vt.methods())
 
 
 def test_models(here: Path) -> None:

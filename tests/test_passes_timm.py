@@ -59,8 +59,8 @@ def test_attention_as_timm_computes_it_in_the_open(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", SWIN)
-@pytest.mark.parametrize("method", ["raw_attention", "rollout", "generic", "attcam"])
-def test_methods_that_follow_attention_do_not_apply_to_windows(family: str, method: str) -> None:
+@pytest.mark.parametrize("method", ["attention_flow", "attcat", "globenc", "rollout@vit_explain"])
+def test_methods_that_need_all_pairs_of_tokens_do_not_apply_to_windows(family: str, method: str) -> None:
     model = EVERY[family]()
     with pytest.raises(VitreousError, match="windows"):
         vt.method(method).attribute(model, images(model, 1))

@@ -16,7 +16,7 @@ from families import FAMILIES, images
 from vitreous.errors import TraceError
 from vitreous.passes import Keep, Pass, Session, Target, whole
 from vitreous.passes.operations import KINDS, OPERATIONS
-from vitreous.passes.rules import FROZEN, PLAIN, AttentionRule, Call, Rule, Rules
+from vitreous.passes.rules import FROZEN, PLAIN, AttentionRule, Call, Flows, Rule, Rules
 from vitreous.passes.rules.frozen import Hold, HoldAttention, HoldDeviation, HoldGate
 from vitreous.passes.runner import merge
 
@@ -225,12 +225,10 @@ class PassOn(Rule):
 class ToValues(AttentionRule):
     """Attention is a sum over values: ``R_v = v * A^T (R / out)``."""
 
-    def backward(
-        self, attention: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, flows: Tensor
-    ) -> tuple[None, None, Tensor]:
+    def backward(self, attention: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, flows: Tensor) -> Flows:
         out = attention @ v
         each = flows / (out + 1e-9 * torch.where(out < 0, -1.0, 1.0))
-        return None, None, v * (attention.transpose(-2, -1) @ each)
+        return Flows(None, None, v * (attention.transpose(-2, -1) @ each))
 
 
 RELEVANCE = Rules.of(

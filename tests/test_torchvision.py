@@ -195,10 +195,11 @@ def test_class_activation_maps_lie_on_the_last_grid(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SWINS)
-def test_windows_are_refused_for_methods_that_follow_attention(kind: str) -> None:
+def test_windows_are_refused_for_methods_that_follow_vectors_between_all_tokens(kind: str) -> None:
     view = vt.view(MODELS[kind]())
     with pytest.raises(ModelError, match="inside windows"):
-        vt.method("rollout").attribute(view, inputs_of(view))
+        vt.method("globenc").attribute(view, inputs_of(view))
+    assert vt.method("rollout").attribute(view, inputs_of(view)).shape == (2, *GRIDS[kind][0])
 
 
 @pytest.mark.parametrize("spelling", ["rollout", "generic", "gradcam", "ixg", "decompx", "saliency", "skipplus(ixg)"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -23,7 +24,7 @@ _Pattern = Annotated[Optional[str], typer.Argument(help="Part of a name, or a pa
 
 
 def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
-    """List the methods: paper, cost in forwards and backwards, class-specific or not; or describe one."""
+    """List the methods: class-specific or not, cost in forwards and backwards, models, paper; or describe one."""
     import vitreous as vt
 
     infos = _chosen("method", vt.methods(), pattern)
@@ -33,10 +34,16 @@ def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     if len(infos) == 1:
         _describe(infos[0])
         return
-    table = options.table("method", "class-specific", "cost", "paper")
-    _by_family(table, infos, lambda info: (_specific(info), info.cost_text))
+    table = options.table("method", "class-\nspecific", "cost", "models", "paper")
+    if sys.stdout.isatty():  # leaves room for papers; elsewhere each method keeps to one line
+        table.columns[2].max_width = 24
+    _by_family(table, infos, lambda info: (_short(_specific(info)), info.cost_text, _short(info.models_text)))
     options.say(table)
-    options.say("F: forward passes, B: backward passes. `vitreous methods NAME` tells more.", style="dim")
+    options.say(
+        "F: forward passes, B: backward passes. Not Swin: not where attention stays inside windows. "
+        "`vitreous methods NAME` tells more.",
+        style="dim",
+    )
 
 
 def metrics(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
@@ -106,6 +113,10 @@ def _specific(info: Any) -> str:
     return "as its base" if info.combines else "yes" if info.class_specific else "no"
 
 
+def _short(words: str) -> str:
+    return words.replace("as its base", "as base")
+
+
 def _chosen(noun: str, infos: list[Any], pattern: str | None) -> list[Any]:
     """Return what is called so, or else everything whose name fits."""
     found = [info for info in infos if pattern in (info.name, *info.aliases)]
@@ -131,7 +142,7 @@ def _by_family(table: Table, infos: list[Any], facts: Callable[[Any], tuple[str,
 def _describe(info: Any) -> None:
     """Print one method: its docstring, parameters, presets and papers."""
     needed = "a method" if info.bases == 1 else "two methods or more"
-    _print(info, needed, {"cost": info.cost_text, "class-specific": _specific(info)})
+    _print(info, needed, {"cost": info.cost_text, "class-specific": _specific(info), "models": info.models_text})
 
 
 def _describe_metric(info: Any) -> None:
@@ -196,6 +207,7 @@ def _method(info: Any) -> dict[str, Any]:
         "summary": info.summary,
         "class_specific": None if info.combines else info.class_specific,
         "cost": info.cost_text,
+        "models": info.models_text,
         "papers": [paper.key for paper in info.papers],
         "presets": {name: dict(values) for name, values in info.presets.items()},
         "parameters": [

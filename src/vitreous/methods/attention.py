@@ -11,18 +11,21 @@ from torch import Tensor
 from vitreous.errors import MapError, SpellingError, VitreousError
 from vitreous.methods.base import Method, resolve_layer
 from vitreous.methods.readout import (
+    attention_site,
     discard_weakest,
+    downwards,
     head_max,
     head_mean,
     head_min,
     pad_prefix,
     push,
+    refuse_in_windows,
     start_keeps,
     start_row,
     with_residual,
 )
 from vitreous.methods.registry import register
-from vitreous.methods.rows import RowTerm, read_rows
+from vitreous.methods.rows import RowTerm, mean_rows
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Trace
 from vitreous.words import check_choice
@@ -32,8 +35,7 @@ __all__ = ["AttentionFlow", "RawAttention", "Rollout"]
 
 def mean_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row of ``mean_h A`` that the model reads."""
-    parts = [attention[:, :, rows].mean(dim=(1, 2)) for rows in read_rows(view, attention)]
-    return torch.stack(parts).sum(dim=0)
+    return mean_rows(view, lambda weights: weights, attention)
 
 
 @register("raw_attention", family="attention", papers=("dosovitskiy2021image",), class_specific=False, cost=(1, 0))
@@ -70,7 +72,8 @@ class Rollout(Method):
     1. ``heads`` fuses by mean, max or min; ``discard`` drops that share of the weakest entries first. The preset
     ``vit_explain`` follows a popular script: 90 % dropped, and column j divided by the sum of row j where row i was
     meant (``normalise=released``); it then divides by the maximum, which belongs to the picture. Layer term (for
-    ``plus``): the row of ``mean_h A_l``.
+    ``plus``): the row of ``mean_h A_l``. Inside windows the row passes each block window by window, and merged patches
+    share equally; weights on padding are left out before rows are normalised, and nothing can be discarded.
     """
 
     start: int = 0
@@ -86,15 +89,17 @@ class Rollout(Method):
             raise SpellingError(f"discard={self.discard} must be at least 0 and below 1")
 
     def asks(self, view: View) -> tuple[Pass, ...]:
+        if self.discard:
+            refuse_in_windows(view, f"discard={self.discard} takes a share of all entries")
         return (Pass((self._matrices(view), *start_keeps(view, head_mean, False))),)
 
     def read(self, trace: Trace) -> Tensor:
-        matrices = trace[self._matrices(trace.view)]
-        row = start_row(trace, matrices[0], head_mean, False)
-        for matrix in reversed(matrices):
+        keep = self._matrices(trace.view)
+        row = start_row(trace, trace[keep][0], head_mean, False)
+        for layer, matrix in downwards(trace, keep):
             kept = discard_weakest(matrix, self.discard, keep_first=True)
-            row = push(row, with_residual(kept, self.normalise))
-        return trace.tokens_to_grid(row)
+            row = push(trace.unmerged(row, layer), with_residual(kept, self.normalise), trace.windows(layer))
+        return trace.tokens_to_grid(row, keep.layers[0])
 
     def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
         return RawAttention().ask_layers(view, layers)
@@ -104,7 +109,7 @@ class Rollout(Method):
 
     def _matrices(self, view: View) -> Keep:
         layers = tuple(range(resolve_layer(view, self.start), view.depth))
-        return Keep("attention", _FUSIONS[self.heads], layers)
+        return Keep(attention_site(view), _FUSIONS[self.heads], layers)
 
 
 @register(
@@ -115,6 +120,7 @@ class Rollout(Method):
     cost=(1, 0),
     cost_note="1 F + a max-flow per patch",
     slow=True,
+    models="not Swin",
 )
 @dataclass(frozen=True)
 class AttentionFlow(Method):

@@ -11,15 +11,18 @@ from torch import Tensor
 from vitreous.errors import SpellingError
 from vitreous.methods.base import Answer, Method, resolve_layer
 from vitreous.methods.readout import (
+    attention_site,
     discard_weakest,
+    downwards,
     positive,
     push,
+    refuse_in_windows,
     start_keeps,
     start_row,
     with_residual,
 )
 from vitreous.methods.registry import register
-from vitreous.methods.rows import RowTerm, read_rows
+from vitreous.methods.rows import RowTerm, mean_rows, row_maps, whole_row
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Reduce, Session, Trace, whole
 from vitreous.words import check_choice
@@ -41,7 +44,8 @@ class Generic(Method):
     ``E_l = mean_h (A_l * dA_l)+``, ``R = I``, ``R <- R + E_l R`` upwards; here its one row that matters, downwards:
     ``r <- r + r E_l``. Clamp first, then average heads; ``clamp=after`` (preset ``bt``, as the Bidirectional
     Transformers code does) averages first. Attention pooling starts the row with its own ``E``. Layer term (for
-    ``plus``): the row of ``E_l``, which makes ``plus(generic)`` Grad-SAM read at the class token.
+    ``plus``): the row of ``E_l``, which makes ``plus(generic)`` Grad-SAM read at the class token. Inside windows the
+    row passes each block window by window; where patches were merged they share equally what their sum got.
     """
 
     start: int = 0
@@ -59,22 +63,22 @@ class Generic(Method):
         return (Pass((self._matrices(view), *start_keeps(view, self._product, True))),)
 
     def read(self, trace: Trace) -> Tensor:
-        matrices = trace[self._matrices(trace.view)]
-        row = start_row(trace, matrices[0], self._product, True)
-        for matrix in reversed(matrices):
-            row = row + push(row, matrix)
-        return trace.tokens_to_grid(row)
+        keep = self._matrices(trace.view)
+        row = start_row(trace, trace[keep][0], self._product, True)
+        for layer, matrix in downwards(trace, keep):
+            row = trace.unmerged(row, layer)
+            row = row + push(row, matrix, trace.windows(layer))
+        return trace.tokens_to_grid(row, keep.layers[0])
 
     def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
-        return Pass((Keep("attention", positive_row, tuple(layers), grad=True),))
+        return Pass((Keep(attention_site(view), positive_row, tuple(layers), grad=True),))
 
     def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
-        rows = trace[Keep("attention", positive_row, tuple(layers), grad=True)]
-        return [trace.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
+        return row_maps(trace, self.ask_layers(trace.view, layers).keeps[0])
 
     def _matrices(self, view: View) -> Keep:
         layers = tuple(range(resolve_layer(view, self.start), view.depth))
-        return Keep("attention", self._product, layers, grad=True)
+        return Keep(attention_site(view), self._product, layers, grad=True)
 
 
 @register(
@@ -90,17 +94,21 @@ class GradientRollout(Method):
     ``F_l = (mean_h A_l * dA_l)+``, ``r <- r (F_l + I) / rowsum`` from the last block to the first. The preset
     ``vit_explain`` follows a popular script, whose gradients are those of the scores before the softmax, in the order
     of the backward pass (the last block's meet the first block's attention), with 90 % of the entries dropped and
-    column j divided by the sum of row j; it then divides by the maximum, which belongs to the picture.
+    column j divided by the sum of row j; it then divides by the maximum, which belongs to the picture. Inside windows
+    the row passes each block window by window and merged patches share equally; the script has no meaning there.
     """
 
     discard: float = 0.0
     released: bool = False
 
     def asks(self, view: View) -> tuple[Pass, ...]:
-        layers = tuple(range(view.depth))
+        layers, site = tuple(range(view.depth)), attention_site(view)
         if self.released:
+            refuse_in_windows(view, "the script pairs the first block with the last")
             return (Pass((Keep("attention", whole, layers), Keep("attention", score_gradient, layers, grad=True))),)
-        return (Pass((Keep("attention", positive_mean, layers, grad=True), *start_keeps(view, positive_mean, True))),)
+        if self.discard:
+            refuse_in_windows(view, f"discard={self.discard} takes a share of all entries")
+        return (Pass((Keep(site, positive_mean, layers, grad=True), *start_keeps(view, positive_mean, True))),)
 
     def read(self, trace: Trace) -> Tensor:
         keeps = self.only_pass(trace.view).keeps
@@ -111,28 +119,28 @@ class GradientRollout(Method):
         else:
             matrices = trace[keeps[0]]
             row = start_row(trace, matrices[0], positive_mean, True)
-        for matrix in reversed(matrices):
+        for layer, matrix in reversed(list(enumerate(matrices))):
             kept = discard_weakest(matrix, self.discard, keep_first=False)
-            row = push(row, with_residual(kept, "released" if self.released else "row"))
+            mixed = with_residual(kept, "released" if self.released else "row")
+            row = push(trace.unmerged(row, layer), mixed, trace.windows(layer))
         return trace.tokens_to_grid(row)
 
 
 def gradient_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row of ``mean_h dA`` that the model reads."""
     assert gradient is not None
-    parts = [gradient[:, :, rows].mean(dim=(1, 2)) for rows in read_rows(view, gradient)]
-    return torch.stack(parts).sum(dim=0).to(attention.dtype)
+    return mean_rows(view, lambda slopes: slopes, gradient).to(attention.dtype)
 
 
 def head_weighted(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_patches(dA[h]) A[h]`` over the rows that the model reads."""
     assert gradient is not None
-    patches = slice(0 if attention.shape[2] == 1 else view.prefix, None)
-    maps = []
-    for rows in read_rows(view, attention):
-        weight = gradient[:, :, rows, patches].mean(dim=-1, keepdim=True)
-        maps.append((weight * attention[:, :, rows]).mean(dim=(1, 2)))
-    return torch.stack(maps).sum(dim=0)
+    patches = slice(0 if attention.shape[-2] == 1 else view.prefix, None)
+
+    def weighted(weights: Tensor, slopes: Tensor) -> Tensor:
+        return slopes[..., patches].mean(dim=-1, keepdim=True) * weights
+
+    return mean_rows(view, weighted, attention, gradient)
 
 
 @register("attgrad", family="attention x gradient", papers=("mehri2024skipplus",))
@@ -154,6 +162,7 @@ class AttentionCAM(RowTerm):
 
     ``w_h = mean over patches of dA[h, CLS, patches]``, ``map = mean_h w_h A[h, CLS, patches]``, before any ReLU. Papers
     that compare with "Grad-CAM" on ViTs often mean this. With attention pooling the last map is the pooling's own.
+    Inside windows each row has a weight of its own, the mean over the places of its window.
     """
 
     layer: int = -1
@@ -172,7 +181,8 @@ class GradSAM(Method):
 
     ``mean_l mean_h A_l * (dA_l)+``, then the mean over queries (what a token receives). Third-party codes disagree on
     the axis: ``reduce=keys`` is the other mean, ``reduce=row`` (preset ``plus``) the row the model reads, which is
-    ``plus(generic)`` divided by the depth.
+    ``plus(generic)`` divided by the depth. In a hierarchical model every block's term is brought to the first grid,
+    merged patches sharing equally.
     """
 
     reduce: str = "queries"
@@ -181,10 +191,15 @@ class GradSAM(Method):
         check_choice("reduce", self.reduce, tuple(_AXES))
 
     def asks(self, view: View) -> tuple[Pass, ...]:
-        return (Pass((Keep("attention", _AXES[self.reduce], tuple(range(view.depth)), grad=True),)),)
+        return (Pass((Keep(attention_site(view), _AXES[self.reduce], tuple(range(view.depth)), grad=True),)),)
 
     def read(self, trace: Trace) -> Tensor:
-        terms = trace[self.only_pass(trace.view).keeps[0]]
+        terms = []
+        for layer, kept in enumerate(trace[self.only_pass(trace.view).keeps[0]]):
+            term = whole_row(trace, kept, layer)
+            for below in reversed(range(layer)):
+                term = trace.unmerged(term, below)
+            terms.append(term)
         return trace.tokens_to_grid(torch.stack(terms).mean(dim=0))
 
 
@@ -195,7 +210,8 @@ class LeGrad(Method):
 
     ``s_l``: the head on the mean of all output tokens of block l. ``G_l = d s_l / d A_l`` inside that block alone;
     ``map = sum_l mean_h mean_queries (G_l)+``; attention values never enter. ``last`` is how many blocks from the top
-    (0: all, as the paper presents it; the released code uses 2). The release min-maxes once at the end.
+    (0: all, as the paper presents it; the released code uses 2). The release min-maxes once at the end. In a
+    hierarchical model the head can read the tokens of the last stage alone: the sum runs over its blocks, on its grid.
     """
 
     last: int = 0
@@ -213,47 +229,52 @@ class LeGrad(Method):
     def compute(self, session: Session) -> Answer:
         layers = self._layers(session.view)
         trace = session.trace(self.only_pass(session.view))
-        keep = Keep("attention", positive_gradient_received, (0,), grad=True)
+        keep = Keep(attention_site(session.view), positive_gradient_received, (0,), grad=True)
         terms = []
         for layer, tokens in zip(layers, trace[Keep("input", whole, layers)], strict=True):
             fork = session.fork(tokens, session.view.lens(layer))
-            terms.append(trace.tokens_to_grid(fork.trace(Pass((keep,)))[keep][0], layer))
+            received = whole_row(trace, fork.trace(Pass((keep,)))[keep][0], layer)
+            terms.append(trace.tokens_to_grid(received, layer))
         stacked = torch.stack(terms, dim=1)
         return Answer(stacked.sum(dim=1), {"layers": stacked})
 
     def _layers(self, view: View) -> tuple[int, ...]:
-        return tuple(range(view.depth))[-self.last :]
+        return tuple(view.stages[-1] if view.stages else range(view.depth))[-self.last :]
 
 
 def positive_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row of ``mean_h (A * dA)+`` that the model reads."""
     assert gradient is not None
-    parts = [attention[:, :, rows] * gradient[:, :, rows] for rows in view.pooling.rows]
-    return torch.stack([part.clamp_(min=0).mean(dim=(1, 2)) for part in parts]).sum(dim=0)
+    return mean_rows(view, lambda weights, slopes: (weights * slopes).clamp_(min=0), attention, gradient)
 
 
 def positive_mean(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``(mean_h A * dA)+``: heads averaged before the clamp."""
     assert gradient is not None
-    return (attention * gradient).mean(dim=1).clamp_(min=0)
+    return (attention * gradient).mean(dim=-3).clamp_(min=0)
 
 
 def positive_received(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_queries A (dA)+``: what each token receives."""
     assert gradient is not None
-    return (attention * gradient).clamp_(min=0).mean(dim=(1, 2))
+    return _token_mean((attention * gradient).clamp_(min=0), -2)
 
 
 def positive_given(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_keys A (dA)+``: what each token gives."""
     assert gradient is not None
-    return (attention * gradient).clamp_(min=0).mean(dim=(1, 3))
+    return _token_mean((attention * gradient).clamp_(min=0), -1)
 
 
 def positive_gradient_received(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_queries (dA)+``."""
     assert gradient is not None
-    return gradient.clamp(min=0).to(attention.dtype).mean(dim=(1, 2))
+    return _token_mean(gradient.clamp(min=0).to(attention.dtype), -2)
+
+
+def _token_mean(values: Tensor, axis: int) -> Tensor:
+    """The mean over heads and one token axis; inside windows its sum, which ``whole_row`` makes a mean over all."""
+    return values.mean(dim=(-3, axis)) if values.ndim == 4 else values.mean(dim=-3).sum(dim=axis)
 
 
 def score_gradient(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:

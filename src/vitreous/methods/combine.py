@@ -188,23 +188,40 @@ class CAT(LayerSum):
     combine = "sum"
 
 
-@register("smooth", family="combinator", papers=("smilkov2017smoothgrad",), cost_note="samples x base")
+@register(
+    "smooth",
+    family="combinator",
+    papers=("smilkov2017smoothgrad",),
+    cost_note="samples x base",
+    presets={
+        "captum": {"samples": 5, "sigma": 1.0, "absolute": True},
+        "tis": {"samples": 50, "sigma": 1.0, "absolute": True},
+    },
+)
 @dataclass(frozen=True)
 class Smooth(OfBase):
     """A base method averaged over noisy copies of the input.
 
-    ``mean_i A(x + sigma (max x - min x) n_i)`` with ``n_i ~ N(0, 1)``; the range is that of each image. The noise
-    depends on the seed and the image, not on its neighbours. Extras: ``deviation``, over the copies, and
-    ``halves``, the means of every other copy.
+    ``mean_i A(x + sigma (max x - min x) n_i)`` with ``n_i ~ N(0, 1)``; the range is that of each image, and 1 with
+    ``absolute``: sigma is then in normalised units. ``kind="squares"`` is the mean of the squared maps (SmoothGrad
+    squared), ``"variance"`` their variance over the copies (VarGrad); Captum takes both channel by channel, here it is
+    of the base's map. The noise depends on the seed and the image, not on its neighbours. Presets: ``captum``, its
+    defaults; ``tis``, those of that comparison, with ``saliency`` for a base. Extras: ``deviation``, over the copies,
+    and ``halves``, the means of every other copy (not for the variance).
     """
 
     base: Method
     samples: int = 10
     sigma: float = 0.15
+    absolute: bool = False
+    kind: str = "mean"
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.sigma < 0:
             raise SpellingError(f"samples={self.samples}, sigma={self.sigma} must be at least 1 and at least 0")
+        check_choice("kind", self.kind, ("mean", "squares", "variance"))
+        if self.kind == "variance" and self.samples < 2:
+            raise SpellingError(f"samples={self.samples} must be at least 2 for a variance")
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -216,7 +233,8 @@ class Smooth(OfBase):
 
     def compute(self, session: Session) -> Answer:
         inputs = session.inputs
-        span = (inputs.flatten(1).amax(1) - inputs.flatten(1).amin(1)) * self.sigma
+        flat = inputs.flatten(1)
+        span = (torch.ones_like(flat[:, 0]) if self.absolute else flat.amax(1) - flat.amin(1)) * self.sigma
         draws = session.draws("smooth")
         at_once = max(1, session.batch // len(inputs))
         mean = spread = torch.zeros(())
@@ -227,6 +245,7 @@ class Smooth(OfBase):
             scaled = noise.to(inputs) * span.view(-1, 1, *[1] * (inputs.ndim - 1))
             noisy = (inputs.unsqueeze(1) + scaled).flatten(0, 1)
             maps = at_least_float32(self.base.compute(session.fork(noisy, repeat=copies)).map)
+            maps = maps.square() if self.kind == "squares" else maps
             part = maps.reshape(len(inputs), copies, *maps.shape[1:])
             halves = [half + part[:, (first + i) % 2 :: 2].sum(dim=1) for i, half in enumerate(halves)]
             # mean and squared deviations of all copies so far, after Chan, Golub and LeVeque
@@ -235,6 +254,8 @@ class Smooth(OfBase):
             spread = spread + inside + apart.square() * (first * copies / total)
             mean = mean + apart * (copies / total)
         extras = {"deviation": (spread / self.samples).sqrt()}
+        if self.kind == "variance":
+            return Answer(spread / self.samples, extras)
         if self.samples > 1:
             extras["halves"] = torch.stack([halves[0] / -(-self.samples // 2), halves[1] / (self.samples // 2)], dim=1)
         return Answer(mean, extras)

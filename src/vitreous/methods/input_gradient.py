@@ -8,14 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.errors import SpellingError
+from vitreous.errors import ModelError, SpellingError
 from vitreous.methods.base import Answer, Method
 from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Session, Trace, whole
 
-__all__ = ["IntegratedGradients", "PixelXGradient", "Saliency", "to_map"]
+__all__ = ["GRADIENT", "IntegratedGradients", "PixelXGradient", "Saliency", "integrated", "needs_images", "to_map"]
+
+GRADIENT = Keep("image", whole, grad=True)
+"""The gradient of what enters the model."""
 
 
 def over_channels(value: Tensor) -> Tensor:
@@ -26,6 +29,29 @@ def over_channels(value: Tensor) -> Tensor:
 def to_map(trace: Trace, value: Tensor) -> Tensor:
     """Lay token values out on the grid; pixel values are on theirs already."""
     return trace.tokens_to_grid(value) if value.ndim == 2 else value
+
+
+def needs_images(name: str, session: Session) -> None:
+    """Refuse the tokens of a sub-network."""
+    if session.inputs.ndim != 4:
+        raise ModelError(f"{name} needs images, not the tokens of a sub-network")
+
+
+def integrated(session: Session, start: float | Tensor, nodes: Tensor, weights: Tensor) -> tuple[Tensor, Trace]:
+    """Return ``(x - x0) * sum_i w_i grad s(x0 + t_i (x - x0))`` before any sum over channels, and its last trace."""
+    inputs = session.inputs
+    way = inputs - start
+    origin = start.unsqueeze(1) if isinstance(start, Tensor) else start
+    total = torch.zeros_like(at_least_float32(inputs))
+    at_once = max(1, session.batch // len(inputs))
+    for first in range(0, len(nodes), at_once):
+        part = slice(first, first + at_once)
+        times = nodes[part].view(1, -1, *[1] * (inputs.ndim - 1))
+        points = (origin + times * way.unsqueeze(1)).flatten(0, 1)
+        trace = session.fork(points, repeat=times.shape[1]).trace(Pass((GRADIENT,)))
+        gradient = at_least_float32(trace[GRADIENT][0]).reshape(len(inputs), -1, *inputs.shape[1:])
+        total += torch.einsum("bs...,s->b...", gradient, weights[part].to(gradient))
+    return at_least_float32(way) * total, trace
 
 
 def absolute(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
@@ -97,20 +123,8 @@ class IntegratedGradients(Method):
         return self.steps, self.steps
 
     def compute(self, session: Session) -> Answer:
-        inputs = session.inputs
         nodes, weights = (
-            torch.from_numpy(array / 2).to(inputs) for array in np.polynomial.legendre.leggauss(self.steps)
+            torch.from_numpy(array / 2).to(session.inputs) for array in np.polynomial.legendre.leggauss(self.steps)
         )
-        nodes = nodes + 0.5
-        way = inputs - self.baseline
-        keep = Keep("image", whole, grad=True)
-        total = torch.zeros_like(at_least_float32(inputs))
-        at_once = max(1, session.batch // len(inputs))
-        for first in range(0, self.steps, at_once):
-            part = slice(first, first + at_once)
-            times = nodes[part].view(1, -1, *[1] * (inputs.ndim - 1))
-            points = (self.baseline + times * way.unsqueeze(1)).flatten(0, 1)
-            trace = session.fork(points, repeat=times.shape[1]).trace(Pass((keep,)))
-            gradient = at_least_float32(trace[keep][0]).reshape(len(inputs), -1, *inputs.shape[1:])
-            total += torch.einsum("bs...,s->b...", gradient, weights[part].to(gradient))
-        return Answer(to_map(trace, over_channels(at_least_float32(way) * total)), {})
+        found, trace = integrated(session, self.baseline, nodes + 0.5, weights)
+        return Answer(to_map(trace, over_channels(found)), {})

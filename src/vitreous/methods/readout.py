@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitreous.errors import ModelError
 from vitreous.models import View
+from vitreous.models.windows import Windows
 from vitreous.passes import Keep, Reduce, Trace
 
 __all__ = [
+    "attention_site",
     "discard_weakest",
     "dot",
+    "downwards",
     "head_max",
     "head_mean",
     "head_min",
     "pad_prefix",
     "positive",
     "push",
+    "read_row",
+    "refuse_in_windows",
     "start_keeps",
     "start_row",
     "at_least_float32",
@@ -31,30 +39,45 @@ def at_least_float32(value: Tensor) -> Tensor:
 
 
 def head_mean(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
-    """``mean_h A``: ``[B, N, N]``."""
-    return attention.mean(dim=1)
+    """``mean_h A``: ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
+    return attention.mean(dim=-3)
 
 
 def head_max(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
-    """``max_h A``: ``[B, N, N]``."""
-    return attention.amax(dim=1)
+    """``max_h A``, shaped likewise."""
+    return attention.amax(dim=-3)
 
 
 def head_min(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
-    """``min_h A``: ``[B, N, N]``."""
-    return attention.amin(dim=1)
+    """``min_h A``, shaped likewise."""
+    return attention.amin(dim=-3)
 
 
 def positive(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
-    """``mean_h (A * dA)+``: ``[B, N, N]``."""
+    """``mean_h (A * dA)+``, shaped likewise."""
     assert gradient is not None
-    return (attention * gradient).clamp_(min=0).mean(dim=1)
+    return (attention * gradient).clamp_(min=0).mean(dim=-3)
 
 
 def dot(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d x_d dx_d`` of every token: ``[B, N]``."""
     assert gradient is not None
     return (at_least_float32(value) * at_least_float32(gradient)).sum(dim=-1)
+
+
+def attention_site(view: View) -> str:
+    """Return where a method that knows windows finds attention: between all tokens, or as the windows that it has.
+
+    Inside windows everything is as if the matrix between all N patches were there, with zeros outside the windows, and
+    wherever the model hides a patch or has padding; a layer's matrix is held as ``[B, W, t, t]``.
+    """
+    return "windows" if view.attends == "windows" else "attention"
+
+
+def refuse_in_windows(view: View, what: str) -> None:
+    """Refuse what has no meaning without a matrix between all tokens."""
+    if view.attends == "windows":
+        raise ModelError(f"{view.name} attends inside windows: {what}, which needs a matrix between all tokens")
 
 
 def start_keeps(view: View, reduce: Reduce, grad: bool) -> tuple[Keep, ...]:
@@ -66,12 +89,24 @@ def start_row(trace: Trace, like: Tensor, reduce: Reduce, grad: bool) -> Tensor:
     """Return the first row ``[B, N]`` of a recursion ``r <- r M_l`` from the last block to the first.
 
     One for the class token, the mean over what is pooled otherwise. Attention pooling is the last attention of the
-    model: its own (reduced) row is the start. ``like`` is any ``[B, N, N]`` layer matrix.
+    model: its own (reduced) row is the start. ``like`` is any layer matrix; the row lies on the last layer's grid.
     """
     keeps = start_keeps(trace.view, reduce, grad)
     if keeps:
         return pad_prefix(trace[keeps[0]][0].flatten(1), like.shape[1])
+    if like.ndim == 4:  # windows
+        return read_row(trace, like, len(trace.grids) - 1)
     return trace.view.pooling.row(like)
+
+
+def downwards(trace: Trace, keep: Keep) -> list[tuple[int, Tensor]]:
+    """Return the layers and what was kept there, from the last to the first."""
+    return list(zip(keep.layers, trace[keep], strict=True))[::-1]
+
+
+def read_row(trace: Trace, like: Tensor, layer: int) -> Tensor:
+    """Return the weights of a layer's tokens ``[B, N]`` in what the model reads, typed like the matrix."""
+    return trace.view.pooling.row(like.new_empty(len(like), math.prod(trace.grids[layer])))
 
 
 def pad_prefix(row: Tensor, tokens: int) -> Tensor:
@@ -96,9 +131,11 @@ def with_residual(matrix: Tensor, normalise: str) -> Tensor:
     """Return ``M + I`` with rows that sum to one, or with column j divided by the sum of row j (a published script)."""
     mixed = matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     sums = mixed.sum(dim=-1)
-    return mixed / (sums.unsqueeze(-1) if normalise == "row" else sums.unsqueeze(1))
+    return mixed / sums.unsqueeze(-1 if normalise == "row" else -2)
 
 
-def push(row: Tensor, matrix: Tensor) -> Tensor:
-    """``r M`` for rows ``[B, N]`` and matrices ``[B, N, N]``."""
-    return torch.bmm(row.unsqueeze(1), matrix).squeeze(1)
+def push(row: Tensor, matrix: Tensor, windows: Windows | None = None) -> Tensor:
+    """``r M`` for rows ``[B, N]`` and matrices ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
+    if windows is None:
+        return torch.bmm(row.unsqueeze(1), matrix).squeeze(1)
+    return windows.paste(torch.matmul(windows.cut(row).unsqueeze(-2), matrix).squeeze(-2))

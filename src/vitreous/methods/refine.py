@@ -31,6 +31,7 @@ _LEVELS = 8  # different shares of kept tokens, where they are spread
     papers=("ribeiro2016why",),
     cost=(513, 0),
     cost_note="base + masks forwards of part of the tokens",
+    models="not Swin",
 )
 @dataclass(frozen=True)
 class Refine(OfBase):

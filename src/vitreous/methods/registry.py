@@ -33,6 +33,8 @@ class Info:
     """Whether it takes long although it runs the model but a few times."""
     revision: int = 1
     """Counted up whenever its numbers change, so that older results are known as such."""
+    models: str = "all"
+    """Which models it is for: ``all``, or ``not Swin`` if it needs attention between all tokens or leaves some out."""
 
     @property
     def summary(self) -> str:
@@ -59,6 +61,13 @@ class Info:
         return f", as in {self.name}({', '.join(['ixg', 'generic'][: self.bases])})"
 
     @property
+    def models_text(self) -> str:
+        """Which models it is for, in words: a combinator that takes all takes those of its base."""
+        if self.refuses:
+            return "none"
+        return "as its base" if self.combines and self.models == "all" else self.models
+
+    @property
     def cost_text(self) -> str:
         """The price in forwards and backwards, in words."""
         if self.refuses:
@@ -83,6 +92,7 @@ def register(
     refuses: bool = False,
     slow: bool = False,
     revision: int = 1,
+    models: str = "all",
 ) -> Callable[[M], M]:
     """Give a method class its name; used as a decorator on a frozen dataclass.
 
@@ -91,7 +101,7 @@ def register(
 
     def decorate(make: M) -> M:
         cited = tuple(PAPERS[each] if isinstance(each, str) else each for each in papers)
-        facts = (aliases, cited, class_specific, cost, cost_note, presets or {}, refuses, slow, revision)
+        facts = (aliases, cited, class_specific, cost, cost_note, presets or {}, refuses, slow, revision, models)
         info = Info(name, family, make, *facts)
         SHELF.add(info)
         make.info = info

@@ -23,6 +23,7 @@ from vitreous.models.preprocess import Preprocess
 from vitreous.models.proof import structure
 from vitreous.models.view import View
 from vitreous.models.weights import Weights
+from vitreous.models.windows import Windows
 
 __all__ = ["InsideView", "same_row"]
 
@@ -230,6 +231,9 @@ class InsideView(View):
 
     def width_at(self, layer: int) -> int:
         return self.inner.width_at(layer)
+
+    def windows(self, layer: int) -> Windows | None:
+        return self.inner.windows(layer)
 
     def weights(self, layer: int) -> Weights:
         return self.inner.weights(layer)

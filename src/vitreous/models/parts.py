@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from vitreous.errors import ModelError
 from vitreous.models.view import View
 from vitreous.models.weights import Weights
+from vitreous.models.windows import Windows
 
 __all__ = ["LensView", "ShuffledView", "SubView"]
 
@@ -61,6 +63,9 @@ class SubView(View):
     def width_at(self, layer: int) -> int:
         return self.whole.width_at(layer + self.first)
 
+    def windows(self, layer: int) -> Windows | None:
+        return self.whole.windows(layer + self.first)
+
     def weights(self, layer: int) -> Weights:
         return self.whole.weights(layer + self.first)
 
@@ -78,16 +83,23 @@ class SubView(View):
 class LensView(SubView):
     """One block, and the model's head on the mean of all its output tokens, whatever the model itself reads.
 
-    The head gets that mean in the place of every token it might look at, so that any pooling returns it.
+    The head gets that mean in the place of every token it might look at, so that any pooling returns it. With ``each``
+    it gets every token in turn, and the mean is that of the logits: the norm in front of the head comes first.
     """
 
-    def __init__(self, whole: View, layer: int) -> None:
+    def __init__(self, whole: View, layer: int, each: bool = False) -> None:
         super().__init__(whole, layer, None)
-        self.name, self.depth, self.stages = f"{whole.name}[{layer}]", 1, ()
+        self.name, self.depth, self.stages, self.each = f"{whole.name}[{layer}]", 1, (), each
 
     def finish(self, tokens: Tensor) -> Tensor:
-        mean = tokens.mean(dim=1, keepdim=True)
-        return self.whole.finish(mean.expand(-1, self.prefix + 1, -1))
+        if self.each:
+            logits = self._read(tokens.flatten(0, 1).unsqueeze(1))
+            return logits.reshape(*tokens.shape[:2], -1).mean(dim=1)
+        return self._read(tokens.mean(dim=1, keepdim=True))
+
+    def _read(self, token: Tensor) -> Tensor:
+        patches = math.prod(self.whole.grid(layer=self.whole.depth - 1)) if self.whole.stages else 1
+        return self.whole.finish(token.expand(-1, self.prefix + patches, -1))
 
     def check_inputs(self, inputs: Tensor) -> None:
         if inputs.ndim != 3:

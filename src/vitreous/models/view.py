@@ -18,6 +18,7 @@ from vitreous.models.preprocess import Preprocess
 from vitreous.models.proof import prove
 from vitreous.models.twin import twin
 from vitreous.models.weights import Weights
+from vitreous.models.windows import Windows
 
 if TYPE_CHECKING:
     from vitreous.models.parts import LensView, ShuffledView, SubView
@@ -129,6 +130,10 @@ class View(ABC):
         """Return the length of the token vectors that enter a block."""
         return self.width
 
+    def windows(self, layer: int) -> Windows | None:
+        """Return which patches of ``grid(layer=layer)`` see each other, where that is not all of them."""
+        return None
+
     def weights(self, layer: int) -> Weights:
         """Return how attention's values reach the residual stream: only methods that cut it into shares ask."""
         raise ModelError(f"{self.name} does not tell its projections, so that its stream cannot be cut into shares")
@@ -210,11 +215,11 @@ class View(ABC):
 
         return SubView(self, layer, inputs)
 
-    def lens(self, layer: int) -> LensView:
-        """Return one block alone, its output read by the model's own head (LeGrad)."""
+    def lens(self, layer: int, each: bool = False) -> LensView:
+        """Return one block alone, its output read by the model's own head: on the mean token, or on each (``each``)."""
         from vitreous.models.parts import LensView
 
-        return LensView(self, layer)
+        return LensView(self, layer, each)
 
     def shuffled_head(self, seed: int = 0) -> ShuffledView:
         """Return this view with its head shuffled: all that ``finish`` does gets the channels in a random order.

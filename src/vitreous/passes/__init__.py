@@ -3,6 +3,7 @@
 from vitreous.passes.ask import Block, Keep, Pass, Reduce, whole
 from vitreous.passes.explicit import explicit_shares
 from vitreous.passes.rivals import Rivals
+from vitreous.passes.rules import Rules
 from vitreous.passes.session import Session
 from vitreous.passes.target import VALUES, Target, Targets, TargetSpec, plain_target, probabilities
 from vitreous.passes.trace import Trace
@@ -14,6 +15,7 @@ __all__ = [
     "Pass",
     "Reduce",
     "Rivals",
+    "Rules",
     "Session",
     "Target",
     "TargetSpec",

@@ -15,13 +15,15 @@ from vitreous.passes.target import check_value
 
 __all__ = ["BETWEEN", "SITES", "Block", "Change", "Keep", "Pass", "Reduce", "whole"]
 
-SITES = ("image", "input", "output", "attention", "values", "norm1", "attn", "norm2", "mlp", "pool", "block", "biases")
+_ATTENTION = ("attention", "windows", "values", "pool")
+SITES = ("image", "input", "output", *_ATTENTION, "norm1", "attn", "norm2", "mlp", "block", "biases")
 """Where one can look. ``image`` is what enters the model, ``input`` and ``output`` the residual stream around a block,
-``attention`` the weights ``[B, H, N, N]``, ``values`` the value vectors ``[B, H, N, d]``, ``norm1 attn norm2 mlp`` the
-outputs inside a block, ``pool`` the weights ``[B, H, 1, N]`` of attention pooling, ``block`` a whole ``Block`` at once,
-with the gradient of its attention. ``biases`` are the bias vectors ``[D]`` of linear layers and norms, each with the
-gradient ``[B, N, D]`` where it is added; what they are reduced to is summed over a block. Layer ``depth`` is the head,
-where the gradient is ``[B, D]`` after the pooling."""
+``attention`` the weights ``[B, H, N, N]``, ``windows`` those of a layer that attends inside windows
+``[B, W, H, t, t]``, zero where nothing is seen (``View.windows``), ``values`` the value vectors ``[B, H, N, d]``,
+``pool`` the weights ``[B, H, 1, N]`` of attention pooling, ``norm1 attn norm2 mlp`` the outputs inside a block,
+``block`` a whole ``Block`` at once, with the gradient of its attention. ``biases`` are the bias vectors ``[D]`` of
+linear layers and norms, each with the gradient ``[B, N, D]`` where it is added; what they are reduced to is summed over
+a block. Layer ``depth`` is the head, where the gradient is ``[B, D]`` after the pooling."""
 
 BETWEEN = ("attention", "values", "block", "biases")
 """The sites that need tokens which all see each other, in one order."""

@@ -21,13 +21,15 @@ from vitreous.errors import TraceError
 from vitreous.models import View
 from vitreous.passes.ask import BETWEEN, Block, Change, Keep
 from vitreous.passes.biases import add_shares, no_shares
-from vitreous.passes.operations import OPERATIONS, is_carrier
+from vitreous.passes.multihead import written_out
+from vitreous.passes.operations import CASTS, OPERATIONS, is_carrier, wide
 from vitreous.passes.rules import Attend, AttentionCall, AttentionRule, Call, Rules, weights
 from vitreous.passes.trace import Trace
 
 __all__ = ["Observer"]
 
 _INSIDE = ("norm1", "attn", "norm2", "mlp")
+_WEIGHED = ("pool", "windows", *BETWEEN)
 _LAYER_NORMS = (F.layer_norm, torch.layer_norm)
 
 
@@ -55,7 +57,7 @@ class Observer(TorchFunctionMode):
     @property
     def needed(self) -> bool:
         """Whether calls must be seen or changed: to steer, or to show attention or change it."""
-        return bool(self.rules) or bool(self.changes) or any(keep.site in ("pool", *BETWEEN) for keep in self.keeps)
+        return bool(self.rules) or bool(self.changes) or any(keep.site in _WEIGHED for keep in self.keeps)
 
     # -- places the runner tells about -----------------------------------------------------------------
 
@@ -79,7 +81,7 @@ class Observer(TorchFunctionMode):
             if keep.grad:
                 self._when_gradient(keep, layer, value)
             else:
-                self.trace.store(keep, layer, keep.reduce(self.view, self._seen(site, value.detach()), None))
+                self._store(keep, layer, value.detach())
         if site in ("input", "output"):  # what leaves a block enters the next one, or the head
             place = layer + (site == "output")
             for keep in self._wanted("biases", place):
@@ -94,6 +96,10 @@ class Observer(TorchFunctionMode):
                         self._store_block(keep, layer, self._parts, None)
             self._parts = {}
 
+    def _store(self, keep: Keep, layer: int, value: Tensor, gradient: Tensor | None = None) -> None:
+        slope = None if gradient is None or not keep.grad else self._seen(keep.site, gradient, layer)
+        self.trace.store(keep, layer, keep.reduce(self.view, self._seen(keep.site, value, layer), slope))
+
     def _store_block(self, keep: Keep, layer: int, parts: dict[str, Tensor], gradient: Tensor | None) -> None:
         block = Block(layer, **{name: self._seen("block", part) for name, part in parts.items()})
         self.trace.store(keep, layer, keep.reduce(self.view, block, gradient))
@@ -107,19 +113,21 @@ class Observer(TorchFunctionMode):
         def hook(gradient: Tensor) -> None:
             if kept._version != version:
                 raise TraceError(f"{keep.site} of layer {layer} was changed in place after it was recorded")
-            seen = self._seen(keep.site, kept), self._seen(keep.site, gradient)
-            self.trace.store(keep, layer, keep.reduce(self.view, *seen))
+            self._store(keep, layer, kept, gradient)
 
         value.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _seen(self, site: str, value: Tensor) -> Tensor:
+    def _seen(self, site: str, value: Tensor, layer: int = 0) -> Tensor:
         """Lay out a grid ``[B, h, w, D]`` as tokens; see a float64 model in float64, whatever it casts to inside."""
         if site in _INSIDE and value.ndim == 4:
             value = value.flatten(1, 2)
+        if site == "windows" and (windows := self.view.windows(layer)) is not None:
+            value = windows.apart(value)
         return value.double() if self.view.dtype == torch.float64 else value
 
     def _wanted(self, site: str, layer: int) -> list[Keep]:
-        return [keep for keep in self.keeps if keep.site == site and layer in keep.layers]
+        sites = ("attention", "windows") if site == "attention" else (site,)
+        return [keep for keep in self.keeps if keep.site in sites and layer in keep.layers]
 
     def _hook(self, layer: int) -> list[Any]:
         handles = []
@@ -160,6 +168,8 @@ class Observer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._strict:  # relevance is walked in float64, and so is the forward before it
+            args, kwargs = wide(args), {name: wide(each) for name, each in kwargs.items()}
         kind = OPERATIONS.get(func)
         if kind is None:
             return func(*args, **kwargs) if not self._strict else self._carried(func, args, kwargs)
@@ -190,8 +200,13 @@ class Observer(TorchFunctionMode):
         return out
 
     def _carried(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Let a function through that only moves relevance; any other would turn it into a gradient."""
+        """Let a function through that only moves relevance; any other would turn it into a gradient.
+
+        What is in float64 stays so, whatever the model casts to.
+        """
         out = func(*args, **kwargs)
+        if getattr(func, "__name__", "") in CASTS and isinstance(out, Tensor) and out.is_floating_point():
+            return args[0]
         flows = any(isinstance(each, Tensor) and each.requires_grad for each in (out, *_tensors(out)))
         if flows and not is_carrier(func):
             place = "the head" if self.pooling else "the embedding" if self.layer is None else f"block {self.layer}"
@@ -244,16 +259,16 @@ class Observer(TorchFunctionMode):
         if rule is not None:
             if not isinstance(rule, AttentionRule):
                 raise TraceError(f"the rule {type(rule).__name__} is none for attention as a whole")
-            call.rule, query, key = rule, query.detach(), key.detach()
-        call.needs_gradient = any(keep.grad for keep in [*keeps, *blocks])
+            call.rule = rule
+            query, key = (x if rule.through else x.detach() for x in (query, key))
+        call.needs_gradient = not self._strict and any(keep.grad for keep in [*keeps, *blocks])
         parts = self._parts  # complete when the backward comes by
 
         def watch(attention: Tensor, gradient: Tensor | None, v: Tensor, grad_v: Tensor) -> None:
             for keep in keeps:
-                kept = keep.reduce(self.view, attention, gradient if keep.grad else None)
-                self.trace.store(keep, layer, kept)
+                self._store(keep, layer, attention, gradient)
             for keep in values:
-                self.trace.store(keep, layer, keep.reduce(self.view, v, grad_v if keep.grad else None))
+                self._store(keep, layer, v, grad_v)
             for keep in blocks:
                 whole = {**parts, "attention": attention, "values": v}
                 self._store_block(keep, layer, whole, gradient if keep.grad else None)
@@ -274,8 +289,8 @@ class Observer(TorchFunctionMode):
     def _attend_by_parts(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         """Attention as the two products and the softmax that it is, each under its own rule."""
         scale = call.scale if call.scale is not None else query.shape[-1] ** -0.5
-        scores = self._matmul(torch.matmul, (query * scale, key.transpose(-2, -1)), {})
-        scores = call.masked(scores)
+        scores = self._matmul(torch.matmul, (query, key.transpose(-2, -1)), {})
+        scores = call.masked(self._steer("product", torch.mul, (scores, scale), {}))
         attention = self._softmax(torch.softmax, (scores, -1), {})
         return self._matmul(torch.matmul, (attention.to(value.dtype), value), {})
 
@@ -293,45 +308,19 @@ class Observer(TorchFunctionMode):
         for keep, seen in [(keep, attention) for keep in keeps] + [(keep, value) for keep in values]:
             if keep.grad:
                 raise TraceError(f"{keep.site} of layer {layer} has no gradient in this pass")
-            self.trace.store(keep, layer, keep.reduce(self.view, seen, None))
+            self._store(keep, layer, seen)
         if not self.pooling and self._wanted("block", layer):
             self._parts |= {"attention": attention, "values": value.detach()}
         return attention.to(value.dtype) @ value
 
-    def _multi_head(
-        self,
-        func: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        embed_dim_to_check: int,
-        num_heads: int,
-        in_proj_weight: Tensor | None,
-        in_proj_bias: Tensor | None,
-        bias_k: Tensor | None,
-        bias_v: Tensor | None,
-        add_zero_attn: bool,
-        dropout_p: float,
-        out_proj_weight: Tensor,
-        out_proj_bias: Tensor | None,
-        **options: Any,
-    ) -> tuple[Tensor, None]:
-        """``nn.MultiheadAttention`` is one opaque call: write out its projections around the attention.
+    def _multi_head(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        def linear(*given: Any) -> Any:
+            return self._steer("linear", F.linear, given, {})
 
-        Only what vision transformers use: one input projection, no masks, sequence first as the module passes it.
-        """
-        unusual = [bias_k, bias_v, options.get("key_padding_mask"), options.get("attn_mask"), options.get("static_k")]
-        if in_proj_weight is None or add_zero_attn or any(each is not None for each in unusual):
-            raise TraceError(f"{self.view.name}: this form of multi-head attention is not recognised")
-        biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
-        parts = []
-        for given, weight, bias in zip((query, key, value), in_proj_weight.chunk(3), biases, strict=True):
-            part = self._steer("linear", F.linear, (given.transpose(0, 1), weight, bias), {})  # [B, N, D]
-            parts.append(part.reshape(*part.shape[:2], num_heads, -1).transpose(1, 2))
-        q, k, v = parts
-        mixed = self._attend(F.scaled_dot_product_attention, q, k, v)
-        out = self._steer("linear", F.linear, (mixed.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias), {})
-        return out.transpose(0, 1), None
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self._attend(F.scaled_dot_product_attention, q, k, v)
+
+        return written_out(self.view.name, linear, attend, *args, **kwargs)
 
     def _softmax(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         """A softmax of scores, written out by the model; others (over classes, say) are left alone."""

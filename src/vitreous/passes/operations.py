@@ -9,18 +9,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["CARRIERS", "KINDS", "OPERATIONS", "is_carrier"]
+__all__ = ["CARRIERS", "CASTS", "KINDS", "OPERATIONS", "is_carrier", "wide"]
 
-KINDS = ("linear", "conv", "matmul", "add", "softmax", "norm", "activation", "gate", "attention", "embedding")
+KINDS = (
+    "linear", "conv", "matmul", "add", "product", "mean", "softmax", "norm", "activation", "gate", "attention",
+    "embedding",
+)  # fmt: skip
 """What a rule can be given for. ``gate`` is an activation that weighs another branch of a gated MLP, ``embedding`` a
 linear layer or convolution before the first block; which of these an operation is depends on where it runs. A fused
-``attention`` is made of two ``matmul`` and a ``softmax``."""
+``attention`` is made of two ``matmul`` and a ``softmax``. ``product`` is number by number, also by a
+constant or by the inverse of a vector's length."""
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "linear": (F.linear,),
     "conv": (F.conv2d, torch.conv2d),
     "matmul": (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
     "add": (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__),
+    "product": (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__, torch.neg,
+                Tensor.neg, Tensor.__neg__, torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__,
+                Tensor.__itruediv__, F.normalize),
+    "mean": (torch.mean, Tensor.mean, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d),
     "softmax": (F.softmax, torch.softmax, Tensor.softmax),
     "norm": (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm, torch.norm, Tensor.norm,
              torch.linalg.vector_norm),
@@ -30,15 +38,25 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 OPERATIONS: dict[Callable[..., Any], str] = {func: kind for kind, funcs in _FUNCTIONS.items() for func in funcs}
 
+_CASTS = "to type type_as float double half bfloat16"
 _MOVES = (
     "view view_as reshape reshape_as transpose permute movedim swapaxes flatten unflatten unsqueeze squeeze expand "
-    "expand_as repeat contiguous clone detach chunk split unbind __getitem__ narrow select index_select gather cat "
-    "concat stack flip roll to type type_as float double half bfloat16 dropout requires_grad_ __get__"
+    "expand_as repeat repeat_interleave contiguous clone detach chunk split unbind __getitem__ narrow select "
+    "index_select gather cat concat stack flip roll pad t dropout requires_grad_ __get__ "
 )
-CARRIERS = frozenset(_MOVES.split())
+CASTS = frozenset(_CASTS.split())
+"""Functions that may change the dtype."""
+CARRIERS = frozenset((_MOVES + _CASTS).split())
 """Functions that only move numbers: what flows backward through them is neither made nor lost."""
 
 
 def is_carrier(func: Any) -> bool:
     """Whether a torch function only moves numbers."""
     return getattr(func, "__name__", "") in CARRIERS
+
+
+def wide(value: Any) -> Any:
+    """Return a tensor of floating point in float64, also inside lists and tuples; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    return type(value)(wide(each) for each in value) if type(value) in (list, tuple) else value

@@ -57,6 +57,8 @@ def run_targets(
         inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
         logits, root = _forward(view, inputs, ask, observer)
         forward.logits = logits.detach()
+        if ask.rules.currency == "relevance":
+            forward.logits = forward.logits.to(view.dtype)
         refuse_not_finite(view, forward.logits)
         aims = targets(forward.logits) if callable(targets) else targets
         traces = [forward.copy() for _ in aims]
@@ -82,11 +84,15 @@ def _refuse_unattended(view: View, ask: Pass) -> None:
     if view.attends != "everywhere" and any(keep.site in BETWEEN for keep in ask.keeps):
         where = {"windows": "attends inside windows", "nowhere": "has no attention"}[view.attends]
         raise ModelError(f"{view.name} {where}: a method that follows attention between all tokens does not apply")
+    if view.attends != "windows" and any(keep.site == "windows" for keep in ask.keeps):
+        raise ModelError(f"{view.name} has no windows")
 
 
 def _forward(view: View, inputs: Tensor, ask: Pass, observer: Observer) -> tuple[Tensor, Tensor | None]:
     """Return the logits and the tensor at which the backward ends."""
     first = ask.first(view.depth)
+    if ask.rules.currency == "relevance":
+        inputs = inputs.double()
     root: Tensor | None = None
     with observer if observer.needed else nullcontext():
         if ask.backward and first < 0:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitreous.errors import TraceError
 from vitreous.models import View
+from vitreous.models.windows import Windows
 from vitreous.passes.ask import Keep
 
 __all__ = ["Trace"]
@@ -63,6 +64,24 @@ class Trace:
         if patches.shape[1] != high * wide:
             raise TraceError(f"{patches.shape[1]} patch tokens do not fill a grid of {high} x {wide}")
         return patches.reshape(len(patches), high, wide)
+
+    def windows(self, layer: int) -> Windows | None:
+        """Which patches see each other at a layer, where not all do."""
+        return self.view.windows(layer)
+
+    def unmerged(self, row: Tensor, layer: int) -> Tensor:
+        """Bring a row ``[B, N]`` over what comes out of a block to what entered it.
+
+        Where patches were merged after the block, each gets an equal part of what their sum got: two by two, fewer at
+        the lower and right edge of a grid with an odd side, so that the sum over the row stays.
+        """
+        fine, coarse = self.grids[layer], self.grids[min(layer + 1, len(self.grids) - 1)]
+        if fine == coarse:
+            return row
+        into = [torch.arange(side, device=row.device) // 2 for side in fine]
+        down, across = ((side - 2 * each).clamp(max=2).to(row) for side, each in zip(fine, into, strict=True))
+        laid_out = row.reshape(-1, *coarse)[:, into[0]][:, :, into[1]]
+        return (laid_out / (down[:, None] * across)).flatten(1)
 
     def copy(self) -> Trace:
         """Return a trace that holds the same answers and may be given more of its own."""

@@ -13,6 +13,7 @@ from .legend import captioned
 from .overlay import cut_out, heatmap, on_photo, overlay, resized, upsample
 from .owners import class_colours, owner_overlay, owners
 from .panel import TILE, Cell, panel, sheet
+from .product import times_input
 from .screen import display
 from .sheet import Sheet, bare
 
@@ -48,5 +49,6 @@ __all__ = [
     "report",
     "resized",
     "sheet",
+    "times_input",
     "upsample",
 ]

@@ -9,12 +9,16 @@ from typing import Any, Protocol
 from PIL import Image
 
 from .owners import owners
+from .product import before_and_after
 
 __all__ = ["EXTRAS", "Extra", "Shown", "draws_extra", "pictures_of"]
 
 
 class Shown(Protocol):
     """What a picture may be made of: an explanation."""
+
+    @property
+    def map(self) -> Any: ...
 
     @property
     def image(self) -> Image.Image: ...
@@ -71,3 +75,11 @@ def _owners(shown: Shown, tile: int) -> Image.Image:
     there = shown.extras["classes"] >= 0
     shares, maps = (shown.extras[name][there].numpy() for name in ("distribution", "maps"))
     return owners(shown.image, shares, maps, shown.names, shown.source_line, tile)
+
+
+@draws_extra("times_input", "Map times input", needs=("distribution", "maps", "classes"), made_by="var({})")
+def _times_input(shown: Shown, tile: int) -> Image.Image:
+    """How VAR's paper shows transformers: the picture times the base's own map, and times what `var` leaves of it."""
+    before, after = shown.extras["maps"][0].numpy(), shown.map.numpy()
+    titles = f"{shown.names[0]}: the base alone", f"{shown.names[0]}: with var"
+    return before_and_after(shown.image, before, after, titles, shown.source_line, tile)

@@ -13,15 +13,31 @@ MEANT = {
     "inputxgrad": "input_x_gradient",
     "gradientxinput": "input_x_gradient",
     "vanillagradient": "saliency",
+    "gradientinput": "input_x_gradient",
+    "gradxinput": "input_x_gradient",
     "gradcamplusplus": "gradcam_pp",
+    "smoothgradsquared": "smooth(saliency, kind=squares)",
+    "squaregrad": "smooth(saliency, kind=squares)",
+    "vargrad": "smooth(saliency, kind=variance)",
+    "guidedintegratedgradients": "guided_ig",
+    "blurintegratedgradients": "blur_ig",
+    "gradshap": "gradient_shap",
+    "shap": "kernel_shap",
+    "limeimage": "lime",
+    "featureablation": "occlusion",
+    "slidingwindow": "occlusion",
+    "hsicattributionmethod": "hsic",
+    "attentionmanipulation": "atman",
+    "layerwiserelevancepropagation": "lrp",
+    "transformerattribution": "transatt",
+    "transitionattentionmaps": "tam",
+    "beyondintuition": "bt_h",
+    "iteratedintegratedattributions": "iia",
     **{step: ladder(step) for step in STEPS},
 }
 """By folded name: the spelling that is meant. Steps of the ladder are those of most models."""
 
-_PERTURBATION = ("rise", "lime", "shap", "kernelshap", "gradientshap", "occlusion", "featureablation", "vitcx")
-_PROPAGATION = ("lrp", "attnlrp", "cplrp", "partiallrp", "transatt", "transformerattribution")
-_PATH = ("guidedig", "blurig")
-PLANNED = frozenset(_PERTURBATION + _PROPAGATION + _PATH)
+PLANNED = frozenset({"pami"})
 """By folded name: methods that are planned."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous.passes import Session
 from vitreous.passes.runner import refuse_not_finite
 
-__all__ = ["Make", "scores_of_copies"]
+__all__ = ["Make", "scores_of_copies", "scores_of_logits"]
 
 Make = Callable[[Tensor, Tensor], Tensor]
 """``(images [k], copies [k]) -> inputs [k, ...]``: which image, and which of its copies. A slice of a run has
@@ -28,27 +28,35 @@ def scores_of_copies(session: Session, count: int, make: Make, value: str | None
     With a hashable ``key`` that says how copies are made, the logits of one class serve the others that ``var``
     compares. No gradients. Cost: ``count`` forwards per image.
     """
+    view = session.view
+
+    def logits(images: Tensor, copies: Tensor) -> Tensor:
+        return view.finish(view.run(view.embed(make(images, copies).to(view.dtype))))
+
+    return scores_of_logits(session, count, logits, value, key)
+
+
+def scores_of_logits(session: Session, count: int, logits: Make, value: str | None = None, key: Any = None) -> Tensor:
+    """The same for whoever runs the model itself: ``(images [k], copies [k]) -> logits [k, classes]``."""
     target = session.target if value is None else replace(session.target, value=value)
     view, batch, device = session.view, len(session.inputs), session.inputs.device
-    known = None if session.common is None or key is None else session.common.get((key, count))
-    images = torch.arange(batch, device=device).repeat(count)
-    if known is not None:
-        return target.rows(images).score(known).reshape(count, batch).T
-    fits = batch * count * max(session.view.classes, 1) * 4 <= _MOST_SHARED
-    kept: list[Tensor] | None = [] if session.common is not None and key is not None and fits else None
+    common = None if key is None else session.common
+    if common is not None and (key, count) in common:
+        images = torch.arange(batch, device=device).repeat(count)
+        return target.rows(images).score(common[key, count]).reshape(count, batch).T
+    keeps = common is not None and batch * count * max(view.classes, 1) * 4 <= _MOST_SHARED
 
-    def part(start: int, stop: int) -> Tensor:
+    def part(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
         rows = torch.arange(start, stop, device=device)
-        logits = view.finish(view.run(view.embed(make(rows % batch, rows // batch).to(view.dtype))))
-        refuse_not_finite(view, logits)
+        found = logits(rows % batch, rows // batch)
+        refuse_not_finite(view, found)
+        scores = target.rows(rows % batch).score(found)
         if session.tick is not None:
             session.tick(stop - start)
-        if kept is not None:
-            kept.append(logits)
-        return target.rows(rows % batch).score(logits)
+        return scores, found if keeps else None
 
     with torch.no_grad():
-        scores = torch.cat(session.inner.run(part, batch * count))
-    if kept is not None and session.common is not None:
-        session.common[key, count] = torch.cat(kept)
-    return scores.reshape(count, batch).T
+        parts = session.inner.run(part, batch * count)
+    if common is not None and keeps:
+        common[key, count] = torch.cat([found for _, found in parts if found is not None])
+    return torch.cat([scores for scores, _ in parts]).reshape(count, batch).T

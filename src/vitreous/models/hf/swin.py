@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitreous.errors import ModelError
 from vitreous.models.hf.common import IMAGENET, HFView, first
+from vitreous.models.windows import Windows, shifted_windows
 
 __all__ = ["HFSwin"]
 
@@ -85,6 +86,11 @@ class HFSwin(HFView):
             if layer >= stage.stop:
                 high, wide = (high + 1) // 2, (wide + 1) // 2
         return high, wide
+
+    def windows(self, layer: int) -> Windows:
+        block, grid = self.blocks[layer], self.grid(layer=layer)
+        shift = 0 if min(grid) <= block.window_size else block.shift_size  # as the block finds out when it runs
+        return shifted_windows(grid, (block.window_size,) * 2, (shift,) * 2)
 
     def width_at(self, layer: int) -> int:
         return int(self.blocks[layer].layernorm_before.normalized_shape[0])

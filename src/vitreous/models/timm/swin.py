@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitreous.models.pooling import Pooling
 from vitreous.models.timm.common import TimmView, norms
+from vitreous.models.windows import Windows, shifted_windows
 
 __all__ = ["TimmSwin", "TimmSwinV2"]
 
@@ -88,6 +89,16 @@ class TimmSwin(TimmView):
 
     def width_at(self, layer: int) -> int:
         return int(self._blocks[layer].dim)
+
+    def windows(self, layer: int) -> Windows:
+        """Return the windows as the block makes them.
+
+        timm halves an odd side downwards when it makes a block's mask, and upwards when it merges: where the mask is of
+        fewer windows than there are, it is repeated over them, so that a few patches see what they should not.
+        """
+        block, grid = self._blocks[layer], self.grid(layer=layer)
+        hidden = None if block.attn_mask is None else block.attn_mask.cpu() != 0
+        return shifted_windows(grid, block.window_size, block.shift_size, padded_first=False, hidden=hidden)
 
     def _site(self, layer: int, name: str) -> nn.Module:
         return getattr(self._blocks[layer], name)  # type: ignore[no-any-return]

@@ -27,6 +27,7 @@ from vitreous.models.preprocess import Preprocess
 from vitreous.models.torchvision.adapter import describe, head_calls
 from vitreous.models.torchvision.vit import check_size, classes_of, labels_of, resized
 from vitreous.models.view import View
+from vitreous.models.windows import Windows, shifted_windows
 
 __all__ = ["TorchvisionSwin"]
 
@@ -136,6 +137,12 @@ class TorchvisionSwin(View):
         for _ in range(self._stage(layer)):  # odd grids are padded before they are halved
             high, wide = (high + 1) // 2, (wide + 1) // 2
         return high, wide
+
+    def windows(self, layer: int) -> Windows:
+        attention, grid = self._block(layer).attn, self.grid(layer=layer)
+        sides = zip(grid, attention.window_size, attention.shift_size, strict=True)
+        shift = [0 if window >= side else by for side, window, by in sides]
+        return shifted_windows(grid, attention.window_size, shift)
 
     def width_at(self, layer: int) -> int:
         return int(self._block(layer).norm1.normalized_shape[0])

@@ -2,6 +2,6 @@
 
 from vitreous.passes.rules.attend import Attend, AttentionCall, weights
 from vitreous.passes.rules.frozen import FROZEN
-from vitreous.passes.rules.table import PLAIN, AttentionRule, Call, Rule, Rules
+from vitreous.passes.rules.table import PLAIN, AttentionRule, Call, Flows, Rule, Rules
 
-__all__ = ["FROZEN", "PLAIN", "Attend", "AttentionCall", "AttentionRule", "Call", "Rule", "Rules", "weights"]
+__all__ = ["FROZEN", "PLAIN", "Attend", "AttentionCall", "AttentionRule", "Call", "Flows", "Rule", "Rules", "weights"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.passes.rules.table import AttentionRule
+from vitreous.passes.rules.table import AttentionRule, Flows
 
 __all__ = ["Attend", "AttentionCall", "weights"]
 
@@ -63,8 +63,8 @@ class Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad,) = grads
-        q, k, v = ctx.saved_tensors
         call: AttentionCall = ctx.call
+        q, k, v = ctx.saved_tensors
         scale = call.scale if call.scale is not None else 1 / math.sqrt(q.shape[-1])
         attention = weights(q, k, call, full=call.watch is not None or call.rule is None)
         grad_attention = None
@@ -73,13 +73,13 @@ class Attend(torch.autograd.Function):
         if call.rule is None:
             assert grad_attention is not None
             grad_v = attention.to(v.dtype).transpose(-2, -1) @ grad
-            flows: tuple[Tensor | None, Tensor | None, Tensor] = (None, None, grad_v)
+            flows = Flows(None, None, grad_v)
         else:
             flows = call.rule.backward(attention, q, k, v, scale, grad)
         if call.watch is not None:
-            call.watch(attention, grad_attention, v, flows[2])
+            call.watch(attention, grad_attention if flows.attention is None else flows.attention, v, flows.v)
         if call.rule is not None or grad_attention is None:
-            return *flows, None
+            return flows.q, flows.k, flows.v, None
         product = attention * grad_attention
         grad_scores = product.addcmul_(attention, product.sum(dim=-1, keepdim=True), value=-1).mul_(scale).to(q.dtype)
-        return grad_scores @ k, grad_scores.transpose(-2, -1) @ q, flows[2], None
+        return grad_scores @ k, grad_scores.transpose(-2, -1) @ q, flows.v, None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.passes.rules.table import AttentionRule, Call, Rule, Rules
+from vitreous.passes.rules.table import AttentionRule, Call, Flows, Rule, Rules
 
 __all__ = ["FROZEN", "Hold", "HoldAttention", "HoldDeviation", "HoldGate"]
 
@@ -32,19 +32,22 @@ class Hold(Rule):
 class HoldAttention(AttentionRule):
     """Attention weights are constants: ``dV = A^T dO``, and nothing for queries and keys."""
 
-    def backward(
-        self, attention: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, flows: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        return None, None, attention.to(v.dtype).transpose(-2, -1) @ flows
+    def backward(self, attention: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, flows: Tensor) -> Flows:
+        return Flows(None, None, attention.to(v.dtype).transpose(-2, -1) @ flows)
 
 
 @dataclass(frozen=True)
 class HoldDeviation(Rule):
-    """What a norm divides by is a constant; so is the length of a vector (the cosine of a zero-shot head)."""
+    """What a norm divides by is a constant; so is the length of a vector (the cosine of a zero-shot head).
+
+    With ``mean`` the mean that a LayerNorm takes away is one too.
+    """
+
+    mean: bool = False
 
     def __call__(self, call: Call) -> Any:
         if call.func in (F.layer_norm, torch.layer_norm):
-            return _layer_norm(*call.args, **call.kwargs)
+            return _layer_norm(self.mean, *call.args, **call.kwargs)
         if call.func in (F.rms_norm, torch.rms_norm):
             return _rms_norm(*call.args, **call.kwargs)
         return call.plain().detach()
@@ -64,6 +67,7 @@ class HoldGate(Rule):
 
 
 def _layer_norm(
+    held_mean: bool,
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
@@ -71,7 +75,7 @@ def _layer_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Any:
-    return FrozenLayerNorm.apply(input, tuple(normalized_shape), weight, bias, eps)
+    return FrozenLayerNorm.apply(input, tuple(normalized_shape), weight, bias, eps, held_mean)
 
 
 def _rms_norm(
@@ -81,24 +85,34 @@ def _rms_norm(
 
 
 class FrozenLayerNorm(torch.autograd.Function):
-    """LayerNorm whose deviation is a constant: ``dx = c - mean(c)`` with ``c = dy * weight / deviation``."""
+    """LayerNorm whose deviation is a constant: ``dx = c - mean(c)`` with ``c = dy * weight / deviation``.
+
+    Without the mean of c where the mean of x is a constant as well.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float
+        ctx: Any,
+        x: Tensor,
+        shape: tuple[int, ...],
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        held_mean: bool = False,
     ) -> Tensor:
         out, _, inverse = torch.native_layer_norm(x, shape, weight, bias, eps)
         ctx.save_for_backward(weight, inverse)
-        ctx.dims = tuple(range(-len(shape), 0))
+        ctx.dims = None if held_mean else tuple(range(-len(shape), 0))
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         weight, inverse = ctx.saved_tensors
         scaled = grads[0].clone() if weight is None else grads[0] * weight
-        scaled -= scaled.mean(dim=ctx.dims, keepdim=True)
+        if ctx.dims is not None:
+            scaled -= scaled.mean(dim=ctx.dims, keepdim=True)
         scaled *= inverse.to(scaled.dtype)
-        return scaled, None, None, None, None
+        return scaled, None, None, None, None, None
 
 
 class FrozenRMSNorm(torch.autograd.Function):

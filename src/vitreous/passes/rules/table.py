@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from vitreous.errors import TraceError
 from vitreous.models import View
 from vitreous.passes.operations import KINDS
 
-__all__ = ["CURRENCIES", "PLAIN", "AttentionRule", "Call", "Rule", "Rules"]
+__all__ = ["CURRENCIES", "PLAIN", "AttentionRule", "Call", "Flows", "Rule", "Rules"]
 
 CURRENCIES = ("gradient", "relevance")
 
@@ -48,12 +48,23 @@ class Rule:
         raise TraceError(f"the rule {type(self).__name__} does not say what a {call.kind} does")
 
 
+class Flows(NamedTuple):
+    """What reaches the parts of an attention."""
+
+    q: Tensor | None
+    k: Tensor | None
+    v: Tensor
+    attention: Tensor | None = None
+    """What reaches the weights, where the rule says; their gradient otherwise."""
+
+
 class AttentionRule(Rule):
     """A rule for attention as a whole: what flows to queries, keys and values."""
 
-    def backward(
-        self, attention: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, flows: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    through: ClassVar[bool] = False
+    """Whether anything reaches queries and keys."""
+
+    def backward(self, attention: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, flows: Tensor) -> Flows:
         """Return what reaches q, k and v of ``out = attention v`` when ``flows`` has reached ``out``."""
         raise TraceError(f"the rule {type(self).__name__} does not say what attention does")
 

@@ -1,0 +1,240 @@
+"""Layer-wise relevance propagation with the rules of Chefer et al.: relevance of attention, or down to the pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitreous.methods.base import Answer, Method, resolve_layer
+from vitreous.methods.readout import at_least_float32, attention_site, pad_prefix, push, start_keeps, start_row
+from vitreous.methods.registry import register
+from vitreous.methods.rows import mean_rows, row_maps
+from vitreous.models import View
+from vitreous.passes import Keep, Pass, Rules, Session, Trace, whole
+from vitreous.passes.rules.chefer import ORIGINAL, OURS
+from vitreous.passes.rules.composed import composed
+from vitreous.words import check_choice
+
+__all__ = ["LRP", "FullLRP", "LRPRollout", "PartialLRP", "TransAtt"]
+
+RULES: dict[str, Rules] = {"ours": OURS, "original": ORIGINAL}
+
+
+def own_precision(trace: Trace, value: Tensor) -> Tensor:
+    """Bring what was walked in float64 back to what maps of this model have."""
+    return value.to(at_least_float32(torch.empty(0, dtype=trace.view.dtype)).dtype)
+
+
+def relevant(view: View, attention: Tensor, relevance: Tensor | None) -> Tensor:
+    """``mean_h (R_A)+``: ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
+    assert relevance is not None
+    return relevance.clamp(min=0).mean(dim=-3)
+
+
+def relevant_row(view: View, attention: Tensor, relevance: Tensor | None) -> Tensor:
+    """The row of ``mean_h (R_A)+`` that the model reads."""
+    assert relevance is not None
+    return mean_rows(view, lambda part: part.clamp(min=0), relevance)
+
+
+def gathered(trace: Trace, row: Tensor, layers: Sequence[int], matrices: Sequence[Tensor]) -> Tensor:
+    """Return ``r <- r + r M_l`` from the last of these layers to the first, on the first layer's grid."""
+    for layer, matrix in zip(reversed(layers), reversed(matrices), strict=True):
+        row = trace.unmerged(row, layer)
+        row = row + push(row, matrix, trace.windows(layer))
+    return own_precision(trace, trace.tokens_to_grid(row, layers[0]))
+
+
+@register(
+    "transatt",
+    family="LRP",
+    papers=("chefer2021transformer",),
+    aliases=("chefer1", "t_lrp"),
+    cost=(2, 2),
+    cost_note="2 F + 1 B + a walk in float64",
+    presets={"eval": {"start": 1}, "tis": {"start": 0}},
+    models="not Swin",
+)
+@dataclass(frozen=True)
+class TransAtt(Method):
+    """The relevance of attention times its gradient, gathered along the blocks.
+
+    ``E_l = mean_h (dA_l * R_A,l)+`` with ``R_A`` the relevance of the attention weights (rules of Chefer et al.,
+    ``rules=ours`` or ``original``), ``C = (I + E_last) ... (I + E_start)``; here its one row, ``r <- r + r E_l``. Rows
+    are not normalised, in the paper as in the code. ``start``: the authors' notebooks, InFlow and TIS have 0, their
+    evaluation scripts and IIA 1 (preset ``eval``). The walk runs in float64 whatever the model's dtype; the release, in
+    float32, drifts far from its own float64 result on real weights. One forward and backward for the gradient, one
+    forward and a walk for the relevance.
+    """
+
+    start: int = 0
+    rules: str = "ours"
+
+    def __post_init__(self) -> None:
+        check_choice("rules", self.rules, tuple(RULES))
+
+    def compute(self, session: Session) -> Answer:
+        """Gradient and relevance of a few images at a time: all heads of all blocks exist for them only."""
+        parts = session.inner.run(lambda start, stop: self._part(session.part(start, stop)), len(session.inputs))
+        return Answer(torch.cat(parts), {})
+
+    def _part(self, session: Session) -> Tensor:
+        view = session.view
+        layers = tuple(range(resolve_layer(view, self.start), view.depth))
+        keeps = (Keep(attention_site(view), whole, layers, grad=True), *start_keeps(view, whole, True))
+        gradients = session.trace(Pass(keeps))
+        relevances = session.trace(Pass(keeps, RULES[self.rules]))
+
+        def terms(keep: Keep) -> list[Tensor]:
+            pairs = zip(gradients[keep], relevances[keep], strict=True)
+            return [(gradient.double() * relevance).clamp_(min=0).mean(dim=-3) for gradient, relevance in pairs]
+
+        matrices = terms(keeps[0])
+        if view.pooling.attends:
+            row = pad_prefix(terms(keeps[1])[0].flatten(1), matrices[0].shape[1])
+        else:
+            row = start_row(gradients, matrices[0], whole, True)
+        return gathered(gradients, row, layers, matrices)
+
+
+class Relevant(Method):
+    """A map read from one walk with Chefer's rules."""
+
+    rules: str
+
+    def __post_init__(self) -> None:
+        check_choice("rules", self.rules, tuple(RULES))
+
+
+@register(
+    "partial_lrp",
+    family="LRP",
+    papers=("chefer2021transformer", "voita2019analyzing"),
+    cost_note="1 F + a walk in float64",
+    presets={"bt": {"rules": "ours"}},
+    models="not Swin",
+)
+@dataclass(frozen=True)
+class PartialLRP(Relevant):
+    """The relevance of one block's attention.
+
+    ``mean_h (R_A)+`` at the row that is read, relevance walked from the class down to the last block (``layer``) with
+    the ``original`` rules of Chefer's code; the Bidirectional Transformers code has the same with ``ours``.
+    """
+
+    layer: int = -1
+    rules: str = "original"
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        layer = resolve_layer(view, self.layer)
+        if view.pooling.attends and layer == view.depth - 1:
+            return (Pass(start_keeps(view, relevant_row, True), RULES[self.rules]),)
+        return (Pass((Keep(attention_site(view), relevant_row, (layer,), grad=True),), RULES[self.rules]),)
+
+    def read(self, trace: Trace) -> Tensor:
+        (keep,) = self.only_pass(trace.view).keeps
+        if keep.site != "pool":
+            return own_precision(trace, row_maps(trace, keep)[0])
+        high, wide = trace.grid
+        row = pad_prefix(trace[keep][0], high * wide + trace.view.prefix)
+        return own_precision(trace, trace.tokens_to_grid(row))
+
+
+@register(
+    "lrp_rollout",
+    family="LRP",
+    papers=("chefer2021transformer",),
+    cost_note="1 F + a walk in float64",
+    models="not Swin",
+)
+@dataclass(frozen=True)
+class LRPRollout(Relevant):
+    """The relevance of attention, multiplied through the blocks.
+
+    ``r <- r (mean_h (R_A,l)+ + I)`` from the last block to ``start``, without normalisation.
+    """
+
+    start: int = 0
+    rules: str = "ours"
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        layers = tuple(range(resolve_layer(view, self.start), view.depth))
+        keeps = (Keep(attention_site(view), relevant, layers, grad=True), *start_keeps(view, relevant, True))
+        return (Pass(keeps, RULES[self.rules]),)
+
+    def read(self, trace: Trace) -> Tensor:
+        keep = self.only_pass(trace.view).keeps[0]
+        row = start_row(trace, trace[keep][0], relevant, True)
+        return gathered(trace, row, keep.layers, trace[keep])
+
+
+def summed(view: View, value: Tensor, relevance: Tensor | None) -> Tensor:
+    """Relevance of pixels summed over channels, of tokens over their width."""
+    assert relevance is not None
+    return relevance.sum(dim=1 if relevance.ndim == 4 else -1)
+
+
+@register(
+    "full_lrp", family="LRP", papers=("chefer2021transformer", "bach2015pixelwise"), cost_note="1 F + a walk in float64"
+)
+@dataclass(frozen=True)
+class FullLRP(Relevant):
+    """Relevance down to the pixels.
+
+    The ``original`` rules of Chefer's code through all blocks, then a box rule at the patch embedding, summed over
+    channels. They do not conserve relevance: each sign group of a linear layer gets all of it. Values grow by orders of
+    magnitude from block to block; the release in float32 is noise on real weights.
+    """
+
+    rules: str = "original"
+    grid = "pixel"
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((Keep("image", summed, grad=True),), RULES[self.rules]),)
+
+    def read(self, trace: Trace) -> Tensor:
+        (value,) = trace[self.only_pass(trace.view).keeps[0]]
+        return own_precision(trace, trace.tokens_to_grid(value) if value.ndim == 2 else value)
+
+
+@register("lrp", family="LRP", papers=("bach2015pixelwise",), cost_note="1 F + a walk in float64")
+@dataclass(frozen=True)
+class LRP(Method):
+    """Relevance by rules of one's own choice, at the tokens that enter a block or at the pixels.
+
+    ``rules`` is a text ``"place=rule, place=rule:size"``. Places are ``linear``, ``patch`` (the patch embedding),
+    ``norm``, ``activation``, ``attention`` and ``residual``. Layers: ``epsilon``, ``gamma:0.25``, ``zplus``,
+    ``alphabeta:2`` (alpha; beta is one less), ``flat``, ``wsquare``, patches also ``zbox``. Norms: ``identity``, or
+    ``epsilon``, linear with their deviation held. Attention: ``epsilon``, weights held, all to the values, or
+    ``uniform``, half to the weights and through them to queries and keys. Residual sums: ``epsilon``, shares by value,
+    or ``uniform``. Left out: ``linear=epsilon, patch=zbox, norm=identity, activation=identity, attention=epsilon,
+    residual=epsilon``. The walk starts with one at the class and is summed over the width of a token, or the channels
+    of a pixel (``at=pixels``). Biases keep their shares, so the sum is one only where they are zero.
+    """
+
+    rules: str = ""
+    at: str = "tokens"
+    layer: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("at", self.at, ("tokens", "pixels"))
+        composed(self.rules)
+
+    @property
+    def grid(self) -> str:  # type: ignore[override]
+        return "pixel" if self.at == "pixels" else "token"
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        layer = resolve_layer(view, self.layer)
+        keep = Keep(
+            "input" if self.at == "tokens" else "image", summed, (layer,) if self.at == "tokens" else (0,), True
+        )
+        return (Pass((keep,), composed(self.rules)),)
+
+    def read(self, trace: Trace) -> Tensor:
+        (value,) = trace[self.only_pass(trace.view).keeps[0]]
+        layer = resolve_layer(trace.view, self.layer) if self.at == "tokens" else 0
+        return own_precision(trace, trace.tokens_to_grid(value, layer) if value.ndim == 2 else value)

@@ -1,0 +1,237 @@
+"""ViT-CX: masks made of the features themselves, and what the model says about an image seen through them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitreous.errors import SpellingError
+from vitreous.methods.base import Answer
+from vitreous.methods.cam import FeatureMap
+from vitreous.methods.perturbation.linkage import complete_linkage
+from vitreous.methods.readout import at_least_float32
+from vitreous.methods.registry import register
+from vitreous.models import View
+from vitreous.passes import VALUES, Pass, Session, whole
+from vitreous.passes.memory import budget_bytes, in_parts
+from vitreous.passes.random import Draws
+from vitreous.passes.runner import refuse_not_finite
+from vitreous.words import check_choice
+
+__all__ = ["ViTCX"]
+
+_MOST_SHARED = 2**30
+"""Bytes of logits that are kept for the other classes of a comparison."""
+
+
+class Masks(NamedTuple):
+    """The masks of all images one after the other, on the grid of the features: there they are linear, and small."""
+
+    values: Tensor
+    """``[R, h, w]``, from 0 to 1 once they are enlarged."""
+    images: Tensor
+    """Whose mask each is, ``[R]``."""
+    numbers: Tensor
+    """Which of that image's it is, ``[R]``."""
+
+
+@register(
+    "vit_cx",
+    family="perturbation",
+    papers=("xie2023vitcx",),
+    cost=(121, 0),
+    cost_note="1 F + 2 F per cluster",
+)
+@dataclass(frozen=True)
+class ViTCX(FeatureMap):
+    """The mean effect of the masks that reach a pixel, masks being clusters of feature channels.
+
+    Channels F_k of the patches are enlarged to the image (bilinear) and min-maxed; agglomerative clustering (cosine
+    distance, complete linkage, joined below ``threshold``) makes K groups, and mask M_i is the sum of a group,
+    min-maxed. With noise ``e_i = noise N(0, 1)`` in normalised space, one for each image and mask, and p the
+    probability of the class (``score``: ``prob``, ``logit`` or ``logprob``): ``delta_i = p(x M_i + e_i (1 - M_i)) -
+    p(x + e_i (1 - M_i)) + p(x)``, map ``(1 / K) sum_i delta_i M_i / sum_j M_j`` pixel by pixel. All of delta is above
+    zero as a rule, so places count, not signs. ``site`` and ``layer`` as in CAMs: the output of the last block's first
+    norm in a class-token model, the last stage in a hierarchical one. On the tokens of a sub-network (``plus``) masks
+    and noise change the patches' tokens. A channel or group that is the same everywhere is left out, and a pixel that
+    no mask reaches is zero, where the released code divides 0 by 0. Cost: two forwards per mask, and one more; how
+    many masks there are depends on the image. Extras: ``clusters``, how many.
+    """
+
+    threshold: float = 0.1
+    noise: float = 0.1
+    score: str = "prob"
+    grid = "pixel"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("score", self.score, VALUES)
+        for name in ("threshold", "noise"):
+            given = getattr(self, name)
+            if not 0 <= given < math.inf:
+                raise SpellingError(f"{name}={given} must be a number from 0 on")
+
+    @property
+    def own_value(self) -> str:
+        return self.score
+
+    def forwards(self, view: View) -> float:
+        return 1  # and those of the masks, told when their number is known
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((self.keep(view, whole),)),)
+
+    def compute(self, session: Session) -> Answer:
+        batch, size = len(session.inputs), _size(session)
+        clean = replace(session.target, value=self.score).score(session.trace(self.only_pass(session.view)).logits)
+        masks, scores = self._scored(session)
+        shown, plain = scores.view(-1, 2).unbind(dim=1)
+        effect = (shown - plain + clean[masks.images]).to(masks.values)
+        count = torch.bincount(masks.images, minlength=batch)
+        rows = F.one_hot(masks.images, batch).to(masks.values).T  # [B, R]: which masks an image has
+        flat = masks.values.flatten(1)
+        weighed, cover = ((rows * weight) @ flat for weight in (effect, torch.ones_like(effect)))
+        grid = masks.values.shape[1:]
+        total, cover = (_enlarged(each.view(-1, *grid), size) for each in (weighed, cover))
+        reached = cover > 1e-6
+        found = torch.where(reached, total / torch.where(reached, cover, 1), 0) / count.clamp(min=1).view(-1, 1, 1)
+        return Answer(found.to(at_least_float32(session.inputs).dtype), {"clusters": count})
+
+    # -- masks -------------------------------------------------------------------------------------------
+
+    def _masks(self, session: Session) -> Masks:
+        trace = session.trace(self.only_pass(session.view))
+        (tokens,) = trace[self.keep(session.view, whole)]
+        size, least = _size(session), 8 * torch.finfo(at_least_float32(tokens).dtype).eps
+        channels = tokens.shape[2]
+
+        def part(start: int, stop: int) -> Masks:
+            rows = tokens[start:stop].transpose(1, 2).double()
+            maps = self.lay_out(trace, rows.flatten(0, 1))
+            found, own = _clustered(maps.view(-1, channels, *maps.shape[1:]), size, self.threshold, least)
+            images, numbers = own.nonzero().unbind(dim=1)
+            return Masks(found[own], images + start, numbers)
+
+        # distances of channels, their copies and what is picked of them exist at the same time
+        bytes_each = 6 * channels**2 * 8
+        at_once = max(1, int(budget_bytes(tokens.device, session.memory) / bytes_each))
+        parts = in_parts(part, len(tokens), at_once)
+        return Masks(*(torch.cat(each) for each in zip(*parts, strict=True)))
+
+    # -- scores ------------------------------------------------------------------------------------------
+
+    def _scored(self, session: Session) -> tuple[Masks, Tensor]:
+        """Return the masks, and the scores ``[2 R]``: through each of them, then with its noise alone."""
+        target, key = replace(session.target, value=self.score), replace(self, score="logit")
+        known = None if session.common is None else session.common.get(key)
+        if known is not None:
+            masks, logits = known
+            return masks, target.rows(masks.images.repeat_interleave(2)).score(logits)
+        masks = self._masks(session)
+        view, rows, draws = session.view, masks.images.repeat_interleave(2), session.draws("vit_cx")
+        session.expect(len(rows))
+        keeps = session.common is not None and len(rows) * max(view.classes, 1) * 4 <= _MOST_SHARED
+
+        def part(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+            logits = view.finish(view.run(view.embed(self._seen(session, masks, draws, start, stop).to(view.dtype))))
+            refuse_not_finite(view, logits)
+            scores = target.rows(rows[start:stop]).score(logits)
+            if session.tick is not None:
+                session.tick(stop - start)
+            return scores, logits if keeps else None
+
+        with torch.no_grad():
+            parts = session.inner.run(part, len(rows))
+        if session.common is not None and keeps and parts:
+            session.common[key] = masks, torch.cat([logits for _, logits in parts if logits is not None])
+        return masks, torch.cat([scores for scores, _ in parts]) if parts else masks.values.new_zeros(0)
+
+    def _seen(self, session: Session, masks: Masks, draws: Draws, start: int, stop: int) -> Tensor:
+        """Return inputs ``start .. stop - 1``: every mask has two, and their noise is the same."""
+        pairs = slice(start // 2, (stop + 1) // 2)
+        images = masks.images[pairs]
+        inputs = at_least_float32(session.inputs[images])
+        mask = _enlarged(masks.values[pairs].to(inputs), _size(session)).clamp(0, 1)
+        if inputs.ndim == 4:
+            mask = mask.unsqueeze(1)
+        else:
+            mask = F.pad(mask.flatten(1), (session.view.prefix, 0), value=1.0).unsqueeze(2)
+        drawn = draws.rows(images).at(masks.numbers[pairs]).normal(*inputs.shape[1:])
+        beside = self.noise * drawn.to(inputs) * (1 - mask)
+        both = torch.stack([inputs * mask + beside, inputs + beside], dim=1).flatten(0, 1)
+        return both[start - 2 * pairs.start : stop - 2 * pairs.start]
+
+
+class Enlarging(NamedTuple):
+    """What enlarged maps have in common, from the small maps: enlarging is linear, row by row and column by column.
+
+    ``down [H, h]`` and ``across [W, w]`` are the two matrices of bilinear enlarging. ``ends`` are the same of the first
+    and last pixel between two cells only: in between a map is bilinear, so its extremes are there.
+    """
+
+    down: Tensor
+    across: Tensor
+    ends: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, maps: Tensor, size: tuple[int, int]) -> Enlarging:
+        both = [_linear(small, large).to(maps) for small, large in zip(maps.shape[-2:], size, strict=True)]
+        return cls(both[0], both[1], (_ends(both[0]), _ends(both[1])))
+
+    def spread(self, maps: Tensor, least: float) -> tuple[Tensor, Tensor]:
+        """Min-max maps ``[B, C, h, w]`` by their enlarged extremes; also return which are not the same everywhere."""
+        down, across = self.ends
+        edges = (down @ maps @ across.T).flatten(2)
+        low, high = edges.amin(dim=2), edges.amax(dim=2)
+        varies = high - low > least * torch.maximum(low.abs(), high.abs())
+        wide = torch.where(varies, high - low, 1)[..., None, None]
+        return ((maps - low[..., None, None]) / wide).masked_fill(~varies[..., None, None], 0), varies
+
+    def cosines(self, maps: Tensor) -> Tensor:
+        """Return the cosines ``[B, C, C]`` of the enlarged maps; of a map of zeros, zero."""
+        weighed = (self.down.T @ self.down) @ maps @ (self.across.T @ self.across)
+        products = weighed.flatten(2) @ maps.flatten(2).transpose(1, 2)
+        length = products.diagonal(dim1=1, dim2=2).sqrt()
+        length = torch.where(length > 0, length, 1)
+        return products / length.unsqueeze(1) / length.unsqueeze(2)
+
+
+def _clustered(channels: Tensor, size: tuple[int, int], threshold: float, least: float) -> tuple[Tensor, Tensor]:
+    """Return the masks ``[B, K, h, w]`` of channels ``[B, C, h, w]``, and which of them an image has: ``[B, K]``."""
+    enlarging = Enlarging.of(channels, size)
+    maps, varies = enlarging.spread(channels, least)
+    groups = complete_linkage(1 - enlarging.cosines(maps), threshold, varies)
+    members = F.one_hot(groups + 1)[:, :, 1:].to(maps).transpose(1, 2)  # [B, K, C], without the group of those left out
+    sums = (members @ maps.flatten(2)).view(len(maps), -1, *maps.shape[2:])
+    return enlarging.spread(sums, least)
+
+
+def _linear(small: int, large: int) -> Tensor:
+    """Return the matrix ``[large, small]`` of linear enlarging, half-pixel centres."""
+    unit = torch.eye(small, dtype=torch.float64)
+    return F.interpolate(unit[None], size=large, mode="linear", align_corners=False)[0].T
+
+
+def _ends(matrix: Tensor) -> Tensor:
+    """Return the first and last of the rows that lie between the same two cells."""
+    place = torch.arange(len(matrix), dtype=torch.float64) + 0.5
+    cell = (place * (matrix.shape[1] / len(matrix)) - 0.5).floor().to(matrix.device)
+    change = torch.ones(len(matrix) + 1, dtype=torch.bool, device=matrix.device)
+    change[1:-1] = cell[1:] != cell[:-1]
+    return matrix[change[1:] | change[:-1]]
+
+
+def _enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+
+
+def _size(session: Session) -> tuple[int, int]:
+    """Height and width of what is masked: pixels, or the patches of a sub-network."""
+    if session.inputs.ndim == 4:
+        return session.inputs.shape[-2], session.inputs.shape[-1]
+    return session.view.grid(session.inputs)

@@ -1,0 +1,195 @@
+"""Tiny Swins of every library, and their attention between all patches by loops over windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, cached_property, partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
+from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSwin
+
+import vitreous as vt
+from families import images
+
+__all__ = ["ODD", "SWINS", "hf", "same", "slow_of", "timm", "torchvision"]
+
+TIMM: dict[str, Any] = {"patch_size": 4, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 5}
+TV: dict[str, Any] = {**TIMM, "patch_size": [4, 4], "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
+V2: dict[str, Any] = {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2}
+ODD = (36, 52)  # 9 x 13 patches, then 5 x 7: neither windows of 4 nor pairs fit
+
+
+def seeded(model: nn.Module, size: Any = None) -> Any:
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            scale = 0.05 if "cpb" in name else 0.3
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+            if parameter.ndim == 1 and name.endswith("weight"):
+                parameter += 1
+    if size is not None:
+        model.image_size = size
+    return model.double().eval()
+
+
+def timm(make: Any = SwinTransformer, window: int = 4, size: Any = 32, **more: Any) -> Any:
+    return seeded(make(img_size=size, window_size=window, **TIMM, **more))
+
+
+def torchvision(size: Any = 32, **more: Any) -> Any:
+    return seeded(TorchvisionSwin(**{**TV, **more}), size)
+
+
+def hf(size: Any = 32, attention: str = "eager") -> Any:
+    import transformers
+
+    config = transformers.SwinConfig(
+        image_size=size, patch_size=4, embed_dim=8, depths=[2, 2], num_heads=[2, 4], window_size=4, num_labels=5
+    )
+    made = transformers.SwinForImageClassification._from_config(config, attn_implementation=attention)
+    return seeded(made)
+
+
+SWINS: dict[str, Callable[[], Any]] = {
+    "timm": timm,
+    "timm_odd": partial(timm, size=ODD),
+    "timm_tall": partial(timm, size=(52, 36)),  # its last mask is of fewer windows than there are
+    "timm_wide": partial(timm, size=(16, 48)),  # a window as high as the grid: shifted sideways only
+    "timm_partition": partial(timm, window=6, always_partition=True),  # windows larger than the last grid
+    "timm_v2": partial(timm, SwinTransformerV2),
+    "timm_v2_wide": partial(timm, SwinTransformerV2, size=(32, 64)),
+    "tv": torchvision,
+    "tv_odd": partial(torchvision, ODD),
+    "tv_wide": partial(torchvision, (16, 48), window_size=[4, 3]),
+    "tv_v2": partial(torchvision, **V2),
+    "tv_v2_odd": partial(torchvision, ODD, **V2),
+}
+if find_spec("transformers") is not None:
+    SWINS |= {"hf": hf, "hf_odd": partial(hf, ODD), "hf_wide": partial(hf, (32, 64))}
+
+
+class Slow:
+    """Attention and its gradient between all patches, by loops over windows, on the model's own forward."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.target = kind, 1
+        self.view = vt.view(SWINS[kind]())
+        self.x = images(self.view, 2)
+        self.grids = [self.view.grid(layer=layer) for layer in range(4)]
+
+    def maps(self, spelling: str) -> Tensor:
+        return vt.method(spelling).attribute(self.view, self.x, target=self.target)
+
+    def pairs(self, run: Callable[[], Tensor], layers: list[int]) -> list[tuple[Tensor, Tensor]]:
+        """Return attention and gradient ``[B, H, N, N]`` of these layers, which are the ones that run."""
+        weights: list[Tensor] = []
+        plain = F.softmax
+
+        def spy(*args: Any, **options: Any) -> Tensor:
+            out = plain(*args, **options)
+            weights.append(out)
+            return out
+
+        F.softmax = spy  # all these models compute their attention with it
+        try:
+            score = run()
+        finally:
+            F.softmax = plain
+        assert len(weights) == len(layers)
+        slopes = torch.autograd.grad(score, weights)
+        found = []
+        for layer, a, g in zip(layers, weights, slopes, strict=True):
+            attention, slope = self.folded(a.detach(), layer), self.folded(g, layer)
+            found.append((attention, slope * (attention > 1e-30)))  # what the mask hides has e^-100 at most
+        return found
+
+    @cached_property
+    def whole(self) -> list[tuple[Tensor, Tensor]]:
+        return self.pairs(lambda: self.view.original(self.x)[:, self.target].sum(), [0, 1, 2, 3])
+
+    def folded(self, apart: Tensor, layer: int) -> Tensor:
+        high, wide = self.grids[layer]
+        tall, broad = self.window(layer)
+        below, beside = self.shift(layer)
+        rows, columns = -(-high // tall), -(-wide // broad)
+        apart = apart.reshape(len(self.x), rows, columns, *apart.shape[1:])
+        out = torch.zeros(len(self.x), apart.shape[3], high * wide, high * wide, dtype=torch.float64)
+        for down in range(rows):
+            for across in range(columns):
+                index = []
+                for y in range(down * tall, (down + 1) * tall):
+                    for x in range(across * broad, (across + 1) * broad):
+                        if self.kind.startswith("timm"):  # rolled, then padded
+                            real = y < high and x < wide
+                            place = (y + below) % high, (x + beside) % wide
+                        else:  # padded, then rolled
+                            place = (y + below) % (rows * tall), (x + beside) % (columns * broad)
+                            real = place[0] < high and place[1] < wide
+                        index.append(place[0] * wide + place[1] if real else None)
+                for i, row in enumerate(index):
+                    for j, column in enumerate(index):
+                        if row is not None and column is not None:
+                            out[:, :, row, column] = apart[:, down, across, :, i, j]
+        return out
+
+    def sides(self, layer: int) -> tuple[int, int]:
+        """What a block takes for its grid: timm halves downwards, as it does not when it merges."""
+        high, wide = self.grids[0]
+        return (high // 2, wide // 2) if self.kind.startswith("timm") and layer >= 2 else self.grids[layer]
+
+    def window(self, layer: int) -> tuple[int, int]:
+        high, wide = self.sides(layer)
+        tall, broad = {"tv_wide": (4, 3), "timm_partition": (6, 6)}.get(self.kind, (4, 4))
+        smaller = self.kind.startswith("timm") and self.kind != "timm_partition"
+        return (min(tall, high), min(broad, wide)) if smaller else (tall, broad)
+
+    def shift(self, layer: int) -> tuple[int, int]:
+        if layer % 2 == 0:
+            return 0, 0
+        if self.kind == "timm_partition":
+            return 3, 3
+        if self.kind.startswith("hf"):
+            return (0, 0) if min(self.grids[layer]) <= 4 else (2, 2)
+        sides = zip(self.sides(layer), self.window(layer), strict=True)
+        down, across = (0 if side <= window else window // 2 for side, window in sides)
+        return down, across
+
+    def merging(self) -> Tensor:
+        """What each patch of the first grid has of each of the second, ``[N2, N1]``."""
+        (fine_high, fine_wide), (high, wide) = self.grids[0], self.grids[2]
+        out = torch.zeros(high * wide, fine_high * fine_wide, dtype=torch.float64)
+        for y in range(fine_high):
+            for x in range(fine_wide):
+                out[(y // 2) * wide + x // 2, y * fine_wide + x] = 1
+        return out / out.sum(dim=1, keepdim=True)
+
+    def rolled(self, matrices: list[Tensor]) -> Tensor:
+        """The mean row of the product of all matrices ``[B, N, N]``, from the first up."""
+        total = torch.eye(math.prod(self.grids[0]), dtype=torch.float64).repeat(len(self.x), 1, 1)
+        for layer, matrix in enumerate(matrices):
+            if layer == 2:
+                total = self.merging() @ total
+            total = matrix @ total
+        return total.mean(dim=1).reshape(-1, *self.grids[0])
+
+    def on_first(self, term: Tensor, layer: int) -> Tensor:
+        row = term @ self.merging() if layer >= 2 else term
+        return row.reshape(-1, *self.grids[0])
+
+
+slow_of = cache(Slow)
+
+
+def same(found: Tensor, expected: Tensor) -> None:
+    assert found.dtype == torch.float64
+    assert found.shape == expected.shape
+    assert expected.abs().max() > 1e-12
+    assert (found - expected).abs().max() <= 1e-10 * max(1.0, expected.abs().max().item())

@@ -1,0 +1,181 @@
+"""AtMan against its definition: the scores of every block written out, one patch at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from timm.layers import Attention
+from torch import Tensor
+from torch.nn import functional as F
+
+import vitreous as vt
+from every import EVERY
+from families import FAMILIES, golden, images
+from vitreous.errors import ModelError, SpellingError
+from vitreous.methods.perturbation.atman import Suppressed
+
+CLASS = 1
+
+
+def attended(attention: Attention, x: Tensor, factors: Tensor) -> Tensor:
+    """A timm attention with the scores of each key multiplied by its factor, as published: before the scaling."""
+    parts = attention.qkv(x).reshape(*x.shape[:2], 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+    q, k, v = attention.q_norm(parts[0]), attention.k_norm(parts[1]), parts[2]
+    scores = q @ k.transpose(-2, -1)
+    scores = (scores - scores.min(dim=-1, keepdim=True).values) * factors
+    mixed = (scores * attention.scale).softmax(dim=-1) @ v
+    return attention.proj(attention.norm(mixed.transpose(1, 2).flatten(2)))
+
+
+def reference(view: vt.View, x: Tensor, factor: float, similarity: float | None = None) -> Tensor:
+    """The map of one image [1, 3, H, W]: the loss without each patch minus the loss."""
+    losses = []
+    entering = view.embed(x)
+    patches = entering[0, view.prefix :]
+    for j in [None, *range(len(patches))]:
+        factors = torch.ones(entering.shape[1]).to(x)
+        for k, patch in enumerate(patches):
+            if j is not None:
+                c = F.cosine_similarity(patches[j], patch, dim=0).item()
+                if k == j:
+                    factors[view.prefix + k] = factor
+                elif similarity is not None and c > similarity:
+                    factors[view.prefix + k] = (1 - factor) * (1 - c) + factor
+        tokens = entering
+        for block in view.model.blocks:
+            tokens = tokens + block.ls1(attended(block.attn, block.norm1(tokens), factors))
+            tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
+        losses.append(F.cross_entropy(view.finish(tokens), torch.tensor([CLASS])))
+    return (torch.stack(losses[1:]) - losses[0]).reshape(view.grid(x))
+
+
+def look_at(family: str) -> tuple[vt.View, Tensor]:
+    view = vt.view(FAMILIES[family]())
+    view.model.double()
+    return view, images(view, 2)
+
+
+# prefixes of 1, 2, 5 and none, all kinds of pooling, LayerScale, a grid that is not square, normed queries
+@pytest.mark.parametrize(
+    "family", ["vit", "deit_distilled", "registers", "gap", "gap_all", "siglip", "nonsquare", "qk_norm"]
+)
+@pytest.mark.parametrize("factor", [0.1, 0, 0.7])
+@torch.no_grad()
+def test_definition(family, factor):
+    view, x = look_at(family)
+    found = vt.method(f"atman(factor={factor})").attribute(view, x, CLASS)
+    for image, own in zip(x.split(1), found, strict=True):
+        assert torch.allclose(own, reference(view, image, factor), atol=1e-11)
+        assert own.max() > own.min()
+
+
+@pytest.mark.parametrize("similarity", [0, 0.05, 0.5])
+@torch.no_grad()
+def test_similar_patches_go_with_it(similarity):
+    view, x = look_at("registers")
+    found = vt.method(f"atman(similarity={similarity})").attribute(view, x, CLASS)
+    for image, own in zip(x.split(1), found, strict=True):
+        assert torch.allclose(own, reference(view, image, 0.1, similarity), atol=1e-11)
+    if similarity < 0.5:
+        assert not torch.allclose(found, vt.method("atman").attribute(view, x, CLASS), atol=1e-3)
+
+
+def test_golden_numbers():
+    model, image = golden()
+    found = vt.method("atman").attribute(model, image, 2)[0].flatten()
+    assert found.sum().item() == pytest.approx(0.0316445227, rel=1e-8)
+    assert found.max().item() == pytest.approx(0.00972573675, rel=1e-8)
+    assert found.argmax().item() == 151
+    expected = [-0.00553637337, -0.000951484873, 0.00479074321, 0.00537335975]
+    assert found[[0, 50, 101, 195]].tolist() == pytest.approx(expected, rel=1e-8)
+
+
+@torch.no_grad()
+def test_presets():
+    """A picture with two equal halves has embeddings that are alike, apart from their positions."""
+    assert vt.method("atman@magma") == vt.method("atman(factor=0.1, similarity=0.6)")
+    view, x = look_at("vit")
+    view.model.pos_embed *= 0.1
+    x = torch.cat([x[..., :16], x[..., :16]], dim=-1)
+    plain, magma = (vt.method(each).attribute(view, x, CLASS) for each in ("atman", "atman@magma"))
+    assert ((plain - magma).abs().flatten(1).amax(dim=1) > 0.1 * plain.abs().flatten(1).amax(dim=1)).all()
+    assert torch.allclose(magma[0], reference(view, x[:1], 0.1, 0.6), atol=1e-11)
+
+
+@torch.no_grad()
+def test_scores_and_targets():
+    view, x = look_at("vit")
+    logits = [vt.method("atman(score=logit)").attribute(view, x, c) for c in range(3)]
+    assert torch.allclose(
+        vt.method("atman(score=logit)").attribute(view, x, 0, against=[1, 2]),
+        logits[0] - (logits[1] + logits[2]) / 2,
+        atol=1e-11,
+    )
+    assert torch.allclose(vt.method("atman").attribute(view, x, lambda seen: 2 * seen[:, 1]), 2 * logits[1], atol=1e-11)
+    apart = vt.method("atman(score=logit)").attribute(view, x, [2, 0])
+    assert torch.allclose(apart, torch.stack([logits[2][0], logits[0][1]]), atol=1e-11)
+    own = vt.method("atman").attribute(view, x, CLASS)
+    assert torch.equal(own, vt.method("atman").attribute(view, x, CLASS, value="prob"))
+    assert vt.explain(view, x[0], "atman").value == "logprob"
+    now = view.logits(x).softmax(1)[:, CLASS].view(-1, 1, 1)
+    risen = vt.method("atman(score=prob)").attribute(view, x, CLASS)
+    assert torch.allclose(now - risen, now * (-own).exp(), atol=1e-11)
+
+
+@torch.no_grad()
+def test_sub_networks_are_suppressed_from_their_first_block_on():
+    view, x = look_at("vit")
+    tokens = view.run(view.embed(x), 0, 2)
+    found = vt.method("atman").attribute(view.suffix(2, x), tokens, CLASS)
+    block = view.model.blocks[2]
+    for j in (0, 7, 15):
+        factors = torch.ones(17).double()
+        factors[1 + j] = 0.1
+        out = tokens + attended(block.attn, block.norm1(tokens), factors)
+        out = out + block.mlp(block.norm2(out))
+        fall = (view.logits(x).log_softmax(1) - view.finish(out).log_softmax(1))[:, CLASS]
+        assert torch.allclose(found.flatten(1)[:, j], fall, atol=1e-11)
+
+
+def test_weights_of_zero():
+    """A row that underflowed loses the column; one that has nothing else keeps it."""
+    attention = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.2, 0.3, 0.5]]).expand(1, 1, 3, 3)
+    found = Suppressed(torch.tensor([[1]]), torch.tensor([[0.1]]))(attention)[0, 0]
+    left = 0.3**0.1 * 0.2**0.9
+    expected = [[1, 0, 0], [0, 1, 0], [each / (0.7 + left) for each in (0.2, left, 0.5)]]
+    assert torch.allclose(found, torch.tensor(expected))
+
+
+def test_classes_that_are_compared_share_the_forwards(monkeypatch):
+    view, x = look_at("vit")
+    alone = [vt.method("atman").attribute(view, x, each) for each in (1, 3)]
+    rows: list[int] = []
+    finish = type(view).finish
+    monkeypatch.setattr(type(view), "finish", lambda self, tokens: rows.append(len(tokens)) or finish(self, tokens))
+    _, more = vt.method('var(atman, classes="1,3")').attribute(view, x, 1, extras=True)
+    assert sum(rows) == 2 + 2 * 16
+    assert torch.allclose(more["maps"], torch.stack(alone, dim=1), atol=1e-11)
+
+
+@pytest.mark.parametrize("family", ["swin", "hf_swin", "tv_swin"])
+def test_windows_are_refused(family):
+    if family not in EVERY:
+        pytest.skip("not among the models")
+    view = vt.view(EVERY[family]())
+    with pytest.raises(ModelError, match="attends inside windows"):
+        vt.method("atman").attribute(view, images(view, 1))
+
+
+@pytest.mark.parametrize(
+    ("spelling", "named"),
+    [
+        ("atman(factor=1)", "factor=1"),
+        ("atman(factor=-0.1)", "factor=-0.1"),
+        ("atman(similarity=1.5)", "similarity=1.5"),
+        ("atman(similarity=-0.1)", "similarity=-0.1"),
+        ("atman(score=loss)", "loss"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(spelling, named):
+    with pytest.raises(SpellingError, match=named):
+        vt.method(spelling)

@@ -1,0 +1,325 @@
+"""RISE and occlusion against their definitions, copy by copy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.ndimage import zoom
+from torch import Tensor
+from torch.nn import functional as F
+
+import vitreous as vt
+from every import EVERY
+from families import FAMILIES, golden, images
+from vitreous.methods.perturbation.rise import enlarging
+from vitreous.passes.random import Draws
+
+CLASS = 1
+KINDS = ["vit", "registers", "gap", "siglip", "deit_distilled", "nonsquare", "swin", "hf_vit", "tv_vit"]
+
+
+def look_at(family: str, batch: int = 2) -> tuple[vt.View, Tensor]:
+    if family not in EVERY:
+        pytest.skip("its library is not installed")
+    view = vt.view(EVERY[family]())
+    view.model.double()
+    return view, images(view, batch)
+
+
+def value_of(logits: Tensor, value: str = "logit") -> Tensor:
+    """The explained number of each row of logits."""
+    return {"prob": logits.softmax(1), "logit": logits, "logprob": logits.log_softmax(1)}[value][:, CLASS]
+
+
+def whole_and_tokens(view: vt.View, x: Tensor) -> tuple[vt.View, Tensor]:
+    """The sub-network from block 1 on, and its inputs."""
+    with torch.no_grad():
+        return view.suffix(1, x), view.run(view.embed(x), 0, 1)
+
+
+def scaled(view: vt.View, tokens: Tensor, mask: Tensor) -> Tensor:
+    """Tokens [1, N, D] whose patches are multiplied by a mask of their grid, one by one."""
+    made = tokens.clone()
+    for patch, factor in enumerate(mask.flatten()):
+        made[:, view.prefix + patch] *= factor
+    return made
+
+
+# -- RISE ----------------------------------------------------------------------------------------------------------
+
+
+def rise_masks(size: tuple[int, int], masks: int, cells: int, keep: float, seed: int) -> list[Tensor]:
+    """Every mask by itself: a small grid, enlarged by scipy, and cut out."""
+    made = []
+    for index in range(masks):
+        draws = Draws.of(seed, "rise").at(index)
+        grid = (draws.uniform(cells, cells)[0] < keep).double().numpy()
+        steps = [math.ceil(side / cells) for side in size]
+        large = [(cells + 1) * step for step in steps]
+        enlarged = zoom(grid, [side / cells for side in large], order=1, mode="mirror", grid_mode=True)
+        assert list(enlarged.shape) == large
+        top, left = (int(draws.named(f"shift {axis}").below(step, 1)) for axis, step in enumerate(steps))
+        made.append(torch.from_numpy(enlarged[top : top + size[0], left : left + size[1]]))
+    return made
+
+
+@pytest.mark.parametrize("family", KINDS)
+@torch.no_grad()
+def test_rise(family):
+    view, x = look_at(family)
+    found = vt.method("rise(masks=7, cells=5, keep=0.3)").attribute(view, x, CLASS, seed=3)
+    expected = torch.zeros_like(found)
+    for mask in rise_masks(tuple(x.shape[2:]), 7, 5, 0.3, seed=3):
+        expected += value_of(view.logits(x * mask), "prob")[:, None, None] * mask
+    assert torch.allclose(found, expected / (7 * 0.3), atol=1e-12)
+    assert (found.amax(dim=(1, 2)) > found.amin(dim=(1, 2))).all()
+
+
+@pytest.mark.parametrize("score", ["prob", "logit", "logprob"])
+@torch.no_grad()
+def test_rise_scores(score):
+    view, x = look_at("vit")
+    found = vt.method(f"rise(masks=5, keep=0.5, score={score})").attribute(view, x, CLASS, value="logit")
+    masks = rise_masks((32, 32), 5, 8, 0.5, seed=0)
+    expected = sum(value_of(view.logits(x * mask), score)[:, None, None] * mask for mask in masks)
+    assert torch.allclose(found, expected / 2.5, atol=1e-12)
+
+
+@torch.no_grad()
+def test_rise_of_tokens():
+    """The patches of a sub-network are scaled, its prefix tokens are not."""
+    view, x = look_at("registers", 1)
+    sub, tokens = whole_and_tokens(view, x)
+    found = vt.method("rise(masks=6, cells=3, keep=0.5)").attribute(sub, tokens, CLASS)
+    masks = rise_masks((4, 4), 6, 3, 0.5, seed=0)
+    expected = sum(value_of(sub.logits(scaled(view, tokens, mask)), "prob") * mask for mask in masks)
+    assert torch.allclose(found[0], expected / 3, atol=1e-12)
+
+
+@pytest.mark.parametrize(("cells", "size"), [(8, 252), (3, 8), (7, 7), (1, 5), (2, 18)])
+def test_enlarging(cells, size):
+    """As scipy mirrors at the border; torch repeats there and is the same between the outermost centres."""
+    line = enlarging(cells, size)
+    values = torch.randn(cells, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = line @ values
+    if cells > 1:
+        mirrored = zoom(values.numpy(), size / cells, order=1, mode="mirror", grid_mode=True)
+        assert np.allclose(found, mirrored, atol=1e-12)
+    repeated = F.interpolate(values[None, None], size=size, mode="linear", align_corners=False)[0, 0]
+    places = (torch.arange(size) + 0.5) * cells / size - 0.5
+    inside = (places >= 0) & (places <= cells - 1)
+    assert torch.allclose(found[inside], repeated[inside], atol=1e-12)
+    if size >= 2 * cells > 2:
+        assert not torch.allclose(found, repeated, atol=1e-6)
+
+
+def test_rise_masks_show_the_share_that_is_asked_for():
+    """With a model that says the same of everything, the map is the mean mask: about one when divided by keep."""
+    view, x = look_at("vit", 1)
+    found = vt.method("rise(masks=3000, keep=0.25)").attribute(view, x, lambda logits: torch.ones_like(logits[:, 0]))
+    assert found.mean().item() == pytest.approx(1, abs=0.02)
+    assert found.std().item() < 0.1
+
+
+def test_rise_seeds_and_presets():
+    view, x = look_at("vit", 1)
+    how = vt.method("rise(masks=9)")
+    assert not torch.equal(how.attribute(view, x, CLASS, seed=1), how.attribute(view, x, CLASS, seed=2))
+    assert vt.method("rise@paper") == vt.method("rise")
+    assert vt.method("rise@keras").spelling == "rise(masks=2000, keep=0.5)"
+    assert vt.method("rise@tis").spelling == "rise(masks=4000, score=logit)"
+    assert vt.method("rise").own_value == "prob"
+    assert vt.method("rise(masks=77)").cost == (77, 0)
+
+
+# -- occlusion -----------------------------------------------------------------------------------------------------
+
+GOLDEN = {
+    "logit": (0.154863182, 0.0127275443, 4, -0.00392965141, 0.00183867269, 0.00854802677, -0.000138708776),
+    "prob": (0.0396333392, 0.00207481945, 158, -0.00128782368, -0.000350005501, 0.00182224906, 0.000684166528),
+}
+
+
+@pytest.mark.parametrize("value", GOLDEN)
+def test_golden_occlusion(value):
+    model, image = golden()
+    total, largest, place, *entries = GOLDEN[value]
+    found = vt.method("occlusion").attribute(model, image, 2, value=value).flatten()
+    assert found.sum().item() == pytest.approx(total, rel=1e-8)
+    assert found.max().item() == pytest.approx(largest, rel=1e-8)
+    assert found.argmax().item() == place
+    assert found[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=1e-7)
+
+
+def slid(view: vt.View, x: Tensor, windows: tuple[int, int], strides: tuple[int, int], fill: Tensor) -> list[Tensor]:
+    """The sum over all windows, and how many cover each pixel."""
+    high, wide = x.shape[2:]
+    total, count = torch.zeros(len(x), high, wide, dtype=x.dtype), torch.zeros(high, wide)
+    whole = value_of(view.logits(x))
+    top = 0
+    while True:
+        left = 0
+        while True:
+            place = (..., slice(top, top + windows[0]), slice(left, left + windows[1]))
+            changed = x.clone()
+            changed[place] = fill[place]
+            total[place] += (whole - value_of(view.logits(changed)))[:, None, None]
+            count[place] += 1
+            if left + windows[1] >= wide:
+                break
+            left += strides[1]
+        if top + windows[0] >= high:
+            break
+        top += strides[0]
+    return [total, count]
+
+
+@pytest.mark.parametrize("family", KINDS)
+@torch.no_grad()
+def test_occlusion_of_patches(family):
+    view, x = look_at(family)
+    found = vt.method("occlusion").attribute(view, x, CLASS)
+    high, wide = view.grid(x)
+    step = (x.shape[2] // high, x.shape[3] // wide)
+    total, _ = slid(view, x, step, step, torch.zeros_like(x))
+    assert torch.allclose(found, total[:, :: step[0], :: step[1]], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "fill"), [(9, 5, "zero"), (12, 0, "mean"), (0, 5, "zero"), (7, 4, "blur")]
+)
+@torch.no_grad()
+def test_occlusion_by_windows(window, stride, fill):
+    view, x = look_at("nonsquare")  # patches of 8 x 16
+    how = vt.method(f"occlusion({window}, {stride}, {fill})")
+    assert how.grid == "pixel"
+    line = torch.exp(-0.5 * (torch.arange(-5, 6).double() / 5) ** 2)
+    kernel = (torch.outer(line, line) / line.sum() ** 2).expand(3, 1, 11, 11)
+    fills = {
+        "zero": torch.zeros_like(x),
+        "mean": x.mean(dim=(2, 3), keepdim=True).expand_as(x),
+        "blur": F.conv2d(F.pad(x, (5, 5, 5, 5), mode="reflect"), kernel, groups=3),
+    }
+    windows = (window or 8, window or 16)
+    strides = (stride or windows[0], stride or windows[1])
+    total, count = slid(view, x, windows, strides, fills[fill])
+    assert torch.allclose(how.attribute(view, x, CLASS), total / count, atol=1e-12)
+    summed = vt.method(f"occlusion({window}, {stride}, {fill}, overlap=sum)").attribute(view, x, CLASS)
+    assert torch.allclose(summed, total, atol=1e-12)
+    assert how.forwards(view) == 1 + sum(
+        1
+        for top in range(0, 32 - windows[0] + strides[0], strides[0])
+        for left in range(0, 48 - windows[1] + strides[1], strides[1])
+    )
+
+
+@torch.no_grad()
+def test_occlusion_as_in_pair():
+    view, x = look_at("vit", 1)
+    total, count = slid(view, x, (15, 15), (1, 1), torch.zeros_like(x))
+    found = vt.method("occlusion@pair").attribute(view, x, CLASS)
+    assert torch.allclose(found, total, atol=1e-11)
+    assert not torch.allclose(found, total / count)
+    assert vt.method("occlusion@pair").cost == (1 + 210 * 210, 0)
+
+
+@pytest.mark.parametrize("family", ["vit", "gap", "siglip", "registers", "eva02", "hf_vit"])
+@torch.no_grad()
+def test_occlusion_without_tokens(family):
+    view, x = look_at(family)
+    found = vt.method("occlusion(drop=true)").attribute(view, x, CLASS).flatten(1)
+    whole = value_of(view.logits(x))
+    for patch in range(found.shape[1]):
+        others = [each for each in range(found.shape[1]) if each != patch]
+        without = value_of(view.logits(x, keep=torch.tensor([others] * 2)))
+        assert torch.allclose(found[:, patch], whole - without, atol=1e-12)
+    assert not torch.allclose(found, vt.method("occlusion").attribute(view, x, CLASS).flatten(1), atol=1e-6)
+
+
+@torch.no_grad()
+def test_occlusion_of_tokens():
+    view, x = look_at("registers", 1)
+    sub, tokens = whole_and_tokens(view, x)
+    for fill in ("zero", "mean"):
+        found = vt.method(f"occlusion(fill={fill})").attribute(sub, tokens, CLASS).flatten()
+        for patch in range(16):
+            changed = tokens.clone()
+            changed[0, view.prefix + patch] = 0 if fill == "zero" else tokens[0, view.prefix :].mean(dim=0)
+            expected = value_of(sub.logits(tokens)) - value_of(sub.logits(changed))
+            assert found[patch].item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+# -- all of them ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        "rise(masks=6)",
+        "hsic(masks=6)",
+        "occlusion",
+        "occlusion(window=16)",
+        "occlusion(drop=true)",
+        "lime(samples=6)",
+        "kernel_shap(samples=6)",
+        "kernel_shap(samples=40, drop=true)",
+    ],
+)
+def test_the_classes_of_var_share_their_forwards(monkeypatch, base):
+    """What is run for two classes is what is run for one; the maps are those of each class alone."""
+    view, x = look_at("vit")
+    ran = []
+    finish = type(view).finish
+    monkeypatch.setattr(type(view), "finish", lambda own, tokens: ran.append(len(tokens)) or finish(own, tokens))
+    alone = vt.method(base).attribute(view, x, 0)
+    once = sum(ran)
+    ran.clear()
+    _, extras = vt.method(f'var({base}, classes="0,3")').attribute(view, x, 0, extras=True)
+    assert sum(ran) <= once + len(x)
+    assert torch.allclose(extras["maps"][:, 0], alone, atol=1e-12)
+    assert torch.allclose(extras["maps"][:, 1], vt.method(base).attribute(view, x, 3), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "complaint"),
+    [
+        ("rise(masks=0)", "masks=0"),
+        ("rise(cells=0)", "cells=0"),
+        ("rise(keep=0)", "keep=0.0"),
+        ("rise(keep=1)", "keep=1.0"),
+        ("rise(score=rank)", "'rank' is not one of"),
+        ("occlusion(window=-1)", "window=-1"),
+        ("occlusion(stride=-2)", "stride=-2"),
+        ("occlusion(window=4, stride=5)", "stride=5 is larger than window=4"),
+        ("occlusion(fill=own)", "'own' is not one of"),
+        ("occlusion(overlap=max)", "'max' is not one of"),
+        ("occlusion(window=8, drop=true)", "window=8"),
+    ],
+)
+def test_refused_when_spelled(spelling, complaint):
+    with pytest.raises(vt.VitreousError, match=complaint) as caught:
+        vt.method(spelling)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "complaint"),
+    [
+        ("occlusion(window=33)", "window=33 is larger than the image, 32 pixels"),
+        ("occlusion(stride=9)", "stride=9 is larger than a patch of 8 pixels"),
+        ("plus(occlusion(window=4))", "window and stride are pixels"),
+        ("plus(occlusion(fill=blur))", "fill=blur is for images"),
+    ],
+)
+def test_refused_when_run(spelling, complaint):
+    with pytest.raises(vt.VitreousError, match=complaint):
+        vt.method(spelling).attribute(FAMILIES["vit"](), torch.randn(1, 3, 32, 32), CLASS)
+
+
+def test_leaving_tokens_out_needs_a_model_that_can():
+    view, x = look_at("swin")
+    with pytest.raises(vt.VitreousError, match=r"occlusion\(drop=true\) leaves tokens out, and .* cannot"):
+        vt.method("occlusion(drop=true)").attribute(view, x)
