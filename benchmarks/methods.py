@@ -1,11 +1,14 @@
-"""What the five systems cost: time over bare forwards of the same model, and peak memory on a GPU.
+"""What methods cost: time over bare passes of the same model, and peak memory on a GPU.
 
 Run ``python benchmarks/methods.py --quick`` on a CPU, ``python benchmarks/methods.py --device cuda`` on a GPU. Weights
 and images are random. Every figure is a ratio of medians, all works of a part interleaved round by round; a forward is
 the naked model without gradients, its attention fused. Two figures have yardsticks of their own: CoIBA is held against
 one forward of every image and nine forwards and backwards of ten replicas from the first bottleneck on, TIS against
 forwards of as many different samples as it runs, at their length, embedded once; both in the same inner batches, with
-nothing damped, clustered or picked.
+nothing damped, clustered or picked. ``--parts every`` (not among the parts that run if none is named) holds every
+method against such a yardstick of its own, ``bare.py``: one F, or F and B to where its definition ends, or as many as
+it runs, with *a forward whose attention is written out* wherever the definition reads attention weights; the line says
+so. Long ones take small counts, which ratios do not depend on.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any
 
 import timm
 import torch
+from bare import BARE, ELSEWHERE, Job, Naked, Yardstick, from_first, missing, samples
 from torch import Tensor
 
 import vitreous as vt
@@ -31,6 +35,8 @@ from vitreous.methods import answer
 from vitreous.passes import Session, Target
 
 PARTS = ("ladder", "skipplus", "vtranm", "var", "plus", "coiba", "tis", "memory")
+EVERY = "every"
+ENOUGH = 4.0  # seconds after which a long work is not run again
 LAYERED = ("ixg", "decompx", "generic", "gradcam", "attin", "globenc", "alti", "fullgrad", "fullgrad_plus")
 CLASSES = (3, 6)
 MEMORY = (  # model, method, most GB, for a batch of 8
@@ -146,27 +152,13 @@ def few_passes(view: vt.View, images: Tensor, parts: set[str], rounds: int, devi
 # -- CoIBA and TIS --------------------------------------------------------------------------------------------
 
 
-def bare_coiba(view: vt.View, images: Tensor, how: Any, part: int) -> None:
-    """The passes alone."""
-    start = how.layers(view)[0]
-    with torch.no_grad():
-        tokens = view.run(view.embed(images), 0, start)
-        view.finish(view.run(tokens, start))
-    replicas = tokens.repeat_interleave(how.samples, dim=0)
-    for _ in range(how.updates):
-        for first in range(0, len(replicas), part):
-            leaf = replicas[first : first + part].detach().requires_grad_()
-            logits = view.finish(view.run(leaf, start))
-            torch.autograd.grad(logits[:, 0].sum(), leaf)
-
-
 def coiba(view: vt.View, images: Tensor, rounds: int, device: str) -> Iterator[Line]:
     how: Any = vt.method("coiba")
     fits = Session(view, images, Target.of(view, len(images))).batch
     part = max(how.samples, min(fits, len(images) * how.samples) // how.samples * how.samples)
     works: dict[str, Work] = {
         "forward": partial(forward, view, images),
-        "bare": partial(bare_coiba, view, images, how, part),
+        "bare": partial(from_first, Job(Naked(view), images, how, part, 0)),
         "coiba": partial(explain, view, images, how, part),
     }
     found = race(works, rounds, device)
@@ -176,36 +168,90 @@ def coiba(view: vt.View, images: Tensor, rounds: int, device: str) -> Iterator[L
     yield Line("coiba over its bare passes", found["coiba"] / found["bare"], "x", limit)
 
 
-def bare_tis(view: vt.View, images: Tensor, samples: int, kept: int, part: int, half: bool) -> None:
-    """As many samples of ``kept`` patches, from block 0 on."""
-    view = view.twin()
-    with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=half):
-        rows = torch.arange(min(part, samples), device=images.device) % len(images)
-        tokens = view.embed(images)[:, : view.prefix + kept][rows]
-        keep = torch.arange(kept, device=images.device).expand(len(rows), -1)
-        for start in range(0, samples, part):
-            count = min(part, samples - start)
-            view.finish(view.run(tokens[:count], keep=keep[:count]))
-
-
 def tis(view: vt.View, images: Tensor, masks: int, rounds: int, device: str) -> Iterator[Line]:
     part = Session(view, images, Target.of(view, len(images))).batch
-    kept = math.prod(view.grid(images)) // 2
+    naked = Naked(view)
     ways = {"float32": False} if device == "cpu" else {"float32": False, "half": True}
     works: dict[str, Work] = {"forward": partial(forward, view, images)}
     counts = {}
     for name, half in ways.items():
-        how = f"tis(masks={masks}, half={str(half).lower()})"
+        how = vt.method(f"tis(masks={masks}, half={str(half).lower()})")
         run: list[int] = []
         explain(view, images, how, part, run.append)
         counts[name] = sum(run) - len(images)  # one forward of every image is no sample
-        works[f"bare {name}"] = partial(bare_tis, view, images, counts[name], kept, part, half)
+        works[f"bare {name}"] = partial(samples, Job(naked, images, how, part, sum(run)), half)
         works[name] = partial(explain, view, images, how, part)
     found = race(works, rounds, device)
     for name in ways:
         note = f"{name}, {len(images)} x {counts[name] / len(images):.0f} samples, {part} at once"
         yield Line(f"tis over its bare forwards ({note})", found[name] / found[f"bare {name}"], "x", 1.3)
         yield Line(f"tis, {name}", found[name] / found["forward"], "forwards")
+
+
+# -- every method ---------------------------------------------------------------------------------------------
+
+
+def every(view: vt.View, images: Tensor, rounds: int, device: str, only: str = "") -> Iterator[Line]:
+    """Every method over its bare passes, or some of them; a line as soon as it is known."""
+    if missing():
+        raise SystemExit(f"there is no yardstick for {', '.join(missing())}")
+    naked = Naked(view)
+    wanted = only.split(",") if only else [*BARE, *ELSEWHERE]
+    few = {name: stick for name, stick in BARE.items() if not stick.long and name in wanted}
+    works: dict[str, Work] = {}
+    for name, stick in few.items():
+        works[stick.what] = partial(stick.work, Job(naked, images, vt.method(name), len(images), len(images)))
+        works[name] = partial(explain, view, images, name, len(images))
+    found = race(works, rounds, device)
+    for name, stick in few.items():
+        yield Line(f"{name} over {stick.what}", found[name] / found[stick.what], "x", promised(stick, device))
+    batch = Session(view, images, Target.of(view, len(images))).batch
+    for name, stick in BARE.items():
+        if stick.long and name in wanted:
+            yield long(view, naked, images, stick.spelling or name, stick, min(batch, 4096), rounds, device)
+    for name, spelling in ELSEWHERE.items():
+        if name not in wanted:
+            continue
+        yield elsewhere(view, images[:2], name, spelling, device)
+
+
+def promised(stick: Yardstick, device: str) -> float | None:
+    return stick.limit if device != "cpu" else None  # promised for a GPU and 32 images
+
+
+def long(
+    view: vt.View, naked: Naked, images: Tensor, name: str, stick: Yardstick, batch: int, rounds: int, device: str
+) -> Line:
+    """One method and its bare passes by turns, as often as there is time for."""
+    how: Any = vt.method(name)
+    if how.info.family == "bottleneck":
+        batch = max(how.samples, batch // how.samples * how.samples)
+    explain(view, images[:1], how, batch)  # what is learnt of a model once is not what a picture costs
+    own, bare = list[float](), list[float]()
+    while len(own) < rounds and sum(own) < ENOUGH:
+        run: list[int] = []
+        own.append(timed(partial(explain, view, images, how, batch, run.append), device))
+        bare.append(timed(partial(stick.work, Job(naked, images, how, batch, sum(run))), device))
+    ratio = statistics.median(own) / statistics.median(bare)
+    each = f"{sum(run) / len(images):.0f} an image, {batch} at once, {statistics.median(own):.2f} s"
+    return Line(f"{name} over {stick.what} ({each})", ratio, "x", promised(stick, device))
+
+
+def elsewhere(view: vt.View, images: Tensor, name: str, spelling: str, device: str) -> Line:
+    """Seconds per image; max-flows on a small grid, since they take minutes on a large one, and only with scipy."""
+    note = ""
+    if name == "attention_flow":
+        model = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=80).eval().to(device)
+        view, note = vt.view(model), ", 5 x 5 patches"
+        images = noise(view, 1)
+    if name == "xrai":  # noise has a region at every pixel, pictures have not
+        size = images.shape[2:]
+        images = torch.nn.functional.interpolate(images[:, :, ::16, ::16], size, mode="bicubic", align_corners=False)
+    try:
+        seconds = timed(partial(explain, view, images, spelling, len(images)), device)
+    except vt.VitreousError as error:
+        return Line(f"{name}: {error}", math.nan, "s per image")
+    return Line(f"{spelling}{note}", seconds / len(images), "s per image")
 
 
 # -- memory ---------------------------------------------------------------------------------------------------
@@ -228,12 +274,14 @@ def memory(batch: int = 8) -> Iterator[Line]:
 
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
-    parts, device = set(options.only), options.device
+    parts, device = set(options.parts), options.device
     if device != "cpu" and "memory" in parts:
         yield from memory()  # first: nothing else lies about
         torch.cuda.empty_cache()
     view = built(options.model, device)
     yield from few_passes(view, noise(view, options.batch), parts, options.rounds, device)
+    if EVERY in parts:
+        yield from every(view, noise(view, options.batch), options.rounds, device, options.methods)
     slow = max(1, options.rounds // 2)
     if "coiba" in parts:
         yield from coiba(view, noise(view, options.coiba), slow, device)
@@ -250,8 +298,12 @@ def understood() -> argparse.Namespace:
     parser.add_argument("--tis", type=int, help="images of TIS; 1 on a CPU, 4 on a GPU")
     parser.add_argument("--masks", type=int, help="samples of TIS; 1024")
     parser.add_argument("--rounds", type=int, help="5; CoIBA and TIS take half as many")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    words = (*PARTS, EVERY)
+    parser.add_argument(
+        "--parts", "--only", nargs="+", choices=words, default=list(PARTS), metavar="PART", help=", ".join(words)
+    )
     parser.add_argument("--quick", action="store_true", help="batches of 2, 1 image and 128 samples, 3 rounds")
+    parser.add_argument("--methods", default="", help="of the part every: some of them, separated by commas")
     parser.add_argument("--json", type=Path, help="write the figures as JSON")
     given = parser.parse_args()
     cpu = given.device == "cpu"
@@ -276,7 +328,7 @@ def main() -> None:
             plain = {**vars(options), "json": None, "where": where, "torch": torch.__version__}
             rows = [{**asdict(each), "verdict": each.verdict} for each in found]
             options.json.write_text(json.dumps({"options": plain, "lines": rows}, indent=1) + "\n")
-    if options.device == "cpu" and "memory" in options.only:
+    if options.device == "cpu" and "memory" in options.parts:
         print("memory is measured on a GPU only")
     missed = sum(line.verdict == "MISSED" for line in found)
     print(f"{missed} of {sum(line.limit is not None for line in found)} limits missed", end="; ")

@@ -9,7 +9,6 @@ DeiT-Tiny's weights. Each option that counts images switches a part off with 0:
 ``--seeds``        rank correlation of the maps of two seeds, for the systems that draw
 ``--boxes``        of the top fifth of the patches, the share inside the box over that of all patches; random is 1
 ``--world``        the same on the bundled world, for the creature and for the part that tells its class
-``--all``, ``--expensive``   every method of the registry that takes a few passes, and those that take many
 
 A method is a spelling, with ``:logprob`` or ``:prob`` behind it where it shall explain that instead of the logit. On a
 GPU, states are scored in float16 (audited) and TIS scores its samples so too. The file is written after every part.
@@ -56,12 +55,6 @@ CANDIDATES = (
     "consensus(plus(decompx), vtranm):logprob",
 )
 RIVALS = ("generic", "rollout", "random")
-BASES = {
-    "plus": "plus(decompx)",
-    "skipplus": "skipplus(decompx)",
-    "smooth": "smooth(generic)",
-    "var": "var@sharp(skipplus(decompx))",
-}
 """What combinators are judged with; the others take ``plus(decompx)`` and, if they need two, ``generic``."""
 STABLE = {"coiba(stats=own)": 0.9, "tis": 0.95}
 """The least rank correlation of two seeds."""
@@ -112,8 +105,9 @@ def judged(view: vt.View, photos: Photos, hows: Mapping[str, How], precision: st
         some,
         methods=tuple(hows),
         metrics=tuple(METRICS),
-        scores={(n, m): tables[h.value][n, long] for n, h in hows.items() for m, long in METRICS.items()},
-        higher_is_better={short: some.higher_is_better[long] for short, long in METRICS.items()},
+        parts={(n, m): tables[h.value].parts[n, long] for n, h in hows.items() for m, long in METRICS.items()},
+        judges={short: some.judges[long] for short, long in METRICS.items()},
+        curves={},
         degenerate={name: tables[how.value].degenerate[name] for name, how in hows.items()},
         plan={"by value": {value: table.plan for value, table in tables.items()}},
     )
@@ -170,30 +164,6 @@ def print_gains(found: Mapping[str, Any]) -> None:
                 f"{c['mean']:+.3f} [{c['low']:+.3f}, {c['high']:+.3f}] {marks[c['verdict']]}" for c in cells.values()
             ]
             print(f"  {rival:22s}" + "".join(f"{text:>29s}" for text in texts))
-
-
-def everything(device: str) -> dict[str, How]:
-    """Return every method of the registry, combinators with a base."""
-    found = {}
-    for info in vt.methods():
-        if info.refuses or info.name == "attention_flow":  # which takes minutes for an image
-            continue
-        bases = ", ".join(("plus(decompx)", "generic")[: info.bases])
-        how = How.of(BASES.get(info.name, f"{info.name}({bases})"), device)
-        found[how.method.spelling] = how
-    return found
-
-
-def working(view: vt.View, image: Tensor, hows: Mapping[str, How]) -> dict[str, How]:
-    """Return the methods that work on this model, and say why the others do not."""
-    found = {}
-    for name, how in hows.items():
-        try:
-            how.maps(view, image, view.logits(image).argmax(dim=1))
-            found[name] = how
-        except vt.VitreousError as error:
-            print(f"  {name} is left out: {error}")
-    return found
 
 
 # -- all of it ------------------------------------------------------------------------------------------------
@@ -258,8 +228,6 @@ class Bench:
             self.say("world: the same for the creature and for its telling part")
             known = {name: each for name, each in explain.items() if name not in self.informed}
             self.keep("world", world(given.world, known, self.device))
-        if given.all or given.expensive:
-            self.registry(photos)
 
     def forwards(self, how: How) -> float:
         return how.method.forwards(self.view)
@@ -278,16 +246,6 @@ class Bench:
                 self.informed.add(told)
         self.say(f"statistics of {len(others)} other images")
 
-    def registry(self, photos: Photos) -> None:
-        every, given = everything(self.device), self.given
-        dear = {name: how for name, how in every.items() if self.forwards(how) >= MANY}
-        few = {name: how for name, how in every.items() if name not in dear}
-        if given.all:
-            self.table("every method", photos[: given.all], working(self.view, photos.inputs[:1], few), ())
-        if given.expensive:
-            hows = {**working(self.view, photos.inputs[:1], dear), **self.rivals}
-            self.table("expensive methods", photos[: given.expensive], hows, dear)
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -299,8 +257,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--boxes", type=int, default=100)
     parser.add_argument("--world", type=int, default=0)
-    parser.add_argument("--all", type=int, default=0)
-    parser.add_argument("--expensive", type=int, default=0)
     parser.add_argument("--methods", nargs="+", default=list(SYSTEMS), help="the systems")
     parser.add_argument("--candidates", nargs="*", default=list(CANDIDATES), help="for the default")
     parser.add_argument("--precision", help="float32 on a CPU, float16 on a GPU")

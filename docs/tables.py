@@ -31,9 +31,10 @@ def _methods(text: str, page: str) -> str:
     def row(info: Any) -> Sequence[str]:
         specific = "as its base" if info.combines else "yes" if info.class_specific else "no"
         paper = str(info.papers[0]) if info.papers else ""
-        return _name(info, text, page), info.family, specific, info.cost_text, paper
+        return _name(info, text, page), info.family, specific, info.cost_text, info.models_text, paper
 
-    return _table(("method", "family", "class-specific", "cost", "paper"), map(row, _own(vt.methods())))
+    head = ("method", "family", "class-specific", "cost", "models", "paper")
+    return _table(head, map(row, _own(vt.methods())))
 
 
 def _metrics(text: str, page: str) -> str:

@@ -18,9 +18,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from PIL import Image
+
+import vitreous as vt
+from vitreous.methods.registry import Info
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -232,14 +236,47 @@ def test_promises_name_tests_that_exist() -> None:
     assert [each for each in named if not (ROOT / "tests" / each).is_file()] == []
 
 
+def script(path: str) -> ModuleType:
+    """A script of the manual, as a module."""
+    spec = spec_from_file_location(Path(path).stem, ROOT / "docs" / path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = module_from_spec(spec)
+    sys.modules[spec.name] = made  # dataclasses look their module up
+    spec.loader.exec_module(made)
+    return made
+
+
+def own_methods() -> list[Info]:
+    """All but those that are only refused, and without what a page of the manual registers."""
+    return [info for info in vt.methods() if not info.refuses and info.make.__module__.startswith("vitreous.")]
+
+
+def test_the_gallery_has_every_family_and_stays_small() -> None:
+    """Run ``python docs/pictures/gallery.py`` when this fails."""
+    gallery = script("pictures/gallery.py")
+    page = (ROOT / "docs" / "gallery.md").read_text()
+    named = re.findall(r"\(pictures/(gallery[\w-]*\.png)\)", page)
+    assert named == ["gallery.png", *(f"gallery-{gallery.slug(family)}.png" for family in gallery.families())]
+    assert {each.name for each in (ROOT / "docs" / "pictures").glob("gallery*.png")} == set(named)
+    assert sum((ROOT / "docs" / "pictures" / each).stat().st_size for each in named) < 3e6
+    shown = {vt.method(each).info.name for spellings in gallery.families().values() for each in spellings}
+    assert shown == {info.name for info in own_methods()}
+
+
+def test_counts_of_methods_are_those_of_the_registry() -> None:
+    infos = own_methods()
+    combinators, yardsticks = (sum(info.family == family for info in infos) for family in ("combinator", "yardstick"))
+    methods = len(infos) - combinators - yardsticks
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{methods} methods, {combinators} combinators and {yardsticks} yardsticks" in readme
+    assert f"{methods} [methods](methods.md) in all" in (ROOT / "docs" / "index.md").read_text()
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/methods.md", "docs/metrics.md"])
 def test_tables_are_those_of_the_registries(page: str) -> None:
     """Run ``python docs/tables.py`` when this fails."""
-    spec = spec_from_file_location("tables", ROOT / "docs" / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tables = module_from_spec(spec)
-    spec.loader.exec_module(tables)
+    tables = script("tables.py")
     text = (ROOT / page).read_text()
     assert "<!-- table: " in text
     assert tables.written(text, page) == text

@@ -322,7 +322,7 @@ def test_every_word_of_the_vocabulary_makes_a_table() -> None:
     for place, words in VOCABULARY.items():
         tables = {word: composed(f"{place}={word}") for word in words}
         assert len(set(tables.values())) == len(words)
-        assert composed("") == tables[DEFAULTS[place]]
+        assert composed("") == composed(f"{place}={DEFAULTS[place]}")
         assert all(isinstance(each, Rules) and each.currency == "relevance" for each in tables.values())
     assert composed("linear=gamma:0.1,patch=flat") == composed(" patch = flat , linear = gamma:0.1")
     assert composed("linear=epsilon:0.1") != composed("linear=epsilon:0.2")

@@ -19,6 +19,7 @@ from vitreous.errors import VitreousError, one_line
 
 __all__ = [
     "MANIFESTS",
+    "Busy",
     "check_file",
     "check_folder",
     "holds",
@@ -38,6 +39,10 @@ MANIFESTS = ("manifest.json", "scenes.json")
 PATIENCE = 60.0  # seconds to wait for another writer
 _MOST_MANIFEST = 2**26  # bytes
 _LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}  # left in every folder by the systems that show it
+
+
+class Busy(VitreousError):
+    """Another process is writing there."""
 
 
 def check_file(path: str | Path, overwrite: bool = False) -> Path:
@@ -101,7 +106,7 @@ def _locked(path: str | Path, place: Path, patience: float) -> Iterator[None]:
         try:
             while not _acquired(handle):
                 if time.monotonic() >= end:
-                    raise VitreousError(f"another process is writing {path}; wait for it, or choose another place")
+                    raise Busy(f"another process is writing {path}; wait for it, or choose another place")
                 time.sleep(0.01)
             if same(handle, file):  # the writer before may have taken the file away
                 try:

@@ -23,9 +23,10 @@ from vitreous.metrics import Answers, Curve, Maps, Pool, TruthOf
 from vitreous.metrics.base import as_parts
 from vitreous.metrics.curves import Array
 from vitreous.metrics.states.audit import Audit
+from vitreous.metrics.states.engine import Engine
 from vitreous.models import View
 
-__all__ = ["Judged", "unit"]
+__all__ = ["Judged", "Mapped", "mapped", "unit"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +52,44 @@ class Judged:
     """Seconds."""
 
 
-def unit(view: View, samples: Sequence[Sample], plan: Plan, tick: Callable[[int], None] | None = None) -> Judged:
-    """Explain and judge some pictures together.
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """The maps of one unit, what it took to make them, and the classes that they explain, by mode."""
+
+    maps: Mapping[str, Maps]
+    classes: Mapping[str, Tensor]
+    inner: int
+    seconds: float
+
+
+def mapped(
+    view: View,
+    samples: Sequence[Sample],
+    plan: Plan,
+    modes: Sequence[str] = ("given",),
+    tick: Callable[[int], None] | None = None,
+) -> Mapped:
+    """Explain some pictures together and judge nothing: what ``unit`` takes as ``maps``."""
+    check_sizes(samples, plan)
+    inputs = view.cast(torch.stack([sample.picture.tensor for sample in samples]))
+    only = None if plan.only is None else torch.tensor(plan.only)
+    engine = Engine(view, plan.states, "float32", only, tick, plan.memory, plan.geometry.pixels)
+    known = _classes(samples, plan, engine.look(inputs))
+    wanted = {mode: known.get(mode, known["pred"]) for mode in modes}
+    began = time.perf_counter()
+    explaining = Explaining(view, plan, samples, inputs, tick)
+    maps = explaining.maps(wanted)
+    return Mapped(maps, wanted, explaining.inner.size, time.perf_counter() - began)
+
+
+def unit(
+    view: View,
+    samples: Sequence[Sample],
+    plan: Plan,
+    tick: Callable[[int], None] | None = None,
+    maps: Mapping[str, Maps] | None = None,
+) -> Judged:
+    """Explain and judge some pictures together; with ``maps`` of every method, judge these.
 
     ``tick`` is called after every inner batch with the number of states that it held (0 while explaining); what it
     raises ends the unit there, and nothing is left behind.
@@ -79,7 +116,7 @@ def unit(view: View, samples: Sequence[Sample], plan: Plan, tick: Callable[[int]
     wanted = {mode: known.get(mode, known["pred"]) for mode in pool.modes}
     began = time.perf_counter()
     explaining = Explaining(view, plan, samples, inputs, tick)
-    maps = explaining.maps(wanted)
+    maps = explaining.maps(wanted) if maps is None else maps
     again = explaining.again(pool.explained, wanted, looked)
     seconds = time.perf_counter() - began
     pool.add(inputs, looked, known, maps, [sample.truth for sample in samples])
@@ -135,12 +172,17 @@ def _column(samples: Sequence[Sample], what: str) -> Tensor:
     return torch.tensor([getattr(sample, what) for sample in samples])
 
 
-def _check(samples: Sequence[Sample], plan: Plan) -> None:
+def check_sizes(samples: Sequence[Sample], plan: Plan) -> None:
+    """Refuse a unit without pictures, or with pictures that do not fit its plan."""
     if not samples:
         raise ImageError("there are no pictures to judge with")
     sizes = {tuple(sample.picture.tensor.shape[1:]) for sample in samples} | {plan.geometry.pixels}
     if len(sizes) > 1:
         raise ImageError(f"pictures of different sizes cannot be judged together: {sorted(sizes)}")
+
+
+def _check(samples: Sequence[Sample], plan: Plan) -> None:
+    check_sizes(samples, plan)
     if plan.explained == "label" and not plan.labelled:
         raise TargetError("target='label' needs the true classes: give labels")
     for label, judge in plan.metrics.items():

@@ -18,7 +18,7 @@ from vitreous.methods.readout import (
     head_mean,
     head_min,
     pad_prefix,
-    push,
+    push_mixed,
     refuse_in_windows,
     start_keeps,
     start_row,
@@ -98,7 +98,7 @@ class Rollout(Method):
         row = start_row(trace, trace[keep][0], head_mean, False)
         for layer, matrix in downwards(trace, keep):
             kept = discard_weakest(matrix, self.discard, keep_first=True)
-            row = push(trace.unmerged(row, layer), with_residual(kept, self.normalise), trace.windows(layer))
+            row = push_mixed(trace.unmerged(row, layer), kept, self.normalise, trace.windows(layer))
         return trace.tokens_to_grid(row, keep.layers[0])
 
     def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:

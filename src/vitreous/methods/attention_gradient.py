@@ -16,10 +16,10 @@ from vitreous.methods.readout import (
     downwards,
     positive,
     push,
+    push_mixed,
     refuse_in_windows,
     start_keeps,
     start_row,
-    with_residual,
 )
 from vitreous.methods.registry import register
 from vitreous.methods.rows import RowTerm, mean_rows, row_maps, whole_row
@@ -121,8 +121,8 @@ class GradientRollout(Method):
             row = start_row(trace, matrices[0], positive_mean, True)
         for layer, matrix in reversed(list(enumerate(matrices))):
             kept = discard_weakest(matrix, self.discard, keep_first=False)
-            mixed = with_residual(kept, "released" if self.released else "row")
-            row = push(trace.unmerged(row, layer), mixed, trace.windows(layer))
+            normalise = "released" if self.released else "row"
+            row = push_mixed(trace.unmerged(row, layer), kept, normalise, trace.windows(layer))
         return trace.tokens_to_grid(row)
 
 

@@ -176,10 +176,32 @@ def principal(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
         return whole.sum(dim=-1)  # the decomposition cannot take it; the map is refused by name
     patches = whole[:, view.prefix :]
     centred = patches - patches.mean(dim=1, keepdim=True)
-    direction = torch.linalg.svd(centred, full_matrices=False).Vh[:, :1]
-    projection = (centred * direction).sum(dim=-1)
+    projection = _first_component(centred)
     largest = projection.gather(1, projection.abs().argmax(dim=1, keepdim=True))
     return pad_prefix(projection * largest.sign(), whole.shape[1])
+
+
+def _first_component(rows: Tensor) -> Tensor:
+    """Return ``X v`` for matrices ``[B, n, C]``, v the first right singular vector, of either sign: ``[B, n]``.
+
+    That is the first eigenvector of ``X X'`` times the root of its eigenvalue. Squaring a matrix again and again leaves
+    its first eigenvector alone: thirty products in float64 tell eigenvalues apart that differ in the ninth digit, in
+    a fraction of the time of a decomposition.
+    """
+    gram = rows.double() @ rows.double().transpose(1, 2)
+    power = gram
+    for _ in range(30):
+        power = power / power.diagonal(dim1=1, dim2=2).sum(dim=1).clamp(min=_NONE)[:, None, None]
+        power = power @ power
+    column = power.diagonal(dim1=1, dim2=2).argmax(dim=1)
+    vector = power[torch.arange(len(power), device=power.device), :, column]
+    vector = vector / vector.norm(dim=1, keepdim=True).clamp(min=_NONE)
+    size = ((gram @ vector.unsqueeze(2)).squeeze(2) * vector).sum(dim=1, keepdim=True).clamp(min=0).sqrt()
+    projected: Tensor = (vector * size).to(rows.dtype)
+    return projected
+
+
+_NONE = torch.finfo(torch.float64).tiny
 
 
 def _weighted_mean(features: Tensor, sizes: Tensor, gradient: Tensor, first: int) -> Tensor:

@@ -56,7 +56,6 @@ def gathered(trace: Trace, row: Tensor, layers: Sequence[int], matrices: Sequenc
     cost=(2, 2),
     cost_note="2 F + 1 B + a walk in float64",
     presets={"eval": {"start": 1}, "tis": {"start": 0}},
-    models="not Swin",
 )
 @dataclass(frozen=True)
 class TransAtt(Method):
@@ -115,7 +114,6 @@ class Relevant(Method):
     papers=("chefer2021transformer", "voita2019analyzing"),
     cost_note="1 F + a walk in float64",
     presets={"bt": {"rules": "ours"}},
-    models="not Swin",
 )
 @dataclass(frozen=True)
 class PartialLRP(Relevant):
@@ -148,7 +146,6 @@ class PartialLRP(Relevant):
     family="LRP",
     papers=("chefer2021transformer",),
     cost_note="1 F + a walk in float64",
-    models="not Swin",
 )
 @dataclass(frozen=True)
 class LRPRollout(Relevant):
@@ -210,8 +207,10 @@ class LRP(Method):
     ``alphabeta:2`` (alpha; beta is one less), ``flat``, ``wsquare``, patches also ``zbox``. Norms: ``identity``, or
     ``epsilon``, linear with their deviation held. Attention: ``epsilon``, weights held, all to the values, or
     ``uniform``, half to the weights and through them to queries and keys. Residual sums: ``epsilon``, shares by value,
-    or ``uniform``. Left out: ``linear=epsilon, patch=zbox, norm=identity, activation=identity, attention=epsilon,
-    residual=epsilon``. The walk starts with one at the class and is summed over the width of a token, or the channels
+    or ``uniform``. Left out: ``linear=gamma:0.05, patch=gamma:0.25, norm=epsilon, activation=identity,
+    attention=epsilon, residual=epsilon``, a point of the grid that the AttnLRP paper searches for vision transformers.
+    ``linear=epsilon`` with ``norm=identity`` divides by sums that cancel, and explodes in trained models. The walk
+    starts with one at the class and is summed over the width of a token, or the channels
     of a pixel (``at=pixels``). Biases keep their shares, so the sum is one only where they are zero.
     """
 

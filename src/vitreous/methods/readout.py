@@ -24,6 +24,7 @@ __all__ = [
     "pad_prefix",
     "positive",
     "push",
+    "push_mixed",
     "read_row",
     "refuse_in_windows",
     "start_keeps",
@@ -132,6 +133,17 @@ def with_residual(matrix: Tensor, normalise: str) -> Tensor:
     mixed = matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     sums = mixed.sum(dim=-1)
     return mixed / sums.unsqueeze(-1 if normalise == "row" else -2)
+
+
+def push_mixed(row: Tensor, matrix: Tensor, normalise: str = "row", windows: Windows | None = None) -> Tensor:
+    """``r with_residual(M)``, without writing that matrix down."""
+    sums = matrix.sum(dim=-1) + 1
+    if windows is not None:
+        sums = windows.paste(sums)
+    if normalise == "row":
+        row = row / sums
+        return row + push(row, matrix, windows)
+    return (row + push(row, matrix, windows)) / sums
 
 
 def push(row: Tensor, matrix: Tensor, windows: Windows | None = None) -> Tensor:

@@ -66,7 +66,8 @@ class Adapter(Protocol):
 
 def register_adapter(adapter: Adapter) -> None:
     """Add an adapter in this process; packages use the entry-point group instead."""
-    _added.insert(0, adapter)
+    if adapter not in _added:
+        _added.insert(0, adapter)
     adapters.cache_clear()
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitreous.methods.along.path import SMALL, Feedback
-from vitreous.methods.readout import at_least_float32, head_mean
+from vitreous.methods.readout import at_least_float32, attention_site, head_mean
 from vitreous.methods.registry import register
 from vitreous.methods.shares import head_projection
 from vitreous.models import View
@@ -18,16 +18,20 @@ __all__ = ["BidirectionalHeads", "BidirectionalTokens", "head_importance"]
 
 
 def head_importance(attention: Tensor, gradient: Tensor) -> Tensor:
-    """``I_h = mean_ij |(A_h^T dA_h)_ij|`` divided by its sum over heads, ``[B, H, 1, 1]``; zero without gradients."""
-    size = (attention.transpose(-2, -1) @ gradient).abs_().mean(dim=(2, 3), keepdim=True)
-    return size / size.sum(dim=1, keepdim=True).clamp(min=SMALL)
+    """``I_h = mean_ij |(A_h^T dA_h)_ij|`` divided by its sum over heads, ``[B, H, 1, 1]``; zero without gradients.
+
+    Inside windows ``[B, 1, H, 1, 1]``: between all patches the product is zero outside them.
+    """
+    all_but_heads = (-2, -1) if attention.ndim == 4 else (1, -2, -1)
+    size = (attention.transpose(-2, -1) @ gradient).abs_().mean(dim=all_but_heads, keepdim=True)
+    return size / size.sum(dim=-3, keepdim=True).clamp(min=SMALL)
 
 
 def by_heads(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_h I_h A_h``."""
     assert gradient is not None
     attention = at_least_float32(attention)
-    return (head_importance(attention, at_least_float32(gradient).to(attention)) * attention).sum(dim=1)
+    return (head_importance(attention, at_least_float32(gradient).to(attention)) * attention).sum(dim=-3)
 
 
 def by_tokens(view: View, block: Block, gradient: Tensor | None) -> Tensor:
@@ -48,7 +52,6 @@ def by_tokens(view: View, block: Block, gradient: Tensor | None) -> Tensor:
     cost=(20, 20),
     cost_note="20 F + 1 B + 19 B of the last block",
     presets={"tis": {"start": 0}, "interpretdl": {"value": "prob"}},
-    models="not Swin",
 )
 @dataclass(frozen=True)
 class BidirectionalHeads(Feedback):
@@ -61,6 +64,10 @@ class BidirectionalHeads(Feedback):
     own C is the first row, W its gradient. Without ``start`` the first quarter of the blocks is left out: blocks 3 to
     11 of 12, as released. Cost: ``steps`` forwards and backwards, all but one of these end in the last block.
 
+    Inside windows, which the paper leaves open, A and dA are those between all patches, zero outside the windows. All
+    rows of the last grid are read; where patches were merged, each gets an equal part of R, and of the columns of W.
+    The map lies on the grid of block ``start``.
+
     TIS compares with all blocks (preset ``tis``), InterpretDL differentiates the probability (``interpretdl``). The
     release divides ``I_h`` by a sum over the whole batch, and is right for one image at a time only.
     """
@@ -72,8 +79,8 @@ class BidirectionalHeads(Feedback):
     def first(self, view: View) -> int:
         return view.depth // 4
 
-    def matrices(self, layers: tuple[int, ...]) -> Keep:
-        return Keep("attention", by_heads, layers, grad=True)
+    def matrices(self, view: View, layers: tuple[int, ...]) -> Keep:
+        return Keep(attention_site(view), by_heads, layers, grad=True)
 
     def pooled(self) -> tuple[Reduce, bool]:
         return by_heads, True
@@ -110,7 +117,7 @@ class BidirectionalTokens(Feedback):
     def first(self, view: View) -> int:
         return view.depth // 2
 
-    def matrices(self, layers: tuple[int, ...]) -> Keep:
+    def matrices(self, view: View, layers: tuple[int, ...]) -> Keep:
         return Keep("block", by_tokens, layers)
 
     def pooled(self) -> tuple[Reduce, bool]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitreous.errors import ModelError
-from vitreous.methods.along.path import Feedback
-from vitreous.methods.readout import head_mean
+from vitreous.methods.along.path import Feedback, push_rows
+from vitreous.methods.readout import attention_site, head_mean
 from vitreous.methods.registry import register
 from vitreous.models import View
-from vitreous.passes import Keep, Pass, Reduce
+from vitreous.passes import Keep, Pass, Reduce, Trace
 
 __all__ = ["TAM"]
 
@@ -29,7 +29,6 @@ __all__ = ["TAM"]
         "inflow": {"start": 0, "twice": True},
         "interpretdl": {"value": "prob"},
     },
-    models="not Swin",
 )
 @dataclass(frozen=True)
 class TAM(Feedback):
@@ -41,6 +40,10 @@ class TAM(Feedback):
     the last attention: s starts with its own row, W is its gradient. Without ``start`` the chain leaves the first third
     of the blocks out: it goes down to block 4 of 12, as released. ``steps=1`` is the gradient at the image itself.
     Cost: ``steps`` forwards, and as many backwards that end in the last block.
+
+    Inside windows, which the paper leaves open, attention is that between all patches, zero outside the windows. All
+    rows of the last grid are read; where patches were merged, each gets an equal part of s, and of W. The map lies on
+    the grid of block ``start``.
 
     The path begins at zero in normalised space, and no difference of attention enters the product. The released scripts
     of deletion and insertion, and those of TIS (preset ``tis``), go down to block 0; the code of InFlow (``inflow``)
@@ -61,13 +64,15 @@ class TAM(Feedback):
             raise ModelError(f"tam: twice=true repeats the last block; {view.name} reads it by attention pooling")
         return super().asks(view)
 
-    def matrices(self, layers: tuple[int, ...]) -> Keep:
-        return Keep("attention", head_mean, layers)
+    def matrices(self, view: View, layers: tuple[int, ...]) -> Keep:
+        return Keep(attention_site(view), head_mean, layers)
 
     def pooled(self) -> tuple[Reduce, bool]:
         return head_mean, False
 
-    def gathered(self, rows: Tensor, matrices: Sequence[Tensor], view: View) -> Tensor:
-        if view.pooling.attends:
-            return super().gathered(rows, matrices, view)
-        return super().gathered(rows @ matrices[-1], matrices if self.twice else matrices[:-1], view)
+    def gathered(self, trace: Trace, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
+        if trace.view.pooling.attends:
+            return super().gathered(trace, rows, matrices)
+        last, matrix = matrices[0]
+        rows = push_rows(rows, matrix, trace.windows(last))
+        return super().gathered(trace, rows, matrices if self.twice else matrices[1:])

@@ -35,7 +35,7 @@ class SignSplit(LinearRule):
 
     apart: bool = False
 
-    def share(self, op: Linear, x: Tensor, flow: Tensor) -> Tensor:
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
         up, down = x.clamp(min=0), x.clamp(max=0)
         plus, minus = op.weight.clamp(min=0), op.weight.clamp(max=0)
         one, other = op.forward(up, plus), op.forward(down, minus)
@@ -74,7 +74,7 @@ class Add(RelevanceRule):
 
     rescaled: bool = False
 
-    def back(self, call: Call, operands: Sequence[Tensor]) -> Back:
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         parts = [each.detach() if isinstance(each, Tensor) else each for each in call.args[:2]]
         flows = [any(each is operand for operand in operands) for each in call.args[:2]]
 

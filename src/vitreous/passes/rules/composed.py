@@ -61,13 +61,14 @@ VOCABULARY: dict[str, Mapping[str, Made]] = {
 """Place to rule: what relevance can be told to do there."""
 
 DEFAULTS = {
-    "linear": "epsilon",
-    "patch": "zbox",
-    "norm": "identity",
+    "linear": "gamma:0.05",
+    "patch": "gamma:0.25",
+    "norm": "epsilon",
     "activation": "identity",
     "attention": "epsilon",
     "residual": "epsilon",
 }
+"""One point of the grid that the authors of AttnLRP search for vision transformers."""
 _SIZED = ("epsilon", "gamma", "alphabeta")
 
 

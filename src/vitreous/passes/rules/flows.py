@@ -43,7 +43,7 @@ class Identity(RelevanceRule):
             return own(call)
         return super().__call__(call)
 
-    def back(self, call: Call, operands: Sequence[Tensor]) -> Back:
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         return lambda flow: (flow, *[None] * (len(operands) - 1))
 
 
@@ -56,7 +56,7 @@ class NormShare(RelevanceRule):
     def __call__(self, call: Call) -> Any:
         return super().__call__(call) if call.func in NORMS else own(call)
 
-    def back(self, call: Call, operands: Sequence[Tensor]) -> Back:
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         layer = call.func in (F.layer_norm, torch.layer_norm)
         names = ("input", "shape", "weight", "bias", "eps") if layer else ("input", "shape", "weight", "eps")
         given = dict(zip(names, call.args, strict=False)) | {
@@ -87,7 +87,7 @@ class SumShare(RelevanceRule):
     uniform: bool = False
     """Instead, all parts that flow get the same."""
 
-    def back(self, call: Call, operands: Sequence[Tensor]) -> Back:
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         if call.kwargs.get("alpha", 1) != 1:
             raise TraceError("a sum with alpha= has no rule")
         if self.uniform:
@@ -107,7 +107,7 @@ def _sum(call: Call) -> Any:
 class Factors(RelevanceRule):
     """A product, number by number: with a constant relevance passes as it is, otherwise each factor gets its part."""
 
-    def back(self, call: Call, operands: Sequence[Tensor]) -> Back:
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         divides = "div" in getattr(call.func, "__name__", "")
         if divides and (len(operands) > 1 or operands[0] is not call.args[0]):
             raise TraceError("a division by something that flows has no rule")
@@ -123,7 +123,7 @@ class MeanShare(RelevanceRule):
     def quotient(self, flow: Tensor, z: Tensor) -> Tensor:
         return flow / stabilised(z, self.eps)
 
-    def back(self, call: Call, operands: Sequence[Tensor]) -> Back:
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         (x,) = operands
         kept = x.detach()
 
@@ -156,10 +156,11 @@ class Halves(RelevanceRule):
     def __call__(self, call: Call) -> Any:
         operands = flowing(call)
         if len(operands) == 1:
-            return carry(own(call), operands, self.constant().back(call, operands))
+            out = own(call)
+            return carry(out, operands, self.constant().back(call, operands, out))
         return super().__call__(call)
 
-    def back(self, call: Call, operands: Sequence[Tensor]) -> Back:
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         left, right = (each.detach() for each in operands)
         return lambda flow: self.split(left, right, flow)
 

@@ -60,15 +60,15 @@ _CONVOLUTION = ("input", "weight", "bias", *_OPTIONS)
 class LinearRule(RelevanceRule):
     """A rule for linear layers and convolutions."""
 
-    def back(self, call: Call, operands: Sequence[Tensor]) -> Back:
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         if len(operands) != 1:
             raise TraceError(f"the rule {type(self).__name__} is for constant weights")
         op = Linear(call, operands[0])
         x = operands[0].detach()
-        return lambda flow: (self.share(op, x, flow),)
+        return lambda flow: (self.share(op, x, out, flow),)
 
-    def share(self, op: Linear, x: Tensor, flow: Tensor) -> Tensor:
-        """Return the relevance of x."""
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
+        """Return the relevance of x; ``out`` is the value, bias included."""
         raise NotImplementedError
 
 
@@ -79,10 +79,8 @@ class Epsilon(LinearRule):
     eps: float = 1e-6
     bias: bool = True
 
-    def share(self, op: Linear, x: Tensor, flow: Tensor) -> Tensor:
-        z = op.forward(x, op.weight)
-        if self.bias and op.bias is not None:
-            z = z + op.offset(op.bias)
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
+        z = out if self.bias or op.bias is None else out - op.offset(op.bias)
         return x * op.back(flow / stabilised(z, self.eps), op.weight)
 
 
@@ -97,7 +95,7 @@ class AlphaBeta(LinearRule):
     beta: float = 1.0
     eps: float = 1e-6
 
-    def share(self, op: Linear, x: Tensor, flow: Tensor) -> Tensor:
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
         up, down = x.clamp(min=0), x.clamp(max=0)
         plus, minus = op.weight.clamp(min=0), op.weight.clamp(max=0)
         total = torch.zeros_like(x)
@@ -122,20 +120,17 @@ class Gamma(LinearRule):
     gamma: float = 0.25
     eps: float = 1e-6
 
-    def share(self, op: Linear, x: Tensor, flow: Tensor) -> Tensor:
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
         up, down = x.clamp(min=0), x.clamp(max=0)
         more = op.weight + self.gamma * op.weight.clamp(min=0)
         less = op.weight + self.gamma * op.weight.clamp(max=0)
-        z = op.forward(x, op.weight)
-        if op.bias is not None:
-            z = z + op.offset(op.bias)
         total = torch.zeros_like(x)
         for sign, one, other in ((1, more, less), (-1, less, more)):
             favoured = op.forward(up, one) + op.forward(down, other)
             if op.bias is not None:
                 own = op.bias.clamp(min=0) if sign > 0 else op.bias.clamp(max=0)
                 favoured = favoured + op.offset(op.bias + self.gamma * own)
-            there = (z > 0) if sign > 0 else (z < 0)
+            there = (out > 0) if sign > 0 else (out < 0)
             s = torch.where(there, flow / stabilised(favoured, self.eps), 0)
             total += up * op.back(s, one) + down * op.back(s, other)
         return total
@@ -150,7 +145,7 @@ class ZBox(LinearRule):
 
     eps: float = 1e-9
 
-    def share(self, op: Linear, x: Tensor, flow: Tensor) -> Tensor:
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
         low, high = (bound.view(-1, *[1] * (x.ndim - 1)).expand_as(x) for bound in x.flatten(1).aminmax(dim=1))
         plus, minus = op.weight.clamp(min=0), op.weight.clamp(max=0)
         z = op.forward(x, op.weight) - op.forward(low, plus) - op.forward(high, minus)
@@ -162,7 +157,7 @@ class ZBox(LinearRule):
 class Flat(LinearRule):
     """Every number that an output sees gets the same share."""
 
-    def share(self, op: Linear, x: Tensor, flow: Tensor) -> Tensor:
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
         ones = torch.ones_like(op.weight)
         return op.back(flow / op.forward(torch.ones_like(x), ones), ones)
 
@@ -173,6 +168,6 @@ class WSquare(LinearRule):
 
     eps: float = 1e-12
 
-    def share(self, op: Linear, x: Tensor, flow: Tensor) -> Tensor:
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
         squares = op.weight.square()
         return op.back(flow / (op.forward(torch.ones_like(x), squares) + self.eps), squares)

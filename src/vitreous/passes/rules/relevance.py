@@ -28,10 +28,11 @@ class RelevanceRule(Rule):
         operands = flowing(call)
         if not operands:
             return call.plain()
-        return carry(own(call), operands, self.back(call, operands))
+        out = own(call)
+        return carry(out, operands, self.back(call, operands, out))
 
-    def back(self, call: Call, operands: Sequence[Tensor]) -> Back:
-        """Return how relevance goes to these operands."""
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
+        """Return how relevance goes from the value ``out`` to these operands."""
         raise NotImplementedError
 
 
