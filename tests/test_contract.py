@@ -59,9 +59,10 @@ ILL_CONDITIONED = {"gradcam_pp", "ablationcam", "xgradcam", "var"}  # close to a
 FEW = ["vit", "siglip", "deit_distilled", "swin", "hf_vit", "hf_clip", "tv_vit"]  # one of each kind
 
 
-def kinds(names: Iterable[str] = EVERY) -> list[Any]:
-    """The families, those outside the first file in the long run only."""
-    return [pytest.param(n, marks=[] if n in FAMILIES or n in FEW else pytest.mark.slow, id=n) for n in names]
+def kinds(short: Iterable[str] = (*FAMILIES, *FEW)) -> list[Any]:
+    """All families; others than the short list in the long run only."""
+    usual = set(short)
+    return [pytest.param(n, marks=[] if n in usual else pytest.mark.slow, id=n) for n in EVERY]
 
 
 class State:
@@ -92,6 +93,11 @@ class State:
 
 @pytest.fixture(params=kinds())
 def view(request: pytest.FixtureRequest) -> vt.View:
+    return vt.view(EVERY[request.param]())
+
+
+@pytest.fixture(params=kinds(FEW))
+def one_of_each(request: pytest.FixtureRequest) -> vt.View:
     return vt.view(EVERY[request.param]())
 
 
@@ -154,14 +160,16 @@ def test_contract(view: vt.View, method: Method) -> None:
     assert (pieces - found).abs().max() <= 1e-5 * scale
 
 
-def test_class_specific_methods_see_the_class(view: vt.View, method: Method) -> None:
+def test_class_specific_methods_see_the_class(one_of_each: vt.View, method: Method) -> None:
+    view = one_of_each
     x = images(view, 1)
     same = torch.equal(attribute(method, view, x, target=0), attribute(method, view, x, target=2))
     assert same != method.class_specific
 
 
-def test_a_failure_in_the_middle_leaves_nothing_behind(view: vt.View, method: Method) -> None:
+def test_a_failure_in_the_middle_leaves_nothing_behind(one_of_each: vt.View, method: Method) -> None:
     """Break the forward in the last block, then the backward through the target."""
+    view = one_of_each
     x = images(view, 2)
     if method.cost == (0, 0):
         pytest.skip("runs no pass")
@@ -207,8 +215,9 @@ def _raise(*_: object) -> None:
     raise RuntimeError("broken on purpose")
 
 
-def test_grids(view: vt.View, method: Method) -> None:
+def test_grids(one_of_each: vt.View, method: Method) -> None:
     """Pixels sum into tokens; tokens are interpolated to pixels."""
+    view = one_of_each
     x = images(view, 1)
     own = attribute(method, view, x, target=1)
     token = attribute(method, view, x, target=1, grid="token")

@@ -57,7 +57,7 @@ REFUSED = [
     ("smooth(generic", 15, "expected ',' or ')'"),
     ("smooth(generic))", 16, "nothing more was expected"),
     ("smooth(generic, smaples=2)", 17, "did you mean samples?"),
-    ("smooth(generic, 1, 2.0, 3)", 25, "smooth takes 3 arguments"),
+    ("smooth(generic, 1, 2.0, true, mean, 3)", 37, "smooth takes 5 arguments"),
     ("smooth(generic, base=ixg)", 17, "base is given twice"),
     ("smooth", 1, "smooth needs base"),
     ("smooth(3)", 8, "base of smooth takes method"),
