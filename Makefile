@@ -10,7 +10,7 @@ CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 
 # What the tests touch beside the core. Torch gets one thread per worker, or the workers wait for each other.
-EXTRAS := dev,hf,plot
+EXTRAS := dev,hf,plot,bench,ray,web
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help

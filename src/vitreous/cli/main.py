@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from vitreous import __version__
-from vitreous.cli import birds, doctor, explain, lists, score, stats, trial, why, world
+from vitreous.cli import bench, birds, doctor, explain, lists, report, score, stats, trial, why, world
 from vitreous.cli.vocabulary import current, in_options
 from vitreous.errors import VitreousError, VitreousWarning, one_line
 
@@ -41,6 +41,9 @@ app.command()(doctor.doctor)
 app.command()(stats.stats)
 app.command()(trial.trial)
 app.add_typer(world.app, name="world")
+bench.app.command()(report.report)
+app.add_typer(bench.app, name="bench")
+app.command()(report.reproduce)
 
 _ERRORS = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 

@@ -1,0 +1,1 @@
+"""Many images, methods and metrics: planned, run, stored and reported."""

@@ -1,0 +1,46 @@
+"""What the rows of a protocol mean: methods, folders of maps, callables."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from vitreous.bench.units import digest_of
+from vitreous.data import file_digest
+from vitreous.errors import SpellingError
+from vitreous.judge.foreign import Foreign, named
+from vitreous.methods import Method
+
+__all__ = ["mark_of", "method_of"]
+
+
+def method_of(text: str) -> Method | Foreign:
+    """Understand a spelling, a folder of maps, or a callable as ``package.module:name``."""
+    place, _, name = text.partition(":")
+    if name.isidentifier() and all(part.isidentifier() for part in place.split(".")):
+        (how,) = named({text: _imported(text)}).values()
+        return how
+    (how,) = named([text]).values()
+    return how
+
+
+def _imported(text: str) -> Any:
+    place, _, name = text.partition(":")
+    try:
+        return getattr(import_module(place), name)
+    except (ImportError, AttributeError) as error:
+        raise SpellingError(f"{text} is no callable that can be imported: {error}") from None
+
+
+def mark_of(text: str, how: Method | Foreign) -> str:
+    """Return a digest of what a method is made of: its parameters, the maps of a folder, the source of a function."""
+    if isinstance(how, Method):
+        return how.fingerprint
+    if not how.live:
+        return digest_of([[file.name, file_digest(str(file))] for file in sorted(Path(text).glob("*.npy"))])
+    try:
+        return digest_of([text, inspect.getsource(_imported(text))])
+    except (OSError, TypeError):
+        return digest_of([text])

@@ -1,0 +1,266 @@
+"""Protocol files: models, pictures, methods, metrics and the numbers of a paper's table, as one small TOML file.
+
+``shipped()`` names those that come along, ``read`` takes one of these names or a path. A file is checked to the last
+word before anything runs: every complaint is one line that names the file, the key and the value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vitreous.errors import VitreousError, nearest, one_line
+
+__all__ = [
+    "CHOOSE",
+    "REQUIRES",
+    "SCHEMA",
+    "SOURCES",
+    "DataSpec",
+    "JudgeSpec",
+    "ModelSpec",
+    "Protocol",
+    "Published",
+    "read",
+    "replace_model",
+    "shipped",
+    "protocol_of_json",
+]
+
+SCHEMA = "vitreous.protocol/1"
+SOURCES = (
+    *("folder", "imagefolder", "csv", "hf", "world", "pets", "cifar10", "cifar100", "mura", "coco", "funnybirds"),
+    *("imagenet-val", "imagenet-a", "imagenet-r", "imagenet-s", "imagenet-segmentation"),
+    *("quad-imagenet", "part-quad-imagenet"),
+)
+CHOOSE = ("first", "random", "per-class", "listed")
+REQUIRES = {
+    "cnn": "a view of convolutional networks, which does not exist yet",
+    "weights": "weights that are not public; hand in your own with checkpoint =",
+    "data": "a data set that is not public",
+    "training": "models that are trained first",
+}
+_FOLDER = Path(__file__).parent / "protocols"
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model of the table: what the paper calls it, what ``vt.load`` does, and how pictures are prepared for it.
+
+    ``resize`` is the side that pictures are brought to before ``size`` is cut out, ``crop`` how: ``center`` (the
+    shorter side), ``squash`` (both sides) or ``border`` (the longer one). What is left out is the model's own.
+    ``methods`` are the labels of the rows it has, all where it is empty; ``requires`` is what it needs beforehand.
+    """
+
+    label: str
+    name: str
+    checkpoint: str | None = None
+    size: int | None = None
+    resize: int | None = None
+    crop: str | None = None
+    interpolation: str | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    methods: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Pictures: where they come from, how many (0: all) and which.
+
+    ``path`` is a folder, a file or a name, where the source has no place of its own, ``names`` a text file for
+    ``choose = "listed"``. ``classes = "own"`` restricts the softmax to those of the data set. ``models`` and
+    ``metrics`` are what of the protocol belongs to these pictures, all where they are empty.
+    """
+
+    source: str
+    label: str = ""
+    images: int = 0
+    choose: str = "first"
+    seed: int = 0
+    path: str | None = None
+    split: str | None = None
+    names: str | None = None
+    classes: str | None = None
+    models: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JudgeSpec:
+    """What is measured and how; ``reference`` is the row that others are tested against, ``unit`` pictures of a unit.
+
+    ``target`` is the explained class, unless a metric has its own: ``pred``, ``label``, or ``given`` by the data.
+    """
+
+    metrics: tuple[str, ...]
+    target: str = "pred"
+    seeds: tuple[int, ...] = (0,)
+    reference: str | None = None
+    baselines: bool = True
+    value: str = "logit"
+    precision: str = "float32"
+    upsample: str = "bilinear"
+    ties: str = "random"
+    nonfinite: str = "exclude"
+    unit: int | None = None
+    batch: int | None = None
+    memory: float | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A printed cell. ``value`` is in the metric's own unit, ``printed`` the number as it stands in the paper.
+
+    ``gain`` is a printed change in percent against the row ``over``. Without a value, ``source`` says where the paper
+    shows it ("figure only"); model and method may then be empty, which means all.
+    """
+
+    metric: str
+    model: str = ""
+    method: str = ""
+    data: str = ""
+    value: float | None = None
+    printed: float | None = None
+    error: float | None = None
+    gain: float | None = None
+    over: str | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A protocol as it was read. ``data`` is its first data set, ``also`` are others of the same table.
+
+    ``methods`` are spellings by the label of their row; ``absent`` are rows of the paper that have none here, with the
+    reason. ``requires`` is what all of it needs before it can run: words of ``REQUIRES``.
+    """
+
+    name: str
+    title: str
+    models: tuple[ModelSpec, ...]
+    data: DataSpec
+    judge: JudgeSpec
+    methods: Mapping[str, str]
+    paper: str | None = None
+    table: str | None = None
+    note: str | None = None
+    requires: tuple[str, ...] = ()
+    also: tuple[DataSpec, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+    rows: str = "methods"
+    columns: tuple[str, ...] = ("models", "metrics")
+    figures: tuple[str, ...] = ()
+    published: tuple[Published, ...] = ()
+
+    @property
+    def cells(self) -> tuple[Published, ...]:
+        """The printed cells, without those that the paper only draws."""
+        return tuple(cell for cell in self.published if cell.value is not None)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What must be there before anything of it can run: nothing, where one of the models can."""
+        if self.requires or all(model.requires for model in self.models):
+            words = (*self.requires, *(word for model in self.models for word in model.requires))
+            return tuple(dict.fromkeys(words))
+        return ()
+
+    def runnable(self) -> Protocol:
+        """Return it with the models that can run; refuse where there is none."""
+        if self.missing:
+            needs = "; ".join(f"{word}: {REQUIRES[word]}" for word in self.missing)
+            raise VitreousError(f"{self.name} cannot run here, it requires {needs}")
+        return _with_models(self, tuple(model for model in self.models if not model.requires))
+
+    def methods_of(self, model: ModelSpec) -> dict[str, str]:
+        """Return the spellings of the rows that a model has, by their labels."""
+        return {label: how for label, how in self.methods.items() if not model.methods or label in model.methods}
+
+    def parts(self) -> tuple[Protocol, ...]:
+        """Return one protocol per data set, each with its own models, metrics and cells, and nothing in ``also``."""
+        return tuple(self._part(data) for data in (self.data, *self.also))
+
+    def _part(self, data: DataSpec) -> Protocol:
+        return replace(
+            self,
+            data=data,
+            also=(),
+            models=tuple(model for model in self.models if not data.models or model.label in data.models),
+            judge=replace(self.judge, metrics=data.metrics or self.judge.metrics),
+            published=tuple(cell for cell in self.published if cell.data == data.label),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the protocol as plain data."""
+        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        return {"schema": SCHEMA, **plain}
+
+
+def shipped() -> list[str]:
+    """Return the names of the protocols that come along."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def read(name_or_path: str | Path) -> Protocol:
+    """Read a protocol that comes along, by its name, or a file of one's own."""
+    from vitreous.bench.protocol_file import read_file  # which knows what is defined here
+
+    known = shipped()
+    if isinstance(name_or_path, str) and name_or_path in known:
+        return read_file(_FOLDER / f"{name_or_path}.toml")
+    path = Path(name_or_path)
+    if not path.is_file():
+        what = one_line(repr(str(name_or_path)))[:200]
+        raise VitreousError(f"{what} is no file and no protocol that comes along{nearest(str(name_or_path), known)}")
+    return read_file(path)
+
+
+def replace_model(protocol: Protocol, name: str) -> Protocol:
+    """Return the same protocol with another model, by any name that ``vt.load`` knows.
+
+    It prepares pictures as its own weights want. Rows and data sets are those of the model with the most rows, of those
+    that can run. Published cells stay as they are: they are those of other models.
+    """
+    ready = [model for model in protocol.models if not model.requires] or list(protocol.models)
+    like = max(ready, key=lambda model: len(model.methods) or math.inf)
+    sets = [each for each in (protocol.data, *protocol.also) if not each.models or like.label in each.models]
+    sets = [replace(each, models=()) for each in sets]
+    needs = tuple(word for word in protocol.requires if word not in ("cnn", "weights", "training"))
+    model = ModelSpec(label=name, name=name, methods=like.methods)
+    return replace(protocol, models=(model,), data=sets[0], also=tuple(sets[1:]), requires=needs)
+
+
+def _with_models(protocol: Protocol, models: tuple[ModelSpec, ...]) -> Protocol:
+    labels = [model.label for model in models]
+    sets = [each for each in (protocol.data, *protocol.also) if not each.models or set(labels) & set(each.models)]
+    if not sets:
+        raise VitreousError(f"{protocol.name} has no data for {', '.join(labels)}")
+    return replace(protocol, models=models, data=sets[0], also=tuple(sets[1:]))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def protocol_of_json(data: Mapping[str, Any]) -> Protocol:
+    """Return the protocol that a run was begun with."""
+    some = {name: value for name, value in data.items() if name != "schema"}
+    some["models"] = tuple(_spec(ModelSpec, each) for each in some["models"])
+    some["data"], some["judge"] = _spec(DataSpec, some["data"]), _spec(JudgeSpec, some["judge"])
+    some["also"] = tuple(_spec(DataSpec, each) for each in some["also"])
+    some["published"] = tuple(_spec(Published, each) for each in some["published"])
+    return _spec(Protocol, some)
+
+
+def _spec(kind: type[S], data: Mapping[str, Any]) -> S:
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})

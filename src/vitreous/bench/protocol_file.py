@@ -1,0 +1,326 @@
+"""From the text of a protocol file to a ``Protocol``: every key, type, word and spelling is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from vitreous.bench.protocol import (
+    CHOOSE,
+    REQUIRES,
+    SCHEMA,
+    SOURCES,
+    DataSpec,
+    JudgeSpec,
+    ModelSpec,
+    Protocol,
+    Published,
+)
+from vitreous.errors import VitreousError, nearest, one_line
+
+__all__ = ["read_file"]
+
+_AXES = ("methods", "metrics", "models", "data")
+_MOST_BYTES = 2**24
+T = TypeVar("T")
+
+
+def read_file(path: Path) -> Protocol:
+    """Read one protocol file."""
+    return _File(path).protocol()
+
+
+@dataclass(frozen=True)
+class _Layout:
+    rows: str = "methods"
+    columns: tuple[str, ...] = ("models", "metrics")
+    figures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """The keys of a file that are no tables."""
+
+    schema: str
+    title: str
+    paper: str | None = None
+    table: str | None = None
+    note: str | None = None
+    requires: tuple[str, ...] = ()
+    scale: float = 1.0
+
+
+_TABLES = ("models", "data", "also", "judge", "methods", "absent", "layout", "published")
+
+
+class _File:
+    """One file; complaints name it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.told = self._toml()
+
+    def protocol(self) -> Protocol:
+        told = self.told
+        whole = self._record(_Whole, {key: told[key] for key in told if key not in _TABLES}, "", also=_TABLES)
+        if whole.schema != SCHEMA:
+            raise self.wrong("schema", whole.schema, f"this version reads {SCHEMA}")
+        if not (whole.scale > 0 and math.isfinite(whole.scale)):
+            raise self.wrong("scale", whole.scale, "published numbers are divided by it")
+        layout = self._record(_Layout, self._table("layout"), "layout")
+        data = self._record(DataSpec, self._table("data", needed=True), "data")
+        cells = [replace(cell, data=cell.data or data.label) for cell in self._records(Published, "published")]
+        made = Protocol(
+            name=self.path.stem,
+            title=whole.title,
+            models=self._records(ModelSpec, "models", least=1),
+            data=data,
+            judge=self._record(JudgeSpec, self._table("judge", needed=True), "judge"),
+            methods=self._texts("methods", needed=True),
+            paper=whole.paper,
+            table=whole.table,
+            note=whole.note,
+            requires=whole.requires,
+            also=self._records(DataSpec, "also"),
+            absent=self._texts("absent"),
+            rows=layout.rows,
+            columns=layout.columns,
+            figures=layout.figures,
+            published=tuple(_scaled(cell, whole.scale) for cell in cells),
+        )
+        _Check(self, made).all()
+        return made
+
+    def wrong(self, key: str, value: Any, complaint: str) -> VitreousError:
+        shown = one_line(repr(value))
+        return VitreousError(f"{self.path}: {key} = {shown if len(shown) < 120 else shown[:117] + '...'}: {complaint}")
+
+    def choice(self, key: str, value: str, known: Sequence[str] | Mapping[str, Any]) -> None:
+        if value not in known:
+            said = ", ".join(known) if len(known) <= 20 else f"{len(known)} are known"
+            raise self.wrong(key, value, f"is not one of {said}{nearest(value, known)}")
+
+    def _toml(self) -> dict[str, Any]:
+        try:
+            reader = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        except ModuleNotFoundError:
+            raise VitreousError(f"{self.path}: needs tomli on this Python: pip install 'vitreous[bench]'") from None
+        try:
+            with self.path.open("rb") as file:
+                content = file.read(_MOST_BYTES + 1)
+            if len(content) > _MOST_BYTES:
+                raise VitreousError(f"{self.path}: is larger than {_MOST_BYTES} bytes, which no protocol is")
+            told: dict[str, Any] = reader.loads(content.decode())
+        except OSError as error:
+            raise VitreousError(f"{self.path}: cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:  # UnicodeDecodeError and TOMLDecodeError are ValueErrors
+            raise VitreousError(f"{self.path}: is no TOML: {one_line(str(error))}") from None
+        return told
+
+    def _table(self, key: str, needed: bool = False) -> dict[str, Any]:
+        if key not in self.told and needed:
+            raise VitreousError(f"{self.path}: [{key}] is missing")
+        told = self.told.get(key, {})
+        if not isinstance(told, dict):
+            raise self.wrong(key, told, f"must be a table, [{key}]")
+        return told
+
+    def _texts(self, key: str, needed: bool = False) -> dict[str, str]:
+        told = self._table(key, needed)
+        for label, text in told.items():
+            _typed(self, text, str, f"{key}.{one_line(repr(label))}")
+        if needed and not told:
+            raise VitreousError(f"{self.path}: [{key}] is empty")
+        return dict(told)
+
+    def _records(self, kind: type[T], key: str, least: int = 0) -> tuple[T, ...]:
+        told = self.told.get(key, [])
+        if not isinstance(told, list) or not all(isinstance(each, dict) for each in told):
+            raise self.wrong(key, told, f"must be a list of tables, [[{key}]]")
+        if len(told) < least:
+            raise VitreousError(f"{self.path}: [[{key}]] is missing")
+        return tuple(self._record(kind, each, f"{key}[{place}]") for place, each in enumerate(told))
+
+    def _record(self, kind: type[T], told: dict[str, Any], where: str, also: Sequence[str] = ()) -> T:
+        hints, fields = get_type_hints(kind), dataclasses.fields(kind)  # type: ignore[arg-type]
+        names = [each.name for each in fields]
+        dot = f"{where}." if where else ""
+        for key, value in told.items():
+            if key not in names:
+                known = (*names, *also)
+                raise self.wrong(f"{dot}{one_line(key)}", value, f"unknown key{nearest(key, known)}")
+        for each in fields:
+            if each.default is MISSING and each.default_factory is MISSING and each.name not in told:
+                raise VitreousError(f"{self.path}: {dot}{each.name} is missing")
+        return kind(**{key: _typed(self, value, hints[key], f"{dot}{key}") for key, value in told.items()})
+
+
+def _typed(file: _File, value: Any, kind: Any, key: str) -> Any:
+    """Return a value as its field wants it; a whole number is a number too."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return _typed(file, value, get_args(kind)[0], key)  # the other is None, which TOML does not have
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise file.wrong(key, value, "must be a list")
+        return tuple(_typed(file, each, get_args(kind)[0], f"{key}[{place}]") for place, each in enumerate(value))
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind or (kind is str and not value.strip()):
+        names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+        raise file.wrong(key, value, f"must be {names[kind]}{', and not empty' if value == '' else ''}")
+    if kind is float and not math.isfinite(value):
+        raise file.wrong(key, value, "must be finite")
+    return value
+
+
+def _scaled(cell: Published, scale: float) -> Published:
+    if cell.value is None:
+        return cell
+    error = None if cell.error is None else cell.error / scale
+    return replace(cell, value=cell.value / scale, printed=cell.value, error=error)
+
+
+class _Check:
+    """What a protocol's words mean, and whether its parts know each other."""
+
+    def __init__(self, file: _File, protocol: Protocol) -> None:
+        self.file, self.protocol = file, protocol
+        self.labels = [model.label for model in protocol.models]
+        self.known_rows = {**protocol.methods, **protocol.absent}
+
+    def all(self) -> None:
+        self._whole()
+        self._spellings()
+        for place, model in enumerate(self.protocol.models):
+            self._model(f"models[{place}]", model)
+        self._data("data", self.protocol.data)
+        for place, data in enumerate(self.protocol.also):
+            self._data(f"also[{place}]", data)
+        self._once("models", self.labels)
+        self._once("data", [data.label for data in (self.protocol.data, *self.protocol.also)])
+        self._cells()
+
+    def _whole(self) -> None:
+        from vitreous.results.figures import KINDS
+        from vitreous.words.papers import PAPERS
+
+        made, judge, choice = self.protocol, self.protocol.judge, self.file.choice
+        if made.paper is not None:
+            choice("paper", made.paper, PAPERS)
+        for key, given, known in (
+            ("requires", made.requires, tuple(REQUIRES)),
+            ("layout.rows", (made.rows,), _AXES),
+            ("layout.columns", made.columns, _AXES),
+            ("layout.figures", made.figures, (*KINDS, "strips", "cascade")),
+            ("judge.target", (judge.target,), ("pred", "label", "given")),
+            ("judge.value", (judge.value,), ("logit", "prob", "logprob")),
+            ("judge.precision", (judge.precision,), ("float32", "float16", "bfloat16")),
+            ("judge.upsample", (judge.upsample,), ("bilinear", "nearest")),
+            ("judge.ties", (judge.ties,), ("random", "raster", "reverse_raster")),
+            ("judge.nonfinite", (judge.nonfinite,), ("exclude", "lowest", "raise")),
+            ("judge.reference", () if judge.reference is None else (judge.reference,), made.methods),
+        ):
+            for word in given:
+                choice(key, word, known)
+        for key, number in (("unit", judge.unit), ("batch", judge.batch)):
+            self._least(f"judge.{key}", number, 1)
+        if judge.memory is not None and judge.memory <= 0:
+            raise self.file.wrong("judge.memory", judge.memory, "must be above 0, in GiB")
+        for key, count in (("metrics", len(judge.metrics)), ("seeds", len(judge.seeds))):
+            if not count:
+                raise self.file.wrong(f"judge.{key}", [], "is empty")
+        for place, seed in enumerate(judge.seeds):
+            self._least(f"judge.seeds[{place}]", seed, 0)
+        self._once("judge.seeds", judge.seeds)
+
+    def _spellings(self) -> None:
+        from vitreous.methods import method
+        from vitreous.metrics import metric
+
+        for label in self.protocol.absent:
+            if label in self.protocol.methods:
+                raise self.file.wrong("absent", label, "is one of the methods")
+        for label, spelling in self.protocol.methods.items():
+            self._understood(f"methods.{one_line(repr(label))}", spelling, method)
+        metrics = self.protocol.judge.metrics
+        meant = [self._understood(f"judge.metrics[{place}]", each, metric) for place, each in enumerate(metrics)]
+        self._once("judge.metrics", meant)
+
+    def _understood(self, key: str, spelling: str, understand: Any) -> str:
+        try:
+            return str(understand(spelling).spelling)
+        except VitreousError as error:
+            raise self.file.wrong(key, spelling, str(error)) from None
+
+    def _model(self, where: str, model: ModelSpec) -> None:
+        for word in model.requires:
+            self.file.choice(f"{where}.requires", word, REQUIRES)
+        for label in model.methods:
+            self.file.choice(f"{where}.methods", label, self.known_rows)
+        if model.crop is not None:
+            self.file.choice(f"{where}.crop", model.crop, ("center", "squash", "border"))
+        if model.interpolation is not None:
+            self.file.choice(
+                f"{where}.interpolation", model.interpolation, ("nearest", "bilinear", "bicubic", "lanczos")
+            )
+        self._least(f"{where}.size", model.size, 1)
+        self._least(f"{where}.resize", model.resize, model.size or 1)
+        for key, numbers in (("mean", model.mean), ("std", model.std)):
+            if len(numbers) not in (0, 3):
+                raise self.file.wrong(f"{where}.{key}", list(numbers), "must be three numbers, one per channel")
+
+    def _data(self, where: str, data: DataSpec) -> None:
+        self.file.choice(f"{where}.source", data.source, SOURCES)
+        self.file.choice(f"{where}.choose", data.choose, CHOOSE)
+        for key, number in (("images", data.images), ("seed", data.seed)):
+            self._least(f"{where}.{key}", number, 0)
+        if data.classes is not None:
+            self.file.choice(f"{where}.classes", data.classes, ("own",))
+        if data.choose == "listed" and data.names is None:
+            raise self.file.wrong(f"{where}.choose", data.choose, "needs names, a text file with one picture per line")
+        for label in data.models:
+            self.file.choice(f"{where}.models", label, self.labels)
+        for spelling in data.metrics:
+            self.file.choice(f"{where}.metrics", spelling, self.protocol.judge.metrics)
+
+    def _cells(self) -> None:
+        sets = {data.label: data for data in (self.protocol.data, *self.protocol.also)}
+        models = {model.label: model for model in self.protocol.models}
+        seen = set()
+        for place, cell in enumerate(self.protocol.published):
+            where, empty = f"published[{place}]", cell.value is None
+            if empty and cell.source is None:
+                raise VitreousError(f"{self.file.path}: {where} has neither a value nor a source")
+            self.file.choice(f"{where}.data", cell.data, sets)
+            data = sets[cell.data]
+            self.file.choice(f"{where}.metric", cell.metric, data.metrics or self.protocol.judge.metrics)
+            for key, label, known in (
+                ("model", cell.model, data.models or tuple(models)),
+                ("method", cell.method, models[cell.model].methods if cell.model in models else ()),
+            ):
+                if label or not empty:
+                    self.file.choice(f"{where}.{key}", label, known or self.known_rows)
+            if (cell.gain is None) != (cell.over is None):
+                raise VitreousError(f"{self.file.path}: {where}.gain and {where}.over belong together")
+            if cell.over is not None:
+                self.file.choice(f"{where}.over", cell.over, self.known_rows)
+            names = (cell.data, cell.model, cell.method, cell.metric)
+            if names in seen:
+                raise self.file.wrong(where, " / ".join(filter(None, names)), "is given twice")
+            seen.add(names)
+
+    def _least(self, key: str, number: int | None, least: int) -> None:
+        if number is not None and number < least:
+            raise self.file.wrong(key, number, f"must be at least {least}")
+
+    def _once(self, key: str, given: Sequence[Any]) -> None:
+        for place, each in enumerate(given):
+            if each in given[:place]:
+                raise self.file.wrong(f"{key}[{place}]", each, "is given twice")

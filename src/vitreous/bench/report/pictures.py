@@ -1,0 +1,147 @@
+"""The pictures that a method did best and worst on, with maps; and what the model was shown on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.bench.gather import Known
+from vitreous.bench.report.finding import Finding
+from vitreous.bench.report.parts import card, escape, jpeg, note, number, section
+from vitreous.bench.units import Setting
+from vitreous.errors import VitreousError, one_line
+from vitreous.metrics.states.need import Geometry, States
+from vitreous.metrics.states.writers import perturbed
+from vitreous.models import Preprocess, View
+from vitreous.show import Scale, overlay
+from vitreous.words.defaults import known_as
+
+__all__ = ["Sight", "pictures"]
+
+_EACH, _MAPS, _STEPS = 3, 5, 6
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Where photographs come from, and models for the strips; either may be missing, and ``why`` says so."""
+
+    known: Mapping[str, Known]
+    view: Callable[[Setting], View] | None = None
+    why: str = ""
+
+    def seen(self, setting: Setting, digest: str) -> Image.Image:
+        """Return a picture as the model sees it."""
+        how = _preprocess(setting)
+        photo = self.known[setting.data].entry(digest).open()
+        return how.picture(photo) if isinstance(photo, Tensor) else how.see(photo)[0]
+
+
+def _preprocess(setting: Setting) -> Preprocess:
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in setting.preprocess.items()}
+    return Preprocess(**given)
+
+
+def pictures(finding: Finding, sight: Sight, anchor: str) -> str:
+    """Return the best and worst pictures with maps, and strips of two of them."""
+    metric = _sound(finding)
+    order = finding.order(metric)
+    if not order:
+        return ""
+    if finding.gathered.data not in sight.known:
+        return section(anchor, "Best and worst pictures", "", card(note(f"Not shown: {sight.why}.")))
+    name = finding.reference if finding.reference in order else order[0]
+    assert name is not None
+    turned = finding.table[name, metric] * (1 if finding.table.higher_is_better[metric] else -1)
+    ranked = [int(row) for row in np.argsort(-turned, kind="stable") if not math.isnan(turned[row])]
+    each = min(_EACH, len(ranked) // 2)
+    shown = [name, *(other for other in order if other != name)][:_MAPS]
+    blocks = []
+    for word, rows in (("Best", ranked[:each]), ("Worst", ranked[len(ranked) - each :][::-1])):
+        tiles = "".join(_row(finding, sight, row, shown, metric) for row in rows)
+        blocks.append(card(tiles, f"{word} for {known_as(name)}"))
+    text = (
+        f"By {metric} of {known_as(name)}; under each map its own score. Every map has its own scale: red speaks for "
+        "the explained class, blue against it; maps without a sign go from dark to bright."
+    )
+    strips = _strips(finding, sight, name, metric, [ranked[0], ranked[-1]] if each else [])
+    return section(anchor, "Best and worst pictures", text, f'<div class="grid">{"".join(blocks)}{strips}</div>')
+
+
+def _sound(finding: Finding) -> str:
+    """Return the first metric that did not fail its trial, or else the first."""
+    told = {name: each for name, each in finding.table.trial.items() if each is not None}
+    good = [name for name in finding.table.metrics if name in told and told[name].verdict not in ("fails", "blind")]
+    return (good or list(finding.table.metrics))[0]
+
+
+def _row(finding: Finding, sight: Sight, row: int, methods: list[str], metric: str) -> str:
+    gathered, found = finding.gathered, finding.table
+    try:
+        seen = sight.seen(gathered.setting, gathered.pictures[row])
+    except VitreousError as error:
+        return note(f"{found.images[row]}: {one_line(str(error))}")
+    chance = found.confidence["pred"][row] if "pred" in found.confidence else math.nan
+    tiles = [_tile(seen, found.images[row], "" if math.isnan(chance) else f"predicted with {chance:.2f}")]
+    for name in methods:
+        map = gathered.map(gathered.pictures[row], name)
+        if map is not None:
+            drawn = overlay(seen, map, Scale.of([map]))
+            tiles.append(_tile(drawn, known_as(name), number(float(found[name, metric][row]), finding.digits(metric))))
+    return f'<div class="tiles gap">{"".join(tiles)}</div>'
+
+
+def _tile(picture: Image.Image, title: str, words: str) -> str:
+    told = f"<figcaption><b>{escape(title)}</b>{escape(words)}</figcaption>"
+    return f'<figure><img src="{jpeg(picture)}" alt="{escape(title)}">{told}</figure>'
+
+
+def _strips(finding: Finding, sight: Sight, name: str, first: str, rows: list[int]) -> str:
+    """Return what the model was shown for two pictures, with the values of the stored curve."""
+    if sight.view is None or not rows:
+        return ""
+    try:
+        view = sight.view(finding.gathered.setting)
+    except VitreousError as error:
+        return card(note(f"Strips are not shown: {one_line(str(error))}."), "What the model was shown")
+    for metric in dict.fromkeys([first, *finding.table.metrics]):
+        needs = finding.table.judges[metric].needs(_geometry(view, finding.gathered.setting))
+        states = [each for each in needs if isinstance(each, States) and each.by == "map" and len(each.spans) > 2]
+        if states:
+            drawn = "".join(_strip(finding, sight, view, name, metric, states, row) for row in rows)
+            text = f"In the order of {known_as(name)}'s map, as {metric} changes the picture; "
+            text += "below each, the value that the stored curve has there."
+            return card(note(text) + drawn, "What the model was shown")
+    return ""
+
+
+def _geometry(view: View, setting: Setting) -> Geometry:
+    probe = torch.empty(1, 3, *setting.size, dtype=view.dtype, device=view.device)
+    return Geometry(setting.size, view.grid(probe), view.depth)
+
+
+def _strip(finding: Finding, sight: Sight, view: View, name: str, metric: str, states: list[States], row: int) -> str:
+    gathered, need = finding.gathered, states[0]
+    map = gathered.map(gathered.pictures[row], name, finding.table.judges[metric].explain)
+    if map is None:
+        return ""
+    seen = sight.seen(gathered.setting, gathered.pictures[row])
+    steps = sorted({round(at) for at in np.linspace(0, len(need.spans) - 1, _STEPS)})
+    some = States(need.unit, need.substrate, need.keep, tuple(need.spans[step] for step in steps))
+    inputs, own = _preprocess(gathered.setting).tensor(seen)[None], torch.as_tensor(np.asarray(map))[None]
+    setting = gathered.setting
+    shown = perturbed(view, inputs, own, some, upsample=setting.upsample, ties=setting.ties, seed=gathered.seeds[0])[0]
+    kept = [c for c in finding.table.curves.get((name, metric), {}).values() if len(c.x) == len(need.spans)]
+    whole = math.prod(setting.size) if need.unit == "pixel" else max(max(span) for span in need.spans)
+    tiles = []
+    for step, state, count in zip(steps, shown, some.counts, strict=True):
+        value = "" if not kept else number(float(kept[0].y[row, step]), 2)
+        word = "put back" if need.keep else "removed"
+        tiles.append(_tile(view.preprocess.picture(state), f"{count / whole:.0%} {word}", value))
+    return f'<h3 class="gap">{escape(finding.table.images[row])}</h3><div class="tiles">{"".join(tiles)}</div>'

@@ -1,0 +1,182 @@
+"""Cost, agreement of metrics, seeds, flags, pictures that could not be read, settings and provenance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitreous.bench.report.finding import Finding
+from vitreous.bench.report.parts import Cell, card, cells, escape, interval, note, number, section, table
+from vitreous.errors import VitreousError
+from vitreous.methods import method
+from vitreous.words.defaults import BASELINES, known_as
+
+__all__ = ["agreement", "cost", "flags", "provenance", "seeds", "unreadable"]
+
+_MOST_NAMES = 200
+
+
+def cost(finding: Finding, anchor: str) -> str:
+    """Return what each method costs: passes by its definition, and the seconds that were measured."""
+    gathered, rows = finding.gathered, []
+    alone = {name: gathered.explaining[name] for name, many in gathered.together.items() if many == 1}
+    for name in finding.table.methods:
+        forwards, backwards, told = _passes(gathered.setting.methods[name])
+        row = [Cell(escape(known_as(name)))]
+        row += [Cell("–" if math.isnan(n) else f"{n:g}", n, "n") for n in (forwards, backwards)]
+        if alone:
+            own = alone.get(name, math.nan)
+            row.append(Cell(number(own), own, "n"))
+        rows.append([*row, Cell(escape(told))])
+    names = ["method", "forwards", "backwards", *(["seconds per picture"] if alone else []), "in words"]
+    head = [Cell(each, kind="" if each in ("method", "in words") else "n") for each in names]
+    inside = table(head, rows, [name in BASELINES for name in finding.table.methods])
+    return section(
+        anchor, "Cost", "Forwards and backwards per map, by definition.", card(inside + note(_spent(finding)))
+    )
+
+
+def _spent(finding: Finding) -> str:
+    """Return the seconds of units; methods of one unit share passes, so that theirs are known together only."""
+    gathered = finding.gathered
+    spent = ", ".join(f"{kind} {_time(seconds)}" for kind, seconds in gathered.seconds.items())
+    shared = dict.fromkeys((many, gathered.explaining[name]) for name, many in gathered.together.items() if many > 1)
+    told = [f"{many} methods that shared passes took {each:.3f} s per picture together" for many, each in shared]
+    return f"{'; '.join([f'All units: {spent}', *told])}."
+
+
+def _passes(spelling: str) -> tuple[float, float, str]:
+    try:
+        how = method(spelling)
+    except VitreousError:  # maps of others, or a plugin that is not here
+        return math.nan, math.nan, "not ours"
+    return (*how.cost, "" if how.info.cost_note == "base" else how.info.cost_note)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def agreement(finding: Finding, anchor: str) -> str:
+    """Return the rank correlation of every two metrics."""
+    found = {(c.one, c.other): c for c in finding.statistics.correlations}
+    names = list(finding.table.metrics)
+    if not found or all(math.isnan(c.value) for c in found.values()):
+        return ""
+    rows = []
+    for one in names:
+        row = [Cell(escape(one))]
+        for other in names:
+            each = found.get((one, other)) or found.get((other, one))
+            if each is None or math.isnan(each.value):
+                row.append(Cell("" if one == other else "–"))
+                continue
+            colour = "--for" if each.value > 0 else "--against"
+            mixed = f"background:color-mix(in srgb, var({colour}) {abs(each.value) * 45:.0f}%, transparent)"
+            inside = f"{number(each.value, 2)}<small>{interval(each.low, each.high, 2)}</small>"
+            row.append(Cell(f'<div style="{mixed};border-radius:8px;padding:4px 6px">{inside}</div>'))
+        rows.append(row)
+    head = [Cell("")] + [Cell(escape(name)) for name in names]
+    count = max(c.methods for c in found.values())
+    text = (
+        f"Spearman's correlation of the scores of {count} methods in two metrics, turned so that up is better, with "
+        "its 95 % interval: red, the same order; blue, the opposite one. It holds for these methods."
+    )
+    return section(anchor, "Do the metrics agree?", text, card(table(head, rows, kind="heat")))
+
+
+def seeds(finding: Finding, anchor: str) -> str:
+    """Return how much of the uncertainty comes from seeds, and how much from pictures."""
+    head, *rows = finding.statistics.seed_rows()
+    drawn = [row for row in rows if not (float(row[4]) == 0 and float(row[6]) == 0)]
+    if not rows:
+        return ""
+    top = [Cell(escape(name), kind="n" if at > 1 else "") for at, name in enumerate(head)]
+    body = [
+        [Cell(escape(known_as(row[0]))), Cell(escape(row[1])), *cells(row[2:-1]), Cell(escape(row[-1]))]
+        for row in drawn
+    ]
+    still = len(rows) - len(drawn)
+    text = (
+        f"{len(finding.gathered.seeds)} seeds. The share of seeds is the part of the squared standard error "
+        "that more seeds would remove; tables above have the first seed."
+    )
+    more = note(f"{still} of {len(rows)} cells do not depend on the seed at all and are left out.") if still else ""
+    return section(anchor, "Seeds apart from pictures", text, card((table(top, body) if drawn else "") + more))
+
+
+def flags(finding: Finding, anchor: str) -> str:
+    """Return marks and flags in words."""
+    head, *rows = finding.statistics.flag_rows()
+    if not rows:
+        return ""
+    top = [Cell(escape(name)) for name in head]
+    body = [[Cell(escape(known_as(text))) for text in row] for row in rows if row[1] not in BASELINES]
+    return section(anchor, "Worth knowing", "What to bear in mind before believing a cell.", card(table(top, body)))
+
+
+def unreadable(findings: Sequence[Finding]) -> str:
+    """Return the pictures that could not be read, each once, with the reason."""
+    bad: dict[str, str] = {}
+    for each in findings:
+        bad |= each.gathered.unreadable
+    if not bad:
+        return ""
+    rows = [[Cell(escape(name)), Cell(escape(reason))] for name, reason in list(bad.items())[:_MOST_NAMES]]
+    more = note(f"And {len(bad) - _MOST_NAMES} more; unreadable.csv has them all.") if len(bad) > _MOST_NAMES else ""
+    text = f"{len(bad)} pictures could not be read. They are left out everywhere."
+    return section(
+        "unreadable", "Pictures that could not be read", text, card(table([Cell("picture"), Cell("why")], rows) + more)
+    )
+
+
+def provenance(findings: Sequence[Finding], wanted: Mapping[str, Any], version: str) -> str:
+    """Return settings and where every number comes from."""
+    protocol, cards = findings[0].protocol, []
+    facts = {
+        "protocol": protocol.name + (f", {protocol.paper}, {protocol.table}" if protocol.paper else ""),
+        "note": protocol.note or "",
+        "data": "; ".join(_source(each) for each in wanted.get("sources", ())),
+        "begun with": f"vitreous {version}",
+    }
+    cards.append(card(_facts(facts), "Run"))
+    for each in findings:
+        cards.append(card(_facts(_settings(each)), each.name))
+    return section("settings", "Settings and provenance", "", f'<div class="grid even">{"".join(cards)}</div>')
+
+
+def _source(told: Mapping[str, Any]) -> str:
+    more = f", {told['note']}" if told.get("note") else ""
+    return f"{told.get('source')}: {told.get('images')} pictures, digest {str(told.get('digest'))[:12]}{more}"
+
+
+def _settings(finding: Finding) -> dict[str, str]:
+    setting, facts = finding.gathered.setting, finding.gathered.facts
+    how = setting.preprocess
+    revisions = facts["revisions"].items()
+    return {
+        "model": str(setting.model.get("name", setting.label)),
+        "weights": f"digest {setting.fingerprint[:16]}"
+        + (f", {setting.model['checkpoint']}" if setting.model.get("checkpoint") else ""),
+        "pictures": f"{how.get('size')} pixels, crop {how.get('crop')} ({how.get('mode')}), {how.get('interpolation')}",
+        "explained": f"{setting.target} class, {setting.value}",
+        "ranking": f"upsample {setting.upsample}, ties {setting.ties}, non-finite maps: {setting.nonfinite}",
+        "numbers": f"{setting.dtype} to explain, {setting.precision} to judge"
+        + (" (audited)" if facts["audits"] else ""),
+        "sizes": f"{setting.images} pictures in a unit, {setting.inner} inputs in a pass, {setting.states} states",
+        "plan": "; ".join(f"revision {n} ({each['why']}): {each['units']} units" for n, each in revisions),
+        "retried": f"{facts['retried']} units, after a failure or the loss of a worker" if facts["retried"] else "",
+        "ran on": ", ".join(f"{name} ({count} units)" for name, count in facts["devices"].items()),
+        "threads": ", ".join(f"{name} ({count} units)" for name, count in facts["threads"].items()),
+        "versions": ", ".join(facts["versions"]),
+        "methods": ", ".join(name if name == how else f"{name} = {how}" for name, how in setting.methods.items()),
+        "metrics": ", ".join(name if name == how else f"{name} = {how}" for name, how in setting.metrics.items()),
+    }
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items() if text)
+    return f"<dl>{rows}</dl>"

@@ -1,0 +1,385 @@
+"""``bench run``: from a protocol to a plan, and from a plan to finished units."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vitreous.bench.hows import mark_of, method_of
+from vitreous.bench.pictures import SourcePictures, digest_of_entry
+from vitreous.bench.planning import Cell, missing_units, open_tasks, places, sources, wanted_units
+from vitreous.bench.protocol import ModelSpec, Protocol, protocol_of_json
+from vitreous.bench.store import Found, RecordedPlan, Store
+from vitreous.bench.units import Setting, Task, Unit
+from vitreous.bench.work import Job, Worker, modes_of
+from vitreous.data import Sample
+from vitreous.data.progress import Progress
+from vitreous.data.sets import open_source
+from vitreous.errors import VitreousError, one_line
+from vitreous.judge.plan import Plan
+from vitreous.metrics import metric
+from vitreous.models import View, load
+from vitreous.words import defaults
+from vitreous.world.source import add_world
+
+__all__ = ["TRIES", "Bench", "Options", "Part", "UnitsFailed"]
+
+TRIES = 3
+_ON_A_CPU = 8  # pictures of a unit: a unit is what is lost when a run is stopped, and what workers share
+_MOST_FAILED = 3  # units that may fail for good before a process gives up
+
+
+class UnitsFailed(VitreousError):
+    """Some units failed each time they were tried; all others that could be done are."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is done here. ``data`` is where its pictures are, one place or one for each label of a data set."""
+
+    data: str | Mapping[str, str] | None = None
+    device: str = "auto"
+    threads: int = 1
+    memory: float | None = None
+    images: int | None = None
+    checkpoint: Mapping[str, str] | None = None
+    """Files of weights by the label of a model, where no hub can be reached."""
+
+    def path(self, label: str) -> str | None:
+        """Return where the pictures of a data set are, if it was said."""
+        return self.data.get(label) if isinstance(self.data, Mapping) else self.data
+
+    def to_json(self) -> dict[str, Any]:
+        return {"data": self.data, "images": self.images, "checkpoint": dict(self.checkpoint or {})}
+
+
+class Part:
+    """One data set of a protocol, with the models and metrics that belong to it."""
+
+    def __init__(self, protocol: Protocol, options: Options) -> None:
+        self.protocol, self.options = protocol, options
+
+    @cached_property
+    def pictures(self) -> SourcePictures:
+        wanted = self.protocol.data
+        more: dict[str, Any] = {} if wanted.split is None else {"split": wanted.split}
+        source = open_source(
+            wanted.source,
+            self.options.path(wanted.label) or wanted.path,
+            images=wanted.images if self.options.images is None else self.options.images,
+            choose=wanted.choose,
+            seed=wanted.seed,
+            listed=wanted.names,
+            **more,
+        )
+        return SourcePictures(source)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The names of the pictures by their digests; every file is read for it."""
+        entries = self.pictures.source.entries
+        return {digest: entry.name for digest, entry in zip(self.pictures.digests, entries, strict=True)}
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Where in the source each name is; nothing is read for it."""
+        return {entry.name: number for number, entry in enumerate(self.pictures.source.entries)}
+
+    def sample(self, name: str, digest: str, view: View) -> Sample:
+        """Read a picture, which must be the one that was planned with."""
+        source, number = self.pictures.source, self.numbers.get(name)
+        if number is None or digest_of_entry(source.entries[number]) != digest:
+            raise VitreousError(_changed(name, source.word, number is None))
+        return source.sample(view, number)
+
+    def check(self) -> None:
+        """Refuse what cannot be understood before a model is loaded."""
+        for text in self.protocol.methods.values():
+            method_of(text)
+        for text in self.protocol.judge.metrics:
+            metric(text)
+
+    def setting(self, spec: ModelSpec, view: View) -> Setting:
+        """Fix every number of the units of one model."""
+        judge, source, size = self.protocol.judge, self.pictures.source, view.preprocess.size
+        methods = self.protocol.methods_of(spec)
+        methods |= {name: name for name in defaults.BASELINES if judge.baselines and name not in methods}
+        hows = {name: method_of(spelling) for name, spelling in methods.items()}
+        metrics = {spelling: metric(spelling) for spelling in judge.metrics}
+        memory = judge.memory if self.options.memory is None else self.options.memory
+        plan = Plan.of(view, (size[0], size[1]), hows, metrics, batch=judge.batch, memory=memory)
+        return Setting(
+            label=spec.label,
+            data=self.protocol.data.label,
+            model=dataclasses.asdict(spec),
+            fingerprint=view.fingerprint,
+            dtype=str(view.dtype).removeprefix("torch."),
+            device=view.device.type,
+            size=(size[0], size[1]),
+            preprocess=dataclasses.asdict(view.preprocess),
+            methods=methods,
+            marks={name: mark_of(methods[name], how) for name, how in hows.items()},
+            metrics={name: judged.spelling for name, judged in metrics.items()},
+            modes=tuple(sorted({judged.explain for judged in metrics.values()})),
+            target=judge.target,
+            labelled=bool(source.entries) and source.entries[0].label is not None,
+            value=judge.value,
+            classes=source.classes if self.protocol.data.classes == "own" else None,
+            precision=judge.precision if view.device.type == "cuda" else "float32",
+            upsample=judge.upsample,
+            ties=judge.ties,
+            nonfinite=judge.nonfinite,
+            memory=plan.memory,
+            images=judge.unit or (min(plan.images, _ON_A_CPU) if view.device.type == "cpu" else plan.images),
+            inner=plan.inner,
+            states=plan.states,
+            threads=self.options.threads,
+        )
+
+
+class Bench:
+    """A protocol, its pictures and models, and the folder where what was found is kept."""
+
+    def __init__(self, protocol: Protocol, out: str | Path, options: Options | None = None) -> None:
+        add_world()
+        self.options = options or Options()
+        self.protocol = protocol.runnable()
+        self.parts = [Part(each, self.options) for each in self.protocol.parts()]
+        self.store = Store(out)
+        self._places: tuple[int, dict[Cell, str]] | None = None
+
+    @classmethod
+    def of_run(cls, out: str | Path, options: Options) -> Bench:
+        """Open a run as it was begun: the protocol is the recorded one."""
+        manifest = Store.open(out).manifest()
+        assert manifest is not None
+        known = manifest["wanted"]
+        given = {name: known[name] for name in ("data", "images", "checkpoint")}
+        return cls(protocol_of_json(known["protocol"]), out, dataclasses.replace(options, **given))
+
+    @cached_property
+    def worker(self) -> Worker:
+        return Worker(_Everywhere(self.parts), self._loaded, lambda setting, name: method_of(setting.methods[name]))
+
+    def _loaded(self, setting: Setting) -> View:
+        return self._load(next(spec for spec in self.protocol.models if spec.label == setting.label))
+
+    def _load(self, spec: ModelSpec) -> View:
+        checkpoint = (self.options.checkpoint or {}).get(spec.label, spec.checkpoint)
+        loaded = load(spec.name, checkpoint=checkpoint, device=self.options.device)
+        own = loaded.preprocess
+        side = spec.size or own.size[0]
+        loaded.preprocess = dataclasses.replace(
+            own,
+            size=own.size if spec.size is None else (side, side),
+            crop=own.crop if spec.resize is None else side / spec.resize,
+            mode=spec.crop or own.mode,
+            interpolation=spec.interpolation or own.interpolation,
+            mean=spec.mean or own.mean,
+            std=spec.std or own.std,
+        )
+        return loaded
+
+    # -- planning ----------------------------------------------------------------------------------------
+
+    def prepare(self) -> Store:
+        """Begin the run or open it, and record a plan for what is missing of what is wanted."""
+        for part in self.parts:
+            part.check()
+        sources = [part.pictures.source.to_json() for part in self.parts]
+        wanted = {"protocol": self.protocol.to_json(), **self.options.to_json(), "sources": sources}
+        decided = self._decided()
+        self._refuse_changes([setting for setting, _ in decided], self.store.plans())
+        self.store = Store.create(self.store.path, wanted)
+        self.store.mend()
+        with self.store.planning() as plans:
+            self._refuse_changes([setting for setting, _ in decided], plans)
+            settings = [_as_before(setting, plans) for setting, _ in decided]
+            units: list[Unit] = []
+            for number, (setting, (_, part)) in enumerate(zip(settings, decided, strict=True)):
+                seeds, pictures = part.protocol.judge.seeds, part.pictures.digests
+                units += missing_units(setting, number, seeds, pictures, plans)
+            if units:
+                named = {digest: name for part in self.parts for digest, name in part.names.items()}
+                names = {picture: named[picture] for unit in units for picture in unit.pictures}
+                self.store.add_plan(settings, units, "extended" if plans else "wanted", names)
+        return self.store
+
+    def _decided(self) -> list[tuple[Setting, Part]]:
+        found = []
+        for spec in self.protocol.models:
+            parts = [part for part in self.parts if spec in part.protocol.models]
+            view = self._load(spec)
+            found += [(part.setting(spec, view), part) for part in parts]
+        return found
+
+    def _refuse_changes(self, settings: Sequence[Setting], plans: Sequence[RecordedPlan]) -> None:
+        """Refuse to go on with other weights or pictures under names that the run knows."""
+        weights = {known.label: known.fingerprint for plan in plans for known in plan.settings}
+        for setting in settings:
+            if weights.get(setting.label, setting.fingerprint) != setting.fingerprint:
+                text = "has other weights than this run was begun with; choose another place for the new ones"
+                raise VitreousError(f"{setting.label} {text}")
+        for part in self.parts:
+            self._refuse_pictures(part, plans)
+
+    def _refuse_pictures(self, part: Part, plans: Sequence[RecordedPlan]) -> None:
+        label, word = part.protocol.data.label, part.pictures.source.word
+        finished = self.store.finished()
+        for plan in plans:
+            mine = {number for number, setting in enumerate(plan.settings) if setting.data == label}
+            units = [unit for unit in plan.units if unit.setting in mine]
+            names = {plan.names[picture]: picture for unit in units for picture in unit.pictures}
+            there = {plan.names[picture] for unit in units if unit.id not in finished for picture in unit.pictures}
+            for name, picture in names.items():
+                lost = name not in part.numbers
+                if (lost and name in there) or (not lost and picture not in part.names):
+                    raise VitreousError(_changed(name, word, lost))
+
+    # -- running -----------------------------------------------------------------------------------------
+
+    def tasks(self, shard: tuple[int, int] | None = None) -> list[tuple[RecordedPlan, Task]]:
+        """Return what is left to do; of a ``shard`` (i, n), counted from 0, its part."""
+        return open_tasks(self.store.plans(), self.store.finished(), shard)
+
+    def job(self, plan: RecordedPlan, piece: Unit) -> Job:
+        """Return a unit with all that it needs."""
+        setting = plan.settings[piece.setting]
+        names = {picture: plan.names[picture] for picture in piece.pictures}
+        where = sources(self._where(), setting, piece, modes_of(setting, piece)) if piece.judges else {}
+        return Job(piece, setting, plan.revision, names, where)
+
+    def _where(self) -> dict[Cell, str]:
+        plans = self.store.plans()
+        if self._places is None or self._places[0] != len(plans):
+            self._places = len(plans), places(plans)
+        return self._places[1]
+
+    def work(
+        self,
+        shard: tuple[int, int] | None = None,
+        progress: Progress | None = None,
+        began: Callable[[str], None] | None = None,
+    ) -> None:
+        """Do what is left, here and now, next to whoever else is at it; wait for nobody. ``began`` is told each id."""
+        failed: dict[str, str] = {}
+        while self._round(shard, progress, began or _nobody, failed):
+            pass
+        if failed:
+            raise UnitsFailed(f"{len(failed)} units failed {TRIES} times, such as {next(iter(failed.values()))}")
+
+    def _round(
+        self,
+        shard: tuple[int, int] | None,
+        progress: Progress | None,
+        began: Callable[[str], None],
+        failed: dict[str, str],
+    ) -> bool:
+        """Go once through what is left; say whether anything has changed by it, so that there may be more."""
+        moved, known = False, len(self.store.plans())
+        for plan, task in self.tasks(shard):
+            for piece in task.units:
+                if piece.id in failed or not self._done(self.job(plan, piece), began, failed):
+                    continue  # someone else is at it, or at what it reads
+                moved = True
+                if progress is not None:
+                    progress(*self.counts())
+            if len(self.store.plans()) > known:
+                return True  # there is a new revision: what is left is another list
+            if len(failed) >= _MOST_FAILED:
+                return False
+        return moved
+
+    def _done(self, job: Job, began: Callable[[str], None], failed: dict[str, str]) -> bool:
+        """Do a unit, unless it is done, another process is at it or what it reads is not there yet."""
+        if not job.reads <= self.store.finished():
+            return False
+        with self.store.claim(job.unit.id) as mine:
+            if not mine:
+                return self.store.said(job.unit.id) is not None
+            began(job.unit.id)
+            found = self._tried(job, failed)
+            return found is not None and self.keep(job, found)
+
+    def _tried(self, job: Job, failed: dict[str, str]) -> Found | None:
+        """Run a unit, a few times if it fails by surprise; what is raised on purpose would be raised again."""
+        for attempt in range(1, TRIES + 1):
+            try:
+                return self.worker.found(job, self.store.read)
+            except VitreousError:
+                raise
+            except Exception as error:
+                reason = one_line(f"{type(error).__name__}: {error}")
+                self.store.note_failure(job.unit.id, reason)
+                time.sleep(0.1 * attempt)
+        failed[job.unit.id] = reason
+        return None
+
+    def keep(self, job: Job, found: Found) -> bool:
+        """Write down what a unit found; the caller holds its claim.
+
+        Where memory ran out on the way, its numbers hang on when that was. They are dropped, and what is left of this
+        model, this unit first, is run in smaller parts by a new revision of the plan.
+        """
+        arrays, said = found
+        smaller = job.smaller(said)
+        if smaller is not None:
+            self._revise(job, smaller)
+            return False
+        tries = self.store.failures().get(job.unit.id, [])
+        self.store.write(job.unit.id, arrays, {**said, "retried": tries})
+        return True
+
+    def _revise(self, job: Job, smaller: Setting) -> None:
+        with self.store.planning() as plans:
+            units = {unit.id: plan for plan, unit in wanted_units(plans)}
+            if job.unit.id not in units:
+                return  # another process has seen to it
+            plan, finished = units[job.unit.id], self.store.finished()
+            left = [each for each in plan.units if each.setting == job.unit.setting and each.id in units]
+            left = [each for each in left if each.id not in finished]
+            less = [Unit.of(smaller, 0, u.seed, u.pictures, u.methods, u.modes, u.metrics) for u in left]
+            names = {picture: plan.names[picture] for unit in left for picture in unit.pictures}
+            sizes = f"inner {job.setting.inner} to {smaller.inner}, states {job.setting.states} to {smaller.states}"
+            why = f"out of memory on {smaller.label}: {sizes}"
+            self.store.add_plan([smaller], less, why, names, [each.id for each in left])
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many units are finished, and how many there are."""
+        units, finished = wanted_units(self.store.plans()), self.store.finished()
+        return sum(unit.id in finished for _, unit in units), len(units)
+
+
+def _nobody(unit: str) -> None:
+    """Nobody is told."""
+
+
+def _changed(name: str, word: str, lost: bool) -> str:
+    if lost:
+        return f"{one_line(name)}, which this run was planned with, is not among the pictures of {word} any more"
+    return f"{one_line(name)} of {word} has changed since this run was planned: picture, label or truth"
+
+
+def _as_before(setting: Setting, plans: Sequence[RecordedPlan]) -> Setting:
+    """Keep the sizes of an earlier plan of the same model, so that a machine with more memory changes nothing."""
+    for plan in reversed(plans):
+        for known in plan.settings:
+            if known.identity == setting.identity and known.device == setting.device:
+                sizes = {name: getattr(known, name) for name in ("images", "inner", "states", "threads", "memory")}
+                return dataclasses.replace(setting, **sizes)
+    return setting
+
+
+class _Everywhere:
+    """The pictures of all data sets of a run."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+
+    def sample(self, data: str, name: str, digest: str, view: View) -> Sample:
+        return next(part for part in self.parts if part.protocol.data.label == data).sample(name, digest, view)

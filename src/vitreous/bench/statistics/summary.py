@@ -1,0 +1,216 @@
+"""All statistics of a table in one object, as plain data and as rows of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vitreous.bench.statistics.correlation import Correlation, correlations
+from vitreous.bench.statistics.marks import Flag, flags, marks
+from vitreous.bench.statistics.paired import LEVEL, Compared, compared, pairs_of
+from vitreous.bench.statistics.ranks import Ranks, ranked
+from vitreous.bench.statistics.seeds import Spread, spread
+from vitreous.errors import VitreousError
+from vitreous.methods import Method
+from vitreous.methods import method as method_of
+from vitreous.metrics.curves import Array
+from vitreous.results import Table
+from vitreous.results.records import plain
+
+__all__ = ["SCHEMA", "Statistics"]
+
+SCHEMA = "vitreous.statistics/1"
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """What can be said about a table beside its means: tests, ranks, correlations, seeds, marks and flags.
+
+    ``notes`` say in words what could not be done, and why.
+    """
+
+    table: Table
+    reference: str | None
+    chance: str
+    tests: tuple[Compared, ...]
+    ranks: Mapping[str, Ranks]
+    correlations: tuple[Correlation, ...]
+    seeds: tuple[Spread, ...]
+    marks: tuple[Flag, ...]
+    flags: tuple[Flag, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        table: Table,
+        reference: str | None = None,
+        *,
+        chance: str = "random",
+        seeds: Mapping[tuple[str, str], Array] | None = None,
+        methods: Mapping[str, Method] | None = None,
+    ) -> Statistics:
+        """Compute them all.
+
+        Methods are tested against ``chance``, where the table has it, and against ``reference``. ``seeds`` are scores
+        ``[seeds, images]`` by method and metric (``seed_scores``). ``methods`` are those behind the names, for the
+        marks; without them, what the table's plan says.
+        """
+        if not (table.methods and table.metrics and table.images):
+            raise VitreousError("a table without methods, metrics or images has no statistics")
+        pairs = pairs_of(table.methods, chance, reference)
+        tests = tuple(compared(table, pairs))
+        spreads, unknown = _spreads(seeds or {}, table)
+        known = _methods(table) if methods is None else dict(methods)
+        return cls(
+            table=table,
+            reference=reference,
+            chance=chance,
+            tests=tests,
+            ranks={metric: ranked(table, metric) for metric in table.metrics},
+            correlations=correlations(table),
+            seeds=spreads,
+            marks=marks(known, table.judges),
+            flags=flags(table, tests, chance),
+            notes=(*_notes(table, tests, pairs, chance), *unknown),
+        )
+
+    @property
+    def units(self) -> int:
+        """How many images, or groups of them, there are."""
+        return len(self.table.images) if self.table.groups is None else len(set(self.table.groups))
+
+    @cached_property
+    def _tests(self) -> dict[tuple[str, str, str], Compared]:
+        return {(each.one, each.other, each.metric): each for each in self.tests}
+
+    def test(self, one: str, other: str, metric: str) -> Compared | None:
+        """Return the test of a method against chance or the reference, if there is one."""
+        return self._tests.get((one, other, metric))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain data; what is undefined is ``None``."""
+        each = {name: getattr(self, name) for name in ("tests", "correlations", "seeds", "marks", "flags")}
+        data = {
+            "schema": SCHEMA,
+            "images": len(self.table.images),
+            "units": self.units,
+            "methods": self.table.methods,
+            "metrics": self.table.metrics,
+            "chance": self.chance,
+            "reference": self.reference,
+            "level": LEVEL,
+            "resampling": {"samples": self.table.samples, "seed": self.table.seed},
+            "ranks": {metric: own.to_json() for metric, own in self.ranks.items()},
+            **{name: [one.to_json() for one in many] for name, many in each.items()},
+            "notes": self.notes,
+        }
+        plainly: dict[str, Any] = plain(data)
+        return plainly
+
+    # -- rows for printing, a head first -----------------------------------------------------------------
+
+    def rows(self, metric: str) -> list[list[str]]:
+        """Return one row per method: score, mean rank, and how it compares with chance and the reference."""
+        if metric not in self.ranks:
+            raise VitreousError(f"no metric {metric!r} in these statistics")
+        others = list(dict.fromkeys(each.other for each in self.tests))
+        head = ["method", "score", "mean rank"]
+        for other in others:
+            head += [f"less {other}", "corrected p", "z", "detectable", f"than {other}"]
+        rows = []
+        for name in self.table.methods:
+            row = [name, _digits(self.table.mean(name, metric)), _digits(self.ranks[metric].of(name), 2)]
+            for other in others:
+                row += _cells(self.test(name, other, metric))
+            rows.append(row)
+        return [head, *rows]
+
+    def correlation_rows(self) -> list[list[str]]:
+        """Return one row per pair of metrics."""
+        head = ["metric", "metric", "rank correlation", "95 % interval", "methods"]
+        body = [
+            [c.one, c.other, _digits(c.value, 2), _between(c.low, c.high, 2), str(c.methods)] for c in self.correlations
+        ]
+        return [head, *body]
+
+    def seed_rows(self) -> list[list[str]]:
+        """Return one row per method and metric whose seeds are known: deviations, and the share of the seeds."""
+        head = ["method", "metric", "seeds", "images", "sd of seeds", "sd of images", "sd of the rest"]
+        head += ["standard error", "share of seeds", "with one seed", "clipped at zero"]
+        body = []
+        for s in self.seeds:
+            sizes = [_digits(math.sqrt(each)) for each in (s.seed, s.image, s.rest)]
+            shares = [_percent(each) for each in (s.share, s.share_of_one)]
+            numbers = [*sizes, _digits(s.error), *shares]
+            body.append([s.method, s.metric, str(s.seeds), str(s.images), *numbers, ", ".join(s.clipped)])
+        return [head, *body]
+
+    def flag_rows(self) -> list[list[str]]:
+        """Return one row per mark and flag."""
+        return [["what", "method", "metric", "why"]] + [
+            [each.kind, each.method or "all", each.metric or "all", each.text] for each in (*self.marks, *self.flags)
+        ]
+
+
+def _methods(table: Table) -> dict[str, Method]:
+    """Return the methods of ours behind the names of a table; those of others are not known to query anything."""
+    found = {}
+    for name, how in table.plan.get("methods", {}).items():
+        try:
+            if name in table.methods and "spelling" in how:
+                found[name] = method_of(how["spelling"])
+        except VitreousError:  # a table of other times, or of a plugin that is not here
+            continue
+    return found
+
+
+def _spreads(seeds: Mapping[tuple[str, str], Array], table: Table) -> tuple[tuple[Spread, ...], list[str]]:
+    found, notes = [], []
+    for (method, metric), scores in seeds.items():
+        table[method, metric]
+        try:
+            found.append(spread(scores, method, metric, table.groups))
+        except VitreousError as error:
+            notes.append(str(error))
+    return tuple(found), notes
+
+
+def _notes(table: Table, tests: tuple[Compared, ...], pairs: list[tuple[str, str]], chance: str) -> list[str]:
+    """Say which tests there are, and which could not be."""
+    notes = []
+    if chance not in table.methods:
+        notes.append(f"no method {chance!r} in this table: nothing is tested against it")
+    if pairs:
+        notes.append(f"p-values are corrected by Holm over the tests of a metric, {len(pairs)} at most")
+    for metric in table.metrics:
+        own = [each for each in tests if each.metric == metric and each.family]
+        family = max((each.family for each in own), default=0)
+        few = [each for each in own if each.units < 50 and family * 2.0 ** (1 - each.units) >= LEVEL]
+        if few and len(few) == len(own):
+            units, what = max(each.units for each in few), "images" if table.groups is None else "groups of images"
+            notes.append(f"{metric}: {units} {what} are too few for {family} tests to tell anything apart at 5 %")
+    return notes
+
+
+def _cells(test: Compared | None) -> list[str]:
+    if test is None:
+        return ["", "", "", "", ""]
+    gap = f"{_digits(test.difference)} {_between(test.low, test.high)}".strip()
+    corrected = "" if math.isnan(test.corrected) else f"{test.corrected:.2g}"
+    return [gap, corrected, _digits(test.z, 1), _digits(test.detectable), f"{test.word} {test.stars}".strip()]
+
+
+def _digits(value: float, digits: int = 4) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _between(low: float, high: float, digits: int = 4) -> str:
+    return "" if math.isnan(low) else f"[{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.0f} %"

@@ -1,0 +1,254 @@
+"""Doing a unit: load the model once, read the pictures, explain or judge, and write down what was found."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitreous import __version__
+from vitreous.bench.planning import Cell, map_cell
+from vitreous.bench.store import Found
+from vitreous.bench.units import Setting, Unit
+from vitreous.data import Sample
+from vitreous.errors import ImageError, VitreousError
+from vitreous.judge.plan import Plan
+from vitreous.judge.unit import Judged, mapped, unit
+from vitreous.metrics import Geometry, Maps, metric
+from vitreous.models import View
+
+__all__ = ["Job", "Pictures", "Worker", "modes_of"]
+
+Arrays = dict[str, NDArray[Any]]
+Read = Callable[[str], "Found | None"]
+"""What the unit of an id found, if it is there."""
+
+
+class Pictures(Protocol):
+    """Where the pictures of a run come from; each is known by a digest of its content, label and truth."""
+
+    def sample(self, data: str, name: str, digest: str, view: View) -> Sample:
+        """Read one picture of a data set; an ``ImageError`` says why it cannot be."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A unit with all that is needed to run it anywhere, as plain data.
+
+    ``names`` are those of its pictures; ``where`` says which earlier unit has each map that it reads.
+    """
+
+    unit: Unit
+    setting: Setting
+    revision: int
+    names: Mapping[str, str]
+    where: Mapping[Cell, str] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> set[str]:
+        """The units that must be finished before."""
+        return set(self.where.values())
+
+    def smaller(self, said: Mapping[str, Any]) -> Setting | None:
+        """Return the setting with which memory would have been enough, where it was not."""
+        sizes = {name: min(said.get(name, size), size) for name, size in self._sizes.items()}
+        return None if sizes == self._sizes else dataclasses.replace(self.setting, **sizes)
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {"inner": self.setting.inner, "states": self.setting.states}
+
+
+@dataclass
+class Worker:
+    """Runs units, one after the other; keeps the last model loaded.
+
+    ``load`` makes the view that a setting names, ``how`` what its methods are. ``tick`` is told of every inner batch.
+    """
+
+    pictures: Pictures
+    load: Callable[[Setting], View]
+    how: Callable[[Setting, str], Any]
+    tick: Callable[[int], None] | None = None
+    _view: tuple[str, View] | None = field(default=None, init=False)
+
+    def found(self, job: Job, read: Read) -> Found:
+        """Return what a unit finds; ``read`` gives what earlier units found. Threads are those of the plan."""
+        setting, before = job.setting, torch.get_num_threads()
+        view = self.view(setting)
+        torch.set_num_threads(setting.threads)
+        began = time.perf_counter()
+        try:
+            stored = _Stored(read, job)
+            arrays, said = self._judged(job, stored) if job.unit.judges else self._mapped(job)
+        finally:
+            torch.set_num_threads(before)
+        facts = {
+            "unit": job.unit.to_json(),
+            "spellings": [setting.methods[name] for name in job.unit.methods],
+            "revision": job.revision,
+            "seconds": time.perf_counter() - began,
+            "device": view.device.type,
+            "hardware": torch.cuda.get_device_name(view.device) if view.device.type == "cuda" else platform.machine(),
+            "threads": setting.threads,
+            "versions": {"vitreous": __version__, "torch": torch.__version__},
+        }
+        return arrays, {**facts, **said}
+
+    def view(self, setting: Setting) -> View:
+        """Return the model of a setting; the weights must be those that were planned with."""
+        if self._view is None or self._view[0] != setting.fingerprint:
+            self._view = None  # the old one goes before the new one comes
+            loaded = self.load(setting)
+            if loaded.fingerprint != setting.fingerprint:
+                raise VitreousError(f"{setting.label} has other weights than this run was planned with")
+            self._view = setting.fingerprint, loaded
+        return self._view[1]
+
+    # -- explaining --------------------------------------------------------------------------------------
+
+    def _mapped(self, job: Job) -> tuple[Arrays, dict[str, Any]]:
+        view, piece = self.view(job.setting), job.unit
+        samples, there, unreadable = self._samples(job, piece.pictures)
+        arrays: Arrays = {}
+        said: dict[str, Any] = {"pictures": there, "unreadable": unreadable}
+        if samples:
+            found = mapped(view, samples, self._plan(job.setting, piece, view, ()), piece.modes, self.tick)
+            for number, name in enumerate(piece.methods):
+                maps = found.maps[name]
+                arrays[f"maps/{number}"] = maps.values.detach().float().cpu().numpy()
+                for mode, rows in maps.rows.items():
+                    arrays[f"rows/{number}/{mode}"] = np.asarray(rows, np.int32)
+            arrays |= {f"classes/{mode}": each.cpu().numpy() for mode, each in found.classes.items()}
+            said |= {"names": [sample.picture.name for sample in samples], "inner": found.inner}
+            said["explaining"] = found.seconds
+        return arrays, said
+
+    # -- judging -----------------------------------------------------------------------------------------
+
+    def _judged(self, job: Job, stored: _Stored) -> tuple[Arrays, dict[str, Any]]:
+        view, piece = self.view(job.setting), job.unit
+        plan = self._plan(job.setting, piece, view, piece.metrics)
+        readable = [picture for picture in piece.pictures if stored.has(picture)]
+        samples, there, unreadable = self._samples(job, readable)
+        missing = {picture: stored.reason(picture) for picture in piece.pictures if picture not in readable}
+        said: dict[str, Any] = {"pictures": there, "unreadable": {**missing, **unreadable}}
+        if not samples:
+            return {}, said
+        maps = {name: stored.maps(name, there) for name in piece.methods}
+        judged = unit(view, samples, plan, self.tick, maps)
+        return _arrays(piece, judged), {**said, **_words(judged)}
+
+    def _samples(self, job: Job, pictures: Sequence[str]) -> tuple[list[Sample], list[str], dict[str, str]]:
+        """Return the pictures that can be read, their digests, and why the others cannot."""
+        samples, there, unreadable = [], [], {}
+        view, data = self.view(job.setting), job.setting.data
+        for picture in pictures:
+            try:
+                samples.append(self.pictures.sample(data, job.names[picture], picture, view))
+                there.append(picture)
+            except ImageError as error:
+                unreadable[picture] = str(error)
+        return samples, there, unreadable
+
+    def _plan(self, setting: Setting, piece: Unit, view: View, metrics: Sequence[str]) -> Plan:
+        probe = torch.empty(1, 3, *setting.size, dtype=view.dtype, device=view.device)
+        return Plan(
+            {name: self.how(setting, name) for name in piece.methods},
+            {name: metric(setting.metrics[name]) for name in metrics},
+            Geometry(setting.size, view.grid(probe), view.depth),
+            explained=setting.target,
+            labelled=setting.labelled,
+            value=setting.value,
+            only=setting.classes,
+            precision=setting.precision,
+            upsample=setting.upsample,
+            ties=setting.ties,
+            nonfinite=setting.nonfinite,
+            seed=piece.seed,
+            memory=setting.memory,
+            images=setting.images,
+            inner=setting.inner,
+            states=setting.states,
+        )
+
+
+def modes_of(setting: Setting, piece: Unit) -> tuple[str, ...]:
+    """Return the kinds of class whose maps a judging unit reads."""
+    return tuple(dict.fromkeys(metric(setting.metrics[name]).explain for name in piece.metrics))
+
+
+@dataclass
+class _Stored:
+    """The maps that a judging unit needs, wherever they were made."""
+
+    read: Read
+    job: Job
+    _files: dict[str, Found] = field(default_factory=dict)
+
+    def _file(self, picture: str, name: str, mode: str) -> Found:
+        place = self.job.where[map_cell(self.job.setting, self.job.unit.seed, picture, name, mode)]
+        if place not in self._files:
+            found = self.read(place)
+            if found is None:
+                raise VitreousError(f"the maps of {name} cannot be read: unit {place}; run again to make them anew")
+            self._files[place] = found
+        return self._files[place]
+
+    def _first(self, picture: str) -> dict[str, Any]:
+        return self._file(picture, self.job.unit.methods[0], self._modes[0])[1]
+
+    def has(self, picture: str) -> bool:
+        """Whether a picture could be read when it was explained."""
+        return picture in self._first(picture)["pictures"]
+
+    def reason(self, picture: str) -> str:
+        return str(self._first(picture)["unreadable"][picture])
+
+    @cached_property
+    def _modes(self) -> tuple[str, ...]:
+        return modes_of(self.job.setting, self.job.unit)
+
+    def maps(self, name: str, pictures: Sequence[str]) -> Maps:
+        """Return the maps of a method, each mode after the other."""
+        values: list[NDArray[Any]] = []
+        rows: dict[str, NDArray[Any]] = {}
+        for mode in self._modes:
+            rows[mode] = np.arange(len(pictures)) + len(values)
+            for picture in pictures:
+                arrays, said = self._file(picture, name, mode)
+                number = said["spellings"].index(self.job.setting.methods[name])  # its row may have had another label
+                row = arrays[f"rows/{number}/{mode}"][said["pictures"].index(picture)]
+                values.append(arrays[f"maps/{number}"][row])
+        return Maps(torch.from_numpy(np.stack(values)), rows)
+
+
+def _arrays(piece: Unit, judged: Judged) -> Arrays:
+    arrays: Arrays = {f"confidence/{name}": np.asarray(each) for name, each in judged.confidence.items()}
+    for i, name in enumerate(piece.methods):
+        for mode in {mode for method, mode in judged.flags if method == name}:
+            arrays[f"flags/{i}/{mode}"] = np.asarray(judged.flags[name, mode])
+        for j, label in enumerate(piece.metrics):
+            arrays[f"parts/{i}/{j}"] = np.asarray(judged.parts[name, label])
+            for number, (curve, drawn) in enumerate(judged.curves[name, label].items()):
+                arrays[f"curve/{i}/{j}/{number}/{curve}/x"] = np.asarray(drawn.x)
+                arrays[f"curve/{i}/{j}/{number}/{curve}/y"] = np.asarray(drawn.y, np.float32)
+    return arrays
+
+
+def _words(judged: Judged) -> dict[str, Any]:
+    return {
+        "names": list(judged.names),
+        "inner": judged.inner,
+        "states": judged.at_once,
+        "ran": {str(kept): count for kept, count in judged.states.items()},
+        "audit": None if judged.audit is None else judged.audit.to_json(),
+    }

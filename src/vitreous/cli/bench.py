@@ -1,0 +1,274 @@
+"""``vitreous bench``: run a protocol, see how far it is, list those that come along."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from vitreous.cli import options
+from vitreous.errors import VitreousError, one_line
+
+if TYPE_CHECKING:
+    from vitreous.bench.engines.progress import Status
+    from vitreous.bench.protocol import Protocol
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Many images, methods and metrics by one small file: run, resume, extend, report.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_EVERY = 15.0  # seconds between two lines where there is no terminal for a bar
+_SHOWN = 20  # names of pictures and units that status lists
+_Several = Optional[list[str]]  # noqa: UP045
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")]
+
+
+@app.callback(invoke_without_command=True)
+def _bench(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("list")
+def list_() -> None:
+    """List the protocols that come along, and what each needs."""
+    from vitreous.bench.protocol import read, shipped
+
+    table = options.table("protocol", "pictures", "needs", "title")
+    for name in shipped():
+        known = read(name)
+        data = known.data
+        many = f"{data.source}{f' ({data.images})' if data.images else ''}"
+        table.add_row(name, many, ", ".join(known.missing), known.title)
+    options.say(table)
+
+
+@app.command()
+def run(
+    protocol: Annotated[str, typer.Argument(help="A name of `vitreous bench list`, or a TOML file.")],
+    out: Annotated[Path, typer.Option(help="The folder of the run; one that is there is resumed or extended.")],
+    data: Annotated[
+        _Several, typer.Option(help="Where the pictures are; LABEL=PATH, repeated, if there are several data sets.")
+    ] = None,
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--model", "-m", help="Another model instead of the protocol's.", show_default=False),
+    ] = None,
+    method: Annotated[
+        _Several,
+        typer.Option(
+            help="Only these rows: a label of the protocol, a spelling, a folder of maps or package.module:callable; "
+            "with + in front beside the protocol's own. May be repeated."
+        ),
+    ] = None,
+    metric: Annotated[
+        _Several, typer.Option(help="Only these metrics; with + in front beside the protocol's own. May be repeated.")
+    ] = None,
+    images: Annotated[Optional[int], typer.Option(min=1, help="How many pictures.")] = None,  # noqa: UP045
+    seed: Annotated[Optional[list[int]], typer.Option(help="Seeds; may be repeated.")] = None,  # noqa: UP045
+    checkpoint: Annotated[_Several, typer.Option(help="LABEL=FILE: weights of a model; may be repeated.")] = None,
+    device: options.Device = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker, part of the plan.")] = 1,
+    memory: options.Memory = None,
+    workers: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Processes, or actors.", show_default="one per GPU, or per core up to 8"),
+    ] = None,
+    shard: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="I/N", help="Only part I of N, counted from 1: one for each job of a cluster."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    address: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="The Ray cluster to use, with --engine ray.", show_default="one of this machine"),
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run a protocol, go on where it stopped, or add what is new in it.
+
+    Ctrl-C loses the units in flight and nothing else; the same command goes on. Several runs may share a folder.
+    """
+    part = _shard(shard)
+    places = data if data is None or "=" in data[0] else data[0]
+    if isinstance(places, str) and len(data or ()) > 1:
+        raise VitreousError("--data is given twice: with several data sets write LABEL=PATH")
+    from vitreous.bench.engines import ENGINES
+    from vitreous.bench.engines import run as work
+    from vitreous.bench.run import Bench, Options
+    from vitreous.words import check_choice
+
+    check_choice("engine", engine, ENGINES)
+    wanted = _asked(_read(protocol, model), method, metric, seed)
+    how = Options(
+        data=_pairs(places, "data") if isinstance(places, list) else _place(places),
+        device=device,
+        threads=threads,
+        memory=memory,
+        images=images,
+        checkpoint=_pairs(checkpoint, "checkpoint"),
+    )
+    bench = Bench(wanted, out, how)
+    with options.telling(quiet):
+        bench.prepare()
+        with _progress(quiet) as progress:
+            work(bench, engine, workers=workers, shard=part, address=address, progress=progress)
+    if not quiet:
+        _end(bench.store, out)
+
+
+@app.command()
+def status(folder: _Folder, as_json: options.AsJson = False) -> None:
+    """Say how far a run is, what went wrong, and how long the rest will take."""
+    from vitreous.bench.engines.progress import status as read_status
+    from vitreous.bench.store import Store
+
+    found = read_status(Store.open(folder))
+    if as_json:
+        options.print_json(found.to_json())
+    else:
+        _show(found)
+
+
+def _show(found: Status) -> None:
+    from vitreous.bench.engines.progress import in_words
+
+    table = options.table("model", "done", "left")
+    for label, (done, total) in found.models.items():
+        table.add_row(label, str(done), str(total - done))
+    options.say(f"{found.protocol}: {found.done} of {found.total} units are done")
+    options.say(table)
+    options.say(f"{in_words(found.seconds)} of work so far, {found.size / 2**20:.1f} MiB on disk")
+    if found.done < found.total:
+        told = "not known yet" if found.left is None else f"about {in_words(found.left)} for one worker"
+        options.say(f"time left: {told}")
+    for revision, why in found.revisions.items():
+        options.say(f"plan {revision}: {why}")
+    _list(f"{len(found.unreadable)} pictures cannot be read and are left out:", found.unreadable)
+    _list(
+        f"{len(found.failures)} units failed at first or were lost with their worker:",
+        {unit: f"{len(tries)} times, at last: {tries[-1]}" for unit, tries in found.failures.items()},
+    )
+    _list(f"{len(found.broken)} unit files are damaged, and will be made again:", dict.fromkeys(found.broken, ""))
+
+
+def _list(title: str, lines: dict[str, str] | Any) -> None:
+    if not lines:
+        return
+    options.say(title)
+    for name, why in list(lines.items())[:_SHOWN]:
+        options.say(f"  {name}: {why}" if why else f"  {name}")
+    if len(lines) > _SHOWN:
+        options.say(f"  and {len(lines) - _SHOWN} more; --json has them all")
+
+
+def _end(store: Any, out: Path) -> None:
+    from vitreous.bench.engines.progress import status as read_status
+
+    found = read_status(store)
+    if found.unreadable:
+        names = ", ".join(map(one_line, list(found.unreadable)[:3]))
+        more = ", …" if len(found.unreadable) > 3 else ""
+        options.say(f"{len(found.unreadable)} pictures cannot be read and are left out: {names}{more}")
+    for revision, why in found.revisions.items():
+        if revision > 1:
+            options.say(f"plan {revision}: {why}")
+    left = found.total - found.done
+    rest = f"; {left} are left to other processes or to the next run" if left else ""
+    options.say(f"{found.done} of {found.total} units are done in {out}{rest}")
+
+
+def _read(name: str, model: str | None) -> Protocol:
+    from vitreous.bench.protocol import read, replace_model
+
+    known = read(name)
+    return known if model is None else replace_model(known, model)
+
+
+def _asked(
+    protocol: Protocol, method: Sequence[str] | None, metric: Sequence[str] | None, seed: Sequence[int] | None
+) -> Protocol:
+    """Return the protocol with other rows, metrics or seeds."""
+    judge = protocol.judge
+    if metric:
+        named, added = _added(metric)
+        own = () if named else judge.metrics
+        judge = dataclasses.replace(judge, metrics=tuple(dict.fromkeys((*own, *named, *added))))
+    if seed:
+        judge = dataclasses.replace(judge, seeds=tuple(dict.fromkeys(seed)))
+    changed = dataclasses.replace(protocol, judge=judge)
+    if metric:
+        sets = [dataclasses.replace(each, metrics=()) for each in (protocol.data, *protocol.also)]
+        changed = dataclasses.replace(changed, data=sets[0], also=tuple(sets[1:]))
+    if not method:
+        return changed
+    named, added = _added(method)
+    rows = {} if named else dict(protocol.methods)
+    rows |= {each: protocol.methods.get(each, each) for each in (*named, *added)}
+    reference = judge.reference if judge.reference in rows else None
+    models = tuple(dataclasses.replace(each, methods=_rows(each.methods, named, added)) for each in protocol.models)
+    judge = dataclasses.replace(judge, reference=reference)
+    return dataclasses.replace(changed, methods=rows, judge=judge, models=models)
+
+
+def _rows(own: tuple[str, ...], named: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
+    """Return the rows of a model: all where it has no list of its own, or where others were asked for."""
+    return () if named or not own else tuple(dict.fromkeys((*own, *added)))
+
+
+def _added(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return what was named and what was added with a plus."""
+    named = options.spelled([each for each in given if not each.startswith("+")], "name")
+    return named, options.spelled([each[1:] for each in given if each.startswith("+")], "name")
+
+
+def _shard(given: str | None) -> tuple[int, int] | None:
+    if given is None:
+        return None
+    part, _, of = given.partition("/")
+    if not (part.isdecimal() and of.isdecimal() and 1 <= int(part) <= int(of)):
+        raise VitreousError(f"--shard {given} is no part such as 2/8")
+    return int(part) - 1, int(of)
+
+
+def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
+    found = {}
+    for each in given or ():
+        label, sign, value = each.partition("=")
+        if not sign or not label or not value:
+            raise VitreousError(f"--{option} {each} is not of the form LABEL={'FILE' if option != 'data' else 'PATH'}")
+        found[label] = _place(value) or value
+    return found
+
+
+def _place(given: str | None) -> str | None:
+    """Return a path that holds wherever the run is resumed; what is no path, such as a name on a hub, as it is."""
+    return str(Path(given).resolve()) if given is not None and Path(given).exists() else given
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Any]:
+    """Give a callback that draws a bar, or writes a line from time to time where there is no terminal."""
+    if quiet or options.ERR.is_terminal:
+        with options.progress_bar("units", quiet) as tick:
+            yield tick
+        return
+    from vitreous.bench.engines.progress import Pace
+
+    pace, told = Pace(), [time.monotonic() - _EVERY]
+
+    def line(done: float, total: int | None) -> None:
+        text = pace.line(done, total)
+        if time.monotonic() - told[0] >= _EVERY:
+            told[0] = time.monotonic()
+            options.ERR.print(f"vitreous: {text}", markup=False, emoji=False, soft_wrap=True)
+
+    yield line

@@ -1,0 +1,100 @@
+"""Stores of a benchmark written by hand, with numpy alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol
+from vitreous.bench.store import Store
+from vitreous.bench.units import Setting, Unit
+
+METHODS = {"generic": "generic", "ours": "rollout", "random": "random"}
+METRICS = {"insertion": "insertion", "deletion": "deletion"}
+SETTING = Setting(
+    label="net",
+    model={"label": "net", "name": "world"},
+    fingerprint="f" * 32,
+    dtype="float32",
+    device="cpu",
+    size=(32, 32),
+    preprocess={
+        "size": [32, 32],
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+        "interpolation": "bicubic",
+        "crop": 1.0,
+        "mode": "center",
+    },
+    methods=METHODS,
+    marks=dict.fromkeys(METHODS, "m"),
+    metrics=METRICS,
+)
+
+
+def score(picture: str, method: str, metric: str, seed: int = 0, shift: float = 0.0) -> float:
+    """A number for every cell: what it is can be said without any file."""
+    return (ord(picture[0]) % 16 + 3 * len(method) + 10 * len(metric) + 100 * seed) / 1000 + shift
+
+
+def saved(store: Store, unit: Unit, arrays: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    """Write the file of a unit as numpy alone would."""
+    words = np.frombuffer(json.dumps({"unit": unit.to_json(), **said}).encode(), np.uint8)
+    (store.path / "units").mkdir(exist_ok=True)
+    np.savez(store.path / "units" / f"{unit.id}.npz", **arrays, **{"said.json": words})
+
+
+def judged(store: Store, unit: Unit, bad: Sequence[str] = (), shift: float = 0.0, flags: Any = None) -> None:
+    there = [each for each in unit.pictures if each not in bad]
+    arrays: dict[str, Any] = {"confidence/pred": np.array([ord(each[0]) % 16 / 100 for each in there])}
+    for i, method in enumerate(unit.methods):
+        arrays[f"flags/{i}/given"] = np.array([1 if (each, method) == flags else 0 for each in there])
+        for j, metric in enumerate(unit.metrics):
+            values = np.array([[score(each, method, metric, unit.seed, shift)] for each in there])
+            arrays[f"parts/{i}/{j}"] = values
+            arrays[f"curve/{i}/{j}/0/{metric}/x"] = np.array([0.0, 0.5, 1.0])
+            arrays[f"curve/{i}/{j}/0/{metric}/y"] = values + np.array([0, 1, 2])
+    facts = {"pictures": there, "unreadable": dict.fromkeys(bad, "cut short"), "seconds": 2.0}
+    more = {"device": "cpu", "threads": 1, "versions": {"vitreous": "0", "torch": "1"}}
+    saved(store, unit, arrays, {**facts, **more})
+
+
+def mapped(store: Store, unit: Unit, seconds: float = 6.0) -> None:
+    arrays: dict[str, Any] = {}
+    for i, method in enumerate(unit.methods):
+        arrays[f"maps/{i}"] = np.stack(
+            [np.full((2, 2), 10 * len(method) + ord(each[0]) % 16) for each in unit.pictures]
+        )
+        arrays[f"rows/{i}/given"] = np.arange(len(unit.pictures))
+    said = {"pictures": list(unit.pictures), "unreadable": {}, "seconds": seconds, "explaining": seconds}
+    saved(store, unit, arrays, said)
+
+
+def judging(pictures: str, seed: int = 0, setting: Setting = SETTING, number: int = 0, **which: Any) -> Unit:
+    methods, metrics = which.get("methods", list(setting.methods)), which.get("metrics", list(setting.metrics))
+    return Unit.of(setting, number, seed, [each * 8 for each in pictures], methods, metrics=metrics)
+
+
+def begun(path: Path, wanted: Mapping[str, Any] | None = None) -> Store:
+    return Store.create(path / "run", wanted or {})
+
+
+def planned(store: Store, units: Sequence[Unit], setting: Setting = SETTING, replaces: Sequence[str] = ()) -> None:
+    names = {each: f"picture {each[0]}" for unit in units for each in unit.pictures}
+    store.add_plan([setting], list(units), "wanted", names, replaces)
+
+
+def protocol(methods: Mapping[str, str] = METHODS, **more: Any) -> Protocol:
+    given: dict[str, Any] = {
+        "name": "mine",
+        "title": "A title with <b>",
+        "models": (ModelSpec("net", "world"),),
+        "data": DataSpec("folder", path="nowhere"),
+        "judge": JudgeSpec(tuple(METRICS), reference="generic"),
+        "methods": {name: how for name, how in methods.items() if name != "random"},
+    }
+    return Protocol(**{**given, **more})
