@@ -30,6 +30,7 @@ def cluster() -> Iterator[Any]:
     made.shutdown()
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_a_node_that_joins(cluster: Any, tmp_path: Path) -> None:
     def join(done: float, total: int | None) -> None:
         if not cluster.worker_nodes:
