@@ -235,3 +235,13 @@ def test_relevance_passes_do_not_mix_with_gradients() -> None:
     for method, found in zip(methods, together, strict=True):
         alone = method.attribute(view, x, target=1)
         torch.testing.assert_close(found.map, alone, rtol=1e-5, atol=1e-6 * alone.abs().max().item())
+
+
+def test_relevance_takes_more_room_and_goes_in_smaller_parts() -> None:
+    """Float64, and what rules divide by: a fifth as many images at once as for gradients."""
+    view = vt.view(FAMILIES["vit"]())
+    for name, at_once in (("generic", [10]), ("lrp", [2] * 5), ("full_lrp", [2] * 5), ("transatt", [2] * 10)):
+        ran: list[int] = []
+        session = Session(view, images(view, 10), Target.of(view, 10, 1), batch=10, tick=ran.append)
+        answer(session, [vt.method(name)])
+        assert ran == at_once, name

@@ -86,7 +86,10 @@ def test_memory_does_not_grow_with_the_job(spelling: str, batch: int, most: floa
     assert peak(spelling, batch) < most
 
 
-@pytest.mark.parametrize("how", ["ixg", "generic", "decompx", "saliency", "gradcam", "fullgrad", "vtranm", "legrad"])
+@pytest.mark.parametrize(
+    "how",
+    ["ixg", "generic", "decompx", "saliency", "gradcam", "fullgrad", "vtranm", "legrad", "lrp", "transatt", "attnlrp"],
+)
 def test_a_pass_is_forgotten_without_the_garbage_collector(how: str) -> None:
     """Circles of references would keep the tensors of every pass until Python happens to look for them."""
     model = FAMILIES["vit"]()

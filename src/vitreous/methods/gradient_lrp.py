@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -32,9 +33,9 @@ class GradientLRP(Method):
         return "pixel" if self.at == "pixels" else "token"
 
     @property
+    @abstractmethod
     def table(self) -> Rules:
         """What flows backward."""
-        raise NotImplementedError
 
     def asks(self, view: View) -> tuple[Pass, ...]:
         layer = resolve_layer(view, self.layer)

@@ -77,7 +77,10 @@ class TransAtt(Method):
 
     def compute(self, session: Session) -> Answer:
         """Gradient and relevance of a few images at a time: all heads of all blocks exist for them only."""
-        parts = session.inner.run(lambda start, stop: self._part(session.part(start, stop)), len(session.inputs))
+        weight = Pass(rules=RULES[self.rules]).weight
+        parts = session.inner.run(
+            lambda start, stop: self._part(session.part(start, stop)), len(session.inputs), weight
+        )
         return Answer(torch.cat(parts), {})
 
     def _part(self, session: Session) -> Tensor:

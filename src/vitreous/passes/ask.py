@@ -97,6 +97,11 @@ class Pass:
     def backward(self) -> bool:
         return any(keep.grad for keep in self.keeps)
 
+    @property
+    def weight(self) -> int:
+        """How many times the room of a plain pass it takes: relevance is float64, and rules keep what they divide."""
+        return 5 if self.rules.currency == "relevance" else 1
+
     def first(self, depth: int) -> int:
         """The lowest layer that needs a gradient: -1 for the image, ``depth`` for none."""
         ends = {"image": -1, "pool": depth}

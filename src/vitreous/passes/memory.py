@@ -53,19 +53,22 @@ class InnerBatch:
 
     size: int
 
-    def run(self, work: Callable[[int, int], T], total: int) -> list[T]:
-        """Return ``work(start, stop)`` over ``0 .. total`` in parts of this size."""
+    def run(self, work: Callable[[int, int], T], total: int, weight: int = 1) -> list[T]:
+        """Return ``work(start, stop)`` over ``0 .. total`` in parts of this size.
+
+        ``weight`` says how many times the usual room an input takes here: the parts are that much smaller.
+        """
         done: list[T] = []
         start = 0
         while start < total:
-            stop = min(total, start + self.size)
+            stop = min(total, start + max(1, self.size // weight))
             try:
                 done.append(work(start, stop))
             except (RuntimeError, MemoryError) as error:
                 if stop - start == 1 or not _out_of_memory(error):
                     raise
-                self.size = max(1, (stop - start) // 2)
-                _log.warning("out of memory; going on with inner batches of %d", self.size)
+                self.size = max(1, (stop - start) // 2 * weight)
+                _log.warning("out of memory; going on with inner batches of %d", max(1, self.size // weight))
                 continue
             start = stop
         return done

@@ -113,7 +113,7 @@ class Rival(Session):
                 self.tick(stop - start)
             return chosen[0], traces
 
-        parts = self.inner.run(part, len(self.inputs))
+        parts = self.inner.run(part, len(self.inputs), ask.weight)
         rivals.settle(torch.cat([classes for classes, _ in parts]))
         joined = [Trace.join(traces) for traces in _padded([traces for _, traces in parts])]
         for place, each in enumerate(waiting):  # slots that no image uses repeat the last trace; nobody reads it

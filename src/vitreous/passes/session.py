@@ -181,4 +181,4 @@ class Session:
                 self.tick(stop - start)
             return trace
 
-        return Trace.join(self.inner.run(part, len(self.inputs)))
+        return Trace.join(self.inner.run(part, len(self.inputs), ask.weight))

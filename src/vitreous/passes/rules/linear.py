@@ -69,7 +69,7 @@ class LinearRule(RelevanceRule):
 
     def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
         """Return the relevance of x; ``out`` is the value, bias included."""
-        raise NotImplementedError
+        raise TraceError(f"the rule {type(self).__name__} does not say what a linear layer does")
 
 
 @dataclass(frozen=True)

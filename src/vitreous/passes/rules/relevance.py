@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitreous.errors import TraceError
 from vitreous.passes.rules.table import Call, Rule
 
 __all__ = ["Back", "RelevanceRule", "carry", "flowing", "own", "stabilised"]
@@ -33,14 +34,14 @@ class RelevanceRule(Rule):
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         """Return how relevance goes from the value ``out`` to these operands."""
-        raise NotImplementedError
+        raise TraceError(f"the rule {type(self).__name__} does not say what a {call.kind} does")
 
 
 class _Carry(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, back: Back, out: Tensor, *operands: Tensor) -> Tensor:
         ctx.back, ctx.shapes = back, [each.shape for each in operands]
-        return out.clone()
+        return out.view_as(out)
 
     @staticmethod
     def backward(ctx: Any, *flows: Tensor) -> Any:
