@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.passes.rules.flows import NORMS, Factors, Halves, Identity, MeanShare, UniformAttention
+from vitreous.passes.rules.flows import NORMS, Factors, Halves, Identity, MeanShare, UniformAttention, summands
 from vitreous.passes.rules.linear import Linear, LinearRule, ZBox
 from vitreous.passes.rules.relevance import Back, RelevanceRule, flowing
 from vitreous.passes.rules.table import Call, Rules
@@ -75,11 +75,12 @@ class Add(RelevanceRule):
     rescaled: bool = False
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
-        parts = [each.detach() if isinstance(each, Tensor) else each for each in call.args[:2]]
-        flows = [any(each is operand for operand in operands) for each in call.args[:2]]
+        both = summands(call)
+        parts = [each.detach() if isinstance(each, Tensor) else each for each in both]
+        flows = [any(each is operand for operand in operands) for each in both]
 
         def back(flow: Tensor) -> list[Tensor]:
-            s = safe(flow, parts[0] + parts[1])
+            s = safe(flow, out)
             shares = [part * s for part in parts]
             if self.rescaled:
                 sums, there = [_of_image(share) for share in shares], _of_image(flow)

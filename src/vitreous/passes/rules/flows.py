@@ -25,6 +25,7 @@ __all__ = [
     "SumShare",
     "UniformAttention",
     "ValueAttention",
+    "summands",
 ]
 
 _SIGMOIDS = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
@@ -88,19 +89,19 @@ class SumShare(RelevanceRule):
     """Instead, all parts that flow get the same."""
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
-        if call.kwargs.get("alpha", 1) != 1:
-            raise TraceError("a sum with alpha= has no rule")
+        summands(call)
         if self.uniform:
             return lambda flow: [flow / len(operands)] * len(operands)
-        parts, whole = [each.detach() for each in operands], _sum(call)
-        return lambda flow: [part * (flow / stabilised(whole(), self.eps)) for part in parts]
+        parts = [each.detach() for each in operands]
+        return lambda flow: [part * (flow / stabilised(out, self.eps)) for part in parts]
 
 
-def _sum(call: Call) -> Any:
-    one, other = (
-        each.detach() if isinstance(each, Tensor) else each for each in (*call.args, *call.kwargs.values())[:2]
-    )
-    return lambda: one + other
+def summands(call: Call) -> tuple[Any, Any]:
+    """Return both parts of a sum, of which one may be a number; refuse what is more than a sum."""
+    if call.kwargs.get("alpha", 1) != 1:
+        raise TraceError("a sum with alpha= has no rule")
+    one, other = *call.args, *call.kwargs.values()
+    return one, other
 
 
 @dataclass(frozen=True)
