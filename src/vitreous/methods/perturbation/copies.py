@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous.passes import Session
 from vitreous.passes.runner import refuse_not_finite
 
-__all__ = ["Make", "scores_of_copies", "scores_of_logits"]
+__all__ = ["Make", "scores_of_copies", "scores_of_logits", "scores_of_rows"]
 
 Make = Callable[[Tensor, Tensor], Tensor]
 """``(images [k], copies [k]) -> inputs [k, ...]``: which image, and which of its copies. A slice of a run has
@@ -38,25 +38,37 @@ def scores_of_copies(session: Session, count: int, make: Make, value: str | None
 
 def scores_of_logits(session: Session, count: int, logits: Make, value: str | None = None, key: Any = None) -> Tensor:
     """The same for whoever runs the model itself: ``(images [k], copies [k]) -> logits [k, classes]``."""
+    batch = len(session.inputs)
+    rows = torch.arange(batch * count, device=session.inputs.device)
+
+    def part(start: int, stop: int) -> Tensor:
+        return logits(rows[start:stop] % batch, rows[start:stop] // batch)
+
+    named = None if key is None else (key, count)
+    return scores_of_rows(session, rows % batch, part, value, named).reshape(count, batch).T
+
+
+def scores_of_rows(
+    session: Session, images: Tensor, logits: Callable[[int, int], Tensor], value: str | None = None, key: Any = None
+) -> Tensor:
+    """The same for any rows ``[R]``, of ``images [R]``: ``logits(start, stop)`` are those of some of them."""
     target = session.target if value is None else replace(session.target, value=value)
-    view, batch, device = session.view, len(session.inputs), session.inputs.device
     common = None if key is None else session.common
-    if common is not None and (key, count) in common:
-        images = torch.arange(batch, device=device).repeat(count)
-        return target.rows(images).score(common[key, count]).reshape(count, batch).T
-    keeps = common is not None and batch * count * max(view.classes, 1) * 4 <= _MOST_SHARED
+    if common is not None and key in common:
+        return target.rows(images).score(common[key])
+    keeps = common is not None and len(images) * max(session.view.classes, 1) * 4 <= _MOST_SHARED
 
     def part(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-        rows = torch.arange(start, stop, device=device)
-        found = logits(rows % batch, rows // batch)
-        refuse_not_finite(view, found)
-        scores = target.rows(rows % batch).score(found)
+        found = logits(start, stop)
+        refuse_not_finite(session.view, found)
+        scores = target.rows(images[start:stop]).score(found)
         if session.tick is not None:
             session.tick(stop - start)
         return scores, found if keeps else None
 
     with torch.no_grad():
-        parts = session.inner.run(part, batch * count)
-    if common is not None and keeps:
-        common[key, count] = torch.cat([found for _, found in parts if found is not None])
-    return torch.cat([scores for scores, _ in parts]).reshape(count, batch).T
+        parts = session.inner.run(part, len(images))
+    if common is not None and keeps and parts:
+        common[key] = torch.cat([found for _, found in parts if found is not None])
+    empty = torch.zeros(0, device=images.device)
+    return torch.cat([scores for scores, _ in parts]) if parts else empty

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from vitreous.errors import SpellingError
 from vitreous.methods.base import Answer
 from vitreous.methods.cam import FeatureMap
+from vitreous.methods.perturbation.copies import scores_of_rows
 from vitreous.methods.perturbation.linkage import complete_linkage
 from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
@@ -20,13 +21,9 @@ from vitreous.models import View
 from vitreous.passes import VALUES, Pass, Session, whole
 from vitreous.passes.memory import budget_bytes, in_parts
 from vitreous.passes.random import Draws
-from vitreous.passes.runner import refuse_not_finite
 from vitreous.words import check_choice
 
 __all__ = ["ViTCX"]
-
-_MOST_SHARED = 2**30
-"""Bytes of logits that are kept for the other classes of a comparison."""
 
 
 class Masks(NamedTuple):
@@ -126,30 +123,22 @@ class ViTCX(FeatureMap):
     # -- scores ------------------------------------------------------------------------------------------
 
     def _scored(self, session: Session) -> tuple[Masks, Tensor]:
-        """Return the masks, and the scores ``[2 R]``: through each of them, then with its noise alone."""
-        target, key = replace(session.target, value=self.score), replace(self, score="logit")
-        known = None if session.common is None else session.common.get(key)
-        if known is not None:
-            masks, logits = known
-            return masks, target.rows(masks.images.repeat_interleave(2)).score(logits)
-        masks = self._masks(session)
-        view, rows, draws = session.view, masks.images.repeat_interleave(2), session.draws("vit_cx")
-        session.expect(len(rows))
-        keeps = session.common is not None and len(rows) * max(view.classes, 1) * 4 <= _MOST_SHARED
+        """Return the masks, and the scores ``[2 R]``: through each of them, then with its noise alone.
 
-        def part(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-            logits = view.finish(view.run(view.embed(self._seen(session, masks, draws, start, stop).to(view.dtype))))
-            refuse_not_finite(view, logits)
-            scores = target.rows(rows[start:stop]).score(logits)
-            if session.tick is not None:
-                session.tick(stop - start)
-            return scores, logits if keeps else None
+        Both serve all classes of a comparison.
+        """
+        key = replace(self, score="logit")
+        known = session.memo if session.common is None else session.common
+        if (key, "masks") not in known:
+            known[key, "masks"] = self._masks(session)
+            session.expect(2 * len(known[key, "masks"].images))
+        masks: Masks = known[key, "masks"]
+        view, draws = session.view, session.draws("vit_cx")
 
-        with torch.no_grad():
-            parts = session.inner.run(part, len(rows))
-        if session.common is not None and keeps and parts:
-            session.common[key] = masks, torch.cat([logits for _, logits in parts if logits is not None])
-        return masks, torch.cat([scores for scores, _ in parts]) if parts else masks.values.new_zeros(0)
+        def logits(start: int, stop: int) -> Tensor:
+            return view.finish(view.run(view.embed(self._seen(session, masks, draws, start, stop).to(view.dtype))))
+
+        return masks, scores_of_rows(session, masks.images.repeat_interleave(2), logits, self.score, key)
 
     def _seen(self, session: Session, masks: Masks, draws: Draws, start: int, stop: int) -> Tensor:
         """Return inputs ``start .. stop - 1``: every mask has two, and their noise is the same."""
