@@ -17,6 +17,7 @@ from vitreous.errors import VitreousError, nearest, one_line
 
 __all__ = [
     "CHOOSE",
+    "PRECISIONS",
     "REQUIRES",
     "SCHEMA",
     "SOURCES",
@@ -33,10 +34,11 @@ __all__ = [
 
 SCHEMA = "vitreous.protocol/1"
 SOURCES = (
-    *("folder", "imagefolder", "csv", "hf", "world", "pets", "cifar10", "cifar100", "mura", "coco", "funnybirds"),
+    *("folder", "imagefolder", "csv", "json", "hf", "world", "pets", "cifar10", "cifar100", "mura", "coco", "funnybirds"),
     *("imagenet-val", "imagenet-a", "imagenet-r", "imagenet-s", "imagenet-segmentation"),
     *("quad-imagenet", "part-quad-imagenet"),
 )
+PRECISIONS = ("float32", "float16", "bfloat16")
 CHOOSE = ("first", "random", "per-class", "listed")
 REQUIRES = {
     "cnn": "a view of convolutional networks, which does not exist yet",
@@ -223,10 +225,10 @@ def read(name_or_path: str | Path) -> Protocol:
     return read_file(path)
 
 
-def replace_model(protocol: Protocol, name: str) -> Protocol:
+def replace_model(protocol: Protocol, name: str, size: int | None = None) -> Protocol:
     """Return the same protocol with another model, by any name that ``vt.load`` knows.
 
-    It prepares pictures as its own weights want. Rows and data sets are those of the model with the most rows, of those
+    It prepares pictures as its own weights want, in another ``size`` if one is given. Rows and data sets are those of the model with the most rows, of those
     that can run. Published cells stay as they are: they are those of other models.
     """
     ready = [model for model in protocol.models if not model.requires] or list(protocol.models)
@@ -234,7 +236,7 @@ def replace_model(protocol: Protocol, name: str) -> Protocol:
     sets = [each for each in (protocol.data, *protocol.also) if not each.models or like.label in each.models]
     sets = [replace(each, models=()) for each in sets]
     needs = tuple(word for word in protocol.requires if word not in ("cnn", "weights", "training"))
-    model = ModelSpec(label=name, name=name, methods=like.methods)
+    model = ModelSpec(label=name, name=name, size=size, methods=like.methods)
     return replace(protocol, models=(model,), data=sets[0], also=tuple(sets[1:]), requires=needs)
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vitreous.bench.protocol import (
     CHOOSE,
+    PRECISIONS,
     REQUIRES,
     SCHEMA,
     SOURCES,
@@ -221,7 +222,7 @@ class _Check:
             ("layout.figures", made.figures, (*KINDS, "strips", "cascade")),
             ("judge.target", (judge.target,), ("pred", "label", "given")),
             ("judge.value", (judge.value,), ("logit", "prob", "logprob")),
-            ("judge.precision", (judge.precision,), ("float32", "float16", "bfloat16")),
+            ("judge.precision", (judge.precision,), PRECISIONS),
             ("judge.upsample", (judge.upsample,), ("bilinear", "nearest")),
             ("judge.ties", (judge.ties,), ("random", "raster", "reverse_raster")),
             ("judge.nonfinite", (judge.nonfinite,), ("exclude", "lowest", "raise")),

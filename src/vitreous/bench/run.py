@@ -172,8 +172,10 @@ class Bench:
     def _load(self, spec: ModelSpec) -> View:
         checkpoint = (self.options.checkpoint or {}).get(spec.label, spec.checkpoint)
         loaded = load(spec.name, checkpoint=checkpoint, device=self.options.device)
+        side = spec.size or loaded.preprocess.size[0]
+        if loaded.preprocess.size != (side, side):  # the model is built for another size, not only its pictures
+            loaded = load(spec.name, checkpoint=checkpoint, device=self.options.device, img_size=side)
         own = loaded.preprocess
-        side = spec.size or own.size[0]
         loaded.preprocess = dataclasses.replace(
             own,
             size=own.size if spec.size is None else (side, side),
