@@ -113,7 +113,7 @@ class _Reader:
     def __init__(self, store: Store, plans: Sequence[RecordedPlan]) -> None:
         self.store, self.plans = store, plans
         self.where: dict[Cell, str] = places(plans)
-        self._kept: dict[str, Found | None] = {}
+        self._kept: dict[tuple[str, str], Found | None] = {}
 
     @cached_property
     def units(self) -> dict[str, tuple[RecordedPlan, Unit]]:
@@ -141,16 +141,18 @@ class _Reader:
         place = self.where.get(map_cell(setting, seed, picture, method, mode))
         if place is None:
             return None
-        if place not in self._kept:
-            self._kept = {**dict(list(self._kept.items())[-15:]), place: self.store.read(place)}  # a few at a time
-        found = self._kept[place]
-        if found is None or picture not in found[1].get("pictures", ()):
-            return None
-        arrays, said = found
         plan, unit = self.units[place]
         theirs, own = plan.settings[unit.setting], _made_of(setting, method)
         number = next(n for n, label in enumerate(unit.methods) if _made_of(theirs, label) == own)  # by any label
-        return np.asarray(arrays[f"maps/{number}"][arrays[f"rows/{number}/{mode}"][said["pictures"].index(picture)]])
+        maps, rows = f"maps/{number}", f"rows/{number}/{mode}"
+        if (place, rows) not in self._kept:
+            kept = dict(list(self._kept.items())[-15:])  # a few at a time: those of one method, not of all of the unit
+            self._kept = {**kept, (place, rows): self.store.some(place, (maps, rows))}
+        found = self._kept[place, rows]
+        if found is None or picture not in found[1].get("pictures", ()):
+            return None
+        arrays, said = found
+        return np.asarray(arrays[maps][arrays[rows][said["pictures"].index(picture)]])
 
 
 def _made_of(setting: Setting, label: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -194,9 +194,14 @@ class Store:
 
     def said(self, unit: str) -> dict[str, Any] | None:
         """Return the words of a unit without its arrays."""
+        found = self.some(unit, ())
+        return None if found is None else found[1]
+
+    def some(self, unit: str, names: Iterable[str]) -> Found | None:
+        """Return some arrays of a unit and its words; what else is in it stays on disk."""
         try:
             with np.load(self._unit(unit), allow_pickle=False) as file:
-                return _words(file["said.json"])
+                return {name: file[name] for name in names}, _words(file["said.json"])
         except _BROKEN:
             return None
 
