@@ -1,0 +1,101 @@
+"""Running the explorer: an address of this machine, a server on it, a browser in front of it."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import secrets
+import socket
+import threading
+import webbrowser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+import vitreous as vt
+from vitreous import disk
+from vitreous.bench.store import Store
+from vitreous.errors import VitreousError
+from vitreous.explorer.app import Explorer, made_app
+from vitreous.explorer.guard import LOOPBACK
+
+__all__ = ["Server", "named_runs"]
+
+_TAKEN = (errno.EADDRINUSE,)
+
+
+class Server:
+    """A server that is bound and not yet running. ``address`` is what to open in a browser."""
+
+    def __init__(
+        self,
+        models: Mapping[str, vt.View],
+        runs: Mapping[str, Path],
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        memory: float | None = None,
+    ) -> None:
+        self.socket = bound(host, port)
+        name, self.port = self.socket.getsockname()[:2]
+        local = ipaddress.ip_address(name.partition("%")[0]).is_loopback
+        shown = f"[{host}]" if ":" in host else host
+        self.token = None if local else secrets.token_urlsafe(24)
+        self.address = f"http://{shown}:{self.port}/" + ("" if self.token is None else f"?token={self.token}")
+        try:
+            self.explorer = Explorer(models, runs, memory)
+        except BaseException:
+            self.socket.close()
+            raise
+        guard = made_app(self.explorer, self.token, [*LOOPBACK, shown.lower()] if local else None)
+        # nobody stands before it, so no header may say who asks; what goes wrong is logged by the guard
+        how: dict[str, Any] = {"proxy_headers": False, "server_header": False, "log_config": None, "access_log": False}
+        self.server = uvicorn.Server(uvicorn.Config(guard, lifespan="off", timeout_graceful_shutdown=1, **how))
+
+    def run(self) -> None:
+        """Answer until told to stop: by a signal, or by ``stop`` from another thread."""
+        try:
+            self.server.run(sockets=[self.socket])
+        finally:
+            self.socket.close()
+
+    def stop(self) -> None:
+        """Let ``run`` return soon."""
+        self.server.should_exit = True
+
+    def open(self) -> None:
+        """Show the page in the browser of this machine."""
+        threading.Thread(target=webbrowser.open, args=(self.address,), daemon=True).start()
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there, or say in one line why it cannot."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise VitreousError(f"--host {host} is no address of this machine: {error}") from None
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(place)
+        made.listen(128)
+    except OSError as error:
+        made.close()
+        if port and error.errno in _TAKEN:
+            raise VitreousError(f"--port {port} of {host} is in use; take another, or --port 0 for any") from None
+        raise VitreousError(f"--host {host} --port {port} cannot be used: {error.strerror}") from None
+    return made
+
+
+def named_runs(folders: Sequence[Path]) -> dict[str, Path]:
+    """Return the folders of runs by a name each, for addresses; refuse what is no run."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        Store.open(folder)
+        plain = disk.safe_name(folder.resolve().name)
+        name, count = plain, 2
+        while name in found:
+            name, count = f"{plain}-{count}", count + 1
+        found[name] = folder.resolve()
+    return found
