@@ -20,6 +20,7 @@ from vitreous.bench.statistics import seed_scores
 from vitreous.bench.store import Found, RecordedPlan, Store
 from vitreous.bench.units import Setting, Unit
 from vitreous.errors import VitreousError
+from vitreous.judge.explaining import Cost
 from vitreous.metrics import metric
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.states.rank import FLAGS
@@ -50,10 +51,9 @@ class Missing:
 class Gathered:
     """One model on one data set: a table for each seed, and what is to be known about how they came about.
 
-    ``pictures`` are the digests of the rows. ``unreadable`` gives names and reasons. ``explaining`` is seconds per
-    picture and ``together`` how many methods shared them, by method, from the units where it was with the fewest
-    others; ``seconds`` are those of all units, by kind. ``facts`` are versions, devices, threads, revisions of the plan
-    and what was audited.
+    ``pictures`` are the digests of the rows. ``unreadable`` gives names and reasons. ``costs`` are the seconds of each
+    method over all its maps, where units say so; ``seconds`` are those of all units, by kind. ``facts`` are versions,
+    devices, threads, revisions of the plan and what was audited.
     """
 
     setting: Setting
@@ -62,8 +62,7 @@ class Gathered:
     pictures: tuple[str, ...]
     unreadable: Mapping[str, str]
     missing: Missing
-    explaining: Mapping[str, float]
-    together: Mapping[str, int]
+    costs: Mapping[str, Cost]
     seconds: Mapping[str, float]
     facts: Mapping[str, Any]
     _reader: _Reader = field(repr=False)
@@ -176,7 +175,7 @@ class _Part:
         self.confidence: dict[str, dict[str, float]] = {}
         self.names: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
-        self.costs: dict[str, list[tuple[float, int, int]]] = {}
+        self.costs: dict[str, Cost] = {}
         self.seconds: Counter[str] = Counter()
         self.facts: dict[str, Any] = {
             "versions": {},
@@ -211,8 +210,7 @@ class _Part:
             pictures=rows,
             unreadable={self._name(each): reason for each, reason in bad.items()},
             missing=self._missing([each for each in self.all if each not in bad], columns),
-            explaining={name: sum(s for s, _ in c) / sum(n for _, n in c) for name, (_, c) in self._costs().items()},
-            together={name: many for name, (many, _) in self._costs().items()},
+            costs=self.costs,
             seconds=dict(self.seconds),
             facts={**self.facts, "audits": self.audits},
             _reader=self.reader,
@@ -244,10 +242,10 @@ class _Part:
     def _explained(self, unit: Unit, theirs: Setting, said: Mapping[str, Any]) -> None:
         self.unreadable |= said.get("unreadable", {})
         self.seconds["explaining"] += said.get("seconds", 0.0)
-        if "explaining" in said and said.get("pictures"):
-            cost = (float(said["explaining"]), len(said["pictures"]), len(unit.methods))
-            for name in (name for label in unit.methods for name in self._rows(theirs, label)):
-                self.costs.setdefault(name, []).append(cost)
+        for label, cost in zip(unit.methods, said.get("costs", ()), strict=False):
+            for name in self._rows(theirs, label):
+                whole = self.costs.setdefault(name, Cost())
+                self.costs[name] = Cost(**{what: getattr(whole, what) + more for what, more in cost.items()})
 
     def _judged(self, unit: Unit, theirs: Setting, arrays: Mapping[str, Array], said: Mapping[str, Any]) -> None:
         self.unreadable |= said.get("unreadable", {})
@@ -298,14 +296,6 @@ class _Part:
             x = arrays[f"{name.removesuffix('/y')}/x"]
             _, lines = self.curves.setdefault(cell, {}).setdefault(curve, (x, {}))
             lines |= {pictures[row]: arrays[name][row] for row in own}
-
-    def _costs(self) -> dict[str, tuple[int, list[tuple[float, int]]]]:
-        """Return seconds and pictures of the units in which each method had the least company, and how many it had."""
-        least = {name: min(many for _, _, many in costs) for name, costs in self.costs.items()}
-        return {
-            name: (least[name], [(seconds, count) for seconds, count, many in costs if many == least[name]])
-            for name, costs in self.costs.items()
-        }
 
     # -- making ------------------------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ class Worker:
                     arrays[f"rows/{number}/{mode}"] = np.asarray(rows, np.int32)
             arrays |= {f"classes/{mode}": each.cpu().numpy() for mode, each in found.classes.items()}
             said |= {"names": [sample.picture.name for sample in samples], "inner": found.inner}
-            said["explaining"] = found.seconds
+            said |= {"explaining": found.seconds, "costs": [dataclasses.asdict(found.costs[n]) for n in piece.methods]}
         return arrays, said
 
     # -- judging -----------------------------------------------------------------------------------------
