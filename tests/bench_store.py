@@ -102,3 +102,14 @@ def protocol(methods: Mapping[str, str] = METHODS, **more: Any) -> Protocol:
         "methods": {name: how for name, how in methods.items() if name != "random"},
     }
     return Protocol(**{**given, **more})
+
+
+def a_run(
+    tmp_path: Path, known: Protocol, pictures: str = "abcdefgh", setting: Setting = SETTING, **wanted: Any
+) -> Path:
+    """A finished run of one judging unit."""
+    given = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": [], **wanted}
+    store, unit = begun(tmp_path, given), judging(pictures, setting=setting)
+    planned(store, [unit], setting)
+    judged(store, unit)
+    return store.path

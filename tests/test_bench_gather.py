@@ -11,6 +11,7 @@ import pytest
 
 from bench_store import METHODS, METRICS, SETTING, begun, judged, judging, mapped, planned, protocol, saved, score
 from vitreous.bench.gather import gather
+from vitreous.bench.protocol import DataSpec
 from vitreous.bench.store import Store
 from vitreous.bench.units import Unit
 
@@ -150,6 +151,21 @@ def test_maps_and_seconds(tmp_path: Path) -> None:
     assert map.tolist() == [[42, 42], [42, 42]]  # 10 for each letter of ours, and 2 for b
     assert found.map("c" * 8, "ours") is None
     assert found.seconds == {"explaining": 18.0, "judging": 2.0}
+
+
+def test_a_later_data_set_of_the_same_pictures(tmp_path: Path) -> None:
+    """Nothing of it has to be planned or run: cells are known by what they are."""
+    both = protocol(data=DataSpec("folder", label="one"), also=(DataSpec("folder", label="two"),))
+    store = begun(tmp_path, {"protocol": both.to_json()})
+    one, two = (dataclasses.replace(SETTING, data=label) for label in ("one", "two"))
+    unit = judging("ab", setting=one)
+    planned(store, [unit], one)
+    planned(store, [], two)
+    judged(store, unit)
+    first, second = gather(store)
+    assert (first.data, second.data) == ("one", "two")
+    assert second.table["ours", "insertion"].tolist() == first.table["ours", "insertion"].tolist()
+    assert second.missing.cells == 0
 
 
 class Listed:

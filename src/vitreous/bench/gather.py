@@ -163,7 +163,9 @@ class _Part:
 
     def __init__(self, reader: _Reader, setting: Setting, wanted: Mapping[str, Any], known: Known | None) -> None:
         self.reader, self.setting, self.known = reader, setting, known
-        own = [(plan, unit) for plan in reader.plans for unit in plan.units if self._is_own(plan, unit)]
+        same = [(plan, unit) for plan in reader.plans for unit in plan.units if self._is_own(plan, unit)]
+        own = [(plan, unit) for plan, unit in same if plan.settings[unit.setting].data == setting.data]
+        own = own or same  # a later data set of the same pictures: nothing of it had to be planned
         asked = wanted.get("protocol", {}).get("judge", {}).get("seeds")
         planned = dict.fromkeys(unit.seed for _, unit in own)
         self.seeds = tuple(seed for seed in (asked or planned) if seed in planned)
@@ -188,8 +190,7 @@ class _Part:
         self.audits: list[Any] = []
 
     def _is_own(self, plan: RecordedPlan, unit: Unit) -> bool:
-        theirs = plan.settings[unit.setting]
-        return theirs.identity == self.setting.identity and theirs.data == self.setting.data
+        return plan.settings[unit.setting].identity == self.setting.identity
 
     def gathered(self) -> Gathered:
         wanted = set(self.all)

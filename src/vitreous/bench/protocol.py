@@ -34,7 +34,8 @@ __all__ = [
 
 SCHEMA = "vitreous.protocol/1"
 SOURCES = (
-    *("folder", "imagefolder", "csv", "json", "hf", "world", "pets", "cifar10", "cifar100", "mura", "coco", "funnybirds"),
+    *("folder", "imagefolder", "csv", "json", "hf", "world"),
+    *("pets", "cifar10", "cifar100", "mura", "coco", "funnybirds"),
     *("imagenet-val", "imagenet-a", "imagenet-r", "imagenet-s", "imagenet-segmentation"),
     *("quad-imagenet", "part-quad-imagenet"),
 )
@@ -228,8 +229,8 @@ def read(name_or_path: str | Path) -> Protocol:
 def replace_model(protocol: Protocol, name: str, size: int | None = None) -> Protocol:
     """Return the same protocol with another model, by any name that ``vt.load`` knows.
 
-    It prepares pictures as its own weights want, in another ``size`` if one is given. Rows and data sets are those of the model with the most rows, of those
-    that can run. Published cells stay as they are: they are those of other models.
+    It prepares pictures as its own weights want, in another ``size`` if one is given. Rows and data sets are those of
+    the model with the most rows, of those that can run. Published cells stay as they are: they are those of others.
     """
     ready = [model for model in protocol.models if not model.requires] or list(protocol.models)
     like = max(ready, key=lambda model: len(model.methods) or math.inf)

@@ -219,7 +219,7 @@ class _Check:
             ("requires", made.requires, tuple(REQUIRES)),
             ("layout.rows", (made.rows,), _AXES),
             ("layout.columns", made.columns, _AXES),
-            ("layout.figures", made.figures, (*KINDS, "strips", "cascade")),
+            ("layout.figures", made.figures, KINDS),
             ("judge.target", (judge.target,), ("pred", "label", "given")),
             ("judge.value", (judge.value,), ("logit", "prob", "logprob")),
             ("judge.precision", (judge.precision,), PRECISIONS),

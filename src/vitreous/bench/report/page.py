@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitreous.bench.protocol import Protocol, read, shipped
-from vitreous.bench.report.drawn import curves
+from vitreous.bench.report.drawn import drawings
 from vitreous.bench.report.finding import Finding
 from vitreous.bench.report.ledger import Ledger
 from vitreous.bench.report.parts import card, document, escape, note, section
@@ -44,7 +44,7 @@ def page(
         provenance(findings, wanted, version),
         _again(findings[0], wanted, folder, files),
     ]
-    links = [("overview", "all models")] if whole[0] else []
+    links = [("overview", "whole table")] if whole[0] else []
     links += [("ledger", "beside the paper")] if whole[1] else []
     links += _links(findings)
     links += [("unreadable", "unreadable")] if lost else []
@@ -58,7 +58,7 @@ def page(
 def _links(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     if len(findings) > 1:
         return [(f"m{number}", each.name) for number, each in enumerate(findings, 1)]
-    words = ("scores", "ranks", "curves", "differences", "metrics", "cost", "pictures")
+    words = ("scores", "ranks", "figures", "differences", "metrics", "cost", "pictures")
     return [] if findings[0].empty else [(f"m1-{word}", word) for word in words]
 
 
@@ -72,7 +72,7 @@ def _part(finding: Finding, sight: Sight, number: int, several: bool) -> str:
             [
                 scores(finding, f"{at}-scores"),
                 ranks(finding, f"{at}-ranks"),
-                curves(finding, f"{at}-curves"),
+                drawings(finding, f"{at}-figures"),
                 tests(finding, f"{at}-differences"),
                 agreement(finding, f"{at}-metrics"),
                 flags(finding, f"{at}-flags"),
