@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +11,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 import vitreous as vt
 from vitreous.errors import VitreousError, one_line
-from vitreous.explorer import trying
-from vitreous.explorer.asking import Desk
+from vitreous.explorer import downloads, lines, shelves, trying, typed
+from vitreous.explorer.bodies import body, read_json
+from vitreous.explorer.desk import Desk
 from vitreous.explorer.guard import Guard
 from vitreous.explorer.jobs import MOST_QUEUED, MOST_TASKS, Job, Worker, soon, streamed
 from vitreous.explorer.pictures import MOST_BYTES, MOST_PIXELS
-from vitreous.explorer.shelves import methods_of, start
-from vitreous.explorer.wire import Question, Refused, given_mask, png_bytes, text
+from vitreous.explorer.tasks import works
+from vitreous.explorer.wire import LONGEST_SPELLING, Question, Refused, given_mask, png_bytes, text, whole
 from vitreous.words import check_choice
 
 __all__ = ["Explorer", "made_app"]
@@ -33,10 +31,9 @@ _KINDS = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
 }
-_MOST_JSON = 4 * 2**20
 _MOST_SHORT = 64
-Answer = Callable[..., Awaitable[Response]]
-_PATIENCE = 60.0  # seconds that a request may take to arrive
+
+Answered = Callable[..., Awaitable[Response]]
 
 
 class Explorer:
@@ -46,11 +43,17 @@ class Explorer:
     not see each other.
     """
 
-    def __init__(self, models: Mapping[str, vt.View], runs: Mapping[str, Path], memory: float | None = None) -> None:
-        self.desk, self.runs = Desk(models, memory), dict(runs)
+    def __init__(
+        self,
+        models: Mapping[str, vt.View],
+        runs: Mapping[str, Path],
+        memory: float | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.desk = Desk(models, memory, options)
+        limits = {"bytes": MOST_BYTES, "pixels": MOST_PIXELS, "tasks": MOST_TASKS, "passes": typed.MOST_PASSES}
+        self.first = shelves.start(self.desk.models, runs) | {"limits": limits}
         self.long, self.short = Worker("vitreous jobs", MOST_QUEUED), Worker("vitreous questions", _MOST_SHORT)
-        limits = {"bytes": MOST_BYTES, "pixels": MOST_PIXELS, "tasks": MOST_TASKS}
-        self.first = start(self.desk, self.runs) | {"limits": limits}
 
     def close(self, seconds: float = 2.0) -> bool:
         """Stop all work; return whether all of it has ended within some seconds."""
@@ -82,23 +85,39 @@ class Explorer:
 
     async def methods(self, request: Request) -> Response:
         view = self.desk.model(request.query_params.get("model", ""))
-        return JSONResponse(await self._short(lambda: {"methods": methods_of(view)}))
+        return JSONResponse(await self._short(request, lambda: shelves.methods_of(view)))
+
+    async def classes(self, request: Request) -> Response:
+        view = self.desk.model(request.query_params.get("model", ""))
+        wanted = request.query_params.get("q", "")[:200]
+        return JSONResponse(await self._short(request, lambda: shelves.classes_of(view, wanted)))
+
+    async def method(self, request: Request) -> Response:
+        given = await read_json(request)
+        model = text(given, "model", 300) or ""
+        view, spelling = self.desk.model(model), text(given, "spelling", LONGEST_SPELLING) or ""
+        cursor = whole(given, "cursor", 0, len(spelling) + 1, len(spelling))
+
+        def look() -> dict[str, Any]:
+            found = typed.looked_at(spelling, view)
+            if found["ok"]:
+                found["seconds"] = self.desk.seconds(model, found["forwards"] + 2 * found["backwards"])
+            return found | {"completions": typed.completions(spelling, cursor or 0)}
+
+        return JSONResponse(await self._short(request, look))
 
     async def upload(self, request: Request) -> Response:
         data = await body(request, MOST_BYTES)
         name = request.query_params.get("name", "picture")[:200]
-        photo = (await self._short(lambda: {"photo": self.desk.pictures.add(data, name)}))["photo"]
+        photo = await self._short(request, lambda: self.desk.pictures.add(data, name))
         size = {"width": photo.image.width, "height": photo.image.height}
         return JSONResponse({"picture": photo.picture, "name": photo.name, **size})
 
     async def picture(self, picture: str, request: Request) -> Response:
         model = request.query_params.get("model", next(iter(self.desk.models)))
         self.desk.model(model)
-
-        def look() -> dict[str, Any]:
-            return {"png": png_bytes(self.desk.seen(model, self.desk.pictures.get(picture)))}
-
-        return Response((await self._short(look))["png"], media_type="image/png")
+        look = lambda: png_bytes(self.desk.seen(model, self.desk.pictures.get(picture)))  # noqa: E731
+        return Response(await self._short(request, look), media_type="image/png")
 
     async def predict(self, request: Request) -> Response:
         asked = Question.of(await read_json(request))
@@ -108,7 +127,7 @@ class Explorer:
             photo = self.desk.pictures.get(asked.picture)
             return trying.predicted(view, photo, self.desk.seen(asked.model, photo))
 
-        return JSONResponse(_plain(await self._short(look)))
+        return JSONResponse(await self._short(request, look))
 
     async def removed(self, request: Request) -> Response:
         given = await read_json(request)
@@ -121,10 +140,10 @@ class Explorer:
             picture = self.desk.seen(asked.model, self.desk.pictures.get(asked.picture))
             return trying.removed(view, picture, gone, fill, asked.target)
 
-        return JSONResponse(_plain(await self._short(look)))
+        return JSONResponse(await self._short(request, look))
 
-    async def _short(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        return await soon(self.short, lambda job: work())
+    async def _short(self, request: Request, work: Callable[[], Any]) -> Any:
+        return await soon(self.short, lambda job: work(), request.is_disconnected)
 
     # -- long questions --------------------------------------------------------------------------------
 
@@ -134,88 +153,78 @@ class Explorer:
             raise Refused(422, "an ask has a list of tasks")
         if len(tasks) > MOST_TASKS:
             raise Refused(429, f"an ask has at most {MOST_TASKS} tasks, not {len(tasks)}")
-        works = [self._work(task) for task in tasks]
-        self.long.room(len(works))
-        lines = streamed(self.long, works, request.is_disconnected)
-        return StreamingResponse(lines, media_type="application/x-ndjson")
+        self.long.room(len(tasks))
+        said = streamed(self.long, works(self.desk, tasks), request.is_disconnected)
+        return StreamingResponse(said, media_type="application/x-ndjson")
 
-    def _work(self, task: Any) -> Callable[[Job], dict[str, Any]]:
-        question = Question.of(task)
-        self.desk.model(question.model)
-        kind = text(task, "kind", 20) or ""
-        known = {"explain": self.desk.explain}
-        check_choice("kind", kind, tuple(known))
-        return partial(known[kind], question)
+    async def download(self, request: Request) -> Response:
+        given = await read_json(request)
+        questions, look = _questions(given), downloads.Look.of(given.get("look"))
+        form = text(given, "format", 10) or ""
+        check_choice("format", form, tuple(downloads.FORMATS))
+
+        def write(job: Job) -> tuple[bytes, str, str]:
+            shares = [job.part(place / len(questions), (place + 1) / len(questions)) for place in range(len(questions))]
+            made = [self.desk.made(each, tick).explanation for each, tick in zip(questions, shares, strict=True)]
+            content, ending = downloads.written(form, made, look)
+            return content, ending, downloads.file_name(made, ending)
+
+        content, ending, name = await soon(self.long, write, request.is_disconnected)
+        kind = downloads.FORMATS.get(ending, "application/octet-stream")
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return Response(content, media_type=kind, headers=headers)
+
+    async def command(self, request: Request) -> Response:
+        questions = _questions(await read_json(request))
+
+        def write() -> dict[str, str]:
+            asked = [self.desk.asked(each) for each in questions]
+            photos = {each.picture: self.desk.pictures.get(each.picture) for each in asked}
+            return {
+                "python": lines.python(asked, photos, self.desk.options),
+                "shell": lines.shell(asked, photos, self.desk.options),
+            }
+
+        return JSONResponse(await self._short(request, write))
 
 
-def made_app(explorer: Explorer, token: str | None, names: Sequence[str] | None) -> Guard:
-    """Return the app with its guard."""
+def _questions(given: Mapping[str, Any]) -> list[Question]:
+    found = given.get("questions")
+    if not isinstance(found, list) or not 0 < len(found) <= MOST_TASKS:
+        raise Refused(422, f"give a list of 1 to {MOST_TASKS} questions")
+    return [Question.of(each) for each in found]
+
+
+def made_app(explorer: Explorer, token: str | None, names: Sequence[str] | None, more: Sequence[Any] = ()) -> Guard:
+    """Return the app with its guard; ``more`` are routers of others."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)  # those pages fetch from elsewhere
-    reads: dict[str, Answer] = {
+    reads: dict[str, Answered] = {
         "/": explorer.page,
         "/static/{name}": explorer.static,
         "/favicon.ico": explorer.icon,
         "/api/start": explorer.start,
         "/api/methods": explorer.methods,
+        "/api/classes": explorer.classes,
         "/api/pictures/{picture}": explorer.picture,
     }
-    asks: dict[str, Answer] = {
+    asks: dict[str, Answered] = {
         "/api/pictures": explorer.upload,
         "/api/predict": explorer.predict,
         "/api/try": explorer.removed,
+        "/api/method": explorer.method,
         "/api/ask": explorer.ask,
+        "/api/download": explorer.download,
+        "/api/command": explorer.command,
     }
     for verb, answers in (("GET", reads), ("POST", asks)):
         for path, answer in answers.items():
             app.add_api_route(path, answer, methods=[verb], response_model=None)
+    for router in more:
+        app.include_router(router)
     app.add_exception_handler(VitreousError, _told)
     for status in (404, 405):
         app.add_exception_handler(status, _missing)
     return Guard(app, token, names)
-
-
-async def body(request: Request, most: int) -> bytes:
-    """Read what a request brings, as long as it is not too much; what it says about its length is not believed."""
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared[:20]) > most:
-        raise Refused(413, f"the request has {declared[:20]} bytes, over {most:,}")
-    try:
-        return await asyncio.wait_for(_read(request, most), _PATIENCE)
-    except asyncio.TimeoutError:
-        raise Refused(408, f"the request did not arrive within {_PATIENCE:g} seconds") from None
-
-
-async def _read(request: Request, most: int) -> bytes:
-    parts, total = [], 0
-    async for part in request.stream():
-        total += len(part)
-        if total > most:
-            raise Refused(413, f"the request has more than {most:,} bytes")
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def read_json(request: Request) -> dict[str, Any]:
-    """Read a JSON object; another kind of content is refused, for a page from elsewhere may send that unasked."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise Refused(415, "the request must be application/json")
-    data = await body(request, _MOST_JSON)
-    try:
-        found = json.loads(data, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        raise Refused(400, "the request is not JSON that can be read") from None
-    if not isinstance(found, dict):
-        raise Refused(422, "the request must be a JSON object")
-    return found
-
-
-def _no_number(word: str) -> None:
-    raise ValueError(word)
-
-
-def _plain(event: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in event.items() if name != "event"}
 
 
 async def _told(request: Request, error: Exception) -> Response:
@@ -225,5 +234,5 @@ async def _told(request: Request, error: Exception) -> Response:
 
 async def _missing(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    text = "there is nothing at this address" if status == 404 else f"{request.method} is not for this address"
-    return JSONResponse({"error": text}, status_code=status)
+    words = "there is nothing at this address" if status == 404 else f"{request.method} is not for this address"
+    return JSONResponse({"error": words}, status_code=status)

@@ -1,122 +1,45 @@
-"""The desk where questions are answered: models, pictures, and the maps made lately."""
+"""Tasks about one map: the map itself, why, who owns which patch, and how far to trust it."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from threading import Lock
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from PIL import Image
+import numpy as np
 
 import vitreous as vt
-from vitreous.explorer import trying
+from vitreous import show
+from vitreous.because import Answer, Why, strongest, trust
+from vitreous.explorer import lines, trying
+from vitreous.explorer.desk import Desk, Tick
 from vitreous.explorer.jobs import Job
-from vitreous.explorer.pictures import Photo, Pictures
-from vitreous.explorer.wire import Question, Refused, array
+from vitreous.explorer.wire import Question, Refused, array, png
 
-__all__ = ["Desk", "Made", "map_of"]
+# Maps of pixels are summed into patches as everywhere in the house; the facade has no word for that.
+from vitreous.methods import to_grid
+from vitreous.show.owners import strength
 
-_MOST_MAPS, _MOST_BYTES = 300, 128 * 2**20
-_MOST_SEEN = 64
+__all__ = ["check", "explain", "map_of", "owners", "why"]
 
-Tick = Callable[[float, "float | None"], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Made:
-    """A map, what was said on the way, and how long it took."""
-
-    explanation: vt.Explanation
-    warnings: tuple[str, ...]
-    seconds: float
-
-    @property
-    def size(self) -> int:
-        """Bytes, about."""
-        e = self.explanation
-        tensors = [e.map, *e.extras.values()]
-        return sum(each.numel() * each.element_size() for each in tensors) + 3 * e.image.width * e.image.height
+_OWNERS = "var@sharp(plus(decompx))"
+_COMPETES = 0.1  # as on the page of ``vitreous why``
+_SAID = 5
+_MOST_OWNERS = 12
 
 
-class Desk:
-    """Answers questions about some models. What was made lately is kept, within bounds."""
-
-    def __init__(self, models: Mapping[str, vt.View], memory: float | None = None) -> None:
-        self.models, self.memory, self.pictures = dict(models), memory, Pictures()
-        self._made: OrderedDict[Question, Made] = OrderedDict()
-        self._seen: OrderedDict[tuple[str, str], Image.Image] = OrderedDict()
-        self._guard = Lock()
-
-    def model(self, name: str) -> vt.View:
-        """Return a model by its name; only those that were given at start are here."""
-        if name not in self.models:
-            raise Refused(404, f"there is no model {name!r:.60} here; there is {', '.join(self.models)}")
-        return self.models[name]
-
-    def seen(self, model: str, photo: Photo) -> Image.Image:
-        """Return what a model sees of a picture."""
-        key = model, photo.picture
-        with self._guard:
-            known = self._seen.get(key)
-        if known is None:
-            known = trying.seen(self.model(model), photo)
-        with self._guard:
-            self._seen[key] = known
-            self._seen.move_to_end(key)
-            while len(self._seen) > _MOST_SEEN:
-                self._seen.popitem(last=False)
-        return known
-
-    def made(self, question: Question, tick: Tick | None = None) -> Made:
-        """Return the map that answers a question, from memory if it was made lately."""
-        with self._guard:
-            known = self._made.get(question)
-            if known is not None:
-                self._made.move_to_end(question)
-                return known
-        view, photo = self.model(question.model), self.pictures.get(question.picture)
-        began = time.perf_counter()
-        explanation = vt.explain(
-            view,
-            photo.image,
-            question.method,
-            question.target,
-            against=question.against,
-            value=None if question.value == "logit" else question.value,  # what was not asked for is not missed
-            seed=question.seed,
-            memory=self.memory,
-            progress=tick,
-        )
-        # the photograph belongs to the pictures: kept here too, it would never leave
-        explanation = dataclasses.replace(explanation, photo=None, name=photo.name)
-        made = Made(explanation, (), time.perf_counter() - began)
-        self._keep(question, made)
-        return made
-
-    def _keep(self, question: Question, made: Made) -> None:
-        with self._guard:
-            self._made[question] = made
-            while len(self._made) > 1 and (
-                len(self._made) > _MOST_MAPS or sum(each.size for each in self._made.values()) > _MOST_BYTES
-            ):
-                self._made.popitem(last=False)
-
-    def explain(self, question: Question, job: Job) -> dict[str, Any]:
-        """Answer the task ``explain``."""
-        made = self.made(question, job.tick)
-        return map_of(made.explanation) | {"seconds": made.seconds, "warnings": list(made.warnings)}
+def explain(desk: Desk, question: Question, job: Job, together: Sequence[Question] = ()) -> dict[str, Any]:
+    """Return a map; cheap maps that were asked for together share their passes."""
+    desk.prepare(together, job.tick)
+    made = desk.made(question, job.tick)
+    return map_of(made.explanation) | {"seconds": made.seconds, "warnings": list(made.warnings)}
 
 
 def map_of(e: vt.Explanation) -> dict[str, Any]:
     """Write an explanation down for the page."""
-    scale = e.scale
     return {
         "map": array(e.map.numpy()),
-        "signed": scale.signed,
+        "signed": e.scale.signed,
         "grid": "pixel" if tuple(e.map.shape) == (e.image.height, e.image.width) else "token",
         "target": e.target,
         "label": e.label,
@@ -128,3 +51,128 @@ def map_of(e: vt.Explanation) -> dict[str, Any]:
         "value": e.value,
         "identity": e.identity,
     }
+
+
+def check(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
+    """Return what cheap tests say about a map."""
+    made = desk.made(question, job.part(0.0, 0.2))
+    found = vt.check(made.explanation, desk.model(question.model), memory=desk.memory, progress=job.part(0.2, 1.0))
+    return {"verdict": found.verdict, "sentence": found.sentence, "tests": _tests(found)}
+
+
+def _tests(found: vt.Checkup) -> list[dict[str, str]]:
+    told = []
+    for each in found.tests:
+        if each.verdict == "-":
+            word, verdict, sentence = each.name, "-", f"{each.sentence[:1].upper()}{each.sentence[1:]}."
+        else:
+            word, verdict, sentence = trust(each)
+        told.append({"name": each.name, "word": word, "verdict": verdict, "sentence": sentence})
+    return told
+
+
+def owners(desk: Desk, question: Question, job: Job, among: Sequence[int]) -> dict[str, Any]:
+    """Return which of some classes owns which patch, by VAR."""
+    return _owners_of(_owned(desk, question, among, job.tick))
+
+
+def _owned(desk: Desk, question: Question, among: Sequence[int], tick: Tick) -> vt.Explanation:
+    view, photo = desk.model(question.model), desk.pictures.get(question.picture)
+    found: vt.Explanation = vt.compare(
+        view,
+        photo.image,
+        [_OWNERS],
+        among[0],
+        among=list(among),
+        value="logprob",
+        seed=question.seed,
+        memory=desk.memory,
+        progress=tick,
+    )[0]
+    return found
+
+
+def _owners_of(e: vt.Explanation) -> dict[str, Any]:
+    shares, maps = (e.extras[name].double().numpy() for name in ("distribution", "maps"))
+    colours = ["#" + bytes(colour).hex() for colour in show.class_colours(len(shares))]
+    indices = [each for each in e.extras["classes"].tolist() if each >= 0]
+    named = zip(indices, e.names, colours, strict=False)
+    return {
+        "distribution": array(shares),
+        "strength": array(strength(maps)),
+        "classes": [{"index": index, "label": label, "colour": colour} for index, label, colour in named],
+    }
+
+
+def given_among(task: Mapping[str, Any], view: vt.View) -> list[int]:
+    """Read the classes that are to be compared."""
+    given = task.get("among")
+    if not isinstance(given, list) or not all(type(each) is int for each in given):
+        raise Refused(422, "among must be a list of class indices")
+    classes = list(dict.fromkeys(view.class_index(each) for each in given))
+    if not 2 <= len(classes) <= _MOST_OWNERS:
+        raise Refused(422, f"among names {len(classes)} classes; from 2 to {_MOST_OWNERS} can be compared")
+    return classes
+
+
+def why(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
+    """Return all that stands on the page of ``vitreous why``, as data."""
+    view, photo = desk.model(question.model), desk.pictures.get(question.picture)
+    made = desk.made(question, job.part(0.0, 0.2))
+    e, seen = made.explanation, desk.seen(question.model, photo)
+    if e.target is None:
+        raise Refused(422, "why asks about a class")
+    now = trying.chances(view, seen)
+    order = now.argsort(descending=True, stable=True).tolist()
+    rival = next((each for each in order if each != e.target), None)
+    contrast = owned = None
+    if rival is not None and e.class_specific and question.against is None:
+        versus = dataclasses.replace(question, target=e.target, against=rival)
+        contrast = desk.made(versus, job.part(0.2, 0.35)).explanation
+        if min(float(now[rival]), float(now[e.target])) >= _COMPETES:
+            owned = _owned(desk, question, [e.target, rival], job.part(0.35, 0.4))
+    job.tick(0.4)
+    mask = strongest(to_grid(e.map[None], "token", view, view.preprocess.tensor(seen)[None])[0])
+    without, alone = (_tried(view, seen, gone, e.target) for gone in (mask, ~mask))
+    checkup = vt.check(e, view, memory=desk.memory, progress=job.part(0.4, 1.0))
+    said = tuple((view.label(each), float(now[each])) for each in order[:_SAID])
+    named = None if rival is None else view.label(rival)
+    told = Why(e, said, named, contrast, owned, without, alone, checkup, _command(desk, question, e))
+    return map_of(e) | {"warnings": list(made.warnings)} | _page(told, order, rival)
+
+
+def _page(told: Why, order: Sequence[int], rival: int | None) -> dict[str, Any]:
+    page, e = told.page(), told.explanation
+    against = None
+    if told.contrast is not None:
+        against = map_of(told.contrast) | {"label": e.label, "rival": told.rival, "index": rival}
+    said = [{"index": i, "label": label, "probability": p} for i, (label, p) in zip(order, page.says, strict=False)]
+    return {
+        "title": page.title,
+        "lead": page.lead,
+        "says": said,
+        "tried": [
+            {"picture": png(each.picture), "words": each.caption, "percent": each.chance, "change": each.change}
+            for each in page.tried
+        ],
+        "tried_text": page.tried_text,
+        "contrast": against,
+        "owners": None if told.owners is None else _owners_of(told.owners),
+        "trust": [dataclasses.asdict(each) for each in page.trust],
+        "trust_text": page.trust_text,
+        "command": page.command,
+        "settings": page.settings,
+    }
+
+
+def _command(desk: Desk, question: Question, e: vt.Explanation) -> str:
+    """The line that makes the page: of the class that was meant, whoever chose it."""
+    asked = dataclasses.replace(desk.asked(question), target=e.target)
+    return lines.why(asked, desk.pictures.get(question.picture), desk.options)
+
+
+def _tried(view: vt.View, seen: Any, gone: np.ndarray[Any, Any], target: int) -> Answer:
+    picture = trying.changed(seen, gone, "blur")
+    told = trying.chances(view, picture)
+    best = int(told.argmax())
+    return Answer(picture, view.label(best), float(told[best]), float(told[target]))

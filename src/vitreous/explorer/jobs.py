@@ -25,6 +25,8 @@ _BEAT = 1.0  # seconds after which a stream says that it is still there
 _log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
+Gone = Callable[[], Awaitable[bool]]
+"""Whether the client has left."""
 
 
 class Stopped(BaseException):
@@ -149,8 +151,8 @@ class Worker:
             del job  # what it holds must not wait for the next one
 
 
-async def soon(worker: Worker, work: Callable[[Job], Event]) -> Event:
-    """Do a short piece of work in a worker's thread and return what it gives."""
+async def soon(worker: Worker, work: Callable[[Job], Any], gone: Gone) -> Any:
+    """Do a piece of work in a worker's thread and return what it gives; it is dropped if the client leaves."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Event] = loop.create_future()
 
@@ -162,20 +164,21 @@ async def soon(worker: Worker, work: Callable[[Job], Event]) -> Event:
         if event["event"] in ("result", "error"):
             _call(loop, end, event)
 
-    job = Job(work, tell)
+    job = Job(lambda job: {"given": work(job)}, tell)
     worker.put([job])
     try:
-        event = await future
+        while not (await asyncio.wait([future], timeout=_BEAT))[0]:
+            if await gone():
+                raise Refused(499, "nobody waits for this any more")
+        event = future.result()
     finally:
         worker.drop([job])
     if event["event"] == "error":
         raise Refused(event.get("status", 503), event["message"])
-    return event
+    return event["given"]
 
 
-async def streamed(
-    worker: Worker, works: Sequence[Callable[[Job], Event]], gone: Callable[[], Awaitable[bool]]
-) -> AsyncIterator[bytes]:
+async def streamed(worker: Worker, works: Sequence[Callable[[Job], Event]], gone: Gone) -> AsyncIterator[bytes]:
     """Yield what happens to these tasks, one JSON a line; ``gone`` tells whether the client has left.
 
     However this ends, no task is left behind.

@@ -20,6 +20,7 @@ from vitreous.bench.store import Store
 from vitreous.errors import VitreousError
 from vitreous.explorer.app import Explorer, made_app
 from vitreous.explorer.guard import LOOPBACK
+from vitreous.explorer.runs import router
 
 __all__ = ["Server", "named_runs"]
 
@@ -27,7 +28,10 @@ _TAKEN = (errno.EADDRINUSE,)
 
 
 class Server:
-    """A server that is bound and not yet running. ``address`` is what to open in a browser."""
+    """A server that is bound and not yet running. ``address`` is what to open in a browser.
+
+    ``data`` is where the pictures of runs are, ``options`` what the models were loaded with.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,8 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 8000,
         memory: float | None = None,
+        options: Mapping[str, Any] | None = None,
+        data: str | Mapping[str, str] | None = None,
     ) -> None:
         self.socket = bound(host, port)
         name, self.port = self.socket.getsockname()[:2]
@@ -44,11 +50,12 @@ class Server:
         self.token = None if local else secrets.token_urlsafe(24)
         self.address = f"http://{shown}:{self.port}/" + ("" if self.token is None else f"?token={self.token}")
         try:
-            self.explorer = Explorer(models, runs, memory)
+            self.explorer = Explorer(models, runs, memory, options)
+            more = [router(runs, data, models)]
         except BaseException:
             self.socket.close()
             raise
-        guard = made_app(self.explorer, self.token, [*LOOPBACK, shown.lower()] if local else None)
+        guard = made_app(self.explorer, self.token, [*LOOPBACK, shown.lower()] if local else None, more)
         # nobody stands before it, so no header may say who asks; what goes wrong is logged by the guard
         how: dict[str, Any] = {"proxy_headers": False, "server_header": False, "log_config": None, "access_log": False}
         self.server = uvicorn.Server(uvicorn.Config(guard, lifespan="off", timeout_graceful_shutdown=1, **how))

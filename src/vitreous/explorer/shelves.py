@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import vitreous as vt
 from vitreous import show
 from vitreous.errors import VitreousError
 from vitreous.explorer.pictures import scenes
+from vitreous.explorer.runs import titles
 from vitreous.words.defaults import STEPS
 
-if TYPE_CHECKING:
-    from vitreous.explorer.asking import Desk
+__all__ = ["classes_of", "methods_of", "start"]
 
-__all__ = ["methods_of", "start"]
-
+_MOST_CLASSES = 50
 _FIRST = ("generic", "gradcam", "skipplus(decompx)")
 """What stands beside the quick step when the page opens."""
 
 
-def start(desk: Desk, runs: Mapping[str, Path]) -> dict[str, Any]:
+def start(views: Mapping[str, vt.View], runs: Mapping[str, Path]) -> dict[str, Any]:
     """Return all that does not change while the server runs."""
-    views = desk.models
     tables = {"signed": show.DIVERGING.tolist(), "unsigned": show.SEQUENTIAL.tolist()}
     return {
         "version": vt.__version__,
         "models": [_model(name, view) for name, view in views.items()],
-        "runs": [{"id": name, "title": path.name} for name, path in runs.items()],
+        "runs": titles(runs),
         "scenes": scenes(),
         "methods": methods_of(next(iter(views.values()))),
         "efforts": [
@@ -40,7 +38,7 @@ def start(desk: Desk, runs: Mapping[str, Path]) -> dict[str, Any]:
 
 def _model(name: str, view: vt.View) -> dict[str, Any]:
     high, wide = view.grid()
-    wanted = [vt.effort("quick", view), *_FIRST]
+    there = [each for each in _FIRST if _refusal(vt.method(each), view) is None]
     return {
         "name": name,
         "title": name,
@@ -51,7 +49,7 @@ def _model(name: str, view: vt.View) -> dict[str, Any]:
         "heads": view.heads,
         "patches": high * wide,
         "attends": view.attends,
-        "default_methods": [each for each in wanted if _refusal(vt.method(each), view) is None],
+        "default_methods": [STEPS[0], *there],
     }
 
 
@@ -78,8 +76,25 @@ def _method(info: Any, view: vt.View) -> dict[str, Any]:
         "aliases": list(info.aliases),
         "presets": list(info.presets),
         "slow": info.slow,
+        "layers": example is not None and (example.layered or example.moves),
         **({} if refused is None else {"refused": refused}),
     }
+
+
+def classes_of(view: vt.View, wanted: str) -> list[dict[str, Any]]:
+    """Return the classes that fit some words best: by number, by how a name begins, by what it holds."""
+    words = wanted.casefold().split()
+    found = []
+    for index in range(max(view.classes, 2)):
+        label = view.label(index)
+        whole = (view.labels[index] if view.labels and index < len(view.labels) else label).casefold()
+        if wanted.strip() == str(index):
+            found.append((0, index, label))
+        elif all(word in whole for word in words):
+            each_begins = all(f" {word}" in f" {whole}" for word in words)
+            rank = 1 if whole.startswith(" ".join(words)) else 2 if each_begins else 3
+            found.append((rank, index, label))
+    return [{"index": index, "label": label} for _, index, label in sorted(found)[:_MOST_CLASSES]]
 
 
 def _refusal(how: vt.Method, view: vt.View) -> str | None:
