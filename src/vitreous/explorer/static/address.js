@@ -4,10 +4,16 @@ export const VIEWS = ["why", "maps", "layers", "heads", "owners"];
 
 const WORD = { read: String, write: String };
 const WHOLE = { read: (text) => (/^\d+$/.test(text) ? Number(text) : null), write: String };
-const SHARE = { read: (text) => (Number.isFinite(Number(text)) ? Number(text) : null), write: (value) => String(Number(value.toFixed(4))) };
+const SHARE = {
+  read: (text) => (Number.isFinite(Number(text)) ? Number(text) : null),
+  write: (value) => String(Number(value.toFixed(4))),
+};
 const YES = { read: (text) => text === "1", write: (value) => (value ? "1" : "0") };
 const LIST = { read: (text) => text.split(";").filter(Boolean), write: (value) => value.join(";") };
-const NUMBERS = { read: (text) => text.split(",").map(Number).filter(Number.isInteger), write: (value) => value.join(",") };
+const NUMBERS = {
+  read: (text) => text.split(",").map(Number).filter(Number.isInteger),
+  write: (value) => value.join(","),
+};
 
 /** Every name in the address: how it is read and written, and what is meant where it is missing. */
 const FIELDS = {
@@ -35,7 +41,9 @@ const FIELDS = {
   alone: [YES, false], // not beside the prediction
 };
 
-export const BLANK = Object.freeze(Object.fromEntries(Object.entries(FIELDS).map(([name, [, blank]]) => [name, blank])));
+export const BLANK = Object.freeze(
+  Object.fromEntries(Object.entries(FIELDS).map(([name, [, blank]]) => [name, blank])),
+);
 
 /** `#/image?…` to a state; what cannot be read is as if it were missing. */
 export function readState(parameters) {

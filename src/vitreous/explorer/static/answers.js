@@ -31,9 +31,9 @@ export class Answers extends EventTarget {
   }
 
   /**
-   * Say all that the page wants now, the most urgent first: `[{key, alone, …task}]`. What was wanted before and is no more
-   * is cancelled, also on the server; what is known is not asked again. Cheap questions travel together, so that they
-   * share passes; those marked `alone` have a stream of their own, which stops without the others.
+   * Say all that the page wants now, the most urgent first: `[{key, alone, …task}]`. What was wanted before and is no
+   * more is cancelled, also on the server; what is known is not asked again. Cheap questions travel together, so that
+   * they share passes; those marked `alone` have a stream of their own, which stops without the others.
    */
   want(tasks) {
     const wanted = new Set(tasks.map((task) => task.key));

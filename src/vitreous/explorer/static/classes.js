@@ -1,6 +1,6 @@
 // What the model says, and what is asked about: one class, or one rather than another.
 
-import { announce, api, el, fill, percent, settled } from "./common.js";
+import { announce, api, el, fill, percent, remake, settled } from "./common.js";
 import { button, problem } from "./parts.js";
 
 const SHOWN = 6;
@@ -27,7 +27,11 @@ export class ClassPanel {
     if (second) {
       const against = index === store.against || index === store.target ? null : index;
       store.set({ against });
-      announce(against === null ? `Why ${store.label(store.target)}` : `Why ${store.label(store.target)} rather than ${store.label(index)}`);
+      announce(
+        against === null
+          ? `Why ${store.label(store.target)}`
+          : `Why ${store.label(store.target)} rather than ${store.label(index)}`,
+      );
       return;
     }
     const target = index === store.predicted?.index ? null : index;
@@ -38,36 +42,53 @@ export class ClassPanel {
   update() {
     const { store } = this;
     const said = store.prediction;
-    if (!said) {
-      if (store.problem) fill(this.list, el("li", {}, problem(store.problem, () => store.load())));
-      else fill(this.list, store.state.picture ? Array.from({ length: SHOWN }, () => el("li", { class: "class ghost" }, "\u00a0")) : el("li", { class: "note" }, "The model has seen nothing yet."));
-      this.truth.textContent = "";
-      this.search.node.hidden = true;
-      return;
-    }
-    this.search.node.hidden = false;
-    const asked = [store.target, store.against].filter((index) => index !== null && !said.top.slice(0, SHOWN).some((each) => each.index === index));
-    const more = asked.map((index) => said.top.find((each) => each.index === index) ?? { index, label: store.label(index), probability: null });
+    this.search.node.hidden = !said;
+    const truth = said?.truth;
+    const right = truth?.index === store.predicted?.index;
+    this.truth.textContent = truth ? `In truth: ${truth.label}. The model is ${right ? "right" : "wrong"}.` : "";
+    if (!said) return void remake(this.list, `${store.state.picture} ${store.problem}`, () => this.#blank());
+    const first = said.top.slice(0, SHOWN);
+    const asked = [store.target, store.against].filter((index) => index !== null);
+    const more = asked.filter((index) => !first.some((each) => each.index === index));
+    const rows = [...first, ...more.map((index) => this.#known(index))];
     const focused = document.activeElement?.closest?.(".class")?.dataset.index;
     const kind = document.activeElement?.className;
-    fill(this.list, [...said.top.slice(0, SHOWN), ...more].map((each) => this.#row(each)));
-    if (focused) this.list.querySelector(`[data-index="${focused}"] .${kind}`)?.focus();
-    const { truth } = said;
-    const right = truth && truth.index === store.predicted.index;
-    this.truth.textContent = truth ? (right ? "This is what it is." : `In truth: ${truth.label}.`) : "";
+    const fresh = remake(this.list, JSON.stringify([rows, asked]), () => rows.map((each) => this.#row(each)));
+    if (fresh && focused) this.list.querySelector(`[data-index="${focused}"] .${kind}`)?.focus();
+  }
+
+  /** What stands there before the model has said anything. */
+  #blank() {
+    const { store } = this;
+    if (store.problem) return el("li", {}, problem(store.problem, () => store.load()));
+    return Array.from({ length: SHOWN }, () => el("li", { class: "class ghost" }, "\u00a0"));
+  }
+
+  #known(index) {
+    const said = this.store.prediction.top.find((each) => each.index === index);
+    return said ?? { index, label: this.store.label(index), probability: null };
   }
 
   #row({ index, label, probability }) {
     const { store } = this;
     const target = index === store.target, rival = index === store.against;
     const main = button(
-      [el("span", { class: "name" }, label), el("span", { class: "chance" }, probability === null ? "" : percent(probability)), el("i", { style: { width: `${100 * (probability ?? 0)}%` } })],
+      [
+        el("span", { class: "name" }, label),
+        el("span", { class: "chance" }, probability === null ? "" : percent(probability)),
+        el("i", { style: { width: `${100 * (probability ?? 0)}%` } }),
+      ],
       (event) => this.ask(index, event.shiftKey),
-      { class: "pick", "aria-pressed": String(target), title: target ? "asked about" : `Why “${label}”? Shift-click to contrast.` },
+      {
+        class: "pick",
+        "aria-pressed": String(target),
+        title: target ? "asked about" : `Why “${label}”? Shift-click to contrast.`,
+      },
     );
     const second = button("vs", () => this.ask(index, true), {
       class: "versus", "aria-pressed": String(rival), disabled: target,
-      "aria-label": rival ? `Do not contrast with ${label}` : `Contrast with ${label}`, title: rival ? "no contrast" : "rather than this one",
+      "aria-label": rival ? `Do not contrast with ${label}` : `Contrast with ${label}`,
+      title: rival ? "no contrast" : "rather than this one",
     });
     return el("li", { class: `class${target ? " on" : ""}${rival ? " off" : ""}`, dataset: { index } }, main, second);
   }
@@ -85,8 +106,18 @@ export class ClassSearch {
     const id = `classes-${Math.random().toString(36).slice(2, 8)}`;
     this.options = el("ul", { class: "options", id, role: "listbox", "aria-label": words, hidden: true });
     this.input = el("input", {
-      type: "search", class: "field", placeholder: `${words} …`, autocomplete: "off", spellcheck: false, role: "combobox", "aria-label": words, "aria-expanded": "false",
-      "aria-controls": id, "aria-autocomplete": "list", oninput: settled(() => this.#find(), 120), onfocus: () => this.input.value && this.#find(),
+      type: "search",
+      class: "field",
+      placeholder: `${words} …`,
+      autocomplete: "off",
+      spellcheck: false,
+      role: "combobox",
+      "aria-label": words,
+      "aria-expanded": "false",
+      "aria-controls": id,
+      "aria-autocomplete": "list",
+      oninput: settled(() => this.#find(), 120),
+      onfocus: () => this.input.value && this.#find(),
       onkeydown: (event) => this.#key(event), onblur: () => setTimeout(() => this.#close(), 150),
     });
     this.node = el("div", { class: "combo" }, this.input, this.options);
@@ -111,7 +142,12 @@ export class ClassSearch {
 
   #draw(words) {
     const rows = this.#found.map(({ index, label }, place) =>
-      el("li", { role: "option", id: `${this.options.id}-${place}`, "aria-selected": String(place === this.#active), onpointerdown: (event) => { event.preventDefault(); this.#take(place, event.shiftKey); } },
+      el("li", {
+        role: "option",
+        id: `${this.options.id}-${place}`,
+        "aria-selected": String(place === this.#active),
+        onpointerdown: (event) => { event.preventDefault(); this.#take(place, event.shiftKey); },
+      },
         el("span", {}, label), el("small", {}, String(index))));
     fill(this.options, words ? el("li", { class: "note" }, words) : rows);
     this.options.hidden = false;

@@ -6,9 +6,9 @@ const SVG = "http://www.w3.org/2000/svg";
 export const token = new URLSearchParams(location.search).get("token") ?? "";
 
 /**
- * Make an element. `properties`: `class`, `text`, `style` and `dataset` (objects), `on…` listeners, `html…` never; what is
- * a property of the element is set as one (`value`, `checked`, `hidden`), everything else as an attribute. `false`, `null`
- * and `undefined` leave an attribute out. Children: nodes, strings, lists of them; `null` and `false` are skipped.
+ * Make an element. `properties`: `class`, `text`, `style` and `dataset` (objects), `on…` listeners; what is a property
+ * of the element is set as one (`value`, `checked`, `hidden`), everything else as an attribute. `false`, `null` and
+ * `undefined` leave an attribute out. Children: nodes, strings, lists of them; `null` and `false` are skipped.
  */
 export function el(tag, properties = {}, ...children) {
   return dress(document.createElement(tag), properties, children);
@@ -27,19 +27,37 @@ function dress(node, properties, children) {
     else if (name === "style") for (const [key, each] of Object.entries(value)) node.style.setProperty(key, each);
     else if (name === "dataset") Object.assign(node.dataset, value);
     else if (name === "class") node.setAttribute("class", value);
-    else if (name in node && node.namespaceURI !== SVG && !name.includes("-") && !READ_ONLY.has(name)) node[name] = value;
-    else if (value !== false || name.startsWith("aria-")) node.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : String(value));
+    else if (owned(node, name)) node[name] = value;
+    else if (name.startsWith("aria-")) node.setAttribute(name, String(value));
+    else if (value !== false) node.setAttribute(name, value === true ? "" : String(value));
   }
   node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return node;
+}
+
+/** Whether a name is a property that can be set. */
+function owned(node, name) {
+  return name in node && node.namespaceURI !== SVG && !name.includes("-") && !READ_ONLY.has(name);
 }
 
 const READ_ONLY = new Set(["list", "form", "width", "height", "role"]);
 
 /** Take everything out of an element and put this in. */
 export function fill(node, ...children) {
-  node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  node.replaceChildren(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return node;
+}
+
+const made = new WeakMap();
+
+/** Fill an element anew only if `key` is another one than last time: what is under a pointer must not be replaced. */
+export function remake(node, key, children) {
+  if (made.get(node) === key) return false;
+  made.set(node, key);
+  fill(node, children());
+  return true;
 }
 
 /**

@@ -5,13 +5,16 @@ import { button, icon, sentence } from "./parts.js";
 
 /** A cost for people: "1 F + 1 B", "61 F + 60 B", "as its base". */
 export function cost({ forwards, backwards }) {
-  const plain = (value, letter) => (value === null || value === undefined || value === 0 ? null : typeof value === "number" ? `${value.toLocaleString("en")} ${letter}` : String(value));
-  return [plain(forwards, "F"), plain(backwards, "B")].filter(Boolean).join(" + ") || "nothing";
+  const plain = (value, letter) => (typeof value === "number" ? `${value.toLocaleString("en")} ${letter}` : value);
+  return [
+    forwards && plain(forwards, "F"),
+    backwards && plain(backwards, "B"),
+  ].filter(Boolean).join(" + ") || "nothing";
 }
 
 /** Cost and time of a spelling that the server has looked at. */
 export function costWords(said) {
-  return cost(said) + (said.seconds === null || said.seconds === undefined ? "" : ` · about ${seconds(said.seconds)} here`);
+  return [cost(said), said.seconds ? `about ${seconds(said.seconds)} here` : null].filter(Boolean).join(" · ");
 }
 
 export class Composer {
@@ -22,18 +25,50 @@ export class Composer {
   constructor(store, onadd) {
     this.store = store;
     this.onadd = onadd;
-    this.options = el("ul", { class: "options", id: "completions", role: "listbox", "aria-label": "Completions", hidden: true });
+    this.options = el(
+      "ul",
+      { class: "options", id: "completions", role: "listbox", "aria-label": "Completions", hidden: true },
+    );
     this.caret = el("pre", { class: "caret", "aria-hidden": "true" });
     this.words = el("p", { class: "note", id: "composed" }, "Compose: smooth(generic), consensus(coiba, tis)");
     this.input = el("input", {
-      type: "text", class: "field code", placeholder: "consensus(coiba, …)", autocomplete: "off", autocapitalize: "off", spellcheck: false, role: "combobox",
-      "aria-label": "Compose a method", "aria-expanded": "false", "aria-controls": "completions", "aria-autocomplete": "list", "aria-describedby": "composed",
-      onkeydown: (event) => this.#key(event), onblur: () => setTimeout(() => this.#close(), 150), onscroll: () => this.#place(),
+      type: "text",
+      class: "field code",
+      placeholder: "consensus(coiba, …)",
+      autocomplete: "off",
+      autocapitalize: "off",
+      spellcheck: false,
+      role: "combobox",
+      "aria-label": "Compose a method",
+      "aria-expanded": "false",
+      "aria-controls": "completions",
+      "aria-autocomplete": "list",
+      "aria-describedby": "composed",
+      onkeydown: (event) => this.#key(event),
+      onblur: () => setTimeout(() => this.#close(), 150),
+      onscroll: () => this.#place(),
     });
     const ask = settled(() => this.#ask(), 90);
     this.input.addEventListener("input", ask);
-    this.add = button(icon("plus"), () => this.#add(), { class: "round", "aria-label": "Add this method", disabled: true });
-    this.node = el("div", { class: "composer" }, el("div", { class: "combo row" }, this.input, this.add, this.options), this.caret, this.words);
+    this.add = button(
+      icon("plus"),
+      () => this.#add(),
+      { class: "round", "aria-label": "Add this method", disabled: true },
+    );
+    this.node = el(
+      "div",
+      { class: "composer" },
+      el("div", { class: "combo row" }, this.input, this.add, this.options),
+      this.caret,
+      this.words,
+    );
+  }
+
+  /** Begin a spelling, to be gone on with. */
+  begin(text) {
+    this.input.value = text;
+    this.input.focus();
+    this.#ask();
   }
 
   async #ask() {
@@ -50,7 +85,10 @@ export class Composer {
     }
     let said;
     try {
-      said = await api("/api/method", { body: { model: this.store.model.name, spelling, cursor: this.input.selectionStart } });
+      said = await api(
+        "/api/method",
+        { body: { model: this.store.model.name, spelling, cursor: this.input.selectionStart } },
+      );
     } catch (error) {
       said = { ok: false, error: { message: error.message, at: null }, completions: [] };
     }
@@ -66,9 +104,13 @@ export class Composer {
   #tell() {
     const { ok, error } = this.#said;
     this.words.className = ok ? "note" : "note wrong";
-    this.words.textContent = ok ? costWords(this.#said) + (this.#said.class_specific === false ? " · knows no class" : "") : sentence(error?.message ?? "this is no method");
+    this.words.textContent = ok
+      ? costWords(this.#said) + (this.#said.class_specific === false ? " · knows no class" : "")
+      : sentence(error?.message ?? "this is no method");
     this.input.setAttribute("aria-invalid", String(!ok));
-    this.caret.textContent = !ok && error && error.at !== null && error.at !== undefined ? " ".repeat(error.at) + "▲" : "";
+    this.caret.textContent = !ok && error && error.at !== null && error.at !== undefined
+      ? " ".repeat(error.at) + "▲"
+      : "";
     this.#place();
   }
 
@@ -83,7 +125,12 @@ export class Composer {
     this.input.setAttribute("aria-expanded", String(open));
     if (!open) return;
     fill(this.options, found.slice(0, 40).map(({ text, note }, place) =>
-      el("li", { role: "option", id: `completion-${place}`, "aria-selected": String(place === this.#active), onpointerdown: (event) => { event.preventDefault(); this.#take(place); } },
+      el("li", {
+        role: "option",
+        id: `completion-${place}`,
+        "aria-selected": String(place === this.#active),
+        onpointerdown: (event) => { event.preventDefault(); this.#take(place); },
+      },
         el("code", {}, text), el("small", {}, note ?? ""))));
     if (this.#active >= 0) {
       this.input.setAttribute("aria-activedescendant", `completion-${this.#active}`);

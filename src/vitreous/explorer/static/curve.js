@@ -30,8 +30,12 @@ export class Curve {
       onmove(Math.min(1, Math.max(0, (((event.clientX - box.left) / box.width) * WIDE - LEFT) / (WIDE - 2 * LEFT))));
     };
     this.drawing = svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, class: "curve", role: "img" },
-      [0, 0.5, 1].map((chance) => svg("line", { class: "rule", x1: LEFT, x2: WIDE - LEFT, y1: down(chance), y2: down(chance) })),
-      [[1, "100 %"], [0.5, "50 %"]].map(([chance, words]) => svg("text", { x: WIDE - LEFT, y: down(chance) + 11, "text-anchor": "end" }, words)),
+      [0, 0.5, 1].map(
+        (chance) => svg("line", { class: "rule", x1: LEFT, x2: WIDE - LEFT, y1: down(chance), y2: down(chance) }),
+      ),
+      [[1, "100 %"], [0.5, "50 %"]].map(
+        ([chance, words]) => svg("text", { x: WIDE - LEFT, y: down(chance) + 11, "text-anchor": "end" }, words),
+      ),
       svg("text", { x: LEFT, y: HIGH - 8 }, "no patch"),
       svg("text", { x: WIDE - LEFT, y: HIGH - 8, "text-anchor": "end" }, "every patch"),
       this.lines, this.marker, this.dot);
@@ -42,20 +46,28 @@ export class Curve {
     });
     this.drawing.addEventListener("pointermove", (event) => event.buttons && move(event));
     this.words = el("p", { class: "note" });
-    this.keys = el("p", { class: "keys" },
-      el("span", { class: "key deletion" }, "strongest removed"), el("span", { class: "key insertion" }, "strongest alone"), el("span", { class: "key chance" }, "at random"));
-    this.node = el("div", {}, this.drawing, this.keys, this.words);
+    const key = (name, words) => el("span", { class: `key ${name}` }, words);
+    const keys = [
+      key("deletion", "strongest removed"),
+      key("insertion", "strongest alone"),
+      key("chance", "at random"),
+    ];
+    this.node = el("div", {}, this.drawing, el("p", { class: "keys" }, keys), this.words);
   }
 
   /** `found`: the answer of the task `curve`. */
   draw(found, label) {
     const { removed: shares, deletion, insertion, random, auc } = found;
-    fill(this.lines, random?.deletion && line(shares, random.deletion, "chance"), random?.insertion && line(shares, random.insertion, "chance"), line(shares, deletion, "deletion"), line(shares, insertion, "insertion"));
+    const chance = [random?.deletion, random?.insertion].filter(Boolean).map((each) => line(shares, each, "chance"));
+    fill(this.lines, chance, line(shares, deletion, "deletion"), line(shares, insertion, "insertion"));
     this.found = found;
     const mean = (values) => values.reduce((sum, each) => sum + each, 0) / values.length;
     const than = (values) => (values ? ` (${number(mean(values))} at random)` : "");
-    this.words.textContent = `Area under “${label}”: ${number(auc.deletion)} as the strongest go${than(random?.deletion)}, ${number(auc.insertion)} as they come${than(random?.insertion)}.`;
-    this.drawing.setAttribute("aria-label", `Probability of ${label} as patches are removed or inserted. ${this.words.textContent}`);
+    const gone = `${number(auc.deletion)} as the strongest go${than(random?.deletion)}`;
+    const come = `${number(auc.insertion)} as they come${than(random?.insertion)}`;
+    this.words.textContent = `Area under “${label}”: ${gone}, ${come}.`;
+    const about = `Probability of ${label} as patches are removed or inserted.`;
+    this.drawing.setAttribute("aria-label", `${about} ${this.words.textContent}`);
   }
 
   /** Where the slider is, and the curve at it; `chance` where the model itself has been asked. */
@@ -63,7 +75,11 @@ export class Curve {
     this.marker.setAttribute("x1", across(share));
     this.marker.setAttribute("x2", across(share));
     this.dot.setAttribute("class", keep ? "dot insertion" : "dot deletion");
-    const height = chance ?? (this.found ? between(this.found.removed, keep ? this.found.insertion : this.found.deletion, share) : 0);
+    const height = chance ?? (this.found ? between(
+      this.found.removed,
+      keep ? this.found.insertion : this.found.deletion,
+      share,
+    ) : 0);
     this.dot.setAttribute("cx", across(share));
     this.dot.setAttribute("cy", down(height));
     this.drawing.setAttribute("data-chance", percent(height));

@@ -12,6 +12,7 @@ import { OwnersView } from "./ownersview.js";
 import { button, icon, problem } from "./parts.js";
 import { PicturePanel } from "./picture.js";
 import { Probe } from "./probe.js";
+import { asked } from "./store.js";
 import { TestPanel } from "./test.js";
 import { WhyView } from "./whyview.js";
 
@@ -28,23 +29,82 @@ export class ImagePage {
     this.look = new LookBar(store);
     this.redraw = eachFrame(() => this.update());
     this.test = new TestPanel(store, new Probe(this.redraw), () => this.#tested());
-    this.views = { why: new WhyView(store, this.test), maps: new MapsView(store), layers: new LayersView(store), heads: new HeadsView(store), owners: new OwnersView(store) };
-    this.downloads = new Downloads(store, () => this.#current.questions());
-    this.model = el("select", { class: "field code", "aria-label": "Model", onchange: () => store.set({ model: this.model.value, target: null, against: null, methods: null, chosen: null, k: null, mask: null, layer: null, head: null, start: null, among: null }) },
+    this.views = {
+      why: new WhyView(store, this.test),
+      maps: new MapsView(store, () => this.methods.browse()),
+      layers: new LayersView(store),
+      heads: new HeadsView(store),
+      owners: new OwnersView(store),
+    };
+    this.downloads = new Downloads(
+      store,
+      () => ({ questions: this.#current.questions(), sheet: this.#current.sheet?.() }),
+    );
+    this.model = el("select", {
+      class: "field code",
+      "aria-label": "Model",
+      onchange: () => store.set(
+        {
+          model: this.model.value,
+          target: null,
+          against: null,
+          methods: null,
+          chosen: null,
+          k: null,
+          mask: null,
+          layer: null,
+          head: null,
+          start: null,
+          among: null,
+        },
+      ),
+    },
       store.start.models.map(({ name, title }) => el("option", { value: name }, title ?? name)));
     this.title = el("h1", { tabindex: "-1" });
     this.said = el("p", { class: "differs", hidden: true });
-    this.tabs = VIEWS.map((view) => button(NAMES[view], () => this.#open(view), { class: "tab", id: `tab-${view}`, role: "tab", "aria-controls": "view", dataset: { view } }));
-    this.tablist = el("div", { class: "tabs", role: "tablist", "aria-label": "Views", onkeydown: (event) => this.#tab(event) }, this.tabs);
+    this.tabs = VIEWS.map(
+      (view) => button(
+        NAMES[view],
+        () => this.#open(view),
+        { class: "tab", id: `tab-${view}`, role: "tab", "aria-controls": "view", dataset: { view } },
+      ),
+    );
+    this.tablist = el(
+      "div",
+      { class: "tabs", role: "tablist", "aria-label": "Views", onkeydown: (event) => this.#tab(event) },
+      this.tabs,
+    );
     this.body = el("div", { id: "view", role: "tabpanel" });
     this.busy = el("div", { class: "busy", hidden: true });
     this.stage = el("div", { class: "stage", id: "stage", tabindex: "-1" });
     this.top = [
-      el("div", { class: "top" }, el("div", {}, this.title, this.said), el("div", { class: "row" }, this.tablist, button([icon("save"), "save"], () => this.downloads.open(), { class: "pill small", "aria-haspopup": "dialog" }))),
-      el("div", { class: "row lookrow" }, this.look.node, this.busy),
+      el(
+        "div",
+        { class: "top" },
+        el("div", {}, this.title, this.said),
+        this.busy,
+        el(
+          "div",
+          { class: "row" },
+          this.tablist,
+          button(
+            [icon("save"), "save"],
+            () => this.downloads.open(),
+            { class: "pill small", "aria-haspopup": "dialog" },
+          ),
+        ),
+      ),
+      el("div", { class: "lookrow" }, this.look.node),
       this.body,
     ];
-    this.aside = el("aside", { class: "ask", "aria-label": "What is asked" }, this.picture.node, el("section", { class: "model" }, el("h2", {}, "Model"), this.model), this.classes.node, this.#folded(this.methods.node));
+    this.aside = el(
+      "aside",
+      { class: "ask", "aria-label": "What is asked" },
+      this.picture.node,
+      el("section", { class: "model" }, el("h2", {}, "Model"), this.model),
+      this.classes.node,
+      this.#folded(this.methods.node),
+    );
     this.node = el("div", { class: "image" }, this.aside, this.stage, this.test.node, this.downloads.dialog);
     store.addEventListener("change", this.redraw);
     this.#bind(keys);
@@ -53,7 +113,12 @@ export class ImagePage {
   /** On a phone the methods fold away. */
   #folded(node) {
     const narrow = matchMedia("(max-width: 760px)");
-    const details = el("details", { class: "fold", open: !narrow.matches }, el("summary", {}, "Effort and methods"), node);
+    const details = el(
+      "details",
+      { class: "fold", open: !narrow.matches },
+      el("summary", {}, "Effort and methods"),
+      node,
+    );
     narrow.addEventListener("change", () => (details.open = !narrow.matches));
     return details;
   }
@@ -67,8 +132,9 @@ export class ImagePage {
     const { store } = this;
     if (!store.prediction) return null;
     if (this.#current.tested) return this.#current.tested();
-    const { key, alone, kind, ...question } = store.explain(store.chosen);
-    return { name: store.chosen, key, question, array: store.result({ key })?.map ?? null, checkable: true };
+    const task = store.explain(store.chosen);
+    const array = store.result(task)?.map ?? null;
+    return { name: store.chosen, key: task.key, question: asked(task), array, checkable: true };
   }
 
   #open(view) {
@@ -124,7 +190,9 @@ export class ImagePage {
 
   #question() {
     const { store } = this;
-    const rather = store.against !== null && store.state.view !== "why" ? ` rather than “${store.label(store.against)}”` : "";
+    const rather = store.against !== null && store.state.view !== "why"
+      ? ` rather than “${store.label(store.against)}”`
+      : "";
     return `Why “${store.label(store.target)}”${rather}?`;
   }
 
@@ -132,7 +200,11 @@ export class ImagePage {
     const { store } = this;
     const differ = store.prediction && store.target !== store.predicted.index;
     this.said.hidden = !differ;
-    if (differ) fill(this.said, `The model says “${store.predicted.label}”. `, button("ask about that", () => store.set({ target: null }), { class: "link" }));
+    if (differ) fill(
+      this.said,
+      `The model says “${store.predicted.label}”. `,
+      button("ask about that", () => store.set({ target: null }), { class: "link" }),
+    );
   }
 
   /** All that the screen needs now, the view before its test: the chosen map is always made, for the test needs it. */
@@ -150,16 +222,30 @@ export class ImagePage {
     const { open } = this.store.answers;
     this.busy.hidden = open === 0;
     if (open === 0) return void fill(this.busy);
-    if (!this.busy.firstChild) fill(this.busy, el("span", { class: "spin", "aria-hidden": "true" }), el("span", {}), button("cancel all", () => this.store.answers.cancel(), { class: "link" }));
+    if (!this.busy.firstChild) fill(
+      this.busy,
+      el("span", { class: "spin", "aria-hidden": "true" }),
+      el("span", {}),
+      button("cancel all", () => this.store.answers.cancel(), { class: "link" }),
+    );
     this.busy.children[1].textContent = open === 1 ? "one answer on its way" : `${open} answers on their way`;
   }
 
   #bind(keys) {
     const { store } = this;
     const flip = (name) => () => store.state.picture && store.set({ [name]: !store.state[name] }, { replace: true });
-    const step = (by) => () => store.state.picture && store.set({ k: Math.min(store.count, Math.max(0, store.k + by)), mask: null }, { replace: true });
-    const opacity = (by) => () => store.set({ opacity: Math.min(1, Math.max(0, Math.round(20 * (store.state.opacity + by)) / 20)) }, { replace: true });
-    keys.group("Views", VIEWS.map((view, place) => [String(place + 1), NAMES[view], () => store.state.picture && this.#open(view)]));
+    const step = (by) => () => store.state.picture && store.set(
+      { k: Math.min(store.count, Math.max(0, store.k + by)), mask: null },
+      { replace: true },
+    );
+    const opacity = (by) => () => store.set(
+      { opacity: Math.min(1, Math.max(0, Math.round(20 * (store.state.opacity + by)) / 20)) },
+      { replace: true },
+    );
+    keys.group(
+      "Views",
+      VIEWS.map((view, place) => [String(place + 1), NAMES[view], () => store.state.picture && this.#open(view)]),
+    );
     keys.group("Maps", [
       ["ArrowUp ArrowDown ArrowLeft ArrowRight", "on a map: move from patch to patch and read it in every map", null],
       ["Enter", "on a map: put it to the test", null],

@@ -2,6 +2,7 @@
 
 import { el, fill } from "./common.js";
 import { Place, slider } from "./parts.js";
+import { asked } from "./store.js";
 import { Legend, MapCanvas } from "./tile.js";
 
 /** One large map and many small ones to choose it from. */
@@ -16,9 +17,24 @@ class Shelf {
     this.legend = new Legend();
     this.title = el("h2", {});
     this.words = el("p", { class: "note" });
-    this.small = el("div", { class: "shelf", role: "listbox", "aria-label": what, onkeydown: (event) => this.#key(event) });
+    this.small = el(
+      "div",
+      { class: "shelf", role: "listbox", "aria-label": what, onkeydown: (event) => this.#key(event) },
+    );
     this.items = [];
-    this.node = el("div", { class: "grid inside" }, el("section", { class: "card" }, this.title, el("div", { class: "over" }, this.large.node), this.legend.node, this.words), this.small);
+    this.node = el(
+      "div",
+      { class: "grid inside" },
+      el(
+        "section",
+        { class: "card" },
+        this.title,
+        el("div", { class: "over" }, this.large.node),
+        this.legend.node,
+        this.words,
+      ),
+      this.small,
+    );
   }
 
   #key(event) {
@@ -38,7 +54,12 @@ class Shelf {
       this.items = maps.map(({ name }, place) => {
         const map = new MapCanvas(this.store, { side: 160 });
         map.node.tabIndex = -1;
-        const node = el("button", { type: "button", class: "shelved", role: "option", onclick: () => this.onchoose(place) }, map.node, el("span", {}, name));
+        const node = el(
+          "button",
+          { type: "button", class: "shelved", role: "option", onclick: () => this.onchoose(place) },
+          map.node,
+          el("span", {}, name),
+        );
         return { node, map };
       });
       fill(this.small, this.items.map((each) => each.node));
@@ -66,9 +87,35 @@ export class LayersView {
   constructor(store) {
     this.store = store;
     this.shelf = new Shelf(store, "start layer", (start) => store.set({ start }, { replace: true }));
-    this.place = new Place("the layers", { oncancel: () => store.answers.cancel(this.#task.key), onagain: () => store.again(this.#task) });
-    this.base = el("select", { class: "field", "aria-label": "Method that is read layer by layer", onchange: () => store.set({ base: this.base.value, start: null }) });
-    this.node = el("div", { class: "view layers" }, el("div", { class: "row tools" }, el("label", { class: "row" }, el("span", { class: "note" }, "Method"), this.base), el("p", { class: "note" }, "Each map begins at another layer. PLUS sums them; SkipPLUS leaves the first half out.")), this.place.node);
+    this.place = new Place("the layers", store.ways(() => this.#task));
+    this.base = el(
+      "select",
+      {
+        class: "field",
+        "aria-label": "Method that is read layer by layer",
+        onchange: () => store.set({ base: this.base.value, start: null }),
+      },
+    );
+    this.node = el(
+      "div",
+      { class: "view layers" },
+      el(
+        "div",
+        { class: "row tools" },
+        el("label", { class: "row" }, el("span", { class: "note" }, "Method"), this.base),
+        el(
+          "p",
+          { class: "note" },
+          "Each map begins at another layer. PLUS sums them; SkipPLUS leaves the first half out.",
+        ),
+      ),
+      this.place.node,
+    );
+  }
+
+  /** Whether a method can be asked from every layer without a long wait. */
+  #layered({ combinator, refused, grid, family, forwards, backwards }) {
+    return !combinator && !refused && grid === "token" && family !== "yardstick" && forwards + backwards <= 4;
   }
 
   get #name() {
@@ -89,20 +136,39 @@ export class LayersView {
   }
 
   questions() {
-    const { key, alone, kind, ...question } = this.#task;
-    return [question];
+    return [asked(this.#task)];
+  }
+
+  /** What only the screen has, for a file. */
+  sheet() {
+    const { store } = this;
+    const layers = store.result(this.#task)?.layers ?? [];
+    const items = this.shelf.items.map(({ map }, place) => ({
+      name: `from layer ${layers[place]?.start}`,
+      canvas: map.canvas,
+      map: layers[place]?.map,
+    }));
+    const words = `${this.#name} for ${store.label(store.target)}; ${store.model.name}, ${store.state.picture}`;
+    return layers.length ? { items, title: "One map from every start layer", words } : null;
   }
 
   tested() {
     const result = this.store.result(this.#task);
     const layer = result?.layers[this.#now];
-    return { name: layer ? `${this.#name} from layer ${layer.start}` : this.#name, key: `${this.#task.key} ${this.#now}`, question: this.questions()[0], array: layer?.map ?? null, checkable: false };
+    return {
+      name: layer ? `${this.#name} from layer ${layer.start}` : this.#name,
+      key: `${this.#task.key} ${this.#now}`,
+      question: this.questions()[0],
+      array: layer?.map ?? null,
+      checkable: false,
+    };
   }
 
   update() {
     const { store } = this;
     if (!store.prediction) return;
-    const bases = [...new Set([this.#name, ...store.methods.filter((each) => each.layers).map((each) => each.name)])];
+    const cheap = store.methods.filter((each) => this.#layered(each)).map((each) => each.name);
+    const bases = [...new Set([this.#name, ...cheap])];
     if (bases.join() !== this.#bases) fill(this.base, bases.map((name) => el("option", { value: name }, name)));
     this.#bases = bases.join();
     this.base.value = this.#name;
@@ -114,7 +180,7 @@ export class LayersView {
     this.shelf.update(layers.map(({ start, map }) => ({ name: `from ${start}`, map })), now, {
       look: { ...store.look, signed: signed ?? null },
       title: `From layer ${layers[now].start} on`,
-      words: `${this.#name} for “${store.label(store.target)}”, read from layer ${layers[now].start} of ${store.model.depth}. Each map has its own scale.`,
+      words: `${this.#name} for “${store.label(store.target)}”. The model has ${store.model.depth} layers.`,
     });
   }
 }
@@ -124,9 +190,22 @@ export class HeadsView {
   constructor(store) {
     this.store = store;
     this.shelf = new Shelf(store, "head", (head) => store.set({ head }, { replace: true }));
-    this.place = new Place("the heads", { oncancel: () => store.answers.cancel(this.#task.key), onagain: () => store.again(this.#task) });
-    this.layer = slider("Layer", { min: 0, max: 1, step: 1, words: String, oninput: (layer) => store.set({ layer }, { replace: true }) });
-    this.node = el("div", { class: "view heads" }, el("div", { class: "row tools" }, this.layer.node, el("p", { class: "note" }, "Attention says where a head looks, not what speaks for a class.")), this.place.node);
+    this.place = new Place("the heads", store.ways(() => this.#task));
+    this.layer = slider(
+      "Layer",
+      { min: 0, max: 1, step: 1, words: String, oninput: (layer) => store.set({ layer }, { replace: true }) },
+    );
+    this.node = el(
+      "div",
+      { class: "view heads" },
+      el(
+        "div",
+        { class: "row tools" },
+        this.layer.node,
+        el("p", { class: "note" }, "Attention says where a head looks, not what speaks for a class."),
+      ),
+      this.place.node,
+    );
   }
 
   get #layer() {
@@ -147,13 +226,32 @@ export class HeadsView {
   }
 
   questions() {
-    return [this.store.question("raw_attention", { against: null })];
+    return [this.store.question(`raw_attention(layer=${this.#layer})`, { against: null })];
+  }
+
+  /** What only the screen has, for a file. */
+  sheet() {
+    const { store } = this;
+    const heads = store.result(this.#task)?.heads ?? [];
+    const items = this.shelf.items.map(({ map }, place) => ({
+      name: `head ${heads[place]?.head}`,
+      canvas: map.canvas,
+      map: heads[place]?.map,
+    }));
+    const words = `attention of layer ${this.#layer}; ${store.model.name}, ${store.state.picture}`;
+    return heads.length ? { items, title: "Where each head looks", words } : null;
   }
 
   tested() {
     const head = this.store.result(this.#task)?.heads[this.#now];
     const name = head ? `layer ${this.#layer}, head ${head.head}` : "heads";
-    return { name, key: `${this.#task.key} ${this.#now}`, question: this.store.question(this.store.chosen, { against: null }), array: head?.map ?? null, checkable: false };
+    return {
+      name,
+      key: `${this.#task.key} ${this.#now}`,
+      question: this.store.question(this.store.chosen, { against: null }),
+      array: head?.map ?? null,
+      checkable: false,
+    };
   }
 
   update() {
@@ -162,7 +260,9 @@ export class HeadsView {
     this.layer.input.max = store.model.depth - 1;
     this.layer.update(this.#layer);
     const entry = store.answer(this.#task);
-    if (entry?.status === "done" || !this.shelf.items.length || entry?.status === "error" || entry?.status === "cancelled") this.place.update(entry, () => this.shelf.node);
+    const busy = entry?.status !== "done" && entry?.status !== "error" && entry?.status !== "cancelled";
+    // while others come, the old ones stay
+    if (!busy || !this.shelf.items.length) this.place.update(entry, () => this.shelf.node);
     if (entry?.status !== "done") return;
     const { heads, rows } = entry.result;
     const now = this.#now;

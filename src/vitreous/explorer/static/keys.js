@@ -21,7 +21,7 @@ export class Keys {
 
   #press(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    const typing = event.target.closest?.("input:not([type=range]):not([type=checkbox]), textarea, select, [contenteditable]");
+    const typing = event.target.closest?.("input:not([type=range], [type=checkbox]), textarea, select");
     if (typing || document.querySelector("dialog[open]")) return;
     const call = this.#bound.get(event.key.length === 1 ? event.key.toUpperCase() : event.key);
     if (!call || (!this.on && event.key.length === 1 && event.key !== "?")) return;
@@ -34,11 +34,16 @@ export class Keys {
       this.on = toggle.checked;
       sessionStorage.setItem("keys", this.on ? "on" : "off");
     } });
-    fill(this.dialog,
-      el("div", { class: "head" }, el("h2", { id: "keys-title" }, "Keys"), button(icon("cross"), () => this.dialog.close(), { class: "round", "aria-label": "Close" })),
-      el("div", { class: "keylist" }, this.#groups.map(([title, lines]) => el("section", {}, el("h3", {}, title), el("dl", {}, lines.map(([keys, words]) =>
-        el("div", {}, el("dt", {}, keys.split(" ").map((key) => el("kbd", {}, shown(key)))), el("dd", {}, words))))))),
-      el("label", { class: "row note" }, toggle, "Keys of one letter do something"));
+    const close = button(icon("cross"), () => this.dialog.close(), { class: "round", "aria-label": "Close" });
+    const line = ([keys, words]) =>
+      el("div", {}, el("dt", {}, keys.split(" ").map((key) => el("kbd", {}, shown(key)))), el("dd", {}, words));
+    const group = ([title, lines]) => el("section", {}, el("h3", {}, title), el("dl", {}, lines.map(line)));
+    fill(
+      this.dialog,
+      el("div", { class: "head" }, el("h2", { id: "keys-title" }, "Keys"), close),
+      el("div", { class: "keylist" }, this.#groups.map(group)),
+      el("label", { class: "row note" }, toggle, "Keys of one letter do something"),
+    );
     this.dialog.showModal();
   }
 }

@@ -13,7 +13,9 @@ let unmount = null;
 
 /** Light, dark, or as the system says. */
 function themeButton() {
-  const dark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const dark = () => (document.documentElement.dataset.theme ?? (matchMedia(
+    "(prefers-color-scheme: dark)",
+  ).matches ? "dark" : "light")) === "dark";
   const set = (theme) => {
     document.documentElement.dataset.theme = theme;
     sessionStorage.setItem("theme", theme);
@@ -32,10 +34,17 @@ function themeButton() {
 }
 
 function topBar(start, keys) {
-  const runs = start.runs.map(({ id, title }) => el("a", { href: `#/run/${encodeURIComponent(id)}`, dataset: { run: id } }, title));
+  const runs = start.runs.map(
+    ({ id, title }) => el("a", { href: `#/run/${encodeURIComponent(id)}`, dataset: { run: id } }, title),
+  );
   const pages = runs.length ? [el("a", { href: "#/image", dataset: { run: "" } }, "Image"), ...runs] : [];
   fill(document.getElementById("bar"),
-    el("a", { class: "brand", href: "#/image", "aria-label": "Vitreous, begin again" }, el("img", { src: "/static/icon.svg", alt: "", width: 22, height: 22 }), "Vitreous"),
+    el(
+      "a",
+      { class: "brand", href: "#/image", "aria-label": "Vitreous, begin again" },
+      el("img", { src: "/static/icon.svg", alt: "", width: 22, height: 22 }),
+      "Vitreous",
+    ),
     el("nav", { "aria-label": "Pages" }, pages),
     el("span", { class: "version" }, start.version),
     themeButton(),
@@ -63,7 +72,9 @@ async function begin() {
 
   async function route() {
     const asked = readHash(location.hash);
-    for (const link of document.querySelectorAll(".topbar nav a")) link.toggleAttribute("aria-current", (link.dataset.run === "") === (asked.page === "image") && (link.dataset.run === "" || link.dataset.run === asked.id));
+    const here = asked.page === "run" ? asked.id : "";
+    for (const link of document.querySelectorAll(".topbar nav a"))
+      link.toggleAttribute("aria-current", link.dataset.run === here);
     if (asked.page === "image") {
       unmount?.();
       unmount = null;

@@ -12,8 +12,10 @@ const CONSTANT = 0.2; // the share of the limit from which on a constant is larg
 const LOWEST = 5; // the percentile from which on maps on a large constant are shown
 const MISSING = 128; // the grey of values that are not finite
 
-/** How maps are drawn where nothing is said. `scale`: one for several maps; `side`: the least pixels of the longer side. */
-export const LOOK = Object.freeze({ opacity: 0.55, clip: 99, signed: null, positive: false, smooth: true, scale: null, side: 0 });
+/** How maps are drawn where nothing is said. `scale`: one for several maps; `side`: least pixels of the longer side. */
+export const LOOK = Object.freeze(
+  { opacity: 0.55, clip: 99, signed: null, positive: false, smooth: true, scale: null, side: 0 },
+);
 
 let colours = { signed: grey(), unsigned: grey() };
 
@@ -52,7 +54,13 @@ export function scaleOf(arrays, clip = 99, signed = null) {
     const sorted = [...values].sort((a, b) => a - b);
     const low = percentile(sorted, Math.min(LOWEST, clip));
     const high = percentile(sorted, clip);
-    if (low < high && (low < 0 || low > CONSTANT * high)) return { limit: high, low, signed: false, percentile: clip, floor: LOWEST };
+    if (low < high && (low < 0 || low > CONSTANT * high)) return {
+      limit: high,
+      low,
+      signed: false,
+      percentile: clip,
+      floor: LOWEST,
+    };
   }
   const limit = percentile(size, clip);
   if (limit > 0) return { limit, low: 0, signed: both, percentile: clip, floor: 0 };
@@ -123,8 +131,8 @@ function paint(canvas, [height, width], each) {
 
 /**
  * Draw a map over the picture that it explains; returns the scale. `image`: a loaded picture; `array`: `{shape, data}`;
- * `look`: see `LOOK`. With u = value / limit, clipped, a signed map has the opacity `opacity (1 - (1 - |u|)^2)`, an unsigned
- * one `opacity (floor + (1 - floor) u)` over a photograph that turns dim and grey as u falls.
+ * `look`: see `LOOK`. With u = value / limit, clipped, a signed map has the opacity `opacity (1 - (1 - |u|)^2)`, an
+ * unsigned one `opacity (floor + (1 - floor) u)` over a photograph that turns dim and grey as u falls.
  */
 export function drawMap(canvas, image, array, look = {}) {
   const how = { ...LOOK, ...look };
@@ -170,7 +178,10 @@ export function drawOwners(canvas, image, distribution, strength, tints, side = 
   const [count, h, w] = shape;
   const place = sized(image, side);
   const under = pixels(image, place);
-  const shares = Array.from({ length: count }, (_, k) => bilinear(data.subarray(k * h * w, (k + 1) * h * w), [h, w], place.size));
+  const shares = Array.from(
+    { length: count },
+    (_, k) => bilinear(data.subarray(k * h * w, (k + 1) * h * w), [h, w], place.size),
+  );
   const force = strength ? bilinear(decode(strength).data, [h, w], place.size) : null;
   const rgb = tints.map((tint) => [1, 3, 5].map((at) => parseInt(tint.slice(at, at + 2), 16)));
   paint(canvas, place.size, (made, i) => {

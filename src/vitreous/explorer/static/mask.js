@@ -21,7 +21,7 @@ export function unpacked(text, count) {
   return mask;
 }
 
-/** A layer over a picture in which patches are painted. `onpaint(mask)` while painting, `onend(mask)` when a stroke ends. */
+/** A layer over a picture to paint patches in: `onpaint(mask)` while painting, `onend(mask)` when a stroke ends. */
 export class MaskLayer {
   #cursor = [0, 0];
   #stroke = null;
@@ -35,8 +35,13 @@ export class MaskLayer {
     this.node = el("div", {
       class: "masking", tabindex: "0", role: "application", hidden: true, "aria-roledescription": "drawing of patches",
       "aria-label": "Draw your own mask. Arrow keys move, Space takes or gives back a patch, Shift with arrows paints.",
-      onpointerdown: (event) => this.#down(event), onpointermove: (event) => this.#stroke !== null && this.#paint(event), onpointerup: () => this.#up(),
-      onpointercancel: () => this.#up(), onkeydown: (event) => this.#key(event), onfocus: () => this.#follow(true), onblur: () => this.#follow(false),
+      onpointerdown: (event) => this.#down(event),
+      onpointermove: (event) => this.#stroke !== null && this.#paint(event),
+      onpointerup: () => this.#up(),
+      onpointercancel: () => this.#up(),
+      onkeydown: (event) => this.#key(event),
+      onfocus: () => this.#follow(true),
+      onblur: () => this.#follow(false),
     }, this.canvas, this.cursor);
   }
 
@@ -49,16 +54,28 @@ export class MaskLayer {
     const pen = this.canvas.getContext("2d");
     pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
     pen.fillStyle = "rgb(255 255 255 / 16%)";
-    for (let row = 0; row < rows; row++) for (let column = 0; column < columns; column++) pen.fillRect(column * cell, row * cell, 1, cell), pen.fillRect(column * cell, row * cell, cell, 1);
+    for (let row = 0; row < rows; row++) for (let column = 0; column < columns; column++) pen.fillRect(
+      column * cell,
+      row * cell,
+      1,
+      cell,
+    ), pen.fillRect(column * cell, row * cell, cell, 1);
     for (const [colour, width] of [["rgb(0 0 0 / 75%)", 4], ["#fff", 2]]) {
       pen.strokeStyle = colour;
       pen.lineWidth = width;
       pen.beginPath();
-      const on = (row, column) => row >= 0 && column >= 0 && row < rows && column < columns && mask[row * columns + column] === 1;
+      const inside = (row, column) => row >= 0 && column >= 0 && row < rows && column < columns;
+      const on = (row, column) => inside(row, column) && mask[row * columns + column] === 1;
       for (let row = 0; row <= rows; row++)
         for (let column = 0; column <= columns; column++) {
-          if (on(row, column) !== on(row - 1, column)) pen.moveTo(column * cell, row * cell), pen.lineTo((column + 1) * cell, row * cell);
-          if (on(row, column) !== on(row, column - 1)) pen.moveTo(column * cell, row * cell), pen.lineTo(column * cell, (row + 1) * cell);
+          if (on(row, column) !== on(row - 1, column)) pen.moveTo(column * cell, row * cell), pen.lineTo(
+            (column + 1) * cell,
+            row * cell,
+          );
+          if (on(row, column) !== on(row, column - 1)) pen.moveTo(column * cell, row * cell), pen.lineTo(
+            column * cell,
+            (row + 1) * cell,
+          );
         }
       pen.stroke();
     }
@@ -110,11 +127,16 @@ export class MaskLayer {
     const [row, column] = this.#cursor;
     if (step) {
       event.preventDefault();
-      const next = [Math.min(rows - 1, Math.max(0, row + step[0])), Math.min(columns - 1, Math.max(0, column + step[1]))];
+      const next = [
+        Math.min(rows - 1, Math.max(0, row + step[0])),
+        Math.min(columns - 1, Math.max(0, column + step[1])),
+      ];
       this.#cursor = next;
       if (event.shiftKey) this.#put(next, 1), this.onend(this.mask);
       this.#follow(true);
-      announce(`row ${next[0] + 1}, column ${next[1] + 1}, ${this.mask[next[0] * columns + next[1]] ? "taken" : "free"}`);
+      announce(
+        `row ${next[0] + 1}, column ${next[1] + 1}, ${this.mask[next[0] * columns + next[1]] ? "taken" : "free"}`,
+      );
     } else if (event.key === " ") {
       event.preventDefault();
       this.#put([row, column], this.mask[row * columns + column] ? 0 : 1);
@@ -126,6 +148,14 @@ export class MaskLayer {
     const [rows, columns] = this.store.model.grid;
     const [row, column] = this.#cursor;
     this.cursor.hidden = !there;
-    Object.assign(this.cursor.style, { left: `${(100 * column) / columns}%`, top: `${(100 * row) / rows}%`, width: `${100 / columns}%`, height: `${100 / rows}%` });
+    Object.assign(
+      this.cursor.style,
+      {
+        left: `${(100 * column) / columns}%`,
+        top: `${(100 * row) / rows}%`,
+        width: `${100 / columns}%`,
+        height: `${100 / rows}%`,
+      },
+    );
   }
 }

@@ -11,7 +11,11 @@ export class MethodPanel {
 
   constructor(store) {
     this.store = store;
-    this.effort = choice("Effort", store.efforts.map((name) => [name, name, EFFORTS[name]]), (name) => this.strive(name));
+    this.effort = choice(
+      "Effort",
+      store.efforts.map((name) => [name, name, EFFORTS[name]]),
+      (name) => this.strive(name),
+    );
     this.list = el("ul", { class: "chosen" });
     this.composer = new Composer(store, (spelling) => this.add(spelling));
     this.dialog = el("dialog", { class: "sheet wide", "aria-labelledby": "methods-title" });
@@ -20,7 +24,12 @@ export class MethodPanel {
       { class: "how" },
       el("h2", { id: "effort-title" }, "Effort"),
       this.effort.node,
-      el("div", { class: "head" }, el("h2", {}, "Methods"), button("browse", () => this.browse(), { class: "link", "aria-haspopup": "dialog" })),
+      el(
+        "div",
+        { class: "head" },
+        el("h2", {}, "Methods"),
+        button("browse", () => this.browse(), { class: "link", "aria-haspopup": "dialog" }),
+      ),
       this.list,
       this.composer.node,
       this.dialog,
@@ -49,7 +58,11 @@ export class MethodPanel {
   }
 
   browse() {
-    const browser = new MethodBrowser(this.store, { add: (name) => this.add(name), remove: (name) => this.remove(name) });
+    const browser = new MethodBrowser(this.store, {
+      add: (name) => this.add(name),
+      remove: (name) => this.remove(name),
+      begin: (text) => this.composer.begin(text),
+    });
     fill(this.dialog, browser.node);
     browser.onclose = () => this.dialog.close();
     this.dialog.showModal();
@@ -65,7 +78,11 @@ export class MethodPanel {
     this.#listed = now;
     fill(this.list, store.names.map((name) =>
       el("li", { class: name === store.chosen ? "on" : "" },
-        button(name, () => store.set({ chosen: name }), { class: "pick", "aria-pressed": String(name === store.chosen), title: "Put this map to the test" }),
+        button(
+          name,
+          () => store.set({ chosen: name }),
+          { class: "pick", "aria-pressed": String(name === store.chosen), title: "Put this map to the test" },
+        ),
         button(icon("cross"), () => this.remove(name), { class: "round tiny", "aria-label": `Remove ${name}` }))));
   }
 }
@@ -74,15 +91,27 @@ export class MethodPanel {
 class MethodBrowser {
   onclose = () => {};
 
-  constructor(store, { add, remove }) {
-    this.store = store;
-    this.add = add;
-    this.remove = remove;
-    this.input = el("input", { type: "search", class: "field", placeholder: "Search: a name, a family, a word …", "aria-label": "Search the methods", oninput: () => this.draw() });
+  constructor(store, { add, remove, begin }) {
+    Object.assign(this, { store, add, remove, begin });
+    this.input = el(
+      "input",
+      {
+        type: "search",
+        class: "field",
+        placeholder: "Search: a name, a family, a word …",
+        "aria-label": "Search the methods",
+        oninput: () => this.draw(),
+      },
+    );
     this.body = el("div", { class: "families" });
     this.count = el("p", { class: "note", role: "status" });
     this.node = el("div", { class: "browser" },
-      el("div", { class: "head" }, el("h2", { id: "methods-title" }, "Methods"), button(icon("cross"), () => this.onclose(), { class: "round", "aria-label": "Close" })),
+      el(
+        "div",
+        { class: "head" },
+        el("h2", { id: "methods-title" }, "Methods"),
+        button(icon("cross"), () => this.onclose(), { class: "round", "aria-label": "Close" }),
+      ),
       this.input,
       this.count,
       this.body);
@@ -96,26 +125,50 @@ class MethodBrowser {
       return words.every((word) => text.includes(word));
     });
     const families = grouped(matches);
-    this.count.textContent = matches.length ? `${matches.length} of ${this.store.methods.length}. F: forward passes, B: backward passes.` : "No method has these words. Try fewer.";
-    fill(this.body, [...families].map(([family, methods]) => el("section", { "aria-label": family }, el("h3", {}, family), el("ul", {}, methods.map((each) => this.#row(each))))));
+    this.count.textContent = matches.length
+      ? `${matches.length} of ${this.store.methods.length}. F: forward passes, B: backward passes.`
+      : "No method has these words. Try fewer.";
+    fill(
+      this.body,
+      [...families].map(
+        ([family, methods]) => el(
+          "section",
+          { "aria-label": family },
+          el("h3", {}, family),
+          el("ul", {}, methods.map((each) => this.#row(each))),
+        ),
+      ),
+    );
   }
 
   #row(each) {
     const there = this.store.names.includes(each.name);
-    const toggle = button([el("b", {}, each.name), el("span", { class: "cost" }, each.refused ? "refused" : each.combinator ? `${each.name}(…)` : (each.cost ?? cost(each)))], () => {
-      if (each.combinator) {
-        this.onclose();
-        document.querySelector(".composer input").focus();
-        document.querySelector(".composer input").value = `${each.name}(`;
-        document.querySelector(".composer input").dispatchEvent(new Event("input"));
-        return;
-      }
-      (there ? this.remove : this.add)(each.name);
-      this.draw();
-      this.body.querySelector(`[data-name="${CSS.escape(each.name)}"]`)?.focus();
-    }, { class: "method", "aria-pressed": each.combinator ? null : String(there), disabled: Boolean(each.refused), dataset: { name: each.name } });
-    toggle.append(el("span", { class: "summary" }, each.refused ?? each.summary, each.class_specific === false ? " Knows no class." : ""));
-    return el("li", { class: there ? "on" : "" }, toggle);
+    const price = each.refused ? "refused" : each.combinator ? `${each.name}(…)` : (each.cost ?? cost(each));
+    const blind = each.class_specific === false && !each.refused ? " Knows no class." : "";
+    const words = [
+      el("b", {}, each.name),
+      el("span", { class: "cost" }, price),
+      el("span", { class: "summary" }, each.refused ?? each.summary, blind),
+    ];
+    const node = button(words, () => this.#take(each, there), {
+      class: "method",
+      "aria-pressed": each.combinator ? null : String(there),
+      disabled: Boolean(each.refused),
+      dataset: { name: each.name },
+    });
+    return el("li", {}, node);
+  }
+
+  /** A method is added or removed; a combinator is begun in the box, for it needs a base. */
+  #take(each, there) {
+    if (each.combinator) {
+      this.onclose();
+      this.begin(`${each.name}(`);
+      return;
+    }
+    (there ? this.remove : this.add)(each.name);
+    this.draw();
+    this.body.querySelector(`[data-name="${CSS.escape(each.name)}"]`)?.focus();
   }
 }
 

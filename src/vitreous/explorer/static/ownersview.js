@@ -1,9 +1,10 @@
 // Who owns what: several classes at once, and which of them has the stronger evidence in which patch.
 
-import { el, fill, percent } from "./common.js";
+import { el, percent, remake } from "./common.js";
 import { ClassSearch } from "./classes.js";
 import { drawOwners } from "./maps.js";
 import { button, icon, Place } from "./parts.js";
+import { asked } from "./store.js";
 import { MapCanvas } from "./tile.js";
 
 const FIRST = 3;
@@ -16,22 +17,36 @@ export class OwnersView {
     this.store = store;
     this.map = new MapCanvas(store, { side: 640 });
     this.canvas = this.map.canvas;
-    this.place = new Place("who owns what", { oncancel: () => store.answers.cancel(this.#task.key), onagain: () => store.again(this.#task) });
+    this.place = new Place("who owns what", store.ways(() => this.#task));
     this.classes = el("ul", { class: "owners" });
     this.search = new ClassSearch(store, "One more class", (index) => this.#toggle(index));
-    this.words = el("p", { class: "note" });
-    this.node = el("div", { class: "view owners" },
-      el("div", { class: "grid inside" },
-        el("section", { class: "card" }, el("h2", {}, "Who owns which patch?"), el("div", { class: "over" }, this.map.node, this.place.node), this.words),
-        el("section", { class: "card" }, el("h2", {}, "Classes"), el("p", { class: "note" }, "How much of the evidence each owns. Point at a patch to see its shares."), this.classes, this.search.node)));
+    this.node = el("div", { class: "view owners" }, el("div", { class: "grid inside" }, this.#picture(), this.#side()));
     store.addEventListener("patch", () => this.node.isConnected && this.#shares());
+  }
+
+  #picture() {
+    const words = "The class with the strongest evidence tints the patch. Grey: little evidence, or a tie.";
+    const over = el("div", { class: "over" }, this.map.node, this.place.node);
+    return el(
+      "section",
+      { class: "card" },
+      el("h2", {}, "Who owns which patch?"),
+      over,
+      el("p", { class: "note" }, words),
+    );
+  }
+
+  #side() {
+    const words = el("p", { class: "note" }, "How much of the evidence each owns. Point at a patch to see its shares.");
+    return el("section", { class: "card" }, el("h2", {}, "Classes"), words, this.classes, this.search.node);
   }
 
   get among() {
     const { store } = this;
-    if (store.state.among && store.state.among.length >= 2) return store.state.among.slice(0, MOST);
+    if (store.state.among?.length >= 2) return store.state.among.slice(0, MOST);
     const asked = [store.target, store.against].filter((index) => index !== null);
-    return [...new Set([...asked, ...store.prediction.top.map((each) => each.index)])].slice(0, Math.max(FIRST, asked.length));
+    const all = new Set([...asked, ...store.prediction.top.map((each) => each.index)]);
+    return [...all].slice(0, FIRST);
   }
 
   #toggle(index) {
@@ -50,39 +65,70 @@ export class OwnersView {
   }
 
   questions() {
-    const { key, alone, kind, ...question } = this.#task;
-    return [{ ...question, method: this.store.spelling(this.store.chosen) }];
+    return [asked(this.#task)];
+  }
+
+  /** What only the screen has, for a file. */
+  sheet() {
+    const { store } = this;
+    const result = store.result(this.#task);
+    if (!result) return null;
+    const words = `${store.model.name}, ${store.state.picture}; grey: little evidence, or a tie`;
+    const item = { name: "who owns which patch", canvas: this.canvas, map: result.distribution };
+    return { items: [item], title: "Who owns which patch?", words, keys: result.classes };
   }
 
   update() {
     const { store } = this;
     if (!store.prediction) return;
     const entry = store.answer(this.#task);
+    const result = store.result(this.#task);
     this.place.update(entry, () => []);
-    const result = entry?.status === "done" ? entry.result : null;
-    if (!result && !this.#drawn) this.map.draw(null, store.look, "The picture");
+    const names = this.among.map((index) => store.label(index)).join(", ");
+    if (!result || result !== this.#drawn) this.map.draw(null, {}, `Which class owns which patch: ${names}`);
     if (result && result !== this.#drawn) {
-      this.map.draw(null, store.look, `Which class owns which patch: ${result.classes.map((each) => each.label).join(", ")}`);
-      drawOwners(this.canvas, store.image, result.distribution, result.strength, result.classes.map((each) => each.colour), 640);
+      const tints = result.classes.map((each) => each.colour);
+      drawOwners(this.canvas, store.image, result.distribution, result.strength, tints, 640);
       this.canvas.dataset.state = "owners";
     }
     this.#drawn = result;
-    this.words.textContent = "The class with the strongest evidence tints the patch, the more the further it is ahead. Grey: little evidence, or a tie.";
     this.#list(result);
   }
 
   /** Each class with its colour and what it owns; the next probable ones can be added. */
   #list(result) {
-    const { store } = this;
-    const owned = result ? shareOwned(result) : null;
-    const colour = (place) => result?.classes[place]?.colour ?? "transparent";
-    const rows = this.among.map((index, place) =>
-      el("li", { dataset: { place } }, el("s", { style: { background: colour(place) } }), el("span", { class: "name" }, store.label(index)),
-        el("span", { class: "chance" }, owned ? percent(owned[place]) : ""), el("div", { class: "track" }, el("i", { style: { width: owned ? `${100 * owned[place]}%` : "0", background: colour(place) } })),
-        button(icon("cross"), () => this.#toggle(index), { class: "round tiny", disabled: this.among.length <= 2, "aria-label": `Leave ${store.label(index)} out` })));
-    const more = store.prediction.top.filter((each) => !this.among.includes(each.index)).slice(0, 4);
-    fill(this.classes, rows, el("li", { class: "chips" }, more.map((each) => button([icon("plus"), each.label], () => this.#toggle(each.index), { class: "pill small", disabled: this.among.length >= MOST }))));
+    const { store, among } = this;
+    const more = store.prediction.top.filter((each) => !among.includes(each.index)).slice(0, 4);
+    const key = JSON.stringify([among, among.map((index) => store.label(index)), more, result?.classes]);
+    remake(this.classes, key, () => [
+      among.map((index, place) => this.#row(index, result?.classes[place]?.colour ?? "transparent", place)),
+      el("li", { class: "chips" }, more.map((each) => this.#offer(each))),
+    ]);
     this.#shares();
+  }
+
+  #row(index, colour, place) {
+    const label = this.store.label(index);
+    const few = this.among.length <= 2;
+    return el(
+      "li",
+      { dataset: { place } },
+      el("s", { style: { background: colour } }),
+      el("span", { class: "name" }, label),
+      el("span", { class: "chance" }),
+      button(icon("cross"), () => this.#toggle(index), {
+        class: "round tiny",
+        disabled: few,
+        "aria-label": `Leave ${label} out`,
+        title: few ? "Two classes are needed" : null,
+      }),
+      el("div", { class: "track" }, el("i", { style: { width: "0", background: colour } })),
+    );
+  }
+
+  #offer({ index, label }) {
+    const full = this.among.length >= MOST;
+    return button([icon("plus"), label], () => this.#toggle(index), { class: "pill small", disabled: full });
   }
 
   /** The shares of the patch that is pointed at. */
@@ -94,7 +140,9 @@ export class OwnersView {
     const owned = patch ? null : shareOwned(result);
     for (const row of this.classes.querySelectorAll("li[data-place]")) {
       const place = Number(row.dataset.place);
-      const share = patch ? result.distribution.data[place * rows * columns + patch[0] * columns + patch[1]] : owned[place];
+      const share = patch
+        ? result.distribution.data[place * rows * columns + patch[0] * columns + patch[1]]
+        : owned[place];
       row.querySelector(".chance").textContent = percent(share);
       row.querySelector("i").style.width = `${100 * share}%`;
     }
@@ -107,7 +155,8 @@ function shareOwned({ distribution, strength }) {
   const owned = new Array(count).fill(0);
   for (let cell = 0; cell < h * w; cell++) {
     let owner = 0;
-    for (let k = 1; k < count; k++) if (distribution.data[k * h * w + cell] > distribution.data[owner * h * w + cell]) owner = k;
+    const share = (k) => distribution.data[k * h * w + cell];
+    for (let k = 1; k < count; k++) if (share(k) > share(owner)) owner = k;
     owned[owner] += strength ? strength.data[cell] : 1;
   }
   const total = owned.reduce((sum, each) => sum + each, 0) || 1;

@@ -9,7 +9,7 @@ const PATHS = {
   photo: "M2.5 4.5h11v8h-11zM5.5 7.5h.01M4 12l3.5-3.5 2 2L11.5 8l2 2",
   scenes: "M2.5 2.5h4.5v4.5H2.5zM9 2.5h4.5v4.5H9zM2.5 9h4.5v4.5H2.5zM9 9h4.5v4.5H9z",
   save: "M8 2.5v7.5M4.8 7L8 10.2 11.2 7M3 13h10",
-  light: "M8 5.2a2.8 2.8 0 1 0 0 5.6 2.8 2.8 0 0 0 0-5.6zM8 1.2v1.6M8 13.2v1.6M1.2 8h1.6M13.2 8h1.6M3.2 3.2l1.1 1.1M11.7 11.7l1.1 1.1M3.2 12.8l1.1-1.1M11.7 4.3l1.1-1.1",
+  light: "M8 5.2a2.8 2.8 0 1 0 0 5.6 2.8 2.8 0 0 0 0-5.6zM8 1.4v1.4M8 13.2v1.4M1.4 8h1.4M13.2 8h1.4",
   dark: "M13 9.6A5.6 5.6 0 0 1 6.4 3 5.6 5.6 0 1 0 13 9.6z",
   pen: "M3 13l.8-3L10.5 3.3l2.2 2.2L6 12.2z",
   again: "M12.8 8A4.8 4.8 0 1 1 11.2 4.4M11.4 1.8v2.8H8.6",
@@ -26,7 +26,13 @@ export function button(words, onclick, properties = {}) {
 
 /** A few choices of which one holds. `update(value)` shows which. */
 export function choice(name, options, onchoose) {
-  const buttons = options.map(([value, words, title]) => button(words, () => onchoose(value), { class: "seg", title: title ?? null, dataset: { value: String(value) } }));
+  const buttons = options.map(
+    ([value, words, title]) => button(
+      words,
+      () => onchoose(value),
+      { class: "seg", title: title ?? null, dataset: { value: String(value) } },
+    ),
+  );
   const node = el("div", { class: "segments", role: "group", "aria-label": name }, buttons);
   const update = (value) => {
     for (const each of buttons) each.setAttribute("aria-pressed", String(each.dataset.value === String(value)));
@@ -36,7 +42,18 @@ export function choice(name, options, onchoose) {
 
 /** A slider with its name and its value in words. */
 export function slider(name, { min, max, step, words, title, oninput, onchange }) {
-  const input = el("input", { type: "range", min, max, step, title: title ?? null, oninput: () => oninput(Number(input.value)), onchange: () => onchange?.(Number(input.value)) });
+  const input = el(
+    "input",
+    {
+      type: "range",
+      min,
+      max,
+      step,
+      title: title ?? null,
+      oninput: () => oninput(Number(input.value)),
+      onchange: () => onchange?.(Number(input.value)),
+    },
+  );
   const value = el("output", {});
   const node = el("label", { class: "slide" }, el("span", {}, name), input, value);
   const update = (now) => {
@@ -56,7 +73,12 @@ export function filled(input) {
 
 /** What went wrong, where it went wrong, and what can be done. */
 export function problem(words, again = null, label = "Try again") {
-  return el("div", { class: "problem", role: "alert" }, el("p", {}, sentence(words)), again && button([icon("again"), label], again, { class: "quiet" }));
+  return el(
+    "div",
+    { class: "problem", role: "alert" },
+    el("p", {}, sentence(words)),
+    again && button([icon("again"), label], again, { class: "quiet" }),
+  );
 }
 
 export function sentence(words) {
@@ -69,12 +91,18 @@ export class Bars {
   constructor(rows) {
     this.rows = Array.from({ length: rows }, () => {
       const name = el("b", {}), now = el("i", {}), before = el("u", {}), value = el("span", {});
-      return { node: el("li", { class: "bar" }, name, el("div", { class: "track" }, now, before), value), name, now, before, value };
+      return {
+        node: el("li", { class: "bar" }, name, el("div", { class: "track" }, now, before), value),
+        name,
+        now,
+        before,
+        value,
+      };
     });
     this.node = el("ol", { class: "bars" }, this.rows.map((row) => row.node));
   }
 
-  /** `top`: `[{index, label, probability}]`; `roles`: index to "on" or "off"; `was`: index to its probability before. */
+  /** `top`: `[{index, label, probability}]`; `roles`: index to "on" or "off"; `was`: index to what it was before. */
   update(top, roles = () => "", was = () => null) {
     this.rows.forEach((row, place) => {
       const each = top?.[place];
@@ -93,7 +121,12 @@ export class Bars {
 /** Findings about a map: a word, its verdict, a sentence. */
 export function findings(tests) {
   return el("ul", { class: "findings" }, tests.filter((each) => each.verdict !== "-").map((each) =>
-    el("li", {}, el("b", { class: `tag ${each.verdict}` }, each.word ?? each.name), el("span", {}, sentence(each.sentence))),
+    el(
+      "li",
+      {},
+      el("b", { class: `tag ${each.verdict}` }, each.word ?? each.name),
+      el("span", {}, sentence(each.sentence)),
+    ),
   ));
 }
 
@@ -103,16 +136,32 @@ export function progressWords(entry) {
     return entry?.before ? `waiting, ${entry.before} before it` : "waiting";
   }
   const left = entry.done > 0.05 ? (entry.seconds * (1 - entry.done)) / entry.done : null;
-  const time = left === null || left < 0.8 ? "" : left < 90 ? `, about ${Math.ceil(left)} s left` : `, about ${Math.round(left / 60)} min left`;
+  const time = left === null || left < 0.8
+    ? ""
+    : left < 90 ? `, about ${Math.ceil(left)} s left` : `, about ${Math.round(left / 60)} min left`;
   return `${Math.round(100 * entry.done)} %${time}`;
 }
 
 /** A bar of progress with its words and a way to stop it. */
 export class Progress {
   constructor(what, oncancel) {
-    this.bar = el("div", { class: "progress", role: "progressbar", "aria-label": what, "aria-valuemin": "0", "aria-valuemax": "100" }, el("i", {}));
+    this.bar = el(
+      "div",
+      { class: "progress", role: "progressbar", "aria-label": what, "aria-valuemin": "0", "aria-valuemax": "100" },
+      el("i", {}),
+    );
     this.words = el("span", {});
-    this.node = el("div", { class: "working" }, this.bar, el("div", { class: "row" }, this.words, button("cancel", oncancel, { class: "link", "aria-label": `Cancel: ${what}` })));
+    this.node = el(
+      "div",
+      { class: "working" },
+      this.bar,
+      el(
+        "div",
+        { class: "row" },
+        this.words,
+        button("cancel", oncancel, { class: "link", "aria-label": `Cancel: ${what}` }),
+      ),
+    );
   }
 
   update(entry) {
@@ -125,8 +174,8 @@ export class Progress {
 }
 
 /**
- * What stands where an answer will be: progress, a problem, a cancelled question, or the answer. `body(result)` makes the
- * answer's content once; the place keeps its size.
+ * What stands where an answer will be: progress, a problem, a cancelled question, or the answer. `body(result)` makes
+ * the answer's content, once.
  */
 export class Place {
   #shown = null;

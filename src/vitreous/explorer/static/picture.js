@@ -29,7 +29,13 @@ function gallery(store, onpick) {
     { class: "scenes" },
     store.start.scenes.map(({ picture, title }) =>
       button(
-        [el("img", { src: pictureAddress(picture, store.model.name), alt: "", loading: "lazy", width: 128, height: 128 }), el("span", {}, title)],
+        [
+          el(
+            "img",
+            { src: pictureAddress(picture, store.model.name), alt: "", loading: "lazy", width: 128, height: 128 },
+          ),
+          el("span", {}, title),
+        ],
         () => onpick(picture),
         { class: "scene", dataset: { picture } },
       ),
@@ -37,17 +43,31 @@ function gallery(store, onpick) {
   );
 }
 
-/** The part at the left that shows the picture and takes another one; also all that is dropped or pasted on the page. */
+/** The part at the left that shows the picture and takes another; also all that is dropped or pasted on the page. */
 export class PicturePanel {
   #said = el("div", {});
   #shown = "";
 
   constructor(store) {
     this.store = store;
-    this.file = el("input", { type: "file", accept: "image/*", class: "unseen", tabindex: "-1", "aria-label": "Photograph to upload", onchange: () => this.#take([...this.file.files]) });
+    this.file = el(
+      "input",
+      {
+        type: "file",
+        accept: "image/*",
+        class: "unseen",
+        tabindex: "-1",
+        "aria-label": "Photograph to upload",
+        onchange: () => this.#take([...this.file.files]),
+      },
+    );
     this.thumb = el("img", { class: "thumb", alt: "", width: 224, height: 224 });
     this.title = el("p", { class: "note" });
-    this.drop = button([this.thumb, el("span", { class: "hint" }, "drop another")], () => this.pick(), { class: "drop", "aria-label": "The picture. Choose another photograph" });
+    this.drop = button(
+      [this.thumb, el("span", { class: "hint" }, "drop another")],
+      () => this.pick(),
+      { class: "drop", "aria-label": "The picture. Choose another photograph" },
+    );
     this.dialog = el("dialog", { class: "sheet wide", "aria-labelledby": "scenes-title" });
     this.node = el(
       "section",
@@ -74,8 +94,17 @@ export class PicturePanel {
       this.store.show(picture);
     });
     fill(this.dialog,
-      el("div", { class: "head" }, el("h2", { id: "scenes-title" }, "Scenes of the bundled world"), button(icon("cross"), () => this.dialog.close(), { class: "round", "aria-label": "Close" })),
-      el("p", { class: "note" }, "Creatures of five parts. One part tells siblings apart, and everything about them is known."),
+      el(
+        "div",
+        { class: "head" },
+        el("h2", { id: "scenes-title" }, "Scenes of the bundled world"),
+        button(icon("cross"), () => this.dialog.close(), { class: "round", "aria-label": "Close" }),
+      ),
+      el(
+        "p",
+        { class: "note" },
+        "Creatures of five parts. One part tells siblings apart, and everything about them is known.",
+      ),
       scenes);
     this.dialog.showModal();
     scenes.querySelector(`[data-picture="${CSS.escape(this.store.state.picture ?? "")}"]`)?.focus();
@@ -122,16 +151,35 @@ export class PicturePanel {
   #invitation() {
     this.said = el("div", {});
     const scenes = el("div", {});
-    this.drawScenes = () => scenes.childElementCount || fill(scenes, gallery(this.store, (picture) => this.store.show(picture)));
+    this.drawScenes = () => scenes.childElementCount || fill(
+      scenes,
+      gallery(this.store, (picture) => this.store.show(picture)),
+    );
     return el(
       "div",
       { class: "empty" },
       el("h1", {}, "What made it decide?"),
-      el("p", { class: "lead" }, "Give the model a photograph. It says what it sees, shows where it saw it, and lets you put that to the test."),
-      button([icon("photo"), el("b", {}, "Drop a photograph, paste one, or choose a file"), el("span", {}, "It stays on this machine, in memory.")], () => this.pick(), { class: "target" }),
+      el(
+        "p",
+        { class: "lead" },
+        "Give the model a photograph. It says what it sees, shows where it saw it, and lets you put that to the test.",
+      ),
+      button(
+        [
+          icon("photo"),
+          el("b", {}, "Drop a photograph, paste one, or choose a file"),
+          el("span", {}, "It stays on this machine, in memory."),
+        ],
+        () => this.pick(),
+        { class: "target" },
+      ),
       this.said,
       el("h2", {}, "Or begin with a scene"),
-      el("p", { class: "note" }, "Creatures of the bundled world. Which part tells their class is known, so you can see whether a map finds it."),
+      el(
+        "p",
+        { class: "note" },
+        "Creatures of the bundled world. Which part tells their class is known, so you can see whether a map finds it.",
+      ),
       scenes,
     );
   }

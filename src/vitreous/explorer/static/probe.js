@@ -14,8 +14,8 @@ export class Probe {
   }
 
   /**
-   * The answer for these patches, if it is known; otherwise it is asked for, and the last answer of this lane is given until
-   * then. A lane has one question in flight; of those that come meanwhile only the latest is asked.
+   * The answer for these patches, if it is known; otherwise it is asked for, and the last answer of this lane is given
+   * until then. A lane has one question in flight; of those that come meanwhile only the latest is asked.
    * Returns `{answer, fresh, problem}`.
    */
   look(lane, { model, picture, removed, fill, target }) {

@@ -72,7 +72,10 @@ export function nearest(values, [height, width], [tall, broad]) {
   const made = new Float32Array(tall * broad);
   for (let y = 0; y < tall; y++) {
     const row = Math.min(height - 1, Math.floor(((y + 0.5) * height) / tall)) * width;
-    for (let x = 0; x < broad; x++) made[y * broad + x] = values[row + Math.min(width - 1, Math.floor(((x + 0.5) * width) / broad))];
+    for (let x = 0; x < broad; x++) made[y * broad + x] = values[row + Math.min(
+      width - 1,
+      Math.floor(((x + 0.5) * width) / broad),
+    )];
   }
   return made;
 }

@@ -119,7 +119,14 @@ export class Store extends EventTarget {
 
   question(method, changes = {}) {
     const { target, against } = this;
-    return { model: this.model.name, picture: this.state.picture, method: this.spelling(method), target, against, ...changes };
+    return {
+      model: this.model.name,
+      picture: this.state.picture,
+      method: this.spelling(method),
+      target,
+      against,
+      ...changes,
+    };
   }
 
   /** A task for `answers`: a kind, a question, and what else belongs to it. */
@@ -130,7 +137,9 @@ export class Store extends EventTarget {
 
   #costly(spelling) {
     const known = this.methods.find((each) => each.name === spelling);
-    return known ? !(known.forwards + known.backwards <= MANY) : spelling.length > 60 && !spelling.startsWith("logprob");
+    return known
+      ? !(known.forwards + known.backwards <= MANY)
+      : spelling.length > 60 && !spelling.startsWith("logprob");
   }
 
   explain(name, changes = {}) {
@@ -150,6 +159,11 @@ export class Store extends EventTarget {
   again(task) {
     this.answers.forget(task.key);
     this.tell();
+  }
+
+  /** How a task is cancelled and asked again, for the place where its answer will be. */
+  ways(task) {
+    return { oncancel: () => this.answers.cancel(task().key), onagain: () => this.again(task()) };
   }
 
   // -- what is known -----------------------------------------------------------------------------------
@@ -183,7 +197,9 @@ export class Store extends EventTarget {
     if (!picture) return;
     try {
       const asked = api("/api/predict", { body: { model: name, picture }, signal });
-      const [prediction, image] = await Promise.all([asked, loadImage(pictureAddress(picture, name)).catch(() => null), this.#list(name)]);
+      const [prediction, image] = await Promise.all(
+        [asked, loadImage(pictureAddress(picture, name)).catch(() => null), this.#list(name)],
+      );
       if (signal.aborted) return;
       this.learnLabels([...prediction.top, ...(prediction.truth ? [prediction.truth] : [])]);
       if (!image) throw new Error("The picture could not be loaded.");
@@ -218,6 +234,11 @@ export class Store extends EventTarget {
       this.learnLabels([{ index: entry.task.target, label: entry.result.label }]);
     this.tell();
   }
+}
+
+/** The question of a task. */
+export function asked({ key, alone, kind, ...question }) {
+  return question;
 }
 
 /** Arrays as numbers, wherever they are in an answer. */

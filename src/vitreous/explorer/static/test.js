@@ -1,12 +1,21 @@
 // Put it to the test: take the strongest patches away, or keep them alone, and hear what the model says.
 
-import { eachFrame, el, encode, fill, percent } from "./common.js";
+import { eachFrame, el, encode, fill, percent, remake } from "./common.js";
 import { Curve } from "./curve.js";
 import { MaskLayer, packed, unpacked } from "./mask.js";
 import { Bars, button, choice, filled, findings, icon, Place, problem, sentence } from "./parts.js";
 import { onPatches, strongestFirst } from "./store.js";
+import { changed } from "./tried.js";
 
-const FILLS = [["blur", "blur", "Patches that are gone are blurred"], ["mean", "mean", "They have the mean colour"], ["black", "black", "They are black"]];
+const FILLS = [
+  ["blur", "blurred"],
+  ["mean", "flat", "It has the mean colour of the picture"],
+  ["black", "black"],
+];
+const MODES = [
+  [false, "remove"],
+  [true, "keep", "Only the strongest patches stay (K)"],
+];
 
 export class TestPanel {
   #order = { array: null, patches: null, map: null };
@@ -17,40 +26,68 @@ export class TestPanel {
     this.store = store;
     this.probe = probe;
     this.tested = tested;
-    const moved = eachFrame((k) => store.set({ k, mask: null }, { replace: true }));
-    this.input = el("input", { type: "range", min: 0, step: 1, "aria-label": "Patches", oninput: () => { filled(this.input); moved(Number(this.input.value)); } });
+    const set = (changes) => store.set(changes, { replace: true });
+    const moved = eachFrame((k) => set({ k, mask: null }));
+    this.input = el("input", { type: "range", min: 0, step: 1, "aria-label": "Patches" });
+    this.input.addEventListener("input", () => {
+      filled(this.input);
+      moved(Number(this.input.value));
+    });
     this.count = el("span", { class: "count" });
-    this.mode = choice("What happens to the strongest patches", [[false, "remove"], [true, "keep", "Only the strongest patches stay (K)"]], (keep) => store.set({ keep }, { replace: true }));
-    this.fills = choice("What stands where a patch was", FILLS, (fill) => store.set({ fill }, { replace: true }));
+    this.mode = choice("What happens to the strongest patches", MODES, (keep) => set({ keep }));
+    this.fills = choice("What stands where a patch was", FILLS, (fill) => set({ fill }));
     this.picture = el("img", { alt: "", width: 224, height: 224 });
-    this.mask = new MaskLayer(store, { onpaint: (mask) => this.#show(mask), onend: (mask) => store.set({ mask: packed(mask) }, { replace: true }) });
+    this.mask = new MaskLayer(store, {
+      onpaint: (mask) => this.#show(mask),
+      onend: (mask) => set({ mask: packed(mask) }),
+    });
     this.now = el("b", {});
     this.before = el("span", {});
     this.says = el("p", { class: "verdict" });
     this.bars = new Bars(5);
-    this.curve = new Curve((share) => store.set({ k: Math.round(share * store.count), mask: null }, { replace: true }));
-    this.curvePlace = new Place("the curves", { oncancel: () => store.answers.cancel(this.curveTask.key), onagain: () => store.again(this.curveTask) });
+    this.curve = new Curve((share) => set({ k: Math.round(share * store.count), mask: null }));
+    this.curvePlace = new Place("the curves", store.ways(() => this.curveTask));
     this.strip = el("div", { class: "strip" });
     this.trust = el("div", { class: "trust" });
-    this.checkPlace = new Place("the check", { oncancel: () => store.answers.cancel(this.checkTask.key), onagain: () => store.again(this.checkTask) });
+    this.checkPlace = new Place("the check", store.ways(() => this.checkTask));
     this.problem = el("div", {});
     this.name = el("p", { class: "note" });
-    this.draw = button([icon("pen"), "draw your own"], () => this.toggle(), { class: "pill small", "aria-pressed": "false" });
+    this.draw = button([icon("pen"), "draw your own"], () => this.toggle(), { class: "pill small" });
     this.versus = el("div", { class: "versus", hidden: true });
-    this.node = el("aside", { class: "test", "aria-label": "Put it to the test" },
-      el("div", { class: "try" },
-        el("div", { class: "head" }, el("h2", {}, "Put it to the test"), this.draw),
-        this.name,
-        el("div", { class: "frame" }, this.picture, this.mask.node),
-        this.input,
-        el("div", { class: "row" }, this.count, this.mode.node),
-        el("div", { class: "row" }, el("span", { class: "note" }, "what is gone becomes"), this.fills.node),
-        this.problem,
-        this.versus),
-      el("div", { class: "hear" },
-        el("h3", {}, "The model now says"), el("div", { class: "now" }, this.now, this.before), this.says, this.bars.node,
-        el("h3", {}, "Deletion and insertion"), this.curvePlace.node, this.strip,
-        el("h3", {}, "Can it be trusted?"), this.trust));
+    this.node = el("aside", { class: "test", "aria-label": "Put it to the test" }, this.#tries(), this.#hears());
+  }
+
+  /** What is done to the picture. */
+  #tries() {
+    return el(
+      "div",
+      { class: "try" },
+      el("div", { class: "head" }, el("h2", {}, "Put it to the test"), this.draw),
+      this.name,
+      el("div", { class: "frame" }, this.picture, this.mask.node),
+      this.input,
+      el("div", { class: "row" }, this.count, this.mode.node),
+      el("div", { class: "row" }, el("span", { class: "note" }, "what is gone is"), this.fills.node),
+      this.problem,
+      this.versus,
+    );
+  }
+
+  /** What the model says then. */
+  #hears() {
+    return el(
+      "div",
+      { class: "hear" },
+      el("h3", {}, "The model now says"),
+      el("div", { class: "now" }, this.now, this.before),
+      this.says,
+      this.bars.node,
+      el("h3", {}, "Deletion and insertion"),
+      this.curvePlace.node,
+      this.strip,
+      el("h3", {}, "Can it be trusted?"),
+      this.trust,
+    );
   }
 
   // -- what is gone --------------------------------------------------------------------------------------
@@ -76,7 +113,10 @@ export class TestPanel {
   /** What the model says without these patches. */
   look(lane, removed) {
     const { store } = this;
-    return this.probe.look(lane, { model: store.model.name, picture: store.state.picture, removed, fill: store.state.fill, target: store.target });
+    return this.probe.look(
+      lane,
+      { model: store.model.name, picture: store.state.picture, removed, fill: store.state.fill, target: store.target },
+    );
   }
 
   toggle() {
@@ -93,7 +133,13 @@ export class TestPanel {
   get curveTask() {
     const tested = this.tested();
     const question = { ...tested.question, fill: this.store.state.fill };
-    return { key: JSON.stringify(["curve", tested.key, this.store.state.fill]), alone: true, kind: "curve", ...question, map: encode(this.#order.map) };
+    return {
+      key: JSON.stringify(["curve", tested.key, this.store.state.fill]),
+      alone: true,
+      kind: "curve",
+      ...question,
+      map: encode(this.#order.map),
+    };
   }
 
   get checkTask() {
@@ -149,10 +195,10 @@ export class TestPanel {
     const { keep } = store.state;
     const k = own ? own.reduce((sum, each) => sum + each, 0) : store.k;
     const removed = own ? own.map((each) => (keep ? 1 - each : each)) : this.gone(k, keep);
-    this.count.textContent = this.#words(k);
+    this.count.textContent = `${k} of ${store.count} patches`;
     if (own) this.#slide(k);
     const { answer, fresh, problem: wrong } = this.look("slider", removed);
-    fill(this.problem, wrong && problem(wrong, () => this.probe.again()));
+    remake(this.problem, wrong, () => [wrong && problem(wrong, () => this.probe.again())]);
     this.picture.classList.toggle("stale", !fresh);
     if (answer) {
       if (this.picture.src !== answer.picture) this.picture.src = answer.picture;
@@ -168,11 +214,13 @@ export class TestPanel {
     const label = store.label(store.target);
     const first = store.probability(store.target);
     this.now.textContent = chance === null ? (first === null ? "–" : percent(first)) : percent(chance);
-    const change = chance === null || first === null ? "" : chance < 0.8 * first ? "less" : chance > 1.25 * first ? "more" : "";
+    const change = changed(chance, first);
     this.now.className = `big ${change}`;
     this.now.parentNode.classList.toggle("stale", !fresh);
     this.before.textContent = `${label}${first === null || chance === null ? "" : `, was ${percent(first)}`}`;
-    const says = top[0].index === store.predicted.index ? `It still says “${top[0].label}”.` : `It says “${top[0].label}” now.`;
+    const says = top[0].index === store.predicted.index
+      ? `It still says “${top[0].label}”.`
+      : `It says “${top[0].label}” now.`;
     this.says.textContent = chance === null ? "\u00a0" : says;
     const roles = (index) => (index === store.target ? "on" : index === store.against ? "off" : "");
     this.bars.update(top, roles, (index) => store.probability(index));
@@ -182,16 +230,41 @@ export class TestPanel {
   #compare(own, k, answer) {
     this.versus.hidden = !own;
     if (!own) return;
-    if (k === 0) return void fill(this.versus, el("p", { class: "note" }, "Paint the patches that you think matter. The map is then given as many."));
     const { keep } = this.store.state;
-    const theirs = this.look("beside", this.gone(k, keep));
+    const found = k > 0 ? this.look("beside", this.gone(k, keep)) : null;
+    const theirs = found?.fresh ? found.answer : null;
     const shared = this.patches().slice(0, k).filter((patch) => own[patch]).length;
-    const card = (words, said) => el("div", { class: "card" }, el("img", { alt: "", src: said?.picture ?? this.picture.src, width: 96, height: 96, class: said ? "" : "stale" }), el("p", { class: "note" }, words), el("b", {}, said ? percent(said.probability) : "…"));
-    const better = answer && theirs.fresh ? this.#winner(answer.probability, theirs.answer.probability, keep) : "\u00a0";
-    fill(this.versus, el("div", { class: "two" }, card("your patches", answer), card(`the map's strongest ${k}`, theirs.fresh ? theirs.answer : null)),
-      el("p", { class: "verdict" }, better), el("p", { class: "note" }, `${shared} of ${k} patches are the same.`),
-      button("clear", () => this.store.set({ mask: packed(new Uint8Array(this.store.count)) }, { replace: true }), { class: "link" }),
-      button("start from the map's", () => this.store.set({ mask: packed(this.gone(k, false)) }, { replace: true }), { class: "link" }));
+    const key = JSON.stringify([k, keep, shared, answer?.probability, theirs?.probability]);
+    remake(this.versus, key, () => (k === 0 ? this.#invited() : this.#sides(k, keep, shared, answer, theirs)));
+  }
+
+  #invited() {
+    const words = "Paint the patches that you think matter. The map is then given as many.";
+    return [
+      el("p", { class: "note" }, words),
+      this.#from("start from the map's", () => this.gone(this.store.k, false)),
+    ];
+  }
+
+  #sides(k, keep, shared, mine, theirs) {
+    const side = (words, said) =>
+      el(
+        "div",
+        { class: "card" },
+        el("img", { alt: "", src: said?.picture ?? this.store.image.src, width: 96, height: 96 }),
+        el("p", { class: "note" }, words),
+        el("b", {}, said ? percent(said.probability) : "…"),
+      );
+    return [
+      el("div", { class: "two" }, side("your patches", mine), side(`the map's strongest ${k}`, theirs)),
+      el("p", { class: "verdict" }, mine && theirs ? this.#winner(mine.probability, theirs.probability, keep) : "…"),
+      el("p", { class: "note" }, `${shared} of ${k} patches are the same.`),
+      this.#from("clear", () => new Uint8Array(this.store.count)),
+    ];
+  }
+
+  #from(words, mask) {
+    return button(words, () => this.store.set({ mask: packed(mask()) }, { replace: true }), { class: "link" });
   }
 
   #winner(mine, theirs, keep) {
@@ -215,25 +288,43 @@ export class TestPanel {
     const strip = entry?.status === "done" ? entry.result.strip : null;
     if (strip !== this.#drawn) fill(this.strip, (strip ?? []).map((each) => this.#state(each)));
     this.#drawn = strip;
-    for (const each of this.strip.children) each.setAttribute("aria-current", String(!store.state.keep && store.state.mask === null && Number(each.dataset.k) === store.k));
+    for (const each of this.strip.children) each.setAttribute(
+      "aria-current",
+      String(!store.state.keep && store.state.mask === null && Number(each.dataset.k) === store.k),
+    );
   }
 
   #state({ fraction, picture, probability }) {
     const k = Math.round(fraction * this.store.count);
-    return button([el("img", { src: picture, alt: "", width: 64, height: 64 }), el("span", {}, percent(probability))], () => this.store.set({ k, keep: false, mask: null }, { replace: true }),
-      { class: "state", dataset: { k }, "aria-label": `${Math.round(100 * fraction)} % of the patches removed: ${percent(probability)}`, title: `${Math.round(100 * fraction)} % removed` });
+    const share = `${Math.round(100 * fraction)} %`;
+    return button(
+      [el("img", { src: picture, alt: "", width: 64, height: 64 }), el("span", {}, percent(probability))],
+      () => this.store.set({ k, keep: false, mask: null }, { replace: true }),
+      {
+        class: "state",
+        dataset: { k },
+        title: `${share} removed`,
+        "aria-label": `${share} of the patches removed: ${percent(probability)}`,
+      },
+    );
   }
 
   #trust(patches) {
     const tested = this.tested();
-    if (!patches || !tested.checkable) return void fill(this.trust, el("p", { class: "note" }, patches ? "Only whole methods can be checked." : "There is no map yet."));
+    const words = !patches ? "There is no map yet." : tested.checkable ? null : "Only whole methods can be checked.";
+    if (words) return void remake(this.trust, words, () => el("p", { class: "note" }, words));
     const entry = this.store.answer(this.checkTask);
     if (!entry && !this.#asked.has(tested.key)) {
-      if (this.trust.firstChild?.dataset?.key !== tested.key)
-        fill(this.trust, button("Check this map", () => { this.#asked.add(tested.key); this.store.tell(); }, { class: "pill", dataset: { key: tested.key } }));
-      return;
+      const ask = () => {
+        this.#asked.add(tested.key);
+        this.store.tell();
+      };
+      return void remake(this.trust, tested.key, () => button("Check this map", ask, { class: "pill" }));
     }
-    if (this.trust.firstChild !== this.checkPlace.node) fill(this.trust, this.checkPlace.node);
-    this.checkPlace.update(entry, (found) => [el("p", { class: "verdict" }, sentence(found.sentence)), findings(found.tests)]);
+    remake(this.trust, "place", () => this.checkPlace.node);
+    this.checkPlace.update(entry, (found) => [
+      el("p", { class: "verdict" }, sentence(found.sentence)),
+      findings(found.tests),
+    ]);
   }
 }

@@ -14,8 +14,8 @@ function ordinal(value) {
 }
 
 /**
- * A picture with a map over it. `what` says what it is for those who cannot see it. The patch that is pointed at, in any
- * map, is marked in all of them.
+ * A picture with a map over it; in words too, for those who cannot see it. The patch that is pointed at, in any map, is
+ * marked in all of them.
  */
 export class MapCanvas {
   #drawn = "";
@@ -30,7 +30,9 @@ export class MapCanvas {
     this.chip = el("span", { class: "chip", hidden: true });
     this.node = el("div", {
       class: "map", tabindex: "0", role: "img",
-      onpointermove: (event) => this.#point(event), onpointerdown: (event) => this.#point(event), onpointerleave: () => store.point(null),
+      onpointermove: (event) => this.#point(event),
+      onpointerdown: (event) => this.#point(event),
+      onpointerleave: () => store.point(null),
       onkeydown: (event) => this.#key(event, onenter), onblur: () => store.point(null),
     }, this.canvas, this.mark, this.chip);
     store.addEventListener("patch", () => this.node.isConnected && this.#read());
@@ -50,7 +52,10 @@ export class MapCanvas {
     if (step) {
       event.preventDefault();
       const [row, column] = this.store.patch ?? [Math.floor(rows / 2) - step[0], Math.floor(columns / 2) - step[1]];
-      const patch = [Math.min(rows - 1, Math.max(0, row + step[0])), Math.min(columns - 1, Math.max(0, column + step[1]))];
+      const patch = [
+        Math.min(rows - 1, Math.max(0, row + step[0])),
+        Math.min(columns - 1, Math.max(0, column + step[1])),
+      ];
       this.store.point(patch);
       announce(`row ${patch[0] + 1}, column ${patch[1] + 1}: ${this.chip.textContent}`);
     } else if (event.key === "Escape" && this.store.patch) {
@@ -85,12 +90,24 @@ export class MapCanvas {
     if (!patch) return;
     const [rows, columns] = model.grid;
     const [row, column] = patch;
-    Object.assign(this.mark.style, { left: `${(100 * column) / columns}%`, top: `${(100 * row) / rows}%`, width: `${100 / columns}%`, height: `${100 / rows}%` });
+    Object.assign(
+      this.mark.style,
+      {
+        left: `${(100 * column) / columns}%`,
+        top: `${(100 * row) / rows}%`,
+        width: `${100 / columns}%`,
+        height: `${100 / rows}%`,
+      },
+    );
     if (!this.#array) return;
     this.#ranks ??= ranked(onPatches(this.#array, model.grid));
     const cell = row * columns + column;
     const value = this.#ranks.data[cell];
-    fill(this.chip, el("b", {}, (value > 0 && this.scale?.signed ? "+" : "") + number(value)), ` ${ordinal(this.#ranks.places[cell])} of ${rows * columns}`);
+    fill(
+      this.chip,
+      el("b", {}, (value > 0 && this.scale?.signed ? "+" : "") + number(value)),
+      ` ${ordinal(this.#ranks.places[cell])} of ${rows * columns}`,
+    );
     this.chip.classList.toggle("low", row < rows / 3);
   }
 }
@@ -132,10 +149,15 @@ export class Tile {
     this.title = el("b", { class: "title" }, name);
     this.about = el("span", { class: "about" });
     this.warning = el("p", { class: "note warn", hidden: true });
-    this.pick = el("button", { type: "button", class: "test", onclick: onchoose, title: "Put this map to the test" }, "test");
-    this.node = el("figure", { class: "tile" },
-      el("div", { class: "over" }, this.map.node, this.place.node),
-      el("figcaption", {}, el("div", { class: "row" }, this.title, this.pick), this.about, this.legend.node, this.warning));
+    this.pick = el(
+      "button",
+      { type: "button", class: "test", onclick: onchoose, title: "Put this map to the test" },
+      "test",
+    );
+    const over = el("div", { class: "over" }, this.map.node, this.place.node);
+    const head = el("div", { class: "row" }, this.title, this.pick);
+    const caption = el("figcaption", {}, head, this.about, this.legend.node, this.warning);
+    this.node = el("figure", { class: "tile" }, over, caption);
   }
 
   update({ entry, look, chosen, label }) {
@@ -143,12 +165,16 @@ export class Tile {
     this.node.classList.toggle("on", chosen);
     this.pick.setAttribute("aria-pressed", String(chosen));
     this.pick.setAttribute("aria-label", `Put ${this.name} to the test`);
-    const what = result ? `${result.caption}. Arrow keys read patches, Enter puts it to the test.` : `${this.name}: not there yet`;
+    const what = result
+      ? `${result.caption}. Arrow keys read patches, Enter puts it to the test.`
+      : `${this.name}: not there yet`;
     const scale = this.map.draw(result?.map ?? null, { ...look, signed: result ? result.signed : null }, what);
     this.node.classList.toggle("there", Boolean(result));
     this.place.update(entry, () => []);
     this.legend.update(scale);
-    this.about.textContent = result ? [result.class_specific ? label : "the same for every class", seconds(result.seconds)].join(" · ") : (label ?? "\u00a0");
+    this.about.textContent = result
+      ? [result.class_specific ? label : "the same for every class", seconds(result.seconds)].join(" · ")
+      : (label ?? "\u00a0");
     const warnings = result?.warnings ?? [];
     this.warning.hidden = warnings.length === 0;
     this.warning.textContent = warnings.join(" ");

@@ -1,54 +1,46 @@
-// Why did it say that? The first thing one sees: an answer in a sentence, the map, the proof, the doubts. All of it is live.
+// Why did it say that? The first thing one sees: an answer in a sentence, the map, the proof, the doubts; all live.
 
-import { el, fill, percent } from "./common.js";
+import { el, fill, percent, remake } from "./common.js";
 import { drawOwners } from "./maps.js";
 import { button, copy, findings, icon, Place } from "./parts.js";
 import { Legend, MapCanvas } from "./tile.js";
+import { Tried } from "./tried.js";
 
 export class WhyView {
-  #rivals = "";
-
   constructor(store, test) {
     this.store = store;
-    this.test = test;
-    const again = (task) => ({ oncancel: () => store.answers.cancel(task().key), onagain: () => store.again(task()) });
     this.lead = el("p", { class: "lead" });
     this.map = new MapCanvas(store, { side: 640 });
-    this.mapPlace = new Place("the map", again(() => this.#map));
+    this.mapPlace = new Place("the map", store.ways(() => this.#map));
     this.legend = new Legend();
     this.note = el("p", { class: "note" });
-    this.trustPlace = new Place("the answer", again(() => this.#why));
-    this.tried = ["the picture", "without its evidence", "the evidence alone"].map((words, place) => this.#card(words, place));
-    this.contrast = new MapCanvas(store);
-    this.contrastPlace = new Place("the contrast", again(() => this.#versus));
-    this.contrastLegend = new Legend();
-    this.contrastTitle = el("h2", {});
-    this.rivals = el("div", { class: "chips", role: "group", "aria-label": "Contrast with" });
-    this.contrastCard = el("section", { class: "card" }, this.contrastTitle, el("p", { class: "note" }, "What speaks for the one rather than for the other."),
-      el("div", { class: "over" }, this.contrast.node, this.contrastPlace.node), this.contrastLegend.node, this.rivals);
-    this.owners = el("canvas", { role: "img" });
-    this.ownersKeys = el("div", { class: "keys" });
-    this.ownersCard = el("section", { class: "card" }, el("h2", {}, "Who owns which patch?"), el("p", { class: "note" }, "The class with the stronger evidence; grey where neither has much."),
-      el("div", { class: "over" }, el("div", { class: "map" }, this.owners)), this.ownersKeys, button("compare more classes", () => store.set({ view: "owners" }), { class: "link" }));
-    this.command = el("pre", {});
+    this.trustPlace = new Place("the answer", store.ways(() => this.#why));
+    this.tried = new Tried(store, test);
+    this.versus = new ContrastCard(store, store.ways(() => this.#versus));
+    this.owners = new OwnersCard(store);
+    this.command = el("pre", { tabindex: "0", "aria-label": "The command that gives this page" });
     this.settings = el("p", { class: "note" });
-    this.node = el("div", { class: "view why" },
-      this.lead,
-      el("div", { class: "grid answer" },
-        el("section", { class: "card", "aria-label": "The map" }, el("div", { class: "over" }, this.map.node, this.mapPlace.node), this.legend.node, this.note),
-        el("section", { class: "card trusted" }, el("h2", {}, "Can this map be trusted?"), this.trustPlace.node)),
-      el("section", {}, el("div", { class: "head" }, el("h2", {}, "Put to the test"), el("p", { class: "note", id: "tried-words" })),
-        el("div", { class: "grid three" }, this.tried.map((each) => each.node))),
-      el("div", { class: "grid even" }, this.contrastCard, this.ownersCard),
-      el("section", { class: "again" }, el("div", { class: "head" }, el("h2", {}, "Again"), button([icon("copy"), "copy"], () => copy(this.command.textContent), { class: "link" })), this.command, this.settings));
+    this.node = el("div", { class: "view why" }, this.#parts());
   }
 
-  #card(words, place) {
-    const picture = el("img", { alt: words, width: 224, height: 224 });
-    const said = el("span", { class: "note" }), chance = el("b", { class: "big" });
-    const node = button([picture, said, chance], () => this.store.set({ k: place === 0 ? 0 : this.store.k || null, keep: place === 2, mask: null }, { replace: true }),
-      { class: "card tried", title: place === 0 ? "Show the whole picture at the slider" : "Show this at the slider" });
-    return { node, picture, said, chance, words };
+  #parts() {
+    const over = el("div", { class: "over" }, this.map.node, this.mapPlace.node);
+    const map = el("section", { class: "card", "aria-label": "The map" }, over, this.legend.node, this.note);
+    const trust = el(
+      "section",
+      { class: "card trusted" },
+      el("h2", {}, "Can this map be trusted?"),
+      this.trustPlace.node,
+    );
+    const taken = button([icon("copy"), "copy"], () => copy(this.command.textContent), { class: "link" });
+    const again = el("div", { class: "head" }, el("h2", {}, "Again"), taken);
+    return [
+      this.lead,
+      el("div", { class: "grid answer" }, map, trust),
+      this.tried.node,
+      el("div", { class: "grid even" }, this.versus.node, this.owners.node),
+      el("section", { class: "again" }, again, this.command, this.settings),
+    ];
   }
 
   // -- questions -----------------------------------------------------------------------------------------
@@ -62,37 +54,33 @@ export class WhyView {
     return this.store.task("why", this.store.question(this.store.chosen, { against: null }));
   }
 
+  get #versus() {
+    return this.store.explain(this.store.chosen, { against: this.rival });
+  }
+
   /** The class to hold against: the one that was chosen, or else the most probable other one. */
   get rival() {
     const { store } = this;
     return store.against ?? store.prediction?.top.find((each) => each.index !== store.target)?.index ?? null;
   }
 
-  get #versus() {
-    return this.store.explain(this.store.chosen, { against: this.rival });
-  }
-
-  get #specific() {
-    const result = this.store.result(this.#map);
-    return result ? result.class_specific : true;
+  /** Whether a contrast means anything: there is another class, and the method knows classes. */
+  get #contrasts() {
+    return this.rival !== null && this.store.result(this.#map)?.class_specific === true;
   }
 
   tasks() {
     if (!this.store.prediction) return [];
-    const wanted = [this.#map, this.#why];
-    if (this.rival !== null && this.#specific && this.store.result(this.#map)) wanted.push(this.#versus);
-    return wanted;
+    return [this.#map, this.#why, ...(this.#contrasts ? [this.#versus] : [])];
   }
 
   questions() {
-    const { key, alone, kind, ...question } = this.#map;
-    return [question];
+    return [this.store.question(this.store.chosen, { against: null })];
   }
 
   tested() {
-    const { key, alone, kind, ...question } = this.#map;
-    const result = this.store.result(this.#map);
-    return { name: this.store.chosen, key, question, array: result?.map ?? null, checkable: true };
+    const array = this.store.result(this.#map)?.map ?? null;
+    return { name: this.store.chosen, key: this.#map.key, question: this.questions()[0], array, checkable: true };
   }
 
   // -- what is seen --------------------------------------------------------------------------------------
@@ -101,79 +89,103 @@ export class WhyView {
     const { store } = this;
     if (!store.prediction) return;
     const label = store.label(store.target);
-    const map = store.result(this.#map), why = store.answer(this.#why);
-    const answer = why?.status === "done" ? why.result : null;
-    const chance = store.probability(store.target);
-    this.lead.textContent = answer?.lead ?? `${store.model.title ?? store.model.name} gives this picture ${chance === null ? "little" : percent(chance)} ${label}.`;
-    const scale = this.map.draw(map?.map ?? null, { ...store.look, signed: map?.signed ?? null }, map ? `${map.caption}. Arrow keys read patches.` : "The picture");
+    const map = store.result(this.#map);
+    const answer = store.result(this.#why);
+    this.lead.textContent = answer?.lead ?? this.#first(label);
+    const look = { ...store.look, signed: map?.signed ?? null };
+    const scale = this.map.draw(
+      map?.map ?? null,
+      look,
+      map ? `${map.caption}. Arrow keys read patches.` : "The picture",
+    );
     this.mapPlace.update(store.answer(this.#map), () => []);
     this.legend.update(scale, scale?.signed ? "against" : "little", scale?.signed ? `for ${label}` : "much");
-    this.note.textContent = !map ? "\u00a0" : this.#note(map, scale, label);
-    this.trustPlace.update(why, (found) => [el("p", { class: "verdict" }, found.trust_text), findings(found.trust)]);
-    this.#try(label);
-    this.#contrast(label);
-    this.#owned(answer);
+    this.note.textContent = map ? this.#note(map, scale, label) : "\u00a0";
+    this.trustPlace.update(store.answer(this.#why), (found) => [
+      el("p", { class: "verdict" }, found.trust_text),
+      findings(found.trust),
+    ]);
+    this.tried.update(label);
+    this.versus.update(this.rival, this.#versus, this.#contrasts || !map);
+    this.owners.update(answer?.owners);
     this.command.textContent = answer?.command ?? "…";
     this.settings.textContent = answer?.settings ?? "";
   }
 
+  /** What can be said before the answer is there. */
+  #first(label) {
+    const { model, target } = this.store;
+    const chance = this.store.probability(target);
+    return `${model.title ?? model.name} gives this picture ${chance === null ? "little" : percent(chance)} ${label}.`;
+  }
+
   #note(map, scale, label) {
     if (!map.class_specific) return "This method knows no class: the map would be the same for any.";
-    return scale.signed ? `Red patches speak for ${label}, blue ones against it. The strongest patch sets the scale.` : "The strongest patch sets the scale.";
+    const sides = scale.signed ? `Red patches speak for ${label}, blue ones against it. ` : "";
+    return `${sides}The strongest patch sets the scale.`;
+  }
+}
+
+/** What speaks for the class rather than for another one, which can be chosen. */
+class ContrastCard {
+  constructor(store, ways) {
+    this.store = store;
+    this.map = new MapCanvas(store);
+    this.place = new Place("the contrast", ways);
+    this.legend = new Legend();
+    this.title = el("h2", {});
+    this.rivals = el("div", { class: "chips", role: "group", "aria-label": "Contrast with" });
+    const over = el("div", { class: "over" }, this.map.node, this.place.node);
+    const words = el("p", { class: "note" }, "What speaks for the one rather than for the other.");
+    this.node = el("section", { class: "card" }, this.title, words, over, this.legend.node, this.rivals);
   }
 
-  #try(label) {
-    const { store, test } = this;
-    const [whole, without, alone] = this.tried;
-    const first = store.probability(store.target);
-    whole.picture.src = store.image.src;
-    whole.said.textContent = `the picture: “${store.predicted.label}”`;
-    whole.chance.textContent = first === null ? "–" : percent(first);
-    const { k } = store;
-    const words = document.getElementById("tried-words");
-    if (words) words.textContent = `The strongest ${k} of ${store.count} patches, taken away and left alone; under each, what the model gives ${label} for exactly this picture. The slider is linked.`;
-    if (!test.patches()) {
-      for (const each of [without, alone]) Object.assign(each.picture, { src: store.image.src }), each.picture.classList.add("stale"), (each.said.textContent = each.words), (each.chance.textContent = "…");
-      return;
-    }
-    for (const [card, keep] of [[without, false], [alone, true]]) {
-      const { answer, fresh } = test.look(keep ? "alone" : "without", test.gone(k, keep));
-      card.picture.classList.toggle("stale", !fresh);
-      if (!answer) continue;
-      if (card.picture.src !== answer.picture) card.picture.src = answer.picture;
-      const still = answer.top[0].index === store.predicted.index ? "still " : "";
-      card.said.textContent = `${card.words}: ${still}“${answer.top[0].label}”`;
-      card.chance.textContent = percent(answer.probability);
-      card.chance.className = `big ${first !== null && answer.probability < 0.8 * first ? "less" : first !== null && answer.probability > 1.25 * first ? "more" : ""}`;
-      card.node.setAttribute("aria-pressed", String(store.state.keep === keep && store.state.mask === null));
-    }
-    whole.node.setAttribute("aria-pressed", String(store.k === 0));
-  }
-
-  #contrast(label) {
-    const { store, rival } = this;
-    this.contrastCard.hidden = rival === null || !this.#specific;
-    if (this.contrastCard.hidden) return;
+  update(rival, task, there) {
+    const { store } = this;
+    this.node.hidden = rival === null || !there;
+    if (this.node.hidden) return;
+    const label = store.label(store.target);
     const other = store.label(rival);
-    this.contrastTitle.textContent = `Why not “${other}”?`;
-    const result = store.result(this.#versus);
-    const scale = this.contrast.draw(result?.map ?? null, { ...store.look, positive: false, signed: result?.signed ?? null }, result ? `${result.caption}. Arrow keys read patches.` : "The picture");
-    this.contrastPlace.update(store.answer(this.#versus), () => []);
-    this.contrastLegend.update(scale, scale?.signed ? other : "little", scale?.signed ? label : "much");
+    const result = store.result(task);
+    this.title.textContent = `Why not “${other}”?`;
+    const look = { ...store.look, positive: false, signed: result?.signed ?? null };
+    const words = result ? `${result.caption}. Arrow keys read patches.` : "The picture";
+    const scale = this.map.draw(result?.map ?? null, look, words);
+    this.place.update(store.answer(task), () => []);
+    this.legend.update(scale, scale?.signed ? other : "little", scale?.signed ? label : "much");
     const choices = store.prediction.top.filter((each) => each.index !== store.target).slice(0, 4);
-    const now = JSON.stringify([choices, rival]);
-    if (now === this.#rivals) return;
-    this.#rivals = now;
-    fill(this.rivals, choices.map((each) => button(each.label, () => store.set({ against: each.index }), { class: "pill small", "aria-pressed": String(each.index === rival) })));
+    remake(this.rivals, JSON.stringify([choices, rival]), () => choices.map((each) => this.#choice(each, rival)));
   }
 
-  #owned(answer) {
-    const owned = answer?.owners;
-    this.ownersCard.hidden = !owned;
-    if (!owned || this.ownersDrawn === owned) return;
-    this.ownersDrawn = owned;
-    drawOwners(this.owners, this.store.image, owned.distribution, owned.strength, owned.classes.map((each) => each.colour), 448);
-    this.owners.setAttribute("aria-label", `Which of ${owned.classes.map((each) => each.label).join(" and ")} owns which patch`);
-    fill(this.ownersKeys, owned.classes.map((each) => el("span", { class: "owner" }, el("s", { style: { background: each.colour } }), each.label)));
+  #choice({ index, label }, rival) {
+    const on = String(index === rival);
+    return button(label, () => this.store.set({ against: index }), { class: "pill small", "aria-pressed": on });
+  }
+}
+
+/** Which of two classes owns which patch, where both are probable. */
+class OwnersCard {
+  #drawn = null;
+
+  constructor(store) {
+    this.store = store;
+    this.canvas = el("canvas", { role: "img" });
+    this.keys = el("div", { class: "keys" });
+    const words = el("p", { class: "note" }, "The class with the stronger evidence; grey where neither has much.");
+    const over = el("div", { class: "over" }, el("div", { class: "map" }, this.canvas));
+    const more = button("compare more classes", () => store.set({ view: "owners" }), { class: "link" });
+    this.node = el("section", { class: "card" }, el("h2", {}, "Who owns which patch?"), words, over, this.keys, more);
+  }
+
+  update(owned) {
+    this.node.hidden = !owned;
+    if (!owned || owned === this.#drawn) return;
+    this.#drawn = owned;
+    const { classes, distribution, strength } = owned;
+    drawOwners(this.canvas, this.store.image, distribution, strength, classes.map((each) => each.colour), 448);
+    const names = classes.map((each) => each.label).join(" and ");
+    this.canvas.setAttribute("aria-label", `Which of ${names} owns which patch`);
+    const swatch = (colour) => el("s", { style: { background: colour } });
+    fill(this.keys, classes.map(({ colour, label }) => el("span", { class: "owner" }, swatch(colour), label)));
   }
 }
