@@ -51,9 +51,10 @@ class Missing:
 class Gathered:
     """One model on one data set: a table for each seed, and what is to be known about how they came about.
 
-    ``pictures`` are the digests of the rows. ``unreadable`` gives names and reasons. ``costs`` are the seconds of each
-    method over all its maps, where units say so; ``seconds`` are those of all units, by kind. ``facts`` are versions,
-    devices, threads, revisions of the plan and what was audited.
+    ``pictures`` are the digests of the rows. ``unreadable`` gives names and reasons, ``unsure`` those of pictures
+    whose true class the model gives less than the protocol asks for. ``costs`` are the seconds of each method over all
+    its maps, where units say so; ``seconds`` are those of all units, by kind. ``facts`` are versions, devices, threads,
+    revisions of the plan and what was audited.
     """
 
     setting: Setting
@@ -61,6 +62,7 @@ class Gathered:
     tables: tuple[Table, ...]
     pictures: tuple[str, ...]
     unreadable: Mapping[str, str]
+    unsure: Mapping[str, str]
     missing: Missing
     costs: Mapping[str, Cost]
     seconds: Mapping[str, float]
@@ -177,6 +179,7 @@ class _Part:
         self.confidence: dict[str, dict[str, float]] = {}
         self.names: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
+        self.unsure: dict[str, str] = {}
         self.costs: dict[str, Cost] = {}
         self.seconds: Counter[str] = Counter()
         self.facts: dict[str, Any] = {
@@ -201,7 +204,10 @@ class _Part:
                 theirs = plan.settings[unit.setting]
                 self._judged(unit, theirs, arrays, said) if unit.judges else self._explained(unit, theirs, said)
         rows = tuple(each for each in self.all if any(each in found for found in self.parts.values()))
-        bad = {each: reason for each, reason in self.unreadable.items() if each in wanted}
+        bad, unsure = (
+            {each: reason for each, reason in found.items() if each in wanted}
+            for found in (self.unreadable, self.unsure)
+        )
         columns = tuple(name for name in self.setting.metrics if any(name == cell[2] for cell in self.parts))
         tables = tuple(self._table(seed, rows, columns) for seed in self.seeds)
         return Gathered(
@@ -210,7 +216,8 @@ class _Part:
             tables=tables,
             pictures=rows,
             unreadable={self._name(each): reason for each, reason in bad.items()},
-            missing=self._missing([each for each in self.all if each not in bad], columns),
+            unsure={self._name(each): reason for each, reason in unsure.items()},
+            missing=self._missing([each for each in self.all if each not in bad and each not in unsure], columns),
             costs=self.costs,
             seconds=dict(self.seconds),
             facts={**self.facts, "audits": self.audits},
@@ -220,6 +227,8 @@ class _Part:
     # -- reading -----------------------------------------------------------------------------------------
 
     def _noted(self, plan: RecordedPlan, said: Mapping[str, Any]) -> None:
+        self.unreadable |= said.get("unreadable", {})
+        self.unsure |= said.get("unsure", {})
         self.facts["units"] += 1
         revision = self.facts["revisions"].setdefault(plan.revision, {"why": plan.why, "units": 0})
         revision["units"] += 1
@@ -241,7 +250,6 @@ class _Part:
         return [name for name, how in self.setting.metrics.items() if how == theirs.metrics[label]]
 
     def _explained(self, unit: Unit, theirs: Setting, said: Mapping[str, Any]) -> None:
-        self.unreadable |= said.get("unreadable", {})
         self.seconds["explaining"] += said.get("seconds", 0.0)
         for label, cost in zip(unit.methods, said.get("costs", ()), strict=False):
             for name in self._rows(theirs, label):
@@ -249,7 +257,6 @@ class _Part:
                 self.costs[name] = Cost(**{what: getattr(whole, what) + more for what, more in cost.items()})
 
     def _judged(self, unit: Unit, theirs: Setting, arrays: Mapping[str, Array], said: Mapping[str, Any]) -> None:
-        self.unreadable |= said.get("unreadable", {})
         self.seconds["judging"] += said.get("seconds", 0.0)
         pictures = said.get("pictures", [])
         if not pictures:

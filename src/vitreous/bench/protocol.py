@@ -79,8 +79,9 @@ class DataSpec:
     """Pictures: where they come from, how many (0: all) and which.
 
     ``path`` is a folder, a file or a name, where the source has no place of its own, ``names`` a text file for
-    ``choose = "listed"``. ``classes = "own"`` restricts the softmax to those of the data set. ``models`` and
-    ``metrics`` are what of the protocol belongs to these pictures, all where they are empty.
+    ``choose = "listed"``. ``classes = "own"`` restricts the softmax to those of the data set. ``least_confidence``
+    leaves out, for each model, pictures to whose true class it gives a lower probability. ``models`` and ``metrics``
+    are what of the protocol belongs to these pictures, all where they are empty.
     """
 
     source: str
@@ -92,6 +93,7 @@ class DataSpec:
     split: str | None = None
     names: str | None = None
     classes: str | None = None
+    least_confidence: float | None = None
     models: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
 

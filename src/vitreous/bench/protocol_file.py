@@ -284,6 +284,9 @@ class _Check:
             self._least(f"{where}.{key}", number, 0)
         if data.classes is not None:
             self.file.choice(f"{where}.classes", data.classes, ("own",))
+        if data.least_confidence is not None and not 0 < data.least_confidence <= 1:
+            complaint = "is a probability, above 0 and at most 1"
+            raise self.file.wrong(f"{where}.least_confidence", data.least_confidence, complaint)
         if data.choose == "listed" and data.names is None:
             raise self.file.wrong(f"{where}.choose", data.choose, "needs names, a text file with one picture per line")
         for label in data.models:

@@ -134,6 +134,7 @@ class Part:
             upsample=judge.upsample,
             ties=judge.ties,
             nonfinite=judge.nonfinite,
+            least_confidence=self.protocol.data.least_confidence,
             memory=plan.memory,
             images=judge.unit or (min(plan.images, _ON_A_CPU) if view.device.type == "cpu" else plan.images),
             inner=plan.inner,

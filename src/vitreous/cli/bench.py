@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -184,7 +184,8 @@ def _show(found: Status) -> None:
         options.say(f"time left: {told}")
     for revision, why in found.revisions.items():
         options.say(f"plan {revision}: {why}")
-    _list(f"{len(found.unreadable)} pictures cannot be read and are left out:", found.unreadable)
+    for words, names in _left_out(found):
+        _list(f"{words}:", names)
     _list(
         f"{len(found.failures)} units failed at first or were lost with their worker:",
         {unit: f"{len(tries)} times, at last: {tries[-1]}" for unit, tries in found.failures.items()},
@@ -202,14 +203,22 @@ def _list(title: str, lines: dict[str, str] | Any) -> None:
         options.say(f"  and {len(lines) - _SHOWN} more; --json has them all")
 
 
+def _left_out(found: Status) -> list[tuple[str, Mapping[str, str]]]:
+    """Return which pictures do not count, and why, in words; nothing where all do."""
+    told = [
+        ("pictures cannot be read and are left out", found.unreadable),
+        ("pictures are left out since the model gives their class too little", found.unsure),
+    ]
+    return [(f"{len(names)} {words}", names) for words, names in told if names]
+
+
 def _end(store: Any, out: Path) -> None:
     from vitreous.bench.engines.progress import status as read_status
 
     found = read_status(store)
-    if found.unreadable:
-        names = ", ".join(map(one_line, list(found.unreadable)[:3]))
-        more = ", …" if len(found.unreadable) > 3 else ""
-        options.say(f"{len(found.unreadable)} pictures cannot be read and are left out: {names}{more}")
+    for words, names in _left_out(found):
+        some = ", ".join(map(one_line, list(names)[:3]))
+        options.say(f"{words}: {some}{', …' if len(names) > 3 else ''}")
     for revision, why in found.revisions.items():
         if revision > 1:
             options.say(f"plan {revision}: {why}")

@@ -29,6 +29,13 @@ def contents(findings: Sequence[Finding], ledger: Ledger | None) -> dict[str, by
     bad = [[each.gathered.data, name, why] for each in findings for name, why in each.gathered.unreadable.items()]
     if bad:
         texts["unreadable.csv"] = comma_separated([["data", "image", "reason"], *_once(bad)])
+    unsure = [
+        [each.gathered.data, each.gathered.label, name, why]
+        for each in findings
+        for name, why in each.gathered.unsure.items()
+    ]
+    if unsure:
+        texts["unsure.csv"] = comma_separated([["data", "model", "image", "reason"], *unsure])
     if ledger is not None:
         texts |= {"ledger.csv": comma_separated(ledger.rows), "ledger.md": ledger.to_markdown()}
     files = {name: text.encode(errors="surrogateescape") for name, text in texts.items()}

@@ -128,9 +128,7 @@ def flags(finding: Finding, anchor: str) -> str:
 
 def unreadable(findings: Sequence[Finding]) -> str:
     """Return the pictures that could not be read, each once, with the reason."""
-    bad: dict[str, str] = {}
-    for each in findings:
-        bad |= each.gathered.unreadable
+    bad = {name: reason for each in findings for name, reason in each.gathered.unreadable.items()}
     if not bad:
         return ""
     rows = [[Cell(escape(name)), Cell(escape(reason))] for name, reason in list(bad.items())[:_MOST_NAMES]]
@@ -165,11 +163,15 @@ def _settings(finding: Finding) -> dict[str, str]:
     setting, facts = finding.gathered.setting, finding.gathered.facts
     how = setting.preprocess
     revisions = facts["revisions"].items()
+    unsure = len(finding.gathered.unsure)
     return {
         "model": str(setting.model.get("name", setting.label)),
         "weights": f"digest {setting.fingerprint[:16]}"
         + (f", {setting.model['checkpoint']}" if setting.model.get("checkpoint") else ""),
         "pictures": f"{how.get('size')} pixels, crop {how.get('crop')} ({how.get('mode')}), {how.get('interpolation')}",
+        "left out": f"{unsure} pictures to whose true class the model gives less than {setting.least_confidence:g}"
+        if setting.least_confidence is not None
+        else "",
         "explained": f"{setting.target} class, {setting.value}",
         "ranking": f"upsample {setting.upsample}, ties {setting.ties}, non-finite maps: {setting.nonfinite}",
         "numbers": f"{setting.dtype} to explain, {setting.precision} to judge"
