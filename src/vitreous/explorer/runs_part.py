@@ -103,9 +103,10 @@ class Part:
         nothing = np.full(len(self.images), math.nan)
         pred, label = (table.confidence.get(name, nothing) for name in ("pred", "label"))
         predicted, true = self._classes()
-        by_chance = np.where(np.isnan(pred) | np.isnan(label), UNKNOWN, label >= pred)
+        silent = np.isnan(pred) | np.isnan(label)  # then the classes may tell
         known = (predicted != UNKNOWN) & (true != UNKNOWN)
-        correct = np.where(known, predicted == true, by_chance).astype(np.int64)
+        by_class = np.where(known, predicted == true, UNKNOWN)
+        correct = np.where(silent, by_class, label >= pred).astype(np.int64)
         true = np.where((true == UNKNOWN) & (correct == 1), predicted, true)
         return Facts(pred, label, predicted, true, correct)
 

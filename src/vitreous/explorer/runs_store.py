@@ -36,7 +36,7 @@ class Guarded(Store):
     @property
     def state(self) -> tuple[Any, ...]:
         """What changes when a run goes on, found without opening a file."""
-        return tuple(_look(self.path / name) for name in ("run.json", "plans", "units"))
+        return tuple(_look(self.path / name) for name in ("run.json", "plans", "units") if self._own(self.path / name))
 
     def manifest(self) -> dict[str, Any] | None:
         file = self.path / "run.json"
@@ -49,7 +49,8 @@ class Guarded(Store):
 
     def plans(self) -> list[RecordedPlan]:
         """Return the plans that can be read; a damaged one takes its units with it, and no other's."""
-        for file in sorted((self.path / "plans").glob("[0-9]*.json")):
+        folder = self.path / "plans"
+        for file in sorted(folder.glob("[0-9]*.json")) if self._own(folder) else ():
             if file.name not in self._plans and f"plans/{file.name}" not in self.damaged:
                 try:
                     self._check(file, _MOST_WORDS)
@@ -88,9 +89,13 @@ class Guarded(Store):
             self._whole.add(unit)
         return file
 
+    def _own(self, path: Path) -> bool:
+        """Whether a path stays inside the folder, links and all."""
+        return Path(os.path.realpath(path)).is_relative_to(self.path)
+
     def _check(self, file: Path, most: int) -> None:
         """Refuse what lies elsewhere, is no plain file, or is too large."""
-        if not Path(os.path.realpath(file)).is_relative_to(self.path):
+        if not self._own(file):
             raise PermissionError(f"{file.name} leads out of the folder")
         found = file.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > most:
