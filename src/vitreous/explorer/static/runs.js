@@ -13,7 +13,7 @@ const VIEWS = { table: tableView, scatter: scatterView, cell: cellView, picture:
 const FRESH = 20000; // milliseconds for which a table is not asked for again
 const AGAIN = 10000; // milliseconds between two looks at a run that is still going on
 
-const TAKEN = "input, select, summary, .scroll, svg, dialog"; // where keys mean something else
+const TAKEN = "input, select, summary, .scroll, svg"; // where keys mean something else
 
 let last = null; // the view that was shown before this one
 const known = new Map(); // tables by run: views follow each other quickly, and the table is the same
@@ -38,7 +38,7 @@ export function mount(element, id, parameters, navigate) {
 
   element.classList.add("runpage");
   fill(element, el("p", { class: "loading", role: "status" }, "Reading the run …"));
-  document.addEventListener("keydown", key, { signal });
+  document.addEventListener("keydown", key, { signal, capture: true }); // before the keys of the page of one image
   start();
 
   async function start() {
@@ -113,8 +113,12 @@ export function mount(element, id, parameters, navigate) {
   /** Keys that turn pages, unless they mean something where the focus is. */
   function key(event) {
     const taken = event.target instanceof Element && event.target.closest(TAKEN);
-    if (taken || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey || event.defaultPrevented) return;
-    view?.key?.(event);
+    if (taken || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+    if (document.querySelector("dialog[open]")) return;
+    const address = view?.key?.(event.key);
+    if (!address) return;
+    event.preventDefault();
+    open(address);
   }
 
   return () => {

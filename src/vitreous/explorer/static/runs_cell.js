@@ -10,7 +10,7 @@ import { cellOf, filtersOf, moved, partOf, runAddress } from "./runs_state.js";
 const ORDERS = [["worst", "worst first"], ["best", "best first"]];
 
 export function cellView(context) {
-  const { id, table, change, open, signal } = context;
+  const { id, table, change, signal } = context;
   const controls = el("div", { class: "controls" });
   const filters = el("div", {});
   const line = el("p", { class: "note counted", role: "status" });
@@ -81,11 +81,11 @@ export function cellView(context) {
     ];
   }
 
-  function key(event) {
-    const step = { ArrowLeft: "before", ArrowRight: "after" }[event.key];
-    const link = step && pager.querySelector(`a[data-key=${step}]`);
-    if (link) open(link.getAttribute("href"));
-    if (event.key === "Escape" && now) open(runAddress(id, moved(now, { view: "table", page: "0" })));
+  /** Where a key leads. */
+  function key(name) {
+    if (name === "Escape") return now && runAddress(id, moved(now, { view: "table", page: "0" }));
+    const step = { ArrowLeft: "before", ArrowRight: "after" }[name];
+    return step && pager.querySelector(`a[data-key=${step}]`)?.getAttribute("href");
   }
 
   return { node, show, key };

@@ -114,7 +114,7 @@ export function pictureView(context) {
     return el("div", {}, button(words, bring, { class: "pill primary", dataset: { key: "ask" } }), said);
   }
 
-  return { node, show, key: (event) => links[event.key] && open(links[event.key]) };
+  return { node, show, key: (name) => links[name] };
 }
 
 function better(metric, one, other) {
