@@ -54,7 +54,7 @@ class Gathered:
     ``pictures`` are the digests of the rows. ``unreadable`` gives names and reasons, ``unsure`` those of pictures
     whose true class the model gives less than the protocol asks for. ``costs`` are the seconds of each method over all
     its maps, where units say so; ``seconds`` are those of all units, by kind. ``facts`` are versions, devices, threads,
-    revisions of the plan and what was audited.
+    revisions of the plan, every unit that counts, and what was audited.
     """
 
     setting: Setting
@@ -187,6 +187,7 @@ class _Part:
             "devices": {},
             "threads": {},
             "units": 0,
+            "done": [],
             "retried": 0,
             "revisions": {},
         }
@@ -199,7 +200,7 @@ class _Part:
         wanted = set(self.all)
         for plan, unit, (arrays, said) in self.reader.files(self.setting):
             if wanted.intersection(unit.pictures):
-                self._noted(plan, said)
+                self._noted(plan, unit, said)
                 self.names |= plan.names
                 theirs = plan.settings[unit.setting]
                 self._judged(unit, theirs, arrays, said) if unit.judges else self._explained(unit, theirs, said)
@@ -226,7 +227,7 @@ class _Part:
 
     # -- reading -----------------------------------------------------------------------------------------
 
-    def _noted(self, plan: RecordedPlan, said: Mapping[str, Any]) -> None:
+    def _noted(self, plan: RecordedPlan, unit: Unit, said: Mapping[str, Any]) -> None:
         self.unreadable |= said.get("unreadable", {})
         self.unsure |= said.get("unsure", {})
         self.facts["units"] += 1
@@ -237,6 +238,7 @@ class _Part:
             self.facts[kind][value] = self.facts[kind].get(value, 0) + 1
         versions = ", ".join(f"{name} {number}" for name, number in said.get("versions", {}).items())
         self.facts["versions"][versions] = self.facts["versions"].get(versions, 0) + 1
+        self.facts["done"].append((unit, plan.revision, versions, device, said))
         self.facts["retried"] += bool(said.get("retried"))
         if said.get("audit") is not None:
             self.audits.append(said["audit"])

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitreous import __version__
 from vitreous.bench.planning import Cell, map_cell
 from vitreous.bench.store import Found
 from vitreous.bench.units import Setting, Unit
+from vitreous.bench.versions import versions
 from vitreous.data import Sample
 from vitreous.errors import ImageError, VitreousError
 from vitreous.judge.plan import Plan
@@ -100,7 +100,7 @@ class Worker:
             "device": view.device.type,
             "hardware": torch.cuda.get_device_name(view.device) if view.device.type == "cuda" else platform.machine(),
             "threads": setting.threads,
-            "versions": {"vitreous": __version__, "torch": torch.__version__},
+            "versions": versions({setting.methods[name]: self.how(setting, name) for name in job.unit.methods}),
         }
         return arrays, {**facts, **said}
 

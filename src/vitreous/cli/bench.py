@@ -184,6 +184,9 @@ def _show(found: Status) -> None:
         options.say(f"time left: {told}")
     for revision, why in found.revisions.items():
         options.say(f"plan {revision}: {why}")
+    if len(found.versions) > 1:
+        told = ", ".join(f"{count} of Vitreous {version}" for version, count in found.versions.items())
+        options.say(f"units are from several versions: {told}")
     for words, names in _left_out(found):
         _list(f"{words}:", names)
     _list(

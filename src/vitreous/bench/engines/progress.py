@@ -49,7 +49,8 @@ class Status:
 
     ``models`` has units done and all of them by label; ``left`` is the time that one worker needs for the rest, from
     the seconds of finished units of the same kind, if there are any. ``unreadable`` and ``unsure`` are reasons by the
-    names of pictures that are left out, ``failures`` what went wrong with a unit, try by try, finished or not.
+    names of pictures that are left out, ``versions`` how many units are from which version of Vitreous, ``failures``
+    what went wrong with a unit, try by try, finished or not.
     """
 
     protocol: str
@@ -58,6 +59,7 @@ class Status:
     failures: Mapping[str, list[str]]
     unreadable: Mapping[str, str]
     unsure: Mapping[str, str]
+    versions: Mapping[str, int]
     broken: tuple[str, ...]
     seconds: float
     left: float | None
@@ -83,7 +85,7 @@ def status(store: Store) -> Status:
     took: dict[tuple[str, bool], list[float]] = defaultdict(list)
     open_units: list[tuple[RecordedPlan, Unit]] = []
     out: dict[str, dict[str, str]] = {"unreadable": {}, "unsure": {}}
-    broken, seconds = [], 0.0
+    broken, seconds, versions = [], 0.0, Counter[str]()
     for plan, unit in wanted_units(plans):
         label = plan.settings[unit.setting].label
         total[label] += 1
@@ -94,6 +96,7 @@ def status(store: Store) -> Status:
             continue
         done[label] += 1
         seconds += said["seconds"]
+        versions[said.get("versions", {}).get("vitreous", "unknown")] += 1
         took[label, unit.judges].append(said["seconds"] / len(unit.pictures))
         for what, reasons in out.items():
             reasons |= {plan.names[picture]: why for picture, why in said.get(what, {}).items()}
@@ -105,6 +108,7 @@ def status(store: Store) -> Status:
         failures=store.failures(),
         unreadable=out["unreadable"],
         unsure=out["unsure"],
+        versions=dict(versions),
         broken=tuple(broken),
         seconds=seconds,
         left=_left(open_units, took),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -101,7 +102,23 @@ def lead(findings: Sequence[Finding]) -> str:
 
 
 def state(findings: Sequence[Finding]) -> str:
-    """Return how much of it is finished, in a sentence; nothing where all of it is."""
+    """Return how much of it is finished and whether versions are mixed, in words; nothing where all is as it should."""
+    return " ".join(filter(None, (_unfinished(findings), _mixed(findings))))
+
+
+def _mixed(findings: Sequence[Finding]) -> str:
+    """Name the versions of Vitreous that the numbers are from, where there are several."""
+    counts: Counter[str] = Counter()
+    for each in findings:
+        for _, _, _, _, said in each.gathered.facts["done"]:
+            counts[said.get("versions", {}).get("vitreous", "unknown")] += 1
+    if len(counts) < 2:
+        return ""
+    told = ", ".join(f"{count} of Vitreous {version}" for version, count in counts.most_common())
+    return f"Units are from several versions: {told}; units.csv says which."
+
+
+def _unfinished(findings: Sequence[Finding]) -> str:
     wanted, missing = (sum(getattr(each.gathered.missing, what) for each in findings) for what in ("wanted", "cells"))
     if not missing:
         return ""

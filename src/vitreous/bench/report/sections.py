@@ -181,7 +181,7 @@ def _settings(finding: Finding) -> dict[str, str]:
         "retried": f"{facts['retried']} units, after a failure or the loss of a worker" if facts["retried"] else "",
         "ran on": ", ".join(f"{name} ({count} units)" for name, count in facts["devices"].items()),
         "threads": ", ".join(f"{name} ({count} units)" for name, count in facts["threads"].items()),
-        "versions": ", ".join(facts["versions"]),
+        "versions": "; ".join(f"{name} ({count} units)" for name, count in facts["versions"].items()),
         "methods": ", ".join(name if name == how else f"{name} = {how}" for name, how in setting.methods.items()),
         "metrics": ", ".join(name if name == how else f"{name} = {how}" for name, how in setting.metrics.items()),
     }
