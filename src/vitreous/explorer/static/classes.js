@@ -1,7 +1,7 @@
 // What the model says, and what is asked about: one class, or one rather than another.
 
-import { announce, api, el, fill, percent, remake, settled } from "./common.js";
-import { button, problem } from "./parts.js";
+import { announce, api, brief, el, fill, remake, settled } from "./common.js";
+import { button, placeBeside, problem } from "./parts.js";
 
 const SHOWN = 6;
 
@@ -75,7 +75,7 @@ export class ClassPanel {
     const main = button(
       [
         el("span", { class: "name" }, label),
-        el("span", { class: "chance" }, probability === null ? "" : percent(probability)),
+        el("span", { class: "chance" }, probability === null ? "" : brief(probability)),
         el("i", { style: { width: `${100 * (probability ?? 0)}%` } }),
       ],
       (event) => this.ask(index, event.shiftKey),
@@ -151,6 +151,7 @@ export class ClassSearch {
         el("span", {}, label), el("small", {}, String(index))));
     fill(this.options, words ? el("li", { class: "note" }, words) : rows);
     this.options.hidden = false;
+    placeBeside(this.options, this.input);
     this.input.setAttribute("aria-expanded", "true");
     if (this.#active >= 0) this.input.setAttribute("aria-activedescendant", `${this.options.id}-${this.#active}`);
     else this.input.removeAttribute("aria-activedescendant");

@@ -6,9 +6,9 @@ const SVG = "http://www.w3.org/2000/svg";
 export const token = new URLSearchParams(location.search).get("token") ?? "";
 
 /**
- * Make an element. `properties`: `class`, `text`, `style` and `dataset` (objects), `on…` listeners; what is a property
- * of the element is set as one (`value`, `checked`, `hidden`), everything else as an attribute. `false`, `null` and
- * `undefined` leave an attribute out. Children: nodes, strings, lists of them; `null` and `false` are skipped.
+ * Make an element. `properties`: `class`, `text`, `style` and `dataset` (objects), `on…` listeners; what is a
+ * property of the element is set as one (`value`, `checked`, `hidden`), everything else as an attribute. `false`,
+ * `null` and `undefined` leave an attribute out. Children: nodes, strings, lists of them; `null`, `false` are skipped.
  */
 export function el(tag, properties = {}, ...children) {
   return dress(document.createElement(tag), properties, children);
@@ -146,6 +146,11 @@ export function percent(chance) {
   if (!Number.isFinite(share)) return "–";
   if (share >= 10 || share === 0) return `${share.toFixed(0)} %`;
   return share >= 1 ? `${share.toFixed(1)} %` : share >= 0.01 ? `${share.toFixed(2)} %` : "under 0.01 %";
+}
+
+/** The same where there is little room. */
+export function brief(chance) {
+  return percent(chance).replace("under ", "< ");
 }
 
 /** Three significant digits, as in every caption of the library. */

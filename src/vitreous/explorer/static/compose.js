@@ -1,7 +1,7 @@
 // A box to compose methods in: completion by keyboard, the cost before it runs, and errors under the character.
 
 import { api, el, fill, seconds, settled } from "./common.js";
-import { button, icon, sentence } from "./parts.js";
+import { button, icon, placeBeside, sentence } from "./parts.js";
 
 /** A cost for people: "1 F + 1 B", "61 F + 60 B", "as its base". */
 export function cost({ forwards, backwards }) {
@@ -112,6 +112,7 @@ export class Composer {
       ? " ".repeat(error.at) + "▲"
       : "";
     this.#place();
+    if (!ok && document.activeElement === this.input) this.words.scrollIntoView({ block: "nearest" });
   }
 
   #place() {
@@ -124,6 +125,7 @@ export class Composer {
     this.options.hidden = !open;
     this.input.setAttribute("aria-expanded", String(open));
     if (!open) return;
+    placeBeside(this.options, this.input);
     fill(this.options, found.slice(0, 40).map(({ text, note }, place) =>
       el("li", {
         role: "option",

@@ -2,7 +2,7 @@
 
 import { el, fill, number, percent, svg } from "./common.js";
 
-const WIDE = 340, HIGH = 132, LEFT = 6, TOP = 8, BASE = TOP + 100;
+const WIDE = 340, HIGH = 116, LEFT = 9, TOP = 6, BASE = TOP + 100;
 
 const across = (share) => LEFT + share * (WIDE - 2 * LEFT);
 const down = (chance) => BASE - 100 * Math.min(1, Math.max(0, chance));
@@ -36,8 +36,6 @@ export class Curve {
       [[1, "100 %"], [0.5, "50 %"]].map(
         ([chance, words]) => svg("text", { x: WIDE - LEFT, y: down(chance) + 11, "text-anchor": "end" }, words),
       ),
-      svg("text", { x: LEFT, y: HIGH - 8 }, "no patch"),
-      svg("text", { x: WIDE - LEFT, y: HIGH - 8, "text-anchor": "end" }, "every patch"),
       this.lines, this.marker, this.dot);
     this.drawing.addEventListener("pointerdown", (event) => {
       event.preventDefault();
@@ -48,11 +46,11 @@ export class Curve {
     this.words = el("p", { class: "note" });
     const key = (name, words) => el("span", { class: `key ${name}` }, words);
     const keys = [
-      key("deletion", "strongest removed"),
+      key("deletion", "strongest gone"),
       key("insertion", "strongest alone"),
       key("chance", "at random"),
     ];
-    this.node = el("div", {}, this.drawing, el("p", { class: "keys" }, keys), this.words);
+    this.node = el("div", {}, el("p", { class: "keys" }, keys), this.drawing);
   }
 
   /** `found`: the answer of the task `curve`. */
@@ -70,11 +68,11 @@ export class Curve {
     this.drawing.setAttribute("aria-label", `${about} ${this.words.textContent}`);
   }
 
-  /** Where the slider is, and the curve at it; `chance` where the model itself has been asked. */
-  mark(share, keep, chance) {
+  /** Where the slider is, and what the model says there; `own`: of patches drawn by hand, which lie off the curves. */
+  mark(share, keep, chance, own) {
     this.marker.setAttribute("x1", across(share));
     this.marker.setAttribute("x2", across(share));
-    this.dot.setAttribute("class", keep ? "dot insertion" : "dot deletion");
+    this.dot.setAttribute("class", `dot ${keep ? "insertion" : "deletion"}${own ? " own" : ""}`);
     const height = chance ?? (this.found ? between(
       this.found.removed,
       keep ? this.found.insertion : this.found.deletion,

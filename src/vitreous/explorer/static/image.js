@@ -2,7 +2,7 @@
 
 import { VIEWS } from "./address.js";
 import { ClassPanel } from "./classes.js";
-import { announce, el, eachFrame, fill } from "./common.js";
+import { announce, el, eachFrame, fill, remake } from "./common.js";
 import { Downloads } from "./downloads.js";
 import { HeadsView, LayersView } from "./inside.js";
 import { LookBar } from "./look.js";
@@ -17,6 +17,9 @@ import { TestPanel } from "./test.js";
 import { WhyView } from "./whyview.js";
 
 const NAMES = { why: "why", maps: "maps", layers: "layers", heads: "heads", owners: "who owns what" };
+
+/** What belongs to one model only. */
+const OF_A_MODEL = ["target", "against", "methods", "chosen", "k", "mask", "base", "start", "layer", "head", "among"];
 
 export class ImagePage {
   #view = null;
@@ -36,91 +39,63 @@ export class ImagePage {
       heads: new HeadsView(store),
       owners: new OwnersView(store),
     };
-    this.downloads = new Downloads(
-      store,
-      () => ({ questions: this.#current.questions(), sheet: this.#current.sheet?.() }),
-    );
-    this.model = el("select", {
-      class: "field code",
-      "aria-label": "Model",
-      onchange: () => store.set(
-        {
-          model: this.model.value,
-          target: null,
-          against: null,
-          methods: null,
-          chosen: null,
-          k: null,
-          mask: null,
-          layer: null,
-          head: null,
-          start: null,
-          among: null,
-        },
-      ),
-    },
-      store.start.models.map(({ name, title }) => el("option", { value: name }, title ?? name)));
-    this.title = el("h1", { tabindex: "-1" });
-    this.said = el("p", { class: "differs", hidden: true });
-    this.tabs = VIEWS.map(
-      (view) => button(
-        NAMES[view],
-        () => this.#open(view),
-        { class: "tab", id: `tab-${view}`, role: "tab", "aria-controls": "view", dataset: { view } },
-      ),
-    );
-    this.tablist = el(
-      "div",
-      { class: "tabs", role: "tablist", "aria-label": "Views", onkeydown: (event) => this.#tab(event) },
-      this.tabs,
-    );
-    this.body = el("div", { id: "view", role: "tabpanel" });
-    this.busy = el("div", { class: "busy", hidden: true });
+    const shown = () => ({ questions: this.#current.questions(), sheet: this.#current.sheet?.() });
+    this.downloads = new Downloads(store, shown);
     this.stage = el("div", { class: "stage", id: "stage", tabindex: "-1" });
-    this.top = [
-      el(
-        "div",
-        { class: "top" },
-        el("div", {}, this.title, this.said),
-        this.busy,
-        el(
-          "div",
-          { class: "row" },
-          this.tablist,
-          button(
-            [icon("save"), "save"],
-            () => this.downloads.open(),
-            { class: "pill small", "aria-haspopup": "dialog" },
-          ),
-        ),
-      ),
-      el("div", { class: "lookrow" }, this.look.node),
-      this.body,
-    ];
-    this.aside = el(
-      "aside",
-      { class: "ask", "aria-label": "What is asked" },
-      this.picture.node,
-      el("section", { class: "model" }, el("h2", {}, "Model"), this.model),
-      this.classes.node,
-      this.#folded(this.methods.node),
-    );
-    this.node = el("div", { class: "image" }, this.aside, this.stage, this.test.node, this.downloads.dialog);
+    this.top = this.#head();
+    this.node = el("div", { class: "image" }, this.#aside(), this.stage, this.test.node, this.downloads.dialog);
     store.addEventListener("change", this.redraw);
     this.#bind(keys);
   }
 
-  /** On a phone the methods fold away. */
-  #folded(node) {
+  /** What is asked: the picture, the model, the class, the methods. */
+  #aside() {
+    const names = this.store.start.models.map(({ name, title }) => el("option", { value: name }, title ?? name));
+    this.model = el("select", { class: "field code", "aria-label": "Model", onchange: () => this.#change() }, names);
     const narrow = matchMedia("(max-width: 760px)");
-    const details = el(
-      "details",
-      { class: "fold", open: !narrow.matches },
-      el("summary", {}, "Effort and methods"),
-      node,
+    const fold = el("details", { class: "fold", open: !narrow.matches });
+    fold.append(el("summary", {}, "Effort and methods"), this.methods.node);
+    narrow.addEventListener("change", () => (fold.open = !narrow.matches));
+    const model = el("section", { class: "model" }, el("h2", {}, "Model"), this.model);
+    const parts = [this.picture.node, model, this.classes.node, fold];
+    return el("aside", { class: "ask", "aria-label": "What is asked" }, parts);
+  }
+
+  /** The views, the question, the answer in a sentence, how maps are drawn. */
+  #head() {
+    this.tabs = VIEWS.map((view) =>
+      button(NAMES[view], () => this.#open(view), {
+        class: "tab",
+        id: `tab-${view}`,
+        role: "tab",
+        "aria-controls": "view",
+        dataset: { view },
+      }),
     );
-    narrow.addEventListener("change", () => (details.open = !narrow.matches));
-    return details;
+    const list = { class: "tabs", role: "tablist", "aria-label": "Views", onkeydown: (event) => this.#tab(event) };
+    const save = { class: "pill small", "aria-haspopup": "dialog" };
+    this.busy = el("div", { class: "busy", hidden: true });
+    this.title = el("h1", { tabindex: "-1" });
+    this.said = el("p", { class: "differs", hidden: true });
+    this.lead = el("div", {});
+    this.body = el("div", { id: "view", role: "tabpanel" });
+    return [
+      el(
+        "div",
+        { class: "top" },
+        el("div", list, this.tabs),
+        this.busy,
+        button([icon("save"), "save"], () => this.downloads.open(), save),
+      ),
+      el("div", { class: "question" }, this.title, this.said, this.lead),
+      this.look.node,
+      this.body,
+    ];
+  }
+
+  #change() {
+    const blank = Object.fromEntries(OF_A_MODEL.map((name) => [name, null]));
+    this.store.set({ ...blank, model: this.model.value });
   }
 
   get #current() {
@@ -166,7 +141,8 @@ export class ImagePage {
       return;
     }
     if (this.stage.firstChild !== this.top[0]) fill(this.stage, this.top);
-    this.title.textContent = store.prediction ? this.#question() : store.problem ? "This did not work" : "One moment …";
+    const waiting = store.problem ? "This did not work" : "One moment …";
+    this.title.textContent = store.prediction ? this.#question() : waiting;
     this.#differs();
     for (const tab of this.tabs) {
       const on = tab.dataset.view === state.view;
@@ -174,6 +150,7 @@ export class ImagePage {
       tab.tabIndex = on ? 0 : -1;
     }
     this.body.setAttribute("aria-labelledby", `tab-${state.view}`);
+    remake(this.lead, state.view, () => [this.#current.lead]);
     this.look.update();
     if (store.problem) {
       this.#view = null;
@@ -190,6 +167,7 @@ export class ImagePage {
 
   #question() {
     const { store } = this;
+    if (this.#current.title) return this.#current.title;
     const rather = store.against !== null && store.state.view !== "why"
       ? ` rather than “${store.label(store.against)}”`
       : "";
@@ -200,11 +178,8 @@ export class ImagePage {
     const { store } = this;
     const differ = store.prediction && store.target !== store.predicted.index;
     this.said.hidden = !differ;
-    if (differ) fill(
-      this.said,
-      `The model says “${store.predicted.label}”. `,
-      button("ask about that", () => store.set({ target: null }), { class: "link" }),
-    );
+    const ask = () => button("ask about that", () => store.set({ target: null }), { class: "link" });
+    if (differ) remake(this.said, store.predicted, () => [`The model says “${store.predicted.label}”. `, ask()]);
   }
 
   /** All that the screen needs now, the view before its test: the chosen map is always made, for the test needs it. */

@@ -1,6 +1,7 @@
 // Inside the model: the same map from every start layer, and the attention of any head.
 
 import { el, fill } from "./common.js";
+import { scaleOf, shown } from "./maps.js";
 import { Place, slider } from "./parts.js";
 import { asked } from "./store.js";
 import { Legend, MapCanvas } from "./tile.js";
@@ -64,13 +65,17 @@ class Shelf {
       });
       fill(this.small, this.items.map((each) => each.node));
     }
+    const { shared, clip, positive } = this.store.state;
+    const signed = positive ? false : look.signed;
+    const scale = shared ? scaleOf(maps.map((each) => shown(each.map, look)), clip, signed) : null;
     this.items.forEach(({ node, map }, place) => {
       node.setAttribute("aria-selected", String(place === now));
       node.tabIndex = place === now ? 0 : -1;
-      map.draw(maps[place].map, look, `${this.what} ${maps[place].name}`);
+      map.draw(maps[place].map, { ...look, scale }, `${this.what} ${maps[place].name}`);
     });
-    const scale = this.large.draw(maps[now]?.map ?? null, look, `${title}. Arrow keys read patches.`);
-    this.legend.update(scale, low, high);
+    const mine = { ...look, scale };
+    const drawn = this.large.draw(maps[now]?.map ?? null, mine, `${title}. Arrow keys read patches.`);
+    this.legend.update(drawn, low, high);
     this.title.textContent = title;
     this.words.textContent = words;
   }
@@ -187,6 +192,8 @@ export class LayersView {
 
 /** Where each head looks, in any layer. */
 export class HeadsView {
+  title = "Where does each head look?";
+
   constructor(store) {
     this.store = store;
     this.shelf = new Shelf(store, "head", (head) => store.set({ head }, { replace: true }));

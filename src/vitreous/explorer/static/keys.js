@@ -42,7 +42,7 @@ export class Keys {
       this.dialog,
       el("div", { class: "head" }, el("h2", { id: "keys-title" }, "Keys"), close),
       el("div", { class: "keylist" }, this.#groups.map(group)),
-      el("label", { class: "row note" }, toggle, "Keys of one letter do something"),
+      el("label", { class: "note tick" }, toggle, "Keys of one letter do something"),
     );
     this.dialog.showModal();
   }

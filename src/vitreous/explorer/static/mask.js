@@ -45,6 +45,10 @@ export class MaskLayer {
     }, this.canvas, this.cursor);
   }
 
+  get painting() {
+    return this.#stroke !== null;
+  }
+
   update(mask) {
     this.mask = mask;
     const [rows, columns] = this.store.model.grid;

@@ -11,6 +11,7 @@ const FIRST = 3;
 const MOST = 8;
 
 export class OwnersView {
+  title = "Who owns which patch?";
   #drawn = null;
 
   constructor(store) {
@@ -30,7 +31,6 @@ export class OwnersView {
     return el(
       "section",
       { class: "card" },
-      el("h2", {}, "Who owns which patch?"),
       over,
       el("p", { class: "note" }, words),
     );

@@ -1,6 +1,6 @@
 // Small parts that many views are made of: buttons, choices, bars, problems, icons.
 
-import { el, fill, percent, svg } from "./common.js";
+import { brief, el, fill, svg } from "./common.js";
 
 const PATHS = {
   cross: "M4 4l8 8M12 4l-8 8",
@@ -9,7 +9,9 @@ const PATHS = {
   photo: "M2.5 4.5h11v8h-11zM5.5 7.5h.01M4 12l3.5-3.5 2 2L11.5 8l2 2",
   scenes: "M2.5 2.5h4.5v4.5H2.5zM9 2.5h4.5v4.5H9zM2.5 9h4.5v4.5H2.5zM9 9h4.5v4.5H9z",
   save: "M8 2.5v7.5M4.8 7L8 10.2 11.2 7M3 13h10",
-  light: "M8 5.2a2.8 2.8 0 1 0 0 5.6 2.8 2.8 0 0 0 0-5.6zM8 1.4v1.4M8 13.2v1.4M1.4 8h1.4M13.2 8h1.4",
+  light:
+    "M8 5.2a2.8 2.8 0 1 0 0 5.6 2.8 2.8 0 0 0 0-5.6zM8 1.2v1.6M8 13.2v1.6M1.2 8h1.6M13.2 8h1.6" +
+    "M3.2 3.2l1.1 1.1M11.7 11.7l1.1 1.1M3.2 12.8l1.1-1.1M11.7 4.3l1.1-1.1",
   dark: "M13 9.6A5.6 5.6 0 0 1 6.4 3 5.6 5.6 0 1 0 13 9.6z",
   pen: "M3 13l.8-3L10.5 3.3l2.2 2.2L6 12.2z",
   again: "M12.8 8A4.8 4.8 0 1 1 11.2 4.4M11.4 1.8v2.8H8.6",
@@ -71,6 +73,21 @@ export function filled(input) {
   input.style.setProperty("--share", `${100 * share}%`);
 }
 
+/** Put a list beside its box, below or above, wherever there is room; what scrolls around it does not cut it off. */
+export function placeBeside(list, input) {
+  const box = input.getBoundingClientRect();
+  const below = innerHeight - box.bottom - 16, above = box.top - 16;
+  const up = below < 240 && above > below;
+  const wide = Math.min(innerWidth - 16, Math.max(box.width, 340));
+  Object.assign(list.style, {
+    left: `${Math.min(box.left, innerWidth - wide - 8)}px`,
+    width: `${wide}px`,
+    top: up ? "auto" : `${box.bottom + 5}px`,
+    bottom: up ? `${innerHeight - box.top + 5}px` : "auto",
+    maxHeight: `${Math.min(340, up ? above : below)}px`,
+  });
+}
+
 /** What went wrong, where it went wrong, and what can be done. */
 export function problem(words, again = null, label = "Try again") {
   return el(
@@ -109,7 +126,7 @@ export class Bars {
       row.node.className = `bar ${each ? roles(each.index) : "blank"}`;
       row.name.textContent = each?.label ?? "\u00a0";
       row.name.title = each?.label ?? "";
-      row.value.textContent = each ? percent(each.probability) : "";
+      row.value.textContent = each ? brief(each.probability) : "";
       row.now.style.width = each ? `${100 * each.probability}%` : "0";
       const before = each ? was(each.index) : null;
       row.before.hidden = before === null;

@@ -65,7 +65,8 @@ export class TestPanel {
       el("div", { class: "head" }, el("h2", {}, "Put it to the test"), this.draw),
       this.name,
       el("div", { class: "frame" }, this.picture, this.mask.node),
-      this.input,
+      this.curvePlace.node,
+      this.input, // right under the curves: its thumb is where their marker is
       el("div", { class: "row" }, this.count, this.mode.node),
       el("div", { class: "row" }, el("span", { class: "note" }, "what is gone is"), this.fills.node),
       this.problem,
@@ -82,9 +83,9 @@ export class TestPanel {
       el("div", { class: "now" }, this.now, this.before),
       this.says,
       this.bars.node,
-      el("h3", {}, "Deletion and insertion"),
-      this.curvePlace.node,
+      el("h3", {}, "As patches go"),
       this.strip,
+      this.curve.words,
       el("h3", {}, "Can it be trusted?"),
       this.trust,
     );
@@ -163,8 +164,10 @@ export class TestPanel {
     if (!there) return;
     const { keep, mask, fill: filling } = store.state;
     const patches = this.patches();
-    const own = mask !== null && patches ? unpacked(mask, store.count) : null;
+    const drawn = this.mask.painting ? this.mask.mask : unpacked(mask ?? "", store.count);
+    const own = mask !== null && patches ? drawn : null;
     this.mode.update(keep);
+    this.node.classList.toggle("keeping", keep);
     this.fills.update(filling);
     this.mask.node.hidden = !own;
     this.draw.setAttribute("aria-pressed", String(Boolean(own)));
@@ -174,9 +177,18 @@ export class TestPanel {
     if (!own) this.#slide(store.k);
     if (own) this.mask.update(own);
     if (patches) this.#show(own);
-    else this.#tell(store.prediction.top, null, true);
+    else this.#wait();
     this.#draw(patches);
     this.#trust(patches);
+  }
+
+  /** No map yet: the picture as it is. */
+  #wait() {
+    const { store } = this;
+    if (this.picture.src !== store.image.src) this.picture.src = store.image.src;
+    this.picture.classList.add("stale");
+    this.count.textContent = `${store.k} of ${store.count} patches`;
+    this.#tell(store.prediction.top, null, true);
   }
 
   #slide(k) {
@@ -205,7 +217,7 @@ export class TestPanel {
       this.picture.alt = `The picture with ${this.#words(k)}`;
     }
     this.#tell(answer?.top ?? store.prediction.top, answer?.probability ?? null, fresh);
-    this.curve.mark(k / store.count, keep, fresh && !own ? answer.probability : null);
+    this.curve.mark(k / store.count, keep, fresh ? answer.probability : null, Boolean(own));
     this.#compare(own, k, fresh ? answer : null);
   }
 
@@ -277,6 +289,7 @@ export class TestPanel {
     if (!patches) {
       this.curvePlace.update(null);
       fill(this.strip);
+      this.curve.words.textContent = "";
       this.#drawn = null;
       return;
     }
@@ -297,8 +310,9 @@ export class TestPanel {
   #state({ fraction, picture, probability }) {
     const k = Math.round(fraction * this.store.count);
     const share = `${Math.round(100 * fraction)} %`;
+    const chance = probability < 0.01 ? "< 1 %" : `${Math.round(100 * probability)} %`;
     return button(
-      [el("img", { src: picture, alt: "", width: 64, height: 64 }), el("span", {}, percent(probability))],
+      [el("img", { src: picture, alt: "", width: 64, height: 64 }), el("span", {}, chance)],
       () => this.store.set({ k, keep: false, mask: null }, { replace: true }),
       {
         class: "state",

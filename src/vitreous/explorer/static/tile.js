@@ -105,7 +105,7 @@ export class MapCanvas {
     const value = this.#ranks.data[cell];
     fill(
       this.chip,
-      el("b", {}, (value > 0 && this.scale?.signed ? "+" : "") + number(value)),
+      el("b", {}, (value > 0 && this.scale?.signed ? "+" : "") + number(value).replace("-", "−")),
       ` ${ordinal(this.#ranks.places[cell])} of ${rows * columns}`,
     );
     this.chip.classList.toggle("low", row < rows / 3);

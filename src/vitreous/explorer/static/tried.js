@@ -13,13 +13,18 @@ export class Tried {
   constructor(store, test) {
     this.store = store;
     this.test = test;
-    this.words = el("p", { class: "note" });
+    this.words = el("p", { class: "note said" });
     this.whole = this.#card("the picture", () => ({ k: 0, keep: false }));
     this.without = this.#card("without its evidence", () => ({ k: store.k || null, keep: false }));
     this.alone = this.#card("the evidence alone", () => ({ k: store.k || null, keep: true }));
     const cards = [this.whole, this.without, this.alone].map((each) => each.node);
-    const head = el("div", { class: "head" }, el("h2", {}, "Put to the test"), this.words);
-    this.node = el("section", {}, head, el("div", { class: "grid three" }, cards));
+    this.node = el(
+      "section",
+      {},
+      el("h2", {}, "Put to the test"),
+      this.words,
+      el("div", { class: "grid three" }, cards),
+    );
   }
 
   #card(words, state) {

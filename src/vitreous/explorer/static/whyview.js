@@ -35,7 +35,6 @@ export class WhyView {
     const taken = button([icon("copy"), "copy"], () => copy(this.command.textContent), { class: "link" });
     const again = el("div", { class: "head" }, el("h2", {}, "Again"), taken);
     return [
-      this.lead,
       el("div", { class: "grid answer" }, map, trust),
       this.tried.node,
       el("div", { class: "grid even" }, this.versus.node, this.owners.node),
