@@ -51,7 +51,7 @@ def explore(
     what was uploaded or made is gone when it stops. Ctrl-C stops it.
     """
     try:
-        from vitreous.explorer.serve import Server, named_runs
+        from vitreous.explorer.serve import Server, bound, named_runs
     except ImportError as error:
         if error.name not in ("fastapi", "uvicorn"):
             raise
@@ -70,10 +70,10 @@ def explore(
     own = {name: value for name, value in given.items() if value is not None}
     if len(wanted) > 1 and (several := set(own) - {"dtype", "pretrained"}):
         raise VitreousError(f"--{min(several).replace('_', '-')} is for one model; give one --model with it")
-    found, places = named_runs(runs or []), _places(data)
+    found, places, socket = named_runs(runs or []), _places(data), bound(host, port)
     how = checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt
     models = {name: options.load(name, *how) for name in wanted}
-    server = Server(models, found, host, port, memory, own, places)
+    server = Server(socket, host, models, found, memory, own, places)
     options.say(f"the explorer is at {server.address}")
     if not quiet:
         options.say("Ctrl-C stops it")

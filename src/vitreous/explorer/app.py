@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 import vitreous as vt
 from vitreous.errors import VitreousError, one_line
 from vitreous.explorer import downloads, lines, shelves, trying, typed
-from vitreous.explorer.bodies import body, read_json
+from vitreous.explorer.bodies import answered, body, read_json
 from vitreous.explorer.desk import Desk
 from vitreous.explorer.guard import Guard
 from vitreous.explorer.jobs import MOST_QUEUED, MOST_TASKS, Job, Worker, soon, streamed
@@ -31,7 +32,7 @@ _KINDS = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
 }
-_MOST_SHORT = 64
+_MOST_SHORT, _MOST_UPLOADS = 64, 4
 
 Answered = Callable[..., Awaitable[Response]]
 
@@ -53,11 +54,19 @@ class Explorer:
         self.desk = Desk(models, memory, options)
         limits = {"bytes": MOST_BYTES, "pixels": MOST_PIXELS, "tasks": MOST_TASKS, "passes": typed.MOST_PASSES}
         self.first = shelves.start(self.desk.models, runs) | {"limits": limits}
-        self.long, self.short = Worker("vitreous jobs", MOST_QUEUED), Worker("vitreous questions", _MOST_SHORT)
+        self.uploads = asyncio.Semaphore(_MOST_UPLOADS)
+        self.long = Worker("vitreous jobs", MOST_QUEUED, behind=True)
+        self.short = Worker("vitreous questions", _MOST_SHORT)
 
-    def close(self, seconds: float = 2.0) -> bool:
+    def drop(self) -> None:
+        """Take no more work, and stop all there is at its next tick."""
+        for worker in (self.long, self.short):
+            worker.end()
+
+    def close(self, seconds: float = 1.0) -> bool:
         """Stop all work; return whether all of it has ended within some seconds."""
-        ended = [worker.close(seconds) for worker in (self.long, self.short)]
+        self.drop()
+        ended = [worker.join(seconds) for worker in (self.long, self.short)]
         return all(ended)
 
     # -- the page --------------------------------------------------------------------------------------
@@ -81,16 +90,16 @@ class Explorer:
     # -- short questions -------------------------------------------------------------------------------
 
     async def start(self) -> Response:
-        return JSONResponse(self.first)
+        return answered(self.first)
 
     async def methods(self, request: Request) -> Response:
         view = self.desk.model(request.query_params.get("model", ""))
-        return JSONResponse(await self._short(request, lambda: shelves.methods_of(view)))
+        return answered(await self._short(request, lambda: shelves.methods_of(view)))
 
     async def classes(self, request: Request) -> Response:
         view = self.desk.model(request.query_params.get("model", ""))
         wanted = request.query_params.get("q", "")[:200]
-        return JSONResponse(await self._short(request, lambda: shelves.classes_of(view, wanted)))
+        return answered(await self._short(request, lambda: shelves.classes_of(view, wanted)))
 
     async def method(self, request: Request) -> Response:
         given = await read_json(request)
@@ -104,14 +113,15 @@ class Explorer:
                 found["seconds"] = self.desk.seconds(model, found["forwards"] + 2 * found["backwards"])
             return found | {"completions": typed.completions(spelling, cursor or 0)}
 
-        return JSONResponse(await self._short(request, look))
+        return answered(await self._short(request, look))
 
     async def upload(self, request: Request) -> Response:
-        data = await body(request, MOST_BYTES)
         name = request.query_params.get("name", "picture")[:200]
-        photo = await self._short(request, lambda: self.desk.pictures.add(data, name))
+        async with self.uploads:  # each may hold much, and fifty at once more than there is
+            data = await body(request, MOST_BYTES)
+            photo = await self._short(request, lambda: self.desk.pictures.add(data, name))
         size = {"width": photo.image.width, "height": photo.image.height}
-        return JSONResponse({"picture": photo.picture, "name": photo.name, **size})
+        return answered({"picture": photo.picture, "name": photo.name, **size})
 
     async def picture(self, picture: str, request: Request) -> Response:
         model = request.query_params.get("model", next(iter(self.desk.models)))
@@ -127,7 +137,7 @@ class Explorer:
             photo = self.desk.pictures.get(asked.picture)
             return trying.predicted(view, photo, self.desk.seen(asked.model, photo))
 
-        return JSONResponse(await self._short(request, look))
+        return answered(await self._short(request, look))
 
     async def removed(self, request: Request) -> Response:
         given = await read_json(request)
@@ -140,7 +150,7 @@ class Explorer:
             picture = self.desk.seen(asked.model, self.desk.pictures.get(asked.picture))
             return trying.removed(view, picture, gone, fill, asked.target)
 
-        return JSONResponse(await self._short(request, look))
+        return answered(await self._short(request, look))
 
     async def _short(self, request: Request, work: Callable[[], Any]) -> Any:
         return await soon(self.short, lambda job: work(), request.is_disconnected)
@@ -169,7 +179,8 @@ class Explorer:
             content, ending = downloads.written(form, made, look)
             return content, ending, downloads.file_name(made, ending)
 
-        content, ending, name = await soon(self.long, write, request.is_disconnected)
+        worker = self.short if all(map(self.desk.knows, questions)) else self.long
+        content, ending, name = await soon(worker, write, request.is_disconnected)
         kind = downloads.FORMATS.get(ending, "application/octet-stream")
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type=kind, headers=headers)
@@ -185,7 +196,7 @@ class Explorer:
                 "shell": lines.shell(asked, photos, self.desk.options),
             }
 
-        return JSONResponse(await self._short(request, write))
+        return answered(await self._short(request, write))
 
 
 def _questions(given: Mapping[str, Any]) -> list[Question]:
@@ -229,10 +240,10 @@ def made_app(explorer: Explorer, token: str | None, names: Sequence[str] | None,
 
 async def _told(request: Request, error: Exception) -> Response:
     status = error.status if isinstance(error, Refused) else 422
-    return JSONResponse({"error": one_line(str(error))}, status_code=status)
+    return answered({"error": one_line(str(error))}, status)
 
 
 async def _missing(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     words = "there is nothing at this address" if status == 404 else f"{request.method} is not for this address"
-    return JSONResponse({"error": words}, status_code=status)
+    return answered({"error": words}, status)

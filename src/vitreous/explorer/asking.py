@@ -55,8 +55,7 @@ def map_of(e: vt.Explanation) -> dict[str, Any]:
 
 def check(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
     """Return what cheap tests say about a map."""
-    made = desk.made(question, job.part(0.0, 0.2))
-    found = vt.check(made.explanation, desk.model(question.model), memory=desk.memory, progress=job.part(0.2, 1.0))
+    found = desk.checked(question, job.part)
     return {"verdict": found.verdict, "sentence": found.sentence, "tests": _tests(found)}
 
 
@@ -134,7 +133,7 @@ def why(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
     job.tick(0.4)
     mask = strongest(to_grid(e.map[None], "token", view, view.preprocess.tensor(seen)[None])[0])
     without, alone = (_tried(view, seen, gone, e.target) for gone in (mask, ~mask))
-    checkup = vt.check(e, view, memory=desk.memory, progress=job.part(0.4, 1.0))
+    checkup = desk.checked(question, lambda first, last: job.part(0.4 + 0.6 * first, 0.4 + 0.6 * last))
     said = tuple((view.label(each), float(now[each])) for each in order[:_SAID])
     named = None if rival is None else view.label(rival)
     told = Why(e, said, named, contrast, owned, without, alone, checkup, _command(desk, question, e))

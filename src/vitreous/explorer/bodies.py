@@ -7,13 +7,19 @@ import json
 from typing import Any
 
 from fastapi import Request
+from fastapi.responses import Response
 
 from vitreous.explorer.wire import Refused
 
-__all__ = ["body", "read_json"]
+__all__ = ["answered", "body", "read_json"]
 
-MOST_JSON = 4 * 2**20
+MOST_JSON = 2 * 2**20
 _PATIENCE = 60.0  # seconds that a request may take to arrive
+
+
+def answered(content: Any, status: int = 200) -> Response:
+    """Answer with JSON; in ASCII, for a text may hold what no encoding has."""
+    return Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
 
 
 async def body(request: Request, most: int) -> bytes:

@@ -18,6 +18,7 @@ from vitreous.explorer import trying, typed
 from vitreous.explorer.listening import listening
 from vitreous.explorer.pictures import Photo, Pictures
 from vitreous.explorer.wire import Question, Refused
+from vitreous.words.defaults import known_as
 
 __all__ = ["Desk", "Made", "Tick"]
 
@@ -88,6 +89,8 @@ class Desk:
         self.models, self.memory, self.pictures = dict(models), memory, Pictures()
         self._made: Recent[Made] = Recent(_MOST_MAPS, _MOST_BYTES, lambda made: made.bytes)
         self._seen: Recent[Image.Image] = Recent(_MOST_SEEN, _MOST_BYTES, _pixels)
+        self._checked: Recent[vt.Checkup] = Recent(_MOST_MAPS, _MOST_BYTES, lambda found: 1)
+        self._asked: Recent[Question] = Recent(4 * _MOST_MAPS, _MOST_BYTES, lambda question: 1)
         self._pace: dict[str, deque[tuple[float, float]]] = {name: deque(maxlen=20) for name in models}
 
     def model(self, name: str) -> vt.View:
@@ -107,16 +110,37 @@ class Desk:
 
     def asked(self, question: Question) -> Question:
         """Return the same question with its method written the one way there is, and its class looked at."""
+        known = self._asked.get(question)
+        if known is not None:
+            return known
         view = self.model(question.model)
         for index in (question.target, question.against):
             if index is not None:
                 view.class_index(index)
-        return dataclasses.replace(question, method=typed.understood(question.method, view).spelling)
+        plain = dataclasses.replace(question, method=typed.understood(question.method, view).spelling)
+        self._asked.put(question, plain)
+        return plain
+
+    def knows(self, question: Question) -> bool:
+        """Whether the map was made lately."""
+        plain = self._asked.get(question)
+        return plain is not None and self._made.get(plain) is not None
 
     def made(self, question: Question, tick: Tick | None = None) -> Made:
         """Return the map that answers a question, from memory if it was made lately."""
         question = self.asked(question)
         return self._made.get(question) or self._make([question], tick)[0]
+
+    def checked(self, question: Question, tick: Callable[[float, float], Tick]) -> vt.Checkup:
+        """Return what cheap tests say about a map; ``tick`` gives one for each part of the work."""
+        question = self.asked(question)
+        made = self.made(question, tick(0.0, 0.2))
+        found = self._checked.get(question)
+        if found is None:
+            view = self.model(question.model)
+            found = vt.check(made.explanation, view, memory=self.memory, progress=tick(0.2, 1.0))
+            self._checked.put(question, found)
+        return found
 
     def prepare(self, questions: Sequence[Question], tick: Tick | None = None) -> None:
         """Make the cheap maps among those that are asked about one class of one picture, their passes shared.
@@ -158,10 +182,10 @@ class Desk:
             )
         took = time.perf_counter() - began
         self._pace[first.model].append((sum(typed.passes(how, view) for how in hows), took))
-        many = len(questions) > 1
+        told = _about([e.method for e in found], heard)
         made = [
             # the photograph belongs to the pictures: kept here too, it would never leave
-            Made(dataclasses.replace(e, photo=None, name=photo.name), _about(e, heard, many), took / len(questions))
+            Made(dataclasses.replace(e, photo=None, name=photo.name), told[e.method], took / len(questions))
             for e in found
         ]
         for question, each in zip(questions, made, strict=True):
@@ -175,6 +199,11 @@ class Desk:
         return passes * sum(took for _, took in pace) / done if done else None
 
 
-def _about(e: vt.Explanation, heard: Sequence[str], many: bool) -> tuple[str, ...]:
-    """Return what was warned about one map of several: what names its method, or names none."""
-    return tuple(each for each in heard if not many or each.startswith(f"{e.method}:") or ":" not in each)
+def _about(methods: Sequence[str], heard: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return what was warned about each of several maps: what names its method, or names none of them."""
+    told: dict[str, list[str]] = {each: [] for each in methods}
+    for text in heard:
+        named = [each for each in methods if each in text or known_as(each) in text]
+        for each in [max(named, key=len)] if named else methods:
+            told[each].append(text)
+    return {name: tuple(texts) for name, texts in told.items()}

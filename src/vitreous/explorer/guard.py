@@ -102,7 +102,10 @@ class Guard:
         if path != "/" and any(site not in ("same-origin", "none") for site in headers.get("sec-fetch-site", [])):
             return 403, "other sites may not ask this explorer"
         if self.token is not None and not path.startswith("/static/") and path != "/favicon.ico":
-            query = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=50)
+            try:
+                query = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=50)
+            except ValueError:
+                return 400, "the address has too many parts"
             given = [*headers.get("x-vitreous-token", []), *query.get("token", [])]
             if not any(secrets.compare_digest(each.encode(), self.token.encode()) for each in given):
                 return 403, "this address needs the token that was printed at start: open the whole address"

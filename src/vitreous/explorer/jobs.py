@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from vitreous.errors import VitreousError, one_line
 from vitreous.explorer.wire import Refused
 
-__all__ = ["MOST_QUEUED", "MOST_TASKS", "Job", "Stopped", "Worker", "line", "soon", "streamed"]
+__all__ = ["MOST_QUEUED", "MOST_TASKS", "Job", "Stopped", "Work", "Worker", "line", "soon", "streamed"]
 
 MOST_TASKS = 24
 """Tasks of one request."""
 MOST_QUEUED = 96
 """Tasks of everyone that may wait."""
 _EVERY = 0.1  # seconds between two words about progress
+_NICE = 10
 _BEAT = 1.0  # seconds after which a stream says that it is still there
 _log = logging.getLogger(__name__)
 
@@ -33,11 +37,21 @@ class Stopped(BaseException):
     """Raised inside a job that nobody waits for any more; no ``except Exception`` of a library may keep it."""
 
 
-class Job:
-    """Some work, and whom to tell about it. ``work`` gets the job's ``tick``, and calls it as often as it can."""
+class Work(NamedTuple):
+    """What is to be done: ``run`` gets its job, and calls the job's ``tick`` as often as it can.
 
-    def __init__(self, work: Callable[[Job], Event], tell: Callable[[Event], None]) -> None:
-        self.work, self.tell = work, tell
+    ``ready`` tells whether the answer is known already, so that it need not wait for its turn.
+    """
+
+    run: Callable[[Job], Any]
+    ready: Callable[[], bool] = lambda: False
+
+
+class Job:
+    """Some work, and whom to tell about it. Jobs of one ``ask`` were asked for together."""
+
+    def __init__(self, work: Work, tell: Callable[[Event], None], ask: object = None) -> None:
+        self.work, self.tell, self.ask = work, tell, ask
         self.done, self.began, self._told = 0.0, 0.0, 0.0
         self._stop = threading.Event()
 
@@ -64,7 +78,7 @@ class Job:
         self.began = time.monotonic()
         try:
             self.tick(0.0)
-            self.tell({**self.work(self), "event": "result"})
+            self.tell({**self.work.run(self), "event": "result"})
         except Stopped:
             self.tell({"event": "error", "message": "stopped"})
         except VitreousError as error:
@@ -79,10 +93,14 @@ class Job:
 
 
 class Worker:
-    """One thread that does one job after the other; at most ``most`` may wait."""
+    """One thread that does one job after the other; at most ``most`` may wait.
 
-    def __init__(self, name: str, most: int) -> None:
-        self._most = most
+    Those who asked take turns, so that whoever asks for much does not keep the others waiting. ``behind``: other
+    threads of this process go first where both want a processor.
+    """
+
+    def __init__(self, name: str, most: int, behind: bool = False) -> None:
+        self._most, self._behind = most, behind
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
         self._changed = threading.Condition()
@@ -121,14 +139,18 @@ class Worker:
         with self._changed:
             return len(self._waiting) + (self._running is not None)
 
-    def close(self, seconds: float) -> bool:
-        """End: drop everything, wait so long for the thread, and return whether it has ended."""
+    def end(self) -> None:
+        """Take no more jobs, and drop those there are."""
         with self._changed:
             self._closed = True
             waiting = [*self._waiting, *([] if self._running is None else [self._running])]
-        self.drop(waiting)
-        with self._changed:
             self._changed.notify()
+        self.drop(waiting)
+        for each in waiting:
+            each.tell({"event": "error", "message": "the explorer is ending", "status": 503})
+
+    def join(self, seconds: float) -> bool:
+        """Wait so long for the thread, and return whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -137,7 +159,18 @@ class Worker:
         for place, each in enumerate(self._waiting):
             each.tell({"event": "queued", "before": place + ahead})
 
+    def _next(self) -> Job:
+        """Take a job whose answer is known, or else the first; others of the same ask go to the end."""
+        job = next((each for each in self._waiting if each.work.ready()), self._waiting[0])
+        rest = [each for each in self._waiting if each is not job]
+        mine = [each for each in rest if each.ask is job.ask]
+        self._waiting = deque([each for each in rest if each.ask is not job.ask] + mine)
+        return job
+
     def _work(self) -> None:
+        if self._behind and sys.platform == "linux":  # there a thread has a priority of its own
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
             with self._changed:
                 self._running = None
@@ -145,13 +178,13 @@ class Worker:
                     self._changed.wait()
                 if self._closed:
                     return
-                job = self._running = self._waiting.popleft()
+                job = self._running = self._next()
                 self._tell_places()
             job.run()
             del job  # what it holds must not wait for the next one
 
 
-async def soon(worker: Worker, work: Callable[[Job], Any], gone: Gone) -> Any:
+async def soon(worker: Worker, run: Callable[[Job], Any], gone: Gone) -> Any:
     """Do a piece of work in a worker's thread and return what it gives; it is dropped if the client leaves."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Event] = loop.create_future()
@@ -164,7 +197,7 @@ async def soon(worker: Worker, work: Callable[[Job], Any], gone: Gone) -> Any:
         if event["event"] in ("result", "error"):
             _call(loop, end, event)
 
-    job = Job(lambda job: {"given": work(job)}, tell)
+    job = Job(Work(lambda job: {"given": run(job)}), tell, object())
     worker.put([job])
     try:
         while not (await asyncio.wait([future], timeout=_BEAT))[0]:
@@ -178,7 +211,7 @@ async def soon(worker: Worker, work: Callable[[Job], Any], gone: Gone) -> Any:
     return event["given"]
 
 
-async def streamed(worker: Worker, works: Sequence[Callable[[Job], Event]], gone: Gone) -> AsyncIterator[bytes]:
+async def streamed(worker: Worker, works: Sequence[Work], gone: Gone) -> AsyncIterator[bytes]:
     """Yield what happens to these tasks, one JSON a line; ``gone`` tells whether the client has left.
 
     However this ends, no task is left behind.
@@ -189,8 +222,8 @@ async def streamed(worker: Worker, works: Sequence[Callable[[Job], Event]], gone
     def teller(task: int) -> Callable[[Event], None]:
         return lambda event: _call(loop, events.put_nowait, {"task": task, **event})
 
-    jobs = [Job(work, teller(task)) for task, work in enumerate(works)]
-    left = len(jobs)
+    jobs = [Job(work, teller(task), events) for task, work in enumerate(works)]
+    left = set(range(len(jobs)))
     try:
         worker.put(jobs)
         while left:
@@ -201,12 +234,13 @@ async def streamed(worker: Worker, works: Sequence[Callable[[Job], Event]], gone
             if await gone():
                 return
             if event is None:
-                for task, job in enumerate(jobs):
-                    if job.began and job.done < 1:
-                        yield line(_beat(task, job))
-                continue
-            left -= event["event"] in ("result", "error")
-            yield line(event)
+                for task in sorted(left):
+                    if jobs[task].began:
+                        yield line(_beat(task, jobs[task]))
+            elif event["task"] in left:
+                if event["event"] in ("result", "error"):
+                    left.remove(event["task"])
+                yield line(event)
         yield line({"event": "end"})
     finally:
         worker.drop(jobs)

@@ -25,7 +25,7 @@ __all__ = ["MOST_BYTES", "MOST_PIXELS", "Photo", "Pictures", "scene_of", "scenes
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 50_000_000
 _KEPT = 256 * 2**20
-"""Bytes of pixels that all uploads together may hold; the newest is kept whatever its size."""
+"""Bytes of pixels that all pictures together may hold; the newest is kept whatever its size."""
 _MOST_KEPT = 200
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # what the library itself reads
 _LEVEL = 0.5
@@ -48,7 +48,6 @@ _SHOWN = {
     "bare": (1, 10),
 }
 _SCENE = re.compile(rf"scene-({'|'.join(_KINDS)})-(0|[1-9][0-9]{{0,8}})")
-_UPLOAD = re.compile(r"p-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +71,7 @@ def scenes() -> list[dict[str, str]]:
 
 
 class Pictures:
-    """Finds a picture by its identity. Uploads that nobody has looked at for longest leave first."""
+    """Finds a picture by its identity. Those that nobody has looked at for longest leave first."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Photo] = OrderedDict()
@@ -86,23 +85,26 @@ class Pictures:
         except ImageError as error:
             raise Refused(415, str(error)) from None
         photo = Photo(f"p-{hashlib.sha256(data).hexdigest()[:16]}", one_line(name)[:200] or "picture", image)
+        return self._keep(photo)
+
+    def get(self, picture: str) -> Photo:
+        """Return a picture, or say that it is not here (any more)."""
+        with self._guard:
+            if picture in self._kept:
+                self._kept.move_to_end(picture)
+                return self._kept[picture]
+        scene = scene_of(picture)
+        if scene is not None:
+            return self._keep(_scene(*scene))
+        raise Refused(404, f"there is no picture {picture!r:.60}; it may have left to make room: upload it again")
+
+    def _keep(self, photo: Photo) -> Photo:
         with self._guard:
             self._kept[photo.picture] = photo
             self._kept.move_to_end(photo.picture)
             while len(self._kept) > 1 and (self._bytes() > _KEPT or len(self._kept) > _MOST_KEPT):
                 self._kept.popitem(last=False)
         return photo
-
-    def get(self, picture: str) -> Photo:
-        """Return a picture, or say that it is not here (any more)."""
-        scene = scene_of(picture)
-        if scene is not None:
-            return _scene(*scene)
-        with self._guard:
-            if _UPLOAD.fullmatch(picture) and picture in self._kept:
-                self._kept.move_to_end(picture)
-                return self._kept[picture]
-        raise Refused(404, f"there is no picture {picture!r:.60}; it may have left to make room: upload it again")
 
     def _bytes(self) -> int:
         return sum(3 * each.image.width * each.image.height for each in self._kept.values())

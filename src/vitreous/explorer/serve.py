@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import secrets
@@ -22,50 +23,66 @@ from vitreous.explorer.app import Explorer, made_app
 from vitreous.explorer.guard import LOOPBACK
 from vitreous.explorer.runs import router
 
-__all__ = ["Server", "named_runs"]
+__all__ = ["Server", "bound", "named_runs"]
 
 _TAKEN = (errno.EADDRINUSE,)
 
 
 class Server:
-    """A server that is bound and not yet running. ``address`` is what to open in a browser.
+    """A server on a socket that listens already. ``address`` is what to open in a browser.
 
-    ``data`` is where the pictures of runs are, ``options`` what the models were loaded with.
+    ``host`` is what the socket was asked for, ``data`` where the pictures of runs are, ``options`` what the models were
+    loaded with.
     """
 
     def __init__(
         self,
+        place: socket.socket,
+        host: str,
         models: Mapping[str, vt.View],
         runs: Mapping[str, Path],
-        host: str = "127.0.0.1",
-        port: int = 8000,
         memory: float | None = None,
         options: Mapping[str, Any] | None = None,
         data: str | Mapping[str, str] | None = None,
     ) -> None:
-        self.socket = bound(host, port)
-        name, self.port = self.socket.getsockname()[:2]
-        local = ipaddress.ip_address(name.partition("%")[0]).is_loopback
+        self.socket = place
+        name, self.port = place.getsockname()[:2]
+        where = ipaddress.ip_address(name.partition("%")[0])
+        local = where.is_loopback
+        host = "127.0.0.1" if where.is_unspecified else host  # what listens everywhere is here too
         shown = f"[{host}]" if ":" in host else host
         self.token = None if local else secrets.token_urlsafe(24)
         self.address = f"http://{shown}:{self.port}/" + ("" if self.token is None else f"?token={self.token}")
-        try:
-            self.explorer = Explorer(models, runs, memory, options)
-            more = [router(runs, data, models)]
-        except BaseException:
-            self.socket.close()
-            raise
-        guard = made_app(self.explorer, self.token, [*LOOPBACK, shown.lower()] if local else None, more)
-        # nobody stands before it, so no header may say who asks; what goes wrong is logged by the guard
-        how: dict[str, Any] = {"proxy_headers": False, "server_header": False, "log_config": None, "access_log": False}
-        self.server = uvicorn.Server(uvicorn.Config(guard, lifespan="off", timeout_graceful_shutdown=1, **how))
+        self.explorer = Explorer(models, runs, memory, options)
+        names = [*LOOPBACK, shown.lower()] if local else None
+        guard = made_app(self.explorer, self.token, names, [router(runs, data, models)])
+        how: dict[str, Any] = {
+            "proxy_headers": False,  # nobody stands before it, so no header may say who asks
+            "server_header": False,
+            "log_config": None,  # what goes wrong is logged by the guard
+            "log_level": "error",
+            "access_log": False,  # addresses may hold the token
+            "timeout_graceful_shutdown": 1,
+        }
+        self.server = uvicorn.Server(uvicorn.Config(guard, lifespan="off", **how))
 
     def run(self) -> None:
         """Answer until told to stop: by a signal, or by ``stop`` from another thread."""
         try:
-            self.server.run(sockets=[self.socket])
+            asyncio.run(self._serve())
         finally:
             self.socket.close()
+
+    async def _serve(self) -> None:
+        watching = asyncio.create_task(self._watch())
+        await self.server.serve(sockets=[self.socket])
+        await watching
+
+    async def _watch(self) -> None:
+        """Drop all work as soon as the end is near: streams that still wait for something would hold it up."""
+        while not self.server.should_exit:
+            await asyncio.sleep(0.1)
+        self.explorer.drop()
 
     def stop(self) -> None:
         """Let ``run`` return soon."""

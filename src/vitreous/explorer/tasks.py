@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,13 +10,11 @@ from typing import Any
 from vitreous.errors import VitreousError
 from vitreous.explorer import asking, looking, trying
 from vitreous.explorer.desk import Desk
-from vitreous.explorer.jobs import Job
+from vitreous.explorer.jobs import Job, Work
 from vitreous.explorer.wire import Question, given_array, text, whole
 from vitreous.words import check_choice
 
-__all__ = ["Work", "works"]
-
-Work = Callable[[Job], dict[str, Any]]
+__all__ = ["works"]
 
 
 def works(desk: Desk, tasks: Sequence[Any]) -> list[Work]:
@@ -39,12 +37,12 @@ def _read(desk: Desk, task: Any) -> tuple[str, Question] | VitreousError:
 
 def _work(desk: Desk, task: Any, read: tuple[str, Question] | VitreousError, asked: Sequence[Question]) -> Work:
     if isinstance(read, VitreousError):
-        return partial(_refuse, read)
+        return Work(partial(_refuse, read))
     kind, question = read
     if kind == "explain":
         alike = [each for each in asked if replace(each, method=None) == replace(question, method=None)]
-        return lambda job: asking.explain(desk, question, job, alike)
-    return partial(_other, desk, kind, question, task)
+        return Work(lambda job: asking.explain(desk, question, job, alike), lambda: desk.knows(question))
+    return Work(partial(_other, desk, kind, question, task))
 
 
 def _refuse(error: VitreousError, job: Job) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 import vitreous as vt
-from vitreous.errors import TargetError
+from vitreous.errors import ModelError, TargetError
 from vitreous.explorer.pictures import Photo
 from vitreous.explorer.wire import Refused, png
 
@@ -30,7 +30,10 @@ def seen(view: vt.View, photo: Photo) -> Image.Image:
 
 def chances(view: vt.View, picture: Image.Image) -> Tensor:
     """Return the probability of every class for exactly this picture, already cut to size."""
-    return probabilities(view.logits(view.preprocess.tensor(picture)[None]))[0].cpu()
+    told = probabilities(view.logits(view.preprocess.tensor(picture)[None]))[0].cpu()
+    if not bool(told.isfinite().all()):
+        raise ModelError(f"what {view.name} says is not finite")
+    return told
 
 
 def top(view: vt.View, given: Tensor) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ __all__ = ["Question", "Refused", "array", "given_array", "given_mask", "png", "
 
 VALUES = ("logit", "prob", "logprob")
 LONGEST_SPELLING = 1000
-_MOST_VALUES = 2**19  # of a map that a browser sends back
+_MOST_VALUES = 2**18  # of a map that a browser sends back
 _LARGEST_SEED = 2**31
 
 
