@@ -99,11 +99,12 @@ def planned(folder: Path) -> Store:
     return Store(folder)
 
 
-def done(store: Store, unit: Unit) -> None:
+def done(store: Store, unit: Unit, **more: Any) -> None:
+    """Write what a unit found; ``more`` is said about it."""
     with store.claim(unit.id) as mine:
         assert mine
         said: dict[str, Any] = {"pictures": list(unit.pictures), "unreadable": {}, "seconds": 1.0}
-        store.write(unit.id, arrays(unit), {"unit": unit.to_json(), "explaining": 1.0, **said})
+        store.write(unit.id, arrays(unit), {"unit": unit.to_json(), "explaining": 1.0, **said, **more})
 
 
 def whole(folder: Path) -> Path:

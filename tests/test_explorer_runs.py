@@ -283,3 +283,22 @@ def test_names_stay_as_they_are(client: Client) -> None:
     found = client.fine("/mine/cell", method="<i>mine</i>", metric="gini")
     assert found["total"] == 12
     assert client.fine("/mine")["parts"][0]["methods"][0]["spelling"] == METHODS["<i>mine</i>"]
+
+
+def test_what_is_left_out_and_what_it_took(tmp_path: Path) -> None:
+    store = planned(tmp_path / "run")
+    units = [unit for plan in store.plans() for unit in plan.units]
+    first, *_ = (unit for unit in units if not unit.judges)
+    names = {digest: name for plan in store.plans() for digest, name in plan.names.items()}
+    lost, doubted = first.pictures[:2]
+    costs = [{"own": 1.0 + place, "shared": 0.5, "maps": 4} for place in range(len(first.methods))]
+    for unit in units:
+        words = {"unreadable": {lost: "cut short"}, "unsure": {doubted: "only 0.02"}, "costs": costs}
+        done(store, unit, **(words if unit is first else {}))
+    with served({"run": store.path}) as client:
+        part, other = client.fine("/run")["parts"]
+    assert part["left_out"] == [{"name": names[lost], "why": "cut short"}, {"name": names[doubted], "why": "only 0.02"}]
+    assert (part["left_out_count"], other["left_out_count"]) == (2, 0)
+    seconds = {each["name"]: each["seconds"] for each in part["methods"]}
+    assert seconds == {name: (1.5 + place) / 4 for place, name in enumerate(first.methods)}
+    assert {each["name"]: each["passes"] for each in part["methods"]}["generic"] == sum(vt.method("generic").cost)

@@ -119,8 +119,7 @@ class Part:
             for picture, row in self.rows.items():
                 true[row] = self._number(self.photos.entry(picture).label)
         for plan, unit in wanted_units(self._plans):
-            theirs = plan.settings[unit.setting]
-            if unit.judges or (theirs.identity, theirs.data) != (setting.identity, setting.data):
+            if unit.judges or plan.settings[unit.setting].identity != setting.identity:
                 continue
             found = self._store.some(unit.id, [f"classes/{mode}" for mode in unit.modes])
             for mode in unit.modes if found is not None else ():

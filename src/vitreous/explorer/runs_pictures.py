@@ -122,7 +122,9 @@ def photos_of(
 
 def _names(plans: Sequence[RecordedPlan], label: str) -> dict[str, str]:
     """Return the names of the pictures of a data set, by their digests."""
-    units = [(plan, unit) for plan in plans for unit in plan.units if plan.settings[unit.setting].data == label]
+    every = [(plan, unit) for plan in plans for unit in plan.units]
+    units = [(plan, unit) for plan, unit in every if plan.settings[unit.setting].data == label]
+    units = units or every  # a later data set of the same pictures: nothing of it had to be planned
     return {picture: plan.names[picture] for plan, unit in units for picture in unit.pictures if picture in plan.names}
 
 

@@ -22,6 +22,7 @@ def table(part: Part, number: int) -> dict[str, Any]:
     """Return everything about one model and data set but what single pictures have to say."""
     finding = part.finding
     gathered = finding.gathered
+    lost = {**gathered.unreadable, **gathered.unsure}
     told: dict[str, Any] = {
         "part": number,
         "name": finding.name,
@@ -35,8 +36,8 @@ def table(part: Part, number: int) -> dict[str, Any]:
         "reference": finding.reference,
         "missing": {"wanted": gathered.missing.wanted, "cells": gathered.missing.cells},
         "absent": list(gathered.missing.metrics),
-        "unreadable": [{"name": n, "why": w} for n, w in list(gathered.unreadable.items())[:_MOST_NAMES]],
-        "unreadable_count": len(gathered.unreadable),
+        "left_out": [{"name": name, "why": why} for name, why in list(lost.items())[:_MOST_NAMES]],
+        "left_out_count": len(lost),
     }
     if finding.empty:
         return {**told, "methods": [], "metrics": [], "cells": [], "flags": [], "notes": [], "classes": []}
@@ -54,11 +55,12 @@ def table(part: Part, number: int) -> dict[str, Any]:
 
 def _method(part: Part, name: str) -> dict[str, Any]:
     finding = part.finding
-    counts = finding.table.degenerate[name]
+    counts, cost = finding.table.degenerate[name], finding.gathered.costs.get(name)
     return {
         **part.titled(name),
         "quiet": name in BASELINES,
         "reference": name == finding.reference,
+        "seconds": None if cost is None or not cost.maps else (cost.own + cost.shared) / cost.maps,
         "degenerate": ", ".join(f"{count} {kind}" for kind, count in counts.items() if count),
     }
 

@@ -1,13 +1,13 @@
 // Any metric against any other: every method a point with its intervals, or every picture a point.
 
-import { el } from "./common.js";
+import { el, number } from "./common.js";
 import { problem } from "./parts.js";
 import { filterBar } from "./runs_filters.js";
 import { arrow, ask, chooser, digits, methodOptions, metricOptions, nothing, refill, segments } from "./runs_parts.js";
 import { plot, spearman } from "./runs_plot.js";
 import { filtersOf, moved, partOf, runAddress, UNFILTERED } from "./runs_state.js";
 
-const COST = "passes"; // forwards and backwards of a map: an axis beside the metrics
+const COSTS = { passes: "passes per map", seconds: "seconds per map" }; // axes beside the metrics
 const KINDS = [["methods", "methods"], ["pictures", "pictures"]];
 
 export function scatterView(context) {
@@ -36,7 +36,7 @@ export function scatterView(context) {
   }
 
   function ofMethods(part, axes) {
-    const options = [...metricOptions(part), [COST, "passes per map (cost)"]];
+    const options = [...metricOptions(part), ...Object.entries(COSTS)];
     return [
       chooser("across", options, axes.xm, (xm) => change({ xm }), "xm"),
       chooser("up", options, axes.ym, (ym) => change({ ym }), "ym"),
@@ -57,10 +57,11 @@ export function scatterView(context) {
     asked++; // what pictures are on their way come too late
     const column = (name) => part.metrics.findIndex((each) => each.name === name);
     const value = (row, name) => {
-      if (name !== COST) return part.cells[row][column(name)];
-      return part.methods[row].passes > 0 ? { mean: part.methods[row].passes, low: null, high: null } : null;
+      if (!COSTS[name]) return part.cells[row][column(name)];
+      const mean = part.methods[row][name];
+      return mean > 0 ? { mean, low: null, high: null } : null;
     };
-    const metric = [axes.ym, axes.xm].find((each) => each !== COST) ?? part.metrics[0].name;
+    const metric = [axes.ym, axes.xm].find((each) => !COSTS[each]) ?? part.metrics[0].name;
     const points = part.methods.flatMap((method, row) => {
       const [across, up] = [value(row, axes.xm), value(row, axes.ym)];
       if (!across || !up) return [];
@@ -132,7 +133,7 @@ export function scatterView(context) {
 function chosenAxes(part, state) {
   const metrics = part.metrics.map((each) => each.name);
   const methods = part.methods.map((each) => each.name);
-  const known = state.of === "methods" ? [...metrics, COST] : metrics;
+  const known = state.of === "methods" ? [...metrics, ...Object.keys(COSTS)] : metrics;
   const reference = part.reference ?? methods[0];
   const other = methods.find((each) => each !== reference) ?? reference;
   const pick = (value, among, usual) => (among.includes(value) ? value : usual);
@@ -165,7 +166,7 @@ function correlated(points) {
 }
 
 function told(part, name, found) {
-  if (name === COST) return `${found.mean} passes`;
+  if (COSTS[name]) return `${number(found.mean)} ${name}`;
   const metric = part.metrics.find((each) => each.name === name);
   const [mean, low, high] = [found.mean, found.low, found.high].map((each) => digits(each, metric.digits));
   return `${name} ${mean}${found.low === null ? "" : ` (${low} to ${high})`}`;
@@ -176,7 +177,7 @@ function title(part, method) {
 }
 
 function titled(part, name) {
-  if (name === COST) return { title: "passes per map", log: true };
+  if (COSTS[name]) return { title: COSTS[name], log: true };
   const metric = part.metrics.find((each) => each.name === name);
   return { title: `${arrow(metric)} ${metric.name}` };
 }

@@ -31,7 +31,7 @@ export function tableView(context) {
       el("div", { class: "card" },
         el("div", region, el("table", {}, el("thead", {}, head), el("tbody", {}, body))),
         legend(part).map((words) => el("p", { class: "note" }, words))),
-      worth(part), unreadable(part));
+      worth(part), leftOut(part));
   }
 
   function headOf(name, words, below, part, state) {
@@ -162,11 +162,12 @@ function worth(part) {
     part.notes.map((each) => el("p", { class: "note" }, each)));
 }
 
-function unreadable(part) {
-  if (!part.unreadable_count) return null;
-  const more = part.unreadable_count - part.unreadable.length;
+/** Pictures that could not be read, or of which the model was not sure enough. */
+function leftOut(part) {
+  if (!part.left_out_count) return null;
+  const more = part.left_out_count - part.left_out.length;
   return el("details", { class: "card worth" },
-    el("summary", {}, `${part.unreadable_count} pictures could not be read and are left out`),
-    el("ul", {}, part.unreadable.map((each) => el("li", {}, el("b", {}, each.name), el("span", {}, each.why)))),
+    el("summary", {}, `${part.left_out_count} pictures are left out`),
+    el("ul", {}, part.left_out.map((each) => el("li", {}, el("b", {}, each.name), el("span", {}, each.why)))),
     more > 0 && el("p", { class: "note" }, `And ${more} more.`));
 }
