@@ -136,9 +136,14 @@ _HOMES = {
 }
 
 
+def _complete() -> None:
+    """Hand the rooms what they cannot know: those above them do that when they are imported."""
+    importlib.import_module("vitreous.api")
+
+
 def __getattr__(name: str) -> Any:
     if name in _ROOMS or name == "world" or _HOMES.get(name) == "results":
-        importlib.import_module("vitreous.api")  # it hands the rooms below it what they cannot know
+        _complete()
     if name in _ROOMS or name == "world":
         return importlib.import_module(f"vitreous.{name}")
     if name in _HOMES:
