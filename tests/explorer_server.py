@@ -21,7 +21,7 @@ from PIL import Image
 
 import vitreous as vt
 
-__all__ = ["Answer", "Client", "chances", "decoded", "gone", "opened", "served", "until", "world"]
+__all__ = ["Answer", "Client", "chances", "decoded", "gone", "opened", "refused", "served", "until", "world"]
 
 SCENE = {"model": "world", "picture": "scene-plain-3"}
 PAIR = {"model": "world", "picture": "scene-pairs-5"}
@@ -121,7 +121,7 @@ def served(
     from vitreous.explorer.serve import Server, bound
 
     views = {name: world(name) for name in models or ("world",)}
-    server = Server(bound(host, 0), host, views, runs or {}, **more)
+    server = Server(bound(host, 0), host, views, runs or {}, **({"memory": 0.25} | more))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -131,6 +131,18 @@ def served(
         thread.join(30)
         assert not thread.is_alive()
         assert server.explorer.close(30)
+
+
+def refused(client: Client, method: str, path: str, body: Any = None, **headers: str) -> int:
+    """Ask, and return the status of a refusal, which must be one line of JSON."""
+    found = client.ask(method, path, body, **headers)
+    assert found.status >= 400, found
+    said = found.json
+    assert list(said) == ["error"]
+    assert said["error"]
+    assert "\n" not in said["error"]
+    assert "Traceback" not in said["error"]
+    return found.status
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:

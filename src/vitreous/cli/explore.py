@@ -42,7 +42,7 @@ def explore(
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    memory: options.Memory = 1.0,
+    memory: options.Memory = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Open a page on this machine to look at explanations, and at benchmark runs.

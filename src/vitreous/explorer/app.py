@@ -208,7 +208,8 @@ def _questions(given: Mapping[str, Any]) -> list[Question]:
 
 def made_app(explorer: Explorer, token: str | None, names: Sequence[str] | None, more: Sequence[Any] = ()) -> Guard:
     """Return the app with its guard; ``more`` are routers of others."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)  # those pages fetch from elsewhere
+    # its own pages fetch from elsewhere, and where it sends people on, it believes the name that they say
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     reads: dict[str, Answered] = {
         "/": explorer.page,
         "/static/{name}": explorer.static,

@@ -24,6 +24,8 @@ __all__ = ["Desk", "Made", "Tick"]
 
 _MOST_MAPS, _MOST_BYTES = 300, 128 * 2**20
 _MOST_SEEN = 64
+_MEMORY = 1.0
+"""GiB for one pass on a processor: there larger ones gain nothing, and take long to stop."""
 _TOGETHER = 24
 """Forwards, a backward counted as two, up to which a map is made together with others of the same question."""
 
@@ -87,6 +89,8 @@ class Desk:
     ) -> None:
         self.options = dict(options or {})
         self.models, self.memory, self.pictures = dict(models), memory, Pictures()
+        if memory is None and all(view.device.type == "cpu" for view in models.values()):
+            self.memory = _MEMORY
         self._made: Recent[Made] = Recent(_MOST_MAPS, _MOST_BYTES, lambda made: made.bytes)
         self._seen: Recent[Image.Image] = Recent(_MOST_SEEN, _MOST_BYTES, _pixels)
         self._checked: Recent[vt.Checkup] = Recent(_MOST_MAPS, _MOST_BYTES, lambda found: 1)
