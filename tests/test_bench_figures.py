@@ -103,7 +103,7 @@ def heads(html: str) -> list[str]:
 
 
 def firsts(html: str) -> list[str]:
-    return re.findall(r"<th scope=row[^>]*>(.*?)</th>", html)
+    return re.findall(r"<th scope=row[^>]*><div>(.*?)</div></th>", html)
 
 
 def several(tmp_path: Path, **layout: Any) -> tuple[str, list[Finding]]:

@@ -18,7 +18,10 @@ from bench_store import METHODS, METRICS, SETTING, a_run, begun, judged, judging
 from vitreous.bench.gather import gather
 from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published, read
 from vitreous.bench.report import report
+from vitreous.bench.report.finding import Finding
 from vitreous.bench.report.page import commands
+from vitreous.bench.report.scores import scores
+from vitreous.bench.report.sections import flags
 from vitreous.bench.store import Store
 from vitreous.cli.report import report as report_command
 from vitreous.errors import VitreousError
@@ -150,6 +153,20 @@ def test_several_models_stand_side_by_side(tmp_path: Path) -> None:
     means = {(row["model"], row["method"], row["metric"]): row["mean"] for row in rows(written.folder / "table.csv")}
     assert float(means["other", "ours", "deletion"]) - float(means["net", "ours", "deletion"]) == pytest.approx(0.25)
     assert {model for model, _, _ in means} == {"other", "net"}
+
+
+def test_what_holds_for_several_is_said_once(tmp_path: Path) -> None:
+    """Two pictures tell nothing apart in either metric: one row, and one note."""
+    (found,) = gather(Store.open(a_run(tmp_path, protocol(), "ab")))
+    finding = Finding.of(found, protocol())
+    said = [each for each in finding.statistics.flags if each.kind == "no better than random"]
+    assert len(said) == 2 * 2
+    page = flags(finding, "flags")
+    assert page.count("no better than random") == 1
+    assert "<td>all</td><td>all</td><td>not told apart from random</td>" in page
+    few = [note for note in finding.statistics.notes if "too few" in note]
+    assert few == ["all metrics: 2 images are too few for 3 tests to tell anything apart at 5 %"]
+    assert few[0] in scores(finding, "scores")
 
 
 def test_a_wrong_reference_is_named(tmp_path: Path) -> None:

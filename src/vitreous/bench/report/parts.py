@@ -7,7 +7,7 @@ import hashlib
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from PIL import Image
@@ -36,7 +36,9 @@ table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabula
 th, td { padding: 8px 12px; border-top: 1px solid var(--line); text-align: left; vertical-align: top; }
 thead th { border-top: 0; color: var(--soft); font-weight: 600; vertical-align: bottom; line-height: 1.35; }
 thead small { display: block; font-weight: 400; font-size: 12px; }
-tbody th { font-weight: 600; min-width: 8em; overflow-wrap: anywhere; }
+tbody th { font-weight: 600; }
+tbody th > div { width: max-content; max-width: 16em; overflow-wrap: anywhere; }
+td { max-width: 36em; overflow-wrap: break-word; }
 td.n, th.n { text-align: right; white-space: nowrap; } thead th.n { white-space: normal; }
 tr.quiet th, tr.quiet td { color: var(--soft); font-weight: 400; }
 th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid var(--against); }
@@ -64,7 +66,7 @@ dl { display: grid; grid-template-columns: minmax(6em, max-content) minmax(0, 1f
   font-size: 14px; } dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 .gap { margin-top: 20px; } .even > .wide { grid-column: 1 / -1; }
 @media (max-width: 760px) { .scroll { margin: 0 -18px; } th, td { padding: 7px 9px; }
-  tbody th { min-width: 6.5em; }
+  tbody th > div { max-width: 8em; }
   tbody th, thead th:first-child { position: sticky; left: -18px; background: var(--card); }
   .tiles { grid-template-columns: repeat(3, minmax(0, 1fr)); } }
 @media print { nav { display: none; } tr, figure { break-inside: avoid; } }
@@ -161,7 +163,8 @@ def table(head: Sequence[Cell], rows: Sequence[Sequence[Cell]], quiet: Sequence[
     body = []
     for number, (first, *rest) in enumerate(rows):
         soft = ' class="quiet"' if number < len(quiet) and quiet[number] else ""
-        body.append(f"<tr{soft}>{first.tag('th scope=row')}{''.join(each.tag('td') for each in rest)}</tr>")
+        named = replace(first, html=f"<div>{first.html}</div>")
+        body.append(f"<tr{soft}>{named.tag('th scope=row')}{''.join(each.tag('td') for each in rest)}</tr>")
     inside = f"<thead><tr>{top}</tr></thead>\n<tbody>\n" + "\n".join(body) + "\n</tbody>"
     return f'<div class="scroll"><table class="{kind}">{inside}</table></div>'
 

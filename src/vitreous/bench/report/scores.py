@@ -42,6 +42,7 @@ def scores(finding: Finding, anchor: str) -> str:
         "≈: not told apart from it; blue ▾: worse than it.",
         "Methods that share a letter are not told apart by their mean ranks.",
     ]
+    legend += [f"{each}." for each in statistics.notes if "too few" in each]
     if statistics.marks:
         legend.append(
             "◆ The method itself asks the model about pictures changed in the way that the metric changes them."

@@ -31,7 +31,7 @@ def cost(finding: Finding, anchor: str) -> str:
             times = [seconds / (1 if each is None else each.maps) for seconds in both]
             row += [Cell(_brief(seconds), seconds, "n") for seconds in times]
         rows.append([*row, Cell(escape(told))])
-    names = ["method", "forwards", "backwards", *(["time per map", "of it its own"] if costs else []), "in words"]
+    names = ["method", "forwards", "backwards", *(["time per map", "its own part"] if costs else []), "in words"]
     head = [Cell(each, kind="" if each in ("method", "in words") else "n") for each in names]
     inside = table(head, rows, [name in BASELINES for name in finding.table.methods])
     text = "Forwards and backwards per map, by definition."
@@ -51,6 +51,8 @@ def _brief(seconds: float) -> str:
     if math.isnan(seconds):
         return "–"
     size, unit = (seconds, "s") if seconds >= 1 else (1000 * seconds, "ms")
+    if 0 < size < 0.05:
+        return "< 0.1 ms"
     return f"{size:.0f} {unit}" if size >= 10 else f"{size:.1f} {unit}"
 
 
@@ -117,13 +119,30 @@ def seeds(finding: Finding, anchor: str) -> str:
 
 
 def flags(finding: Finding, anchor: str) -> str:
-    """Return marks and flags in words."""
-    head, *rows = finding.statistics.flag_rows()
-    if not rows:
+    """Return marks and flags in words, what is said of several methods or metrics once."""
+    found = [each for each in (*finding.statistics.marks, *finding.statistics.flags) if each.method not in BASELINES]
+    if not found:
         return ""
-    top = [Cell(escape(name)) for name in head]
-    body = [[Cell(escape(known_as(text))) for text in row] for row in rows if row[1] not in BASELINES]
-    return section(anchor, "Worth knowing", "What to bear in mind before believing a cell.", card(table(top, body)))
+    methods: dict[tuple[str, str, str], list[str]] = {}
+    for each in found:
+        methods.setdefault((each.kind, each.text, each.metric), []).append(each.method)
+    metrics: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for (kind, text, metric), names in methods.items():
+        metrics.setdefault((kind, text, tuple(names)), []).append(metric)
+    body = [
+        [kind, _several(names, finding.rows), _several(columns, finding.table.metrics), text]
+        for (kind, text, names), columns in metrics.items()
+    ]
+    top = [Cell(name) for name in ("what", "methods", "metrics", "why")]
+    rows = [[Cell(escape(text)) for text in row] for row in body]
+    return section(anchor, "Worth knowing", "What to bear in mind before believing a cell.", card(table(top, rows)))
+
+
+def _several(names: Sequence[str], every: Sequence[str]) -> str:
+    """Return names in a row, or that it is all of them; one that is empty stands for all."""
+    if "" in names or (len(every) > 1 and set(names) == set(every)):
+        return "all"
+    return ", ".join(known_as(name) for name in names)
 
 
 def unreadable(findings: Sequence[Finding]) -> str:

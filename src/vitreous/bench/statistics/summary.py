@@ -186,13 +186,17 @@ def _notes(table: Table, tests: tuple[Compared, ...], pairs: list[tuple[str, str
         notes.append(f"no method {chance!r} in this table: nothing is tested against it")
     if pairs:
         notes.append(f"p-values are corrected by Holm over the tests of a metric, {len(pairs)} at most")
+    weak: dict[tuple[int, int], list[str]] = {}
     for metric in table.metrics:
         own = [each for each in tests if each.metric == metric and each.family]
         family = max((each.family for each in own), default=0)
         few = [each for each in own if each.units < 50 and family * 2.0 ** (1 - each.units) >= LEVEL]
         if few and len(few) == len(own):
-            units, what = max(each.units for each in few), "images" if table.groups is None else "groups of images"
-            notes.append(f"{metric}: {units} {what} are too few for {family} tests to tell anything apart at 5 %")
+            weak.setdefault((max(each.units for each in few), family), []).append(metric)
+    what = "images" if table.groups is None else "groups of images"
+    for (units, family), names in weak.items():
+        whose = "all metrics" if len(table.metrics) == len(names) > 1 else ", ".join(names)
+        notes.append(f"{whose}: {units} {what} are too few for {family} tests to tell anything apart at 5 %")
     return notes
 
 
