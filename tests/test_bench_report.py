@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from bench_store import METHODS, METRICS, SETTING, a_run, begun, judged, judging, planned, protocol, score
 from vitreous.bench.gather import gather
-from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published, read
+from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published, read, replace_model
 from vitreous.bench.report import report
 from vitreous.bench.report.finding import Finding
+from vitreous.bench.report.ledger import Ledger, Line
 from vitreous.bench.report.page import commands
 from vitreous.bench.report.scores import scores
 from vitreous.bench.report.sections import flags
@@ -123,6 +124,11 @@ def test_the_commands_say_what_was_changed() -> None:
     assert "--model timm/a" in commands(mine, {"data": {"one": "p", "two": "q"}}, "x")[0]
     assert "--data one=p --data two=q" in commands(mine, {"data": {"one": "p", "two": "q"}}, "x")[0]
     assert commands(protocol(), {"data": "p"}, "x")[0] == "vitreous bench run mine.toml --out x --data p"
+    assert commands(protocol(), {"data": {"": "p"}}, "x")[0] == "vitreous bench run mine.toml --out x --data p"
+    half = dataclasses.replace(usual, judge=dataclasses.replace(usual.judge, precision="float16"))
+    assert commands(half, {}, "x")[0].endswith("--out x --precision float16")
+    sized = commands(replace_model(usual, "timm/a", 224), {}, "x")[0]
+    assert "--model timm/a --img-size 224" in sized
 
 
 def test_several_models_stand_side_by_side(tmp_path: Path) -> None:
@@ -315,3 +321,35 @@ def test_the_command(tmp_path: Path) -> None:
     )
     assert (tmp_path / "there" / "report.html").is_file()
     assert not (run / "report").exists()
+
+
+def test_what_differs_everywhere_is_said_once() -> None:
+    causes = [("fewer images: 8", "other model: a instead of b"), ("other model: a instead of c", "fewer images: 8")]
+    said = [*causes, (*causes[0], "other precision: float16")]
+    lines = [Line("", "b", str(i), "m", 0.1, 0.1, 0.2, 0.15, 0.3, 8, "differs", each) for i, each in enumerate(said)]
+    lost = Line("", "b", "lost", "m", 0.1, 0.1, math.nan, math.nan, math.nan, 0, "no number", ("not run",))
+    ledger = Ledger(protocol(), (*lines, lost), (), ())
+    assert ledger.everywhere == ("fewer images: 8", "other model: a")
+    told = [line.beside(ledger.everywhere) for line in ledger.lines]
+    assert told == ["differs", "differs", "differs; other precision: float16", "not run"]
+    html = ledger.html()
+    assert html.count("fewer images: 8") == 1 + len(lines)  # in the text, and in what a click on the head sorts by
+    assert Ledger(protocol(), tuple(lines[:2]), (), ()).everywhere == ()
+
+
+def test_another_substrate_is_another_column(tmp_path: Path) -> None:
+    """A paper's column stands beside ours with other counts, never beside one that measures something else."""
+    grey, blur = (f"insertion@tis(substrate={word})" for word in ("mean_scalar", "blur_tv"))
+    ours = "insertion@tis(steps=28, substrate=mean_scalar)"
+    known = protocol(published=tuple(cell("ours", name, 9.0) for name in (grey, blur)))
+    setting = dataclasses.replace(SETTING, metrics={ours: ours})
+    judge = dataclasses.replace(known.judge, metrics=(ours,))
+    given = {"protocol": dataclasses.replace(known, judge=judge).to_json(), "data": None, "images": None}
+    store = begun(tmp_path, {**given, "checkpoint": {}, "sources": []})
+    unit = judging("abcdefgh", setting=setting, metrics=[ours])
+    planned(store, [unit], setting)
+    judged(store, unit)
+    ledger = report(store.path).ledger
+    assert ledger is not None
+    assert [line.verdict == "no number" for line in ledger.lines] == [False, True]
+    assert "other metric setting" in ledger.lines[0].words

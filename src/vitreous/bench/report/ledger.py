@@ -46,6 +46,18 @@ class Line:
         return self.ours - self.published
 
     @property
+    def brief(self) -> tuple[str, ...]:
+        """The causes without the name of the paper's model, which stands in the row."""
+        return tuple(c.partition(" instead of ")[0] if c.startswith("other model") else c for c in self.causes)
+
+    def beside(self, everywhere: Sequence[str]) -> str:
+        """What is to be said about it where some causes have been named for all cells."""
+        told = [each for each in self.brief if each not in everywhere]
+        if not everywhere or self.verdict == "no number":
+            return self.words
+        return "; ".join(["agrees within the interval" if self.verdict == "agrees" else "differs", *told])
+
+    @property
     def words(self) -> str:
         """What is to be said about it, in a line."""
         told = "; ".join(self.causes)
@@ -123,6 +135,7 @@ class Ledger:
         """Return the section of the page."""
         if not self.lines:
             return ""
+        everywhere = self.everywhere
         names = ["model", "method", "metric", "paper", "ours", "difference", "why"]
         head = [Cell(name, kind="n" if name in ("paper", "ours", "difference") else "") for name in names]
         rows = []
@@ -138,7 +151,7 @@ class Ledger:
                     Cell(number(each.published), each.published, "n"),
                     Cell(ours, each.ours, "n"),
                     Cell(number(each.difference), each.difference, "n"),
-                    Cell(f'<span class="{kind}">{escape(each.words)}</span>', each.words),
+                    Cell(f'<span class="{kind}">{escape(each.beside(everywhere))}</span>', each.words),
                 ]
             )
         found = []
@@ -148,9 +161,18 @@ class Ledger:
             found.append([Cell(model, f"{own.model} {own.data}"), Cell(escape(own.metric)), *values])
         heads = [Cell("model"), Cell("metric"), Cell("methods", kind="n"), Cell("rank correlation", kind="n")]
         text = f"{self.summary} Published numbers stand in the metric's own unit."
+        if everywhere:
+            text += f" Known to differ in all of them: {'; '.join(everywhere)}."
         more = note(f"Without printed numbers: {', '.join(self.figures)}.") if self.figures else ""
-        order = card(table(heads, found), "Our order of the methods and the paper's", "gap") if found else ""
-        return section("ledger", "Beside the paper", text, card(table(head, rows) + more) + order)
+        order = card(table(heads, found), "Our order of the methods and the paper's") if found else ""
+        cells = card(table(head, rows) + more, "Cell by cell", "gap" if order else "")
+        return section("ledger", "Beside the paper", text, order + cells)
+
+    @property
+    def everywhere(self) -> tuple[str, ...]:
+        """The causes that hold for every cell that has a number of ours, so that a page need say them once."""
+        told = [each.brief for each in self.lines if each.verdict != "no number"]
+        return tuple(cause for cause in told[0] if all(cause in each for each in told)) if len(told) > 2 else ()
 
 
 def _agreements(lines: Sequence[Line]) -> list[Agreement]:

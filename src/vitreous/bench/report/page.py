@@ -137,8 +137,8 @@ def commands(protocol: Protocol, wanted: Mapping[str, Any], folder: str, threads
     known = protocol.name in shipped()
     words = ["vitreous", "bench", "run", protocol.name if known else f"{protocol.name}.toml", "--out", folder]
     given = wanted.get("data") or {}
-    places = [f"{label}={place}" for label, place in given.items()] if isinstance(given, Mapping) else [str(given)]
-    for place in places:
+    pairs = given.items() if isinstance(given, Mapping) else [("", str(given))]
+    for place in [f"{label}={place}" if label else place for label, place in pairs]:
         words += ["--data", place]
     words += _changed(protocol, read(protocol.name)) if known else []
     if wanted.get("images") is not None:
@@ -154,10 +154,12 @@ def _changed(ran: Protocol, usual: Protocol) -> list[str]:
     words = []
     if not {model.label for model in ran.models} <= {model.label for model in usual.models}:
         words += ["--model", ran.models[0].name]
+        words += ["--img-size", str(ran.models[0].size)] if ran.models[0].size else []
     words += _options("--method", list(ran.methods), list(usual.methods))
     words += _options("--metric", list(ran.judge.metrics), list(usual.judge.metrics))
     if ran.judge.seeds != usual.judge.seeds:
         words += [word for seed in ran.judge.seeds for word in ("--seed", str(seed))]
+    words += ["--precision", ran.judge.precision] if ran.judge.precision != usual.judge.precision else []
     return words
 
 

@@ -56,7 +56,7 @@ svg .tie { stroke: var(--ink); stroke-width: 3; stroke-linecap: round; } svg .ti
 .diagram { width: 100%; height: auto; display: block; }
 .plot { background: #fff; border-radius: 10px; }
 @media (prefers-color-scheme: dark) { .card img.plot { filter: invert(1) hue-rotate(180deg); mix-blend-mode: screen; } }
-.tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); }
+.tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fill, minmax(132px, 1fr)); }
 .tiles figure { margin: 0; } figcaption { font-size: 13px; color: var(--soft); line-height: 1.4; margin-top: 6px;
   overflow-wrap: anywhere; } figcaption b { color: var(--ink); display: block; }
 details > summary { cursor: pointer; font-weight: 600; padding: 8px 0; overflow-wrap: anywhere; }
