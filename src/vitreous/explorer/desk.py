@@ -94,6 +94,8 @@ class Desk:
         self._made: Recent[Made] = Recent(_MOST_MAPS, _MOST_BYTES, lambda made: made.bytes)
         self._seen: Recent[Image.Image] = Recent(_MOST_SEEN, _MOST_BYTES, _pixels)
         self._checked: Recent[vt.Checkup] = Recent(_MOST_MAPS, _MOST_BYTES, lambda found: 1)
+        self.random: Recent[Any] = Recent(_MOST_SEEN, _MOST_BYTES, lambda curves: 1)
+        """What the model says about random orders of patches, for the curves of any map."""
         self._asked: Recent[Question] = Recent(4 * _MOST_MAPS, _MOST_BYTES, lambda question: 1)
         self._pace: dict[str, deque[tuple[float, float]]] = {name: deque(maxlen=20) for name in models}
 

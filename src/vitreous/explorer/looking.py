@@ -83,7 +83,7 @@ def curve(desk: Desk, question: Question, job: Job, given: np.ndarray[Any, Any],
     """Return what the model says as patches go or come, strongest first, beside random orders.
 
     Each state is the picture that ``try`` would show, asked about as it is. A random order read backwards swaps the two
-    curves, so both are taken.
+    curves, so both are taken; random orders are the same for every map, and asked about once.
     """
     view, photo = desk.model(question.model), desk.pictures.get(question.picture)
     seen = desk.seen(question.model, photo)
@@ -91,23 +91,24 @@ def curve(desk: Desk, question: Question, job: Job, given: np.ndarray[Any, Any],
     grid = view.grid()
     if tuple(values.shape) != grid:
         raise Refused(422, f"the map has {list(values.shape)} values; the patches of {view.name} are {list(grid)}")
-    count = values.numel()
-    counts = [round(step * count / _STEPS) for step in range(_STEPS + 1)]
-    order = values.flatten().argsort(descending=True, stable=True).numpy()
-    draw = np.random.default_rng(question.seed)
-    orders = [order, *(draw.permutation(count) for _ in range(_ORDERS))]
-    masks = [_gone(each, k, keep, grid) for each in orders for keep in (False, True) for k in counts]
+    count, counts = values.numel(), [round(step * values.numel() / _STEPS) for step in range(_STEPS + 1)]
     target = question.target
     if target is None:
         target = int(trying.chances(view, seen).argmax())
     target = view.class_index(target)
+    about = question.model, question.picture, target, fill, question.seed
+    random = desk.random.get(about)
+    draw = np.random.default_rng(question.seed)
+    drawn = [draw.permutation(count) for _ in range(_ORDERS)] if random is None else []
+    orders = [values.flatten().argsort(descending=True, stable=True).numpy(), *drawn]
+    masks = [_gone(each, k, keep, grid) for each in orders for keep in (False, True) for k in counts]
     told = _asked(view, seen, masks, fill, target, job).reshape(len(orders), 2, len(counts))
+    if random is None:
+        both = told[1:], told[1:, ::-1, ::-1]
+        random = np.mean(both, axis=(0, 1))
+        desk.random.put(about, random)
     shares = np.array(counts) / count
     removed, alone = told[0]
-    random = {
-        "deletion": np.mean([told[1:, 0], told[1:, 1, ::-1]], axis=(0, 1)),
-        "insertion": np.mean([told[1:, 1], told[1:, 0, ::-1]], axis=(0, 1)),
-    }
     strip = [
         {
             "fraction": float(shares[step]),
@@ -121,7 +122,7 @@ def curve(desk: Desk, question: Question, job: Job, given: np.ndarray[Any, Any],
         "deletion": removed.tolist(),
         "insertion": alone.tolist(),
         "auc": {"deletion": _area(removed, shares), "insertion": _area(alone, shares)},
-        "random": {name: each.tolist() for name, each in random.items()},
+        "random": {"deletion": random[0].tolist(), "insertion": random[1].tolist()},
         "strip": strip,
         "target": target,
     }

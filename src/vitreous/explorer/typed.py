@@ -144,7 +144,9 @@ def _place(before: str) -> _Place | None:
             key, word = word, ""
             if calls:
                 calls[-1][1].append(key)
-        elif not letter.isspace():
+        elif letter.isspace():
+            continue
+        else:
             word += letter
         closed = False
     if quote or closed:
