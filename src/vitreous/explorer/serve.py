@@ -88,9 +88,11 @@ class Server:
         """Let ``run`` return soon."""
         self.server.should_exit = True
 
-    def open(self) -> None:
-        """Show the page in the browser of this machine."""
-        threading.Thread(target=webbrowser.open, args=(self.address,), daemon=True).start()
+    def open(self) -> threading.Thread:
+        """Show the page in the browser of this machine, which may take its time."""
+        opening = threading.Thread(target=webbrowser.open, args=(self.address,), daemon=True)
+        opening.start()
+        return opening
 
 
 def bound(host: str, port: int) -> socket.socket:
