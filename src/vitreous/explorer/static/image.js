@@ -188,7 +188,7 @@ export class ImagePage {
     if (!store.prediction) return void store.answers.want([]);
     const wanted = [...this.#current.tasks()];
     if (!this.#current.tested) wanted.push(store.explain(store.chosen));
-    wanted.push(...this.test.tasks());
+    wanted.push(...this.test.tasks(), ...(this.#current.later?.() ?? []));
     const known = new Set();
     store.answers.want(wanted.filter(({ key }) => !known.has(key) && known.add(key)));
   }
@@ -218,10 +218,11 @@ export class ImagePage {
       { replace: true },
     );
     keys.group(
+      "image",
       "Views",
       VIEWS.map((view, place) => [String(place + 1), NAMES[view], () => store.state.picture && this.#open(view)]),
     );
-    keys.group("Maps", [
+    keys.group("image", "Maps", [
       ["ArrowUp ArrowDown ArrowLeft ArrowRight", "on a map: move from patch to patch and read it in every map", null],
       ["Enter", "on a map: put it to the test", null],
       ["S", "one scale for all maps, or each its own", flip("shared")],
@@ -230,13 +231,13 @@ export class ImagePage {
       ["[", "more of the picture", opacity(-0.05)],
       ["]", "more of the map", opacity(0.05)],
     ]);
-    keys.group("Test", [
+    keys.group("image", "Test", [
       [",", "one patch less", step(-1)],
       [".", "one patch more", step(1)],
       ["K", "remove the strongest patches, or keep them alone", flip("keep")],
       ["D", "draw your own mask; arrows move, Space takes a patch, Shift with arrows paints", () => this.test.toggle()],
     ]);
-    keys.group("Ask", [
+    keys.group("image", "Ask", [
       ["O", "open a photograph", () => this.picture.pick()],
       ["N", "the next scene", () => this.picture.step(1)],
       ["B", "the scene before", () => this.picture.step(-1)],
@@ -245,6 +246,11 @@ export class ImagePage {
       ["L", "list all methods", () => this.methods.browse()],
       ["W", "write it to a file, copy the lines", () => store.state.picture && this.downloads.open()],
       ["Escape", "cancel what is running", () => this.store.answers.cancel()],
+      ["?", "this list", () => keys.show()],
+    ]);
+    keys.group("run", "Pictures of a run", [
+      ["ArrowLeft ArrowRight", "before and after", null],
+      ["Escape", "back", null],
       ["?", "this list", () => keys.show()],
     ]);
   }

@@ -72,6 +72,7 @@ async function begin() {
 
   async function route() {
     const asked = readHash(location.hash);
+    keys.page = asked.page;
     const here = asked.page === "run" ? asked.id : "";
     for (const link of document.querySelectorAll(".topbar nav a"))
       link.toggleAttribute("aria-current", link.dataset.run === here);

@@ -1,6 +1,7 @@
 // Maps side by side: one tile for each method, in the order in which they were asked for.
 
 import { announce, el, fill } from "./common.js";
+import { cost } from "./compose.js";
 import { scaleOf, shown } from "./maps.js";
 import { button, icon } from "./parts.js";
 import { asked } from "./store.js";
@@ -35,20 +36,18 @@ export class MapsView {
     const { store } = this;
     const differ = this.#both && !store.state.alone;
     return store.names.flatMap((name) => {
-      const mine = { name, task: store.explain(name), label: this.#label(store.target), target: store.target };
+      const mine = {
+        name,
+        task: store.explain(name),
+        label: differ ? store.label(store.target) : null,
+        target: store.target,
+      };
       const known = store.methods.find((each) => each.name === name);
       if (!differ || known?.class_specific === false) return [mine];
       const { index } = store.predicted;
       const task = store.explain(name, { target: index });
-      return [mine, { name, task, label: `${store.label(index)} (the prediction)`, target: index }];
+      return [mine, { name, task, label: `${store.label(index)}, predicted`, target: index }];
     });
-  }
-
-  #label(index) {
-    const { store } = this;
-    return store.against === null
-      ? store.label(index)
-      : `${store.label(index)} rather than ${store.label(store.against)}`;
   }
 
   tasks() {
@@ -70,7 +69,8 @@ export class MapsView {
     for (const { task, name, label, target } of cells) {
       const entry = store.answer(task);
       const chosen = name === store.chosen && target === store.target;
-      this.#tiles.get(task.key).update({ entry, look, label, chosen });
+      const price = store.price(name);
+      this.#tiles.get(task.key).update({ entry, look, label, chosen, price: price && cost(price) });
       if (entry?.status === "done" && !this.#told.has(task.key)) {
         this.#told.add(task.key);
         announce(`${name} is there`);

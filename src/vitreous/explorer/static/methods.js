@@ -1,14 +1,12 @@
 // Which methods answer: the steps of effort, a list by family with costs, and a box to compose them in.
 
-import { announce, el, fill } from "./common.js";
+import { announce, el, fill, remake } from "./common.js";
 import { Composer, cost } from "./compose.js";
 import { button, choice, icon } from "./parts.js";
 
 const EFFORTS = { quick: "a fraction of a second", careful: "some seconds", best: "as long as it takes" };
 
 export class MethodPanel {
-  #listed = "";
-
   constructor(store) {
     this.store = store;
     this.effort = choice(
@@ -73,17 +71,19 @@ export class MethodPanel {
     const { store } = this;
     const step = store.efforts.find((name) => store.names.includes(name)) ?? null;
     this.effort.update(step);
-    const now = JSON.stringify([store.names, store.chosen]);
-    if (now === this.#listed) return;
-    this.#listed = now;
-    fill(this.list, store.names.map((name) =>
-      el("li", { class: name === store.chosen ? "on" : "" },
-        button(
-          name,
-          () => store.set({ chosen: name }),
-          { class: "pick", "aria-pressed": String(name === store.chosen), title: "Put this map to the test" },
-        ),
-        button(icon("cross"), () => this.remove(name), { class: "round tiny", "aria-label": `Remove ${name}` }))));
+    const prices = store.names.map((name) => store.price(name));
+    const key = JSON.stringify([store.names, store.chosen, prices]);
+    remake(this.list, key, () => store.names.map((name, place) => this.#row(name, prices[place])));
+  }
+
+  #row(name, price) {
+    const { store } = this;
+    const on = name === store.chosen;
+    const words = [el("span", {}, name), el("small", {}, price ? cost(price) : "")];
+    const state = { class: "pick", "aria-pressed": String(on), title: "Put this map to the test" };
+    const pick = button(words, () => store.set({ chosen: name }), state);
+    const away = { class: "round tiny", "aria-label": `Remove ${name}` };
+    return el("li", { class: on ? "on" : "" }, pick, button(icon("cross"), () => this.remove(name), away));
   }
 }
 

@@ -18,6 +18,7 @@ export class Store extends EventTarget {
   #stop = new AbortController();
   #labels = new Map();
   #methods = new Map();
+  #prices = new Map();
 
   constructor(start) {
     super();
@@ -133,6 +134,20 @@ export class Store extends EventTarget {
   task(kind, question, more = {}) {
     const key = JSON.stringify([kind, ...Object.values(question), ...Object.values(more)]);
     return { key, alone: kind !== "explain" || this.#costly(question.method), kind, ...question, ...more };
+  }
+
+  /** What a method costs on this model, `{forwards, backwards, seconds}`; asked once, nothing until it is known. */
+  price(name) {
+    const spelling = this.spelling(name);
+    const key = `${this.model.name} ${spelling}`;
+    if (!this.#prices.has(key)) {
+      this.#prices.set(key, null);
+      api("/api/method", { body: { model: this.model.name, spelling } }).then((said) => {
+        if (said.ok) this.#prices.set(key, said);
+        this.tell();
+      }, () => this.#prices.delete(key));
+    }
+    return this.#prices.get(key);
   }
 
   #costly(spelling) {

@@ -112,12 +112,9 @@ export class TestPanel {
   }
 
   /** What the model says without these patches. */
-  look(lane, removed) {
-    const { store } = this;
-    return this.probe.look(
-      lane,
-      { model: store.model.name, picture: store.state.picture, removed, fill: store.state.fill, target: store.target },
-    );
+  look(lane, removed, fill = this.store.state.fill) {
+    const { model, state, target } = this.store;
+    return this.probe.look(lane, { model: model.name, picture: state.picture, removed, fill, target });
   }
 
   toggle() {
@@ -172,7 +169,8 @@ export class TestPanel {
     this.mask.node.hidden = !own;
     this.draw.setAttribute("aria-pressed", String(Boolean(own)));
     this.draw.disabled = this.input.disabled = !patches;
-    this.name.textContent = own ? "your own mask" : this.tested()?.name ?? "no map yet";
+    const name = this.tested()?.name;
+    this.name.textContent = own ? "your own mask" : name ? `the strongest patches of ${name}` : "no map yet";
     this.input.max = store.count;
     if (!own) this.#slide(store.k);
     if (own) this.mask.update(own);

@@ -29,7 +29,7 @@ export class MapCanvas {
     this.mark = el("span", { class: "mark", hidden: true });
     this.chip = el("span", { class: "chip", hidden: true });
     this.node = el("div", {
-      class: "map", tabindex: "0", role: "img",
+      class: "map", tabindex: "0", role: "img", "aria-label": "The picture",
       onpointermove: (event) => this.#point(event),
       onpointerdown: (event) => this.#point(event),
       onpointerleave: () => store.point(null),
@@ -160,7 +160,7 @@ export class Tile {
     this.node = el("figure", { class: "tile" }, over, caption);
   }
 
-  update({ entry, look, chosen, label }) {
+  update({ entry, look, chosen, label, price }) {
     const result = entry?.status === "done" ? entry.result : null;
     this.node.classList.toggle("on", chosen);
     this.pick.setAttribute("aria-pressed", String(chosen));
@@ -172,9 +172,9 @@ export class Tile {
     this.node.classList.toggle("there", Boolean(result));
     this.place.update(entry, () => []);
     this.legend.update(scale);
-    this.about.textContent = result
-      ? [result.class_specific ? label : "the same for every class", seconds(result.seconds)].join(" · ")
-      : (label ?? "\u00a0");
+    const blind = result && !result.class_specific ? "knows no class" : null;
+    const words = [label, price, result && seconds(result.seconds), blind].filter(Boolean);
+    this.about.textContent = words.join(" · ") || "\u00a0";
     const warnings = result?.warnings ?? [];
     this.warning.hidden = warnings.length === 0;
     this.warning.textContent = warnings.join(" ");

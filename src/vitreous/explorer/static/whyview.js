@@ -9,6 +9,7 @@ import { Tried } from "./tried.js";
 export class WhyView {
   constructor(store, test) {
     this.store = store;
+    this.test = test;
     this.lead = el("p", { class: "lead" });
     this.map = new MapCanvas(store, { side: 640 });
     this.mapPlace = new Place("the map", store.ways(() => this.#map));
@@ -70,7 +71,13 @@ export class WhyView {
 
   tasks() {
     if (!this.store.prediction) return [];
-    return [this.#map, this.#why, ...(this.#contrasts ? [this.#versus] : [])];
+    return [this.#map, ...(this.#contrasts ? [this.#versus] : [])];
+  }
+
+  /** What takes longest comes last: after the map, and after all that the map makes possible. */
+  later() {
+    const map = this.store.prediction ? this.store.answer(this.#map) : null;
+    return map && map.status !== "waiting" && map.status !== "running" ? [this.#why] : [];
   }
 
   questions() {
@@ -111,11 +118,22 @@ export class WhyView {
     this.settings.textContent = answer?.settings ?? "";
   }
 
-  /** What can be said before the answer is there. */
+  /** What can be said before the answer is there: what the model gives, and what is left without a fifth. */
   #first(label) {
-    const { model, target } = this.store;
-    const chance = this.store.probability(target);
-    return `${model.title ?? model.name} gives this picture ${chance === null ? "little" : percent(chance)} ${label}.`;
+    const { store, test } = this;
+    const now = store.probability(store.target) ?? 0;
+    const said = `${store.model.title ?? store.model.name} gives this picture ${percent(now)} ${label}.`;
+    if (!test.patches()) return said;
+    const fifth = test.gone(Math.max(1, Math.round(0.2 * store.count)), false);
+    const { answer, fresh } = test.look("a fifth", fifth, "blur");
+    if (!fresh) return said;
+    const [left] = answer.top;
+    const still = percent(answer.probability);
+    if (answer.probability >= now / 2)
+      return `${said} The evidence is spread: even without its strongest fifth the model gives it ${still}.`;
+    return left.index === store.target
+      ? `${said} Without a fifth of the picture, the evidence, it is only ${still}.`
+      : `${said} A fifth of the picture carries the decision: without it the model says “${left.label}”.`;
   }
 
   #note(map, scale, label) {
@@ -168,7 +186,7 @@ class OwnersCard {
 
   constructor(store) {
     this.store = store;
-    this.canvas = el("canvas", { role: "img" });
+    this.canvas = el("canvas", { role: "img", "aria-label": "Who owns which patch" });
     this.keys = el("div", { class: "keys" });
     const words = el("p", { class: "note" }, "The class with the stronger evidence; grey where neither has much.");
     const over = el("div", { class: "over" }, el("div", { class: "map" }, this.canvas));
