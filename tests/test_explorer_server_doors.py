@@ -232,14 +232,19 @@ def test_spellings_read_no_files(client: Client, tmp_path: Path) -> None:
         assert not client.fine("/api/method", {"model": "world", "spelling": text})["ok"]
 
 
-def test_nothing_is_written(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither where it was started nor in the cache: whatever is opened for writing is seen."""
+def test_nothing_is_written_and_nobody_else_is_asked(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where it was started nor in the cache: whatever is opened for writing is seen, and every connection."""
     written: list[str] = []
+    asked: list[str] = []
     watching = True
 
     def hear(event: str, given: tuple[Any, ...]) -> None:
         if watching and event == "open" and given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             written.append(str(given[0]))
+        if watching and event in ("socket.connect", "socket.getaddrinfo"):
+            asked.append(str(given[1][0] if event == "socket.connect" else given[0]))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITREOUS_CACHE", str(tmp_path / "cache"))
@@ -247,11 +252,12 @@ def test_nothing_is_written(client: Client, tmp_path: Path, monkeypatch: pytest.
     client.upload(Image.new("RGB", (40, 40), "red"))
     client.task("explain", method="generic", seed=99)
     client.post("/api/download", {"format": "html", "questions": [{**SCENE, "method": "generic"}]})
-    watching = False
     assert list(tmp_path.iterdir()) == []
     assert [each for each in written if each != os.devnull] == []
-    with open(tmp_path / "seen", "w"):
-        assert not written, "nothing is heard any more"
+    assert set(asked) == {"127.0.0.1"}
+    (tmp_path / "file").write_text("")
+    watching = False
+    assert written[-1] == str(tmp_path / "file")
 
 
 def test_there_are_no_other_doors(client: Client) -> None:

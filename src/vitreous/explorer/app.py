@@ -208,8 +208,9 @@ def _questions(given: Mapping[str, Any]) -> list[Question]:
 
 def made_app(explorer: Explorer, token: str | None, names: Sequence[str] | None, more: Sequence[Any] = ()) -> Guard:
     """Return the app with its guard; ``more`` are routers of others."""
-    # its own pages fetch from elsewhere, and where it sends people on, it believes the name that they say
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    # its own pages fetch from elsewhere, it may tell others what it does, and believes the name that it is called by
+    silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "auto_configure"), False)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, telemetry=silent)
     reads: dict[str, Answered] = {
         "/": explorer.page,
         "/static/{name}": explorer.static,
