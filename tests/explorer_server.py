@@ -115,12 +115,16 @@ class Client:
 
 @contextmanager
 def served(
-    *models: str, runs: Mapping[str, Path] | None = None, host: str = "127.0.0.1", **more: Any
+    *models: str,
+    views: Mapping[str, vt.View] | None = None,
+    runs: Mapping[str, Path] | None = None,
+    host: str = "127.0.0.1",
+    **more: Any,
 ) -> Iterator[Client]:
     """Run a server until the block ends; afterwards nothing of it may be left."""
     from vitreous.explorer.serve import Server, bound
 
-    views = {name: world(name) for name in models or ("world",)}
+    views = views or {name: world(name) for name in models or ("world",)}
     server = Server(bound(host, 0), host, views, runs or {}, **({"memory": 0.25} | more))
     thread = threading.Thread(target=server.run)
     thread.start()

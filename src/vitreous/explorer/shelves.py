@@ -98,6 +98,10 @@ def classes_of(view: vt.View, wanted: str) -> list[dict[str, Any]]:
 
 
 def _refusal(how: vt.Method, view: vt.View) -> str | None:
+    """Return why a method means nothing on a model, where that is known before it runs."""
+    for part in how.parts():
+        if part.info.models == "not Swin" and view.attends != "everywhere":
+            return f"{part.info.name} is not for {view.name}, whose attention does not reach everywhere"
     try:
         how.asks(view)
     except VitreousError as error:
