@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from PIL import Image, ImageFilter
 
 import vitreous as vt
-from explorer_server import PAIR, SCENE, Client, chances, decoded, gone, opened, served, world
+from explorer_server import PAIR, SCENE, Client, chances, decoded, gone, opened, refused, served, world
 from vitreous import show
 from vitreous.world import World, pair, render
 
@@ -56,6 +58,24 @@ def test_the_start_says_what_there_is(client: Client) -> None:
     assert found["runs"] == []
     other = client.fine("/api/methods?model=world-shortcut")
     assert [each["name"] for each in other] == [each["name"] for each in found["methods"]]
+
+
+def test_a_run_is_there_by_a_name_and_nothing_beside_it(tmp_path: Path) -> None:
+    from explorer_runs import whole
+    from vitreous.explorer.serve import named_runs
+
+    run = whole(tmp_path / "my run")
+    (tmp_path / "other").mkdir()
+    shutil.copytree(run, tmp_path / "other" / "my run")
+    (tmp_path / "secret.json").write_text("{}")
+    runs = named_runs([run, tmp_path / "other" / ".." / "my run", tmp_path / "other" / "my run"])
+    assert list(runs) == ["my run", "my run-2"]
+    with served(runs=runs) as client:
+        first, second = client.fine("/api/start")["runs"]
+        assert (first["id"], second["id"]) == ("my run", "my run-2")
+        assert client.fine("/api/runs/my%20run")["id"] == "my run"
+        for path in ("secret.json", "..%2fsecret.json", "my%20run%2f..%2fsecret.json", "my%20run/../secret.json"):
+            assert refused(client, "GET", f"/api/runs/{path}") == 404
 
 
 def test_every_scene_of_the_start_can_be_seen_and_asked_about(client: Client) -> None:

@@ -126,7 +126,10 @@ class Explorer:
     async def picture(self, picture: str, request: Request) -> Response:
         model = request.query_params.get("model", next(iter(self.desk.models)))
         self.desk.model(model)
-        look = lambda: png_bytes(self.desk.seen(model, self.desk.pictures.get(picture)))  # noqa: E731
+
+        def look() -> bytes:
+            return png_bytes(self.desk.seen(model, self.desk.pictures.get(picture)))
+
         return Response(await self._short(request, look), media_type="image/png")
 
     async def predict(self, request: Request) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import os
 import secrets
 import socket
 import threading
@@ -103,7 +104,8 @@ def bound(host: str, port: int) -> socket.socket:
         raise VitreousError(f"--host {host} is no address of this machine: {error}") from None
     made = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if os.name != "nt":  # there it would share a port that is taken
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(place)
         made.listen(128)
     except OSError as error:
@@ -117,11 +119,11 @@ def bound(host: str, port: int) -> socket.socket:
 def named_runs(folders: Sequence[Path]) -> dict[str, Path]:
     """Return the folders of runs by a name each, for addresses; refuse what is no run."""
     found: dict[str, Path] = {}
-    for folder in folders:
+    for folder in dict.fromkeys(each.resolve() for each in folders):
         Store.open(folder)
-        plain = disk.safe_name(folder.resolve().name)
+        plain = disk.safe_name(folder.name)
         name, count = plain, 2
         while name in found:
             name, count = f"{plain}-{count}", count + 1
-        found[name] = folder.resolve()
+        found[name] = folder
     return found
