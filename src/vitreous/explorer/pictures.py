@@ -40,11 +40,11 @@ _TITLES = {
     "bare": "with parts missing",
 }
 _SHOWN = {
-    "plain": (3, 7, 12),
+    "plain": (3, 7, 20),
     "pairs": (5, 9),
-    "shortcut": (4, 8),
-    "moved": (4, 8),
-    "difficult": (2, 6),
+    "shortcut": (1, 15),
+    "moved": (1, 15),
+    "difficult": (12, 18),
     "bare": (1, 10),
 }
 _SCENE = re.compile(rf"scene-({'|'.join(_KINDS)})-(0|[1-9][0-9]{{0,8}})")
