@@ -52,9 +52,10 @@ class Gathered:
     """One model on one data set: a table for each seed, and what is to be known about how they came about.
 
     ``pictures`` are the digests of the rows. ``unreadable`` gives names and reasons, ``unsure`` those of pictures
-    whose true class the model gives less than the protocol asks for. ``costs`` are the seconds of each method over all
-    its maps, where units say so; ``seconds`` are those of all units, by kind. ``facts`` are versions, devices, threads,
-    revisions of the plan, every unit that counts, and what was audited.
+    whose true class the model gives less than the protocol asks for, ``raised`` those on which a method of others
+    failed, by method. ``costs`` are the seconds of each method over all its maps, where units say so; ``seconds`` are
+    those of all units, by kind. ``facts`` are versions, devices, threads, revisions of the plan, every unit that
+    counts, and what was audited.
     """
 
     setting: Setting
@@ -63,6 +64,7 @@ class Gathered:
     pictures: tuple[str, ...]
     unreadable: Mapping[str, str]
     unsure: Mapping[str, str]
+    raised: Mapping[str, Mapping[str, str]]
     missing: Missing
     costs: Mapping[str, Cost]
     seconds: Mapping[str, float]
@@ -180,6 +182,7 @@ class _Part:
         self.names: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
         self.unsure: dict[str, str] = {}
+        self.raised: dict[str, dict[str, str]] = {}
         self.costs: dict[str, Cost] = {}
         self.seconds: Counter[str] = Counter()
         self.facts: dict[str, Any] = {
@@ -218,6 +221,7 @@ class _Part:
             pictures=rows,
             unreadable={self._name(each): reason for each, reason in bad.items()},
             unsure={self._name(each): reason for each, reason in unsure.items()},
+            raised=self.raised,
             missing=self._missing([each for each in self.all if each not in bad and each not in unsure], columns),
             costs=self.costs,
             seconds=dict(self.seconds),
@@ -230,6 +234,9 @@ class _Part:
     def _noted(self, plan: RecordedPlan, unit: Unit, said: Mapping[str, Any]) -> None:
         self.unreadable |= said.get("unreadable", {})
         self.unsure |= said.get("unsure", {})
+        for label, reasons in said.get("raised", {}).items():
+            for name in self._rows(plan.settings[unit.setting], label):
+                self.raised.setdefault(name, {}).update(reasons)
         self.facts["units"] += 1
         revision = self.facts["revisions"].setdefault(plan.revision, {"why": plan.why, "units": 0})
         revision["units"] += 1

@@ -245,6 +245,9 @@ class _Check:
         from vitreous.methods import method
         from vitreous.metrics import metric
 
+        for key, labels in (("methods", self.protocol.methods), ("absent", self.protocol.absent)):
+            for label in labels:
+                self._label(key, label)
         for label in self.protocol.absent:
             if label in self.protocol.methods:
                 raise self.file.wrong("absent", label, "is one of the methods")
@@ -260,7 +263,12 @@ class _Check:
         except VitreousError as error:
             raise self.file.wrong(key, spelling, str(error)) from None
 
+    def _label(self, key: str, label: str) -> None:
+        if not label.isprintable() or not label.strip():
+            raise self.file.wrong(key, label, "a label is one line of characters that can be seen")
+
     def _model(self, where: str, model: ModelSpec) -> None:
+        self._label(f"{where}.label", model.label)
         for word in model.requires:
             self.file.choice(f"{where}.requires", word, REQUIRES)
         for label in model.methods:
@@ -278,6 +286,8 @@ class _Check:
                 raise self.file.wrong(f"{where}.{key}", list(numbers), "must be three numbers, one per channel")
 
     def _data(self, where: str, data: DataSpec) -> None:
+        if data.label:
+            self._label(f"{where}.label", data.label)
         self.file.choice(f"{where}.source", data.source, SOURCES)
         self.file.choice(f"{where}.choose", data.choose, CHOOSE)
         for key, number in (("images", data.images), ("seed", data.seed)):

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitreous.bench.careful import Careful, careful
 from vitreous.bench.planning import Cell, map_cell
 from vitreous.bench.store import Found
 from vitreous.bench.units import Setting, Unit
 from vitreous.bench.versions import versions
 from vitreous.data import Sample
-from vitreous.errors import ImageError, VitreousError
+from vitreous.errors import ImageError, TargetError, VitreousError, one_line
 from vitreous.judge.plan import Plan
 from vitreous.judge.unit import Judged, mapped, unit
 from vitreous.metrics import Geometry, Maps, metric
@@ -123,7 +124,8 @@ class Worker:
         samples, there, unsure = self._sure(job, samples, there)
         said: dict[str, Any] = {"pictures": there, "unreadable": unreadable, "unsure": unsure}
         if samples:
-            found = mapped(view, samples, self._plan(job.setting, piece, view, ()), piece.modes, self.tick)
+            plan = self._plan(job.setting, piece, view, ())
+            found = mapped(view, samples, plan, piece.modes, self.tick)
             for number, name in enumerate(piece.methods):
                 maps = found.maps[name]
                 arrays[f"maps/{number}"] = maps.values.detach().float().cpu().numpy()
@@ -132,6 +134,7 @@ class Worker:
             arrays |= {f"classes/{mode}": each.cpu().numpy() for mode, each in found.classes.items()}
             said |= {"names": [sample.picture.name for sample in samples], "inner": found.inner}
             said |= {"explaining": found.seconds, "costs": [dataclasses.asdict(found.costs[n]) for n in piece.methods]}
+            said["raised"] = _raised(plan)
         return arrays, said
 
     # -- judging -----------------------------------------------------------------------------------------
@@ -147,7 +150,7 @@ class Worker:
             return {}, said
         maps = {name: stored.maps(name, there) for name in piece.methods}
         judged = unit(view, samples, plan, self.tick, maps)
-        return _arrays(piece, judged), {**said, **_words(judged)}
+        return _arrays(piece, judged), {**said, **_words(judged), "raised": _raised(plan)}
 
     def _samples(self, job: Job, pictures: Sequence[str]) -> tuple[list[Sample], list[str], dict[str, str]]:
         """Return the pictures that can be read, their digests, and why the others cannot."""
@@ -159,6 +162,8 @@ class Worker:
                 there.append(picture)
             except ImageError as error:
                 unreadable[picture] = str(error)
+            except TargetError as error:
+                raise TargetError(f"{one_line(job.names[picture])}: {error}") from None
         return samples, there, unreadable
 
     def _sure(
@@ -181,7 +186,7 @@ class Worker:
     def _plan(self, setting: Setting, piece: Unit, view: View, metrics: Sequence[str]) -> Plan:
         probe = torch.empty(1, 3, *setting.size, dtype=view.dtype, device=view.device)
         return Plan(
-            {name: self.how(setting, name) for name in piece.methods},
+            {name: careful(self.how(setting, name)) for name in piece.methods},
             {name: metric(setting.metrics[name]) for name in metrics},
             Geometry(setting.size, view.grid(probe), view.depth),
             explained=setting.target,
@@ -198,6 +203,11 @@ class Worker:
             inner=setting.inner,
             states=setting.states,
         )
+
+
+def _raised(plan: Plan) -> dict[str, dict[str, str]]:
+    """Return where methods of others failed, by method and picture."""
+    return {name: how.raised for name, how in plan.methods.items() if isinstance(how, Careful) and how.raised}
 
 
 def modes_of(setting: Setting, piece: Unit) -> tuple[str, ...]:

@@ -212,6 +212,9 @@ def _left_out(found: Status) -> list[tuple[str, Mapping[str, str]]]:
         ("pictures cannot be read and are left out", found.unreadable),
         ("pictures are left out since the model gives their class too little", found.unsure),
     ]
+    told += [
+        (f"pictures have no map of {one_line(name)}, which failed on them", why) for name, why in found.raised.items()
+    ]
     return [(f"{len(names)} {words}", names) for words, names in told if names]
 
 

@@ -49,7 +49,8 @@ class Status:
 
     ``models`` has units done and all of them by label; ``left`` is the time that one worker needs for the rest, from
     the seconds of finished units of the same kind, if there are any. ``unreadable`` and ``unsure`` are reasons by the
-    names of pictures that are left out, ``versions`` how many units are from which version of Vitreous, ``failures``
+    names of pictures that are left out, ``raised`` those on which a method of others failed,
+    by method, ``versions`` how many units are from which version of Vitreous, ``failures``
     what went wrong with a unit, try by try, finished or not.
     """
 
@@ -59,6 +60,7 @@ class Status:
     failures: Mapping[str, list[str]]
     unreadable: Mapping[str, str]
     unsure: Mapping[str, str]
+    raised: Mapping[str, Mapping[str, str]]
     versions: Mapping[str, int]
     broken: tuple[str, ...]
     seconds: float
@@ -85,6 +87,7 @@ def status(store: Store) -> Status:
     took: dict[tuple[str, bool], list[float]] = defaultdict(list)
     open_units: list[tuple[RecordedPlan, Unit]] = []
     out: dict[str, dict[str, str]] = {"unreadable": {}, "unsure": {}}
+    raised: dict[str, dict[str, str]] = {}
     broken, seconds, versions = [], 0.0, Counter[str]()
     for plan, unit in wanted_units(plans):
         label = plan.settings[unit.setting].label
@@ -100,6 +103,8 @@ def status(store: Store) -> Status:
         took[label, unit.judges].append(said["seconds"] / len(unit.pictures))
         for what, reasons in out.items():
             reasons |= {plan.names[picture]: why for picture, why in said.get(what, {}).items()}
+        for name, reasons in said.get("raised", {}).items():
+            raised.setdefault(name, {}).update(reasons)
     manifest = store.manifest() or {}
     return Status(
         protocol=manifest.get("wanted", {}).get("protocol", {}).get("name", "?"),
@@ -108,6 +113,7 @@ def status(store: Store) -> Status:
         failures=store.failures(),
         unreadable=out["unreadable"],
         unsure=out["unsure"],
+        raised=raised,
         versions=dict(versions),
         broken=tuple(broken),
         seconds=seconds,

@@ -36,21 +36,18 @@ def page(
     title = findings[0].protocol.title
     several = len(findings) > 1
     parts = [_part(each, sight, number, several) for number, each in enumerate(findings, 1)]
-    lost = unreadable(findings)
     whole = [
         overview(findings),
         "" if ledger is None else ledger.html(),
         *parts,
-        lost,
+        unreadable(findings),
         provenance(findings, wanted, version),
         _again(findings[0], wanted, folder, files),
     ]
-    links = [("overview", "whole table")] if whole[0] else []
-    links += [("ledger", "beside the paper")] if whole[1] else []
-    links += _links(findings)
-    links += [("unreadable", "unreadable")] if lost else []
-    links += [("settings", "settings"), ("again", "again")]
-    bar = "".join(f'<a href="#{anchor}">{escape(word)}</a>' for anchor, word in links)
+    links = [("overview", "whole table"), ("ledger", "beside the paper"), *_links(findings)]
+    links += [(each, each) for each in ("unreadable", "settings", "again")]
+    there = [(anchor, word) for anchor, word in links if any(f'id="{anchor}"' in each for each in whole)]
+    bar = "".join(f'<a href="#{anchor}">{escape(word)}</a>' for anchor, word in there)
     said = f"{lead(findings)} {state(findings)}".strip()
     top = f'<h1>{escape(title)}</h1>\n<p class="lead">{escape(said)}</p>\n<nav>{bar}</nav>'
     return document(title, "\n".join([top, *(each for each in whole if each)]))

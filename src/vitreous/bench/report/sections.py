@@ -8,6 +8,7 @@ from typing import Any
 
 from vitreous.bench.report.finding import Finding
 from vitreous.bench.report.parts import Cell, card, cells, escape, interval, note, number, section, table
+from vitreous.bench.statistics import Flag
 from vitreous.errors import VitreousError
 from vitreous.methods import method
 from vitreous.words.defaults import BASELINES, known_as
@@ -121,6 +122,9 @@ def seeds(finding: Finding, anchor: str) -> str:
 def flags(finding: Finding, anchor: str) -> str:
     """Return marks and flags in words, what is said of several methods or metrics once."""
     found = [each for each in (*finding.statistics.marks, *finding.statistics.flags) if each.method not in BASELINES]
+    for name, reasons in finding.gathered.raised.items():
+        picture, why = next(iter(reasons.items()))
+        found.append(Flag("failed", name, "", f"on {len(reasons)} pictures, such as {picture}: {why}"))
     if not found:
         return ""
     methods: dict[tuple[str, str, str], list[str]] = {}
