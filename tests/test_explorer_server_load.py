@@ -103,6 +103,20 @@ def test_an_ask_has_few_tasks_and_all_asks_together_too(client: Client, monkeypa
     second.leave()
 
 
+def test_whoever_comes_too_late_is_told_in_the_stream(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at the queue and the first line of the answer others may have filled it."""
+    from vitreous.explorer.wire import Refused
+
+    def full(jobs: Any) -> None:
+        raise Refused(503, "no room")
+
+    monkeypatch.setattr(client.explorer.long, "put", full)
+    easy = {**SCENE, "kind": "explain", "method": "ixg"}
+    events = client.events(easy, easy)
+    assert [(each.get("task"), each["event"]) for each in events] == [(0, "error"), (1, "error"), (None, "end")]
+    assert events[0]["message"] == "no room"
+
+
 def test_whoever_leaves_stops_what_was_asked_for(client: Client) -> None:
     """The running pass ends at its next inner batch, what waits is forgotten."""
     stream = Stream(client, LONG, {**LONG, "seed": 1}, {**LONG, "seed": 2})

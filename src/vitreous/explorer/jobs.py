@@ -226,6 +226,12 @@ async def streamed(worker: Worker, works: Sequence[Work], gone: Gone) -> AsyncIt
     left = set(range(len(jobs)))
     try:
         worker.put(jobs)
+    except Refused as error:  # others were faster, and the answer has begun
+        for task in left:
+            yield line({"task": task, "event": "error", "message": str(error), "status": error.status})
+        yield line({"event": "end"})
+        return
+    try:
         while left:
             try:
                 event = await asyncio.wait_for(events.get(), _BEAT)
