@@ -94,7 +94,7 @@ class Visit:
 
 @contextmanager
 def visit(browser: Any, client: Client, *expected: str, **how: Any) -> Iterator[Visit]:
-    """Open a tab; at its end nothing may have been asked for elsewhere, and nothing complained about but the expected."""
+    """Open a tab; at its end nothing was asked for elsewhere, and nothing complained about but what was expected."""
     found = Visit(browser, client, **how)
     try:
         yield found

@@ -85,7 +85,7 @@ def test_a_photograph_is_taken_by_every_way(browser: Any, client: Client) -> Non
 
 
 def test_maps_are_the_library_s_own(browser: Any, client: Client) -> None:
-    """Three methods, side by side, on their own scales: every pixel as in ``Explanation.overlay``, to a level or two."""
+    """Three methods side by side, on their own scales: every pixel as in ``Explanation.overlay``, to a level or two."""
     with visit(browser, client) as page:
         page.open(view="maps", methods="quick;generic;saliency")
         canvases = page.tiles(3)
