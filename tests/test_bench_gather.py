@@ -191,6 +191,21 @@ def test_pictures_at_hand_give_order_names_and_groups(tmp_path: Path) -> None:
     assert found.table["ours", "insertion"].tolist() == [score(each, "ours", "insertion") for each in "dba"]
 
 
+def test_without_pictures_rows_are_those_last_asked_for(tmp_path: Path) -> None:
+    """Units of pictures that went out of a list stay on disk, and count no more; rows of a group belong together."""
+    store = begun(tmp_path, {"protocol": protocol().to_json(), "pictures": {"": [["d" * 8, "b" * 8], [5, 5]]}})
+    unit = judging("abcd")
+    planned(store, [unit])
+    judged(store, unit)
+    (found,) = gather(store)
+    assert found.table.images == ("picture d", "picture b")
+    assert found.table.groups == (5, 5)
+    assert found.missing.cells == 0
+    (other,) = gather(store, {"": Listed("abc")})
+    assert other.table.images == ("a.png", "b.png", "c.png"), "those at hand count more"
+    assert other.table.groups is None
+
+
 def test_a_metric_that_is_no_mean_keeps_its_parts(tmp_path: Path) -> None:
     setting = dataclasses.replace(SETTING, metrics={"mean_iou": "mean_iou"})
     store, unit = begun(tmp_path), judging("ab", setting=setting)

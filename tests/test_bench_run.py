@@ -17,6 +17,7 @@ import torch
 from bench_tiny import METHODS, METRICS, assert_close, assert_same, bench, copied, of_folder, photos, ran, tiny
 from commands import run as command
 from vitreous.bench.engines.progress import status
+from vitreous.bench.gather import gather
 from vitreous.bench.run import Bench, Options
 from vitreous.bench.store import Store
 from vitreous.bench.work import Worker
@@ -238,6 +239,20 @@ def test_changed_pictures_are_refused_by_name(tmp_path: Path) -> None:
     (folder / "0002.png").write_bytes(good)
     with pytest.raises(VitreousError, match=r"^0002\.png of folder has changed"):
         bench(of_folder(folder), out)  # although all is done
+
+
+def test_a_report_without_pictures_has_the_rows_of_one_with_them(tmp_path: Path) -> None:
+    """Pictures were added, taken away and renamed between runs; then the folder is gone."""
+    folder, out = photos(tmp_path / "photos", 4), tmp_path / "run"
+    ran(of_folder(folder, metrics=("gini",)), out)
+    photos(tmp_path / "more", 6)
+    (tmp_path / "more" / "0005.png").rename(folder / "0005.png")
+    (folder / "0001.png").unlink()
+    (folder / "0002.png").rename(folder / "renamed.png")
+    store = ran(of_folder(folder, metrics=("gini",)), out)
+    (found,) = gather(store)
+    assert found.table.images == ("0000.png", "0003.png", "0005.png", "renamed.png")
+    assert found.missing.cells == 0
 
 
 def test_out_of_memory_halves_and_is_a_new_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,8 +97,9 @@ class Gathered:
 def gather(store: Store, pictures: Mapping[str, Known] | None = None) -> list[Gathered]:
     """Return what a run has found so far, one part for each model and data set, in the order of the protocol.
 
-    ``pictures`` by the label of their data set give the order of the rows, names and groups; without them, the order
-    is that of the plans. Parts of which no unit is finished are there too, with a table that has no rows.
+    ``pictures`` by the label of their data set give the order of the rows, names and groups; without them, rows and
+    groups are those that the run was last asked for. Parts of which no unit is finished are there too, with a table
+    that has no rows.
     """
     plans, wanted = store.plans(), (store.manifest() or {}).get("wanted", {})
     if not plans:
@@ -174,7 +175,9 @@ class _Part:
         planned = dict.fromkeys(unit.seed for _, unit in own)
         self.seeds = tuple(seed for seed in (asked or planned) if seed in planned)
         self.planned = tuple(dict.fromkeys(picture for _, unit in own for picture in unit.pictures))
-        self.all = self.planned if known is None else tuple(each for each in known.digests)
+        told, groups = wanted.get("pictures", {}).get(setting.data, (self.planned, ()))
+        self.all = tuple(told if known is None else known.digests)
+        self.groups = dict(zip(told, groups, strict=False))
         self.parts: dict[tuple[int, str, str], dict[str, Array]] = {}
         self.curves: dict[tuple[str, str], dict[str, tuple[Array, dict[str, Array]]]] = {}
         self.flags: dict[tuple[str, str], dict[str, int]] = {}
@@ -349,7 +352,8 @@ class _Part:
         return {kind: max((c[code] for c in counts), default=0) for code, kind in enumerate(FLAGS) if code}
 
     def _groups(self, rows: Sequence[str]) -> tuple[int, ...] | None:
-        groups = [None if self.known is None else self.known.entry(each).group for each in rows]
+        known = self.known
+        groups = [self.groups.get(each) if known is None else known.entry(each).group for each in rows]
         return None if None in groups or not rows else tuple(int(each) for each in groups if each is not None)
 
     def _name(self, picture: str) -> str:

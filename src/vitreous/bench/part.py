@@ -1,0 +1,144 @@
+"""One data set of a protocol: its pictures, and the setting of every model on them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vitreous.bench.hows import mark_of, method_of
+from vitreous.bench.pictures import SourcePictures, digest_of_entry
+from vitreous.bench.protocol import ModelSpec, Protocol
+from vitreous.bench.units import Setting
+from vitreous.data import Sample
+from vitreous.data.sets import open_source
+from vitreous.errors import VitreousError, one_line
+from vitreous.judge.plan import Plan
+from vitreous.metrics import metric
+from vitreous.models import View
+from vitreous.words import defaults
+
+__all__ = ["Options", "Part", "changed"]
+
+_ON_A_CPU = 8  # pictures of a unit: a unit is what is lost when a run is stopped, and what workers share
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is done here. ``data`` is where its pictures are, one place or one for each label of a data set."""
+
+    data: str | Mapping[str, str] | None = None
+    device: str = "auto"
+    threads: int = 1
+    memory: float | None = None
+    images: int | None = None
+    checkpoint: Mapping[str, str] | None = None
+    """Files of weights by the label of a model, where no hub can be reached."""
+
+    def path(self, label: str) -> str | None:
+        """Return where the pictures of a data set are, if it was said."""
+        return self.data.get(label) if isinstance(self.data, Mapping) else self.data
+
+    def to_json(self) -> dict[str, Any]:
+        return {"data": self.data, "images": self.images, "checkpoint": dict(self.checkpoint or {})}
+
+
+class Part:
+    """One data set of a protocol, with the models and metrics that belong to it."""
+
+    def __init__(self, protocol: Protocol, options: Options) -> None:
+        self.protocol, self.options = protocol, options
+
+    @cached_property
+    def pictures(self) -> SourcePictures:
+        wanted = self.protocol.data
+        more: dict[str, Any] = {} if wanted.split is None else {"split": wanted.split}
+        source = open_source(
+            wanted.source,
+            self.options.path(wanted.label) or wanted.path,
+            images=wanted.images if self.options.images is None else self.options.images,
+            choose=wanted.choose,
+            seed=wanted.seed,
+            listed=wanted.names,
+            **more,
+        )
+        return SourcePictures(source)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The names of the pictures by their digests; every file is read for it."""
+        entries = self.pictures.source.entries
+        return {digest: entry.name for digest, entry in zip(self.pictures.digests, entries, strict=True)}
+
+    @property
+    def listed(self) -> list[list[Any]]:
+        """Which pictures are wanted and the groups of those that have one, for those who cannot open them."""
+        entries = self.pictures.source.entries
+        groups = [] if any(entry.group is None for entry in entries) else [entry.group for entry in entries]
+        return [list(self.pictures.digests), groups]
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Where in the source each name is; nothing is read for it."""
+        return {entry.name: number for number, entry in enumerate(self.pictures.source.entries)}
+
+    def sample(self, name: str, digest: str, view: View) -> Sample:
+        """Read a picture, which must be the one that was planned with."""
+        source, number = self.pictures.source, self.numbers.get(name)
+        if number is None or digest_of_entry(source.entries[number]) != digest:
+            raise VitreousError(changed(name, source.word, number is None))
+        return source.sample(view, number)
+
+    def check(self) -> None:
+        """Refuse what cannot be understood before a model is loaded."""
+        for text in self.protocol.methods.values():
+            method_of(text)
+        for text in self.protocol.judge.metrics:
+            metric(text)
+
+    def setting(self, spec: ModelSpec, view: View) -> Setting:
+        """Fix every number of the units of one model."""
+        judge, source, size = self.protocol.judge, self.pictures.source, view.preprocess.size
+        methods = self.protocol.methods_of(spec)
+        methods |= {name: name for name in defaults.BASELINES if judge.baselines and name not in methods}
+        hows = {name: method_of(spelling) for name, spelling in methods.items()}
+        metrics = {spelling: metric(spelling) for spelling in judge.metrics}
+        memory = judge.memory if self.options.memory is None else self.options.memory
+        plan = Plan.of(view, (size[0], size[1]), hows, metrics, batch=judge.batch, memory=memory)
+        return Setting(
+            label=spec.label,
+            data=self.protocol.data.label,
+            model=dataclasses.asdict(spec),
+            fingerprint=view.fingerprint,
+            dtype=str(view.dtype).removeprefix("torch."),
+            device=view.device.type,
+            size=(size[0], size[1]),
+            preprocess=dataclasses.asdict(view.preprocess),
+            methods=methods,
+            marks={name: mark_of(methods[name], how) for name, how in hows.items()},
+            metrics={name: judged.spelling for name, judged in metrics.items()},
+            modes=tuple(sorted({judged.explain for judged in metrics.values()})),
+            target=judge.target,
+            labelled=bool(source.entries) and source.entries[0].label is not None,
+            value=judge.value,
+            classes=source.classes if self.protocol.data.classes == "own" else None,
+            precision=judge.precision if view.device.type == "cuda" else "float32",
+            upsample=judge.upsample,
+            ties=judge.ties,
+            nonfinite=judge.nonfinite,
+            least_confidence=self.protocol.data.least_confidence,
+            memory=plan.memory,
+            images=judge.unit or (min(plan.images, _ON_A_CPU) if view.device.type == "cpu" else plan.images),
+            inner=plan.inner,
+            states=plan.states,
+            threads=self.options.threads,
+        )
+
+
+def changed(name: str, word: str, lost: bool) -> str:
+    """Return in a line that a picture is not the one that was planned with."""
+    if lost:
+        return f"{one_line(name)}, which this run was planned with, is not among the pictures of {word} any more"
+    return f"{one_line(name)} of {word} has changed since this run was planned: picture, label or truth"
