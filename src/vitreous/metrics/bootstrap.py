@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ __all__ = [
 
 SAMPLES = 10_000
 _BLOCK = 2**22  # weights held at a time
+_KEPT = 2**20  # weights that are worth keeping for the next column
 
 Aggregate = Callable[[Array, Array], Array]
 """Takes parts ``[n, P]`` and weights ``[r, n]``, and returns one score for each row of weights."""
@@ -88,13 +90,24 @@ def resamples(images: int, samples: int = SAMPLES, seed: int = 0, groups: Groups
         raise VitreousError("there are no scores to resample")
     member = members(images, groups)
     units = int(member.max()) + 1
-    draws, at_once = Draws.of(seed, "bootstrap"), max(1, _BLOCK // images)
+    at_once = max(1, _BLOCK // images)
     for start in range(0, samples, at_once):
         rows = min(samples - start, at_once)
-        drawn = Draws(draws.keys.expand(rows)).at(torch.arange(start, start + rows)).below(units, units)
-        ones = torch.ones(rows, units, dtype=torch.float64)
-        weights = torch.zeros_like(ones).scatter_add_(1, drawn, ones).numpy()
-        yield np.asarray(weights if groups is None else weights[:, member])
+        weights = (_kept if rows * units <= _KEPT else _drawn)(units, start, rows, seed)
+        yield weights if groups is None else weights[:, member]
+
+
+def _drawn(units: int, start: int, rows: int, seed: int) -> Array:
+    """Return how often each unit is drawn in some resamples, ``[rows, units]``; nobody may write into it."""
+    draws = Draws.of(seed, "bootstrap")
+    drawn = Draws(draws.keys.expand(rows)).at(torch.arange(start, start + rows)).below(units, units)
+    ones = torch.ones(rows, units, dtype=torch.float64)
+    weights = torch.zeros_like(ones).scatter_add_(1, drawn, ones).numpy()
+    weights.flags.writeable = False
+    return np.asarray(weights)
+
+
+_kept = lru_cache(maxsize=4)(_drawn)  # many small columns, such as bins, are resampled alike
 
 
 def mean(parts: Array, weights: Array) -> Array:
