@@ -136,6 +136,20 @@ def test_bins_of_equal_mass() -> None:
     assert not bins(np.ones(40), np.linspace(0, 1, 40), 2, "mass", samples=10)[0].thin
 
 
+def test_groups_of_a_bin_are_resampled_together() -> None:
+    """Three times the same images, told so, are as sure as once; each bin is the interval of its own rows."""
+    scores, confidence = RNG.normal(size=20), RNG.random(20)
+    once = bins(scores, confidence, 2, samples=200)
+    groups = np.repeat(np.arange(20), 3)
+    thrice = bins(np.repeat(scores, 3), np.repeat(confidence, 3), 2, samples=200, groups=groups.tolist())
+    assert [each.interval for each in thrice] == [pytest.approx(each.interval) for each in once]
+    for each, low in zip(once, (0.0, 0.5), strict=True):
+        own = scores[(confidence >= low) & (confidence < low + 0.5)]
+        assert each.interval == pytest.approx(intervals(own[:, None], samples=200)[0])
+    with pytest.raises(VitreousError, match="3 groups for 20 images"):
+        bins(scores, confidence, groups=[1, 2, 3])
+
+
 def test_relative_scores() -> None:
     (only,) = bins(np.array([0.2, 0.1, 9.0]), np.array([0.4, 0.1, 0.0]), 1, relative=True, samples=10)
     assert only.count == 2

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import VitreousError
-from vitreous.metrics.bootstrap import SAMPLES, Interval, intervals
+from vitreous.metrics.bootstrap import SAMPLES, Groups, Interval, intervals
+from vitreous.metrics.bootstrap import members as units
 from vitreous.metrics.curves import Array
 
 __all__ = ["THIN", "Bin", "bins"]
@@ -52,10 +53,12 @@ def bins(
     relative: bool = False,
     samples: int = SAMPLES,
     seed: int = 0,
+    groups: Groups = None,
 ) -> list[Bin]:
     """Return ``count`` bins of equal ``width`` over 0 .. 1, or of equal ``mass`` (as many images in each).
 
-    Bins of equal mass cut the images in order of confidence; where there are fewer images than bins, one each.
+    Bins of equal mass cut the images in order of confidence; where there are fewer images than bins, one each. Images
+    of a group that fall into one bin are resampled together.
     """
     scores, confidence = np.asarray(scores, np.float64), np.asarray(confidence, np.float64)
     if count < 1:
@@ -76,13 +79,14 @@ def bins(
         members = [(confidence[part[0]], confidence[part[-1]], part) for part in parts]
     else:
         raise VitreousError(f"by={by!r} is not one of width, mass")
-    return [_bin(float(low), float(high), scores[part], samples, seed) for low, high, part in members]
+    member = units(len(scores), groups)
+    return [_bin(float(low), float(high), scores[part], member[part], samples, seed) for low, high, part in members]
 
 
-def _bin(low: float, high: float, scores: Array, samples: int, seed: int) -> Bin:
-    there = scores[~np.isnan(scores)]
+def _bin(low: float, high: float, scores: Array, member: Array, samples: int, seed: int) -> Bin:
+    there, member = scores[~np.isnan(scores)], member[~np.isnan(scores)]
     if not len(there):
         nothing = float("nan")
         return Bin(low, high, 0, nothing, Interval(nothing, nothing))
-    (interval,) = intervals(there[:, None], samples=samples, seed=seed)
+    (interval,) = intervals(there[:, None], samples=samples, seed=seed, groups=member.tolist())
     return Bin(low, high, len(there), float(there.mean()), interval)

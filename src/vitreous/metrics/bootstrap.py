@@ -139,9 +139,11 @@ def resampled(cells: Sequence[Cell], samples: int = SAMPLES, seed: int = 0, grou
     return np.concatenate(blocks)
 
 
-def intervals(scores: Array, level: float = 0.95, samples: int = SAMPLES, seed: int = 0) -> list[Interval]:
+def intervals(
+    scores: Array, level: float = 0.95, samples: int = SAMPLES, seed: int = 0, groups: Groups = None
+) -> list[Interval]:
     """Return the percentile interval of the mean of every column of ``[n, c]``."""
-    aggregates = resampled([(column[:, None], mean) for column in scores.T], samples, seed)
+    aggregates = resampled([(column[:, None], mean) for column in scores.T], samples, seed, groups)
     return [interval(column, level) for column in aggregates.T]
 
 

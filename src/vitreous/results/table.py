@@ -123,7 +123,12 @@ class Table:
         """Return the scores by the model's confidence: see ``vitreous.metrics.bins``."""
         if confidence not in self.confidence:
             raise VitreousError(f"confidence={confidence!r} is not one of {', '.join(self.confidence)}")
-        asked: dict[str, Any] = {"relative": relative, "samples": self.samples, "seed": self.seed}
+        asked: dict[str, Any] = {
+            "relative": relative,
+            "samples": self.samples,
+            "seed": self.seed,
+            "groups": self.groups,
+        }
         return bins(self[method, metric], self.confidence[confidence], count, by, **asked)
 
     @property
