@@ -79,14 +79,18 @@ def bins(
         members = [(confidence[part[0]], confidence[part[-1]], part) for part in parts]
     else:
         raise VitreousError(f"by={by!r} is not one of width, mass")
-    member = units(len(scores), groups)
-    return [_bin(float(low), float(high), scores[part], member[part], samples, seed) for low, high, part in members]
+    member = None if groups is None else units(len(scores), groups)
+    return [
+        _bin(float(low), float(high), scores[part], member if member is None else member[part], samples, seed)
+        for low, high, part in members
+    ]
 
 
-def _bin(low: float, high: float, scores: Array, member: Array, samples: int, seed: int) -> Bin:
-    there, member = scores[~np.isnan(scores)], member[~np.isnan(scores)]
+def _bin(low: float, high: float, scores: Array, member: Array | None, samples: int, seed: int) -> Bin:
+    there = scores[~np.isnan(scores)]
+    groups = None if member is None else member[~np.isnan(scores)].tolist()
     if not len(there):
         nothing = float("nan")
         return Bin(low, high, 0, nothing, Interval(nothing, nothing))
-    (interval,) = intervals(there[:, None], samples=samples, seed=seed, groups=member.tolist())
+    (interval,) = intervals(there[:, None], samples=samples, seed=seed, groups=groups)
     return Bin(low, high, len(there), float(there.mean()), interval)
