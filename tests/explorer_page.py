@@ -68,6 +68,8 @@ class Visit:
 
     @property
     def hash(self) -> str:
+        """The address, a moment later: while a slider moves it is not written at every step."""
+        self.tab.wait_for_timeout(300)
         return str(self.tab.evaluate("decodeURIComponent(location.hash)"))
 
     def sees(self, selector: str, text: str) -> None:

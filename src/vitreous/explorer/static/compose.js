@@ -5,7 +5,8 @@ import { button, icon, placeBeside, sentence } from "./parts.js";
 
 /** A cost for people: "1 F + 1 B", "61 F + 60 B", "as its base". */
 export function cost({ forwards, backwards }) {
-  const plain = (value, letter) => (typeof value === "number" ? `${value.toLocaleString("en")} ${letter}` : value);
+  const written = (value) => String(value).replace(/\B(?=(\d{3})+$)/g, ",");
+  const plain = (value, letter) => (typeof value === "number" ? `${written(value)} ${letter}` : value);
   return [
     forwards && plain(forwards, "F"),
     backwards && plain(backwards, "B"),

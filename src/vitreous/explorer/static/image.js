@@ -73,6 +73,7 @@ export class ImagePage {
       }),
     );
     const list = { class: "tabs", role: "tablist", "aria-label": "Views", onkeydown: (event) => this.#tab(event) };
+    this.list = el("div", list, this.tabs);
     const save = { class: "pill small", "aria-haspopup": "dialog" };
     this.busy = el("div", { class: "busy", hidden: true });
     this.title = el("h1", { tabindex: "-1" });
@@ -83,7 +84,7 @@ export class ImagePage {
       el(
         "div",
         { class: "top" },
-        el("div", list, this.tabs),
+        this.list,
         this.busy,
         button([icon("save"), "save"], () => this.downloads.open(), save),
       ),
@@ -148,6 +149,7 @@ export class ImagePage {
       const on = tab.dataset.view === state.view;
       tab.setAttribute("aria-selected", String(on));
       tab.tabIndex = on ? 0 : -1;
+      if (on) this.list.scrollLeft = tab.offsetLeft - (this.list.clientWidth - tab.offsetWidth) / 2; // on a phone
     }
     this.body.setAttribute("aria-labelledby", `tab-${state.view}`);
     remake(this.lead, state.view, () => [this.#current.lead]);

@@ -97,6 +97,15 @@ async function begin() {
     }
   }
 
+  document.addEventListener("click", ({ target, clientX, clientY }) => {
+    if (!(target instanceof HTMLDialogElement)) return;
+    const { left, right, top, bottom } = target.getBoundingClientRect();
+    if (clientX < left || clientX > right || clientY < top || clientY > bottom) target.close(); // beside it
+  });
+  store.addEventListener("change", () => {
+    // a photograph that is dropped on the page of a run
+    if (readHash(location.hash).page === "image" && app.firstChild !== page.node) route();
+  });
   addEventListener("popstate", route); // also where a link leads to another hash
   document.querySelector(".skip").addEventListener("click", () => document.getElementById("stage")?.focus());
   if (!location.hash) history.replaceState(null, "", writeState(store.state));

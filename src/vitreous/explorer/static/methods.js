@@ -80,7 +80,7 @@ export class MethodPanel {
     const { store } = this;
     const on = name === store.chosen;
     const words = [el("span", {}, name), el("small", {}, price ? cost(price) : "")];
-    const state = { class: "pick", "aria-pressed": String(on), title: "Put this map to the test" };
+    const state = { class: "pick", "aria-pressed": String(on), title: `Put ${name} to the test` };
     const pick = button(words, () => store.set({ chosen: name }), state);
     const away = { class: "round tiny", "aria-label": `Remove ${name}` };
     return el("li", { class: on ? "on" : "" }, pick, button(icon("cross"), () => this.remove(name), away));

@@ -3,22 +3,26 @@
 import { announce, api, el, fill, pictureAddress } from "./common.js";
 import { button, icon, problem } from "./parts.js";
 
+function megabytes(bytes) {
+  return (bytes / 2 ** 20).toFixed(1).replace(/\.0$/, "");
+}
+
 /** Send a photograph to the server and show it. */
 async function upload(store, file, told) {
   const most = store.start.limits?.bytes ?? Infinity;
   const name = file.name || "pasted picture";
   if (file.size > most) {
-    told(`${name} has ${(file.size / 2 ** 20).toFixed(1)} MB, more than ${Math.floor(most / 2 ** 20)} MB.`);
+    told(problem(`${name} has ${megabytes(file.size)} MB, more than ${megabytes(most)} MB.`));
     return;
   }
   announce(`Reading ${name}`);
+  told(el("p", { class: "note" }, `Reading ${name} …`));
   try {
     const made = await api("/api/pictures", { query: { name }, body: file });
-    store.titles.set(made.picture, made.name);
     told(null);
-    store.show(made.picture);
+    store.receive(made);
   } catch (error) {
-    told(error.message);
+    told(problem(error.message));
   }
 }
 
@@ -120,11 +124,14 @@ export class PicturePanel {
   #take(files) {
     const file = files.find((each) => each.type.startsWith("image/")) ?? files[0];
     this.file.value = "";
-    if (file) upload(this.store, file, (words) => this.#tell(words));
+    if (file) upload(this.store, file, (node) => this.#tell(node));
   }
 
-  #tell(words) {
-    for (const place of [this.#said, this.said]) fill(place, words && problem(words));
+  /** What is said about a photograph that was given: where one looks, with a picture on the screen or without. */
+  #tell(node) {
+    fill(this.#said);
+    fill(this.said);
+    if (node) (this.store.state.picture ? this.#said : this.said).append(node);
   }
 
   #listen() {
@@ -196,8 +203,7 @@ export class PicturePanel {
       fill(this.#said);
       if (picture) fill(this.said);
     }
-    const scene = store.start.scenes.find((each) => each.picture === picture);
-    this.title.textContent = store.titles.get(picture) ?? scene?.title ?? picture ?? "no picture yet";
+    this.title.textContent = picture ? store.title(picture) : "no picture yet";
     if (!picture) this.drawScenes();
   }
 }

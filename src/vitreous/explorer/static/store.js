@@ -4,7 +4,9 @@ import { readState, writeState } from "./address.js";
 import { Answers } from "./answers.js";
 import { api, decode, pictureAddress } from "./common.js";
 import { loadImage, LOOK } from "./maps.js";
+import { nearest } from "./resample.js";
 
+const PAUSE = 250; // milliseconds between two addresses while a slider moves
 const MANY = 12; // forwards and backwards from which on a question is asked by itself
 
 /** Listeners of "change" redraw; those of "patch" hear which patch is pointed at. */
@@ -13,12 +15,13 @@ export class Store extends EventTarget {
   image = null;
   problem = null;
   patch = null; // [row, column] on the token grid
-  titles = new Map(); // of pictures that were uploaded
   #loaded = "";
   #stop = new AbortController();
   #labels = new Map();
   #methods = new Map();
   #prices = new Map();
+  #writing = 0;
+  #written = 0;
 
   constructor(start) {
     super();
@@ -31,18 +34,39 @@ export class Store extends EventTarget {
 
   // -- what is asked -----------------------------------------------------------------------------------
 
-  /** Change what is asked; the address follows. `replace`: no new step for the back button. */
+  /** Change what is asked; the address follows. `replace`: no new step for the back button, and not at every move. */
   set(changes, { replace = false } = {}) {
     this.state = { ...this.state, ...changes };
+    clearTimeout(this.#writing);
+    const wait = replace ? this.#written + PAUSE - performance.now() : 0;
+    if (wait > 0) this.#writing = setTimeout(() => this.#write(true), wait);
+    else this.#write(replace);
+    this.#arrive();
+  }
+
+  #write(replace) {
+    this.#written = performance.now();
     const hash = writeState(this.state);
     if (hash !== location.hash) history[replace ? "replaceState" : "pushState"](null, "", hash);
-    this.#arrive();
   }
 
   /** Take the state from an address. */
   open(parameters) {
+    clearTimeout(this.#writing);
     this.state = readState(parameters);
     this.#arrive();
+  }
+
+  /** What a picture is called: its file, or its scene. Names of files are known as long as the tab is open. */
+  title(picture) {
+    const scene = this.start.scenes.find((each) => each.picture === picture);
+    return scene?.title ?? sessionStorage.getItem(`title ${picture}`) ?? picture;
+  }
+
+  /** A picture that was uploaded. */
+  receive({ picture, name }) {
+    sessionStorage.setItem(`title ${picture}`, name);
+    this.show(picture);
   }
 
   /** Another picture: what was asked about the old one is dropped. */
@@ -264,11 +288,12 @@ function unpacked(value) {
   return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, unpacked(each)]));
 }
 
-/** A map on the token grid: pixels of one patch are averaged. */
+/** A map on the token grid: pixels of one patch are averaged, coarser cells are repeated. */
 export function onPatches(array, [rows, columns]) {
   const { shape, data } = decode(array);
   const [height, width] = shape;
   if (height === rows && width === columns) return { shape, data };
+  if (height < rows || width < columns) return { shape: [rows, columns], data: nearest(data, shape, [rows, columns]) };
   const made = new Float32Array(rows * columns);
   const counts = new Float32Array(rows * columns);
   for (let y = 0; y < height; y++)

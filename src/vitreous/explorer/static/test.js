@@ -1,6 +1,6 @@
 // Put it to the test: take the strongest patches away, or keep them alone, and hear what the model says.
 
-import { eachFrame, el, encode, fill, percent, remake } from "./common.js";
+import { el, encode, fill, percent, remake } from "./common.js";
 import { Curve } from "./curve.js";
 import { MaskLayer, packed, unpacked } from "./mask.js";
 import { Bars, button, choice, filled, findings, icon, Place, problem, sentence } from "./parts.js";
@@ -27,11 +27,10 @@ export class TestPanel {
     this.probe = probe;
     this.tested = tested;
     const set = (changes) => store.set(changes, { replace: true });
-    const moved = eachFrame((k) => set({ k, mask: null }));
     this.input = el("input", { type: "range", min: 0, step: 1, "aria-label": "Patches" });
     this.input.addEventListener("input", () => {
       filled(this.input);
-      moved(Number(this.input.value));
+      set({ k: Number(this.input.value), mask: null });
     });
     this.count = el("span", { class: "count" });
     this.mode = choice("What happens to the strongest patches", MODES, (keep) => set({ keep }));
@@ -160,6 +159,7 @@ export class TestPanel {
     this.node.classList.toggle("ghost", !there);
     if (!there) return;
     const { keep, mask, fill: filling } = store.state;
+    this.picture.parentNode.style.aspectRatio = `${store.image.naturalWidth} / ${store.image.naturalHeight}`;
     const patches = this.patches();
     const drawn = this.mask.painting ? this.mask.mask : unpacked(mask ?? "", store.count);
     const own = mask !== null && patches ? drawn : null;

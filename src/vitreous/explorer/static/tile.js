@@ -72,6 +72,7 @@ export class MapCanvas {
     const key = JSON.stringify([image.src, look, array?.data.length ?? 0]);
     if (key === this.#drawn && array === this.#array) return this.scale;
     this.#drawn = key;
+    this.node.style.aspectRatio = `${image.naturalWidth} / ${image.naturalHeight}`;
     if (array !== this.#array) this.#ranks = null;
     this.#array = array;
     this.canvas.dataset.state = array ? "map" : "picture";
@@ -146,7 +147,7 @@ export class Tile {
     this.map.node.addEventListener("click", onchoose);
     this.place = new Place(`the map of ${name}`, { oncancel, onagain });
     this.legend = new Legend();
-    this.title = el("b", { class: "title" }, name);
+    this.title = el("b", { class: "title", title: name }, name);
     this.about = el("span", { class: "about" });
     this.warning = el("p", { class: "note warn", hidden: true });
     this.pick = el(
