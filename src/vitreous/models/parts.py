@@ -28,7 +28,7 @@ class SubView(View):
         self.depth, self.width, self.heads = whole.depth - first, whole.width, whole.heads
         self.prefix, self.pooling, self.drops_tokens = whole.prefix, whole.pooling, whole.drops_tokens
         self.preprocess, self.classes, self.labels = whole.preprocess, whole.classes, whole.labels
-        self.attends, self.cam_site = whole.attends, whole.cam_site
+        self.attends, self.stream, self.cam_site = whole.attends, whole.stream, whole.cam_site
         self.unseen, self.branch_site = whole.unseen, whole.branch_site
         self.head_known, self.user = whole.head_known, whole.user
         later = [range(max(0, s.start - first), s.stop - first) for s in whole.stages]
@@ -53,6 +53,9 @@ class SubView(View):
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         return self.whole.grid(self._inputs, layer + self.first)
+
+    def last_grid(self, inputs: Tensor | None = None) -> tuple[int, int]:
+        return self.whole.last_grid(self._inputs)
 
     def _site(self, layer: int, name: str) -> nn.Module:
         return self.whole.site(layer + self.first, name)
@@ -120,8 +123,11 @@ class ShuffledView(SubView):
         order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(self.seed))
         return self.whole.finish(tokens[..., order.to(tokens.device)])
 
-    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        return self.whole.grid(inputs, layer)
+    def grid(self, inputs: Tensor | None = None, layer: int | None = None) -> tuple[int, int]:
+        return self.whole.grid(inputs) if layer is None else self.whole.grid(inputs, layer)
+
+    def last_grid(self, inputs: Tensor | None = None) -> tuple[int, int]:
+        return self.whole.last_grid(inputs)
 
     def check_inputs(self, inputs: Tensor) -> None:
         self.whole.check_inputs(inputs)
