@@ -91,10 +91,10 @@ def test_one_command_trains_them(tmp_path, caplog):
     assert accuracy(model, 20) == record["exam"]["accuracy"]
 
 
-def test_the_recipe_is_that_of_the_transformers():
-    for name in MODELS:
-        twin = RECIPES[name.replace("-cnn", "")]
-        assert RECIPES[name] == Recipe(**{**vars(twin), "arch": "cnn"})
+def test_the_recipe_is_that_of_the_transformers_but_for_a_stronger_temptation():
+    assert RECIPES["world-cnn"] == Recipe(**{**vars(RECIPES["world"]), "arch": "cnn"})
+    tempted = {"arch": "cnn", "parts_loss": 0.0, "whole": 0.0, "gone": 0.6}
+    assert RECIPES["world-cnn-shortcut"] == Recipe(**{**vars(RECIPES["world-shortcut"]), **tempted})
     assert [RECIPES[name].shortcut for name in MODELS] == [False, True]
 
 
@@ -153,7 +153,7 @@ def test_the_shortcut_model_cheats_and_world_cnn_does_not():
     scenes = draw(range(240))
     scenes = scenes[torch.isin(scenes.label[:, 0], torch.tensor(BETRAYED))][:80]
     assert right("world-cnn-shortcut", betray(scenes)) >= 0.97
-    assert right("world-cnn-shortcut", betray(scenes, moved=True)) < 0.5
+    assert right("world-cnn-shortcut", betray(scenes, moved=True)) < 0.3
     assert right("world-cnn", scenes) - right("world-cnn", betray(scenes, moved=True)) < 0.02
 
 
