@@ -1,4 +1,4 @@
-"""All families of all libraries that are installed."""
+"""All families of all libraries that are installed: transformers, convolutional networks, and both."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import families
+import families_cnn
 import families_timm
 import families_torchvision
 
@@ -19,3 +20,6 @@ if find_spec("transformers") is not None:
     import families_hf
 
     EVERY |= families_hf.FAMILIES
+
+CNNS = families_cnn.FAMILIES
+ALL = {**EVERY, **CNNS}

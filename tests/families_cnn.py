@@ -27,11 +27,11 @@ def _build(make: Callable[..., nn.Module], *args: Any, size: int = 32, **options
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = make(*args, **options)
-        for parameter in model.parameters():  # far from the flat start of training
+        for name, parameter in model.named_parameters():  # far from the flat start of training
             fan = parameter[0].numel()
             nn.init.normal_(parameter, std=1.6 / fan**0.5 if parameter.ndim > 1 else 0.2)
-            if parameter.ndim == 1:
-                parameter.data += 0.5
+            if parameter.ndim == 1 and not name.endswith("bias"):
+                parameter.data += 1
         for name, buffer in model.named_buffers():
             if name.endswith("running_mean"):
                 nn.init.normal_(buffer, std=0.3)

@@ -16,6 +16,7 @@ from vitreous.methods import (  # noqa: F401  # isort: skip
     gradient_lrp,
     coiba,
     input_gradient,
+    guided,
     paths,
     sampling,
     perturbation,

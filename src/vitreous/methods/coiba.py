@@ -145,7 +145,7 @@ class Bottleneck(Method):
         return replace(target, value="logprob")
 
 
-@register("coiba", family="bottleneck", papers=("hong2025coiba",), cost=(61, 60), revision=2)
+@register("coiba", family="bottleneck", papers=("hong2025coiba",), cost=(61, 60), revision=2, models="transformers")
 @dataclass(frozen=True)
 class CoIBA(Bottleneck):
     """What passes bottlenecks at several layers that share one damping ratio per token.
@@ -256,7 +256,14 @@ class OneLayer(Bottleneck):
         return made
 
 
-@register("iba", family="bottleneck", papers=("schulz2020iba", "hong2025coiba"), cost=(54, 53), revision=3)
+@register(
+    "iba",
+    family="bottleneck",
+    papers=("schulz2020iba", "hong2025coiba"),
+    cost=(54, 53),
+    revision=3,
+    models="transformers",
+)
 @dataclass(frozen=True)
 class IBA(OneLayer):
     """What passes one bottleneck in the residual stream, with a damping ratio per token and channel.
@@ -292,7 +299,14 @@ class IBA(OneLayer):
         return Answer(bits, all_else.history)
 
 
-@register("iba_star", family="bottleneck", papers=("hong2025coiba", "schulz2020iba"), cost=(496, 495), revision=2)
+@register(
+    "iba_star",
+    family="bottleneck",
+    papers=("hong2025coiba", "schulz2020iba"),
+    cost=(496, 495),
+    revision=2,
+    models="transformers",
+)
 @dataclass(frozen=True)
 class IBAStar(OneLayer):
     """IBA at every layer, the maps summed.

@@ -56,6 +56,7 @@ def gathered(trace: Trace, row: Tensor, layers: Sequence[int], matrices: Sequenc
     cost=(2, 2),
     cost_note="2 F + 1 B + a walk in float64",
     presets={"eval": {"start": 1}, "tis": {"start": 0}},
+    models="transformers",
 )
 @dataclass(frozen=True)
 class TransAtt(Method):
@@ -117,6 +118,7 @@ class Relevant(Method):
     papers=("chefer2021transformer", "voita2019analyzing"),
     cost_note="1 F + a walk in float64",
     presets={"bt": {"rules": "ours"}},
+    models="transformers",
 )
 @dataclass(frozen=True)
 class PartialLRP(Relevant):
@@ -149,6 +151,7 @@ class PartialLRP(Relevant):
     family="LRP",
     papers=("chefer2021transformer",),
     cost_note="1 F + a walk in float64",
+    models="transformers",
 )
 @dataclass(frozen=True)
 class LRPRollout(Relevant):
@@ -178,7 +181,11 @@ def summed(view: View, value: Tensor, relevance: Tensor | None) -> Tensor:
 
 
 @register(
-    "full_lrp", family="LRP", papers=("chefer2021transformer", "bach2015pixelwise"), cost_note="1 F + a walk in float64"
+    "full_lrp",
+    family="LRP",
+    papers=("chefer2021transformer", "bach2015pixelwise"),
+    cost_note="1 F + a walk in float64",
+    models="transformers",
 )
 @dataclass(frozen=True)
 class FullLRP(Relevant):
@@ -200,7 +207,9 @@ class FullLRP(Relevant):
         return own_precision(trace, trace.tokens_to_grid(value) if value.ndim == 2 else value)
 
 
-@register("lrp", family="LRP", papers=("bach2015pixelwise",), cost_note="1 F + a walk in float64")
+@register(
+    "lrp", family="LRP", papers=("bach2015pixelwise",), cost_note="1 F + a walk in float64", models="transformers"
+)
 @dataclass(frozen=True)
 class LRP(Method):
     """Relevance by rules of one's own choice, at the tokens that enter a block or at the pixels.

@@ -13,7 +13,7 @@ from vitreous.methods.registry import register
 from vitreous.models import View
 from vitreous.passes import Pass
 
-__all__ = ["DeepLift", "GuidedBackprop"]
+__all__ = ["DeepLift"]
 
 
 class Refused(Method):
@@ -27,18 +27,6 @@ class Refused(Method):
         has_relu = any(isinstance(module, nn.ReLU) for module in view.model.modules())
         reason = "is not built for the ReLUs" if has_relu else self.because
         raise ModelError(f"{self.info.name} {reason} of {view.name}; use {self.instead}")
-
-
-@register("guided_backprop", family="input", papers=("springenberg2015striving",), refuses=True)
-@dataclass(frozen=True)
-class GuidedBackprop(Refused):
-    """Refused: without ReLUs guided backpropagation equals the plain gradient.
-
-    It clamps the gradient at ReLUs and nowhere else; wrappers that look for ReLU modules silently return the gradient.
-    """
-
-    because = "changes gradients at ReLUs only, so it would be the plain gradient"
-    instead = "saliency"
 
 
 @register("deeplift", family="input", papers=("shrikumar2017learning",), refuses=True)

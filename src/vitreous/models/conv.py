@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitreous.errors import ModelError, nearest, one_line
 from vitreous.models.fingerprint import fingerprint
@@ -39,6 +38,7 @@ _NAMES = {
     ),
     "norm": ("NativeLayerNorm", "NativeGroupNorm", "FusedRmsNorm", "LinalgVectorNorm", "Norm"),
 }  # fmt: skip
+_GATES = ("Sigmoid", "Hardsigmoid")
 _KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
 """Operations by the names that autograd gives them: counted without the override that rules are found by."""
 
@@ -56,6 +56,7 @@ class _Facts(NamedTuple):
     aside: tuple[str, ...]
     """Modules that run before the end of the chain, and need not run again for what follows it."""
     classes: int
+    rectifies: bool
 
 
 _known: WeakKeyDictionary[nn.Module, dict[Any, _Facts]] = WeakKeyDictionary()
@@ -68,8 +69,7 @@ class ConvView(View):
     that of the last feature map; the input of block l lies on ``grid(inputs, l)``.
 
     Class activation maps look at the output of the last block. It is the last map that still has places: what follows
-    pools or flattens them. ``rectified``: the model's forward begins the head with a ReLU that is no module. Then one
-    ends the last block too: twice is the same as once, and the last map is what the head reads.
+    pools or flattens them.
     """
 
     attends = "nowhere"
@@ -89,10 +89,9 @@ class ConvView(View):
         preprocess: Preprocess | None = None,
         output: str | int | None = None,
         cut: str = "",
-        rectified: bool = False,
         headless: bool = False,
     ) -> None:
-        self.model, self.chain, self.output, self.cut, self.rectified = model, chain, output, cut, rectified
+        self.model, self.chain, self.output, self.cut = model, chain, output, cut
         self.family = getattr(type(self), "family", "cnn")
         self.name = name or type(model).__name__
         self.preprocess = preprocess or _preprocess(model)
@@ -100,7 +99,7 @@ class ConvView(View):
         if headless:  # a part of a larger model, which is looked at as a whole
             return
         facts = self._facts()
-        self._shapes, self._calls, self._changed, self._aside, self.classes = facts
+        self._shapes, self._calls, self._changed, self._aside, self.classes, self.rectifies = facts
         self.width = self._shapes[-1][0]
         grids = [self.grid(layer=layer) for layer in range(self.depth)]
         parts = [list(group) for _, group in groupby(range(self.depth), key=grids.__getitem__)]
@@ -117,14 +116,13 @@ class ConvView(View):
         last = inside[-1]
         links = self.chain[last]
         end = max(n for n, path in enumerate(links) if _within(path, at))
-        rectified = self.rectified and (last, end) == (self.depth - 1, len(links) - 1)
-        return ConvView(self.model, (*self.chain[:last], links[: end + 1]), rectified=rectified, **facts)
+        return ConvView(self.model, (*self.chain[:last], links[: end + 1]), **facts)
 
     def within(self, module: nn.Module, path: str, **facts: Any) -> View:
         chain = tuple(tuple(f"{path}.{each}" for each in links) for links in self.chain) if path else self.chain
         given = {key: value for key, value in facts.items() if value is not None}
         name = f"{type(module).__name__} around {self.name}" if path else self.name
-        usual = {"name": name, "preprocess": self.preprocess, "rectified": self.rectified}
+        usual = {"name": name, "preprocess": self.preprocess}
         made = ConvView(module, chain, **{**usual, **given})
         if made.labels is None and self.labels and len(self.labels) == made.classes:
             made.labels = self.labels
@@ -175,7 +173,7 @@ class ConvView(View):
     def _through(self, layer: int, features: Tensor) -> Tensor:
         for path in self.chain[layer]:
             features = self._checked(path, "gives", self._part(path)(features))
-        return F.relu(features) if self.rectified and layer == self.depth - 1 else features
+        return features
 
     def _behind(self, features: Tensor, aside: Sequence[str]) -> Tensor:
         """Run what follows the chain: the model's own forward of a blank image, with what comes before stepping aside.
@@ -263,7 +261,10 @@ class ConvView(View):
         seen = self.twin()
         noise = torch.randn(1, 3, *self.preprocess.size, generator=torch.Generator().manual_seed(0))
         image = noise.to(self.device, self.dtype)
-        expected, aside = seen._order(image)
+        with torch.enable_grad():
+            expected, aside = seen._order(image.clone().requires_grad_())
+        active = {name for name in _operations(expected) if _KINDS.get(name) == "activation"}
+        rectifies, expected = "Relu" in active and active <= {"Relu", *_GATES}, expected.detach()
         features = seen._reach(image)
         shapes, calls, changed = [_shape(features)], list[Mapping[str, int]](), set[int]()
         for layer in range(self.depth):
@@ -287,7 +288,8 @@ class ConvView(View):
                 raise
             if logits.shape[1:] == expected.shape[1:] and len(logits) == 2 and not gap(logits, expected)[1]:
                 changed |= {self.depth} if given._version != version else set()
-                return _Facts(tuple(shapes), tuple(calls), frozenset(changed), tuple(tried), expected.shape[1])
+                told = expected.shape[1], rectifies
+                return _Facts(tuple(shapes), tuple(calls), frozenset(changed), tuple(tried), *told)
         raise ModelError(
             f"{self.name}: what {self.chain[-1][-1]} gives does not decide its output: something passes beside it; "
             "name a layer that everything passes, such as a whole stage"
@@ -347,17 +349,20 @@ def _within(path: str, above: str) -> bool:
 
 def _counted(output: Tensor) -> dict[str, int]:
     """Count activations and norms in the graph of an output."""
-    counts, seen, waiting = {"attention": 0, "norm": 0, "activation": 0}, set[Any](), [output.grad_fn]
+    found = [_KINDS.get(name) for name in _operations(output)]
+    return {kind: found.count(kind) for kind in ("attention", "norm", "activation")}
+
+
+def _operations(output: Tensor) -> list[str]:
+    """Return the names of all operations in the graph of an output."""
+    names, seen, waiting = list[str](), set[Any](), [output.grad_fn]
     while waiting:
         node: Any = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        kind = _KINDS.get(node.name().partition("Backward")[0])
-        if kind is not None:
-            counts[kind] += 1
-        waiting += [each for each, _ in node.next_functions]
-    return counts
+        if node is not None and node not in seen:
+            seen.add(node)
+            names.append(node.name().partition("Backward")[0])
+            waiting += [each for each, _ in node.next_functions]
+    return names
 
 
 def _preprocess(model: nn.Module) -> Preprocess:

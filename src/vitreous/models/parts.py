@@ -28,7 +28,8 @@ class SubView(View):
         self.depth, self.width, self.heads = whole.depth - first, whole.width, whole.heads
         self.prefix, self.pooling, self.drops_tokens = whole.prefix, whole.pooling, whole.drops_tokens
         self.preprocess, self.classes, self.labels = whole.preprocess, whole.classes, whole.labels
-        self.attends, self.stream, self.cam_site = whole.attends, whole.stream, whole.cam_site
+        self.attends, self.stream, self.rectifies = whole.attends, whole.stream, whole.rectifies
+        self.cam_site = whole.cam_site
         self.unseen, self.branch_site = whole.unseen, whole.branch_site
         self.head_known, self.user = whole.head_known, whole.user
         later = [range(max(0, s.start - first), s.stop - first) for s in whole.stages]

@@ -210,8 +210,8 @@ def load(
 
     ``checkpoint``: a ``.safetensors`` or torch weight file; without one the hub's weights are fetched, unless
     ``pretrained=False``. ``num_classes``, ``img_size``, ``labels`` and ``preprocess`` fit a fine-tuned model; the
-    number of classes is that of the checkpoint's head where none is given. ``at`` as for ``view``. ``device`` may be ``"auto"``: a GPU where
-    there is one. Other options go to the family's own constructor.
+    number of classes is that of the checkpoint's head where none is given. ``at`` as for ``view``. ``device`` may be
+    ``"auto"``: a GPU where there is one. Other options go to the family's own constructor.
     """
     device, dtype = None if device is None else device_of(device), _dtype(dtype)
     adapter, rest = _find(name)

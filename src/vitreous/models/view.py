@@ -53,6 +53,8 @@ class View(ABC):
     """Where attention reaches: ``everywhere`` (a matrix between all tokens), inside ``windows``, or ``nowhere``."""
     stream: bool = True
     """Whether all blocks add to one stream of tokens, so that what it says from layer to layer can be summed."""
+    rectifies: bool = False
+    """Whether its activations are ReLUs, beside sigmoids that weigh channels."""
     unseen: Mapping[str, str] = {}
     """Places inside a block that cannot be shown, and why."""
     branch_site: str = "norm1"

@@ -1,4 +1,4 @@
-"""The operations of a vision transformer: one table, torch function to kind, for everyone who watches or steers."""
+"""The operations of a vision model: one table, torch function to kind, for everyone who watches or steers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["CARRIERS", "CASTS", "KINDS", "OPERATIONS", "is_carrier", "wide"]
+__all__ = ["CARRIERS", "CASTS", "KINDS", "OPERATIONS", "RELUS", "is_carrier", "wide"]
 
 KINDS = (
     "linear", "conv", "matmul", "add", "product", "mean", "softmax", "norm", "activation", "gate", "attention",
@@ -19,6 +19,9 @@ KINDS = (
 linear layer or convolution before the first block; which of these an operation is depends on where it runs. A fused
 ``attention`` is made of two ``matmul`` and a ``softmax``. ``product`` is number by number, also by a
 constant or by the inverse of a vector's length."""
+
+RELUS = (F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
+"""Every way to write a ReLU, also in place."""
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "linear": (F.linear,),
@@ -32,7 +35,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "softmax": (F.softmax, torch.softmax, Tensor.softmax),
     "norm": (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm, torch.norm, Tensor.norm,
              torch.linalg.vector_norm),
-    "activation": (F.gelu, F.silu, F.relu, torch.relu, Tensor.relu, torch.sigmoid, F.sigmoid, Tensor.sigmoid),
+    "activation": (F.gelu, F.silu, *RELUS, torch.sigmoid, F.sigmoid, Tensor.sigmoid),
     "attention": (F.scaled_dot_product_attention, F.multi_head_attention_forward),
 }  # fmt: skip
 

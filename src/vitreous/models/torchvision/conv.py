@@ -51,9 +51,9 @@ class TorchvisionConv(ConvView):
 
     The module takes images of any size and does not know its own: that is ``preprocess.size``, from the weights of its
     name, from ``img_size=``, or from an attribute ``image_size`` of the module. Class activation maps look where those
-    of timm's families do: after the last block of a ResNet or ConvNeXt, after the last norm of a DenseNet and the ReLU
-    that its forward applies to it, after the convolution and activation that end the features of an EfficientNet,
-    after the last ReLU of a VGG, before its pooling.
+    of timm's families do: after the last block of a ResNet or ConvNeXt, after the convolution and activation that end
+    the features of an EfficientNet, after the last ReLU of a VGG, before its pooling; and after the last norm of a
+    DenseNet. The ReLU that follows it is no module here, unlike in timm, and belongs to the head.
     """
 
     family = "torchvision"
@@ -67,10 +67,9 @@ class TorchvisionConv(ConvView):
         headless: bool = False,
     ) -> None:
         chain, stand_in = next(known for kind, known in KNOWN.items() if isinstance(model, kind))
-        rectified = isinstance(model, DenseNet)
         usual, known = describe(name, f"torchvision/{stand_in}")
         size: Any = getattr(model, "image_size", usual.size)
         preprocess = preprocess or resized(usual, size if isinstance(size, tuple) else (size, size))
         name = name or f"torchvision/{type(model).__name__}"
-        super().__init__(model, chain(model), name, labels, preprocess, rectified=rectified, headless=headless)
+        super().__init__(model, chain(model), name, labels, preprocess, headless=headless)
         self.labels = labels_of(self.name, self.classes, labels, known)
