@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol
 from vitreous.bench.store import Store
 from vitreous.bench.units import Setting, Unit
+from vitreous.judge.explaining import Cost
 
 METHODS = {"generic": "generic", "ours": "rollout", "random": "random"}
 METRICS = {"insertion": "insertion", "deletion": "deletion"}
@@ -63,14 +65,16 @@ def judged(store: Store, unit: Unit, bad: Sequence[str] = (), shift: float = 0.0
     saved(store, unit, arrays, {**facts, **more})
 
 
-def mapped(store: Store, unit: Unit, seconds: float = 6.0) -> None:
+def mapped(store: Store, unit: Unit, costs: Mapping[str, Cost] | None = None) -> None:
     arrays: dict[str, Any] = {}
     for i, method in enumerate(unit.methods):
         arrays[f"maps/{i}"] = np.stack(
             [np.full((2, 2), 10 * len(method) + ord(each[0]) % 16) for each in unit.pictures]
         )
         arrays[f"rows/{i}/given"] = np.arange(len(unit.pictures))
-    said = {"pictures": list(unit.pictures), "unreadable": {}, "seconds": seconds, "explaining": seconds}
+    said: dict[str, Any] = {"pictures": list(unit.pictures), "unreadable": {}, "seconds": 6.0, "explaining": 5.0}
+    if costs is not None:
+        said["costs"] = [asdict(costs[method]) for method in unit.methods]
     saved(store, unit, arrays, said)
 
 
@@ -98,3 +102,14 @@ def protocol(methods: Mapping[str, str] = METHODS, **more: Any) -> Protocol:
         "methods": {name: how for name, how in methods.items() if name != "random"},
     }
     return Protocol(**{**given, **more})
+
+
+def a_run(
+    tmp_path: Path, known: Protocol, pictures: str = "abcdefgh", setting: Setting = SETTING, **wanted: Any
+) -> Path:
+    """A finished run of one judging unit."""
+    given = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": [], **wanted}
+    store, unit = begun(tmp_path, given), judging(pictures, setting=setting)
+    planned(store, [unit], setting)
+    judged(store, unit)
+    return store.path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def ran(protocol: Protocol, out: Path, **more: Any) -> Store:
     made = bench(protocol, out, **more)
     made.work()
     return made.store
+
+
+def copied(run: Path, out: Path) -> Path:
+    shutil.copytree(run, out)
+    return out
 
 
 def arrays(out: Path) -> dict[str, dict[str, Any]]:

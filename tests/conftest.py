@@ -59,6 +59,27 @@ def shared() -> Path:
     return DATA
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch has one thread in a module that asks for it, as the workers of a benchmark have."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small benchmark that nobody interrupted."""
+    from bench_tiny import ran, tiny
+
+    out = tmp_path_factory.mktemp("whole") / "run"
+    ran(tiny(), out)
+    return out
+
+
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many scenes of the world went through a model at once, each time that some did."""

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+import pytest
+from torch import Tensor
+
 import families
 import families_cnn
 import families_timm
 import families_torchvision
+import vitreous as vt
 
 EVERY: dict[str, Callable[[], Any]] = {
     **families.FAMILIES,
@@ -23,3 +27,19 @@ if find_spec("transformers") is not None:
 
 CNNS = families_cnn.FAMILIES
 ALL = {**EVERY, **CNNS}
+CLASS = 1
+"""The class that is explained where any will do."""
+
+
+def look_at(family: str, batch: int = 2) -> tuple[vt.View, Tensor]:
+    """A model in double precision and some inputs; skipped where its library is not installed."""
+    if family not in EVERY:
+        pytest.skip("its library is not installed")
+    view = vt.view(EVERY[family]())
+    view.model.double()
+    return view, families.images(view, batch)
+
+
+def value_of(logits: Tensor, value: str = "logit") -> Tensor:
+    """The explained number of each row of logits."""
+    return {"prob": logits.softmax(1), "logit": logits, "logprob": logits.log_softmax(1)}[value][:, CLASS]

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitreous as vt
-from every import EVERY
-from families import FAMILIES, golden, images
+from every import EVERY, look_at
+from families import golden, images
 from vitreous.errors import ModelError, SpellingError
 from vitreous.methods.perturbation.atman import Suppressed
 
@@ -47,12 +47,6 @@ def reference(view: vt.View, x: Tensor, factor: float, similarity: float | None 
             tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
         losses.append(F.cross_entropy(view.finish(tokens), torch.tensor([CLASS])))
     return (torch.stack(losses[1:]) - losses[0]).reshape(view.grid(x))
-
-
-def look_at(family: str) -> tuple[vt.View, Tensor]:
-    view = vt.view(FAMILIES[family]())
-    view.model.double()
-    return view, images(view, 2)
 
 
 # prefixes of 1, 2, 5 and none, all kinds of pooling, LayerScale, a grid that is not square, normed queries

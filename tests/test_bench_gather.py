@@ -11,6 +11,7 @@ import pytest
 
 from bench_store import METHODS, METRICS, SETTING, begun, judged, judging, mapped, planned, protocol, saved, score
 from vitreous.bench.gather import gather
+from vitreous.bench.protocol import DataSpec
 from vitreous.bench.store import Store
 from vitreous.bench.units import Unit
 
@@ -143,15 +144,28 @@ def test_maps_and_seconds(tmp_path: Path) -> None:
     planned(store, [both, alone, unit])
     third = Unit.of(SETTING, 0, 0, ["c" * 8], ["random", "generic"], modes=["given"])
     planned(store, [third])
-    mapped(store, both), mapped(store, alone, 1.0), mapped(store, third, 50.0), judged(store, unit)
+    mapped(store, both), mapped(store, alone), mapped(store, third), judged(store, unit)
     (found,) = gather(store)
     map = found.map("b" * 8, "ours")
     assert map is not None
     assert map.tolist() == [[42, 42], [42, 42]]  # 10 for each letter of ours, and 2 for b
     assert found.map("c" * 8, "ours") is None
-    assert found.explaining == {"generic": 56 / 3, "ours": 3.0, "random": 0.5}  # seconds that it had for itself
-    assert found.together == {"generic": 2, "ours": 2, "random": 1}
-    assert found.seconds == {"explaining": 57.0, "judging": 2.0}
+    assert found.seconds == {"explaining": 18.0, "judging": 2.0}
+
+
+def test_a_later_data_set_of_the_same_pictures(tmp_path: Path) -> None:
+    """Nothing of it has to be planned or run: cells are known by what they are."""
+    both = protocol(data=DataSpec("folder", label="one"), also=(DataSpec("folder", label="two"),))
+    store = begun(tmp_path, {"protocol": both.to_json()})
+    one, two = (dataclasses.replace(SETTING, data=label) for label in ("one", "two"))
+    unit = judging("ab", setting=one)
+    planned(store, [unit], one)
+    planned(store, [], two)
+    judged(store, unit)
+    first, second = gather(store)
+    assert (first.data, second.data) == ("one", "two")
+    assert second.table["ours", "insertion"].tolist() == first.table["ours", "insertion"].tolist()
+    assert second.missing.cells == 0
 
 
 class Listed:

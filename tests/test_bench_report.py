@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench_store import METHODS, METRICS, SETTING, begun, judged, judging, planned, protocol, score
+from bench_store import METHODS, METRICS, SETTING, a_run, begun, judged, judging, planned, protocol, score
 from vitreous.bench.gather import gather
 from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published, read
 from vitreous.bench.report import report
@@ -22,14 +22,6 @@ from vitreous.bench.report.page import commands
 from vitreous.bench.store import Store
 from vitreous.cli.report import report as report_command
 from vitreous.errors import VitreousError
-
-
-def a_run(tmp_path: Path, known: Protocol, pictures: str = "abcdefgh", **wanted: Any) -> Path:
-    given = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": [], **wanted}
-    store, unit = begun(tmp_path, given), judging(pictures)
-    planned(store, [unit])
-    judged(store, unit)
-    return store.path
 
 
 def rows(path: Path) -> list[dict[str, str]]:

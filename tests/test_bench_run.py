@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench_tiny import METHODS, METRICS, assert_close, assert_same, bench, of_folder, photos, ran, tiny
+from bench_tiny import METHODS, METRICS, assert_close, assert_same, bench, copied, of_folder, photos, ran, tiny
 from commands import run as command
 from vitreous.bench.engines.progress import status
 from vitreous.bench.run import Bench, Options
@@ -23,29 +23,7 @@ from vitreous.bench.work import Worker
 from vitreous.disk import write as writing
 from vitreous.errors import VitreousError
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    ran(tiny(), out)
-    return out
-
-
-def copied(whole: Path, out: Path) -> Path:
-    import shutil
-
-    shutil.copytree(whole, out)
-    return out
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # -- plans -------------------------------------------------------------------------------------------------
 

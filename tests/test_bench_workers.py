@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from bench_tiny import TOML, arrays, assert_same, bench, of_folder, photos, ran, tiny
+from bench_tiny import TOML, arrays, assert_same, bench, copied, of_folder, photos, ran, tiny
 from commands import run as command
 from vitreous import disk
 from vitreous.bench.engines import run as run_engine
@@ -23,29 +22,7 @@ from vitreous.bench.run import Bench
 from vitreous.bench.store import Store
 from vitreous.errors import VitreousError
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    ran(tiny(), out)
-    return out
-
-
-def copied(whole: Path, out: Path) -> Path:
-    import shutil
-
-    shutil.copytree(whole, out)
-    return out
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # -- methods from elsewhere --------------------------------------------------------------------------------
 

@@ -77,6 +77,21 @@ def test_paired_difference_sees_what_two_intervals_do_not() -> None:
     assert difference(better, base).images == 197
 
 
+@pytest.mark.parametrize("units", [1, 2, 3, 6, 12])
+def test_few_units_prove_little(units: int) -> None:
+    """All gaps on one side: of all ways to turn their signs, two do that. Rows of a group are one unit."""
+    gaps = RNG.uniform(1, 2, size=units)
+    alike = [abs(sum(signs)) == units for signs in itertools.product((-1, 1), repeat=units)]
+    floor = sum(alike) / len(alike)
+    assert difference(gaps, np.zeros(units)).p == pytest.approx(max(floor, 2 / 10_001))
+    thrice = np.repeat(gaps, 3)
+    grouped = difference(thrice, np.zeros(3 * units), groups=np.repeat(np.arange(units), 3).tolist())
+    assert grouped.p == pytest.approx(max(floor, 2 / 10_001))
+    lost = np.append(thrice, math.nan)  # what has no score is no unit
+    groups = [*np.repeat(np.arange(units), 3).tolist(), units]
+    assert difference(lost, np.zeros(3 * units + 1), groups=groups).p == grouped.p
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [

@@ -40,6 +40,21 @@ def test_the_same_each_time_and_alone(view: vt.View) -> None:
         assert dict(test.numbers) == pytest.approx(told["numbers"], abs=1e-4)
 
 
+def test_progress_ends_at_all_of_it_and_may_end_it(view: vt.View) -> None:
+    e = vt.explain(view, photo(), "smooth(ixg, samples=3)")
+    told: list[float] = []
+    vt.check(e, progress=lambda done, total: told.append(done / total))
+    assert told == sorted(told)
+    assert 0 < told[0] < told[-1] <= 1
+
+    def stop(done: float, total: int | None) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        vt.check(e, progress=stop)
+    assert vt.check(e).to_json() == e.check().to_json()
+
+
 def test_what_it_costs(view: vt.View) -> None:
     e = vt.explain(view, photo(), "generic")
     seen: list[int] = []

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 import vitreous as vt
+from data_made import names, shade
 from families import FAMILIES
-from vitreous.data.sets import DataSource, open_source
+from vitreous.data.sets import open_source
 from vitreous.errors import ImageError, TargetError
 
 
@@ -22,22 +23,12 @@ def view() -> vt.View:
     return vt.view(FAMILIES["vit"]())
 
 
-def paint(path: Path, shade: int = 128, size: tuple[int, int] = (12, 10)) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (shade % 256, 40, 200)).save(path, format="PNG" if path.suffix == ".png" else "JPEG")
-    return path
-
-
-def names(source: DataSource) -> list[str]:
-    return [each.name for each in source.entries]
-
-
 # -- folders -----------------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_listed_in_order_without_opening_anything(tmp_path: Path) -> None:
     for name in ("b.jpg", "a.JPG", "ü ö.png", "two\nlines.jpg", "sp ace.JPEG"):
-        paint(tmp_path / name)
+        shade(tmp_path / name)
     (tmp_path / "notes.txt").write_text("no picture")
     (tmp_path / "._b.jpg").write_bytes(b"what some systems leave beside a file")
     (tmp_path / "broken.jpg").write_bytes(b"never opened here")
@@ -51,7 +42,7 @@ def test_a_folder_is_listed_in_order_without_opening_anything(tmp_path: Path) ->
 
 
 def test_links_are_followed_and_those_that_lead_nowhere_are_told(tmp_path: Path, view: vt.View) -> None:
-    paint(tmp_path / "far" / "real.jpg")
+    shade(tmp_path / "far" / "real.jpg")
     (tmp_path / "near").mkdir()
     (tmp_path / "near" / "link.jpg").symlink_to(tmp_path / "far" / "real.jpg")
     (tmp_path / "near" / "gone.jpg").symlink_to(tmp_path / "far" / "nothing.jpg")
@@ -65,7 +56,7 @@ def test_links_are_followed_and_those_that_lead_nowhere_are_told(tmp_path: Path,
 
 def test_names_that_are_no_text(tmp_path: Path, view: vt.View) -> None:
     try:
-        paint(tmp_path / "a.jpg").rename(tmp_path / os.fsdecode(b"bad\xff.jpg"))
+        shade(tmp_path / "a.jpg").rename(tmp_path / os.fsdecode(b"bad\xff.jpg"))
     except OSError:
         pytest.skip("this file system wants names that are text")
     source = open_source("folder", tmp_path, images=1, choose="random")
@@ -74,7 +65,7 @@ def test_names_that_are_no_text(tmp_path: Path, view: vt.View) -> None:
 
 
 def test_class_folders_may_go_round_in_a_circle(tmp_path: Path) -> None:
-    paint(tmp_path / "cat" / "deeper" / "a.jpg")
+    shade(tmp_path / "cat" / "deeper" / "a.jpg")
     (tmp_path / "cat" / "again").symlink_to(tmp_path / "cat", target_is_directory=True)
     (tmp_path / "dog").symlink_to(tmp_path / "cat", target_is_directory=True)
     source = open_source("imagefolder", tmp_path)
@@ -84,22 +75,22 @@ def test_class_folders_may_go_round_in_a_circle(tmp_path: Path) -> None:
 def test_labels_of_class_folders(tmp_path: Path, view: vt.View) -> None:
     """Words the model knows, indices, WordNet ids for a thousand classes, else the order of the folders."""
     for name in ("b", "a", "e", "d", "c"):
-        paint(tmp_path / "words" / name / "x.jpg")
-        paint(tmp_path / "digits" / str("abcde".index(name)) / "x.jpg")
+        shade(tmp_path / "words" / name / "x.jpg")
+        shade(tmp_path / "digits" / str("abcde".index(name)) / "x.jpg")
     assert [each.label for each in open_source("imagefolder", tmp_path / "words").samples(view)] == [0, 1, 2, 3, 4]
     assert [each.label for each in open_source("imagefolder", tmp_path / "digits").samples(view)] == [0, 1, 2, 3, 4]
     (tmp_path / "words" / "b" / "x.jpg").unlink()
     left = [each.label for each in open_source("imagefolder", tmp_path / "words").samples(view)]
     assert left == [0, 2, 3, 4], "an empty folder is a class too"
-    paint(tmp_path / "words" / "b" / "x.jpg")
+    shade(tmp_path / "words" / "b" / "x.jpg")
     named = vt.view(FAMILIES["vit"](), labels=["e, fifth", "d", "c", "b", "a"])
     assert [each.label for each in open_source("imagefolder", tmp_path / "words").samples(named)] == [4, 3, 2, 1, 0]
-    paint(tmp_path / "wnids" / "n01443537" / "x.jpg")
+    shade(tmp_path / "wnids" / "n01443537" / "x.jpg")
     with pytest.raises(TargetError, match=r"n01443537.*the source has 1 classes, the model 5"):
         next(open_source("imagefolder", tmp_path / "wnids").samples(view))
     thousand = vt.view(FAMILIES["vit"](num_classes=1000))
     assert [each.label for each in open_source("imagefolder", tmp_path / "wnids").samples(thousand)] == [1]
-    paint(tmp_path / "words" / "zebra" / "x.jpg")
+    shade(tmp_path / "words" / "zebra" / "x.jpg")
     with pytest.raises(TargetError, match="the source has 6 classes, the model 5"):
         next(open_source("imagefolder", tmp_path / "words").samples(view))
 
@@ -109,7 +100,7 @@ def test_masks_beside_images(tmp_path: Path, view: vt.View, apart: bool) -> None
     inside = np.zeros((10, 12), np.uint8)
     inside[2:8, 3:9] = 255
     for name in ("one", "two"):
-        paint(tmp_path / ("images" if apart else "") / f"{name}.jpg")
+        shade(tmp_path / ("images" if apart else "") / f"{name}.jpg")
         place = tmp_path / ("masks" if apart else "") / f"{name}{'' if apart else '_mask'}.png"
         place.parent.mkdir(exist_ok=True)
         Image.fromarray(inside).save(place)
@@ -120,7 +111,7 @@ def test_masks_beside_images(tmp_path: Path, view: vt.View, apart: bool) -> None
     assert all(
         each is not None and each.mask is not None and each.mask.any() and not each.mask.all() for each in truths
     )
-    paint(tmp_path / ("images" if apart else "") / "bare.jpg")
+    shade(tmp_path / ("images" if apart else "") / "bare.jpg")
     with pytest.raises(ImageError, match=r"masks: .* should hold pictures with a mask each.*bare\.jpg has none"):
         open_source("masks", tmp_path)
 
@@ -129,8 +120,8 @@ def test_masks_beside_images(tmp_path: Path, view: vt.View, apart: bool) -> None
 
 
 def test_csv(tmp_path: Path, view: vt.View) -> None:
-    paint(tmp_path / "photos" / "a, b.jpg")
-    paint(tmp_path / "c.jpg")
+    shade(tmp_path / "photos" / "a, b.jpg")
+    shade(tmp_path / "c.jpg")
     Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / "c.png")
     with open(tmp_path / "table.csv", "w", newline="") as file:
         rows = csv.writer(file)
@@ -155,8 +146,8 @@ def test_csv(tmp_path: Path, view: vt.View) -> None:
 
 
 def test_boxes_without_a_unit_are_fractions_only_if_none_is_above_one(tmp_path: Path) -> None:
-    paint(tmp_path / "a.jpg")
-    paint(tmp_path / "b.jpg")
+    shade(tmp_path / "a.jpg")
+    shade(tmp_path / "b.jpg")
     for box, shares in (([0, 0, 1, 1], True), ([0, 0, 1, 2], False)):
         table = [{"file": "a.jpg", "boxes": [[0, 0, 1, 1]]}, {"file": "b.jpg", "boxes": [box]}]
         (tmp_path / "t.json").write_text(json.dumps(table))

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import vitreous as vt
+from data_made import SIZE, labels, noise
 from families import FAMILIES
 from vitreous.data import pictures
 from vitreous.data.sets import GridSource, open_source
@@ -18,23 +19,10 @@ from vitreous.data.sets.labels import table, wnids
 from vitreous.data.sets.segmented import _Segments
 from vitreous.errors import ImageError
 
-SIZE = (40, 32)  # width and height of most pictures here
-
 
 @pytest.fixture(scope="module")
 def view() -> vt.View:
     return vt.view(FAMILIES["vit"](num_classes=1000))
-
-
-def paint(path: Path, seed: int = 0, size: tuple[int, int] = SIZE) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path, format="PNG" if path.suffix == ".png" else "JPEG")
-    return path
-
-
-def labels(source: Any) -> dict[str, Any]:
-    return {each.name: each.label for each in source.entries}
 
 
 VAL = "ILSVRC2012_val_{:08d}.JPEG"
@@ -59,7 +47,7 @@ def test_devkit_labels_follow_the_order_of_the_synsets(tmp_path: Path, view: vt.
     truth = [7, 1000, 1, 490, 7]
     devkit(tmp_path / "ILSVRC2012_devkit_t12" / "data", truth, order)
     for number in (1, 2, 3, 5):
-        paint(tmp_path / "val" / VAL.format(number))
+        noise(tmp_path / "val" / VAL.format(number))
     slow = {}
     for number in (1, 2, 3, 5):
         wnid = order[truth[number - 1]]
@@ -68,13 +56,13 @@ def test_devkit_labels_follow_the_order_of_the_synsets(tmp_path: Path, view: vt.
     assert labels(open_source("imagenet-val", tmp_path / "val")) == slow, "the devkit beside the images"
     assert slow[VAL.format(2)] == 0, "the devkit's number 1000 is not class 999 here"
     assert [each.label for each in open_source("imagenet-val", tmp_path).samples(view)] == list(slow.values())
-    paint(tmp_path / "val" / VAL.format(6))
+    noise(tmp_path / "val" / VAL.format(6))
     with pytest.raises(ImageError, match=rf"should hold a line for {VAL.format(6)}, but it has 5"):
         open_source("imagenet-val", tmp_path)
 
 
 def test_devkit_without_meta_or_with_a_wrong_number_is_told(tmp_path: Path) -> None:
-    paint(tmp_path / VAL.format(1))
+    noise(tmp_path / VAL.format(1))
     with pytest.raises(ImageError, match=r"^imagenet-val: .*there are 1 pictures and no labels"):
         open_source("imagenet-val", tmp_path)
     devkit(tmp_path / "data", [1001], {1: wnids()[0]})
@@ -93,11 +81,11 @@ def test_layouts_of_the_same_images_give_the_same(tmp_path: Path) -> None:
     kinds = {number: (number * 37) % 1000 for number in range(1, 9)}
     lines = ["ImageId,PredictionString"]
     for number, kind in kinds.items():
-        paint(tmp_path / "folders" / "val" / wnids()[kind] / VAL.format(number))
-        paint(tmp_path / "kaggle" / "ILSVRC" / "Data" / "CLS-LOC" / "val" / VAL.format(number))
+        noise(tmp_path / "folders" / "val" / wnids()[kind] / VAL.format(number))
+        noise(tmp_path / "kaggle" / "ILSVRC" / "Data" / "CLS-LOC" / "val" / VAL.format(number))
         lines.append(f"{VAL.format(number)[:-5]},{wnids()[kind]} 1 2 30 31 {wnids()[kind]} 4 5 6 7 ")
     (tmp_path / "kaggle" / "LOC_val_solution.csv").write_text("\n".join(lines))
-    paint(tmp_path / "folders" / "logo.png")
+    noise(tmp_path / "folders" / "logo.png")
     one, two = (open_source("imagenet-val", tmp_path / each) for each in ("folders", "kaggle"))
     assert labels(one) == labels(two) == {VAL.format(number): kind for number, kind in kinds.items()}
     assert two.entries[0].boxes == ((1, 2, 30, 31), (4, 5, 6, 7))
@@ -110,8 +98,8 @@ def test_layouts_of_the_same_images_give_the_same(tmp_path: Path) -> None:
 
 
 def test_boxes_of_annotations_are_read_when_they_are_asked_for(tmp_path: Path, view: vt.View) -> None:
-    paint(tmp_path / "val" / wnids()[3] / VAL.format(1))
-    paint(tmp_path / "val" / wnids()[3] / VAL.format(2))
+    noise(tmp_path / "val" / wnids()[3] / VAL.format(1))
+    noise(tmp_path / "val" / wnids()[3] / VAL.format(2))
     xml = "<annotation><object><name>{}</name><bndbox><xmin>4</xmin><ymin>0</ymin><xmax>36</xmax><ymax>32</ymax>"
     (tmp_path / "boxes").mkdir()
     other = xml.format(wnids()[4]) + "</bndbox></object>"
@@ -133,7 +121,7 @@ def test_the_harder_sets_bring_their_classes(tmp_path: Path, view: vt.View, word
     chosen = table("imagenet.json")[word]
     assert len(chosen) == len(set(chosen)) == count
     for kind in chosen[:3]:
-        paint(tmp_path / wnids()[kind] / "0.001_fox_0.9.jpg", kind)
+        noise(tmp_path / wnids()[kind] / "0.001_fox_0.9.jpg", kind)
     (tmp_path / "README.txt").write_text("about it")
     source = open_source(word, tmp_path)
     assert [each.label for each in source.entries] == chosen[:3]
@@ -141,7 +129,7 @@ def test_the_harder_sets_bring_their_classes(tmp_path: Path, view: vt.View, word
     given = source.given(view)
     assert given["classes"] == tuple(chosen)
     outside = next(kind for kind in range(1000) if kind not in chosen)
-    paint(tmp_path / wnids()[outside] / "x.jpg")
+    noise(tmp_path / wnids()[outside] / "x.jpg")
     with pytest.raises(ImageError, match=rf"^{word}: .*{wnids()[outside]} is not one of its classes"):
         open_source(word, tmp_path)
 
@@ -149,7 +137,7 @@ def test_the_harder_sets_bring_their_classes(tmp_path: Path, view: vt.View, word
 def imagenet_s(root: Path, kinds: list[int], several: bool = False) -> None:
     """Pictures whose left half is their class, with a border of ignored pixels and, perhaps, another class."""
     for number, wnid in enumerate(sorted(wnids()[kind] for kind in kinds), 1):
-        paint(root / "validation" / wnid / VAL.format(number), number)
+        noise(root / "validation" / wnid / VAL.format(number), number)
         numbers = np.zeros((SIZE[1], SIZE[0]), int)
         numbers[:, :20] = number
         numbers[:, 20:24] = 1000
@@ -244,7 +232,7 @@ def test_imagenet_segmentation_file(tmp_path: Path, view: vt.View) -> None:
     shown, masks = segments(write)
     check_segments(open_source("imagenet-segmentation", tmp_path).entries, shown, masks, view)
     with pytest.raises(ImageError, match="it is no HDF5 file"):
-        open_source("imagenet-segmentation", paint(tmp_path / "x.jpg"))
+        open_source("imagenet-segmentation", noise(tmp_path / "x.jpg"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("h5py") is not None, reason="h5py is here")
@@ -256,7 +244,7 @@ def test_h5py_is_named_where_it_is_missing(tmp_path: Path) -> None:
 
 def test_quads_are_grids_of_different_classes(tmp_path: Path, view: vt.View) -> None:
     for number in range(1, 14):
-        paint(tmp_path / "val" / wnids()[number % 5] / VAL.format(number), number)
+        noise(tmp_path / "val" / wnids()[number % 5] / VAL.format(number), number)
     (tmp_path / "val" / wnids()[0] / VAL.format(99)).write_bytes(b"broken")
     told: dict[str, str] = {}
     source = open_source("quad-imagenet", tmp_path, images=2, seed=4)

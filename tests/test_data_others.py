@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import vitreous as vt
+from data_made import SIZE, labels, noise
 from families import FAMILIES
 from vitreous.data.sets import open_source
 from vitreous.data.sets.cifar import read_pickle
@@ -21,23 +22,10 @@ from vitreous.data.sets.labels import table
 from vitreous.data.sets.rle import mask_of_runs, runs_of_text
 from vitreous.errors import ImageError, SpellingError
 
-SIZE = (40, 32)  # width and height of most pictures here
-
 
 @pytest.fixture(scope="module")
 def view() -> vt.View:
     return vt.view(FAMILIES["vit"](num_classes=1000))
-
-
-def paint(path: Path, seed: int = 0, size: tuple[int, int] = SIZE) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path, format="PNG" if path.suffix == ".png" else "JPEG")
-    return path
-
-
-def labels(source: Any) -> dict[str, Any]:
-    return {each.name: each.label for each in source.entries}
 
 
 # -- MURA, CIFAR -------------------------------------------------------------------------------------------
@@ -45,9 +33,9 @@ def labels(source: Any) -> dict[str, Any]:
 
 def test_mura_reads_the_names_of_studies(tmp_path: Path) -> None:
     root = tmp_path / "MURA-v1.1"
-    paint(root / "valid" / "XR_WRIST" / "patient11185" / "study1_positive" / "image1.png")
-    paint(root / "valid" / "XR_WRIST" / "patient11185" / "study2_negative" / "image1.png")
-    paint(root / "train" / "XR_HAND" / "patient00007" / "study1_negative" / "image3.png")
+    noise(root / "valid" / "XR_WRIST" / "patient11185" / "study1_positive" / "image1.png")
+    noise(root / "valid" / "XR_WRIST" / "patient11185" / "study2_negative" / "image1.png")
+    noise(root / "train" / "XR_HAND" / "patient00007" / "study1_negative" / "image3.png")
     (root / "valid" / "XR_WRIST" / "patient11185" / "study1_positive" / "._image1.png").write_bytes(b"left behind")
     for path in (tmp_path, root, root / "valid"):
         source = open_source("mura", path)
@@ -57,7 +45,7 @@ def test_mura_reads_the_names_of_studies(tmp_path: Path) -> None:
     assert labels(open_source("mura", root / "train")) == {"XR_HAND/patient00007/study1_negative/image3.png": 0}
     with pytest.raises(ImageError, match=r"^mura: .*test/XR_.* but it holds train/, valid/"):
         open_source("mura", root, split="test")
-    paint(root / "valid" / "odd.png")
+    noise(root / "valid" / "odd.png")
     with pytest.raises(ImageError, match=r"but it holds odd\.png"):
         open_source("mura", root)
 
@@ -121,7 +109,7 @@ def test_a_pickle_is_not_run(tmp_path: Path) -> None:
 def coco(root: Path, view_sized: tuple[int, int] = SIZE) -> None:
     wide, high = view_sized
     for number in (3, 8):
-        paint(root / "val2017" / f"{number:012d}.jpg", number)
+        noise(root / "val2017" / f"{number:012d}.jpg", number)
     runs = [wide * high // 2, wide * high - wide * high // 2]
     things = [
         (3, 1, {"segmentation": [[0, 0, 20, 0, 20, 32, 0, 32]], "area": 640, "bbox": [0, 0, 20, 32]}),
@@ -291,7 +279,7 @@ def test_a_folder_of_datasets(tmp_path: Path, view: vt.View) -> None:
     import datasets  # type: ignore[import-not-found]
     import pyarrow  # type: ignore[import-not-found]
 
-    files = [str(paint(tmp_path / f"{number}.png", number)) for number in range(3)]
+    files = [str(noise(tmp_path / f"{number}.png", number)) for number in range(3)]
     (tmp_path / "1.png").write_bytes(b"broken")
     rows = [{"bytes": Path(file).read_bytes(), "path": None} for file in files]
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["b", "a"])})

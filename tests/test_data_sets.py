@@ -16,8 +16,9 @@ import pytest
 from PIL import Image
 
 import vitreous as vt
+from data_made import names, shade
 from families import FAMILIES
-from vitreous.data.sets import DataSource, open_source, register_source, rendered, source_words
+from vitreous.data.sets import open_source, register_source, rendered, source_words
 from vitreous.data.sets.kinds import KINDS
 from vitreous.errors import ImageError, SpellingError, TargetError, VitreousWarning
 
@@ -27,16 +28,6 @@ def view() -> vt.View:
     return vt.view(FAMILIES["vit"]())
 
 
-def paint(path: Path, shade: int = 128, size: tuple[int, int] = (12, 10)) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (shade % 256, 40, 200)).save(path, format="PNG" if path.suffix == ".png" else "JPEG")
-    return path
-
-
-def names(source: DataSource) -> list[str]:
-    return [each.name for each in source.entries]
-
-
 # -- choosing ----------------------------------------------------------------------------------------------
 
 
@@ -44,7 +35,7 @@ def names(source: DataSource) -> list[str]:
 def twelve(tmp_path: Path) -> Path:
     for kind, count in (("cat", 6), ("dog", 4), ("owl", 2)):
         for number in range(count):
-            paint(tmp_path / "set" / kind / f"{number}.jpg", 20 * number)
+            shade(tmp_path / "set" / kind / f"{number}.jpg", 20 * number)
     return tmp_path / "set"
 
 
@@ -68,7 +59,7 @@ def test_random_does_not_depend_on_where_the_folder_is_or_what_else_is_there(twe
     assert names(after) == names(before)
     assert after.digest == before.digest
     for number in range(40):
-        paint(Path(moved) / "cat" / f"new-{number}.jpg")
+        shade(Path(moved) / "cat" / f"new-{number}.jpg")
     whole = names(open_source("imagefolder", moved, choose="random", seed=1))
     old = [name for name in whole if "new-" not in name]
     assert old[:5] == names(before), "what is added takes places, and moves nobody"
@@ -137,7 +128,7 @@ def test_a_digest_tells_what_was_chosen(twelve: Path) -> None:
 
 
 def test_a_hundred_broken_files_among_a_thousand_are_told_by_name(tmp_path: Path, view: vt.View) -> None:
-    good = paint(tmp_path / "x.jpg").read_bytes()
+    good = shade(tmp_path / "x.jpg").read_bytes()
     broken: set[str] = set()
     folder = tmp_path / "many"
     folder.mkdir()
@@ -163,7 +154,7 @@ def test_a_hundred_broken_files_among_a_thousand_are_told_by_name(tmp_path: Path
 
 def test_a_mask_that_cannot_be_read_leaves_its_picture_out(tmp_path: Path, view: vt.View) -> None:
     for name in ("a", "b", "c"):
-        paint(tmp_path / f"{name}.jpg")
+        shade(tmp_path / f"{name}.jpg")
         Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / f"{name}.png")
     (tmp_path / "b.png").write_bytes(b"broken")
     Image.fromarray(np.eye(5, dtype=np.uint8)).save(tmp_path / "c.png")

@@ -6,23 +6,13 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import qmc
-from torch import Tensor
 
 import vitreous as vt
-from every import EVERY
-from families import images
+from every import look_at
 from vitreous.methods.perturbation.hsic import dependence, designs
 
 CLASS = 1
 KINDS = ["vit", "gap", "siglip", "nonsquare", "swin", "hf_vit", "tv_vit"]
-
-
-def look_at(family: str) -> tuple[vt.View, Tensor]:
-    if family not in EVERY:
-        pytest.skip("its library is not installed")
-    view = vt.view(EVERY[family]())
-    view.model.double()
-    return view, images(view, 2)
 
 
 def criterion(shown: np.ndarray, scores: np.ndarray) -> list[float]:

@@ -45,3 +45,9 @@ def test_import() -> None:
 @pytest.mark.parametrize("line", ["--help", "--version", "explain --help"])
 def test_command_line(line: str) -> None:
     assert not loaded(COMMAND, *line.split()) & {"torch", "timm", "transformers", "torchvision"}
+
+
+def test_what_was_imported_by_its_own_name_knows_the_rest() -> None:
+    """A room that is imported before the others still lists the bundled models."""
+    code = "import vitreous.models, json; import vitreous as vt; print(json.dumps([each.name for each in vt.models()]))"
+    assert "world" in loaded(code)

@@ -12,26 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitreous as vt
-from every import EVERY
-from families import FAMILIES, golden, images
+from every import CLASS, look_at, value_of
+from families import FAMILIES, golden
 from vitreous.methods.perturbation.rise import enlarging
 from vitreous.passes.random import Draws
 
-CLASS = 1
 KINDS = ["vit", "registers", "gap", "siglip", "deit_distilled", "nonsquare", "swin", "hf_vit", "tv_vit"]
-
-
-def look_at(family: str, batch: int = 2) -> tuple[vt.View, Tensor]:
-    if family not in EVERY:
-        pytest.skip("its library is not installed")
-    view = vt.view(EVERY[family]())
-    view.model.double()
-    return view, images(view, batch)
-
-
-def value_of(logits: Tensor, value: str = "logit") -> Tensor:
-    """The explained number of each row of logits."""
-    return {"prob": logits.softmax(1), "logit": logits, "logprob": logits.log_softmax(1)}[value][:, CLASS]
 
 
 def whole_and_tokens(view: vt.View, x: Tensor) -> tuple[vt.View, Tensor]:

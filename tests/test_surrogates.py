@@ -14,25 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitreous as vt
-from every import EVERY
+from every import CLASS, look_at, value_of
 from families import FAMILIES, images
 from vitreous.methods.perturbation.regression import lasso, least_squares, ridge
 from vitreous.passes.random import Draws
 
-CLASS = 1
 KINDS = ["vit", "registers", "gap", "siglip", "nonsquare", "swin", "hf_vit", "tv_vit"]
-
-
-def look_at(family: str, batch: int = 2) -> tuple[vt.View, Tensor]:
-    if family not in EVERY:
-        pytest.skip("its library is not installed")
-    view = vt.view(EVERY[family]())
-    view.model.double()
-    return view, images(view, batch)
-
-
-def value_of(logits: Tensor, value: str = "logit") -> Tensor:
-    return {"prob": logits.softmax(1), "logit": logits, "logprob": logits.log_softmax(1)}[value][:, CLASS]
 
 
 def painted(view: vt.View, image: Tensor, kept: list[bool], fill: str) -> Tensor:

@@ -53,6 +53,19 @@ def test_what_it_says_is_what_the_model_says(world: vt.View, found: Any) -> None
     assert found.contrast.against == (best[1],)
 
 
+def test_the_contrast_is_about_what_the_model_saw() -> None:
+    """Also where a picture is enlarged and its middle cut out: that is done once."""
+    torch.manual_seed(0)
+    view = vt.load("timm/test_vit", pretrained=False, img_size=32, device="cpu")
+    assert view.preprocess.crop < 1
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8))
+    found = vt.why(view, photo, method="ixg")
+    rival = found.contrast.against[0]
+    expected = vt.explain(view, photo, "ixg", found.explanation.target, against=rival)
+    assert np.array_equal(found.contrast.image, found.explanation.image)
+    assert torch.allclose(found.contrast.map, expected.map, atol=1e-6)
+
+
 def test_the_tries_are_answers_to_the_pictures_shown(world: vt.View, found: Any) -> None:
     e = found.explanation
     for answer in (found.without, found.alone):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitreous import world
     from vitreous.api import compare, explain, explain_each, load, method, question, view
     from vitreous.because import why
+    from vitreous.bench.results import Results, results_of
     from vitreous.data import Truth, image_files, read_regions
     from vitreous.errors import VitreousError, VitreousWarning
     from vitreous.judge.agreement import agreement, best_layers, layer_methods
@@ -49,6 +50,7 @@ __all__ = [
     "Metric",
     "Preprocess",
     "Question",
+    "Results",
     "Statistics",
     "Table",
     "Trial",
@@ -79,6 +81,7 @@ __all__ = [
     "question",
     "read_regions",
     "register",
+    "results_of",
     "statistics",
     "trial",
     "view",
@@ -98,6 +101,7 @@ _HOMES = {
     "Metric": "metrics",
     "Preprocess": "models",
     "Question": "results",
+    "Results": "bench.results",
     "Statistics": "passes.statistics",
     "Table": "results",
     "Trial": "results.trial",
@@ -124,6 +128,7 @@ _HOMES = {
     "question": "api",
     "read_regions": "data",
     "register": "methods",
+    "results_of": "bench.results",
     "statistics": "passes.collect",
     "trial": "judge.trial",
     "view": "api",
@@ -131,9 +136,14 @@ _HOMES = {
 }
 
 
+def _complete() -> None:
+    """Hand the rooms what they cannot know: those above them do that when they are imported."""
+    importlib.import_module("vitreous.api")
+
+
 def __getattr__(name: str) -> Any:
     if name in _ROOMS or name == "world" or _HOMES.get(name) == "results":
-        importlib.import_module("vitreous.api")  # it hands the rooms below it what they cannot know
+        _complete()
     if name in _ROOMS or name == "world":
         return importlib.import_module(f"vitreous.{name}")
     if name in _HOMES:

@@ -24,7 +24,7 @@ from vitreous.show.owners import strength
 from vitreous.show.why import Legend, Panel, Tried, Trust, WhyPage, percent
 from vitreous.words.defaults import known_as
 
-__all__ = ["Answer", "Why", "why"]
+__all__ = ["Answer", "Why", "strongest", "trust", "why"]
 
 _SHARE = 0.2
 """Of the patches, the strongest: what is taken away, and what is left alone."""
@@ -111,7 +111,7 @@ class Why:
             ),
             others=self._others(),
             trust_text=self.checkup.sentence[:1].upper() + self.checkup.sentence[1:] + ".",
-            trust=[Trust(*_trust(each)) for each in self.checkup.tests if each.verdict != "-"],
+            trust=[Trust(*trust(each)) for each in self.checkup.tests if each.verdict != "-"],
             command=self.command,
             settings=self._settings(),
         )
@@ -194,13 +194,13 @@ def why(
     rival = next((each for each in order if each != e.target), None)
     contrast = owners = None
     given = e.image
+    seen = looked_at.preprocess.tensor(given)  # as it is: a picture would be cut to size once more
     if rival is not None and read(e.method).class_specific:
-        contrast = explain(looked_at, given, target=e.target, against=[rival], **how)
+        contrast = explain(looked_at, seen, target=e.target, against=[rival], **how)
         if min(float(chances[rival]), float(chances[e.target])) >= _COMPETES:
             both: dict[str, Any] = {"among": [[e.target, rival]], "value": "logprob", "seed": seed, "memory": memory}
-            owners = explain(looked_at, [given], "var@sharp(plus(decompx))", [e.target], **both)[0]
-    seen = looked_at.preprocess.tensor(given)[None]
-    mask = strongest(to_grid(e.map[None], "token", looked_at, seen)[0])
+            owners = explain(looked_at, seen[None], "var@sharp(plus(decompx))", [e.target], **both)[0]
+    mask = strongest(to_grid(e.map[None], "token", looked_at, seen[None])[0])
     blurred = given.filter(ImageFilter.GaussianBlur(max(given.size) / 14))
     without, alone = (_mixed(given, blurred, part) for part in (~mask, mask))
     said = tuple((looked_at.label(each), float(chances[each])) for each in order[:_SAID])
@@ -253,7 +253,7 @@ def _owned(e: Explanation) -> tuple[Image.Image, None, str, list[tuple[str, str]
     return show.owner_overlay(e.image, shares, strength(maps)), None, "", list(zip(colours, e.names, strict=False))
 
 
-def _trust(finding: Any) -> tuple[str, str, str]:
+def trust(finding: Any) -> tuple[str, str, str]:
     """Return a word, the verdict and a sentence for someone who reads no statistics."""
     numbers, good = finding.numbers, finding.verdict == "good"
     if finding.name == "faithfulness" and "z" in numbers:

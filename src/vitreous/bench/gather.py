@@ -20,6 +20,7 @@ from vitreous.bench.statistics import seed_scores
 from vitreous.bench.store import Found, RecordedPlan, Store
 from vitreous.bench.units import Setting, Unit
 from vitreous.errors import VitreousError
+from vitreous.judge.explaining import Cost
 from vitreous.metrics import metric
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.states.rank import FLAGS
@@ -50,10 +51,10 @@ class Missing:
 class Gathered:
     """One model on one data set: a table for each seed, and what is to be known about how they came about.
 
-    ``pictures`` are the digests of the rows. ``unreadable`` gives names and reasons. ``explaining`` is seconds per
-    picture and ``together`` how many methods shared them, by method, from the units where it was with the fewest
-    others; ``seconds`` are those of all units, by kind. ``facts`` are versions, devices, threads, revisions of the plan
-    and what was audited.
+    ``pictures`` are the digests of the rows. ``unreadable`` gives names and reasons, ``unsure`` those of pictures
+    whose true class the model gives less than the protocol asks for. ``costs`` are the seconds of each method over all
+    its maps, where units say so; ``seconds`` are those of all units, by kind. ``facts`` are versions, devices, threads,
+    revisions of the plan, every unit that counts, and what was audited.
     """
 
     setting: Setting
@@ -61,9 +62,9 @@ class Gathered:
     tables: tuple[Table, ...]
     pictures: tuple[str, ...]
     unreadable: Mapping[str, str]
+    unsure: Mapping[str, str]
     missing: Missing
-    explaining: Mapping[str, float]
-    together: Mapping[str, int]
+    costs: Mapping[str, Cost]
     seconds: Mapping[str, float]
     facts: Mapping[str, Any]
     _reader: _Reader = field(repr=False)
@@ -113,7 +114,7 @@ class _Reader:
     def __init__(self, store: Store, plans: Sequence[RecordedPlan]) -> None:
         self.store, self.plans = store, plans
         self.where: dict[Cell, str] = places(plans)
-        self._kept: dict[str, Found | None] = {}
+        self._kept: dict[tuple[str, str], Found | None] = {}
 
     @cached_property
     def units(self) -> dict[str, tuple[RecordedPlan, Unit]]:
@@ -141,16 +142,18 @@ class _Reader:
         place = self.where.get(map_cell(setting, seed, picture, method, mode))
         if place is None:
             return None
-        if place not in self._kept:
-            self._kept = {**dict(list(self._kept.items())[-15:]), place: self.store.read(place)}  # a few at a time
-        found = self._kept[place]
-        if found is None or picture not in found[1].get("pictures", ()):
-            return None
-        arrays, said = found
         plan, unit = self.units[place]
         theirs, own = plan.settings[unit.setting], _made_of(setting, method)
         number = next(n for n, label in enumerate(unit.methods) if _made_of(theirs, label) == own)  # by any label
-        return np.asarray(arrays[f"maps/{number}"][arrays[f"rows/{number}/{mode}"][said["pictures"].index(picture)]])
+        maps, rows = f"maps/{number}", f"rows/{number}/{mode}"
+        if (place, rows) not in self._kept:
+            kept = dict(list(self._kept.items())[-15:])  # a few at a time: those of one method, not of all of the unit
+            self._kept = {**kept, (place, rows): self.store.some(place, (maps, rows))}
+        found = self._kept[place, rows]
+        if found is None or picture not in found[1].get("pictures", ()):
+            return None
+        arrays, said = found
+        return np.asarray(arrays[maps][arrays[rows][said["pictures"].index(picture)]])
 
 
 def _made_of(setting: Setting, label: str) -> tuple[str, str]:
@@ -162,7 +165,9 @@ class _Part:
 
     def __init__(self, reader: _Reader, setting: Setting, wanted: Mapping[str, Any], known: Known | None) -> None:
         self.reader, self.setting, self.known = reader, setting, known
-        own = [(plan, unit) for plan in reader.plans for unit in plan.units if self._is_own(plan, unit)]
+        same = [(plan, unit) for plan in reader.plans for unit in plan.units if self._is_own(plan, unit)]
+        own = [(plan, unit) for plan, unit in same if plan.settings[unit.setting].data == setting.data]
+        own = own or same  # a later data set of the same pictures: nothing of it had to be planned
         asked = wanted.get("protocol", {}).get("judge", {}).get("seeds")
         planned = dict.fromkeys(unit.seed for _, unit in own)
         self.seeds = tuple(seed for seed in (asked or planned) if seed in planned)
@@ -174,32 +179,36 @@ class _Part:
         self.confidence: dict[str, dict[str, float]] = {}
         self.names: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
-        self.costs: dict[str, list[tuple[float, int, int]]] = {}
+        self.unsure: dict[str, str] = {}
+        self.costs: dict[str, Cost] = {}
         self.seconds: Counter[str] = Counter()
         self.facts: dict[str, Any] = {
             "versions": {},
             "devices": {},
             "threads": {},
             "units": 0,
+            "done": [],
             "retried": 0,
             "revisions": {},
         }
         self.audits: list[Any] = []
 
     def _is_own(self, plan: RecordedPlan, unit: Unit) -> bool:
-        theirs = plan.settings[unit.setting]
-        return theirs.identity == self.setting.identity and theirs.data == self.setting.data
+        return plan.settings[unit.setting].identity == self.setting.identity
 
     def gathered(self) -> Gathered:
         wanted = set(self.all)
         for plan, unit, (arrays, said) in self.reader.files(self.setting):
             if wanted.intersection(unit.pictures):
-                self._noted(plan, said)
+                self._noted(plan, unit, said)
                 self.names |= plan.names
                 theirs = plan.settings[unit.setting]
                 self._judged(unit, theirs, arrays, said) if unit.judges else self._explained(unit, theirs, said)
         rows = tuple(each for each in self.all if any(each in found for found in self.parts.values()))
-        bad = {each: reason for each, reason in self.unreadable.items() if each in wanted}
+        bad, unsure = (
+            {each: reason for each, reason in found.items() if each in wanted}
+            for found in (self.unreadable, self.unsure)
+        )
         columns = tuple(name for name in self.setting.metrics if any(name == cell[2] for cell in self.parts))
         tables = tuple(self._table(seed, rows, columns) for seed in self.seeds)
         return Gathered(
@@ -208,9 +217,9 @@ class _Part:
             tables=tables,
             pictures=rows,
             unreadable={self._name(each): reason for each, reason in bad.items()},
-            missing=self._missing([each for each in self.all if each not in bad], columns),
-            explaining={name: sum(s for s, _ in c) / sum(n for _, n in c) for name, (_, c) in self._costs().items()},
-            together={name: many for name, (many, _) in self._costs().items()},
+            unsure={self._name(each): reason for each, reason in unsure.items()},
+            missing=self._missing([each for each in self.all if each not in bad and each not in unsure], columns),
+            costs=self.costs,
             seconds=dict(self.seconds),
             facts={**self.facts, "audits": self.audits},
             _reader=self.reader,
@@ -218,7 +227,9 @@ class _Part:
 
     # -- reading -----------------------------------------------------------------------------------------
 
-    def _noted(self, plan: RecordedPlan, said: Mapping[str, Any]) -> None:
+    def _noted(self, plan: RecordedPlan, unit: Unit, said: Mapping[str, Any]) -> None:
+        self.unreadable |= said.get("unreadable", {})
+        self.unsure |= said.get("unsure", {})
         self.facts["units"] += 1
         revision = self.facts["revisions"].setdefault(plan.revision, {"why": plan.why, "units": 0})
         revision["units"] += 1
@@ -227,6 +238,7 @@ class _Part:
             self.facts[kind][value] = self.facts[kind].get(value, 0) + 1
         versions = ", ".join(f"{name} {number}" for name, number in said.get("versions", {}).items())
         self.facts["versions"][versions] = self.facts["versions"].get(versions, 0) + 1
+        self.facts["done"].append((unit, plan.revision, versions, device, said))
         self.facts["retried"] += bool(said.get("retried"))
         if said.get("audit") is not None:
             self.audits.append(said["audit"])
@@ -240,15 +252,13 @@ class _Part:
         return [name for name, how in self.setting.metrics.items() if how == theirs.metrics[label]]
 
     def _explained(self, unit: Unit, theirs: Setting, said: Mapping[str, Any]) -> None:
-        self.unreadable |= said.get("unreadable", {})
         self.seconds["explaining"] += said.get("seconds", 0.0)
-        if "explaining" in said and said.get("pictures"):
-            cost = (float(said["explaining"]), len(said["pictures"]), len(unit.methods))
-            for name in (name for label in unit.methods for name in self._rows(theirs, label)):
-                self.costs.setdefault(name, []).append(cost)
+        for label, cost in zip(unit.methods, said.get("costs", ()), strict=False):
+            for name in self._rows(theirs, label):
+                whole = self.costs.setdefault(name, Cost())
+                self.costs[name] = Cost(**{what: getattr(whole, what) + more for what, more in cost.items()})
 
     def _judged(self, unit: Unit, theirs: Setting, arrays: Mapping[str, Array], said: Mapping[str, Any]) -> None:
-        self.unreadable |= said.get("unreadable", {})
         self.seconds["judging"] += said.get("seconds", 0.0)
         pictures = said.get("pictures", [])
         if not pictures:
@@ -296,14 +306,6 @@ class _Part:
             x = arrays[f"{name.removesuffix('/y')}/x"]
             _, lines = self.curves.setdefault(cell, {}).setdefault(curve, (x, {}))
             lines |= {pictures[row]: arrays[name][row] for row in own}
-
-    def _costs(self) -> dict[str, tuple[int, list[tuple[float, int]]]]:
-        """Return seconds and pictures of the units in which each method had the least company, and how many it had."""
-        least = {name: min(many for _, _, many in costs) for name, costs in self.costs.items()}
-        return {
-            name: (least[name], [(seconds, count) for seconds, count, many in costs if many == least[name]])
-            for name, costs in self.costs.items()
-        }
 
     # -- making ------------------------------------------------------------------------------------------
 

@@ -8,12 +8,24 @@ pictures, methods or metrics gets new units, and none of the old ones changes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from vitreous.bench.store import RecordedPlan
 from vitreous.bench.units import Setting, Task, Unit
 
-__all__ = ["Cell", "map_cell", "missing_units", "open_tasks", "places", "score_cell", "sources", "wanted_units"]
+__all__ = [
+    "Cell",
+    "as_before",
+    "asks_more",
+    "map_cell",
+    "missing_units",
+    "open_tasks",
+    "places",
+    "score_cell",
+    "sources",
+    "wanted_units",
+]
 
 Cell = tuple[str, ...]
 
@@ -175,3 +187,24 @@ def _numbers(plans: Sequence[RecordedPlan]) -> dict[str, int]:
 def _replaced(plans: Sequence[RecordedPlan], plan: RecordedPlan) -> set[str]:
     """Return the units of a plan that a later one runs in smaller parts, since memory ran out."""
     return {unit for later in plans if later.revision > plan.revision for unit in later.replaces}
+
+
+def as_before(setting: Setting, plans: Sequence[RecordedPlan]) -> Setting:
+    """Keep the sizes of an earlier plan of the same model, so that a machine with more memory changes nothing."""
+    for plan in reversed(plans):
+        for known in plan.settings:
+            if known.identity == setting.identity and known.device == setting.device:
+                sizes = {name: getattr(known, name) for name in ("images", "inner", "states", "threads", "memory")}
+                return replace(setting, **sizes)
+    return setting
+
+
+def asks_more(setting: Setting, plans: Sequence[RecordedPlan]) -> bool:
+    """Whether no plan has all these rows and columns under these labels: what is the same may be called otherwise."""
+    same = [known for plan in plans for known in plan.settings if _who(known) == _who(setting)]
+    known = {pair for each in same for pair in (*each.methods.items(), *each.metrics.items())}
+    return not same or not {*setting.methods.items(), *setting.metrics.items()} <= known
+
+
+def _who(setting: Setting) -> tuple[str, str, str]:
+    return setting.label, setting.data, setting.identity

@@ -17,6 +17,7 @@ from vitreous.errors import VitreousError, nearest, one_line
 
 __all__ = [
     "CHOOSE",
+    "PRECISIONS",
     "REQUIRES",
     "SCHEMA",
     "SOURCES",
@@ -33,10 +34,12 @@ __all__ = [
 
 SCHEMA = "vitreous.protocol/1"
 SOURCES = (
-    *("folder", "imagefolder", "csv", "hf", "world", "pets", "cifar10", "cifar100", "mura", "coco", "funnybirds"),
+    *("folder", "imagefolder", "csv", "json", "hf", "world"),
+    *("pets", "cifar10", "cifar100", "mura", "coco", "funnybirds"),
     *("imagenet-val", "imagenet-a", "imagenet-r", "imagenet-s", "imagenet-segmentation"),
     *("quad-imagenet", "part-quad-imagenet"),
 )
+PRECISIONS = ("float32", "float16", "bfloat16")
 CHOOSE = ("first", "random", "per-class", "listed")
 REQUIRES = {
     "cnn": "a view of convolutional networks, which does not exist yet",
@@ -76,8 +79,9 @@ class DataSpec:
     """Pictures: where they come from, how many (0: all) and which.
 
     ``path`` is a folder, a file or a name, where the source has no place of its own, ``names`` a text file for
-    ``choose = "listed"``. ``classes = "own"`` restricts the softmax to those of the data set. ``models`` and
-    ``metrics`` are what of the protocol belongs to these pictures, all where they are empty.
+    ``choose = "listed"``. ``classes = "own"`` restricts the softmax to those of the data set. ``least_confidence``
+    leaves out, for each model, pictures to whose true class it gives a lower probability. ``models`` and ``metrics``
+    are what of the protocol belongs to these pictures, all where they are empty.
     """
 
     source: str
@@ -89,6 +93,7 @@ class DataSpec:
     split: str | None = None
     names: str | None = None
     classes: str | None = None
+    least_confidence: float | None = None
     models: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
 
@@ -223,18 +228,18 @@ def read(name_or_path: str | Path) -> Protocol:
     return read_file(path)
 
 
-def replace_model(protocol: Protocol, name: str) -> Protocol:
+def replace_model(protocol: Protocol, name: str, size: int | None = None) -> Protocol:
     """Return the same protocol with another model, by any name that ``vt.load`` knows.
 
-    It prepares pictures as its own weights want. Rows and data sets are those of the model with the most rows, of those
-    that can run. Published cells stay as they are: they are those of other models.
+    It prepares pictures as its own weights want, in another ``size`` if one is given. Rows and data sets are those of
+    the model with the most rows, of those that can run. Published cells stay as they are: they are those of others.
     """
     ready = [model for model in protocol.models if not model.requires] or list(protocol.models)
     like = max(ready, key=lambda model: len(model.methods) or math.inf)
     sets = [each for each in (protocol.data, *protocol.also) if not each.models or like.label in each.models]
     sets = [replace(each, models=()) for each in sets]
     needs = tuple(word for word in protocol.requires if word not in ("cnn", "weights", "training"))
-    model = ModelSpec(label=name, name=name, methods=like.methods)
+    model = ModelSpec(label=name, name=name, size=size, methods=like.methods)
     return replace(protocol, models=(model,), data=sets[0], also=tuple(sets[1:]), requires=needs)
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vitreous.bench.protocol import (
     CHOOSE,
+    PRECISIONS,
     REQUIRES,
     SCHEMA,
     SOURCES,
@@ -218,10 +219,10 @@ class _Check:
             ("requires", made.requires, tuple(REQUIRES)),
             ("layout.rows", (made.rows,), _AXES),
             ("layout.columns", made.columns, _AXES),
-            ("layout.figures", made.figures, (*KINDS, "strips", "cascade")),
+            ("layout.figures", made.figures, KINDS),
             ("judge.target", (judge.target,), ("pred", "label", "given")),
             ("judge.value", (judge.value,), ("logit", "prob", "logprob")),
-            ("judge.precision", (judge.precision,), ("float32", "float16", "bfloat16")),
+            ("judge.precision", (judge.precision,), PRECISIONS),
             ("judge.upsample", (judge.upsample,), ("bilinear", "nearest")),
             ("judge.ties", (judge.ties,), ("random", "raster", "reverse_raster")),
             ("judge.nonfinite", (judge.nonfinite,), ("exclude", "lowest", "raise")),
@@ -283,6 +284,9 @@ class _Check:
             self._least(f"{where}.{key}", number, 0)
         if data.classes is not None:
             self.file.choice(f"{where}.classes", data.classes, ("own",))
+        if data.least_confidence is not None and not 0 < data.least_confidence <= 1:
+            complaint = "is a probability, above 0 and at most 1"
+            raise self.file.wrong(f"{where}.least_confidence", data.least_confidence, complaint)
         if data.choose == "listed" and data.names is None:
             raise self.file.wrong(f"{where}.choose", data.choose, "needs names, a text file with one picture per line")
         for label in data.models:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,15 +13,16 @@ from typing import Any
 
 from vitreous.bench.hows import mark_of, method_of
 from vitreous.bench.pictures import SourcePictures, digest_of_entry
-from vitreous.bench.planning import Cell, missing_units, open_tasks, places, sources, wanted_units
+from vitreous.bench.planning import Cell, as_before, asks_more, missing_units, open_tasks, places, sources, wanted_units
 from vitreous.bench.protocol import ModelSpec, Protocol, protocol_of_json
 from vitreous.bench.store import Found, RecordedPlan, Store
 from vitreous.bench.units import Setting, Task, Unit
+from vitreous.bench.versions import mixed, versions
 from vitreous.bench.work import Job, Worker, modes_of
 from vitreous.data import Sample
 from vitreous.data.progress import Progress
 from vitreous.data.sets import open_source
-from vitreous.errors import VitreousError, one_line
+from vitreous.errors import VitreousError, VitreousWarning, one_line
 from vitreous.judge.plan import Plan
 from vitreous.metrics import metric
 from vitreous.models import View, load
@@ -134,6 +136,7 @@ class Part:
             upsample=judge.upsample,
             ties=judge.ties,
             nonfinite=judge.nonfinite,
+            least_confidence=self.protocol.data.least_confidence,
             memory=plan.memory,
             images=judge.unit or (min(plan.images, _ON_A_CPU) if view.device.type == "cpu" else plan.images),
             inner=plan.inner,
@@ -172,8 +175,10 @@ class Bench:
     def _load(self, spec: ModelSpec) -> View:
         checkpoint = (self.options.checkpoint or {}).get(spec.label, spec.checkpoint)
         loaded = load(spec.name, checkpoint=checkpoint, device=self.options.device)
+        side = spec.size or loaded.preprocess.size[0]
+        if loaded.preprocess.size != (side, side):  # the model is built for another size, not only its pictures
+            loaded = load(spec.name, checkpoint=checkpoint, device=self.options.device, img_size=side)
         own = loaded.preprocess
-        side = spec.size or own.size[0]
         loaded.preprocess = dataclasses.replace(
             own,
             size=own.size if spec.size is None else (side, side),
@@ -199,16 +204,29 @@ class Bench:
         self.store.mend()
         with self.store.planning() as plans:
             self._refuse_changes([setting for setting, _ in decided], plans)
-            settings = [_as_before(setting, plans) for setting, _ in decided]
+            settings = [as_before(setting, plans) for setting, _ in decided]
             units: list[Unit] = []
             for number, (setting, (_, part)) in enumerate(zip(settings, decided, strict=True)):
                 seeds, pictures = part.protocol.judge.seeds, part.pictures.digests
                 units += missing_units(setting, number, seeds, pictures, plans)
-            if units:
+            if units or any(asks_more(setting, plans) for setting in settings):
                 named = {digest: name for part in self.parts for digest, name in part.names.items()}
                 names = {picture: named[picture] for unit in units for picture in unit.pictures}
-                self.store.add_plan(settings, units, "extended" if plans else "wanted", names)
+                why = "wanted" if not plans else "extended" if units else "other labels"
+                self.store.add_plan(settings, units, why, names, versions=self._versions)
+        self._tell_versions()
         return self.store
+
+    @property
+    def _versions(self) -> dict[str, str]:
+        return versions({text: method_of(text) for text in self.protocol.methods.values()})
+
+    def _tell_versions(self) -> None:
+        """Say so where another version goes on with what is there."""
+        told = mixed((self.store.said(unit) for unit in self.store.finished()), self._versions) if self.tasks() else ""
+        if told:
+            text = f"{self.store.path}: {told}: numbers may differ; the report says whose are whose"
+            warnings.warn(text, VitreousWarning, stacklevel=3)
 
     def _decided(self) -> list[tuple[Setting, Part]]:
         found = []
@@ -347,7 +365,7 @@ class Bench:
             names = {picture: plan.names[picture] for unit in left for picture in unit.pictures}
             sizes = f"inner {job.setting.inner} to {smaller.inner}, states {job.setting.states} to {smaller.states}"
             why = f"out of memory on {smaller.label}: {sizes}"
-            self.store.add_plan([smaller], less, why, names, [each.id for each in left])
+            self.store.add_plan([smaller], less, why, names, [each.id for each in left], self._versions)
 
     def counts(self) -> tuple[int, int]:
         """Return how many units are finished, and how many there are."""
@@ -363,16 +381,6 @@ def _changed(name: str, word: str, lost: bool) -> str:
     if lost:
         return f"{one_line(name)}, which this run was planned with, is not among the pictures of {word} any more"
     return f"{one_line(name)} of {word} has changed since this run was planned: picture, label or truth"
-
-
-def _as_before(setting: Setting, plans: Sequence[RecordedPlan]) -> Setting:
-    """Keep the sizes of an earlier plan of the same model, so that a machine with more memory changes nothing."""
-    for plan in reversed(plans):
-        for known in plan.settings:
-            if known.identity == setting.identity and known.device == setting.device:
-                sizes = {name: getattr(known, name) for name in ("images", "inner", "states", "threads", "memory")}
-                return dataclasses.replace(setting, **sizes)
-    return setting
 
 
 class _Everywhere:

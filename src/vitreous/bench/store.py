@@ -14,7 +14,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class RecordedPlan:
     """Settings and units as they were decided once; ``revision`` counts from 1.
 
     ``names`` are those of the pictures by their digests. ``replaces`` are units of earlier plans that these stand for:
-    memory ran out, and they are run in smaller parts.
+    memory ran out, and they are run in smaller parts. ``versions`` are those of the code that planned.
     """
 
     def __init__(
@@ -52,15 +52,17 @@ class RecordedPlan:
         why: str,
         names: Mapping[str, str],
         replaces: Sequence[str] = (),
+        versions: Mapping[str, str] | None = None,
     ) -> None:
         self.revision, self.settings, self.units, self.why = revision, settings, units, why
-        self.names, self.replaces = dict(names), tuple(replaces)
+        self.names, self.replaces, self.versions = dict(names), tuple(replaces), dict(versions or {})
 
     def to_json(self) -> dict[str, Any]:
         return {
             "schema": "vitreous.plan/1",
             "revision": self.revision,
             "why": self.why,
+            "versions": self.versions,
             "settings": [setting.to_json() for setting in self.settings],
             "units": [unit.to_json() for unit in self.units],
             "names": self.names,
@@ -71,7 +73,8 @@ class RecordedPlan:
     def from_json(cls, data: Mapping[str, Any]) -> RecordedPlan:
         settings = [Setting.from_json(each) for each in data["settings"]]
         units = [Unit.from_json(each) for each in data["units"]]
-        return cls(data["revision"], settings, units, data["why"], data["names"], data["replaces"])
+        known = data["names"], data["replaces"], data.get("versions")
+        return cls(data["revision"], settings, units, data["why"], *known)
 
 
 class Store:
@@ -136,9 +139,10 @@ class Store:
         why: str,
         names: Mapping[str, str],
         replaces: Sequence[str] = (),
+        versions: Mapping[str, str] | None = None,
     ) -> RecordedPlan:
         """Record a plan under the next number; the caller holds ``planning``."""
-        plan = RecordedPlan(len(self.plans()) + 1, settings, units, why, names, replaces)
+        plan = RecordedPlan(len(self.plans()) + 1, settings, units, why, names, replaces, versions)
         self._write(f"plans/{plan.revision:04d}.json", plan.to_json())
         return plan
 
@@ -194,9 +198,14 @@ class Store:
 
     def said(self, unit: str) -> dict[str, Any] | None:
         """Return the words of a unit without its arrays."""
+        found = self.some(unit, ())
+        return None if found is None else found[1]
+
+    def some(self, unit: str, names: Iterable[str]) -> Found | None:
+        """Return some arrays of a unit and its words; what else is in it stays on disk."""
         try:
             with np.load(self._unit(unit), allow_pickle=False) as file:
-                return _words(file["said.json"])
+                return {name: file[name] for name in names}, _words(file["said.json"])
         except _BROKEN:
             return None
 

@@ -51,6 +51,7 @@ class Setting:
     upsample: str = "bilinear"
     ties: str = "random"
     nonfinite: str = "exclude"
+    least_confidence: float | None = None
     memory: float = 4.0
     images: int = 32
     inner: int = 32

@@ -14,16 +14,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitreous import __version__
 from vitreous.bench.planning import Cell, map_cell
 from vitreous.bench.store import Found
 from vitreous.bench.units import Setting, Unit
+from vitreous.bench.versions import versions
 from vitreous.data import Sample
 from vitreous.errors import ImageError, VitreousError
 from vitreous.judge.plan import Plan
 from vitreous.judge.unit import Judged, mapped, unit
 from vitreous.metrics import Geometry, Maps, metric
 from vitreous.models import View
+from vitreous.passes.target import probabilities
 
 __all__ = ["Job", "Pictures", "Worker", "modes_of"]
 
@@ -99,7 +100,7 @@ class Worker:
             "device": view.device.type,
             "hardware": torch.cuda.get_device_name(view.device) if view.device.type == "cuda" else platform.machine(),
             "threads": setting.threads,
-            "versions": {"vitreous": __version__, "torch": torch.__version__},
+            "versions": versions({setting.methods[name]: self.how(setting, name) for name in job.unit.methods}),
         }
         return arrays, {**facts, **said}
 
@@ -119,7 +120,8 @@ class Worker:
         view, piece = self.view(job.setting), job.unit
         samples, there, unreadable = self._samples(job, piece.pictures)
         arrays: Arrays = {}
-        said: dict[str, Any] = {"pictures": there, "unreadable": unreadable}
+        samples, there, unsure = self._sure(job, samples, there)
+        said: dict[str, Any] = {"pictures": there, "unreadable": unreadable, "unsure": unsure}
         if samples:
             found = mapped(view, samples, self._plan(job.setting, piece, view, ()), piece.modes, self.tick)
             for number, name in enumerate(piece.methods):
@@ -129,7 +131,7 @@ class Worker:
                     arrays[f"rows/{number}/{mode}"] = np.asarray(rows, np.int32)
             arrays |= {f"classes/{mode}": each.cpu().numpy() for mode, each in found.classes.items()}
             said |= {"names": [sample.picture.name for sample in samples], "inner": found.inner}
-            said["explaining"] = found.seconds
+            said |= {"explaining": found.seconds, "costs": [dataclasses.asdict(found.costs[n]) for n in piece.methods]}
         return arrays, said
 
     # -- judging -----------------------------------------------------------------------------------------
@@ -139,8 +141,8 @@ class Worker:
         plan = self._plan(job.setting, piece, view, piece.metrics)
         readable = [picture for picture in piece.pictures if stored.has(picture)]
         samples, there, unreadable = self._samples(job, readable)
-        missing = {picture: stored.reason(picture) for picture in piece.pictures if picture not in readable}
-        said: dict[str, Any] = {"pictures": there, "unreadable": {**missing, **unreadable}}
+        missing = {what: stored.left_out(what, piece.pictures) for what in ("unreadable", "unsure")}
+        said: dict[str, Any] = {"pictures": there, **missing, "unreadable": {**missing["unreadable"], **unreadable}}
         if not samples:
             return {}, said
         maps = {name: stored.maps(name, there) for name in piece.methods}
@@ -158,6 +160,23 @@ class Worker:
             except ImageError as error:
                 unreadable[picture] = str(error)
         return samples, there, unreadable
+
+    def _sure(
+        self, job: Job, samples: list[Sample], there: list[str]
+    ) -> tuple[list[Sample], list[str], dict[str, str]]:
+        """Return the pictures to whose true class the model gives enough, their digests, and why the others go."""
+        setting, view, unsure = job.setting, self.view(job.setting), dict[str, str]()
+        if setting.least_confidence is None or not samples:
+            return samples, there, unsure
+        for sample, picture in zip(samples, there, strict=True):
+            if sample.label is None:
+                raise VitreousError(f"least_confidence needs the true class of {sample.picture.name}: give labels")
+            logits = view.logits(view.cast(sample.picture.tensor[None]))
+            chance = float(probabilities(logits, setting.classes)[0, sample.label])
+            if chance < setting.least_confidence:
+                unsure[picture] = f"{view.label(sample.label)} has {chance:.2g}, less than {setting.least_confidence:g}"
+        kept = [at for at, picture in enumerate(there) if picture not in unsure]
+        return [samples[at] for at in kept], [there[at] for at in kept], unsure
 
     def _plan(self, setting: Setting, piece: Unit, view: View, metrics: Sequence[str]) -> Plan:
         probe = torch.empty(1, 3, *setting.size, dtype=view.dtype, device=view.device)
@@ -207,11 +226,13 @@ class _Stored:
         return self._file(picture, self.job.unit.methods[0], self._modes[0])[1]
 
     def has(self, picture: str) -> bool:
-        """Whether a picture could be read when it was explained."""
+        """Whether a picture could be read and was not left out when it was explained."""
         return picture in self._first(picture)["pictures"]
 
-    def reason(self, picture: str) -> str:
-        return str(self._first(picture)["unreadable"][picture])
+    def left_out(self, what: str, pictures: Sequence[str]) -> dict[str, str]:
+        """Return why some of these pictures have no map."""
+        found = {picture: self._first(picture).get(what, {}).get(picture) for picture in pictures}
+        return {picture: str(reason) for picture, reason in found.items() if reason is not None}
 
     @cached_property
     def _modes(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -62,6 +62,7 @@ def run(
         Optional[str],  # noqa: UP045
         typer.Option("--model", "-m", help="Another model instead of the protocol's.", show_default=False),
     ] = None,
+    img_size: options.ImgSize = None,
     method: Annotated[
         _Several,
         typer.Option(
@@ -77,6 +78,10 @@ def run(
     checkpoint: Annotated[_Several, typer.Option(help="LABEL=FILE: weights of a model; may be repeated.")] = None,
     device: options.Device = "auto",
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker, part of the plan.")] = 1,
+    precision: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Of perturbed images on a GPU: float32, float16 or bfloat16.", show_default="the protocol's"),
+    ] = None,
     memory: options.Memory = None,
     workers: Annotated[
         Optional[int],  # noqa: UP045
@@ -107,7 +112,7 @@ def run(
     from vitreous.words import check_choice
 
     check_choice("engine", engine, ENGINES)
-    wanted = _asked(_read(protocol, model), method, metric, seed)
+    wanted = _asked(_read(protocol, model, img_size), method, metric, seed, precision)
     how = Options(
         data=_pairs(places, "data") if isinstance(places, list) else _place(places),
         device=device,
@@ -138,6 +143,33 @@ def status(folder: _Folder, as_json: options.AsJson = False) -> None:
         _show(found)
 
 
+@app.command()
+def pack(
+    folder: _Folder,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, such as run.zip.")],
+    maps: Annotated[bool, typer.Option(help="With the maps; without them it is small.")] = True,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Write a run into one file, to report it, or go on with it, on another machine."""
+    from vitreous.bench.pack import pack as write
+
+    written = write(folder, file, maps=maps, overwrite=overwrite)
+    options.say(f"{folder} is packed in {written}, {written.stat().st_size / 2**20:.1f} MiB")
+
+
+@app.command()
+def unpack(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A packed run.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put it: a new folder, or the same run.")],
+) -> None:
+    """Put a packed run into a folder; units that the same run already has there stay."""
+    from vitreous.bench.engines.progress import status as read_status
+    from vitreous.bench.pack import unpack as put
+
+    found = read_status(put(file, folder))
+    options.say(f"{found.protocol}: {found.done} of {found.total} units are done in {folder}")
+
+
 def _show(found: Status) -> None:
     from vitreous.bench.engines.progress import in_words
 
@@ -152,7 +184,11 @@ def _show(found: Status) -> None:
         options.say(f"time left: {told}")
     for revision, why in found.revisions.items():
         options.say(f"plan {revision}: {why}")
-    _list(f"{len(found.unreadable)} pictures cannot be read and are left out:", found.unreadable)
+    if len(found.versions) > 1:
+        told = ", ".join(f"{count} of Vitreous {version}" for version, count in found.versions.items())
+        options.say(f"units are from several versions: {told}")
+    for words, names in _left_out(found):
+        _list(f"{words}:", names)
     _list(
         f"{len(found.failures)} units failed at first or were lost with their worker:",
         {unit: f"{len(tries)} times, at last: {tries[-1]}" for unit, tries in found.failures.items()},
@@ -170,14 +206,22 @@ def _list(title: str, lines: dict[str, str] | Any) -> None:
         options.say(f"  and {len(lines) - _SHOWN} more; --json has them all")
 
 
+def _left_out(found: Status) -> list[tuple[str, Mapping[str, str]]]:
+    """Return which pictures do not count, and why, in words; nothing where all do."""
+    told = [
+        ("pictures cannot be read and are left out", found.unreadable),
+        ("pictures are left out since the model gives their class too little", found.unsure),
+    ]
+    return [(f"{len(names)} {words}", names) for words, names in told if names]
+
+
 def _end(store: Any, out: Path) -> None:
     from vitreous.bench.engines.progress import status as read_status
 
     found = read_status(store)
-    if found.unreadable:
-        names = ", ".join(map(one_line, list(found.unreadable)[:3]))
-        more = ", …" if len(found.unreadable) > 3 else ""
-        options.say(f"{len(found.unreadable)} pictures cannot be read and are left out: {names}{more}")
+    for words, names in _left_out(found):
+        some = ", ".join(map(one_line, list(names)[:3]))
+        options.say(f"{words}: {some}{', …' if len(names) > 3 else ''}")
     for revision, why in found.revisions.items():
         if revision > 1:
             options.say(f"plan {revision}: {why}")
@@ -186,18 +230,30 @@ def _end(store: Any, out: Path) -> None:
     options.say(f"{found.done} of {found.total} units are done in {out}{rest}")
 
 
-def _read(name: str, model: str | None) -> Protocol:
+def _read(name: str, model: str | None, size: int | None) -> Protocol:
     from vitreous.bench.protocol import read, replace_model
 
     known = read(name)
-    return known if model is None else replace_model(known, model)
+    if model is None and size is not None:
+        raise VitreousError("--img-size is that of another model: give --model too")
+    return known if model is None else replace_model(known, model, size)
 
 
 def _asked(
-    protocol: Protocol, method: Sequence[str] | None, metric: Sequence[str] | None, seed: Sequence[int] | None
+    protocol: Protocol,
+    method: Sequence[str] | None,
+    metric: Sequence[str] | None,
+    seed: Sequence[int] | None,
+    precision: str | None,
 ) -> Protocol:
-    """Return the protocol with other rows, metrics or seeds."""
+    """Return the protocol with other rows, metrics, seeds or numbers."""
+    from vitreous.bench.protocol import PRECISIONS
+    from vitreous.words import check_choice
+
     judge = protocol.judge
+    if precision is not None:
+        check_choice("precision", precision, PRECISIONS)
+        judge = dataclasses.replace(judge, precision=precision)
     if metric:
         named, added = _added(metric)
         own = () if named else judge.metrics

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from vitreous import __version__
-from vitreous.cli import bench, birds, doctor, explain, lists, report, score, stats, trial, why, world
+from vitreous.cli import bench, birds, doctor, explain, explore, lists, report, score, stats, trial, why, world
 from vitreous.cli.vocabulary import current, in_options
 from vitreous.errors import VitreousError, VitreousWarning, one_line
 
@@ -37,6 +37,7 @@ app.command()(lists.metrics)
 app.command()(lists.models)
 app.command()(lists.cite)
 app.command()(lists.demo)
+app.command()(explore.explore)
 app.command()(doctor.doctor)
 app.command()(stats.stats)
 app.command()(trial.trial)

@@ -59,11 +59,16 @@ def reproduce(
         _Several, typer.Option(help="Where the pictures are; LABEL=PATH, repeated, if there are several data sets.")
     ] = None,
     model: options.NamedModel = None,
+    img_size: options.ImgSize = None,
     method: Annotated[_Several, typer.Option(help="Only these rows of the paper; may be repeated.")] = None,
     images: Annotated[Optional[int], typer.Option(min=1, help="How many pictures.")] = None,  # noqa: UP045
     checkpoint: Annotated[_Several, typer.Option(help="LABEL=FILE: weights of a model; may be repeated.")] = None,
     device: options.Device = "auto",
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker, part of the plan.")] = 1,
+    precision: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Of perturbed images on a GPU: float32, float16 or bfloat16.", show_default="the protocol's"),
+    ] = None,
     memory: options.Memory = None,
     workers: Annotated[Optional[int], typer.Option(min=1, help="Processes.")] = None,  # noqa: UP045
     reference: _Reference = None,
@@ -87,11 +92,13 @@ def reproduce(
         folder,
         data=data,
         model=model,
+        img_size=img_size,
         method=method,
         images=images,
         checkpoint=checkpoint,
         device=device,
         threads=threads,
+        precision=precision,
         memory=memory,
         workers=workers,
         quiet=quiet,

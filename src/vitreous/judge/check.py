@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitreous.data import Progress
 from vitreous.errors import MapError, ModelError, TargetError, VitreousError
 from vitreous.methods import Answer, Method, answer, method, to_grid
 from vitreous.metrics import Geometry, Maps, Pool, metric
@@ -34,6 +35,7 @@ OWN = (0.9, 0.98)
 ANSWERABLE = (0.7, 0.9)
 """Rank correlation with the map under a shuffled head, at most: half and four fifths of the variance of the ranks."""
 
+_FORWARDS, _AGAIN = 51, 4  # states, and how often the map is made again, at most
 _AREAS = ("insertion", "deletion")
 _ORDERS = 5  # random orders; each is read backwards too, which makes ten
 _STEPS = 5
@@ -48,11 +50,13 @@ def check(
     *,
     inputs: Tensor | None = None,
     memory: float | None = None,
+    progress: Progress | None = None,
 ) -> Checkup:
     """Return what cheap tests say about one explanation; they can condemn it, not acquit it.
 
     ``model`` is not needed for an explanation made in this process, as long as its model is still there. ``inputs`` is
-    the tensor ``[3, H, W]`` it was made from, if it was: its picture has eight bits only.
+    the tensor ``[3, H, W]`` it was made from, if it was: its picture has eight bits only. ``progress`` is called with
+    how many inputs have been run, and about how many there are.
 
     - *faithfulness*: pixels turn grey in the order of the map, 20, 40, 60 and 80 % of them. Insertion, the area under
       ``P`` with the top ones alone, less deletion, the area without them, in units of its deviation over five random
@@ -68,7 +72,9 @@ def check(
     Maps of pixels are summed into patches first. Cost: 51 forwards and at most four more explanations (one less for
     methods that draw nothing at random, two less for those that know no class).
     """
-    case = _Case(explanation, *_maker(explanation, model), inputs, memory)
+    seen, how = _maker(explanation, model)
+    tick = None if progress is None else _Counted(progress, _FORWARDS + _AGAIN * how.forwards(seen))
+    case = _Case(explanation, seen, how, inputs, memory, tick)
     tests = list(case.tests())
     findings = tuple(finding for finding, _ in tests)
     verdict = max((f.verdict for f in findings if f.verdict != "-"), key=VERDICTS.index, default="weak")
@@ -101,6 +107,7 @@ class _Case:
     how: Method
     given: Tensor | None
     memory: float | None
+    tick: Callable[[int], None] | None
 
     def tests(self) -> Iterator[tuple[Finding, str]]:
         self._same_model()
@@ -227,7 +234,7 @@ class _Case:
         e, seen = self.explanation, seen or self.view
         asked, rivals = e.target if target is None else target, list(e.against) or None
         aim = Target.of(seen, 1, asked, rivals, e.asked, e.only or None, [e.among] if e.among else None)
-        return Session(seen, self.inputs, aim, e.seed if seed is None else seed, memory=self.memory)
+        return Session(seen, self.inputs, aim, e.seed if seed is None else seed, memory=self.memory, tick=self.tick)
 
     def _found(self, session: Session) -> Tensor:
         """Return the method's map in a session, on the grid of the explanation's own and then in patches."""
@@ -246,7 +253,7 @@ class _Case:
         assert e.target is not None
         among = sorted({e.target, *e.against}) if e.against else list(e.only)
         only = torch.tensor(among) if among and seen.classes > 1 else None
-        pool = Pool(seen, judges, Geometry((high, wide), seen.grid(self.inputs)), ["given"], only=only)
+        pool = Pool(seen, judges, Geometry((high, wide), seen.grid(self.inputs)), ["given"], only=only, tick=self.tick)
         rows = {"given": np.zeros(1, np.int64)}
         maps = {name: Maps(each, rows) for name, each in {"own": self.map, **random}.items()}
         looked = pool.engine.look(self.inputs)
@@ -268,6 +275,17 @@ class _Case:
                     f"{self.view.name} gives {label} {now:.3f}, the explanation has {then:.3f}: "
                     "it is of another model, or of a tensor that its picture does not hold (give inputs=)"
                 )
+
+
+class _Counted:
+    """Turns inputs that were run into a share of what there is."""
+
+    def __init__(self, progress: Progress, total: float) -> None:
+        self.progress, self.total, self.done = progress, max(1, round(total)), 0
+
+    def __call__(self, inputs: int) -> None:
+        self.done = min(self.total, self.done + inputs)
+        self.progress(self.done, self.total)
 
 
 def agreement(one: Tensor, other: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +20,25 @@ from vitreous.metrics import Explained, Maps, Need
 from vitreous.metrics.curves import Array
 from vitreous.models import View
 from vitreous.models.parts import SubView
-from vitreous.passes import Session, Target
+from vitreous.passes import Pass, Session, Target
 from vitreous.passes.memory import InnerBatch
 from vitreous.passes.random import Draws
 from vitreous.passes.target import class_sets
 
-__all__ = ["Explaining"]
+__all__ = ["Cost", "Explaining"]
+
+
+@dataclass
+class Cost:
+    """The seconds of a method for some maps: what it did by itself, and the passes that it shares, each taken whole.
+
+    Their sum is about what it takes alone: a shared pass may do more than one of its methods needs. A result that two
+    methods are made of is counted with the first of them.
+    """
+
+    own: float = 0.0
+    shared: float = 0.0
+    maps: int = 0
 
 
 @dataclass
@@ -39,6 +53,7 @@ class Explaining:
 
     def __post_init__(self) -> None:
         self.inner = InnerBatch(self.plan.inner)
+        self.costs = {name: Cost() for name in self.plan.methods}
         sets = [sample.among for sample in self.samples]
         if None in sets and any(each is not None for each in sets):
             raise TargetError(f"{self.samples[sets.index(None)].picture.name} has no set of classes, but others have")
@@ -107,14 +122,54 @@ class Explaining:
             among = None if self.among is None else self.among[images]
             aim = Target(classes=wanted.cpu(), value=plan.value, only=plan.only, among=among)
             session = Session(view, inputs, aim, seed, self.inner, plan.memory, self._alive)
-            for name, answered in zip(own, answer(session, own.values(), check=False), strict=True):
-                by_method[name] = answered.map
+            self._share(session, own)
+            for name, method in own.items():
+                began = self._now()
+                by_method[name] = answer(session, [method], check=False)[0].map
+                self._spent(name, self._now() - began, len(inputs))
         for name, how in hows.items():
             if isinstance(how, Foreign):
                 some = [self.samples[image] for image in images.tolist()]
+                began = self._now()
                 by_method[name] = how.maps(name, view, some, inputs, wanted)
+                self._spent(name, self._now() - began, len(inputs))
                 self._alive(len(inputs))
         return by_method
+
+    def _share(self, session: Session, methods: Mapping[str, Method]) -> None:
+        """Run every pass that these methods are known to need, equal ones once, and note how long each took.
+
+        As ``prepare`` does it, but one pass at a time: those of the value that is explained first, and what needs no
+        backward along with the first.
+        """
+        kinds: dict[Any, dict[str, list[Pass]]] = {}
+        for name, method in methods.items():
+            for each in method.asks(session.view):
+                kind = (each.value, each.rules) if each.backward else None
+                kinds.setdefault(kind, {}).setdefault(name, []).append(each)
+        forward = kinds.pop(None, {})
+        order = sorted(kinds, key=lambda kind: kind[0] is not None) or [None]
+        for name, asks in forward.items():
+            kinds.setdefault(order[0], {}).setdefault(name, []).extend(asks)
+        for kind in order:
+            readers = kinds.get(kind, {})
+            began = self._now()
+            with torch.autocast(session.inputs.device.type, enabled=False):
+                session.prepare([each for asks in readers.values() for each in asks])
+            taken = self._now() - began
+            for name in readers:
+                self._spent(name, taken, shared=len(readers) > 1)
+
+    def _now(self) -> float:
+        if self.inputs.is_cuda:
+            torch.cuda.synchronize(self.inputs.device)
+        return time.perf_counter()
+
+    def _spent(self, name: str, seconds: float, maps: int = 0, shared: bool = False) -> None:
+        cost = self.costs[name]
+        cost.own += 0.0 if shared else seconds
+        cost.shared += seconds if shared else 0.0
+        cost.maps += maps
 
     def _alive(self, inputs: int) -> None:
         """Say that a batch is done, which is a moment to stop at; explaining runs no states."""

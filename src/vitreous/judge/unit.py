@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitreous.data import Sample
 from vitreous.errors import ImageError, TargetError
-from vitreous.judge.explaining import Explaining
+from vitreous.judge.explaining import Cost, Explaining
 from vitreous.judge.plan import Plan
 from vitreous.metrics import Answers, Curve, Maps, Pool, TruthOf
 from vitreous.metrics.base import as_parts
@@ -54,12 +54,13 @@ class Judged:
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """The maps of one unit, what it took to make them, and the classes that they explain, by mode."""
+    """The maps of one unit, what it took to make them (all, and by method), and the classes they explain, by mode."""
 
     maps: Mapping[str, Maps]
     classes: Mapping[str, Tensor]
     inner: int
     seconds: float
+    costs: Mapping[str, Cost]
 
 
 def mapped(
@@ -79,7 +80,7 @@ def mapped(
     began = time.perf_counter()
     explaining = Explaining(view, plan, samples, inputs, tick)
     maps = explaining.maps(wanted)
-    return Mapped(maps, wanted, explaining.inner.size, time.perf_counter() - began)
+    return Mapped(maps, wanted, explaining.inner.size, time.perf_counter() - began, explaining.costs)
 
 
 def unit(

@@ -8,6 +8,7 @@ and Tibshirani 1993). Rows that belong together (the cells of one grid, two clas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -26,10 +27,13 @@ __all__ = [
     "Difference",
     "Groups",
     "Interval",
+    "clustered_error",
     "difference",
     "interval",
     "intervals",
     "mean",
+    "members",
+    "p_value",
     "resampled",
 ]
 
@@ -53,7 +57,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean paired difference of two methods, its interval, and a two-sided p-value."""
+    """The mean paired difference of two methods, its interval, and a two-sided p-value (see ``p_value``)."""
 
     mean: float
     low: float
@@ -65,6 +69,14 @@ class Difference:
         return asdict(self)
 
 
+def members(rows: int, groups: Groups) -> Array:
+    """Return which unit each row belongs to, ``[rows]``, counted from 0: itself, or its group."""
+    member = np.arange(rows) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    if len(member) != rows:
+        raise VitreousError(f"{len(member)} groups for {rows} images")
+    return np.asarray(member)
+
+
 def resamples(images: int, samples: int = SAMPLES, seed: int = 0, groups: Groups = None) -> Iterator[Array]:
     """Yield the weights of the images in some resamples, ``[r, n]``, until there are ``samples`` of them.
 
@@ -74,9 +86,7 @@ def resamples(images: int, samples: int = SAMPLES, seed: int = 0, groups: Groups
         raise VitreousError(f"samples={samples} must be at least 1")
     if not images:
         raise VitreousError("there are no scores to resample")
-    member = np.arange(images) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
-    if len(member) != images:
-        raise VitreousError(f"{len(member)} groups for {images} images")
+    member = members(images, groups)
     units = int(member.max()) + 1
     draws, at_once = Draws.of(seed, "bootstrap"), max(1, _BLOCK // images)
     for start in range(0, samples, at_once):
@@ -152,7 +162,32 @@ def difference(
     gaps = scores[:, 0] - scores[:, 1]
     gaps = gaps[~np.isnan(gaps)]
     low, high = interval(gaps, level)
-    tail = min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))
-    p = min(1.0, 2 * (tail + 1) / (len(gaps) + 1))  # never zero: so many resamples cannot tell
+    p = p_value(gaps, len(np.unique(members(len(there), groups)[there])))
     first, second = (float(aggregate(parts, np.ones((1, len(parts))))[0]) for parts in pair)
     return Difference(first - second, low, high, p, int(there.sum()))
+
+
+def p_value(gaps: Array, units: int) -> float:
+    """Return a two-sided p-value from the differences ``[B]`` of some resamples of so many units.
+
+    ``2 (tail + 1) / (B + 1)``, tail the resamples on the rarer side of zero; never below ``2 ** (1 - units)``,
+    which is how often all of them lie on one side if either side is as likely. One image proves nothing, whatever it
+    says: resamples of it are all the same.
+    """
+    tail = min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))
+    return min(1.0, max(2 * (tail + 1) / (len(gaps) + 1), 2.0 ** (1 - units)))
+
+
+def clustered_error(gaps: Array, groups: Groups = None) -> float:
+    """Return the standard error of the mean of ``[n]``, rows of a group taken as one; NaN from fewer than two units.
+
+    ``sqrt(G / (G - 1) sum_g (sum_{i in g} (d_i - mean))^2) / n`` with G groups; each row a group, ``s / sqrt(n)``.
+    """
+    there = np.isfinite(gaps)
+    units = np.unique(members(len(gaps), groups)[there], return_inverse=True)[1]
+    count = int(units.max()) + 1 if len(units) else 0
+    if count < 2:
+        return math.nan
+    own = gaps[there]
+    sums = np.bincount(units, weights=own - own.mean())
+    return float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(own))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import VitreousError, nearest
-from vitreous.metrics.bootstrap import SAMPLES, Difference, Interval, interval, means, resamples
+from vitreous.metrics.bootstrap import SAMPLES, Difference, Interval, interval, means, p_value, resamples
 from vitreous.metrics.curves import Array
 from vitreous.results.formats import aligned, comma_separated, html_rows, markdown
 from vitreous.results.records import plain, record, write
@@ -103,9 +103,7 @@ class Birds:
         gaps = gaps[~np.isnan(gaps)]
         if np.isnan(gap) or not len(gaps):
             raise VitreousError(f"{one} and {other} have no {column} to compare")
-        tail = min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))
-        p = min(1.0, 2 * (tail + 1) / (len(gaps) + 1))  # never zero: so many resamples cannot tell
-        return Difference(float(gap), *interval(gaps), p, len(self.images))
+        return Difference(float(gap), *interval(gaps), p_value(gaps, len(self.images)), len(self.images))
 
     def threshold(self, method: str) -> float:
         """Return t*, the threshold at which completeness is best; NaN where it is undefined."""

@@ -62,13 +62,13 @@ def sweeps(methods: Sequence[str]) -> list[Sweep]:
     ]
 
 
-def _swept(table: Table, methods: Sequence[str], x: Sequence[float] | None) -> list[Sweep]:
+def _swept(methods: Sequence[str], x: Sequence[float] | None, name: str) -> list[Sweep]:
     if x is None:
         return sweeps(methods)
     if len(x) != len(methods) or len(set(x)) != len(x):
         raise VitreousError(f"x needs a different number for each of the {len(methods)} methods")
     order = sorted(range(len(x)), key=lambda at: x[at])
-    return [Sweep("methods", "x", tuple(methods[at] for at in order), tuple(float(x[at]) for at in order))]
+    return [Sweep(name, "x", tuple(methods[at] for at in order), tuple(float(x[at]) for at in order))]
 
 
 def sweep(
@@ -78,10 +78,11 @@ def sweep(
     *,
     x: Sequence[float] | None = None,
     across: str = "",
+    name: str = "methods",
     against: Sequence[str] | None = None,
     width: str | float = "column",
 ) -> figures.Figure:
-    found = _swept(table, methods, x)
+    found = _swept(methods, x, name)
     levels = [each for each in ("random",) if each in table.methods] if against is None else list(against)
     lines = [_scores(table, metric, each.name, each.methods, each.x) for each in found]
     flat = [_scores(table, metric, known_as(each), [each], [0.0]) for each in levels]
@@ -114,10 +115,11 @@ def histogram(
     *,
     x: Sequence[float] | None = None,
     across: str = "",
+    name: str = "methods",
     width: str | float = "column",
 ) -> figures.Figure:
     """How many images have their best score where; of equal scores, the first."""
-    found = _swept(table, methods, x)
+    found = _swept(methods, x, name)
     if len(found) > 1:
         raise VitreousError(f"name the methods of one sweep: {', '.join(each.name for each in found)}")
     (one,) = found

@@ -17,7 +17,16 @@ from vitreous import disk
 from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.base import Metric, as_parts
 from vitreous.metrics.bins import Bin, bins
-from vitreous.metrics.bootstrap import SAMPLES, Cell, Difference, Interval, difference, interval, resampled
+from vitreous.metrics.bootstrap import (
+    SAMPLES,
+    Cell,
+    Difference,
+    Interval,
+    clustered_error,
+    difference,
+    interval,
+    resampled,
+)
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.registry import metric as metric_of
 from vitreous.metrics.verdicts import Verdict, verdict
@@ -94,11 +103,13 @@ class Table:
         return difference(first, second, aggregate, samples=self.samples, seed=self.seed, groups=self.groups)
 
     def z(self, method: str, metric: str, against: str = "random") -> float:
-        """Return how many standard errors a method lies above another, image by image; NaN where that is undefined."""
+        """Return how many standard errors a method lies above another, image by image; NaN where that is undefined.
+
+        Images of a group count as one.
+        """
         gaps = self[method, metric] - self[against, metric]
-        gaps = gaps[~np.isnan(gaps)]
-        error = gaps.std(ddof=1) / math.sqrt(len(gaps)) if len(gaps) > 1 else 0.0
-        return float(gaps.mean() / error) if error > 0 else math.nan
+        error = clustered_error(gaps, self.groups)
+        return float(np.nanmean(gaps) / error) if error > 0 else math.nan
 
     def bins(
         self,

@@ -53,7 +53,7 @@ def bars(scales: Collection[Scale], relative: bool, wide: int, size: int) -> lis
     return [bar(kinds[kind], relative, wide, size) for kind in sorted(kinds)]
 
 
-def statement(scales: Collection[Scale], percentile: float, rule: Rule) -> str:
+def statement(scales: Collection[Scale], percentile: float, rule: Rule, mode: str = "bilinear") -> str:
     """What the colours mean, in a sentence or two."""
     if len(scales) == 1:
         (only,) = scales
@@ -68,7 +68,8 @@ def statement(scales: Collection[Scale], percentile: float, rule: Rule) -> str:
         )
     if any(scale.floor for scale in scales):
         said += f" Maps that sit on a large constant, or whose sign says nothing, are {_FROM}."
-    return f"{said} Up-sampled bilinearly; opacity grows with |value|."
+    drawn = "Up-sampled bilinearly" if mode == "bilinear" else "Drawn patch by patch"
+    return f"{said} {drawn}; opacity grows with |value|."
 
 
 def captioned(picture: Image.Image, scale: Scale, caption: str, colours: str | None = None) -> Sheet:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from .colour import Scale, number
 from .legend import TIGHT, Rule, bars, statement
-from .overlay import overlay
+from .overlay import Mode, overlay
 from .sheet import INK, SOFT_INK, Sheet, stacked
 from .text import line_height, wrap
 
@@ -101,13 +101,15 @@ def sheet(
     scale: Rule = "each",
     titles: Sequence[str] = (),
     zoom: float = 1.0,
+    alpha: float = 0.55,
+    mode: Mode = "bilinear",
 ) -> Sheet:
     """A labelled grid, with a colour bar per kind of map and a caption that states the scales.
 
     `scale="each"`: every map has a `Scale` of its own. `"group"`: cells of one `group` share one. Both are drawn on
     one relative bar, 1 at the limit, which is written under each tile. `"panel"`: one raw scale for everything.
     Wherever there is only one scale, the bar has the raw values. `titles` has a heading for each row, which may be
-    empty. `zoom` multiplies all sizes: 2 for print.
+    empty. `zoom` multiplies all sizes: 2 for print. `alpha` and `mode` are those of `overlay`.
     """
     cells = [cell for row in rows for cell in row]
     if not cells:
@@ -128,14 +130,14 @@ def sheet(
     parts = []
     for heading, row in zip(titles or [""] * len(rows), rows, strict=True):
         if row:
-            tiles = [_tile(cell, scales.get(_key(cell, scale)), relative, look) for cell in row]
+            tiles = [_tile(cell, scales.get(_key(cell, scale)), relative, look, alpha, mode) for cell in row]
             parts.append(_row(tiles, heading, look))
     legends = bars(scales.values(), relative, look.tile, look.small)
     parts += [_beside(legends[at : at + look.columns], look) for at in range(0, len(legends), look.columns)]
     if caption:
         parts.append(_paragraph(caption, look.title, INK, look))
     if scales:
-        parts.append(_paragraph(statement(scales.values(), percentile, scale), look.small, SOFT_INK, look))
+        parts.append(_paragraph(statement(scales.values(), percentile, scale, mode), look.small, SOFT_INK, look))
     return stacked(parts, look.width, look.gap)
 
 
@@ -182,10 +184,10 @@ def _remarks(cell: Cell, scale: Scale | None, relative: bool) -> list[str]:
     return remarks
 
 
-def _tile(cell: Cell, scale: Scale | None, relative: bool, look: _Look) -> _Tile:
+def _tile(cell: Cell, scale: Scale | None, relative: bool, look: _Look, alpha: float, mode: Mode) -> _Tile:
     picture = _fitted(cell.image, look.tile)
     if cell.map is not None and scale is not None:
-        picture = overlay(picture, cell.map, scale)
+        picture = overlay(picture, cell.map, scale, alpha, None, mode)
     note = " · ".join([*([cell.note] if cell.note else []), *_remarks(cell, scale, relative)])
     return _Tile(picture, wrap(cell.title, look.title, look.tile, 2), wrap(note, look.small, look.tile, 3))
 

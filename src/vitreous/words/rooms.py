@@ -15,6 +15,7 @@ def listed_by(room: str, listing: Callable[[], Any]) -> None:
 
     class Room(ModuleType):
         def __call__(self) -> Any:
+            sys.modules["vitreous"]._complete()  # the room may have been imported by its own name, before the rest
             return listing()
 
     sys.modules[room].__class__ = Room

@@ -48,8 +48,9 @@ class Status:
     """What the folder of a run tells.
 
     ``models`` has units done and all of them by label; ``left`` is the time that one worker needs for the rest, from
-    the seconds of finished units of the same kind, if there are any. ``unreadable`` are reasons by the names of
-    pictures, ``failures`` what went wrong with a unit, try by try, finished or not.
+    the seconds of finished units of the same kind, if there are any. ``unreadable`` and ``unsure`` are reasons by the
+    names of pictures that are left out, ``versions`` how many units are from which version of Vitreous, ``failures``
+    what went wrong with a unit, try by try, finished or not.
     """
 
     protocol: str
@@ -57,6 +58,8 @@ class Status:
     revisions: Mapping[int, str]
     failures: Mapping[str, list[str]]
     unreadable: Mapping[str, str]
+    unsure: Mapping[str, str]
+    versions: Mapping[str, int]
     broken: tuple[str, ...]
     seconds: float
     left: float | None
@@ -81,8 +84,8 @@ def status(store: Store) -> Status:
     total: Counter[str] = Counter()
     took: dict[tuple[str, bool], list[float]] = defaultdict(list)
     open_units: list[tuple[RecordedPlan, Unit]] = []
-    unreadable: dict[str, str] = {}
-    broken, seconds = [], 0.0
+    out: dict[str, dict[str, str]] = {"unreadable": {}, "unsure": {}}
+    broken, seconds, versions = [], 0.0, Counter[str]()
     for plan, unit in wanted_units(plans):
         label = plan.settings[unit.setting].label
         total[label] += 1
@@ -93,15 +96,19 @@ def status(store: Store) -> Status:
             continue
         done[label] += 1
         seconds += said["seconds"]
+        versions[said.get("versions", {}).get("vitreous", "unknown")] += 1
         took[label, unit.judges].append(said["seconds"] / len(unit.pictures))
-        unreadable |= {plan.names[picture]: why for picture, why in said["unreadable"].items()}
+        for what, reasons in out.items():
+            reasons |= {plan.names[picture]: why for picture, why in said.get(what, {}).items()}
     manifest = store.manifest() or {}
     return Status(
         protocol=manifest.get("wanted", {}).get("protocol", {}).get("name", "?"),
         models={label: (done[label], count) for label, count in total.items()},
         revisions={plan.revision: plan.why for plan in plans},
         failures=store.failures(),
-        unreadable=unreadable,
+        unreadable=out["unreadable"],
+        unsure=out["unsure"],
+        versions=dict(versions),
         broken=tuple(broken),
         seconds=seconds,
         left=_left(open_units, took),

@@ -19,7 +19,7 @@ from vitreous.bench.run import Bench, Options
 from vitreous.bench.store import Store
 from vitreous.errors import VitreousError, one_line
 
-__all__ = ["SCHEMA", "Ledger", "Report", "report"]
+__all__ = ["SCHEMA", "Ledger", "Report", "findings_of", "report"]
 
 SCHEMA = "vitreous.report/1"
 
@@ -61,12 +61,8 @@ def report(
     manifest = store.manifest()
     assert manifest is not None
     wanted = manifest["wanted"]
-    protocol = protocol_of_json(wanted["protocol"])
-    sight = _sight(store, protocol, wanted, data)
-    findings = [Finding.of(each, protocol, reference) for each in gather(store, sight.known)]
-    if not findings:
-        raise VitreousError(f"{run} has no plan for what its run.json asks for: start it again")
-    ledger = Ledger.of(findings, wanted) if protocol.cells else None
+    findings, sight = findings_of(store, reference=reference, data=data)
+    ledger = Ledger.of(findings, wanted) if findings[0].protocol.cells else None
     files = contents(findings, ledger)
     notes = (
         []
@@ -81,8 +77,20 @@ def report(
         for name, content in files.items():
             draft.write(name, content)
         draft.finish({"schema": SCHEMA, "run": str(run)})
-    told = tuple(findings)
-    return Report(folder, ("report.html", *names), lead(told), state(told), tuple(notes), told, ledger)
+    return Report(folder, ("report.html", *names), lead(findings), state(findings), tuple(notes), findings, ledger)
+
+
+def findings_of(
+    store: Store, *, reference: str | None = None, data: str | None = None
+) -> tuple[tuple[Finding, ...], Sight]:
+    """Read what a run has found so far, and open its pictures if they are at hand; arguments as for ``report``."""
+    wanted = (store.manifest() or {})["wanted"]
+    protocol = protocol_of_json(wanted["protocol"])
+    sight = _sight(store, protocol, wanted, data)
+    findings = tuple(Finding.of(each, protocol, reference) for each in gather(store, sight.known))
+    if not findings:
+        raise VitreousError(f"{store.path} has no plan for what its run.json asks for: start it again")
+    return findings, sight
 
 
 def _sight(store: Store, protocol: Protocol, wanted: Mapping[str, Any], data: str | None) -> Sight:

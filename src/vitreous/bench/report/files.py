@@ -29,6 +29,14 @@ def contents(findings: Sequence[Finding], ledger: Ledger | None) -> dict[str, by
     bad = [[each.gathered.data, name, why] for each in findings for name, why in each.gathered.unreadable.items()]
     if bad:
         texts["unreadable.csv"] = comma_separated([["data", "image", "reason"], *_once(bad)])
+    texts["units.csv"] = comma_separated(_units(findings))
+    unsure = [
+        [each.gathered.data, each.gathered.label, name, why]
+        for each in findings
+        for name, why in each.gathered.unsure.items()
+    ]
+    if unsure:
+        texts["unsure.csv"] = comma_separated([["data", "model", "image", "reason"], *unsure])
     if ledger is not None:
         texts |= {"ledger.csv": comma_separated(ledger.rows), "ledger.md": ledger.to_markdown()}
     files = {name: text.encode(errors="surrogateescape") for name, text in texts.items()}
@@ -39,6 +47,19 @@ def contents(findings: Sequence[Finding], ledger: Ledger | None) -> dict[str, by
 def _statistics(finding: Finding) -> dict[str, Any]:
     found: dict[str, Any] = plain({"data": finding.gathered.data, "model": finding.gathered.label})
     return {**found, **finding.statistics.to_json()}
+
+
+def _units(findings: Sequence[Finding]) -> list[list[str]]:
+    """Return one row per unit: what it is of, and who did it."""
+    rows = [["data", "model", "unit", "kind", "seed", "pictures", "methods", "metrics", "plan", "versions", "device"]]
+    rows[0] += ["threads", "seconds", "tries"]
+    for each in findings:
+        for unit, plan, versions, device, said in each.gathered.facts["done"]:
+            names = [each.gathered.data, each.gathered.label, unit.id, "scores" if unit.judges else "maps"]
+            size = [str(unit.seed), str(len(unit.pictures)), "; ".join(unit.methods), "; ".join(unit.metrics)]
+            how = [str(plan), versions, device, str(said.get("threads", "")), f"{said.get('seconds', 0.0):.3f}"]
+            rows.append([*names, *size, *how, str(len(said.get("retried", ())) + 1)])
+    return rows
 
 
 def _once(rows: Sequence[list[str]]) -> list[list[str]]:

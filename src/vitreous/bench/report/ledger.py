@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from vitreous.bench.report.finding import Finding
 from vitreous.bench.report.parts import Cell, card, escape, interval, note, number, section, table
 from vitreous.errors import VitreousError
 from vitreous.methods import method
-from vitreous.metrics import metric
+from vitreous.metrics import Metric, metric
 from vitreous.metrics.similarity import rank_correlation
 from vitreous.results.formats import markdown
 
@@ -181,13 +181,18 @@ class _Pair:
         self.metric = self._metric()
 
     def _metric(self) -> str | None:
-        """Return our column: the same metric, or else the only one of the same name with other settings."""
+        """Return our column: the same metric, or else the only one that differs from it in counts alone.
+
+        Where the paper prints one column of that name, the only one of ours may differ in other settings too.
+        """
         if self.finding is None:
             return None
         names, known = self.finding.gathered.setting.metrics, self.cell.metric
         if known in names:
             return known
-        alike = [name for name, how in names.items() if metric(how).info.name == metric(known).info.name]
+        printed = {cell.metric for cell in self.paper.cells if metric(cell.metric).info.name == metric(known).info.name}
+        same = (lambda how: metric(how).info.name) if len(printed) == 1 else (lambda how: _kind(metric(how)))
+        alike = [name for name, how in names.items() if same(how) == same(known)]
         return alike[0] if len(alike) == 1 else None
 
     def line(self) -> Line:
@@ -307,6 +312,12 @@ class _Pair:
         if setting.precision != self.paper.judge.precision:
             causes.append(f"other precision: {setting.precision}")
         return causes
+
+
+def _kind(how: Metric) -> tuple[str, dict[str, Any]]:
+    """Return what a metric measures: its name and its settings but for counts, such as how many steps there are."""
+    own = {each.name: getattr(how, each.name) for each in fields(how)}
+    return how.info.name, {name: value for name, value in own.items() if type(value) not in (int, float)}
 
 
 def _listed(value: Any) -> Any:

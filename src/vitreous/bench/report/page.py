@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitreous.bench.protocol import Protocol, read, shipped
-from vitreous.bench.report.drawn import curves
+from vitreous.bench.report.drawn import drawings
 from vitreous.bench.report.finding import Finding
 from vitreous.bench.report.ledger import Ledger
 from vitreous.bench.report.parts import card, document, escape, note, section
@@ -44,7 +45,7 @@ def page(
         provenance(findings, wanted, version),
         _again(findings[0], wanted, folder, files),
     ]
-    links = [("overview", "all models")] if whole[0] else []
+    links = [("overview", "whole table")] if whole[0] else []
     links += [("ledger", "beside the paper")] if whole[1] else []
     links += _links(findings)
     links += [("unreadable", "unreadable")] if lost else []
@@ -58,7 +59,7 @@ def page(
 def _links(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     if len(findings) > 1:
         return [(f"m{number}", each.name) for number, each in enumerate(findings, 1)]
-    words = ("scores", "ranks", "curves", "differences", "metrics", "cost", "pictures")
+    words = ("scores", "ranks", "figures", "differences", "metrics", "cost", "pictures")
     return [] if findings[0].empty else [(f"m1-{word}", word) for word in words]
 
 
@@ -72,7 +73,7 @@ def _part(finding: Finding, sight: Sight, number: int, several: bool) -> str:
             [
                 scores(finding, f"{at}-scores"),
                 ranks(finding, f"{at}-ranks"),
-                curves(finding, f"{at}-curves"),
+                drawings(finding, f"{at}-figures"),
                 tests(finding, f"{at}-differences"),
                 agreement(finding, f"{at}-metrics"),
                 flags(finding, f"{at}-flags"),
@@ -101,7 +102,23 @@ def lead(findings: Sequence[Finding]) -> str:
 
 
 def state(findings: Sequence[Finding]) -> str:
-    """Return how much of it is finished, in a sentence; nothing where all of it is."""
+    """Return how much of it is finished and whether versions are mixed, in words; nothing where all is as it should."""
+    return " ".join(filter(None, (_unfinished(findings), _mixed(findings))))
+
+
+def _mixed(findings: Sequence[Finding]) -> str:
+    """Name the versions of Vitreous that the numbers are from, where there are several."""
+    counts: Counter[str] = Counter()
+    for each in findings:
+        for _, _, _, _, said in each.gathered.facts["done"]:
+            counts[said.get("versions", {}).get("vitreous", "unknown")] += 1
+    if len(counts) < 2:
+        return ""
+    told = ", ".join(f"{count} of Vitreous {version}" for version, count in counts.most_common())
+    return f"Units are from several versions: {told}; units.csv says which."
+
+
+def _unfinished(findings: Sequence[Finding]) -> str:
     wanted, missing = (sum(getattr(each.gathered.missing, what) for each in findings) for what in ("wanted", "cells"))
     if not missing:
         return ""

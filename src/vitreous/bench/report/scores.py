@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from vitreous.words.defaults import BASELINES, known_as
 
 __all__ = ["overview", "ranks", "scores", "tests"]
 
+_AXES = ("data", "models", "methods", "metrics")
 _TRIAL = {"passes": "good", "weak": "weak", "fails": "bad", "blind": "bad"}
 
 
@@ -134,33 +135,60 @@ def _chance(finding: Finding, metric: str) -> float:
 
 
 def overview(findings: Sequence[Finding]) -> str:
-    """Return the means of all models side by side; nothing where there is only one."""
+    """Return all means in one table, laid out as the protocol says; nothing where there is only one model and set."""
     full = [each for each in findings if not each.empty]
     if len(full) < 2:
         return ""
-    columns = [(each, metric) for each in full for metric in each.table.metrics]
-    names = list(dict.fromkeys(name for each in full for name in each.table.methods))
-    head = [Cell("method")]
-    for each, metric in columns:
-        up = each.table.higher_is_better[metric]
-        title = f"{escape(each.name)}<small>{escape(metric)} {'↑' if up else '↓'}</small>"
-        head.append(Cell(title, kind="n", first="descending" if up else "ascending"))
-    rows = []
-    for name in names:
-        row = [Cell(escape(known_as(name)))]
-        for each, metric in columns:
-            mean = each.table.mean(name, metric) if name in each.table.methods else math.nan
-            best = not math.isnan(mean) and name == each.table.best(metric)
-            told = number(mean, each.digits(metric))
-            row.append(Cell(f"<b>{told}</b>" if best else told, mean, "n"))
-        rows.append(row)
-    inside = card(table(head, rows, [name in BASELINES for name in names]))
-    return section(
-        "overview",
-        "All models",
-        "Means; the best of each column is bold. Intervals stand below.",
-        inside,
+    layout, found = full[0].protocol, list[tuple[dict[str, str], Finding]]()
+    for each in full:
+        place = {"models": each.gathered.label, "data": each.gathered.data}
+        pairs = [(name, metric) for name in each.table.methods for metric in each.table.metrics]
+        found += [({**place, "methods": name, "metrics": metric}, each) for name, metric in pairs]
+    several = [axis for axis in _AXES if len({at[axis] for at, _ in found}) > 1]
+    asked = [axis for axis in layout.columns if axis != layout.rows and axis in several]
+    columns = [*(axis for axis in several if axis not in (*asked, layout.rows)), *asked] or ["metrics"]
+    cells = {(at[layout.rows], tuple(at[axis] for axis in columns)): (at, each) for at, each in found}
+    rows = list(dict.fromkeys(row for row, _ in cells))
+    tops = _in_order([top for _, top in cells])
+    head = [Cell(layout.rows if layout.rows == "data" else layout.rows.removesuffix("s"))]
+    head += [_top(dict(zip(columns, top, strict=True)), found) for top in tops]
+    body = [[Cell(escape(known_as(row))), *(_mean(cells.get((row, top))) for top in tops)] for row in rows]
+    inside = card(table(head, body, [row in BASELINES for row in rows]))
+    text = "Means; the best method of a model and metric is bold. Intervals stand below."
+    return section("overview", "The whole table", text, inside)
+
+
+def _in_order(tops: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return columns once each, those that begin alike side by side, in the order of their first appearance."""
+    firsts = [list(dict.fromkeys(top[level] for top in tops)) for level in range(len(tops[0]))]
+    return sorted(
+        dict.fromkeys(tops), key=lambda top: [known.index(each) for known, each in zip(firsts, top, strict=True)]
     )
+
+
+def _top(at: Mapping[str, str], found: Sequence[tuple[Mapping[str, str], Finding]]) -> Cell:
+    """Return the head of a column: its first axis, the others below, and which way is up where that is one way."""
+    ways = {
+        each.table.higher_is_better[place["metrics"]]
+        for place, each in found
+        if at.get("metrics", place["metrics"]) == place["metrics"]
+    }
+    (up, *other) = ways
+    words = [f"{each} {'↑' if up else '↓'}" if axis == "metrics" and not other else each for axis, each in at.items()]
+    first, *rest = [escape(known_as(each)) for each in words]
+    below = "".join(f"<small>{each}</small>" for each in rest)
+    return Cell(first + below, kind="n", first="descending" if up else "ascending")
+
+
+def _mean(cell: tuple[Mapping[str, str], Finding] | None) -> Cell:
+    if cell is None:
+        return Cell("–", "", "n")
+    at, each = cell
+    name, metric = at["methods"], at["metrics"]
+    mean = each.table.mean(name, metric)
+    told = number(mean, each.digits(metric))
+    best = not math.isnan(mean) and name == each.table.best(metric)
+    return Cell(f"<b>{told}</b>" if best else told, mean, "n")
 
 
 def ranks(finding: Finding, anchor: str) -> str:

@@ -20,30 +20,38 @@ _MOST_NAMES = 200
 def cost(finding: Finding, anchor: str) -> str:
     """Return what each method costs: passes by its definition, and the seconds that were measured."""
     gathered, rows = finding.gathered, []
-    alone = {name: gathered.explaining[name] for name, many in gathered.together.items() if many == 1}
+    costs = {name: each for name, each in gathered.costs.items() if each.maps}
     for name in finding.table.methods:
         forwards, backwards, told = _passes(gathered.setting.methods[name])
         row = [Cell(escape(known_as(name)))]
         row += [Cell("–" if math.isnan(n) else f"{n:g}", n, "n") for n in (forwards, backwards)]
-        if alone:
-            own = alone.get(name, math.nan)
-            row.append(Cell(number(own), own, "n"))
+        if costs:
+            each = costs.get(name)
+            both = (math.nan, math.nan) if each is None else (each.own + each.shared, each.own)
+            times = [seconds / (1 if each is None else each.maps) for seconds in both]
+            row += [Cell(_brief(seconds), seconds, "n") for seconds in times]
         rows.append([*row, Cell(escape(told))])
-    names = ["method", "forwards", "backwards", *(["seconds per picture"] if alone else []), "in words"]
+    names = ["method", "forwards", "backwards", *(["time per map", "of it its own"] if costs else []), "in words"]
     head = [Cell(each, kind="" if each in ("method", "in words") else "n") for each in names]
     inside = table(head, rows, [name in BASELINES for name in finding.table.methods])
-    return section(
-        anchor, "Cost", "Forwards and backwards per map, by definition.", card(inside + note(_spent(finding)))
-    )
-
-
-def _spent(finding: Finding) -> str:
-    """Return the seconds of units; methods of one unit share passes, so that theirs are known together only."""
-    gathered = finding.gathered
+    text = "Forwards and backwards per map, by definition."
+    if costs:
+        text += (
+            " Time as measured, on average: what the method did by itself, and every pass that it shares with others "
+            "of its unit, taken whole. So it is about what the method takes alone, or more: a shared pass may do more "
+            "than one method needs. What two methods are both made of is counted with the first. Times therefore do "
+            "not add up to those of all units, which stand below."
+        )
     spent = ", ".join(f"{kind} {_time(seconds)}" for kind, seconds in gathered.seconds.items())
-    shared = dict.fromkeys((many, gathered.explaining[name]) for name, many in gathered.together.items() if many > 1)
-    told = [f"{many} methods that shared passes took {each:.3f} s per picture together" for many, each in shared]
-    return f"{'; '.join([f'All units: {spent}', *told])}."
+    return section(anchor, "Cost", text, card(inside + note(f"All units: {spent}.")))
+
+
+def _brief(seconds: float) -> str:
+    """Return a short time."""
+    if math.isnan(seconds):
+        return "–"
+    size, unit = (seconds, "s") if seconds >= 1 else (1000 * seconds, "ms")
+    return f"{size:.0f} {unit}" if size >= 10 else f"{size:.1f} {unit}"
 
 
 def _passes(spelling: str) -> tuple[float, float, str]:
@@ -120,9 +128,7 @@ def flags(finding: Finding, anchor: str) -> str:
 
 def unreadable(findings: Sequence[Finding]) -> str:
     """Return the pictures that could not be read, each once, with the reason."""
-    bad: dict[str, str] = {}
-    for each in findings:
-        bad |= each.gathered.unreadable
+    bad = {name: reason for each in findings for name, reason in each.gathered.unreadable.items()}
     if not bad:
         return ""
     rows = [[Cell(escape(name)), Cell(escape(reason))] for name, reason in list(bad.items())[:_MOST_NAMES]]
@@ -157,11 +163,15 @@ def _settings(finding: Finding) -> dict[str, str]:
     setting, facts = finding.gathered.setting, finding.gathered.facts
     how = setting.preprocess
     revisions = facts["revisions"].items()
+    unsure = len(finding.gathered.unsure)
     return {
         "model": str(setting.model.get("name", setting.label)),
         "weights": f"digest {setting.fingerprint[:16]}"
         + (f", {setting.model['checkpoint']}" if setting.model.get("checkpoint") else ""),
         "pictures": f"{how.get('size')} pixels, crop {how.get('crop')} ({how.get('mode')}), {how.get('interpolation')}",
+        "left out": f"{unsure} pictures to whose true class the model gives less than {setting.least_confidence:g}"
+        if setting.least_confidence is not None
+        else "",
         "explained": f"{setting.target} class, {setting.value}",
         "ranking": f"upsample {setting.upsample}, ties {setting.ties}, non-finite maps: {setting.nonfinite}",
         "numbers": f"{setting.dtype} to explain, {setting.precision} to judge"
@@ -171,7 +181,7 @@ def _settings(finding: Finding) -> dict[str, str]:
         "retried": f"{facts['retried']} units, after a failure or the loss of a worker" if facts["retried"] else "",
         "ran on": ", ".join(f"{name} ({count} units)" for name, count in facts["devices"].items()),
         "threads": ", ".join(f"{name} ({count} units)" for name, count in facts["threads"].items()),
-        "versions": ", ".join(facts["versions"]),
+        "versions": "; ".join(f"{name} ({count} units)" for name, count in facts["versions"].items()),
         "methods": ", ".join(name if name == how else f"{name} = {how}" for name, how in setting.methods.items()),
         "metrics": ", ".join(name if name == how else f"{name} = {how}" for name, how in setting.metrics.items()),
     }

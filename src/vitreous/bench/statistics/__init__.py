@@ -2,7 +2,7 @@
 
 from vitreous.bench.statistics.correlation import Correlation, correlations
 from vitreous.bench.statistics.marks import Flag, flags, marks, own_perturbation
-from vitreous.bench.statistics.paired import Compared, clustered_error, compared, detectable, holm, pairs_of
+from vitreous.bench.statistics.paired import Compared, compared, detectable, holm, pairs_of
 from vitreous.bench.statistics.ranks import Ranks, critical_difference, friedman, ranked, ranks, studentised_range
 from vitreous.bench.statistics.seeds import Spread, seed_scores, spread
 from vitreous.bench.statistics.summary import SCHEMA, Statistics
@@ -16,7 +16,6 @@ __all__ = [
     "Ranks",
     "Spread",
     "Statistics",
-    "clustered_error",
     "compared",
     "correlations",
     "critical_difference",

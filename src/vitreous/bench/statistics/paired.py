@@ -14,9 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.bench.statistics.swaps import ROUNDING, members, randomised, swapped
+from vitreous.bench.statistics.swaps import ROUNDING, randomised, swapped
 from vitreous.errors import VitreousError, nearest
-from vitreous.metrics.bootstrap import Aggregate, Groups, Interval, interval, mean, resampled
+from vitreous.metrics.bootstrap import (
+    Aggregate,
+    Groups,
+    Interval,
+    clustered_error,
+    interval,
+    mean,
+    members,
+    resampled,
+)
 from vitreous.metrics.curves import Array
 from vitreous.results import Table
 
@@ -24,7 +33,6 @@ __all__ = [
     "LEVEL",
     "POWER",
     "Compared",
-    "clustered_error",
     "compared",
     "detectable",
     "holm",
@@ -179,21 +187,6 @@ def _measured(pair: _Pair, gaps: Array, groups: Groups) -> Compared:
         z=gap / error if error > 0 else math.nan,
         detectable=detectable(error),
     )
-
-
-def clustered_error(gaps: Array, groups: Groups = None) -> float:
-    """Return the standard error of the mean of ``[n]``, rows of a group taken as one; NaN from fewer than two units.
-
-    ``sqrt(G / (G - 1) sum_g (sum_{i in g} (d_i - mean))^2) / n`` with G groups; each row a group, ``s / sqrt(n)``.
-    """
-    there = np.isfinite(gaps)
-    units = np.unique(members(len(gaps), groups)[there], return_inverse=True)[1]
-    count = int(units.max()) + 1 if len(units) else 0
-    if count < 2:
-        return math.nan
-    own = gaps[there]
-    sums = np.bincount(units, weights=own - own.mean())
-    return float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(own))
 
 
 def detectable(error: float, level: float = LEVEL, power: float = POWER) -> float:

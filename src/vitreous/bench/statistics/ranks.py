@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from vitreous.bench.statistics.paired import LEVEL
-from vitreous.bench.statistics.swaps import members
 from vitreous.errors import VitreousError
 from vitreous.methods.consensus import mean_ranks
-from vitreous.metrics.bootstrap import Groups
+from vitreous.metrics.bootstrap import Groups, members
 from vitreous.metrics.curves import Array
 from vitreous.results import Table
 

@@ -12,24 +12,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from vitreous.errors import VitreousError
-from vitreous.metrics.bootstrap import Groups
+from vitreous.metrics.bootstrap import Groups, members
 from vitreous.metrics.curves import Array
 from vitreous.passes.random import Draws
 
-__all__ = ["ROUNDING", "members", "randomised", "swapped"]
+__all__ = ["ROUNDING", "randomised", "swapped"]
 
 ROUNDING = 1e-12
 """Differences that are smaller than this, in units of what they are differences of, are none."""
 _BLOCK = 2**22  # swaps held at a time
-
-
-def members(rows: int, groups: Groups) -> Array:
-    """Return which unit each row belongs to, ``[rows]``, counted from 0: itself, or its group."""
-    member = np.arange(rows) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
-    if len(member) != rows:
-        raise VitreousError(f"{len(member)} groups for {rows} images")
-    return np.asarray(member)
 
 
 def swapped(gaps: Array, groups: Groups = None, samples: int = 10_000, seed: int = 0) -> Array:

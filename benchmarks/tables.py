@@ -1,0 +1,187 @@
+"""Tables of three papers on two real models: CoIBA's Table 1, SkipPLUS' figures and TIS' Table 2, with intervals.
+
+Run ``python benchmarks/tables.py --data FOLDER --device cuda --out runs``, with a folder as ``ladder.py`` has it and,
+beside the photographs, ``pets-200`` with its JSON. Every run is a shipped protocol with another model, fewer images
+and, where the paper's grid is too fine, a coarser one; each is a folder that ``vitreous bench`` understands. Several
+processes share a GPU. ``--only`` names some, ``--limit-seconds`` begins none later, ``--small`` tries all with two
+pictures. ``--pack FOLDER`` leaves there one small file per run (scores without maps); ``--markdown FOLDER`` makes the
+tables of such files, and needs nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from known import FOLDER
+from ladder import MODELS
+
+from vitreous.bench.engines import run
+from vitreous.bench.gather import gather
+from vitreous.bench.pack import pack, unpack
+from vitreous.bench.protocol import DataSpec, Protocol, protocol_of_json, read, replace_model
+from vitreous.bench.report.finding import Finding
+from vitreous.bench.report.ledger import Ledger
+from vitreous.bench.run import Bench, Options
+from vitreous.results.formats import markdown
+
+PETS = "pets-200"
+NAMES = {"deit": "DeiT-Tiny", "dinov2": "DINOv2-S"}
+COARSE = 'insertion@tis(steps=28, substrate="mean_scalar")', 'deletion@tis(steps=28, substrate="mean_scalar")'
+
+
+@dataclass(frozen=True)
+class Table:
+    """A protocol, how many images, and which rows (all but some) and columns of it."""
+
+    protocol: str
+    images: int
+    without: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    instead: tuple[tuple[str, str], ...] = ()
+    """Rows with other settings."""
+
+
+def tis(substrate: str) -> tuple[str, ...]:
+    """Return TIS' own columns of one substrate: 224 steps."""
+    return f"insertion@tis(substrate={substrate})", f"deletion@tis(substrate={substrate})"
+
+
+TABLES = {
+    "skipplus": Table("skipplus", 1000),
+    "coiba": Table("coiba-table1", 1000),
+    "tis": Table("tis-table2", 1000, ("RISE",), COARSE, (("TIS", "tis(half=true)"),)),
+    "tis-fine": Table("tis-table2", 100, (), tis("mean_scalar"), (("RISE", "rise@tis(masks=2000)"),)),
+}
+
+
+def protocol_of(table: Table, model: str) -> Protocol:
+    """Return the protocol that a run has."""
+    size = MODELS[model][1].get("img_size")
+    made = replace_model(read(table.protocol), MODELS[model][0], size)
+    methods = {name: how for name, how in made.methods.items() if name not in table.without} | dict(table.instead)
+    metrics = table.metrics or made.judge.metrics
+    judge = dataclasses.replace(made.judge, metrics=metrics, precision="float16")
+    also = tuple(_pets(each) for each in made.also if each.label == "ImageNet-S")
+    return dataclasses.replace(made, methods=methods, judge=judge, also=also)
+
+
+def _pets(data: DataSpec) -> DataSpec:
+    """Return pets with masks in the place of ImageNet-S."""
+    return dataclasses.replace(data, label="pets", source="pets", images=0, split=None)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--data", type=Path)
+    arguments.add_argument("--out", type=Path, default=Path("runs"))
+    arguments.add_argument("--device", default="auto")
+    arguments.add_argument("--workers", type=int, default=3)
+    arguments.add_argument("--memory", type=float, default=12.0)
+    arguments.add_argument("--only", default=",".join(f"{table}/{model}" for table in TABLES for model in MODELS))
+    arguments.add_argument("--limit-seconds", type=float, default=float("inf"))
+    arguments.add_argument("--pack", type=Path)
+    arguments.add_argument("--markdown", type=Path)
+    arguments.add_argument("--small", action="store_true")
+    given = arguments.parse_args()
+    if given.markdown is not None:
+        print(written(given.markdown))
+        return
+    if given.data is None:
+        arguments.error("--data is needed")
+    began = time.perf_counter()
+    for name in given.only.split(","):
+        if time.perf_counter() - began > given.limit_seconds:
+            print(f"{name}: not begun, there is no time left")
+            continue
+        one(name, given)
+
+
+def one(name: str, given: argparse.Namespace) -> None:
+    """Run one table to its end, and say how long it took."""
+    called, model = name.split("/")
+    table, began = TABLES[called], time.perf_counter()
+    protocol, label = protocol_of(table, model), MODELS[model][0]
+    data = {each.label: str(given.data / (PETS if each.label == "pets" else FOLDER)) for each in _sets(protocol)}
+    options = Options(
+        data=data,
+        device=given.device,
+        memory=given.memory,
+        images=2 if given.small else None,
+        checkpoint={label: str(given.data / MODELS[model][2])},
+    )
+    wanted = dataclasses.replace(protocol.data, images=table.images)
+    bench = Bench(dataclasses.replace(protocol, data=wanted), given.out / called / model, options)
+    bench.prepare()
+    ready = time.perf_counter()
+    run(bench, workers=given.workers)
+    done, total = bench.counts()
+    print(
+        f"{name}: {done} of {total} units, {time.perf_counter() - ready:.0f} s after {ready - began:.0f} s", flush=True
+    )
+    if given.pack is not None:
+        given.pack.mkdir(parents=True, exist_ok=True)
+        pack(bench.store.path, given.pack / f"{called}-{model}.zip", maps=False, overwrite=True)
+
+
+def _sets(protocol: Protocol) -> tuple[DataSpec, ...]:
+    return (protocol.data, *protocol.also)
+
+
+# -- what was found -------------------------------------------------------------------------------------------
+
+
+def written(folder: Path) -> str:
+    """Return all tables of a folder of packed runs, and how their orders agree with the papers'."""
+    parts = []
+    for table in TABLES:
+        found = {model: opened(folder / f"{table}-{model}.zip") for model in MODELS}
+        parts.append(f"### {table}\n\n{scores(found)}\n{agreements(found)}")
+    return "\n".join(parts)
+
+
+def opened(file: Path) -> tuple[list[Finding], Ledger | None]:
+    """Return what a packed run has found."""
+    with tempfile.TemporaryDirectory() as place:
+        store = unpack(file, Path(place) / "run")
+        wanted = (store.manifest() or {})["wanted"]
+        protocol = protocol_of_json(wanted["protocol"])
+        findings = [Finding.of(each, protocol, None) for each in gather(store)]
+    return findings, Ledger.of(findings, wanted) if protocol.cells else None
+
+
+def scores(found: dict[str, tuple[list[Finding], Ledger | None]]) -> str:
+    """Return one row for each method, one column for each metric of each model; wide ones as a table per model."""
+    columns = [(model, own, name) for model, (every, _) in found.items() for own in every for name in own.table.metrics]
+    if len(columns) > 6 and len(found) > 1:
+        return "\n".join(scores({model: own}) for model, own in found.items())
+    head = ["method", *(f"{NAMES[model]}: {name}" for model, _, name in columns)]
+    rows = []
+    for method in dict.fromkeys(m for _, own, _ in columns for m in own.table.methods):
+        cells = []
+        for _, own, name in columns:
+            low, high = own.table.interval(method, name)
+            digits = 1 if own.table.mean(method, name) > 2 else 3
+            cells.append(f"{own.table.mean(method, name):.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]")
+        rows.append([method, *cells])
+    return markdown([head, *rows])
+
+
+def agreements(found: dict[str, tuple[list[Finding], Ledger | None]]) -> str:
+    """Return the rank correlation of our order with every column that the paper printed."""
+    values: dict[tuple[str, str], dict[str, str]] = {}
+    for model, (_, ledger) in found.items():
+        for each in () if ledger is None else ledger.agreements:
+            values.setdefault((each.model, each.metric), {})[model] = f"{each.value:.2f} ({each.methods})"
+    if not values:
+        return ""
+    rows = [[*key, *(own.get(model, "") for model in found)] for key, own in values.items()]
+    return markdown([["the paper's model", "metric", *(NAMES[model] for model in found)], *rows])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The pictures of a run, from places that were named at the start.
+
+A run's own files say where its pictures were. That is shown, and never followed: a folder from elsewhere must not make
+this server read. Scenes of the world are rendered and need no place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from PIL import Image
+
+from vitreous.bench.pictures import digest_of_entry
+from vitreous.bench.protocol import Protocol
+from vitreous.bench.report.pictures import Sight
+from vitreous.bench.run import Options, Part
+from vitreous.bench.store import RecordedPlan
+from vitreous.bench.units import Setting
+from vitreous.data.sets import DataSource, Entry  # what the benchmark's own sources are
+from vitreous.errors import VitreousError, one_line
+from vitreous.explorer.wire import Refused, png_bytes
+from vitreous.world.source import add_world
+
+__all__ = ["Data", "Photos", "photos_of"]
+
+Data = str | Mapping[str, str] | None
+"""Where pictures are: one place, or one for each label of a data set."""
+
+_WORD = re.compile(r"[\w-]{1,100}")
+_MOST_IMAGES = 1_000_000
+_MOST_SIDE = 4096
+_MOST_BYTES = 64 * 2**20
+_KEPT = 400
+_one = Lock()  # one picture at a time: twenty-four are asked for at once, and each may be large
+
+
+class Photos:
+    """The pictures of one data set by the digests that the run knows them by; each is compared before it is shown."""
+
+    def __init__(self, source: DataSource, names: Mapping[str, str]) -> None:
+        self.source = source
+        known = {name: digest for digest, name in names.items()}
+        self._entries = {known[entry.name]: entry for entry in source.entries if entry.name in known}
+        self._drawn: dict[str, bytes] = {}
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        return tuple(self._entries)
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """The words for classes, where labels are their numbers."""
+        return self.source.names if all(isinstance(each.label, int) for each in self.source.entries) else ()
+
+    def entry(self, digest: str) -> Entry:
+        """Return what is known about a picture without opening it."""
+        if digest not in self._entries:
+            raise VitreousError(f"this picture is not in {self.source.word} any more")
+        return self._entries[digest]
+
+    def png(self, setting: Setting, digest: str) -> bytes:
+        """Return a picture as the model sees it."""
+        if digest not in self._drawn:
+            self._compare(digest)
+            seen = _seen(self, setting, digest)
+            self._drawn = {**dict(list(self._drawn.items())[1 - _KEPT :]), digest: png_bytes(seen)}
+        return self._drawn[digest]
+
+    def photo(self, digest: str) -> bytes:
+        """Return the picture itself: the bytes of its file, or a PNG of what is rendered."""
+        entry = self.entry(digest)
+        self._compare(digest)
+        if entry.opener is None and entry.path is not None:
+            if entry.path.stat().st_size > _MOST_BYTES:
+                raise Refused(413, f"{entry.name} has more than {_MOST_BYTES // 2**20} MiB")
+            return entry.path.read_bytes()
+        with _one:
+            opened = entry.open()
+        if not isinstance(opened, Image.Image):
+            raise Refused(404, f"{entry.name} is an input of the model and no photograph")
+        return png_bytes(opened)
+
+    def _compare(self, digest: str) -> None:
+        entry = self.entry(digest)
+        with _one:
+            if digest_of_entry(entry) != digest:
+                raise Refused(404, f"{entry.name} has changed since this run was made: picture, label or truth")
+
+
+def _seen(photos: Photos, setting: Setting, digest: str) -> Image.Image:
+    if max(setting.size) > _MOST_SIDE or max(setting.preprocess["size"]) > _MOST_SIDE:
+        raise Refused(404, f"pictures of {setting.size} pixels are not drawn")
+    with _one:
+        return Sight({setting.data: photos}).seen(setting, digest)
+
+
+def photos_of(
+    protocol: Protocol, wanted: Mapping[str, Any], plans: Sequence[RecordedPlan], data: Data
+) -> dict[str, Photos | str]:
+    """Return the pictures of every data set by its label, or a sentence that says why there are none."""
+    add_world()
+    given = wanted.get("images")
+    found: dict[str, Photos | str] = {}
+    for part in protocol.parts():
+        label = part.data.label
+        place = Options(data=data).path(label)
+        try:
+            opened = Photos(_source(part, place, given), _names(plans, label))
+        except Exception as error:  # a foreign protocol can break a reader anywhere
+            known = isinstance(error, VitreousError | OSError)
+            found[label] = one_line(str(error) if known else f"{type(error).__name__} {error}")[:300]
+        else:
+            found[label] = opened if opened.digests else f"the pictures of {part.data.source} are not those of this run"
+    return found
+
+
+def _names(plans: Sequence[RecordedPlan], label: str) -> dict[str, str]:
+    """Return the names of the pictures of a data set, by their digests."""
+    every = [(plan, unit) for plan in plans for unit in plan.units]
+    units = [(plan, unit) for plan, unit in every if plan.settings[unit.setting].data == label]
+    units = units or every  # a later data set of the same pictures: nothing of it had to be planned
+    return {picture: plan.names[picture] for plan, unit in units for picture in unit.pictures if picture in plan.names}
+
+
+def _source(part: Protocol, place: str | None, images: Any) -> DataSource:
+    """Open a source at a place that was named at the start; of what the run says, only words and numbers count."""
+    spec = part.data
+    if spec.source != "world" and place is None:
+        raise VitreousError("the pictures are not at hand: say where they are with --data when you start")
+    if spec.source != "world" and not Path(str(place)).expanduser().exists():
+        raise VitreousError(f"there is nothing at {place}")
+    if spec.split is not None and not _WORD.fullmatch(spec.split):
+        raise VitreousError(f"{spec.split!r:.60} is no split")
+    wanted = spec.images if images is None else images
+    if type(wanted) is not int or not 0 <= wanted <= _MOST_IMAGES:
+        raise VitreousError(f"{wanted!r:.60} is no number of pictures")
+    listed = spec.choose == "listed"  # the list is a file of the run's choosing: take all, names tell which are meant
+    plain = replace(
+        spec,
+        path=None,
+        names=None,
+        choose="first" if listed else spec.choose,
+        images=0 if listed else wanted,
+    )
+    place = None if spec.source == "world" else place
+    return Part(replace(part, data=plain), Options(data=place)).pictures.source

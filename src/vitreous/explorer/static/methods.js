@@ -1,0 +1,179 @@
+// Which methods answer: the steps of effort, a list by family with costs, and a box to compose them in.
+
+import { announce, el, fill } from "./common.js";
+import { Composer, cost } from "./compose.js";
+import { button, choice, icon } from "./parts.js";
+
+const EFFORTS = { quick: "a fraction of a second", careful: "some seconds", best: "as long as it takes" };
+
+export class MethodPanel {
+  #listed = "";
+
+  constructor(store) {
+    this.store = store;
+    this.effort = choice(
+      "Effort",
+      store.efforts.map((name) => [name, name, EFFORTS[name]]),
+      (name) => this.strive(name),
+    );
+    this.list = el("ul", { class: "chosen" });
+    this.composer = new Composer(store, (spelling) => this.add(spelling));
+    this.dialog = el("dialog", { class: "sheet wide", "aria-labelledby": "methods-title" });
+    this.node = el(
+      "section",
+      { class: "how" },
+      el("h2", { id: "effort-title" }, "Effort"),
+      this.effort.node,
+      el(
+        "div",
+        { class: "head" },
+        el("h2", {}, "Methods"),
+        button("browse", () => this.browse(), { class: "link", "aria-haspopup": "dialog" }),
+      ),
+      this.list,
+      this.composer.node,
+      this.dialog,
+    );
+  }
+
+  /** Another step of effort takes the place of the one that is there. */
+  strive(name) {
+    const { store } = this;
+    const others = store.names.filter((each) => !store.efforts.includes(each));
+    store.set({ methods: [name, ...others], chosen: name });
+    announce(`Effort: ${name}`);
+  }
+
+  add(spelling) {
+    const { store } = this;
+    const names = store.names.includes(spelling) ? store.names : [...store.names, spelling];
+    store.set({ methods: names, chosen: spelling, ...(store.state.view === "why" ? {} : { view: "maps" }) });
+    announce(`${spelling} added`);
+  }
+
+  remove(name) {
+    const { store } = this;
+    store.set({ methods: store.names.filter((each) => each !== name) });
+    announce(`${name} removed`);
+  }
+
+  browse() {
+    const browser = new MethodBrowser(this.store, {
+      add: (name) => this.add(name),
+      remove: (name) => this.remove(name),
+      begin: (text) => this.composer.begin(text),
+    });
+    fill(this.dialog, browser.node);
+    browser.onclose = () => this.dialog.close();
+    this.dialog.showModal();
+    browser.input.focus();
+  }
+
+  update() {
+    const { store } = this;
+    const step = store.efforts.find((name) => store.names.includes(name)) ?? null;
+    this.effort.update(step);
+    const now = JSON.stringify([store.names, store.chosen]);
+    if (now === this.#listed) return;
+    this.#listed = now;
+    fill(this.list, store.names.map((name) =>
+      el("li", { class: name === store.chosen ? "on" : "" },
+        button(
+          name,
+          () => store.set({ chosen: name }),
+          { class: "pick", "aria-pressed": String(name === store.chosen), title: "Put this map to the test" },
+        ),
+        button(icon("cross"), () => this.remove(name), { class: "round tiny", "aria-label": `Remove ${name}` }))));
+  }
+}
+
+/** All methods by family, with a search; what a model cannot do says why. */
+class MethodBrowser {
+  onclose = () => {};
+
+  constructor(store, { add, remove, begin }) {
+    Object.assign(this, { store, add, remove, begin });
+    this.input = el(
+      "input",
+      {
+        type: "search",
+        class: "field",
+        placeholder: "Search: a name, a family, a word …",
+        "aria-label": "Search the methods",
+        oninput: () => this.draw(),
+      },
+    );
+    this.body = el("div", { class: "families" });
+    this.count = el("p", { class: "note", role: "status" });
+    this.node = el("div", { class: "browser" },
+      el(
+        "div",
+        { class: "head" },
+        el("h2", { id: "methods-title" }, "Methods"),
+        button(icon("cross"), () => this.onclose(), { class: "round", "aria-label": "Close" }),
+      ),
+      this.input,
+      this.count,
+      this.body);
+    this.draw();
+  }
+
+  draw() {
+    const words = this.input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const matches = this.store.methods.filter((each) => {
+      const text = `${each.name} ${each.family} ${each.summary} ${(each.aliases ?? []).join(" ")}`.toLowerCase();
+      return words.every((word) => text.includes(word));
+    });
+    const families = grouped(matches);
+    this.count.textContent = matches.length
+      ? `${matches.length} of ${this.store.methods.length}. F: forward passes, B: backward passes.`
+      : "No method has these words. Try fewer.";
+    fill(
+      this.body,
+      [...families].map(
+        ([family, methods]) => el(
+          "section",
+          { "aria-label": family },
+          el("h3", {}, family),
+          el("ul", {}, methods.map((each) => this.#row(each))),
+        ),
+      ),
+    );
+  }
+
+  #row(each) {
+    const there = this.store.names.includes(each.name);
+    const price = each.refused ? "refused" : each.combinator ? `${each.name}(…)` : (each.cost ?? cost(each));
+    const blind = each.class_specific === false && !each.refused ? " Knows no class." : "";
+    const words = [
+      el("b", {}, each.name),
+      el("span", { class: "cost" }, price),
+      el("span", { class: "summary" }, each.refused ?? each.summary, blind),
+    ];
+    const node = button(words, () => this.#take(each, there), {
+      class: "method",
+      "aria-pressed": each.combinator ? null : String(there),
+      disabled: Boolean(each.refused),
+      dataset: { name: each.name },
+    });
+    return el("li", {}, node);
+  }
+
+  /** A method is added or removed; a combinator is begun in the box, for it needs a base. */
+  #take(each, there) {
+    if (each.combinator) {
+      this.onclose();
+      this.begin(`${each.name}(`);
+      return;
+    }
+    (there ? this.remove : this.add)(each.name);
+    this.draw();
+    this.body.querySelector(`[data-name="${CSS.escape(each.name)}"]`)?.focus();
+  }
+}
+
+function grouped(methods) {
+  const families = new Map();
+  for (const each of methods) families.set(each.family, [...(families.get(each.family) ?? []), each]);
+  return families;
+}

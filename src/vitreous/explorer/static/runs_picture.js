@@ -1,0 +1,175 @@
+// One picture of a run: what every method saw in it, and what every metric says about that.
+
+import { api, el, percent, svg } from "./common.js";
+import { button, filled, problem } from "./parts.js";
+import { arrow, ask, breakable, chooser, digits, drawnPicture, metricOptions } from "./runs_parts.js";
+import { nothing, refill, shot } from "./runs_parts.js";
+import { cellOf, filtersOf, moved, partOf, runAddress } from "./runs_state.js";
+
+const OPACITY = "0.55";
+
+export function pictureView(context) {
+  const { id, table, change, open, signal } = context;
+  const node = el("div", { class: "runpicture" });
+  let links = {};
+  let drawn = [];
+
+  async function show(state) {
+    const part = partOf(table, state);
+    if (!part.methods.length) {
+      refill(node, nothing(`Nothing of ${part.name} is finished yet.`));
+      return;
+    }
+    const { method, metric } = cellOf(part, state);
+    const now = moved(state, { method: method.name, metric: metric.name });
+    const query = { part: part.part, picture: now.picture, method: now.method, metric: now.metric, order: now.order };
+    node.setAttribute("aria-busy", "true");
+    try {
+      draw(part, now, await ask(id, "/image", { ...query, ...filtersOf(now) }, signal), metric);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      refill(node, el("div", { class: "card" }, problem(error.message, () => show(state))));
+    } finally {
+      node.removeAttribute("aria-busy");
+    }
+  }
+
+  function draw(part, state, found, metric) {
+    const to = (changes) => runAddress(id, moved(state, changes));
+    links = {
+      ArrowLeft: found.previous && to({ picture: found.previous }),
+      ArrowRight: found.next && to({ picture: found.next }),
+      Escape: to({ view: "cell", picture: "" }),
+    };
+    const look = { opacity: Number(state.opacity || OPACITY) };
+    const photo = drawnPicture(id, part, found.picture, null, null, `${found.name} as the model sees it`, look);
+    const order = [...found.methods].sort((a, b) => better(metric, a.scores[metric.name], b.scores[metric.name]));
+    drawn = order.map((each) => {
+      const score = digits(each.scores[metric.name], metric.digits);
+      const words = each.map ? `Map of ${each.title}, ${metric.name} ${score}` : `${each.title}: no map is there`;
+      return drawnPicture(id, part, found.picture, each.map, each.signed, words, look);
+    });
+    const shots = order.map((each, place) => shot(drawn[place].canvas, {
+      href: to({ method: each.name }), key: `method ${each.name}`, on: each.name === state.method,
+      score: digits(each.scores[metric.name], metric.digits), name: each.title, spelling: each.spelling,
+      small: each.map ? null : "no map is there",
+    }));
+    refill(node, el("div", { class: "halves" },
+      el("aside", { class: "card side" },
+        photo.canvas, facts(found), neighbours(found), actions(part, found, state), lines(found, state)),
+      el("div", {},
+        el("div", { class: "controls" },
+          chooser("ordered by", metricOptions(part), metric.name, (name) => change({ metric: name }), "metric"),
+          el("label", { class: "choose" }, el("span", {}, "opacity"), slider(look.opacity))),
+        el("div", { class: "shots dense" }, shots),
+        el("details", { class: "card worth" }, el("summary", {}, "All scores of this picture"), scores(part, found)))));
+  }
+
+  function slider(value) {
+    const oninput = () => {
+      filled(input);
+      for (const each of drawn) each.draw({ opacity: Number(input.value) });
+    };
+    const onchange = () => change({ opacity: input.value === OPACITY ? "" : input.value }, { quiet: true });
+    const range = { type: "range", min: 0, max: 1, step: 0.05, value, dataset: { key: "opacity" } };
+    const input = el("input", { ...range, oninput, onchange });
+    filled(input);
+    return input;
+  }
+
+  function neighbours(found) {
+    if (found.place === null || found.place === undefined) return null;
+    const link = (words, way) => {
+      if (!links[way]) return el("span", { class: "dull" }, words);
+      return el("a", { href: links[way], dataset: { key: way } }, words);
+    };
+    const place = el("span", {}, `${found.place + 1} of ${found.total}`);
+    return el("nav", { class: "pager", "aria-label": "Pictures" },
+      link("← before", "ArrowLeft"), place, link("after →", "ArrowRight"));
+  }
+
+  /** Open the picture where questions can be asked, if the model is there and the picture can be had. */
+  function actions(part, found, state) {
+    if (!part.pictures) return null; // the head says why
+    if (!part.loaded) {
+      const words = `To ask more about this picture, start the explorer with the model ${part.model} too.`;
+      return el("p", { class: "note" }, words);
+    }
+    const said = el("p", { class: "note", role: "status" });
+    const own = found.methods.find((each) => each.name === state.method);
+    const bring = async () => {
+      said.textContent = "One moment …";
+      try {
+        const query = { part: part.part, picture: found.picture };
+        const blob = await api(`/api/runs/${encodeURIComponent(id)}/photo`, { query, as: "blob", signal });
+        const { picture } = await api("/api/pictures", { query: { name: found.name }, body: blob, signal });
+        const asked = { model: part.loaded, picture, view: "maps", ...(own?.passes ? { methods: own.spelling } : {}) };
+        const told = Object.entries(asked).map(([name, value]) => `${name}=${encodeURIComponent(value)}`);
+        open(`#/image?${told.join("&")}`);
+      } catch (error) {
+        if (error.name !== "AbortError") said.textContent = error.message;
+      }
+    };
+    const words = "ask about this picture";
+    return el("div", {}, button(words, bring, { class: "pill primary", dataset: { key: "ask" } }), said);
+  }
+
+  return { node, show, key: (name) => links[name] };
+}
+
+function better(metric, one, other) {
+  if (one === null || other === null) return (one === null) - (other === null);
+  return metric.up ? other - one : one - other;
+}
+
+function facts(found) {
+  const sure = (share) => (share === null ? "" : percent(share));
+  const rows = [
+    ["picture", found.name],
+    ["said", [found.predicted?.label, sure(found.confidence)].filter(Boolean).join(", ")],
+    ["is", [found.true?.label, sure(found.chance)].filter(Boolean).join(", ")],
+    ["so it was", { true: "right", false: "wrong" }[found.correct] ?? ""],
+  ];
+  const told = rows.filter(([, words]) => words);
+  return el("dl", { class: "told" }, told.map(([name, words]) => [el("dt", {}, name), el("dd", {}, words)]));
+}
+
+/** The curves that the score was read from: this picture's in red, the mean of all pictures in grey. */
+function lines(found, state) {
+  if (!found.curves.length) return null;
+  return el("div", {},
+    el("h3", {}, "What the score was read from"),
+    found.curves.map(line),
+    el("p", { class: "note" }, `${state.method}: this picture in red, the mean of all pictures in grey.`));
+}
+
+function line(curve) {
+  const [width, height, room] = [260, 120, 6];
+  const values = [...curve.y, ...curve.mean, 0].filter(Number.isFinite);
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const [left, right] = [Math.min(...curve.x), Math.max(...curve.x)];
+  const across = (x) => room + ((x - left) / (right - left || 1)) * (width - 2 * room);
+  const up = (y) => height - room - ((y - low) / (high - low || 1)) * (height - 2 * room);
+  const at = (y, i) => `${across(curve.x[i]).toFixed(1)},${up(y).toFixed(1)}`;
+  const path = (ys) => `M${ys.map(at).join(" L")}`;
+  const words = `${curve.name}: from ${digits(curve.y[0], 2)} to ${digits(curve.y.at(-1), 2)}`;
+  return el("figure", { class: "line" },
+    svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words },
+      svg("line", { class: "axis", x1: room, x2: width - room, y1: up(0), y2: up(0) }),
+      svg("path", { class: "usual", d: path(curve.mean) }),
+      svg("path", { class: "own", d: path(curve.y) })),
+    el("figcaption", { class: "note" }, curve.name));
+}
+
+function scores(part, found) {
+  const heads = part.metrics.map((each) => el("th", { scope: "col" }, `${arrow(each)}\u00a0`, breakable(each.name)));
+  const cell = (each, row) => (metric, column) => {
+    const mean = part.cells[row]?.[column]?.mean ?? null;
+    const small = mean !== null && el("small", {}, `mean ${digits(mean, metric.digits)}`);
+    return el("td", {}, digits(each.scores[metric.name], metric.digits), small);
+  };
+  const rows = found.methods.map((each, row) => el("tr", { class: part.methods[row]?.quiet ? "yardstick" : null },
+    el("th", { scope: "row" }, breakable(each.title)), part.metrics.map(cell(each, row))));
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Scores of this picture" },
+    el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "method"), heads)), el("tbody", {}, rows)));
+}

@@ -1,0 +1,208 @@
+// A scatter of points: round ticks, intervals, a name for the point that is looked at, keys to walk through them.
+
+import { announce, el, fill, svg } from "./common.js";
+
+const LEFT = 62, RIGHT = 18, TOP = 16, BOTTOM = 50;
+const MOST_LINKS = 60; // more points than these are no stops of the tab key
+
+/** About `count` round numbers from low to high; powers of ten on a logarithmic axis, their parts on a short one. */
+export function ticks(low, high, count = 5, log = false) {
+  if (log) {
+    const [first, last] = [Math.ceil(Math.log10(low)), Math.floor(Math.log10(high))];
+    const powers = Array.from({ length: last - first + 3 }, (_, i) => 10 ** (first - 1 + i));
+    const found = last - first >= 2 ? powers : powers.flatMap((each) => [each, 2 * each, 5 * each]);
+    return found.filter((each) => each >= low && each <= high);
+  }
+  const rough = (high - low) / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= 0.75 * rough) ?? rough;
+  const first = Math.ceil(low / step - 1e-9);
+  return Array.from(
+    { length: Math.floor(high / step + 1e-9) - first + 1 },
+    (_, i) => Number(((first + i) * step).toPrecision(12)),
+  );
+}
+
+/** Where values lie on an axis, with a little room at both ends. */
+function scaled(values, from, to, log) {
+  const there = values.filter(Number.isFinite).map((value) => (log ? Math.log10(value) : value));
+  let [low, high] = there.length ? [Math.min(...there), Math.max(...there)] : [0, 1];
+  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  [low, high] = [low - room, high + room];
+  const at = (value) => from + (((log ? Math.log10(value) : value) - low) / (high - low)) * (to - from);
+  return { at, low: log ? 10 ** low : low, high: log ? 10 ** high : high };
+}
+
+/**
+ * Draw points. Each is `{x, y, name, words, href, quiet, hollow, low: [x, y], high: [x, y]}`; `axes` are
+ * `{x: {title, log}, y: …}`; `same`: both axes mean the same, have one scale, and the diagonal is drawn. The result
+ * is an element; `onopen` is told of a chosen point.
+ */
+export function plot(points, axes, { width, same = false, labels = false, onopen }) {
+  const height = Math.round(Math.min(560, Math.max(340, width * 0.62)));
+  const across = points.flatMap((each) => [each.x, each.low?.[0], each.high?.[0]]);
+  const upwards = points.flatMap((each) => [each.y, each.low?.[1], each.high?.[1]]);
+  const both = [...across, ...upwards];
+  const x = scaled(same ? both : across, LEFT, width - RIGHT, axes.x.log);
+  const y = scaled(same ? both : upwards, height - BOTTOM, TOP, axes.y.log);
+  const tip = el("div", { class: "tip", hidden: true });
+  const links = points.length <= MOST_LINKS;
+  const marks = points.map((point, number) => mark(point, number));
+  const how = links ? "" : " Arrow keys walk through them, Enter opens one.";
+  const words = `${axes.y.title} against ${axes.x.title}, ${points.length} points.${how}`;
+  const box = { viewBox: `0 0 ${width} ${height}`, class: "scatter", tabindex: links ? null : "0", role: "group" };
+  const drawing = svg("svg", { ...box, "aria-label": words },
+    grid(), same && diagonal(), svg("g", {}, points.map(reach)), svg("g", {}, marks),
+    labels && svg("g", { class: "names", "aria-hidden": "true" }, named()));
+  const order = points.map((_, number) => number).sort((a, b) => points[a].x - points[b].x);
+  let current = -1;
+
+  function mark(point, number) {
+    const kind = `point${point.quiet ? " grey" : ""}${point.hollow ? " hollow" : ""}`;
+    const place = { cx: x.at(point.x).toFixed(1), cy: y.at(point.y).toFixed(1), r: links ? 6 : 4 };
+    const circle = svg("circle", { class: kind, ...place });
+    if (!links) return circle;
+    const looks = { onfocus: () => look(number), onblur: () => look(-1) };
+    return svg("a", { href: point.href, "aria-label": `${point.name}: ${point.words}`, ...looks }, circle);
+  }
+
+  function reach(point) {
+    if (!point.low) return "";
+    const [left, right, down, up] = [x.at(point.low[0]), x.at(point.high[0]), y.at(point.low[1]), y.at(point.high[1])];
+    const kind = "reach";
+    return [
+      Number.isFinite(left + right) && svg(
+        "line",
+        { class: kind, x1: left, x2: right, y1: y.at(point.y), y2: y.at(point.y) },
+      ),
+      Number.isFinite(down + up) && svg(
+        "line",
+        { class: kind, x1: x.at(point.x), x2: x.at(point.x), y1: down, y2: up },
+      ),
+    ].filter(Boolean);
+  }
+
+  /** Names beside their points, where they do not run into each other. */
+  function named() {
+    const taken = points.map((point) => [x.at(point.x) - 6, y.at(point.y) - 6, x.at(point.x) + 6, y.at(point.y) + 6]);
+    return [...points].sort((a, b) => (a.quiet ?? false) - (b.quiet ?? false)).map((point) => {
+      const [at, down, wide] = [x.at(point.x), y.at(point.y), point.name.length * 7.2];
+      const places = [
+        [at + 11, down - 5, "start"],
+        [at - 11, down - 5, "end"],
+        [at + 11, down + 15, "start"],
+        [at - 11, down + 15, "end"],
+      ];
+      for (const [across, line, anchor] of places) {
+        const left = anchor === "start" ? across : across - wide;
+        const box = [left, line - 11, left + wide, line + 3];
+        const free = box[0] >= LEFT && box[2] <= width - 4 && !taken.some(
+          (each) => box[0] < each[2] && box[2] > each[0] && box[1] < each[3] && box[3] > each[1],
+        );
+        if (free) {
+          taken.push(box);
+          return svg("text", { x: across, y: line, "text-anchor": anchor }, point.name);
+        }
+      }
+      return "";
+    });
+  }
+
+  function grid() {
+    const round = (value) => String(Number(value.toPrecision(6))).replace("-", "−");
+    const [right, bottom] = [width - RIGHT, height - BOTTOM];
+    const below = ticks(x.low, x.high, Math.max(4, width / 120), axes.x.log).map((each) => [
+      svg("line", { class: "axis", x1: x.at(each), x2: x.at(each), y1: TOP, y2: bottom }),
+      svg("text", { class: "soft", x: x.at(each), y: bottom + 18, "text-anchor": "middle" }, round(each)),
+    ]);
+    const beside = ticks(y.low, y.high, 6, axes.y.log).map((each) => [
+      svg("line", { class: "axis", x1: LEFT, x2: right, y1: y.at(each), y2: y.at(each) }),
+      svg("text", { class: "soft", x: LEFT - 8, y: y.at(each) + 4, "text-anchor": "end" }, round(each)),
+    ]);
+    const turned = `translate(14 ${(TOP + bottom) / 2}) rotate(-90)`;
+    return svg("g", {}, below, beside,
+      svg("text", { x: (LEFT + right) / 2, y: height - 8, "text-anchor": "middle" }, axes.x.title),
+      svg("text", { transform: turned, "text-anchor": "middle" }, axes.y.title));
+  }
+
+  function diagonal() {
+    const [low, high] = [Math.max(x.low, y.low), Math.min(x.high, y.high)];
+    return low < high
+      ? svg("line", { class: "same", x1: x.at(low), x2: x.at(high), y1: y.at(low), y2: y.at(high) })
+      : "";
+  }
+
+  function look(number) {
+    if (number === current) return;
+    marks[current]?.classList.remove("on");
+    current = number;
+    tip.hidden = number < 0;
+    if (number < 0) return;
+    const point = points[number];
+    marks[number].classList.add("on");
+    if (!links) marks[number].parentNode.append(marks[number]); // above the others; a link would lose the focus
+    fill(tip, el("b", {}, point.name), el("span", {}, point.words));
+    const share = x.at(point.x) / width;
+    tip.style.setProperty("left", `${100 * share}%`);
+    tip.style.setProperty("top", `${(100 * y.at(point.y)) / height}%`);
+    tip.className = `tip${share > 0.6 ? " left" : ""}${y.at(point.y) < 70 ? " below" : ""}`;
+  }
+
+  function nearest(event) {
+    const box = drawing.getBoundingClientRect();
+    const [across, down] = [
+      ((event.clientX - box.left) / box.width) * width,
+      ((event.clientY - box.top) / box.height) * height,
+    ];
+    let [best, least] = [-1, event.pointerType === "touch" ? 900 : 300];
+    points.forEach((point, number) => {
+      const far = (x.at(point.x) - across) ** 2 + (y.at(point.y) - down) ** 2;
+      if (far < least) [best, least] = [number, far];
+    });
+    return best;
+  }
+
+  drawing.addEventListener("pointermove", (event) => look(nearest(event)));
+  drawing.addEventListener("pointerleave", () => look(-1));
+  drawing.addEventListener("click", (event) => {
+    const number = nearest(event);
+    if (number < 0 || event.ctrlKey || event.metaKey || event.shiftKey) return; // those open another tab
+    event.preventDefault();
+    onopen(points[number]);
+  });
+  drawing.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
+    if (event.key === "Enter" && current >= 0) onopen(points[current]);
+    if (links || !step || !points.length) return;
+    event.preventDefault();
+    const place = order.indexOf(current);
+    look(order[place < 0 ? 0 : Math.min(order.length - 1, Math.max(0, place + step))]);
+    announce(`${points[current].name}: ${points[current].words}`);
+  });
+  return el("div", { class: "plot" }, drawing, tip);
+}
+
+/** Spearman's rank correlation of two lists; equal values share their mean rank. */
+export function spearman(one, other) {
+  const [a, b] = [ranks(one), ranks(other)];
+  const middle = (one.length + 1) / 2;
+  let [ab, aa, bb] = [0, 0, 0];
+  a.forEach((rank, i) => {
+    ab += (rank - middle) * (b[i] - middle);
+    aa += (rank - middle) ** 2;
+    bb += (b[i] - middle) ** 2;
+  });
+  return ab / Math.sqrt(aa * bb);
+}
+
+function ranks(values) {
+  const order = values.map((_, i) => i).sort((a, b) => values[a] - values[b]);
+  const found = new Array(values.length);
+  for (let start = 0; start < order.length; ) {
+    let end = start;
+    while (end < order.length && values[order[end]] === values[order[start]]) end++;
+    for (let i = start; i < end; i++) found[order[i]] = (start + 1 + end) / 2;
+    start = end;
+  }
+  return found;
+}

@@ -1,0 +1,162 @@
+"""A run with two data sets whose numbers are written by hand and whose pictures are real, and a server for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published
+from vitreous.bench.run import Bench, Options
+from vitreous.bench.store import Store
+from vitreous.bench.units import Unit
+
+METRICS = ("deletion(steps=4)", "gini", "token_deletion_aopc")
+METHODS = {"<i>mine</i>": "rollout", "generic": "generic", "tis": "tis", "saliency": "saliency"}
+ALL = (*METHODS, "random", "constant", "centre")
+CLASSES = 5
+SIDES = {"saliency": 8}
+
+
+def share(*words: Any) -> float:
+    """A number from 0 to 1 that only depends on some words."""
+    digest = hashlib.blake2b(repr(words).encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "big") / 2**48
+
+
+def score(picture: str, method: str, metric: str) -> float:
+    """What a metric says; now and then nothing."""
+    if method == "tis" and share(picture, "lost") < 0.2:
+        return float("nan")
+    return round(share(method, metric) + 0.2 * share(picture, method, metric), 6)
+
+
+def confidence(picture: str) -> float:
+    return round(0.3 + 0.7 * share(picture, "sure"), 6)
+
+
+def predicted(picture: str) -> int:
+    return int(share(picture, "said") * CLASSES)
+
+
+def right(picture: str) -> bool:
+    return share(picture, "right") < 0.7
+
+
+def map_of(picture: str, method: str) -> np.ndarray[Any, Any]:
+    side = SIDES.get(method, 4)
+    values = [[share(picture, method, row, column) for column in range(side)] for row in range(side)]
+    return np.array(values, np.float32) - (0.5 if method == "generic" else 0.0)
+
+
+def protocol(images: int = 12) -> Protocol:
+    return Protocol(
+        name="mine",
+        title="A run & its <script>alert(1)</script>",
+        models=(ModelSpec("world", "world"),),
+        data=DataSpec("world", label="test", images=images, split="test"),
+        also=(DataSpec("world", label="train", images=6, split="train", metrics=("gini",)),),
+        judge=JudgeSpec(METRICS, reference="generic"),
+        methods=METHODS,
+        published=(Published("gini", "world", "generic", data="test", value=0.25, printed=25.0),),
+    )
+
+
+def arrays(unit: Unit) -> dict[str, Any]:
+    """What a unit holds, by its own definitions above."""
+    found: dict[str, Any] = {}
+    for i, method in enumerate(unit.methods):
+        if not unit.judges:
+            found[f"maps/{i}"] = np.stack([map_of(each, method) for each in unit.pictures])
+            found[f"rows/{i}/given"] = np.arange(len(unit.pictures), dtype=np.int32)
+            continue
+        found[f"flags/{i}/given"] = np.array([method == "constant" for _ in unit.pictures], np.int64)
+        for j, metric in enumerate(unit.metrics):
+            found[f"parts/{i}/{j}"] = np.array([[score(each, method, metric)] for each in unit.pictures])
+            if metric == METRICS[0]:
+                found[f"curve/{i}/{j}/0/deletion/x"] = np.linspace(0, 1, 5)
+                lines = [np.linspace(1, score(each, method, metric), 5) for each in unit.pictures]
+                found[f"curve/{i}/{j}/0/deletion/y"] = np.stack(lines)
+    sure = np.array([confidence(each) for each in unit.pictures])
+    if not unit.judges:
+        return {**found, "classes/given": np.array([predicted(each) for each in unit.pictures])}
+    chance = np.where([right(each) for each in unit.pictures], sure, sure / 10)
+    return {**found, "confidence/pred": sure, "confidence/label": chance}
+
+
+def planned(folder: Path) -> Store:
+    """A run of which nothing is done."""
+    Bench(protocol(), folder, Options(device="cpu")).prepare()
+    return Store(folder)
+
+
+def done(store: Store, unit: Unit, **more: Any) -> None:
+    """Write what a unit found; ``more`` is said about it."""
+    with store.claim(unit.id) as mine:
+        assert mine
+        said: dict[str, Any] = {"pictures": list(unit.pictures), "unreadable": {}, "seconds": 1.0}
+        store.write(unit.id, arrays(unit), {"unit": unit.to_json(), "explaining": 1.0, **said, **more})
+
+
+def whole(folder: Path) -> Path:
+    """A run of which everything is done."""
+    store = planned(folder)
+    for plan in store.plans():
+        for unit in plan.units:
+            done(store, unit)
+    return folder
+
+
+class Client:
+    """Asks a server on this machine."""
+
+    def __init__(self, port: int) -> None:
+        self.address = f"http://127.0.0.1:{port}"
+
+    def raw(self, path: str) -> tuple[int, bytes, str]:
+        try:
+            with urllib.request.urlopen(self.address + path, timeout=60) as answer:
+                return answer.status, answer.read(), answer.headers["content-type"]
+        except urllib.error.HTTPError as error:
+            return error.code, error.read(), error.headers["content-type"]
+
+    def get(self, path: str, **query: Any) -> tuple[int, Any]:
+        told = urllib.parse.urlencode(query, doseq=True)
+        status, content, _ = self.raw(f"/api/runs{path}" + (f"?{told}" if told else ""))
+        return status, json.loads(content)
+
+    def fine(self, path: str, **query: Any) -> Any:
+        status, found = self.get(path, **query)
+        assert status == 200, found
+        return found
+
+
+@contextmanager
+def served(runs: Mapping[str, Path], **more: Any) -> Iterator[Client]:
+    """The addresses of runs alone, without the rest of the explorer."""
+    import uvicorn
+    from fastapi import FastAPI
+
+    from vitreous.explorer.runs import router
+
+    app = FastAPI()
+    app.include_router(router(runs, **more))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    try:
+        yield Client(server.servers[0].sockets[0].getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(10)
