@@ -58,12 +58,13 @@ class Trace:
         """Rows and columns of patches at the first block."""
         return self.grids[0]
 
-    def tokens_to_grid(self, tokens: Tensor, layer: int = 0) -> Tensor:
-        """Drop the prefix of ``[B, N]`` and lay the patches of a layer out row by row: ``[B, h, w]``.
+    def grid_at(self, layer: int) -> tuple[int, int]:
+        """Rows and columns of what enters a block; the layer after the last stands for what leaves the last."""
+        return self.grids[layer] if layer < len(self.grids) else self.last_grid
 
-        The layer after the last stands for what leaves the last block.
-        """
-        high, wide = self.grids[layer] if layer < len(self.grids) else self.last_grid
+    def tokens_to_grid(self, tokens: Tensor, layer: int = 0) -> Tensor:
+        """Drop the prefix of ``[B, N]`` and lay the patches of a layer out row by row: ``[B, h, w]``."""
+        high, wide = self.grid_at(layer)
         patches = tokens[:, self.view.prefix :]
         if patches.shape[1] != high * wide:
             raise TraceError(f"{patches.shape[1]} patch tokens do not fill a grid of {high} x {wide}")
