@@ -60,6 +60,9 @@ SPELLINGS += [
     "refine(logprob(gradcam), masks=16, drop=false)",
 ]
 ILL_CONDITIONED = {"gradcam_pp", "ablationcam", "xgradcam", "var"}  # close to a division by zero, or a step
+KINKED = {("timm/ResNet", "blur_ig")}
+"""A picture on the path of blurs has two values within 4e-6 of each other under one maximum of the stem's pooling: which
+of them float32 takes decides over the gradient of the pixels that they see. No ReLU switches there."""
 FEW = [
     "vit",
     "siglip",
@@ -162,8 +165,10 @@ def test_contract(view: vt.View, method: Method) -> None:
     double = attribute(method, view, x.double(), target=1)
     assert double.dtype == torch.float64
     scale = found.abs().max() + 1e-12
-    off = (double.float() - found).abs() > 2e-3 * scale
-    assert off.float().mean() <= (0.01 if view.rectifies else 0)  # at a kink, rounding decides which gradient it is
+    off = (double.float() - found).abs()
+    if (view.name, method.info.name) in KINKED:
+        assert (off > 2e-3 * scale).sum() <= 4
+    assert off.max() <= (5e-3 if (view.name, method.info.name) in KINKED else 2e-3) * scale
 
     # Division by almost nothing, and a sharp softmax, magnify rounding: there, neighbours are judged in float64.
     if method.info.name in ILL_CONDITIONED:
