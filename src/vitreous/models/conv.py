@@ -73,8 +73,7 @@ class ConvView(View):
     """
 
     attends = "nowhere"
-    drops_tokens = False
-    stream = False
+    drops_tokens = patches = stream = False
     cam_site = branch_site = "output"
     unseen: Mapping[str, str] = dict.fromkeys(("norm1", "attn", "norm2", "mlp"), _NO_TOKENS)
     heads = prefix = 0

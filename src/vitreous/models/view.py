@@ -51,6 +51,8 @@ class View(ABC):
     """Whether patch tokens can be left out without touching the model."""
     attends: str = "everywhere"
     """Where attention reaches: ``everywhere`` (a matrix between all tokens), inside ``windows``, or ``nowhere``."""
+    patches: bool = True
+    """Whether what comes before the first block makes tokens of patches; otherwise its first layer is just a layer."""
     stream: bool = True
     """Whether all blocks add to one stream of tokens, so that what it says from layer to layer can be summed."""
     rectifies: bool = False
