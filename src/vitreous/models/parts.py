@@ -1,4 +1,4 @@
-"""Views of a part of a model, or of a model with one part changed: sub-networks, single blocks, shuffled heads."""
+"""Views of a part of a model, or of a model with something changed: sub-networks, single blocks, shuffled heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitreous.models.view import View
 from vitreous.models.weights import Weights
 from vitreous.models.windows import Windows
 
-__all__ = ["LensView", "ShuffledView", "SubView"]
+__all__ = ["BesideView", "LensView", "ShuffledView", "SubView"]
 
 
 class SubView(View):
@@ -110,19 +110,15 @@ class LensView(SubView):
             super().check_inputs(inputs)
 
 
-class ShuffledView(SubView):
-    """A whole model whose head gets the channels in a random order."""
+class WholeView(SubView):
+    """A whole model of which something is changed."""
 
-    def __init__(self, whole: View, seed: int) -> None:
+    def __init__(self, whole: View) -> None:
         super().__init__(whole, 0, None)
-        self.name, self.seed = whole.name, seed
+        self.name, self.patches = whole.name, whole.patches
 
     def embed(self, inputs: Tensor) -> Tensor:
         return self.whole.embed(inputs)
-
-    def finish(self, tokens: Tensor) -> Tensor:
-        order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(self.seed))
-        return self.whole.finish(tokens[..., order.to(tokens.device)])
 
     def grid(self, inputs: Tensor | None = None, layer: int | None = None) -> tuple[int, int]:
         return self.whole.grid(inputs) if layer is None else self.whole.grid(inputs, layer)
@@ -136,3 +132,32 @@ class ShuffledView(SubView):
     def prove(self, inputs: Tensor) -> None:
         if self.user is None:
             self.whole.prove(inputs)
+
+
+class ShuffledView(WholeView):
+    """A whole model whose head gets the channels in a random order."""
+
+    def __init__(self, whole: View, seed: int) -> None:
+        super().__init__(whole)
+        self.seed = seed
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(self.seed))
+        return self.whole.finish(tokens[..., order.to(tokens.device)])
+
+
+class BesideView(WholeView):
+    """A whole model that runs a reference beside the images it is given: the last row of everything inside it.
+
+    Its logits are those of the images alone.
+    """
+
+    def __init__(self, whole: View, reference: Tensor) -> None:
+        super().__init__(whole)
+        self.reference = reference
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        return self.whole.embed(torch.cat([inputs, self.reference[None].to(inputs)]))
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        return self.whole.finish(tokens)[:-1]

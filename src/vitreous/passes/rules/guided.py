@@ -10,13 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError
-from vitreous.passes.operations import RELUS
+from vitreous.passes.operations import IN_PLACE, RELUS
 from vitreous.passes.rules.table import Call, Rule, Rules
 
 __all__ = ["GUIDED", "Guided"]
 
 _GATES = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
-_IN_PLACE = (torch.relu_, Tensor.relu_)
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Guided(Rule):
                 f"{getattr(call.func, '__name__', 'activation')} of {name}; use saliency"
             )
         given = [*call.args, *call.kwargs.values()]
-        return _Guided.apply(given[0], call.func in _IN_PLACE or any(each is True for each in given[1:]))
+        return _Guided.apply(given[0], call.func in IN_PLACE or any(each is True for each in given[1:]))
 
 
 class _Guided(torch.autograd.Function):
@@ -48,7 +47,7 @@ class _Guided(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (out,) = ctx.saved_tensors
-        return torch.where(out > 0, grads[0].clamp(min=0), 0), None
+        return torch.ops.aten.threshold_backward(grads[0], out, 0).clamp_(min=0), None
 
 
 GUIDED = Rules.of(activation=Guided(), gate=Guided())
