@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -98,7 +100,9 @@ def test_any_network_by_a_layer() -> None:
     model = _build(Plain).double()
     with pytest.raises(ModelError, match="at='layer4'"):
         vt.view(model)
-    view = vt.view(model, at="body")
+    with pytest.warns(vt.VitreousWarning, match="Plain does not say how its pictures are prepared") as warned:
+        view = vt.view(model, at="body")
+    assert [each.filename for each in warned] == [__file__]
     x = images(view, 2)
     assert (view.depth, view.grid(), view.width, view.stages) == (1, (8, 8), 12, ())
     assert torch.allclose(view.logits(x), model(x))
@@ -107,9 +111,13 @@ def test_any_network_by_a_layer() -> None:
     logits = model.fc(F.relu(features + model.mixed(features)).mean(dim=(2, 3)))
     (gradient,) = torch.autograd.grad(logits[:, 1].sum(), features)
     assert torch.allclose(vt.method("hirescam").attribute(view, x, target=1), (gradient * features).sum(dim=1).detach())
-    assert torch.allclose(vt.view(model, at="stem").logits(x), model(x))  # its head rectifies it in place
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        view = vt.view(model, at="stem", preprocess=view.preprocess)
+    assert torch.allclose(view.logits(x), model(x))  # its head rectifies it in place
 
 
+@pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
 @pytest.mark.parametrize(
     ("at", "why"),
     [

@@ -8,6 +8,7 @@ how many activations there are, and that nothing passes beside the chain.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError, nearest, one_line
+from vitreous.errors import ModelError, VitreousWarning, nearest, one_line
 from vitreous.models.fingerprint import fingerprint
 from vitreous.models.inside import Reached, chosen, instead
 from vitreous.models.labels import check_count
@@ -93,7 +94,7 @@ class ConvView(View):
         self.model, self.chain, self.output, self.cut = model, chain, output, cut
         self.family = getattr(type(self), "family", "cnn")
         self.name = name or type(model).__name__
-        self.preprocess = preprocess or _preprocess(model)
+        self.preprocess = preprocess or _preprocess(model, self.name)
         self.depth, self.pooling, self.classes, self.labels = len(chain), Pooling("avg", 0), 0, labels
         if headless:  # a part of a larger model, which is looked at as a whole
             return
@@ -364,10 +365,13 @@ def _operations(output: Tensor) -> list[str]:
     return names
 
 
-def _preprocess(model: nn.Module) -> Preprocess:
-    """Return what a model notes about its pictures, as timm's do; ImageNet's usual way where it notes nothing."""
+def _preprocess(model: nn.Module, name: str) -> Preprocess:
+    """Return what a model notes about its pictures, as timm's do; ImageNet's usual way, loudly, where it does not."""
     noted, usual = getattr(model, "pretrained_cfg", None), Preprocess()
     noted = noted if isinstance(noted, Mapping) else {}
+    if not {"mean", "std"} <= noted.keys():
+        text = f"{name} does not say how its pictures are prepared: ImageNet's usual way is taken; give preprocess="
+        warnings.warn(text, VitreousWarning, stacklevel=5)
     size = getattr(model, "image_size", None) or tuple(noted.get("input_size", (3, *usual.size)))[-2:]
     return Preprocess(
         size=size if isinstance(size, tuple) else (size, size),

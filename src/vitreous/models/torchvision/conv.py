@@ -53,7 +53,8 @@ class TorchvisionConv(ConvView):
     name, from ``img_size=``, or from an attribute ``image_size`` of the module. Class activation maps look where those
     of timm's families do: after the last block of a ResNet or ConvNeXt, after the convolution and activation that end
     the features of an EfficientNet, after the last ReLU of a VGG, before its pooling; and after the last norm of a
-    DenseNet. The ReLU that follows it is no module here, unlike in timm, and belongs to the head.
+    DenseNet. The ReLU that follows it is no module here, unlike in timm, and belongs to the head: a map that was
+    rectified beforehand would be cut off from the gradient wherever it is zero.
     """
 
     family = "torchvision"
