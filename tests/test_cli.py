@@ -283,7 +283,7 @@ def test_methods(here: Path) -> None:
     assert all(row.keys() == keys for row in told)
     models = {row["name"]: row["models"] for row in told}
     assert [models[name] for name in ("ixg", "tis", "plus", "refine", "deeplift")] == [
-        "all", "ViT", "transformers", "as its base", "none",
+        "all", "ViT", "transformers", "as its base", "ReLU",
     ]  # fmt: skip
     (row,) = (line for line in listed.out.splitlines() if line.split()[:1] == ["atman"])
     assert "ViT" in row

@@ -60,6 +60,7 @@ class DeepLift(Method):
         return ()
 
     def compute(self, session: Session) -> Answer:
+        self.asks(session.view)  # of a sub-network nobody asked before
         needs_images(self.info.name, session)
         inputs, view = session.view.cast(session.inputs), session.view
         reference = torch.full_like(inputs[0], self.baseline)
