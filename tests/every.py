@@ -1,4 +1,4 @@
-"""All families of all libraries that are installed."""
+"""All families of all libraries that are installed: transformers, convolutional networks, and both."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 import families
+import families_cnn
 import families_timm
 import families_torchvision
 import vitreous as vt
@@ -24,6 +25,8 @@ if find_spec("transformers") is not None:
 
     EVERY |= families_hf.FAMILIES
 
+CNNS = families_cnn.FAMILIES
+ALL = {**EVERY, **CNNS}
 CLASS = 1
 """The class that is explained where any will do."""
 

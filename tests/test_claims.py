@@ -4,37 +4,56 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from typing import Any
 
 import pytest
 
 import vitreous as vt
-from every import EVERY
+from every import CNNS, EVERY
 from families import images
+from families_cnn import RELU
 from test_contract import SHORT
 from vitreous.errors import ModelError
-from vitreous.methods.registry import Info
+from vitreous.methods.registry import KINDS_OF_MODELS, Info
 
 WINDOWED = ["swin", *sorted(name for name in EVERY if "swin" in name and name != "swin")]
 
 
-def spelling(info: Info) -> str:
-    bases = ["generic", "ixg"][: info.bases]
-    return SHORT.get(info.name) or (f"{info.name}({', '.join(bases)})" if bases else info.name)
+def spelling(info: Info, bases: tuple[str, ...] = ("generic", "ixg")) -> str:
+    made = f"{info.name}({', '.join(bases[: info.bases])})" if info.bases else info.name
+    return (SHORT.get(info.name) or made).replace("(generic", f"({bases[0]}")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "swin" else pytest.mark.slow) for n in WINDOWED])
+def short(names: list[str], usual: tuple[str, ...]) -> list[Any]:
+    return [pytest.param(name, marks=[] if name in usual else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", short(WINDOWED, ("swin",)))
 @pytest.mark.parametrize("info", vt.methods(), ids=lambda info: info.name)
-def test_a_method_runs_inside_windows_if_and_only_if_it_is_for_all_models(info: Info, name: str) -> None:
+def test_a_method_runs_inside_windows_if_and_only_if_it_says_so(info: Info, name: str) -> None:
+    view = vt.view(EVERY[name]())
+    assert view.attends == "windows"
+    _runs_or_refuses(info, view, ("all", "transformers"), r"inside windows|leaves tokens out|ReLUs only", "generic")
+
+
+@pytest.mark.parametrize("name", short([*CNNS], ("resnet", "tv_convnext")))
+@pytest.mark.parametrize("info", vt.methods(), ids=lambda info: info.name)
+def test_a_method_runs_on_a_convolutional_network_if_and_only_if_it_says_so(info: Info, name: str) -> None:
+    view = vt.view(CNNS[name]())
+    assert (view.attends, view.stream, view.rectifies) == ("nowhere", False, name in RELU)
+    fitting = ("all", "ReLU") if view.rectifies else ("all",)
+    _runs_or_refuses(info, view, fitting, r"is for transformers|ReLUs only", "gradcam")
+
+
+def _runs_or_refuses(info: Info, view: vt.View, fitting: tuple[str, ...], why: str, base: str) -> None:
     if info.refuses:
         assert info.models_text == "none"
         return
-    view = vt.view(EVERY[name]())
-    assert view.attends == "windows"
-    assert info.models in ("all", "not Swin")
-    refused = pytest.raises(ModelError, match=r"inside windows|leaves tokens out")
-    with warnings.catch_warnings(), refused if info.models == "not Swin" else contextlib.nullcontext():
+    assert info.models in KINDS_OF_MODELS
+    refused = contextlib.nullcontext() if info.models in fitting else pytest.raises(ModelError, match=why)
+    with warnings.catch_warnings(), refused:
         warnings.simplefilter("ignore", vt.VitreousWarning)
-        vt.method(spelling(info)).attribute(view, images(view, 1), target=1)
+        vt.method(spelling(info, (base, "ixg"))).attribute(view, images(view, 1), target=1)
 
 
 def test_at_least_sixty_distinct_methods() -> None:
@@ -49,5 +68,6 @@ def test_at_least_sixty_distinct_methods() -> None:
 
 def test_combinators_are_for_the_models_of_their_base() -> None:
     told = {info.name: info.models_text for info in vt.methods()}
-    assert {told[name] for name in ("plus", "smooth", "consensus", "var")} == {"as its base"}
-    assert (told["refine"], told["decompx"], told["atman"]) == ("not Swin", "all", "not Swin")
+    assert {told[name] for name in ("smooth", "consensus", "var", "refine", "logprob")} == {"as its base"}
+    assert {told[name] for name in ("plus", "decompx", "generic")} == {"transformers"}
+    assert (told["gradcam"], told["atman"], told["guided_backprop"]) == ("all", "ViT", "ReLU")

@@ -283,10 +283,10 @@ def test_methods(here: Path) -> None:
     assert all(row.keys() == keys for row in told)
     models = {row["name"]: row["models"] for row in told}
     assert [models[name] for name in ("ixg", "tis", "plus", "refine", "deeplift")] == [
-        "all", "not Swin", "as its base", "not Swin", "none",
+        "all", "ViT", "transformers", "as its base", "ReLU",
     ]  # fmt: skip
     (row,) = (line for line in listed.out.splitlines() if line.split()[:1] == ["atman"])
-    assert "not Swin" in row
+    assert "ViT" in row
     assert [row["name"] for row in json.loads(run("methods", "*cam", "--json").out)] == [
         info.name for info in vt.methods() if info.name.endswith("cam")
     ]
@@ -296,7 +296,7 @@ def test_one_method(here: Path) -> None:
     told = run("methods", "integrated_gradients").out
     for part in ("integrated_gradients", "Sundararajan", "steps", "50 F + 50 B"):
         assert part in told
-    assert ["models", "not", "Swin"] in [line.split() for line in run("methods", "atman").out.splitlines()]
+    assert ["models", "ViT"] in [line.split() for line in run("methods", "atman").out.splitlines()]
 
 
 def test_methods_fit_a_terminal_of_a_hundred_columns(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_methods_fit_a_terminal_of_a_hundred_columns(here: Path, monkeypatch: py
     lines = re.sub(r"\x1b\[[\d;]*m", "", shown.getvalue()).splitlines()
     assert max(map(len, lines)) <= 100
     assert {info.name for info in vt.methods()} <= {line.split()[0] for line in lines if line.strip()}
-    assert sum("not Swin " in line for line in lines) == sum(info.models == "not Swin" for info in vt.methods())
+    assert sum(" no CNN " in line for line in lines) == sum(info.models == "transformers" for info in vt.methods())
     assert len(lines) < 1.6 * len(vt.methods())
 
 

@@ -158,7 +158,13 @@ def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
     for name in ("value", "seed"):
         assert commands["explain"][name].default == python["explain"][name].default
     assert commands["score"]["target"].default == python["evaluate"]["target"].default
-    for name in (defaults.METHOD, *defaults.COMPARED, *defaults.JUDGED, *defaults.BASELINES):
+    for name in (
+        defaults.METHOD,
+        *defaults.compared(),
+        *defaults.compared(False),
+        *defaults.judged(),
+        *defaults.BASELINES,
+    ):
         assert vt.method(name).spelling == name
     assert [vt.metric(name).spelling for name in defaults.METRICS] == list(defaults.METRICS)
 

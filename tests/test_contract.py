@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import vitreous as vt
-from every import EVERY
+from every import ALL, CNNS
 from families import FAMILIES, images
 from vitreous.methods import Method
 
@@ -54,15 +54,32 @@ SPELLINGS += [
     "var(plus(ixg), classes=top:3)",
     "var@released(ig(steps=2))",
     "consensus(skipplus(decompx), saliency, how=mean)",
+    "consensus(gradcam, input_x_gradient)",
+    "smooth(gradcam, samples=2)",
+    "var(gradcam)",
+    "refine(logprob(gradcam), masks=16, drop=false)",
 ]
 ILL_CONDITIONED = {"gradcam_pp", "ablationcam", "xgradcam", "var"}  # close to a division by zero, or a step
-FEW = ["vit", "siglip", "deit_distilled", "swin", "hf_vit", "hf_clip", "tv_vit"]  # one of each kind
+KINKED = {("timm/ResNet", "blur_ig")}
+"""A picture on the path of blurs has two values within 4e-6 of each other under one maximum of the stem's pooling: which
+of them float32 takes decides over the gradient of the pixels that they see. No ReLU switches there."""
+FEW = [
+    "vit",
+    "siglip",
+    "deit_distilled",
+    "swin",
+    "hf_vit",
+    "hf_clip",
+    "tv_vit",
+    "resnet",
+    "tv_convnext",
+]  # one of a kind
 
 
 def kinds(short: Iterable[str] = (*FAMILIES, *FEW)) -> list[Any]:
     """All families; others than the short list in the long run only."""
     usual = set(short)
-    return [pytest.param(n, marks=[] if n in usual else pytest.mark.slow, id=n) for n in EVERY]
+    return [pytest.param(n, marks=[] if n in usual else pytest.mark.slow, id=n) for n in ALL]
 
 
 class State:
@@ -93,12 +110,12 @@ class State:
 
 @pytest.fixture(params=kinds())
 def view(request: pytest.FixtureRequest) -> vt.View:
-    return vt.view(EVERY[request.param]())
+    return vt.view(ALL[request.param]())
 
 
 @pytest.fixture(params=kinds(FEW))
 def one_of_each(request: pytest.FixtureRequest) -> vt.View:
-    return vt.view(EVERY[request.param]())
+    return vt.view(ALL[request.param]())
 
 
 @pytest.fixture(params=SPELLINGS)
@@ -113,7 +130,11 @@ def attribute(method: Method, view: vt.View, x: Tensor, **options: Any) -> Tenso
             warnings.simplefilter("ignore", vt.VitreousWarning)
             return method.attribute(view, x, **options)
     except vt.VitreousError as error:
-        refuses = any(part.info.models != "all" for part in method.parts())
+        refuses = any(part.models != "all" for part in method.parts())
+        if view.attends == "nowhere" and "is for transformers" in str(error) and refuses:
+            pytest.skip("has no attention")
+        if not view.rectifies and "ReLUs only" in str(error) and refuses:
+            pytest.skip("has other activations than ReLUs")
         if view.attends == "windows" and "inside windows" in str(error) and refuses:
             pytest.skip("attends inside windows")
         if not view.drops_tokens and "leaves tokens out" in str(error):
@@ -144,7 +165,10 @@ def test_contract(view: vt.View, method: Method) -> None:
     double = attribute(method, view, x.double(), target=1)
     assert double.dtype == torch.float64
     scale = found.abs().max() + 1e-12
-    assert (double.float() - found).abs().max() <= 2e-3 * scale
+    off = (double.float() - found).abs()
+    if (view.name, method.info.name) in KINKED:
+        assert (off > 2e-3 * scale).sum() <= 4
+    assert off.max() <= (5e-3 if (view.name, method.info.name) in KINKED else 2e-3) * scale
 
     # Division by almost nothing, and a sharp softmax, magnify rounding: there, neighbours are judged in float64.
     if method.info.name in ILL_CONDITIONED:
@@ -199,6 +223,8 @@ def test_a_failure_in_the_middle_leaves_nothing_behind(one_of_each: vt.View, met
 
 def some_module(view: vt.View) -> nn.Module:
     """A module of the last block that the view can name."""
+    if view.attends == "nowhere":
+        return view.model.get_submodule(view.chain[-1][-1])
     for name in ("mlp", "norm2", "norm1"):
         with contextlib.suppress(vt.VitreousError):
             return view.site(view.depth - 1, name)
@@ -231,8 +257,13 @@ def test_grids(one_of_each: vt.View, method: Method) -> None:
         assert torch.allclose(token, expected, atol=1e-5 * own.abs().max().item() * high * wide)
 
 
+def home(method: Method) -> nn.Module:
+    """A model that the method is for."""
+    return CNNS["resnet"]() if any(part.models == "ReLU" for part in method.parts()) else FAMILIES["vit"]()
+
+
 def test_half_precision_gives_float32_maps(method: Method) -> None:
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.view(home(method))
     x = images(view, 1)
     full = attribute(method, view, x, target=1)
     view.model.half()
@@ -254,7 +285,7 @@ def test_methods_are_values(method: Method) -> None:
 
 
 def test_maps_under_no_grad_and_inference_mode_are_the_same(method: Method) -> None:
-    model = FAMILIES["vit"]()
+    model = home(method)
     x = images(model, 2)
     plain = method.attribute(model, x, target=1)
     with torch.no_grad():
@@ -266,7 +297,7 @@ def test_maps_under_no_grad_and_inference_mode_are_the_same(method: Method) -> N
 
 @pytest.mark.parametrize("bad", [torch.zeros(0, 3, 32, 32), torch.zeros(1, 1, 32, 32), torch.zeros(1, 3, 16, 32)])
 def test_bad_inputs_are_refused_by_name(method: Method, bad: Tensor) -> None:
-    model = FAMILIES["vit"]()
+    model = home(method)
     state = State(model)
     with pytest.raises(vt.VitreousError):
         method.attribute(model, bad)
@@ -280,10 +311,10 @@ def test_bad_inputs_are_refused_by_name(method: Method, bad: Tensor) -> None:
 
 
 def test_weights_that_are_not_finite_are_loud(method: Method) -> None:
-    model = FAMILIES["vit"]()
+    model = home(method)
     if method.cost == (0, 0):
         pytest.skip("knows nothing of the model")
     with torch.no_grad():
-        model.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
+        [each for each in model.parameters() if each.ndim > 1][-2].flatten()[0] = float("nan")
     with pytest.raises(vt.VitreousError, match="not finite"):
         method.attribute(model, images(model, 1), target=0)

@@ -49,7 +49,8 @@ def test_the_start_says_what_there_is(client: Client) -> None:
     assert (first["grid"], first["size"], first["classes"]) == ([16, 16], [128, 128], 48)
     assert (first["depth"], first["heads"], first["patches"]) == (view.depth, view.heads, 256)
     assert {each["name"] for each in found["methods"]} == {info.name for info in vt.methods()}
-    assert [each["name"] for each in found["methods"] if "refused" in each] == ["guided_backprop", "deeplift"]
+    refused = [each["name"] for each in found["methods"] if "refused" in each]
+    assert refused == ["guided_backprop", "guided_gradcam", "deeplift"]
     assert found["efforts"][1] == {
         "name": "careful",
         "spelling": {name: vt.effort("careful", world(name)) for name in ("world", "world-shortcut")},

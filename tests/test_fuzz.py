@@ -168,7 +168,7 @@ PLACES = st.sampled_from(
     ["out", "out/in/it", "a.png", "text.png/x", "", ".", "/dev/null/x", "x" * 300, "p.png", "p.zzz"]
 )
 MODELS = st.sampled_from(
-    ["timm/test_vitt", "timm/", "/", "x/y", "hf/", "torchvision/vit_b_61", "timm", "timm/resnet18"]
+    ["timm/test_vitt", "timm/", "/", "x/y", "hf/", "torchvision/vit_b_61", "timm", "timm/regnetx_002"]
 )
 SPELLINGS = st.sampled_from(
     ["ixg", "rollout", "random", "generic(", "ixg(layer=9)", "plus(ixg)", "rolout", ",", "edges"]

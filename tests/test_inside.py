@@ -243,19 +243,19 @@ def test_several_transformers_inside() -> None:
             return self.left(x)
 
     model = Two().eval()
-    with pytest.raises(vt.VitreousError, match=r"several transformers inside: left .*, right .*inside='left'"):
+    with pytest.raises(vt.VitreousError, match=r"several models inside: left .*, right .*inside='left'"):
         vt.view(model)
     view = vt.view(model, inside="left")
     x = images(view, 2)
     assert torch.equal(view.logits(x), vt.view(model.left).logits(x))
     with pytest.raises(vt.VitreousError, match="its forward runs 0 blocks, right has 3"):
         vt.view(model, inside="right")
-    with pytest.raises(vt.VitreousError, match="no known transformer at 'middle'; found: left, right"):
+    with pytest.raises(vt.VitreousError, match="no known model at 'middle'; found: left, right"):
         vt.view(model, inside="middle")
 
 
 def test_none_inside() -> None:
-    with pytest.raises(vt.VitreousError, match="no known transformer is inside"):
+    with pytest.raises(vt.VitreousError, match="no known model is inside"):
         vt.view(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2)))
     for headless in (bare(), nn.Sequential(bare())):
         with pytest.raises(vt.VitreousError, match="no classifier"):

@@ -39,7 +39,7 @@ def test_load_options() -> None:
         ("timm/vit_tiny_patch61_224", {}, "'timm/vit_tiny_patch61_224'; did you mean timm/vit_tiny_patch16_224"),
         ("vit_tiny_patch16_224", {}, "'vit_tiny_patch16_224'; did you mean timm/vit_tiny_patch16_224"),
         ("zzz/qqq", {}, "'zzz/qqq'; known: world"),
-        ("timm/resnet18", {}, "ResNet"),
+        ("timm/regnetx_002", {}, "RegNet"),
         ("timm/swinv2_cr_tiny_224", {"img_size": 64}, "SwinTransformerV2Cr"),
         ("timm/eva02_enormous_patch14_clip_224", {"depth": 1, "embed_dim": 32, "num_heads": 2}, "EvaBlockPostNorm"),
         (f"{NAME}.nonsense", {}, "nonsense"),

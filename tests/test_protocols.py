@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import timm
 
-from vitreous import VitreousError, load
+from vitreous import VitreousError, load, models
 from vitreous.bench import protocol_file
 from vitreous.bench.protocol import REQUIRES, Protocol, Published, read, replace_model, shipped
 from vitreous.methods import method
@@ -74,7 +74,9 @@ def test_models_exist(name: str, every: dict[str, Protocol]) -> None:
         family, _, rest = model.name.partition("/")
         if family == "timm":
             assert rest in pretrained or timm.is_model_pretrained(rest), model.name
-        elif "cnn" not in model.requires:
+        elif family == "torchvision":
+            assert model.name in {info.name for info in models()}, model.name
+        else:
             assert load(model.name).name == model.name  # the bundled one
 
 
@@ -85,13 +87,9 @@ def test_papers_are_cited_and_doubts_are_told(name: str, every: dict[str, Protoc
     assert protocol.published  # numbers, or where the paper draws them
 
 
-def test_convolutional_models_wait_and_the_others_run(every: dict[str, Protocol]) -> None:
+def test_what_can_run(every: dict[str, Protocol]) -> None:
     for name in ("var-table1", "var-table2", "var-table3", "var-sanity"):
-        waiting = {model.label for model in every[name].models if model.requires == ("cnn",)}
-        left = every[name].runnable()
-        assert "ResNet50" in waiting
-        assert {model.label for model in left.models} == {m.label for m in every[name].models} - waiting
-        assert all(model.label.startswith("ViT") for model in left.models)
+        assert every[name].runnable() == every[name]
     with pytest.raises(VitreousError, match=r"vtranm-table1 cannot run here, it requires weights"):
         every["vtranm-table1"].runnable()
     assert every["world"].runnable() == every["world"]
@@ -162,7 +160,7 @@ GAINS = [
     ("var-table1", "region_attribution", "LRP", "ResNet50", "Quad-ImageNet", 0.88, 56),
     ("var-table1", "region_f1", "Gradient", "ViT-base-16", "COCO", 0.25, 2),
     ("var-table2", "aic", "Grad-Rollout", "ViT-base-32", "", 0.66, 16),
-    ("var-table2", "aic", "GBP", "ConvNeXt", "", 0.34, -3),
+    ("var-table2", "aic", "GBP (no ReLU)", "ConvNeXt", "", 0.34, -3),
     ("var-table2", "aic", "InFlow", "ViT-base-16", "", 0.79, 14),
     ("var-table3", "region_iou", "GradCam", "DenseNet121", "COCO", 0.07, -25),
     ("var-table3", "region_f1", "Bi-attn", "ViT-base-8", "Part-Quad-ImageNet", 0.36, 199),
@@ -357,7 +355,7 @@ BAD = {
     "no number": ("value = 1\nerror = 0.25", "", ["published[0] has neither a value nor a source"]),
     "gain over nothing": ("error = 0.25", "gain = 3", ["published[0].gain and published[0].over"]),
     "unknown paper": ('title = "Mine"', 'title = "Mine"\npaper = "hong2025"', ["paper = 'hong2025'", "hong2025coiba"]),
-    "unknown need": ("size = 128", 'requires = ["gpu"]', ["models[0].requires = 'gpu'", "cnn"]),
+    "unknown need": ("size = 128", 'requires = ["gpu"]', ["models[0].requires = 'gpu'", "weights"]),
     "unknown target": ("seeds = [0, 1]", 'target = "truth"', ["judge.target = 'truth'", "pred, label"]),
     "unknown reference": ("seeds = [0, 1]", 'reference = "C"', ["judge.reference = 'C'", "A, B"]),
     "crop": ("size = 128", 'crop = "middle"', ["models[0].crop = 'middle'", "center"]),

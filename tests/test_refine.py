@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import vitreous as vt
-from every import EVERY
+from every import ALL
 from families import FAMILIES, images, proven
 from vitreous.methods.refine import regress
 
@@ -204,14 +204,13 @@ def test_equal_subsets_are_scored_once() -> None:
     assert seen[0] <= 2 * 512
 
 
-@pytest.mark.parametrize("family", EVERY)
-def test_every_family_that_drops_tokens(family: str) -> None:
-    view = vt.view(EVERY[family]())
+@pytest.mark.parametrize("family", ALL)
+def test_every_family(family: str) -> None:
+    view = vt.view(ALL[family]())
     x = images(view, 2)
     if not view.drops_tokens:
-        with pytest.raises(vt.VitreousError, match="refine leaves tokens out"):
-            vt.method("refine(constant)").attribute(view, x)
-        return
+        with pytest.raises(vt.VitreousError, match=r"refine\(drop=true\) leaves tokens out"):
+            vt.method("refine(constant, drop=true)").attribute(view, x)
     found = vt.method("refine(constant, masks=16)").attribute(view, x)
     assert found.shape == (2, *view.grid(x))
     assert torch.isfinite(found).all()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torchvision.models import get_model, get_model_weights, resnet18
+from torchvision.models import get_model, get_model_weights, squeezenet1_0
 from torchvision.models.vision_transformer import VisionTransformer
 
 import vitreous as vt
@@ -254,7 +254,7 @@ def test_options_of_load() -> None:
     ("name", "options", "named"),
     [
         ("vit_b_61", {}, "'torchvision/vit_b_61'; did you mean torchvision/vit_b_16"),
-        ("resnet18", {}, "'torchvision/resnet18'"),
+        ("squeezenet1_0", {}, "'torchvision/squeezenet1_0'"),
         ("swin3d_t", {}, "'torchvision/swin3d_t'; did you mean torchvision/swin_t"),
         ("vit_b_32.IMAGENET21K", {}, "no weights 'IMAGENET21K'; there are IMAGENET1K_V1"),
         ("vit_b_32", {"img_size": 40}, "could not build torchvision/vit_b_32"),
@@ -273,8 +273,8 @@ def test_load_refuses(name: str, options: dict[str, Any], named: str) -> None:
 
 
 def test_views_refuse() -> None:
-    with pytest.raises(ModelError, match="torchvision's ResNet is not supported"):
-        vt.view(resnet18())
+    with pytest.raises(ModelError, match="torchvision's SqueezeNet is not supported"):
+        vt.view(squeezenet1_0())
     with pytest.raises(ModelError, match=r"takes images \[B, 3, 32, 32\], got \[1, 3, 64, 64\]"):
         vt.view(MODELS["vit"]()).check_inputs(torch.zeros(1, 3, 64, 64))
     with pytest.raises(ModelError, match="give img_size= to load"):

@@ -88,7 +88,7 @@ def test_the_doctor_finds_the_bundled_model_healthy():
     assert not failed, failed
     assert found.healthy
     inapplicable = {check.name for check in found.methods if check.verdict == "failed"}
-    assert inapplicable <= {"guided_backprop", "deeplift"}  # those two need ReLUs
+    assert inapplicable <= {"guided_backprop", "guided_gradcam", "deeplift"}  # they need ReLUs
 
 
 # -- what they know ----------------------------------------------------------------------------------------------------

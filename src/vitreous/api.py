@@ -181,7 +181,8 @@ def compare(
     """
     looked_at = view(model)
     named: list[str | Method] = []
-    for each in (methods,) if isinstance(methods, str | Method) else defaults.COMPARED if methods is None else methods:
+    given = defaults.compared(looked_at.stream) if methods is None else methods
+    for each in (given,) if isinstance(given, str | Method) else given:
         named += (split(each) or [each]) if isinstance(each, str) else [each]
     hows = [_method(each, None, looked_at) for each in named]
     if methods is None or effort is not None:

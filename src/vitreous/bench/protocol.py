@@ -42,7 +42,6 @@ SOURCES = (
 PRECISIONS = ("float32", "float16", "bfloat16")
 CHOOSE = ("first", "random", "per-class", "listed")
 REQUIRES = {
-    "cnn": "a view of convolutional networks, which does not exist yet",
     "weights": "weights that are not public; hand in your own with checkpoint =",
     "data": "a data set that is not public",
     "training": "models that are trained first",
@@ -238,7 +237,7 @@ def replace_model(protocol: Protocol, name: str, size: int | None = None) -> Pro
     like = max(ready, key=lambda model: len(model.methods) or math.inf)
     sets = [each for each in (protocol.data, *protocol.also) if not each.models or like.label in each.models]
     sets = [replace(each, models=()) for each in sets]
-    needs = tuple(word for word in protocol.requires if word not in ("cnn", "weights", "training"))
+    needs = tuple(word for word in protocol.requires if word not in ("weights", "training"))
     model = ModelSpec(label=name, name=name, size=size, methods=like.methods)
     return replace(protocol, models=(model,), data=sets[0], also=tuple(sets[1:]), requires=needs)
 

@@ -76,7 +76,7 @@ def birds(
     source: Any = folder or vt.world.World(n=scenes, start=start, shortcut=shortcut)
     name = model or word or "world"
     view = options.load(name, checkpoint, pretrained, img_size, num_classes, None, device, "float32", quiet)
-    chosen = asked_for or ["quick", *defaults.JUDGED]
+    chosen = asked_for or ["quick", *defaults.judged(view.stream)]
     methods = {each: vt.effort(each, view) if each in STEPS else each for each in chosen}
     asked: dict[str, Any] = {"fixed": fixed, "dilation": dilation, "oracle": oracle, "baselines": baselines}
     asked |= {"batch": batch_size, "memory": memory, "seed": seed}

@@ -40,8 +40,8 @@ def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     _by_family(table, infos, lambda info: (_short(_specific(info)), info.cost_text, _short(info.models_text)))
     options.say(table)
     options.say(
-        "F: forward passes, B: backward passes. Not Swin: not where attention stays inside windows. "
-        "`vitreous methods NAME` tells more.",
+        "F: forward passes, B: backward passes. No CNN: for transformers. ViT: not where attention stays inside "
+        "windows, either. ReLU: where there are no other activations. `vitreous methods NAME` tells more.",
         style="dim",
     )
 
@@ -114,7 +114,7 @@ def _specific(info: Any) -> str:
 
 
 def _short(words: str) -> str:
-    return words.replace("as its base", "as base")
+    return words.replace("as its base", "as base").replace("transformers", "no CNN")
 
 
 def _chosen(noun: str, infos: list[Any], pattern: str | None) -> list[Any]:

@@ -92,7 +92,7 @@ def score(
     if known is None and lost is not None:
         raise VitreousError(f"{lost} needs to know where the objects are: give --regions")
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, "float32", quiet, prompt)
-    methods = methods or [vt.effort("quick", view), *defaults.JUDGED]
+    methods = methods or [vt.effort("quick", view), *defaults.judged(view.stream)]
     precision = "float16" if half else "float32"
     asked: dict[str, Any] = {"precision": precision, "batch": batch_size, "seed": seed, "baselines": baselines}
     asked |= {"classes": options.classes(classes), "memory": memory}

@@ -75,7 +75,7 @@ def evaluate(
     a budget in GiB. ``progress``: a function of done and total states, or ``True`` for a bar on standard error.
     """
     looked_at, judges = view(model), _metrics(metrics)
-    hows = named((effort("quick", looked_at), *defaults.JUDGED) if methods is None else methods)
+    hows = named((effort("quick", looked_at), *defaults.judged(looked_at.stream)) if methods is None else methods)
     heeded([how for how in hows.values() if isinstance(how, Method)], None, value)
     value = "logit" if value is None else value
     Target(value=value), check_seed(seed)  # bad words before the work

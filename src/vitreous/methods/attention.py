@@ -38,7 +38,14 @@ def mean_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     return mean_rows(view, lambda weights: weights, attention)
 
 
-@register("raw_attention", family="attention", papers=("dosovitskiy2021image",), class_specific=False, cost=(1, 0))
+@register(
+    "raw_attention",
+    family="attention",
+    papers=("dosovitskiy2021image",),
+    class_specific=False,
+    cost=(1, 0),
+    models="transformers",
+)
 @dataclass(frozen=True)
 class RawAttention(RowTerm):
     """The attention of one block, averaged over heads.
@@ -62,6 +69,7 @@ _FUSIONS = {"mean": head_mean, "max": head_max, "min": head_min}
     class_specific=False,
     cost=(1, 0),
     presets={"vit_explain": {"discard": 0.9, "normalise": "released"}},
+    models="transformers",
 )
 @dataclass(frozen=True)
 class Rollout(Method):
@@ -120,7 +128,7 @@ class Rollout(Method):
     cost=(1, 0),
     cost_note="1 F + a max-flow per patch",
     slow=True,
-    models="not Swin",
+    models="ViT",
 )
 @dataclass(frozen=True)
 class AttentionFlow(Method):

@@ -36,6 +36,7 @@ __all__ = ["AttentionCAM", "AttentionGradient", "Generic", "GradSAM", "GradientR
     papers=("chefer2021generic",),
     aliases=("chefer2", "genatt", "transformer_mm"),
     presets={"bt": {"clamp": "after"}},
+    models="transformers",
 )
 @dataclass(frozen=True)
 class Generic(Method):
@@ -86,6 +87,7 @@ class Generic(Method):
     family="attention x gradient",
     papers=("abnar2020quantifying", "chefer2021transformer"),
     presets={"vit_explain": {"discard": 0.9, "released": True}},
+    models="transformers",
 )
 @dataclass(frozen=True)
 class GradientRollout(Method):
@@ -143,7 +145,7 @@ def head_weighted(view: View, attention: Tensor, gradient: Tensor | None) -> Ten
     return mean_rows(view, weighted, attention, gradient)
 
 
-@register("attgrad", family="attention x gradient", papers=("mehri2024skipplus",))
+@register("attgrad", family="attention x gradient", papers=("mehri2024skipplus",), models="transformers")
 @dataclass(frozen=True)
 class AttentionGradient(RowTerm):
     """The gradient of one block's attention, averaged over heads.
@@ -155,7 +157,7 @@ class AttentionGradient(RowTerm):
     reduce = gradient_row
 
 
-@register("attcam", family="attention x gradient", papers=("chefer2021transformer",))
+@register("attcam", family="attention x gradient", papers=("chefer2021transformer",), models="transformers")
 @dataclass(frozen=True)
 class AttentionCAM(RowTerm):
     """Grad-CAM with the heads of one attention map as channels.
@@ -174,6 +176,7 @@ class AttentionCAM(RowTerm):
     family="attention x gradient",
     papers=("barkan2021gradsam", "mehri2024skipplus"),
     presets={"plus": {"reduce": "row"}},
+    models="transformers",
 )
 @dataclass(frozen=True)
 class GradSAM(Method):
@@ -203,7 +206,7 @@ class GradSAM(Method):
         return trace.tokens_to_grid(torch.stack(terms).mean(dim=0))
 
 
-@register("legrad", family="attention x gradient", papers=("bousselham2024legrad",), cost=(2, 1))
+@register("legrad", family="attention x gradient", papers=("bousselham2024legrad",), cost=(2, 1), models="transformers")
 @dataclass(frozen=True)
 class LeGrad(Method):
     """The positive gradient of each block's own class score with respect to its attention.

@@ -22,7 +22,7 @@ from vitreous.words import check_choice, written
 if TYPE_CHECKING:
     from vitreous.methods.registry import Info
 
-__all__ = ["Answer", "Method", "answer", "computed", "prepare", "resized", "resolve_layer", "to_grid"]
+__all__ = ["Answer", "Method", "answer", "computed", "prepare", "refuse_unfit", "resized", "resolve_layer", "to_grid"]
 
 
 class Answer(NamedTuple):
@@ -58,6 +58,11 @@ class Method:
     def signed(self) -> bool:
         """Whether below zero means against the class: not if the sign of a part is a convention, or no class meant."""
         return self.class_specific and not any(part.conventional for part in self.parts())
+
+    @property
+    def models(self) -> str:
+        """Which models it is for, with these parameters: as ``Info.models``."""
+        return self.info.models
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -255,12 +260,26 @@ def prepare(session: Session, methods: Iterable[Method]) -> None:
     session.prepare([ask for method in methods for ask in method.asks(session.view)])
 
 
+def refuse_unfit(methods: Iterable[Method], view: View) -> None:
+    """Refuse methods that follow what this model does not have, or that are made of such."""
+    if view.attends != "nowhere" or view.stream:
+        return
+    for method in methods:
+        for part in method.parts():
+            if part.models in ("transformers", "ViT"):
+                raise ModelError(
+                    f"{part.info.name} is for transformers: {view.name} has no attention, and no stream of tokens that "
+                    f"all its layers add to; use a method that is for all models, such as gradcam"
+                )
+
+
 def answer(session: Session, methods: Iterable[Method], check: bool = True) -> list[Answer]:
     """Compute several methods over one session, their shared passes run once; refuse or flag maps that mean nothing.
 
     Without ``check`` such maps are returned as they are, for those who count them.
     """
     methods = list(methods)
+    refuse_unfit(methods, session.view)
     with torch.autocast(session.inputs.device.type, enabled=False):  # the read-outs too keep their precision
         prepare(session, methods)
         raw = [computed(session, method) for method in methods]

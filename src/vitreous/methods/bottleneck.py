@@ -3,6 +3,9 @@
 At a place with the value R (tokens x channels), what goes on is ``Z = λ R + (1 - λ) ε`` with ``λ = sigmoid(α)`` and
 ``ε ~ N(μ, σ²)``, the usual mean and deviation there. Adam lowers ``-log p(class) + β I``, where I is the information
 that still passes: the divergence of ``p(Z | R)`` from ``N(μ, σ²)``, in closed form.
+
+On feature maps λ is smoothed over neighbouring places, and what has hardly ever been active is left out, as the
+original for convolutional networks has it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError
+from vitreous.methods.bottleneck_places import Blur
 from vitreous.methods.readout import at_least_float32
 from vitreous.passes import Session, Target
 from vitreous.passes.memory import InnerBatch
@@ -31,39 +35,67 @@ _SCALE = 1024.0
 _BETAS, _EPS = (0.9, 0.999), 1e-8
 
 
-def information(alpha: Tensor, surprise: Tensor) -> Tensor:
+def information(alpha: Tensor, surprise: Tensor, blur: Blur | None = None) -> Tensor:
     """Return the divergence of ``N(λR + (1-λ)μ, (1-λ)²σ²)`` from ``N(μ, σ²)`` in nats, ``surprise = ((R-μ)/σ)²``.
 
     ``k = ½ (λ² surprise + (1-λ)² - 1) - log(1-λ)``. It is linear in the surprise, so that where λ is the same for all
     channels their mean surprise gives their mean information. Written such that large α do not overflow and small
-    ones do not cancel: ``(1-λ)² - 1 = -λ (2-λ)`` and ``-log(1-λ) = softplus(α)``.
+    ones do not cancel: ``(1-λ)² - 1 = -λ (2-λ)`` and ``-log(1-λ) = softplus(α)``. A blur takes means, so that what is
+    left, ``1 - λ``, is the blurred ``sigmoid(-α)``.
     """
-    kept = torch.sigmoid(alpha)
-    return 0.5 * kept * (kept * surprise - 1 - torch.sigmoid(-alpha)) + F.softplus(alpha)
+    kept, left = torch.sigmoid(alpha), torch.sigmoid(-alpha)
+    if blur is None:
+        return 0.5 * kept * (kept * surprise - 1 - left) + F.softplus(alpha)
+    kept, left = blur(kept), blur(left)
+    return 0.5 * kept * (kept * surprise - 1 - left) - left.clamp(min=torch.finfo(left.dtype).tiny).log()
 
 
 class Prior(NamedTuple):
-    """Mean and deviation of the noise at one place, ``[B or 1, N or 1, D]``."""
+    """Mean and deviation of the noise at one place, ``[B or 1, N or 1, D]``.
+
+    ``active`` is 1 where values were ever different from zero, and 0 elsewhere: nothing passes there.
+    """
 
     mean: Tensor
     std: Tensor
+    active: Tensor | None = None
 
     @classmethod
-    def of(cls, mean: Tensor, std: Tensor, like: Tensor) -> Prior:
-        """Return the prior with the least deviation allowed, where and in the type of ``like`` ``[B, N, D]``."""
-        if mean.shape[-1] != like.shape[-1] or mean.shape[-2] not in (1, like.shape[-2]):
-            fits, given = list(like.shape[1:]), list(mean.shape[-2:])
+    def of(
+        cls, mean: Tensor, std: Tensor, like: Tensor, active: Tensor | None = None, width: int | None = None
+    ) -> Prior:
+        """Return the prior with the least deviation allowed, where and in the type of ``like`` ``[B, N, D]``.
+
+        ``width`` is D where it is not that of ``like``.
+        """
+        tokens, width = like.shape[1], like.shape[2] if width is None else width
+        if mean.shape[-1] != width or mean.shape[-2] not in (1, tokens):
+            fits, given = [tokens, width], list(mean.shape[-2:])
             raise ModelError(f"statistics of shape {given} do not fit tokens of shape {fits}")
-        return cls(mean.to(like), std.to(like).clamp(min=_LEAST_DEVIATION))
+        active = None if active is None or bool(active.all()) else active.to(like)
+        return cls(mean.to(like), std.to(like).clamp(min=_LEAST_DEVIATION), active)
 
     def rows(self, images: Tensor) -> Prior:
         """Return the prior of these images, one row each."""
-        return self if len(self.mean) == 1 else Prior(self.mean[images], self.std[images])
+        if len(self.mean) == 1:
+            return self
+        return Prior(*(None if each is None else each[images] for each in self))  # type: ignore[arg-type]
 
     def surprise(self, value: Tensor, by_channel: bool) -> Tensor:
-        """Return ``((R - μ) / σ)²`` of every channel, or its mean over the channels: ``[B, N, D or 1]``."""
+        """Return ``((R - μ) / σ)²`` of every channel, or its mean over the active ones: ``[B, N, D or 1]``."""
         squared = ((value - self.mean) / self.std) ** 2
-        return squared if by_channel else squared.mean(dim=-1, keepdim=True)
+        if by_channel:
+            return squared
+        if self.active is None:
+            return squared.mean(dim=-1, keepdim=True)
+        counts = self.active.sum(dim=-1, keepdim=True)
+        return (squared * self.active).sum(dim=-1, keepdim=True) / counts.clamp(min=1)
+
+    def counted(self, passing: Tensor) -> Tensor:
+        """Return the information ``[B, N, D or 1]`` where what is not active has none: channels count alike."""
+        if self.active is None:
+            return passing
+        return passing * (self.active.mean(dim=-1, keepdim=True) if passing.shape[-1] == 1 else self.active)
 
 
 @dataclass(frozen=True)
@@ -73,7 +105,8 @@ class Objective:
     ``by_channel``: a ratio for every channel of a token instead of one for all. ``by_layer``: ratios of its own for
     every layer instead of shared ones. ``every_term``: compress the mean of the information of all layers (Eq. 4 of
     CoIBA) instead of that of the first (Eq. 8). ``watch``: write the information of every layer down even so. ``half``:
-    the replicas run in float16 where torch holds that safe; ratios, information and Adam do not.
+    the replicas run in float16 where torch holds that safe; ratios, information and Adam do not. ``sigma``: how wide
+    the ratios are blurred over neighbouring places, in places.
     """
 
     beta: float
@@ -85,6 +118,7 @@ class Objective:
     every_term: bool = False
     watch: bool = False
     half: bool = False
+    sigma: float = 0.0
 
 
 class Optimised(NamedTuple):
@@ -108,9 +142,9 @@ class Bottlenecks:
     """Bottlenecks at one place of several layers, for a batch of images, each with ratios and Adam of its own.
 
     ``site`` is ``norm1``, or ``input`` of a block (of the head, for the layer after the last). ``tokens`` enter block
-    ``layers[0]``; the blocks below were run once. ``clean`` is what the first bottleneck sees. The replicas of all
-    images make one long batch that is cut to fit into memory. The noise belongs to (image, step, layer, replica), and
-    does not depend on how the batch is cut.
+    ``layers[0]``; the blocks below were run once. ``clean`` is what the first bottleneck sees, on ``grid``. The
+    replicas of all images make one long batch that is cut to fit into memory. The noise belongs to (image, step, layer,
+    replica), and does not depend on how the batch is cut.
     """
 
     session: Session
@@ -122,11 +156,13 @@ class Bottlenecks:
     target: Target
     objective: Objective
     purpose: str
+    grid: tuple[int, int]
 
     def __post_init__(self) -> None:
         how = self.objective
         self.clean = at_least_float32(self.clean)
         self.shown = self.priors[0].surprise(self.clean, how.by_channel)  # of the first bottleneck: never changes
+        self.blur = Blur.of(how.sigma, self.grid, self.session.view.prefix, self.clean)
         self.repeated = self.target.repeat(how.samples)
         at_once = self.session.batch
         whole = at_once - at_once % how.samples if at_once > how.samples else at_once  # whole images where possible
@@ -157,7 +193,10 @@ class Bottlenecks:
         """Return the information of every token at the end, ``[B, N]``, mean over channels and what was compressed."""
         if self.objective.every_term:
             return self._step(alpha, self.objective.updates, False).terms.mean(dim=1)
-        return information(alpha[:, 0], self.shown).mean(dim=-1)
+        return self._shown(alpha[:, 0]).mean(dim=-1)
+
+    def _shown(self, alpha: Tensor) -> Tensor:
+        return self.priors[0].counted(information(alpha, self.shown, self.blur))
 
     def _named(self, history: list[Tensor]) -> dict[str, Tensor]:
         compressed, score, hits, terms = history
@@ -172,7 +211,7 @@ class Bottlenecks:
         """Return ``β dI/dα`` ``[B, N, C]`` and I ``[B]`` of the first bottleneck, mean over tokens and channels."""
         with torch.enable_grad():
             leaf = alpha[:, 0].detach().requires_grad_()
-            passing = information(leaf, self.shown).mean(dim=(1, 2))
+            passing = self._shown(leaf).mean(dim=(1, 2))
             (gradient,) = torch.autograd.grad(self.objective.beta * passing.sum(), leaf)
         return gradient, passing.detach()
 
@@ -249,10 +288,15 @@ class _Damper:
         if how.every_term or how.watch:
             with torch.set_grad_enabled(how.every_term and torch.is_grad_enabled()):
                 surprise = self.prior.surprise(tokens, how.by_channel)
-                self.passing = information(self.alpha, surprise).mean(dim=-1)
+                passing = information(self.alpha, surprise, self.whole.blur)
+                self.passing = self.prior.counted(passing).mean(dim=-1)
         noise = self.whole.draw(self.number, self.index, self.start, self.stop, tokens.shape).to(tokens)
         noise = noise.mul_(self.prior.std).add_(self.prior.mean)
-        return torch.lerp(noise, tokens, torch.sigmoid(self.alpha)).to(value).view_as(value)
+        ratio = torch.sigmoid(self.alpha)
+        ratio = ratio if self.whole.blur is None else self.whole.blur(ratio)
+        damped = torch.lerp(noise, tokens, ratio)
+        damped = damped if self.prior.active is None else damped * self.prior.active
+        return damped.to(value).view_as(value)
 
 
 class _Adam:

@@ -53,10 +53,8 @@ class FeatureMap(Method):
 
     def lay_out(self, trace: Trace, tokens: Tensor) -> Tensor:
         """Lay ``[B, N]`` out on the grid of that place; outputs of a stage are on the grid of the next."""
-        layer = resolve_layer(trace.view, self.layer)
-        last = layer + 1 == trace.view.depth
-        after = self.keep(trace.view, dot).site == "output" and not last
-        return trace.tokens_to_grid(tokens, layer + after)
+        after = self.keep(trace.view, dot).site == "output"
+        return trace.tokens_to_grid(tokens, resolve_layer(trace.view, self.layer) + after)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from vitreous.errors import MapError, ModelError, SpellingError, TargetError, VitreousError, VitreousWarning
 from vitreous.methods.base import Answer, Method, resolve_layer
 from vitreous.methods.bottleneck import Bottlenecks, Objective, Optimised, Prior
+from vitreous.methods.bottleneck_places import grid_after, last_read, layers_of, refuse_unread, stage_of
 from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
@@ -23,9 +25,9 @@ from vitreous.words import check_choice
 
 __all__ = ["IBA", "CoIBA", "IBAStar"]
 
+_MOST_SIGMA = 100
 _NOISE = 200  # images, where statistics are to come from noise
 _WORDS = {"world": f"world:{SCENES}", "own": "own tokens", "noise": f"noise:{_NOISE}"}
-_LEAST_GRID = 14  # rows and columns of the stage of a hierarchical model that is looked at, if there is such a one
 
 
 class Bottleneck(Method):
@@ -35,6 +37,10 @@ class Bottleneck(Method):
     run once for a model and input size, then kept), a file that ``vitreous stats`` made of photographs, a
     ``Statistics``, ``noise`` (200 images of uniform noise, run anew for every batch) or ``own`` (the tokens of the
     image itself, channel by channel: free, and not what the paper has).
+
+    The places of a feature map are damped as the original for convolutional networks has it: ratios are smoothed by a
+    Gaussian of ``sigma`` places, 1 if nothing is said, and what was different from zero in at most 1 % of the images is
+    set to zero and has no information. Where attention mixes tokens, neighbours are nothing special: no smoothing.
     """
 
     beta: float
@@ -42,8 +48,11 @@ class Bottleneck(Method):
     samples: int
     lr: float
     stats: str | Statistics
+    sigma: float | None
 
     def __post_init__(self) -> None:
+        if self.sigma is not None and not 0 <= self.sigma <= _MOST_SIGMA:
+            raise SpellingError(f"sigma={self.sigma} must be between 0 and {_MOST_SIGMA} places")
         if self.steps < 2:
             raise SpellingError(f"steps={self.steps} must be at least 2: the last one changes nothing")
         if self.samples < 1:
@@ -111,8 +120,12 @@ class Bottleneck(Method):
     def _given(self) -> Statistics:
         return self.stats if isinstance(self.stats, Statistics) else Statistics.load(self.stats)
 
+    def width(self, view: View) -> float:
+        """Return how far ratios are smoothed, in places."""
+        return self.sigma if self.sigma is not None else 0.0 if view.stream else 1.0
+
     def priors(self, session: Session, trace: Trace, like: Tensor) -> list[Prior]:
-        """Return mean and deviation of the noise at every layer."""
+        """Return mean and deviation of the noise at every layer; on feature maps, also what is ever active."""
         view, layers = session.view, self.layers(session.view)
         usual = world_moments(session, self.site(view), layers) if self.stats == "world" else None
         if isinstance(usual, str):
@@ -120,12 +133,23 @@ class Bottleneck(Method):
             warnings.warn(text, VitreousWarning, stacklevel=2)
             trace = session.trace(Pass((self._own(view),)))
         if self.stats == "own" or isinstance(usual, str):
-            return [Prior.of(own[:, 0], own[:, 1], like) for own in trace[self._own(view)]]
+            moments = [(own[:, 0], own[:, 1], (own != 0).any(dim=1)) for own in trace[self._own(view)]]
+            return self._priors(view, moments, like)
         if usual is None:
             size = session.inputs.shape[-2:]
             given = self._noise(session) if self.stats == "noise" else self._given()
             usual = [given.of(view, size, self.site(view), layer) for layer in layers]
-        return [Prior.of(each.mean[None], each.std[None], like) for each in usual]
+        moments = [(each.mean[None], each.std[None], each.active[None]) for each in usual]
+        return self._priors(view, moments, like)
+
+    def _priors(self, view: View, moments: Sequence[tuple[Tensor, Tensor, Tensor]], like: Tensor) -> list[Prior]:
+        like = at_least_float32(like)
+        if view.stream:
+            return [Prior.of(mean, std, like) for mean, std, _ in moments]
+        widths = [view.width_at(layer + 1) for layer in self.layers(view)]
+        return [
+            Prior.of(mean, std, like, active, width) for (mean, std, active), width in zip(moments, widths, strict=True)
+        ]
 
     def _noise(self, session: Session) -> Statistics:
         if session.inputs.ndim != 4:
@@ -154,12 +178,13 @@ class CoIBA(Bottleneck):
     number per token (prefix tokens too), ``ε_l ~ N(μ_l, σ_l²)``. Adam lowers ``-log p(class) + β I[R; Z]``, with the
     first layer's information as the bound of all (Eq. 8). The map is that information at the end, in bits. Only what
     enters attention is damped; the residual stream is not. Blocks: the upper two thirds; in a hierarchical model the
-    last stage of at least 14 x 14 tokens. ``compress=layers`` compresses the mean of all layers' information instead
-    (Eq. 4), ``damping=channel`` has a ratio for every channel, ``ratios=layer`` for every layer; ``watch`` writes
-    every layer's information down. ``half`` runs the replicas in float16, on a GPU. Extras, step by step:
-    ``information``, ``relevance``, ``accuracy``, ``layer_information``. Hong et al., CVPR 2025. Cost:
-    ``(steps - 1) samples`` forwards and backwards of those blocks, one forward, and 64 for the first picture of a
-    model (``stats=world``).
+    last stage of at least 14 x 14 tokens. In a convolutional network the outputs of a stage's blocks are damped, with
+    one ratio per place, smoothed over neighbours (``sigma`` places: 1 there, 0 elsewhere). ``compress=layers``
+    compresses the mean of all layers' information instead (Eq. 4), ``damping=channel`` has a ratio for every channel,
+    ``ratios=layer`` for every layer; ``watch`` writes every layer's information down. ``half`` runs the replicas in
+    float16, on a GPU. Extras, step by step: ``information``, ``relevance``, ``accuracy``, ``layer_information``. Hong
+    et al., CVPR 2025. Cost: ``(steps - 1) samples`` forwards and backwards of those blocks, one forward, and 64 for the
+    first picture of a model (``stats=world``).
     """
 
     start: int | None = None
@@ -174,6 +199,7 @@ class CoIBA(Bottleneck):
     ratios: str = "shared"
     watch: bool = False
     half: bool = False
+    sigma: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,12 +208,12 @@ class CoIBA(Bottleneck):
         check_choice("ratios", self.ratios, ("shared", "layer"))
 
     def layers(self, view: View) -> tuple[int, ...]:
-        third = 0 if view.stages else round(view.depth / 3)
-        return _range(view, self.start, self.stop, third)
+        third = 0 if view.stages or not view.stream else round(view.depth / 3)
+        return layers_of(view, self.start, self.stop, third)
 
     def clean(self, view: View) -> tuple[Keep, ...]:
-        first = self.layers(view)[:1]
-        return Keep("input", whole, first), Keep(self.site(view), whole, first)
+        first, site = self.layers(view)[:1], self.site(view)
+        return (Keep("input" if view.stream else site, whole, first), Keep(site, whole, first))
 
     def site(self, view: View) -> str:
         return view.branch_site
@@ -198,9 +224,14 @@ class CoIBA(Bottleneck):
     def compute(self, session: Session) -> Answer:
         if self.half and session.inputs.device.type != "cuda":
             raise ModelError(f"coiba: half=true runs in float16 on a GPU, and the model is on {session.inputs.device}")
-        target, layers = self.target(session), self.layers(session.view)
-        trace = session.trace(self.only_pass(session.view))
-        tokens, clean = (trace[keep][0] for keep in self.clean(session.view))
+        view, target = session.view, self.target(session)
+        layers, site = self.layers(view), self.site(view)
+        trace = session.trace(self.only_pass(view))
+        tokens, clean = (trace[keep][0] for keep in self.clean(view))
+        if not view.stream:  # the output of a block is the input of the next, or of the head
+            layers, site = tuple(layer + 1 for layer in layers), "input"
+            if self.damping == "channel" and len({view.width_at(layer) for layer in layers}) > 1:
+                raise ModelError(f"coiba: blocks of {view.name} differ in their channels; use damping=token")
         objective = Objective(
             self.beta,
             self.updates,
@@ -211,14 +242,15 @@ class CoIBA(Bottleneck):
             every_term=self.compress == "layers",
             watch=self.watch,
             half=self.half,
+            sigma=self.width(view),
         )
+        grid = trace.grid_at(layers[0])
         with torch.inference_mode(False):
-            priors = self.priors(session, trace, at_least_float32(clean))
-            optimised = Bottlenecks(
-                session, self.site(session.view), layers, tokens, clean, priors, target, objective, "coiba"
-            ).optimise()
+            priors = self.priors(session, trace, clean)
+            places = Bottlenecks(session, site, layers, tokens, clean, priors, target, objective, "coiba", grid)
+            optimised = places.optimise()
         if self.half and not torch.isfinite(optimised.bits).all():
-            raise MapError(f"coiba: the information in {session.view.name} in float16 is not finite; use half=false")
+            raise MapError(f"coiba: the information in {view.name} in float16 is not finite; use half=false")
         return Answer(trace.tokens_to_grid(optimised.bits, layers[0]), optimised.history)
 
 
@@ -241,31 +273,39 @@ class OneLayer(Bottleneck):
         """Return the map and all else that was found at each layer, one optimisation after the other."""
         view, target, layers = session.view, self.target(session), self.layers(session.view)
         for layer in layers:
-            _refuse_unread(self, view, layer)
+            refuse_unread(self, view, layer)
         trace = session.trace(self.only_pass(view))
         outputs = trace[self.clean(view)[0]]
-        objective = Objective(self.beta, self.updates, self.samples, self.lr, by_channel=self.damping == "channel")
+        by_channel = self.damping == "channel"
+        how = Objective(self.beta, self.updates, self.samples, self.lr, by_channel, sigma=self.width(view))
         made = []
         with torch.inference_mode(False):
-            priors = self.priors(session, trace, at_least_float32(outputs[0]))
+            priors = self.priors(session, trace, outputs[0])
             for layer, tokens, prior in zip(layers, outputs, priors, strict=True):
-                # the output of a block is the input of the next, or of the head
-                places = Bottlenecks(session, "input", (layer + 1,), tokens, tokens, (prior,), target, objective, "iba")
+                after, grid = (layer + 1,), trace.grid_at(layer + 1)  # the input of the next block, or of the head
+                places = Bottlenecks(session, "input", after, tokens, tokens, (prior,), target, how, "iba", grid)
                 optimised = places.optimise()
-                made.append((trace.tokens_to_grid(optimised.bits, min(layer + 1, view.depth - 1)), optimised))
+                made.append((trace.tokens_to_grid(optimised.bits, layer + 1), optimised))
         return made
 
 
-@register("iba", family="bottleneck", papers=("schulz2020iba", "hong2025coiba"), cost=(54, 53), revision=3)
+@register(
+    "iba",
+    family="bottleneck",
+    papers=("schulz2020iba", "hong2025coiba"),
+    cost=(54, 53),
+    revision=3,
+)
 @dataclass(frozen=True)
 class IBA(OneLayer):
     """What passes one bottleneck in the residual stream, with a damping ratio per token and channel.
 
     ``Z = λ R + (1 - λ) ε`` at the output of a block, ``λ = sigmoid(α)`` of the shape of R, ``ε ~ N(μ, σ²)``. Adam
     lowers ``-log p(class) + β I[R; Z]``, I the mean over tokens and channels. The map is I summed over channels, in
-    bits. ``layer`` is half-way up: the sixth block of twelve, as the CoIBA paper says (its script has the fifth). No
-    smoothing of α over neighbours, which the original for convolutional networks has. ``damping=token`` has one ratio
-    for all channels of a token. Summed over layers (``plus``) it is ``iba_star``. Extras, step by step:
+    bits. ``layer`` is half-way up: the sixth block of twelve, as the CoIBA paper says (its script has the fifth).
+    ``damping=token`` has one ratio for all channels of a token. On feature maps of convolutional networks λ is smoothed
+    over neighbours by a Gaussian of ``sigma`` = 1 places, and what is hardly ever active is left out, as in the
+    original; elsewhere ``sigma`` is 0. Summed over layers (``plus``) it is ``iba_star``. Extras, step by step:
     ``information``, ``relevance``, ``accuracy``. Schulz et al., ICLR 2020. Cost: ``(steps - 1) samples`` forwards and
     backwards of the blocks above, and one forward.
     """
@@ -277,22 +317,29 @@ class IBA(OneLayer):
     lr: float = 1.0
     stats: str | Statistics = "world"
     damping: str = "channel"
+    sigma: float | None = None
 
     def layers(self, view: View) -> tuple[int, ...]:
         if self.layer is not None:
             return (resolve_layer(view, self.layer),)
-        stage = _stage(view)
-        return (min(stage.start + max(0, len(stage) // 2 - 1), max(0, _last_read(view))),)
+        stage = stage_of(view)
+        return (min(stage.start + max(0, len(stage) // 2 - 1), max(0, last_read(view))),)
 
     def at_layer(self, view: View, layer: int) -> IBA | None:
-        return replace(self, layer=layer) if layer <= _last_read(view) else None
+        return replace(self, layer=layer) if layer <= last_read(view) else None
 
     def compute(self, session: Session) -> Answer:
         ((bits, all_else),) = self._each(session)
         return Answer(bits, all_else.history)
 
 
-@register("iba_star", family="bottleneck", papers=("hong2025coiba", "schulz2020iba"), cost=(496, 495), revision=2)
+@register(
+    "iba_star",
+    family="bottleneck",
+    papers=("hong2025coiba", "schulz2020iba"),
+    cost=(496, 495),
+    revision=2,
+)
 @dataclass(frozen=True)
 class IBAStar(OneLayer):
     """IBA at every layer, the maps summed.
@@ -311,15 +358,16 @@ class IBAStar(OneLayer):
     lr: float = 1.0
     stats: str | Statistics = "world"
     damping: str = "channel"
+    sigma: float | None = None
 
     def layers(self, view: View) -> tuple[int, ...]:
-        layers = _range(view, self.start, self.stop, 0)
+        layers = layers_of(view, self.start, self.stop, 0)
         if self.stop is not None:
             return layers
         # what leaves the last block of a stage is on the next stage's grid
-        grid = view.grid(layer=layers[0])
-        same = [layer for layer in layers if view.grid(layer=min(layer + 1, view.depth - 1)) == grid]
-        return tuple(layer for layer in same if layer <= _last_read(view)) or layers[:1]
+        grid = grid_after(view, layers[0])
+        same = [layer for layer in layers if grid_after(view, layer) == grid]
+        return tuple(layer for layer in same if layer <= last_read(view)) or layers[:1]
 
     def forwards(self, view: View) -> float:
         return 1 + self.updates * self.samples * len(self.layers(view))
@@ -337,41 +385,3 @@ def token_moments(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     return torch.stack(
         [at_least_float32(value).mean(dim=1, keepdim=True), at_least_float32(value).std(dim=1, keepdim=True)], dim=1
     )
-
-
-def _stage(view: View) -> range:
-    """Return the layers of one grid: all, or the last stage of at least 14 x 14 tokens, or else the longest."""
-    if not view.stages:
-        return range(view.depth)
-    fine = [stage for stage in view.stages if min(view.grid(layer=stage.start)) >= _LEAST_GRID]
-    return fine[-1] if fine else max(view.stages, key=lambda stage: (len(stage), stage.start))
-
-
-def _range(view: View, start: int | None, stop: int | None, third: int) -> tuple[int, ...]:
-    """Return layers ``start .. stop - 1`` inside one stage; what is not given follows from the model."""
-    end = None if stop is None else stop + view.depth if stop < 0 else stop
-    known = start if start is not None else None if end is None else end - 1
-    stage = _stage(view)
-    if view.stages and known is not None:
-        known = resolve_layer(view, known)
-        stage = next(each for each in view.stages if known in each)
-    first = stage.start + third if start is None else resolve_layer(view, start)
-    last = stage.stop if end is None else end
-    if not first < last <= view.depth:
-        raise ModelError(f"layers {first} .. {last} are none: start must be below stop, stop at most {view.depth}")
-    if first not in stage or last - 1 not in stage:
-        raise ModelError(f"layers {first} .. {last} of {view.name} lie on several grids; stay inside one stage")
-    return tuple(range(first, last))
-
-
-def _last_read(view: View) -> int:
-    """Return the last block from whose output patches still reach the class."""
-    return view.depth - (2 if view.pooling.kind in ("token", "pair") else 1)
-
-
-def _refuse_unread(method: Method, view: View, layer: int) -> None:
-    if layer > _last_read(view):
-        raise MapError(
-            f"{method.info.name}: in {view.name} patches do not reach the class from the output of block {layer}; "
-            f"use a layer below it"
-        )

@@ -126,7 +126,7 @@ class LayerSum(OfBase):
         return tuple(layer for layer in layers if layer in longest) or tuple(layer for layer in layers if layer in own)
 
 
-@register("plus", family="combinator", papers=("mehri2024skipplus",), cost_note="base")
+@register("plus", family="combinator", papers=("mehri2024skipplus",), cost_note="base", models="transformers")
 @dataclass(frozen=True)
 class Plus(LayerSum):
     """A base method summed over all start layers.
@@ -147,7 +147,7 @@ class Plus(LayerSum):
         return resolve_layer(view, self.start)
 
 
-@register("skipplus", family="combinator", papers=("mehri2024skipplus",), cost_note="base")
+@register("skipplus", family="combinator", papers=("mehri2024skipplus",), cost_note="base", models="transformers")
 @dataclass(frozen=True)
 class SkipPlus(LayerSum):
     """A base method summed over the start layers of the upper half.
@@ -174,7 +174,7 @@ class SkipPlus(LayerSum):
         return min(view.depth - 1, math.ceil(self.skip * view.depth - 1e-9)) if view.depth > 1 else 0
 
 
-@register("cat", family="token gradient", papers=("qiang2022attcat",))
+@register("cat", family="token gradient", papers=("qiang2022attcat",), models="transformers")
 @dataclass(frozen=True)
 class CAT(LayerSum):
     """Input times gradient of the tokens, summed over all blocks: class activation tokens.

@@ -20,7 +20,9 @@ from vitreous.words import check_choice
 __all__ = ["DecompX"]
 
 
-@register("decompx", family="decomposition", papers=("modarressi2023decompx", "mehri2024skipplus"))
+@register(
+    "decompx", family="decomposition", papers=("modarressi2023decompx", "mehri2024skipplus"), models="transformers"
+)
 @dataclass(frozen=True)
 class DecompX(TokenTerm):
     """The share of each token in the target, propagated through the network, without biases.

@@ -60,7 +60,7 @@ class BiasTerms(Method):
         return trace[inputs], dict(zip(biases.layers, bias_terms, strict=True))
 
 
-@register("fullgrad", family="decomposition", papers=("srinivas2019full",), models="not Swin")
+@register("fullgrad", family="decomposition", papers=("srinivas2019full",), models="ViT")
 @dataclass(frozen=True)
 class FullGrad(BiasTerms):
     """Input times gradient of the tokens, and of every bias behind them.
@@ -88,7 +88,7 @@ class FullGrad(BiasTerms):
         return [trace.tokens_to_grid(term + rest, layer) for layer, term, rest in pairs]
 
 
-@register("fullgrad_plus", family="decomposition", papers=("mehri2024skipplus", "srinivas2019full"), models="not Swin")
+@register("fullgrad_plus", family="decomposition", papers=("mehri2024skipplus", "srinivas2019full"), models="ViT")
 @dataclass(frozen=True)
 class FullGradPlus(BiasTerms):
     """Input times gradient summed over blocks, and every bias of those blocks once.

@@ -57,6 +57,7 @@ class GradientLRP(Method):
     papers=("ali2022xai",),
     aliases=("conservative_lrp",),
     presets={"lxt": {"gelu": "identity"}, "lnargs": {"mean": "held"}},
+    models="transformers",
 )
 @dataclass(frozen=True)
 class ConservativeLRP(GradientLRP):
@@ -83,7 +84,7 @@ class ConservativeLRP(GradientLRP):
         return conservative(self.gelu == "identity", self.mean == "held")
 
 
-@register("attnlrp", family="LRP", papers=("achtibat2024attnlrp",))
+@register("attnlrp", family="LRP", papers=("achtibat2024attnlrp",), models="transformers")
 @dataclass(frozen=True)
 class AttnLRP(GradientLRP):
     """Relevance through everything, queries and keys included, as input times gradient with four local edits.

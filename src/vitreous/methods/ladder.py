@@ -33,7 +33,7 @@ def effort(step: str = "quick", model: View | nn.Module | None = None) -> str:
     looked_at = view(model)
     windows = looked_at.attends != "everywhere"
     half = step != "quick" and _half_agrees(looked_at)
-    return method(ladder(step, windows, looked_at.drops_tokens, half)).spelling
+    return method(ladder(step, windows, looked_at.drops_tokens, half, looked_at.stream)).spelling
 
 
 def _half_agrees(looked_at: View) -> bool:

@@ -15,7 +15,7 @@ from vitreous.methods.rows import mean_rows, row_maps
 from vitreous.models import View
 from vitreous.passes import Keep, Pass, Rules, Session, Trace, whole
 from vitreous.passes.rules.chefer import ORIGINAL, OURS
-from vitreous.passes.rules.composed import composed
+from vitreous.passes.rules.composed import COMPOSITES, DEFAULTS, composed
 from vitreous.words import check_choice
 
 __all__ = ["LRP", "FullLRP", "LRPRollout", "PartialLRP", "TransAtt"]
@@ -56,6 +56,7 @@ def gathered(trace: Trace, row: Tensor, layers: Sequence[int], matrices: Sequenc
     cost=(2, 2),
     cost_note="2 F + 1 B + a walk in float64",
     presets={"eval": {"start": 1}, "tis": {"start": 0}},
+    models="transformers",
 )
 @dataclass(frozen=True)
 class TransAtt(Method):
@@ -117,6 +118,7 @@ class Relevant(Method):
     papers=("chefer2021transformer", "voita2019analyzing"),
     cost_note="1 F + a walk in float64",
     presets={"bt": {"rules": "ours"}},
+    models="transformers",
 )
 @dataclass(frozen=True)
 class PartialLRP(Relevant):
@@ -149,6 +151,7 @@ class PartialLRP(Relevant):
     family="LRP",
     papers=("chefer2021transformer",),
     cost_note="1 F + a walk in float64",
+    models="transformers",
 )
 @dataclass(frozen=True)
 class LRPRollout(Relevant):
@@ -178,7 +181,11 @@ def summed(view: View, value: Tensor, relevance: Tensor | None) -> Tensor:
 
 
 @register(
-    "full_lrp", family="LRP", papers=("chefer2021transformer", "bach2015pixelwise"), cost_note="1 F + a walk in float64"
+    "full_lrp",
+    family="LRP",
+    papers=("chefer2021transformer", "bach2015pixelwise"),
+    cost_note="1 F + a walk in float64",
+    models="transformers",
 )
 @dataclass(frozen=True)
 class FullLRP(Relevant):
@@ -200,20 +207,34 @@ class FullLRP(Relevant):
         return own_precision(trace, trace.tokens_to_grid(value) if value.ndim == 2 else value)
 
 
-@register("lrp", family="LRP", papers=("bach2015pixelwise",), cost_note="1 F + a walk in float64")
+@register(
+    "lrp",
+    family="LRP",
+    papers=("bach2015pixelwise",),
+    cost_note="1 F + a walk in float64",
+    presets={name: {"rules": name, "at": "pixels"} for name in COMPOSITES},
+)
 @dataclass(frozen=True)
 class LRP(Method):
     """Relevance by rules of one's own choice, at the tokens that enter a block or at the pixels.
 
-    ``rules`` is a text ``"place=rule, place=rule:size"``. Places are ``linear``, ``patch`` (the patch embedding),
-    ``norm``, ``activation``, ``attention`` and ``residual``. Layers: ``epsilon``, ``gamma:0.25``, ``zplus``,
-    ``alphabeta:2`` (alpha; beta is one less), ``flat``, ``wsquare``, patches also ``zbox``. Norms: ``identity``, or
-    ``epsilon``, linear with their deviation held. Attention: ``epsilon``, weights held, all to the values, or
-    ``uniform``, half to the weights and through them to queries and keys. Residual sums: ``epsilon``, shares by value,
-    or ``uniform``. Left out: ``linear=gamma:0.05, patch=gamma:0.25, norm=epsilon, activation=identity,
-    attention=epsilon, residual=epsilon``, a point of the grid that the AttnLRP paper searches for vision transformers.
-    ``linear=epsilon`` with ``norm=identity`` divides by sums that cancel, and explodes in trained models. The walk
-    starts with one at the class and is summed over the width of a token, or the channels
+    ``rules`` is a text ``"place=rule, place=rule:size"``. Places are ``linear``, ``conv`` (as ``linear``, unless told),
+    ``patch`` (the patch embedding; the first layer of a convolutional network), ``norm``, ``batchnorm``,
+    ``activation``, ``attention`` and ``residual``. Layers: ``epsilon``, ``gamma:0.25``, ``zplus``, ``alphabeta:2``
+    (alpha; beta is one less), ``flat``, ``wsquare``, patches also ``zbox``. Norms: ``identity``, or ``epsilon``, linear
+    with their deviation held. Attention: ``epsilon``, weights held, all to the values, or ``uniform``, half to the
+    weights and through them to queries and keys. Residual sums: ``epsilon``, shares by value, or ``uniform``.
+
+    On a convolutional network a batch norm is folded into the layer before it, for the walk only; one that follows no
+    layer has the rule ``batchnorm``, and lets relevance pass by default. The largest number of a pooling window gets
+    all, a mean shares by value. A text may begin with a composite, and a preset of the same name goes down to the
+    pixels: ``epsilon_plus`` (linear layers epsilon, convolutions z-plus), ``epsilon_plus_flat`` (and the first layer
+    flat), ``epsilon_alpha2_beta1``, ``epsilon_alpha2_beta1_flat``.
+
+    Left out: ``linear=gamma:0.05, patch=gamma:0.25, norm=epsilon, activation=identity, attention=epsilon,
+    residual=epsilon``, a point of the grid that the AttnLRP paper searches for vision transformers; on a convolutional
+    network, ``epsilon_plus_flat``. ``linear=epsilon`` with ``norm=identity`` divides by sums that cancel, and explodes
+    in trained models. The walk starts with one at the class and is summed over the width of a token, or the channels
     of a pixel (``at=pixels``). Biases keep their shares, so the sum is one only where they are zero.
     """
 
@@ -234,7 +255,8 @@ class LRP(Method):
         keep = Keep(
             "input" if self.at == "tokens" else "image", summed, (layer,) if self.at == "tokens" else (0,), True
         )
-        return (Pass((keep,), composed(self.rules)),)
+        usual = DEFAULTS if view.stream else COMPOSITES["epsilon_plus_flat"]
+        return (Pass((keep,), composed(self.rules, usual)),)
 
     def read(self, trace: Trace) -> Tensor:
         (value,) = trace[self.only_pass(trace.view).keeps[0]]

@@ -93,7 +93,7 @@ class Mixing(Method):
     papers=("kobayashi2020attention", "kobayashi2021incorporating", "mehri2024skipplus"),
     class_specific=False,
     cost=(1, 0),
-    models="not Swin",
+    models="ViT",
 )
 @dataclass(frozen=True)
 class AttentionInputNorm(Mixing):
@@ -151,7 +151,7 @@ class MixingRollout(Mixing):
     papers=("modarressi2022globenc", "mehri2024skipplus"),
     class_specific=False,
     cost=(1, 0),
-    models="not Swin",
+    models="ViT",
 )
 @dataclass(frozen=True)
 class GlobEnc(MixingRollout):
@@ -182,7 +182,7 @@ class GlobEnc(MixingRollout):
     cost=(1, 0),
     cost_note="1 F + N x N x D per block",
     slow=True,
-    models="not Swin",
+    models="ViT",
 )
 @dataclass(frozen=True)
 class ALTI(MixingRollout):

@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitreous.errors import MapError, ModelError, SpellingError
 from vitreous.methods.base import Answer, Method, computed, resized
 from vitreous.methods.ofbase import OfBase
+from vitreous.methods.perturbation.sets import FILLS, cell_of, filling
 from vitreous.methods.registry import register
-from vitreous.methods.subsets import refuse_whole_grids, scored, with_places
+from vitreous.methods.subsets import refuse_whole_grids, scored, scored_rows, with_places
 from vitreous.models import View
 from vitreous.passes import VALUES, Keep, Pass, Session, whole
 from vitreous.passes.memory import budget_bytes, in_parts
@@ -31,24 +33,28 @@ _LEVELS = 8  # different shares of kept tokens, where they are spread
     papers=("ribeiro2016why",),
     cost=(513, 0),
     cost_note="base + masks forwards of part of the tokens",
-    models="not Swin",
 )
 @dataclass(frozen=True)
 class Refine(OfBase):
     """A base map corrected by a regression of scores on random token subsets.
 
     ``masks`` subsets are drawn for every image, and the model sees these patches and the prefix tokens only, picked
-    after the position embedding. With Z the centred indicators ``[masks, n]`` and y the centred scores, the map is
-    ``a m + d``: m the centred base map, ``a`` its best multiple (least squares of y on Z m; 0 for a map without
-    variance), and ``d = argmin |y - a Z m - Z d|² + λ |d|²`` what the prior leaves unexplained,
-    ``λ = ridge tr(Z'Z) / n``; ``ridge=none`` takes the one of generalised cross-validation, image by image.
+    after the position embedding. A model that cannot leave tokens out sees the image with all other cells of its grid
+    painted over: with their ``own`` mean colour, ``zero`` in normalised space, the ``mean`` colour of the image or a
+    ``blur`` of it (``fill``). ``drop`` asks for one or the other; ``none`` is what the model can.
+
+    With Z the centred indicators ``[masks, n]`` and y the centred scores, the map is ``a m + d``: m the centred base
+    map, ``a`` its best multiple (least squares of y on Z m; 0 for a map without variance), and ``d = argmin |y - a Z m
+    - Z d|² + λ |d|²`` what the prior leaves unexplained, ``λ = ridge tr(Z'Z) / n``; ``ridge=none`` takes
+    the one of generalised cross-validation, image by image.
     ``doubt`` takes back what may be chance: of ``d_j`` stays ``max(0, 1 - doubt (e_j / d_j)²)``, with ``e_j`` its
     standard error. So ``refine(constant)`` is a plain ridge regression. Subsets come in pairs, a set and its
     complement, unless ``pairs`` is off; ``ratio`` is the share that is kept (its pair has ``1 - ratio``), spread over
     eight levels up to ``spread`` to either side. ``score``: ``prob``, ``logit`` or ``logprob`` of the class; ``half``
     scores in float16, on a GPU. Equal subsets are scored once. Extras: ``r2``, how well each half of the samples
     predicts the other; ``halves``, the map of each; ``error``, the standard error of every token; ``prior``, the share
-    of the prediction that is the prior's. Cost: the base, and a forward of ``ratio`` times the length per mask.
+    of the prediction that is the prior's. Cost: the base, and per mask a forward of ``ratio`` times the length, or a
+    whole one where cells are painted over.
     """
 
     base: Method
@@ -60,9 +66,12 @@ class Refine(OfBase):
     doubt: float = 0.0
     score: str = "prob"
     half: bool = False
+    drop: bool | None = None
+    fill: str = "own"
 
     def __post_init__(self) -> None:
         check_choice("score", self.score, VALUES)
+        check_choice("fill", self.fill, FILLS)
         if self.masks < 8 or self.masks % 4:
             raise SpellingError(f"masks={self.masks} must be at least 8, and a multiple of 4")
         if not 0 < self.ratio < 1 or not 0 <= self.spread < min(self.ratio, 1 - self.ratio):
@@ -93,15 +102,20 @@ class Refine(OfBase):
         return self.base.forwards(view) + self.masks
 
     def asks(self, view: View) -> tuple[Pass, ...]:
-        refuse_whole_grids(self.info.name, view)
-        return (Pass((_TOKENS,)), *self.base.asks(view))
+        return (*((Pass((_TOKENS,)),) if self._drops(view) else ()), *self.base.asks(view))
+
+    def _drops(self, view: View) -> bool:
+        """Whether tokens leave the sequence."""
+        if self.drop:
+            refuse_whole_grids(f"{self.info.name}(drop=true)", view)
+        return view.drops_tokens if self.drop is None else self.drop
 
     def compute(self, session: Session) -> Answer:
         shape = session.view.grid(session.inputs)
         prior = resized(computed(session, self.base).map, shape).flatten(1).double()
         if not torch.isfinite(prior).all():
             raise MapError(f"{self.base.spelling} gave values that are not finite, inside {self.info.name}")
-        kept, scores = self._sampled(session, shape[0] * shape[1])
+        kept, scores = self._sampled(session, shape)
         solved = self._solve(session, kept, scores, prior)
         halves = [self._solve(session, kept[:, each::2], scores[:, each::2], prior) for each in (0, 1)]
         r2 = [_explained(kept[:, 1 - i :: 2], scores[:, 1 - i :: 2], half.map) for i, half in enumerate(halves)]
@@ -114,13 +128,14 @@ class Refine(OfBase):
         like = torch.float64 if session.view.dtype == torch.float64 else torch.float32
         return Answer(solved.map.view(-1, *shape).to(like), {name: each.to(like) for name, each in extras.items()})
 
-    def _sampled(self, session: Session, patches: int) -> tuple[Tensor, Tensor]:
+    def _sampled(self, session: Session, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return subsets and scores, drawn and run once for whatever is refined by the same ones."""
-        key = ("refine", self.masks, self.ratio, self.spread, self.pairs, self.score, self.half)
+        how = ("drop",) if self._drops(session.view) else ("paint", self.fill)
+        key = ("refine", self.masks, self.ratio, self.spread, self.pairs, self.score, self.half, *how)
         if key not in session.memo:
-            (tokens,) = session.trace(Pass((_TOKENS,)))[_TOKENS]
-            kept = self._kept(session, patches)
-            session.memo[key] = kept, self._scores(session, tokens, kept)
+            kept = self._kept(session, shape[0] * shape[1])
+            score = self._scores if how == ("drop",) else self._painted
+            session.memo[key] = kept, score(session, kept, shape)
         sampled: tuple[Tensor, Tensor] = session.memo[key]
         return sampled
 
@@ -139,8 +154,28 @@ class Refine(OfBase):
         both = torch.stack([first[:, 0::2], first[:, 1::2], ~first[:, 0::2], ~first[:, 1::2]], dim=2)
         return both.flatten(1, 2)
 
-    def _scores(self, session: Session, tokens: Tensor, kept: Tensor) -> Tensor:
+    def _painted(self, session: Session, kept: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Return the score of every image behind its subsets ``[B, masks]``; equal ones are run once."""
+        view, inputs, filled = session.view, session.inputs, filling(session, self.info.name, self.fill)
+        images, subsets, back = with_places(kept.long())
+        if inputs.ndim == 3:
+            shown = F.pad(subsets.bool(), (view.prefix, 0), value=True)
+            places = torch.arange(shown.shape[1], device=shown.device)[:, None].expand(-1, inputs.shape[2])
+        else:
+            shown, wide = subsets.bool(), shape[1]
+            rows, columns = (cell_of(*each).to(shown.device) for each in zip(inputs.shape[2:], shape, strict=True))
+            places = (rows[:, None] * wide + columns).expand(inputs.shape[1], -1, -1)
+
+        def logits(start: int, stop: int) -> Tensor:
+            seen, of = shown[start:stop][:, places], images[start:stop]
+            return view.finish(view.run(view.embed(torch.where(seen, inputs[of], filled[of]))))
+
+        found = scored_rows(session, self.info.name, logits, images, self.score, self.half)
+        return found.double()[back].view(len(kept), -1)
+
+    def _scores(self, session: Session, kept: Tensor, shape: tuple[int, int]) -> Tensor:
         """Return the score of every subset ``[B, masks]``; equal ones are run once, those of one length together."""
+        (tokens,) = session.trace(Pass((_TOKENS,)))[_TOKENS]
         scores = kept.new_zeros(kept.shape[:2], dtype=torch.float64)
         counts = kept[0].sum(dim=1)  # the same for all images
         for count in sorted(set(counts.tolist())):

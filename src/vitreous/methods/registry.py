@@ -11,6 +11,10 @@ from vitreous.words import PAPERS, Paper, Parameter, Shelf, parameters_of, under
 
 __all__ = ["Info", "find", "method", "methods", "register"]
 
+KINDS_OF_MODELS = ("all", "transformers", "ViT", "ReLU")
+"""``transformers`` have attention, in windows or not, and a stream of tokens that all blocks add to; a ``ViT`` has
+attention between all tokens, and can leave some out; ``ReLU`` are those without any other activation on the way."""
+
 M = TypeVar("M", bound=type[Method])
 
 
@@ -34,7 +38,7 @@ class Info:
     revision: int = 1
     """Counted up whenever its numbers change, so that older results are known as such."""
     models: str = "all"
-    """Which models it is for: ``all``, or ``not Swin`` if it needs attention between all tokens or leaves some out."""
+    """Which models it is for, one of ``KINDS_OF_MODELS``."""
 
     @property
     def summary(self) -> str:

@@ -27,7 +27,7 @@ __all__ = ["TIS"]
     papers=("englebert2023explaining",),
     cost=(513, 0),
     cost_note="1 F + masks forwards of part of the tokens",
-    models="not Swin",
+    models="ViT",
 )
 @dataclass(frozen=True)
 class TIS(Method):

@@ -78,7 +78,7 @@ class InputXGradient(TokenTerm):
     layer: int = 0
 
 
-@register("attixg", family="token gradient", papers=("mehri2024skipplus",), models="not Swin")
+@register("attixg", family="token gradient", papers=("mehri2024skipplus",), models="ViT")
 @dataclass(frozen=True)
 class AttentionXInputXGradient(Method):
     """Input times gradient at a block's output, weighed by the attention each token received in that block.
@@ -112,7 +112,7 @@ class AttentionXInputXGradient(Method):
     family="token gradient",
     papers=("qiang2022attcat",),
     presets={"released": {"at": "input"}, "plus": {"at": "output"}},
-    models="not Swin",
+    models="ViT",
 )
 @dataclass(frozen=True)
 class AttCAT(Method):

@@ -101,7 +101,7 @@ def token_lengths(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     return lengths
 
 
-@register("vtranm", family="decomposition", papers=("wu2024tokentm",), aliases=("tokentm",), models="not Swin")
+@register("vtranm", family="decomposition", papers=("wu2024tokentm",), aliases=("tokentm",), models="ViT")
 @dataclass(frozen=True)
 class VTranM(Method):
     """Relevance that gathers along attention, weighed by what a block does to the vectors it moves.

@@ -18,7 +18,7 @@ from vitreous.passes import Pass, Session
 __all__ = ["Witness", "borne_out"]
 
 
-@register("witness", family="combinator", papers=("mehri2024skipplus",), cost_note="base + by")
+@register("witness", family="combinator", papers=("mehri2024skipplus",), cost_note="base + by", models="transformers")
 @dataclass(frozen=True)
 class Witness(LayerSum):
     """A base method summed over start layers, each weighed by how much a second method bears it out.

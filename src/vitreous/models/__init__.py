@@ -1,6 +1,6 @@
 """Models: one adapter per family; a ``View`` is a model plus the few facts everyone needs."""
 
-from vitreous.models.parts import SubView
+from vitreous.models.parts import BesideView, SubView
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Box, Preprocess
 from vitreous.models.registry import Adapter, ModelInfo, load, models, register_adapter, view
@@ -10,6 +10,7 @@ from vitreous.models.weights import Norm, Weights
 from vitreous.words import listed_by
 
 __all__ = [
+    "BesideView",
     "Adapter",
     "Box",
     "ModelInfo",

@@ -33,7 +33,7 @@ _WRAPPERS = re.compile(r"(^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wra
 _OWNERS = ("model.", "net.", "network.")
 """What a training loop puts before the names of its model."""
 
-_HEADS = re.compile(r"(?:heads?(?:\.head|\.fc)?|(?:cls_)?classifier)\.weight")
+_HEADS = re.compile(r"(?:heads?(?:\.head|\.fc)?|fc|(?:cls_)?classifier)\.weight")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from vitreous.models.view import View
 from vitreous.models.weights import Weights
 from vitreous.models.windows import Windows
 
-__all__ = ["InsideView", "same_row"]
+__all__ = ["InsideView", "Reached", "chosen", "instead", "same_row"]
 
 
 class _Facts(NamedTuple):
@@ -40,7 +40,7 @@ class _Facts(NamedTuple):
 _known: WeakKeyDictionary[nn.Module, tuple[Any, _Facts]] = WeakKeyDictionary()
 
 
-class _Reached(BaseException):
+class Reached(BaseException):
     """Ends a forward at the first block; no error, so that nobody's ``except Exception`` takes it for one."""
 
     def __init__(self, tokens: Tensor) -> None:
@@ -70,6 +70,7 @@ class InsideView(View):
         inner.name = self.name
         self.depth, self.width, self.heads, self.prefix = inner.depth, inner.width, inner.heads, inner.prefix
         self.drops_tokens, self.attends, self.stages = inner.drops_tokens, inner.attends, inner.stages
+        self.stream = inner.stream
         self.unseen, self.branch_site, self.cam_site = inner.unseen, inner.branch_site, inner.cam_site
         self.preprocess = inner.preprocess = preprocess or inner.preprocess
         self.pooling, self.classes = inner.pooling, 0
@@ -83,13 +84,13 @@ class InsideView(View):
 
     def embed(self, inputs: Tensor) -> Tensor:
         def stop(tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
-            raise _Reached(tokens)
+            raise Reached(tokens)
 
         seen = self.twin()
         try:
-            with _instead([(seen.inner.block_at(0), stop)]):
+            with instead([(seen.inner.block_at(0), stop)]):
                 seen.model(inputs)
-        except _Reached as reached:
+        except Reached as reached:
             tokens = reached.tokens
             return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
         raise ModelError(f"{self.name}: its forward never comes to block 0 of {self.path or 'itself'}")
@@ -113,33 +114,14 @@ class InsideView(View):
 
         last = self.depth - 1
         steps = [(seen.inner.block_at(n), aside(n, tokens if n == last else None)) for n in range(self.depth)]
-        with _instead(steps):
+        with instead(steps):
             return seen._chosen(seen.model(self._blank().expand(len(tokens), -1, -1, -1)))
 
     def original(self, inputs: Tensor) -> Tensor:
         return self._chosen(self.model(inputs))
 
     def _chosen(self, output: Any) -> Tensor:
-        """Return the logits ``[B, classes]`` among what the model gives."""
-        given = output if self.output is not None else getattr(output, "logits", output)
-        several = dict(given) if isinstance(given, Mapping) else None
-        if isinstance(given, list | tuple):
-            several = dict(enumerate(given))
-        if several is not None:
-            fitting = {k: v for k, v in several.items() if isinstance(v, Tensor) and v.ndim == 2 and v.shape[1] > 0}
-            if self.output is None and len(fitting) == 1:
-                return next(iter(fitting.values()))
-            if self.output not in fitting:
-                names = ", ".join(repr(key) for key in fitting) or "none"
-                asked = "" if self.output is None else f" and none called {self.output!r}"
-                raise ModelError(f"{self.name} has these outputs of logits: {names}{asked}; choose one with output=")
-            return fitting[self.output]
-        if self.output is not None:
-            raise ModelError(f"{self.name} has one output; output={self.output!r} does not apply")
-        if not isinstance(given, Tensor) or given.ndim != 2:
-            told = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
-            raise ModelError(f"{self.name} gives {told}, not logits [B, classes]")
-        return given
+        return chosen(self.name, self.output, output)
 
     # -- what a blank image tells ----------------------------------------------------------------------
 
@@ -175,7 +157,7 @@ class InsideView(View):
         told += [] if pool is None else [(pool, telling(pool.forward, pooled.append))]
         off = torch.autocast(self.device.type, enabled=False)
         try:
-            with torch.inference_mode(False), torch.no_grad(), off, _instead(told):
+            with torch.inference_mode(False), torch.no_grad(), off, instead(told):
                 logits = seen._chosen(seen.model(self._blank()))
         except ModelError:
             raise
@@ -249,8 +231,31 @@ class InsideView(View):
         return f"{super().__repr__()[:-1]}; {type(self.inner.model).__name__} {where})"
 
 
+def chosen(name: str, asked: str | int | None, output: Any) -> Tensor:
+    """Return the logits ``[B, classes]`` among what a model gives; ``asked`` is the name of one of several."""
+    given = output if asked is not None else getattr(output, "logits", output)
+    several = dict(given) if isinstance(given, Mapping) else None
+    if isinstance(given, list | tuple):
+        several = dict(enumerate(given))
+    if several is not None:
+        fitting = {k: v for k, v in several.items() if isinstance(v, Tensor) and v.ndim == 2 and v.shape[1] > 0}
+        if asked is None and len(fitting) == 1:
+            return next(iter(fitting.values()))
+        if asked not in fitting:
+            names = ", ".join(repr(key) for key in fitting) or "none"
+            missing = "" if asked is None else f" and none called {asked!r}"
+            raise ModelError(f"{name} has these outputs of logits: {names}{missing}; choose one with output=")
+        return fitting[asked]
+    if asked is not None:
+        raise ModelError(f"{name} has one output; output={asked!r} does not apply")
+    if not isinstance(given, Tensor) or given.ndim != 2:
+        told = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        raise ModelError(f"{name} gives {told}, not logits [B, classes]")
+    return given
+
+
 @contextmanager
-def _instead(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+def instead(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
     """Let some modules of a twin compute something else for a while; the user's own are never touched."""
     before = [(vars(module), vars(module).get("forward")) for module, _ in forwards]
     for (attributes, _), (_, forward) in zip(before, forwards, strict=True):

@@ -1,4 +1,4 @@
-"""Views of a part of a model, or of a model with one part changed: sub-networks, single blocks, shuffled heads."""
+"""Views of a part of a model, or of a model with something changed: sub-networks, single blocks, shuffled heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitreous.models.view import View
 from vitreous.models.weights import Weights
 from vitreous.models.windows import Windows
 
-__all__ = ["LensView", "ShuffledView", "SubView"]
+__all__ = ["BesideView", "LensView", "ShuffledView", "SubView"]
 
 
 class SubView(View):
@@ -28,7 +28,8 @@ class SubView(View):
         self.depth, self.width, self.heads = whole.depth - first, whole.width, whole.heads
         self.prefix, self.pooling, self.drops_tokens = whole.prefix, whole.pooling, whole.drops_tokens
         self.preprocess, self.classes, self.labels = whole.preprocess, whole.classes, whole.labels
-        self.attends, self.cam_site = whole.attends, whole.cam_site
+        self.attends, self.stream, self.rectifies = whole.attends, whole.stream, whole.rectifies
+        self.cam_site = whole.cam_site
         self.unseen, self.branch_site = whole.unseen, whole.branch_site
         self.head_known, self.user = whole.head_known, whole.user
         later = [range(max(0, s.start - first), s.stop - first) for s in whole.stages]
@@ -53,6 +54,9 @@ class SubView(View):
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         return self.whole.grid(self._inputs, layer + self.first)
+
+    def last_grid(self, inputs: Tensor | None = None) -> tuple[int, int]:
+        return self.whole.last_grid(self._inputs)
 
     def _site(self, layer: int, name: str) -> nn.Module:
         return self.whole.site(layer + self.first, name)
@@ -106,22 +110,21 @@ class LensView(SubView):
             super().check_inputs(inputs)
 
 
-class ShuffledView(SubView):
-    """A whole model whose head gets the channels in a random order."""
+class WholeView(SubView):
+    """A whole model of which something is changed."""
 
-    def __init__(self, whole: View, seed: int) -> None:
+    def __init__(self, whole: View) -> None:
         super().__init__(whole, 0, None)
-        self.name, self.seed = whole.name, seed
+        self.name, self.patches = whole.name, whole.patches
 
     def embed(self, inputs: Tensor) -> Tensor:
         return self.whole.embed(inputs)
 
-    def finish(self, tokens: Tensor) -> Tensor:
-        order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(self.seed))
-        return self.whole.finish(tokens[..., order.to(tokens.device)])
+    def grid(self, inputs: Tensor | None = None, layer: int | None = None) -> tuple[int, int]:
+        return self.whole.grid(inputs) if layer is None else self.whole.grid(inputs, layer)
 
-    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        return self.whole.grid(inputs, layer)
+    def last_grid(self, inputs: Tensor | None = None) -> tuple[int, int]:
+        return self.whole.last_grid(inputs)
 
     def check_inputs(self, inputs: Tensor) -> None:
         self.whole.check_inputs(inputs)
@@ -129,3 +132,32 @@ class ShuffledView(SubView):
     def prove(self, inputs: Tensor) -> None:
         if self.user is None:
             self.whole.prove(inputs)
+
+
+class ShuffledView(WholeView):
+    """A whole model whose head gets the channels in a random order."""
+
+    def __init__(self, whole: View, seed: int) -> None:
+        super().__init__(whole)
+        self.seed = seed
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(self.seed))
+        return self.whole.finish(tokens[..., order.to(tokens.device)])
+
+
+class BesideView(WholeView):
+    """A whole model that runs a reference beside the images it is given: the last row of everything inside it.
+
+    Its logits are those of the images alone.
+    """
+
+    def __init__(self, whole: View, reference: Tensor) -> None:
+        super().__init__(whole)
+        self.reference = reference
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        return self.whole.embed(torch.cat([inputs, self.reference[None].to(inputs)]))
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        return self.whole.finish(tokens)[:-1]

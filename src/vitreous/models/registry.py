@@ -86,12 +86,19 @@ def adapters() -> tuple[Adapter, ...]:
     return tuple(every)
 
 
-def view(module: nn.Module | View, *, inside: str | None = None, output: str | int | None = None, **facts: Any) -> View:
+def view(
+    module: nn.Module | View,
+    *,
+    inside: str | None = None,
+    at: str | None = None,
+    output: str | int | None = None,
+    **facts: Any,
+) -> View:
     """Look at a model already in hand; a view is returned as it is, and wrappers are looked through (``unwrap``).
 
-    A model of one's own is searched for the one known transformer inside; ``inside=`` names it where there are several,
-    and ``output=`` one of several outputs. ``name=``, ``labels=``, ``preprocess=`` override what the model says about
-    itself.
+    A model of one's own is searched for the one known model inside; ``inside=`` names it where there are several, and
+    ``output=`` one of several outputs. ``at=`` names the layer whose output is the feature map of a convolutional
+    network, known or not. ``name=``, ``labels=``, ``preprocess=`` override what the model says about itself.
     """
     if isinstance(module, View):
         return module
@@ -99,6 +106,8 @@ def view(module: nn.Module | View, *, inside: str | None = None, output: str | i
     for fact, understood in (("labels", read_labels), ("preprocess", as_preprocess)):
         if facts.get(fact) is not None:
             facts[fact] = understood(facts[fact])
+    if at is not None:
+        return _ending(module, at, output, facts)
     whole = inside in (None, "") and output is None
     for adapter in adapters() if whole else ():
         if adapter.accepts(module):
@@ -113,34 +122,49 @@ def view(module: nn.Module | View, *, inside: str | None = None, output: str | i
     return _around(module, inside, output, facts)
 
 
-def _around(module: nn.Module, inside: str | None, output: str | int | None, facts: dict[str, Any]) -> View:
-    """Return the view of a model around the one transformer that is known in it."""
-    from vitreous.models.inside import InsideView
+def _ending(module: nn.Module, at: str, output: str | int | None, facts: dict[str, Any]) -> View:
+    """Return the view of a convolutional network whose feature map is what the layer ``at`` gives."""
+    from vitreous.models.conv import ConvView
 
+    for adapter in adapters() if output is None else ():
+        if adapter.accepts(module):
+            try:
+                known = adapter.view(module, **facts)
+            except UnknownError:
+                break
+            if not isinstance(known, ConvView):
+                raise ModelError(f"at={at!r} is for convolutional networks; the layers of {known.name} have numbers")
+            return known.ending(at)
+    return ConvView(module, ((at,),), output=output, cut=at, **facts)
+
+
+def _around(module: nn.Module, inside: str | None, output: str | int | None, facts: dict[str, Any]) -> View:
+    """Return the view of a model around the one model that is known in it."""
     found = list(_towers(module))
     what = f"{type(module).__module__}.{type(module).__qualname__}"
     if inside is not None:
         found = [each for each in found if each[0] == inside]
         if not found:
             listed = ", ".join(path or "itself" for path, _ in _towers(module)) or "none"
-            raise ModelError(f"{what} has no known transformer at {inside!r}; found: {listed}")
+            raise ModelError(f"{what} has no known model at {inside!r}; found: {listed}")
     if not found:
         known = ", ".join(adapter.prefix for adapter in adapters())
         raise ModelError(
-            f"no adapter knows {what}, and no known transformer is inside; families known: {known}; "
-            "a new one is one file, see the page 'Write an adapter'"
+            f"no adapter knows {what}, and no known model is inside; families known: {known}; for a convolutional "
+            "network name the layer of its last feature map, as at='layer4'; a new family is one file, see the page "
+            "'Write an adapter'"
         )
     if len(found) > 1:
         listed = ", ".join(f"{path} ({type(inner.model).__name__})" for path, inner in found)
-        raise ModelError(f"{what} has several transformers inside: {listed}; choose one with inside={found[0][0]!r}")
+        raise ModelError(f"{what} has several models inside: {listed}; choose one with inside={found[0][0]!r}")
     ((path, inner),) = found
     if path and not _has_head(module, inner.model):
         raise ModelError(f"{what} around {inner.name} has no classifier: nothing after the blocks has weights")
-    return InsideView(module, inner, path, output=output, **facts)
+    return inner.within(module, path, output=output, **facts)
 
 
 def _towers(module: nn.Module) -> Iterator[tuple[str, View]]:
-    """Yield the outermost known transformers in a model, with their paths; the model itself has the path ``""``."""
+    """Yield the outermost known models in a model, with their paths; the model itself has the path ``""``."""
     taken: list[str] = []
     for path, part in module.named_modules():
         if any(not above or path.startswith(f"{above}.") for above in taken):
@@ -177,6 +201,7 @@ def load(
     *,
     labels: Any = None,
     preprocess: Any = None,
+    at: str | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     **options: Any,
@@ -185,15 +210,15 @@ def load(
 
     ``checkpoint``: a ``.safetensors`` or torch weight file; without one the hub's weights are fetched, unless
     ``pretrained=False``. ``num_classes``, ``img_size``, ``labels`` and ``preprocess`` fit a fine-tuned model; the
-    number of classes is that of the checkpoint's head where none is given. ``device`` may be ``"auto"``: a GPU where
-    there is one. Other options go to the family's own constructor.
+    number of classes is that of the checkpoint's head where none is given. ``at`` as for ``view``. ``device`` may be
+    ``"auto"``: a GPU where there is one. Other options go to the family's own constructor.
     """
     device, dtype = None if device is None else device_of(device), _dtype(dtype)
     adapter, rest = _find(name)
     labels = None if labels is None else read_labels(labels)  # what is wrong with it is said before any work
     shown: dict[str, Any] = {} if preprocess is None else {"preprocess": as_preprocess(preprocess)}
     module = adapter.load(rest, **options)
-    return view(module.to(device=device, dtype=dtype), name=name, labels=labels, **shown)
+    return view(module.to(device=device, dtype=dtype), at=at, name=name, labels=labels, **shown)
 
 
 def _find(name: str) -> tuple[Adapter, str]:

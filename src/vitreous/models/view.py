@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,12 @@ class View(ABC):
     """Whether patch tokens can be left out without touching the model."""
     attends: str = "everywhere"
     """Where attention reaches: ``everywhere`` (a matrix between all tokens), inside ``windows``, or ``nowhere``."""
+    patches: bool = True
+    """Whether what comes before the first block makes tokens of patches; otherwise its first layer is just a layer."""
+    stream: bool = True
+    """Whether all blocks add to one stream of tokens, so that what it says from layer to layer can be summed."""
+    rectifies: bool = False
+    """Whether its activations are ReLUs, beside sigmoids that weigh channels."""
     unseen: Mapping[str, str] = {}
     """Places inside a block that cannot be shown, and why."""
     branch_site: str = "norm1"
@@ -88,7 +94,14 @@ class View(ABC):
 
     @abstractmethod
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        """Rows and columns of patches at a layer, for these inputs (for the model's own size if ``None``)."""
+        """Rows and columns of patches at a layer, for these inputs (for the model's own size if ``None``).
+
+        Without a layer, the grid that images are cut into: that of the first block, unless a family says otherwise.
+        """
+
+    def last_grid(self, inputs: Tensor | None = None) -> tuple[int, int]:
+        """Rows and columns of what leaves the last block."""
+        return self.grid(inputs, self.depth - 1)
 
     def site(self, layer: int, name: str) -> nn.Module:
         """Return the module of a block whose output is called ``name``, one of ``sites``."""
@@ -204,6 +217,12 @@ class View(ABC):
         keep = keep.long()
         index = (keep + self.prefix).unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
         return torch.cat([tokens[:, : self.prefix], tokens.gather(1, index)], dim=1)
+
+    def within(self, module: nn.Module, path: str, **facts: Any) -> View:
+        """Return the view of a larger model that has this one's at ``path``; what is around it runs as it is."""
+        from vitreous.models.inside import InsideView
+
+        return InsideView(module, self, path, **facts)
 
     def suffix(self, layer: int, inputs: Tensor | None = None) -> SubView:
         """Return the sub-network that starts at block ``layer``; its inputs are tokens, its outputs logits.

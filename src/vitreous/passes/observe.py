@@ -53,6 +53,7 @@ class Observer(TorchFunctionMode):
         self._biases = any(keep.site == "biases" for keep in keeps)
         self._steered = dict(rules.table)
         self._strict = rules.currency == "relevance"
+        self._begun = False  # whether a layer has run
 
     @property
     def needed(self) -> bool:
@@ -173,8 +174,11 @@ class Observer(TorchFunctionMode):
         kind = OPERATIONS.get(func)
         if kind is None:
             return func(*args, **kwargs) if not self._strict else self._carried(func, args, kwargs)
-        if self.layer is None and not self.pooling:
-            return self._steer("embedding" if kind in ("linear", "conv") else kind, func, args, kwargs)
+        before = self.layer is None and not self.pooling
+        if kind in ("linear", "conv") and self._embeds(before):
+            kind = "embedding"
+        if before:
+            return self._steer(kind, func, args, kwargs)
         if kind == "attention":
             attend = self._multi_head if func is F.multi_head_attention_forward else self._attend
             return attend(func, *args, **kwargs)
@@ -185,6 +189,13 @@ class Observer(TorchFunctionMode):
         if kind == "activation" and self.view.calls(self.layer).get("gate", 0) and func in (F.gelu, F.silu):
             kind = "gate"
         return self._steer(kind, func, args, kwargs)
+
+    def _embeds(self, before: bool) -> bool:
+        """Whether a layer makes the embedding: each before the first block, or the very first of the network."""
+        if self.view.patches:
+            return before
+        first, self._begun = not self._begun, True
+        return first
 
     def _steer(self, kind: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation, or the rule that stands for it, and see what its bias does."""

@@ -1,4 +1,4 @@
-"""The operations of a vision transformer: one table, torch function to kind, for everyone who watches or steers."""
+"""The operations of a vision model: one table, torch function to kind, for everyone who watches or steers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["CARRIERS", "CASTS", "KINDS", "OPERATIONS", "is_carrier", "wide"]
+__all__ = ["CARRIERS", "CASTS", "IN_PLACE", "KINDS", "OPERATIONS", "RELUS", "is_carrier", "wide"]
 
 KINDS = (
     "linear", "conv", "matmul", "add", "product", "mean", "softmax", "norm", "activation", "gate", "attention",
-    "embedding",
+    "embedding", "batch_norm", "max_pool",
 )  # fmt: skip
 """What a rule can be given for. ``gate`` is an activation that weighs another branch of a gated MLP, ``embedding`` a
-linear layer or convolution before the first block; which of these an operation is depends on where it runs. A fused
-``attention`` is made of two ``matmul`` and a ``softmax``. ``product`` is number by number, also by a
-constant or by the inverse of a vector's length."""
+linear layer or convolution before the first block, or the first layer of a network without patches
+(``View.patches``); which of these an operation is depends on where it runs. A fused ``attention`` is made of two
+``matmul`` and a ``softmax``. ``product`` is number by number, also by a constant or by the inverse of a vector's
+length; a ``mean`` is also one over a window."""
+
+RELUS = (F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
+"""Every way to write a ReLU, also in place."""
+IN_PLACE = (torch.relu_, Tensor.relu_)
+"""Those that are always in place; ``F.relu`` is if it is told so."""
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "linear": (F.linear,),
@@ -28,11 +34,13 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "product": (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__, torch.neg,
                 Tensor.neg, Tensor.__neg__, torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__,
                 Tensor.__itruediv__, F.normalize),
-    "mean": (torch.mean, Tensor.mean, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d),
+    "mean": (torch.mean, Tensor.mean, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d),
+    "max_pool": (F.max_pool2d, torch.max_pool2d),
+    "batch_norm": (F.batch_norm, torch.batch_norm),
     "softmax": (F.softmax, torch.softmax, Tensor.softmax),
     "norm": (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm, torch.norm, Tensor.norm,
              torch.linalg.vector_norm),
-    "activation": (F.gelu, F.silu, F.relu, torch.relu, Tensor.relu, torch.sigmoid, F.sigmoid, Tensor.sigmoid),
+    "activation": (F.gelu, F.silu, *RELUS, torch.sigmoid, F.sigmoid, Tensor.sigmoid),
     "attention": (F.scaled_dot_product_attention, F.multi_head_attention_forward),
 }  # fmt: skip
 

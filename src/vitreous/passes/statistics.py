@@ -31,31 +31,50 @@ from vitreous.passes.target import Target
 __all__ = ["Moments", "Statistics", "maker_of", "noise", "statistics_of"]
 
 _FORMAT = "vitreous.statistics/2"
+_ACTIVE = 0.01
 
 
 class Moments(NamedTuple):
-    """Mean ``[N, D]``, sum of squared deviations ``[N, D]``, and of how many values each."""
+    """Mean ``[N, D]``, sum of squared deviations ``[N, D]``, and of how many values each.
+
+    ``other`` counts the values that were not zero, where someone may ask: where blocks do not add to one stream.
+    """
 
     mean: Tensor
     square: Tensor
     n: int
+    other: Tensor | None = None
 
     @property
     def std(self) -> Tensor:
         """The unbiased deviation."""
         return (self.square / (self.n - 1)).sqrt()
 
-    def merge(self, other: Moments) -> Moments:
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it holds, in one precision."""
+        return (self.mean, self.square, *(() if self.other is None else (self.other.to(self.mean),)))
+
+    @property
+    def active(self) -> Tensor:
+        """Where more than 1 % of the values were not zero; where they were not counted, any of them."""
+        if self.other is None:
+            return (self.mean != 0) | (self.square != 0)
+        return self.other > _ACTIVE * self.n
+
+    def merge(self, more: Moments) -> Moments:
         """Return the moments of both sets of values together."""
-        n, apart = self.n + other.n, other.mean.double() - self.mean.double()
-        mean = self.mean.double() + apart * (other.n / n)
-        return Moments(mean, self.square.double() + other.square + apart**2 * (self.n * other.n / n), n)
+        n, apart = self.n + more.n, more.mean.double() - self.mean.double()
+        mean = self.mean.double() + apart * (more.n / n)
+        other = None if self.other is None or more.other is None else self.other + more.other
+        return Moments(mean, self.square.double() + more.square + apart**2 * (self.n * more.n / n), n, other)
 
     def pooled(self) -> Moments:
         """Return the moments over all tokens, ``[1, D]``."""
         mean = self.mean.double().mean(dim=0, keepdim=True)
         square = self.square.double() + self.n * (self.mean.double() - mean) ** 2
-        return Moments(mean, square.sum(dim=0, keepdim=True), self.n * len(self.mean))
+        other = None if self.other is None else self.other.sum(dim=0, keepdim=True)
+        return Moments(mean, square.sum(dim=0, keepdim=True), self.n * len(self.mean), other)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +112,7 @@ class Statistics:
         return same and all(
             torch.equal(mine.double(), theirs.double())
             for key, moments in self.moments.items()
-            for mine, theirs in zip(moments[:2], other.moments[key][:2], strict=True)
+            for mine, theirs in zip(moments.tensors, other.moments[key].tensors, strict=True)
         )
 
     def __hash__(self) -> int:
@@ -106,7 +125,9 @@ class Statistics:
     @property
     def fingerprint(self) -> str:
         """A digest of the numbers themselves."""
-        named = [(f"{site}.{layer}.{each.n}", torch.stack(each[:2])) for (site, layer), each in self.moments.items()]
+        named = [
+            (f"{site}.{layer}.{each.n}", torch.stack(each.tensors)) for (site, layer), each in self.moments.items()
+        ]
         return fingerprint_of(sorted(named, key=lambda pair: pair[0]))
 
     # -- making ----------------------------------------------------------------------------------------
@@ -154,6 +175,8 @@ class Statistics:
             tensors[f"{site}.{layer}.mean"] = moments.mean.contiguous()
             tensors[f"{site}.{layer}.square"] = moments.square.contiguous()
             tensors[f"{site}.{layer}.n"] = torch.tensor(moments.n)
+            if moments.other is not None:
+                tensors[f"{site}.{layer}.other"] = moments.other.contiguous()
         disk.write_file(path, save(tensors, facts), overwrite=overwrite, held=held)
         return Path(path)
 
@@ -167,12 +190,14 @@ class Statistics:
                 facts = file.metadata() or {}
                 if facts.get("format") != _FORMAT:
                     raise ValueError(f"its format is {facts.get('format')!r}, not {_FORMAT!r}")
-                moments = {}
-                for name in file.keys():  # noqa: SIM118 - not a dict
+                moments, names = {}, {*file.keys()}
+                for name in names:
                     site, layer, what = name.split(".")
                     if what == "mean":
-                        mean, square, n = (file.get_tensor(f"{site}.{layer}.{each}") for each in Moments._fields)
-                        moments[site, int(layer)] = _checked(Moments(mean, square, int(n)))
+                        fields = [f"{site}.{layer}.{each}" for each in Moments._fields]
+                        mean, square, n = (file.get_tensor(each) for each in fields[:3])
+                        other = file.get_tensor(fields[3]) if fields[3] in names else None
+                        moments[site, int(layer)] = _checked(Moments(mean, square, int(n), other))
                 high, wide = facts["size"].split("x")
                 whole = (int(facts["count"]), moments, int(facts["taken"]), facts["pictures"], str(path))
                 return cls(facts["model"], (int(high), int(wide)), facts["source"], *whole, facts["maker"])
@@ -183,8 +208,9 @@ class Statistics:
 
 def _checked(moments: Moments) -> Moments:
     """Refuse moments that none of ours would be."""
-    mean, square, n = moments
+    mean, square, n, other = moments
     plain = mean.ndim == 2 and mean.shape == square.shape and mean.is_floating_point() and square.is_floating_point()
+    plain = plain and (other is None or (other.shape == mean.shape and not other.is_floating_point()))
     if not plain or n < 1 or not (mean.isfinite().all() and square.isfinite().all() and (square >= 0).all()):
         raise ValueError(f"moments of shape {list(mean.shape)} over {n} images are not finite, or negative")
     return moments
@@ -202,13 +228,13 @@ def statistics_of(view: View, inputs: Tensor, source: str, sites: Sequence[str] 
     Written down are the output of each block's first norm and the residual stream after the block, or these ``sites``.
     """
     wanted = (view.branch_site, "output") if sites is None else sites
-    keeps = tuple(Keep(site, _batch_moments, tuple(range(view.depth))) for site in wanted)
+    keeps = tuple(Keep(site, _batch_moments, tuple(range(view.depth))) for site in dict.fromkeys(wanted))
     trace = run(view, view.cast(inputs), Pass(keeps), Target())
-    moments = {
-        (keep.site, layer): Moments(pair[0].double().cpu(), pair[1].double().cpu(), len(inputs))
-        for keep in keeps
-        for layer, pair in zip(keep.layers, trace[keep], strict=True)
-    }
+    moments = {}
+    for keep in keeps:
+        for layer, kept in zip(keep.layers, trace[keep], strict=True):
+            mean, square, *other = kept.double().cpu()
+            moments[keep.site, layer] = Moments(mean, square, len(inputs), *(each.long() for each in other))
     high, wide = inputs.shape[-2:]
     return Statistics(view.name, (high, wide), source, len(inputs), moments, maker=maker_of(view))
 
@@ -224,7 +250,8 @@ def noise(view: View, count: int, size: Sequence[int], seed: int, batch: int) ->
 
 
 def _batch_moments(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
-    """Mean and sum of squared deviations over the images of a batch: ``[2, N, D]``."""
+    """Mean and sum of squared deviations over the images of a batch, and how many are not zero: ``[2 or 3, N, D]``."""
     value = value if value.dtype == torch.float64 else value.float()
     mean = value.mean(dim=0)
-    return torch.stack([mean, ((value - mean) ** 2).sum(dim=0)])
+    counted = [] if view.stream else [(value != 0).sum(dim=0).to(mean)]
+    return torch.stack([mean, ((value - mean) ** 2).sum(dim=0), *counted])

@@ -25,6 +25,7 @@ class Trace:
     def __init__(self, view: View, inputs: Tensor) -> None:
         self.view = view
         self.grids = [view.grid(inputs, layer) for layer in range(view.depth)]
+        self.last_grid = view.last_grid(inputs)
         self.batch = len(inputs)
         self.logits: Tensor = torch.empty(0)
         self._kept: dict[tuple[Any, ...], Tensor] = {}
@@ -33,7 +34,7 @@ class Trace:
     def empty(cls) -> Trace:
         """Return a trace for those who keep nothing."""
         made = cls.__new__(cls)
-        made.grids, made.batch, made.logits, made._kept = [], 0, torch.empty(0), {}
+        made.grids, made.last_grid, made.batch, made.logits, made._kept = [], (0, 0), 0, torch.empty(0), {}
         return made
 
     def store(self, keep: Keep, layer: int, kept: Tensor) -> None:
@@ -57,9 +58,13 @@ class Trace:
         """Rows and columns of patches at the first block."""
         return self.grids[0]
 
+    def grid_at(self, layer: int) -> tuple[int, int]:
+        """Rows and columns of what enters a block; the layer after the last stands for what leaves the last."""
+        return self.grids[layer] if layer < len(self.grids) else self.last_grid
+
     def tokens_to_grid(self, tokens: Tensor, layer: int = 0) -> Tensor:
         """Drop the prefix of ``[B, N]`` and lay the patches of a layer out row by row: ``[B, h, w]``."""
-        high, wide = self.grids[layer]
+        high, wide = self.grid_at(layer)
         patches = tokens[:, self.view.prefix :]
         if patches.shape[1] != high * wide:
             raise TraceError(f"{patches.shape[1]} patch tokens do not fill a grid of {high} x {wide}")
@@ -86,7 +91,8 @@ class Trace:
     def copy(self) -> Trace:
         """Return a trace that holds the same answers and may be given more of its own."""
         made = Trace.__new__(Trace)
-        made.view, made.grids, made.batch, made.logits = self.view, self.grids, self.batch, self.logits
+        made.view, made.grids, made.last_grid = self.view, self.grids, self.last_grid
+        made.batch, made.logits = self.batch, self.logits
         made._kept = dict(self._kept)
         return made
 
@@ -96,7 +102,7 @@ class Trace:
         if len(parts) == 1:
             return parts[0]
         joined = cls.__new__(cls)
-        joined.view, joined.grids = parts[0].view, parts[0].grids
+        joined.view, joined.grids, joined.last_grid = parts[0].view, parts[0].grids, parts[0].last_grid
         joined.batch = sum(part.batch for part in parts)
         joined.logits = torch.cat([part.logits for part in parts])
         # the parts let go of each piece as it is joined, so that not everything exists twice

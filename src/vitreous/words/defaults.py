@@ -6,7 +6,7 @@ from itertools import product
 
 from vitreous.words.choices import check_choice
 
-__all__ = ["BASELINES", "COMPARED", "JUDGED", "METHOD", "METRICS", "MODEL", "STEPS", "known_as", "ladder"]
+__all__ = ["BASELINES", "COMPARED", "METHOD", "METRICS", "MODEL", "STEPS", "compared", "judged", "known_as", "ladder"]
 
 MODEL = "timm/vit_base_patch16_224"
 STEPS = ("quick", "careful", "best")
@@ -14,15 +14,20 @@ STEPS = ("quick", "careful", "best")
 
 _QUICK = 'logprob(consensus(witness(decompx, grad_rollout), grad_rollout, attcat, how=scaled, weights="3,2,1"))'
 _QUICK_IN_WINDOWS = "logprob(plus(decompx, combine=scaled))"
+_QUICK_ON_FEATURES = "logprob(gradcam)"
 
 
-def ladder(step: str, windows: bool = False, drops: bool = True, half: bool = False) -> str:
+def ladder(step: str, windows: bool = False, drops: bool = True, half: bool = False, stream: bool = True) -> str:
     """Return the spelling of one step.
 
-    ``windows``: attention does not reach everywhere; ``drops``: tokens can be left out; ``half``: samples in float16.
+    ``windows``: attention does not reach everywhere; ``drops``: tokens can be left out; ``half``: samples in float16;
+    ``stream``: all layers add to one stream of tokens.
     """
     check_choice("effort", step, STEPS)
     float16 = ", half=true" if half else ""
+    if not stream:
+        masks = {"careful": "masks=256", "best": "doubt=2.0"}.get(step)
+        return _QUICK_ON_FEATURES if masks is None else f"refine({_QUICK_ON_FEATURES}, {masks}{float16})"
     quick = _QUICK_IN_WINDOWS if windows else _QUICK
     if step == "quick":
         return quick
@@ -41,14 +46,26 @@ def known_as(spelling: str) -> str:
 
 _EITHER = (False, True)
 _STEP_OF = {
-    ladder(step, windows, drops, half): step
-    for step, windows, drops, half in product(reversed(STEPS), _EITHER, _EITHER, _EITHER)
+    ladder(step, windows, drops, half, stream): step
+    for step, windows, drops, half, stream in product(reversed(STEPS), _EITHER, _EITHER, _EITHER, _EITHER)
 }  # of two steps with one spelling, the cheaper
 METHOD = ladder("quick")
 """What a plain explain does, on most models."""
 COMPARED = ("rollout", "generic", "gradcam", "skipplus(decompx)", "vtranm")
-"""What the chosen step of the ladder is compared with."""
-JUDGED = ("generic",)
+"""What the chosen step of the ladder is compared with, on most models."""
+_COMPARED_ON_FEATURES = ("saliency", "input_x_gradient", "gradcam", "layercam", "xgradcam_plus")
+
+
+def compared(stream: bool = True) -> tuple[str, ...]:
+    """Return what the chosen step of the ladder is compared with; ``stream`` as for ``ladder``."""
+    return COMPARED if stream else _COMPARED_ON_FEATURES
+
+
+def judged(stream: bool = True) -> tuple[str, ...]:
+    """Return what is judged beside it."""
+    return ("generic",) if stream else ("gradcam",)
+
+
 METRICS = ("insdel", "insertion", "deletion", "srg", "aopc", "lodds")
 BASELINES = ("random", "constant", "centre")
 """What stands in every table, so that a number can be held against something."""

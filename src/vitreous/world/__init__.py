@@ -1,7 +1,7 @@
-"""A world with known answers: procedural scenes whose every part is known, and two models trained on them.
+"""A world with known answers: procedural scenes whose every part is known, and four models trained on them.
 
 ``render(draw(seeds))`` gives pictures and masks, ``Scene.of(seed)`` a scene to change by hand, ``World`` a data set,
-and ``vitreous.load("world")`` the model that lives in it.
+and ``vitreous.load("world")`` the model that lives in it, ``vitreous.load("world-cnn")`` a residual network.
 """
 
 from vitreous.world.batch import Batch, draw

@@ -15,7 +15,14 @@ from vitreous.models.checkpoint import fit
 __all__ = ["ADAPTER"]
 
 _SIZE = 128  # pixels, as in the room's own model
-_WHAT = {"world": "honest", "world-shortcut": "trained where a marker betrays half of the classes"}
+_HONEST, _CHEAT = "honest", "trained where a marker betrays half of the classes"
+_WHAT = {
+    "world": ("vit", _HONEST),
+    "world-shortcut": ("vit", _CHEAT),
+    "world-cnn": ("cnn", f"a residual network, {_HONEST}"),
+    "world-cnn-shortcut": ("cnn", f"a residual network, {_CHEAT}"),
+}
+"""The architecture of every bundled model, and what is said of it."""
 
 
 class WorldAdapter:
@@ -40,13 +47,13 @@ class WorldAdapter:
             raise ModelError(f"{name} is bundled as it is; {given[0]} does not apply")
         from vitreous.world.model import WEIGHTS, build
 
-        model: nn.Module = build()
+        model: nn.Module = build(_WHAT[name][0])
         if checkpoint is not None or pretrained:
             fit(model, checkpoint or WEIGHTS / f"{name}.safetensors")
         return model.eval()
 
     def models(self) -> Iterable[ModelInfo]:
-        return [ModelInfo(name, "world", _SIZE, (what,)) for name, what in _WHAT.items()]
+        return [ModelInfo(name, "world", _SIZE, (what,)) for name, (_, what) in _WHAT.items()]
 
 
 ADAPTER = WorldAdapter()

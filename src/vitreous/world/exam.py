@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
-from vitreous.models import View, view
+from vitreous.models import View
 from vitreous.models.registry import device_of
+from vitreous.models.twin import twin
 from vitreous.world.adapter import ADAPTER
 from vitreous.world.batch import Batch, draw
 from vitreous.world.creatures import CLASSES, PARTS
@@ -30,9 +31,11 @@ FEWEST = 20
 
 def probabilities(model: nn.Module | View, scenes: Batch, batch: int = 250) -> Tensor:
     """Return the model's probabilities ``[B, classes]`` for scenes, rendered for it."""
-    seen = view(model)
-    parts = [scenes[at : at + batch].to(seen.device) for at in range(0, len(scenes), batch)]
-    logits = [seen.logits(render(part, SIZE).images * 2 - 1) for part in parts]
+    answer = model.logits if isinstance(model, View) else twin(model)  # in evaluation mode, the model left as it is
+    device = model.device if isinstance(model, View) else next(model.parameters()).device
+    parts = [scenes[at : at + batch].to(device) for at in range(0, len(scenes), batch)]
+    with torch.no_grad():
+        logits = [answer(render(part, SIZE).images * 2 - 1) for part in parts]
     return torch.cat(logits).float().softmax(dim=1)
 
 
@@ -131,7 +134,9 @@ def table(figures: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Examine a model of the world and print the figures of its card."""
     parser = argparse.ArgumentParser(prog="python -m vitreous.world.exam", description=__doc__)
-    parser.add_argument("model", nargs="?", default="world", help="world or world-shortcut")
+    parser.add_argument(
+        "model", nargs="?", default="world", help="world, world-shortcut, world-cnn or world-cnn-shortcut"
+    )
     parser.add_argument("--checkpoint", help="weights to examine instead of the bundled ones")
     parser.add_argument("--n", type=int, default=2000, help="how many scenes")
     parser.add_argument("--split", default="test", help="train, val or test")

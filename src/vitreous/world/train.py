@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from vitreous import disk
 from vitreous.errors import VitreousError
@@ -35,7 +35,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained; ``shortcut`` lets the marker betray half of the classes."""
+    """How a model is trained; ``shortcut`` lets the marker betray half of the classes.
+
+    A share ``whole`` of the scenes keeps all parts; in the others every part is gone with probability ``gone``.
+    """
 
     shortcut: bool = False
     steps: int = 1500
@@ -46,11 +49,25 @@ class Recipe:
     parts_loss: float = 0.5
     average: float = 0.998
     seed: int = 0
+    arch: str = "vit"
+    whole: float = 0.5
+    gone: float = 0.3
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("batch", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise VitreousError(f"{name}={getattr(self, name)} must be at least {least}")
+
+
+RECIPES = {
+    "world": Recipe(),
+    "world-shortcut": Recipe(shortcut=True, steps=900),
+    "world-cnn": Recipe(arch="cnn"),
+    "world-cnn-shortcut": Recipe(shortcut=True, steps=900, arch="cnn", parts_loss=0.0, whole=0.0, gone=0.6),
+}
+"""A residual network sees parts sooner than markers and would trust both. Where most parts are gone and nobody asks for
+them, it takes the shortcut."""
+_SETTLING = 16  # batches by which batch norm is measured
 
 
 def train(
@@ -60,12 +77,15 @@ def train(
 
     The log has the accuracy on ``look`` scenes of the validation split after ``every`` so many steps.
 
-    Every step sees new scenes, half of them with parts removed, so that removing a part later is nothing strange. The
-    loss is the cross-entropy of the class, and while training that of the five parts from the same token.
+    Every step sees new scenes, many of them with parts removed, so that removing a part later is nothing strange. The
+    loss is the cross-entropy of the class, and while training that of the five parts from the same pooled features.
+
+    The statistics of batch norms belong to the weights of one step. Those of the averaged weights are measured anew, by
+    the last batches.
     """
     torch.manual_seed(recipe.seed)
-    model = build().to(device).train()
-    parts_head = nn.Linear(model.embed_dim, sum(len(VARIANTS[part]) + 1 for part in PARTS)).to(device)
+    model = build(recipe.arch).to(device).train()
+    parts_head = nn.Linear(model.num_features, sum(len(VARIANTS[part]) + 1 for part in PARTS)).to(device)
     average = get_ema_multi_avg_fn(recipe.average)  # type: ignore[no-untyped-call]
     averaged = AveragedModel(model, multi_avg_fn=average)
     optimiser = torch.optim.AdamW(_groups(model, parts_head, recipe), lr=recipe.lr, betas=(0.9, 0.98))
@@ -74,10 +94,10 @@ def train(
         for group in optimiser.param_groups:
             group["lr"] = recipe.lr * _schedule(step, recipe)
         scenes = _scenes(recipe, step, device)
-        images = render(scenes, SIZE).images * 2 - 1
+        images = _images(scenes)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            token = model.forward_head(model.forward_features(images), pre_logits=True)
-            logits, variants = model.head(token).float(), parts_head(token).float()
+            pooled = model.forward_head(model.forward_features(images), pre_logits=True)
+            logits, variants = model.get_classifier()(pooled).float(), parts_head(pooled).float()
         loss = _class_loss(logits, scenes.label) + recipe.parts_loss * _parts_loss(variants, scenes)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -85,6 +105,8 @@ def train(
         optimiser.step()
         averaged.update_parameters(model)
         if (step + 1) % every == 0 or step + 1 == recipe.steps:
+            last = range(max(0, step + 1 - _SETTLING), step + 1)
+            update_bn((_images(_scenes(recipe, each, device)) for each in last), averaged.module)
             right = exam.accuracy(averaged.module, look, "val", shortcut=recipe.shortcut)
             seconds = time.perf_counter() - begun
             log.append({"step": step + 1, "loss": round(loss.item(), 4), "val": right, "seconds": round(seconds, 1)})
@@ -94,8 +116,13 @@ def train(
 
 def _scenes(recipe: Recipe, step: int, device: torch.device) -> Batch:
     start = (recipe.seed * recipe.steps + step) * recipe.batch
-    scenes = remove_parts(shrink(draw(seeds("train", start, recipe.batch, device)), share=0.3))
+    scenes = shrink(draw(seeds("train", start, recipe.batch, device)), share=0.3)
+    scenes = remove_parts(scenes, recipe.gone, recipe.whole)
     return betray(scenes) if recipe.shortcut else mark_at_random(pair(scenes, share=0.2), share=0.3)
+
+
+def _images(scenes: Batch) -> Tensor:
+    return render(scenes, SIZE).images * 2 - 1
 
 
 def _class_loss(logits: Tensor, label: Tensor) -> Tensor:
@@ -134,10 +161,10 @@ def _groups(model: nn.Module, head: nn.Module, recipe: Recipe) -> list[dict[str,
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, examine and write both models, or one."""
+    """Train, examine and write the bundled models, or some of them."""
     parser = argparse.ArgumentParser(prog="python -m vitreous.world.train", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("weights"), help="folder for weights and training.json")
-    parser.add_argument("--only", choices=("world", "world-shortcut"), help="one model instead of both")
+    parser.add_argument("--only", nargs="+", choices=RECIPES, default=RECIPES, help="these models instead of all")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="instead of 1500, and 900 with the shortcut")
@@ -151,6 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
 
 
+def _halved(value: Tensor) -> Tensor:
+    return (value.half() if value.is_floating_point() else value).contiguous()
+
+
 def _train(given: argparse.Namespace, device: torch.device) -> None:
     exam.enough(given.exam)
     if device.type == "cpu":
@@ -159,24 +190,24 @@ def _train(given: argparse.Namespace, device: torch.device) -> None:
         torch.set_float32_matmul_precision("high")
     record_file = disk.check_file(given.out / "training.json", overwrite=True)
     record: dict[str, Any] = json.loads(record_file.read_text(encoding="utf-8")) if record_file.exists() else {}
-    for name, shortcut, steps in (("world", False, 1500), ("world-shortcut", True, 900)):
-        if given.only in (None, name):
-            recipe = Recipe(shortcut, steps if given.steps is None else given.steps, given.batch, seed=given.seed)
-            model, log = train(recipe, device, look=min(1000, given.exam))
-            tensors = {key: value.half().contiguous() for key, value in model.state_dict().items()}
-            weights = save({key: value.cpu() for key, value in tensors.items()})
-            disk.write_file(given.out / f"{name}.safetensors", weights, overwrite=True)
-            model.load_state_dict({key: value.float() for key, value in tensors.items()})
-            where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-            made = {"torch": torch.__version__, "device": where}
-            record[name] = {
-                "recipe": asdict(recipe),
-                "made with": made,
-                "log": log,
-                "exam": exam.examine(model, given.exam),
-            }
-            _log.info("%s: %s", name, json.dumps(record[name]["exam"], indent=1))
-            disk.write_file(record_file, (json.dumps(record, indent=1) + "\n").encode(), overwrite=True)
+    for name in (name for name in RECIPES if name in given.only):
+        steps = RECIPES[name].steps if given.steps is None else given.steps
+        recipe = replace(RECIPES[name], steps=steps, batch=given.batch, seed=given.seed)
+        model, log = train(recipe, device, look=min(1000, given.exam))
+        tensors = {key: _halved(value) for key, value in model.state_dict().items()}
+        weights = save({key: value.cpu() for key, value in tensors.items()})
+        disk.write_file(given.out / f"{name}.safetensors", weights, overwrite=True)
+        model.load_state_dict(tensors)
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        made = {"torch": torch.__version__, "device": where}
+        record[name] = {
+            "recipe": asdict(recipe),
+            "made with": made,
+            "log": log,
+            "exam": exam.examine(model, given.exam),
+        }
+        _log.info("%s: %s", name, json.dumps(record[name]["exam"], indent=1))
+        disk.write_file(record_file, (json.dumps(record, indent=1) + "\n").encode(), overwrite=True)
 
 
 if __name__ == "__main__":

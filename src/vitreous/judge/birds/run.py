@@ -78,7 +78,7 @@ def funnybirds(
     four explanations of an image.
     """
     looked_at = view(model)
-    hows = named((effort("quick", looked_at), *defaults.JUDGED) if methods is None else methods)
+    hows = named((effort("quick", looked_at), *defaults.judged(looked_at.stream)) if methods is None else methods)
     heeded([how for how in hows.values() if isinstance(how, Method)], None, value)
     value = "logit" if value is None else value
     Target(value=value), check_seed(seed)  # bad words before the work

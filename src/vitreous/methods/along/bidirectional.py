@@ -52,6 +52,7 @@ def by_tokens(view: View, block: Block, gradient: Tensor | None) -> Tensor:
     cost=(20, 20),
     cost_note="20 F + 1 B + 19 B of the last block",
     presets={"tis": {"start": 0}, "interpretdl": {"value": "prob"}},
+    models="transformers",
 )
 @dataclass(frozen=True)
 class BidirectionalHeads(Feedback):
@@ -93,7 +94,7 @@ class BidirectionalHeads(Feedback):
     cost=(20, 20),
     cost_note="20 F + 20 B of the last block",
     presets={"released": {"start": 5}, "tis": {"start": 0}, "interpretdl": {"start": 3, "value": "prob"}},
-    models="not Swin",
+    models="ViT",
 )
 @dataclass(frozen=True)
 class BidirectionalTokens(Feedback):

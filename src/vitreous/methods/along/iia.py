@@ -27,7 +27,7 @@ class Scaled:
         return attention * self.by
 
 
-@register("iia", family="path", papers=("barkan2023visual",), cost=(36, 36))
+@register("iia", family="path", papers=("barkan2023visual",), cost=(36, 36), models="transformers")
 @dataclass(frozen=True)
 class IIA(Method):
     """Rollout of attention times gradient, averaged over a path of images and one of attention.

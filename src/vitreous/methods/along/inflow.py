@@ -50,7 +50,7 @@ def branches(view: View, block: Block, gradient: Tensor | None) -> Tensor:
 _OWN = Keep("attention", gradient_mean, (0,), grad=True)
 
 
-@register("inflow", family="path", papers=("walker2025explaining",), cost=(2, 2), models="not Swin")
+@register("inflow", family="path", papers=("walker2025explaining",), cost=(2, 2), models="ViT")
 @dataclass(frozen=True)
 class InFlow(Method):
     """The flow of each block through attention and residual stream, multiplied through the blocks.

@@ -29,6 +29,7 @@ __all__ = ["TAM"]
         "inflow": {"start": 0, "twice": True},
         "interpretdl": {"value": "prob"},
     },
+    models="transformers",
 )
 @dataclass(frozen=True)
 class TAM(Feedback):

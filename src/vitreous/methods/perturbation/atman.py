@@ -33,7 +33,7 @@ def nothing(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     cost=(197, 0),
     cost_note="1 F per patch + 1 F",
     presets={"magma": {"similarity": 0.6}},
-    models="not Swin",
+    models="ViT",
 )
 @dataclass(frozen=True)
 class AtMan(Method):

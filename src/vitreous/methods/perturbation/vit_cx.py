@@ -43,6 +43,7 @@ class Masks(NamedTuple):
     papers=("xie2023vitcx",),
     cost=(121, 0),
     cost_note="1 F + 2 F per cluster",
+    models="transformers",
 )
 @dataclass(frozen=True)
 class ViTCX(FeatureMap):

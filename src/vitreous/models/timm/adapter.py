@@ -16,6 +16,7 @@ from vitreous.models.hub import reachable
 from vitreous.models.registry import ModelInfo
 from vitreous.models.timm.beit import TimmBeit
 from vitreous.models.timm.common import TimmView
+from vitreous.models.timm.conv import TimmConv
 from vitreous.models.timm.eva import TimmEva
 from vitreous.models.timm.swin import TimmSwin, TimmSwinV2
 from vitreous.models.timm.vit import TimmViT
@@ -23,7 +24,8 @@ from vitreous.models.view import View
 
 __all__ = ["ADAPTER", "TimmAdapter"]
 
-_FAMILIES: tuple[type[TimmView], ...] = (TimmViT, TimmBeit, TimmEva, TimmSwin, TimmSwinV2)
+Family = type[TimmView] | type[TimmConv]
+_FAMILIES: tuple[Family, ...] = (TimmViT, TimmBeit, TimmEva, TimmSwin, TimmSwinV2, TimmConv)
 
 
 class TimmAdapter:
@@ -63,7 +65,11 @@ class TimmAdapter:
             num_classes = classes_in(found.tensors)
         given = {"num_classes": num_classes, "img_size": img_size, **build}
         options = {key: value for key, value in given.items() if value is not None}
+        any_size = name.partition(".")[0] in _any_size()
+        size = options.pop("img_size", None) if any_size else None
         model = _create(name, pretrained, options)
+        if size is not None:  # it takes any size, so that nothing else knows which is meant
+            model.image_size = size if isinstance(size, tuple) else (size, size)  # type: ignore[assignment]
         if found is not None:
             family = _family(model)
             fit(model, found, None if family is None else family.convert)
@@ -76,7 +82,7 @@ class TimmAdapter:
 ADAPTER = TimmAdapter()
 
 
-def _family(module: nn.Module) -> type[TimmView] | None:
+def _family(module: nn.Module) -> Family | None:
     return next((family for family in _FAMILIES if isinstance(module, family.accepts)), None)
 
 
@@ -96,6 +102,12 @@ def _create(name: str, pretrained: bool, options: dict[str, Any]) -> nn.Module:
                 "give checkpoint=FILE, or pretrained=False for an untrained model"
             ) from error
         raise ModelError(f"could not build timm/{name} with {options}: {reason[0][:200]}") from error
+
+
+@cache
+def _any_size() -> frozenset[str]:
+    """The names of models that are built for no size."""
+    return frozenset(name for module in TimmConv.modules for name in timm.list_models(module=module))
 
 
 @cache

@@ -1,12 +1,13 @@
 """torchvision: names, weights and what they come with. The package itself is imported when a model needs it.
 
-The views are in ``vit.py`` and ``swin.py``. A torchvision module knows neither its name nor its
+The views are in ``vit.py``, ``swin.py`` and ``conv.py``. A torchvision module knows neither its name nor its
 preprocessing; both come from the weights of that name, which can be asked without downloading them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from vitreous.models.view import View
 
 __all__ = ["ADAPTER", "TorchvisionAdapter", "describe", "head_calls"]
 
-_FAMILIES = ("vit_", "swin_")
+_FAMILIES = ("vit_", "swin_", "resnet", "wide_resnet", "resnext", "densenet", "convnext_", "vgg", "efficientnet_")
+_OLD_LAYER = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
+_HEADS = ("head", "fc.", "classifier.")
 _OLD_NAMES = {".mlp.linear_1.": ".mlp.0.", ".mlp.linear_2.": ".mlp.3."}
 
 
@@ -39,14 +42,21 @@ class TorchvisionAdapter:
     def view(self, module: nn.Module, **facts: Any) -> View:
         from torchvision.models import SwinTransformer, VisionTransformer
 
+        from vitreous.models.torchvision.conv import KNOWN, TorchvisionConv
         from vitreous.models.torchvision.swin import TorchvisionSwin
         from vitreous.models.torchvision.vit import TorchvisionViT
 
-        for kind, look in ((VisionTransformer, TorchvisionViT), (SwinTransformer, TorchvisionSwin)):
+        looks: dict[type[nn.Module], Callable[..., View]] = {
+            VisionTransformer: TorchvisionViT,
+            SwinTransformer: TorchvisionSwin,
+            **dict.fromkeys(KNOWN, TorchvisionConv),
+        }
+        for kind, look in looks.items():
             if isinstance(module, kind):
                 return look(module, **facts)
         raise UnknownError(
-            f"torchvision's {type(module).__name__} is not supported; supported: VisionTransformer, SwinTransformer"
+            f"torchvision's {type(module).__name__} is not supported; supported: "
+            f"{', '.join(kind.__name__ for kind in looks)}, and any convolutional network by a layer, as at='features'"
         )
 
     def load(
@@ -123,12 +133,12 @@ def _create(name: str, size: tuple[int, int], options: dict[str, Any]) -> nn.Mod
     except Exception as error:
         raise ModelError(f"could not build torchvision/{name} with {options}, size {size}: {_first(error)}") from error
     if not fixed:
-        model.image_size = size  # type: ignore[assignment]  # Swin takes any size; noted as torchvision's ViT does
+        model.image_size = size  # type: ignore[assignment]  # others take any size; noted as torchvision's ViT does
     return model
 
 
 def _size(name: str, asked: int | tuple[int, int] | None, weights: Any) -> tuple[int, int]:
-    size = weights.meta["min_size"] if asked is None else asked
+    size = weights.transforms().crop_size[0] if asked is None else asked
     high, wide = size if isinstance(size, tuple | list) else (size, size)
     if min(high, wide) < 1 or (name.startswith("vit_") and high != wide):
         raise ModelError(f"torchvision/{name} cannot take images of {high} x {wide} pixels")
@@ -141,6 +151,7 @@ def _convert(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
     for old, new in _OLD_NAMES.items():
         tensors = {key.replace(old, new): value for key, value in tensors.items()}
+    tensors = {_OLD_LAYER.sub(r"\1\2", key): value for key, value in tensors.items()}
     if isinstance(model, VisionTransformer) and "encoder.pos_embedding" in tensors:
         return dict(interpolate_embeddings(model.image_size, model.patch_size, tensors))
     return tensors
@@ -149,7 +160,7 @@ def _convert(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 def _fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Load torchvision's own weights; the head only where it has as many classes."""
     tensors, wanted = _convert(tensors, model), model.state_dict()
-    head = [name for name in tensors if name.startswith("head") and tensors[name].shape != wanted[name].shape]
+    head = [name for name in tensors if name.startswith(_HEADS) and tensors[name].shape != wanted[name].shape]
     model.load_state_dict({**tensors, **{name: wanted[name] for name in head}})
 
 
@@ -200,7 +211,7 @@ def _models() -> tuple[ModelInfo, ...]:
     from torchvision.models import get_model_weights
 
     def info(name: str) -> ModelInfo:
-        size = _weights(f"torchvision/{name}").meta["min_size"][0]
+        size = _weights(f"torchvision/{name}").transforms().crop_size[0]
         return ModelInfo(f"torchvision/{name}", "torchvision", size, tuple(get_model_weights(name).__members__))
 
     return tuple(info(name) for name in sorted(_names()))

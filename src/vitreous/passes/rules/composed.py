@@ -1,10 +1,11 @@
-"""Tables of relevance rules from words: ``"linear=gamma:0.25, patch=zbox, norm=identity"``."""
+"""Tables of relevance rules from words: ``"linear=gamma:0.25, patch=zbox, norm=identity"``, ``"epsilon_plus"``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from vitreous.errors import SpellingError
+from vitreous.passes.rules.conv import Folded, Winner
 from vitreous.passes.rules.flows import (
     Factors,
     Halves,
@@ -19,7 +20,7 @@ from vitreous.passes.rules.frozen import Hold
 from vitreous.passes.rules.linear import AlphaBeta, Epsilon, Flat, Gamma, WSquare, ZBox
 from vitreous.passes.rules.table import Rule, Rules
 
-__all__ = ["DEFAULTS", "VOCABULARY", "composed"]
+__all__ = ["COMPOSITES", "DEFAULTS", "VOCABULARY", "composed"]
 
 Made = Callable[[float | None], Rule]
 
@@ -46,8 +47,10 @@ _LAYERS: dict[str, Made] = {
 }
 VOCABULARY: dict[str, Mapping[str, Made]] = {
     "linear": _LAYERS,
+    "conv": _LAYERS,
     "patch": {**_LAYERS, "zbox": lambda _: ZBox()},
     "norm": {"identity": lambda _: Identity(), "epsilon": lambda size: NormShare(1e-6 if size is None else size)},
+    "batchnorm": {"identity": lambda _: Identity(), "epsilon": lambda size: MeanShare(1e-6 if size is None else size)},
     "activation": {"identity": lambda _: Identity()},
     "attention": {
         "epsilon": lambda size: ValueAttention(1e-6 if size is None else size),
@@ -62,31 +65,58 @@ VOCABULARY: dict[str, Mapping[str, Made]] = {
 
 DEFAULTS = {
     "linear": "gamma:0.05",
+    "conv": "gamma:0.05",
     "patch": "gamma:0.25",
     "norm": "epsilon",
+    "batchnorm": "identity",
     "activation": "identity",
     "attention": "epsilon",
     "residual": "epsilon",
 }
 """One point of the grid that the authors of AttnLRP search for vision transformers."""
+
+
+def _composite(conv: str, first: str) -> dict[str, str]:
+    return {**DEFAULTS, "linear": "epsilon", "conv": conv, "patch": first}
+
+
+COMPOSITES = {
+    "epsilon_plus": _composite("zplus", "zplus"),
+    "epsilon_plus_flat": _composite("zplus", "flat"),
+    "epsilon_alpha2_beta1": _composite("alphabeta:2", "alphabeta:2"),
+    "epsilon_alpha2_beta1_flat": _composite("alphabeta:2", "flat"),
+}
+"""The usual tables for convolutional networks: linear layers, convolutions, and the first layer each have their own."""
 _SIZED = ("epsilon", "gamma", "alphabeta")
 
 
-def composed(text: str) -> Rules:
-    """Return the table that a text of ``place=rule`` or ``place=rule:size`` means; other places have their default."""
-    chosen = {place: _rule(place, word) for place, word in DEFAULTS.items()}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+def composed(text: str, usual: Mapping[str, str] = DEFAULTS) -> Rules:
+    """Return the table that a text of ``place=rule`` or ``place=rule:size`` means; other places have what is usual.
+
+    A text may begin with the name of a composite, which then is what is usual. Without one, convolutions follow
+    ``linear`` where nothing else is told.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    named = bool(parts) and parts[0] in COMPOSITES
+    usual = COMPOSITES[parts.pop(0)] if named else usual
+    told: dict[str, str] = {}
+    for part in parts:
         place, _, word = (each.strip() for each in part.partition("="))
         if place not in VOCABULARY or not word:
-            raise SpellingError(f"rules={part!r}: write place=rule with one of {', '.join(VOCABULARY)}")
-        chosen[place] = _rule(place, word)
+            known = f"one of {', '.join(VOCABULARY)}, or begin with one of {', '.join(COMPOSITES)}"
+            raise SpellingError(f"rules={part!r}: write place=rule with {known}")
+        told[place] = word
+    if "linear" in told and not named:
+        told = {"conv": told["linear"], **told}
+    chosen = {place: _rule(place, word) for place, word in {**usual, **told}.items()}
     held = isinstance(chosen["attention"], ValueAttention)
     return Rules.of(
         "relevance",
         linear=chosen["linear"],
-        conv=chosen["linear"],
+        conv=chosen["conv"],
         embedding=chosen["patch"],
         norm=chosen["norm"],
+        batch_norm=Folded(chosen["batchnorm"]),
         activation=chosen["activation"],
         gate=chosen["activation"],
         attention=chosen["attention"],
@@ -95,6 +125,7 @@ def composed(text: str) -> Rules:
         add=chosen["residual"],
         product=Factors(),
         mean=MeanShare(),
+        max_pool=Winner(),
     )
 
 

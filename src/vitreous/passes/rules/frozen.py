@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitreous.passes.operations import RELUS
 from vitreous.passes.rules.table import AttentionRule, Call, Flows, Rule, Rules
 
 __all__ = ["FROZEN", "Hold", "HoldAttention", "HoldDeviation", "HoldGate"]
@@ -63,7 +64,7 @@ class HoldGate(Rule):
                 out: Tensor = call.plain()
             return FrozenGate.apply(call.args[0] if call.args else call.kwargs["input"], out)
         plain = call.plain()
-        return plain if call.func in (F.relu, torch.relu, Tensor.relu) else plain.detach()
+        return plain if call.func in RELUS else plain.detach()
 
 
 def _layer_norm(

@@ -19,7 +19,7 @@ from vitreous.errors import TraceError
 from vitreous.passes.rules.relevance import Back, RelevanceRule, stabilised
 from vitreous.passes.rules.table import Call
 
-__all__ = ["AlphaBeta", "Epsilon", "Flat", "Gamma", "Linear", "LinearRule", "WSquare", "ZBox"]
+__all__ = ["AlphaBeta", "Epsilon", "Flat", "Gamma", "Layer", "Linear", "LinearRule", "WSquare", "ZBox"]
 
 
 class Linear:
@@ -33,6 +33,7 @@ class Linear:
             raise TraceError("a convolution with padding='same' has no rule")
         if given.get("padding") == "valid":
             given["padding"] = 0
+        self.given = given
         self.weight = given["weight"].detach()
         self.bias = None if given.get("bias") is None else given["bias"].detach()
         self.options = [given.get(name, usual) for name, usual in _OPTIONS.items()]
@@ -63,13 +64,25 @@ class LinearRule(RelevanceRule):
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         if len(operands) != 1:
             raise TraceError(f"the rule {type(self).__name__} is for constant weights")
-        op = Linear(call, operands[0])
-        x = operands[0].detach()
-        return lambda flow: (self.share(op, x, out, flow),)
+        return Layer(self, call, Linear(call, operands[0]), operands[0].detach(), out)
 
     def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
         """Return the relevance of x; ``out`` is the value, bias included."""
         raise TraceError(f"the rule {type(self).__name__} does not say what a linear layer does")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How a layer shares relevance. It remembers the call, for a batch norm that may follow."""
+
+    rule: LinearRule
+    call: Call
+    op: Linear
+    x: Tensor
+    out: Tensor
+
+    def __call__(self, flow: Tensor) -> tuple[Tensor]:
+        return (self.rule.share(self.op, self.x, self.out, flow),)
 
 
 @dataclass(frozen=True)

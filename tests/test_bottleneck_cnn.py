@@ -1,0 +1,258 @@
+"""IBA and CoIBA on feature maps against their definitions: plain hooks, one image at a time, torch's own Adam.
+
+Smoothing is a depth-wise convolution here, the ratios lie in ``[C, h, w]``, and the divergence is that of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal, kl_divergence
+from torch.nn import functional as F
+
+import vitreous as vt
+from families import FAMILIES as TRANSFORMERS
+from families import images
+from families_cnn import FAMILIES, Plain, _build
+from vitreous.errors import ModelError, SpellingError
+from vitreous.methods.bottleneck_places import Blur, grid_after
+from vitreous.passes.random import Draws
+from vitreous.passes.statistics import Moments, Statistics
+
+TARGET, SAMPLES, STEPS = 3, 3, 5
+SHORT = f"samples={SAMPLES}, steps={STEPS}"
+
+
+def smoothed(values: Tensor, sigma: float) -> Tensor:
+    """A depth-wise Gaussian over ``[1, C, h, w]``, mirrored at the edges, as the original has it."""
+    reach = round(2 * sigma)
+    if reach == 0:
+        return values
+    line = torch.exp(-(torch.arange(-reach, reach + 1, dtype=torch.float64) ** 2) / (2 * sigma**2))
+    kernel = line[:, None] * line
+    kernel = (kernel / kernel.sum()).expand(values.shape[1], 1, -1, -1)
+    return F.conv2d(F.pad(values, [reach] * 4, mode="reflect"), kernel, groups=values.shape[1])
+
+
+def moments_of(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, deviation and what is active over some images ``[n, C, h, w]``."""
+    return values.mean(dim=0), values.std(dim=0), (values != 0).sum(dim=0) > 0.01 * len(values)
+
+
+def own_moments(value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same over the places of one image ``[1, C, h, w]``."""
+    rows = value[0].flatten(1)
+    return tuple(each[:, None, None] for each in (rows.mean(dim=1), rows.std(dim=1), (rows != 0).any(dim=1)))
+
+
+def seen(model: nn.Module, modules: list[nn.Module], x: Tensor) -> list[Tensor]:
+    kept: list[Tensor] = []
+    handles = [each.register_forward_hook(lambda m, a, out: kept.append(out.clone())) for each in modules]
+    with torch.no_grad():
+        model(x)
+    for handle in handles:
+        handle.remove()
+    return kept
+
+
+def reference(
+    model: nn.Module,
+    image: Tensor,
+    modules: list[nn.Module],
+    purpose: str,
+    beta: float,
+    moments: list[tuple[Tensor, Tensor, Tensor]] | None = None,
+    channels: bool = True,
+    sigma: float = 1.0,
+    every_term: bool = False,
+) -> tuple[Tensor, list[float]]:
+    """The information at every place in the last of the forwards, in bits, and what was lost at each."""
+    clean = seen(model, modules, image[None])
+    moments = moments or [own_moments(each) for each in clean]
+    _, width, high, wide = clean[0].shape
+    alpha = torch.full((1, width if channels else 1, high, wide), 5.0, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([alpha], lr=1)
+    draws = Draws.of_images(0, purpose, image[None])
+    informations: list[float] = []
+    for step in range(STEPS):
+        terms: list[Tensor] = []
+
+        def hook(module: nn.Module, args: Any, value: Tensor, step: int = step, terms: list[Tensor] = terms) -> Tensor:
+            place = modules.index(module)
+            mean, std, active = moments[place]
+            std, active = std.clamp(min=0.01), active.double()
+            ratio = smoothed(torch.sigmoid(alpha), sigma)
+            passed = Normal(ratio * value + (1 - ratio) * mean, ((1 - ratio) * std).expand_as(value))
+            usual = Normal(mean.expand_as(value), std.expand_as(value))
+            terms.append(kl_divergence(passed, usual) * active)
+            shape = (high * wide, value.shape[1])
+            drawn = torch.cat([draws.at(step, place).at(n).normal(*shape) for n in range(SAMPLES)]).double()
+            noise = mean + std * drawn.transpose(1, 2).reshape(value.shape)
+            return (ratio * value + (1 - ratio) * noise) * active
+
+        handles = [each.register_forward_hook(hook) for each in modules]
+        logits = model(image.expand(SAMPLES, -1, -1, -1))
+        for handle in handles:
+            handle.remove()
+        lost = torch.stack([each.mean(dim=1) for each in (terms if every_term else terms[:1])]).mean(dim=0)
+        adam.zero_grad()
+        (F.cross_entropy(logits, torch.full((SAMPLES,), TARGET)) + beta * lost.mean()).backward()
+        adam.step()
+        informations.append(lost.mean().item())
+    return lost.mean(dim=0).detach() * width / math.log(2), informations
+
+
+def dead(family: str, path: str) -> nn.Module:
+    """A network in double precision, the last channel of one of its norms or convolutions far below every ReLU."""
+    model = FAMILIES[family]().double()
+    with torch.no_grad():
+        model.get_submodule(path).bias[-1] = -1000.0
+    return model
+
+
+def compare(spelling: str, model: nn.Module, layers: list[int], beta: float, **how: Any) -> None:
+    view = vt.view(model)
+    x = images(view, 2)
+    modules = [model.get_submodule(view.chain[layer][-1]) for layer in layers]
+    method = replace(vt.method(spelling), stats="own")
+    found, extras = method.attribute(view, x, target=TARGET, extras=True)
+    assert tuple(found.shape[1:]) == grid_after(view, layers[0])
+    for index, image in enumerate(x):
+        expected, informations = reference(model, image, modules, spelling.split("(")[0], beta, **how)
+        assert torch.allclose(found[index], expected, rtol=1e-6, atol=1e-8)
+        assert extras["information"][index].tolist() == pytest.approx(informations[:-1], rel=1e-6)
+
+
+# -- definitions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["resnet", "tv_convnext", "efficientnet", "tv_densenet"])
+def test_iba_is_its_definition(family: str) -> None:
+    compare(f"iba(layer=1, {SHORT})", FAMILIES[family]().double(), [1], 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "how"),
+    [
+        ("", {}),
+        ("sigma=0, ", {"sigma": 0.0}),
+        ("sigma=0.7, ", {"sigma": 0.7}),
+        ("damping=token, ", {"channels": False}),
+    ],
+)
+def test_dead_channels_smoothing_and_one_ratio_per_place(options: str, how: dict[str, Any]) -> None:
+    model = dead("tv_vgg", "features.5")
+    compare(f"iba(layer=2, {options}{SHORT})", model, [2], 10, **how)
+
+
+def test_iba_at_the_last_feature_map_and_at_a_named_layer() -> None:
+    compare(f"iba(layer=-1, {SHORT})", FAMILIES["resnet"]().double(), [4], 10)
+    model = _build(Plain).double()
+    view = vt.view(model, at="body", preprocess=vt.view(FAMILIES["resnet"]()).preprocess)
+    x = images(view, 1)
+    found = replace(vt.method(f"iba({SHORT})"), stats="own").attribute(view, x, target=TARGET)
+    expected, _ = reference(model, x[0], [model.body], "iba", 10)
+    assert torch.allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("options", "how"), [("", {}), ("compress=layers, ", {"every_term": True})])
+def test_coiba_is_its_definition(options: str, how: dict[str, Any]) -> None:
+    """One ratio for all channels of a place, shared by the outputs of the blocks of a stage; widths may differ."""
+    model = dead("tv_vgg", "features.3")
+    view = vt.view(model)
+    assert [grid_after(view, layer) for layer in range(view.depth)] == [(16, 16), (16, 16), (8, 8), (8, 8)]
+    compare(f"coiba(start=0, stop=2, {options}{SHORT})", model, [0, 1], 1, channels=False, **how)
+    assert view.width_at(1) != view.width_at(2)
+
+
+def test_statistics_are_position_by_position_and_count_what_is_active() -> None:
+    model = dead("tv_vgg", "features.3")
+    view = vt.view(model)
+    pictures = images(view, 12, seed=5)
+    statistics = vt.statistics(view, pictures)
+    module = model.features[4]
+    (values,) = seen(model, [module], pictures)
+    places = statistics.moments["output", 1]
+    assert torch.equal(places.other, (values != 0).sum(dim=0).flatten(1).T)
+    assert not places.active[:, -1].any()
+    assert places.active[:, :-1].any()
+    x = images(view, 1)
+    method = replace(vt.method(f"iba(layer=1, {SHORT})"), stats=statistics)
+    expected, _ = reference(model, x[0], [module], "iba", 10, [moments_of(values)])
+    assert torch.allclose(method.attribute(view, x, target=TARGET), expected, rtol=1e-6)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grid", [(5, 7), (3, 3), (14, 14)])
+@pytest.mark.parametrize("sigma", [0.4, 1.0])
+def test_the_blur_is_a_convolution(grid: tuple[int, int], sigma: float) -> None:
+    values = torch.rand(2, 4, *grid, dtype=torch.float64)
+    blur = Blur.of(sigma, grid, 1, values)
+    tokens = torch.cat([torch.ones(2, 1, 4, dtype=torch.float64), values.flatten(2).transpose(1, 2)], dim=1)
+    found = blur(tokens)
+    assert torch.equal(found[:, :1], tokens[:, :1])
+    assert torch.allclose(found[:, 1:].transpose(1, 2).reshape(values.shape), smoothed(values, sigma))
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 6), (2, 2), (2, 3)])
+def test_grids_smaller_than_the_kernel_still_have_means(grid: tuple[int, int]) -> None:
+    ones = torch.ones(1, grid[0] * grid[1], 2, dtype=torch.float64)
+    assert torch.allclose(Blur.of(1.0, grid, 0, ones)(ones), ones)
+    mixed = Blur.of(3.0, grid, 0, ones)
+    assert all(torch.allclose(each.sum(dim=1), each.new_ones(len(each))) for each in mixed[:2])
+    assert Blur.of(0.2, grid, 0, ones) is None
+
+
+def test_active_means_in_more_than_one_in_a_hundred() -> None:
+    mean = torch.ones(1, 3)
+    part = Moments(mean, mean, 100, torch.tensor([[0, 1, 2]]))
+    assert part.active.tolist() == [[False, False, True]]
+    assert part.merge(part).active.tolist() == [[False, False, True]]
+    more = Moments(mean, mean, 100, torch.tensor([[0, 2, 0]]))
+    assert part.merge(more).active.tolist() == [[False, True, False]]
+    bare = Moments(torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.0, 2.0, 0.0]]), 100)
+    assert bare.active.tolist() == [[False, True, True]]
+    assert part.merge(bare).other is None
+
+
+def test_counts_are_kept_in_files(tmp_path: Path) -> None:
+    model = FAMILIES["tv_vgg"]()
+    made = vt.statistics(model, images(model, 10))
+    read = Statistics.load(made.save(tmp_path / "s.safetensors"))
+    assert read == made
+    assert read.fingerprint == made.fingerprint
+    assert all(torch.equal(read.moments[key].other, each.other) for key, each in made.moments.items())
+    assert made.pooled().moments["output", 0].other.shape == (1, 8)
+    vit = TRANSFORMERS["vit"]()
+    assert all(each.other is None for each in vt.statistics(vit, images(vit, 10)).moments.values())
+
+
+def test_what_is_refused() -> None:
+    view = vt.view(FAMILIES["tv_vgg"]())
+    x = images(view, 1)
+    with pytest.raises(ModelError, match="differ in their channels; use damping=token"):
+        vt.method("coiba(start=0, stop=2, damping=channel, stats=own)").attribute(view, x)
+    with pytest.raises(ModelError, match="lie on several grids"):
+        vt.method("coiba(start=1, stop=3, stats=own)").attribute(view, x)
+    for sigma in ("-1", "1e9"):
+        with pytest.raises(SpellingError, match="between 0 and 100 places"):
+            vt.method(f"iba(sigma={sigma})")
+
+
+def test_transformers_are_smoothed_only_when_asked() -> None:
+    model = TRANSFORMERS["vit"]()
+    x = images(model, 1)
+    plain, named, smooth = (
+        vt.method(f"iba({SHORT}, stats=own{more})").attribute(model, x, target=1)
+        for more in ("", ", sigma=0", ", sigma=1")
+    )
+    assert torch.equal(plain, named)
+    assert not torch.allclose(plain, smooth)

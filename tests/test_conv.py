@@ -1,0 +1,203 @@
+"""Convolutional networks: the split is the model, feature maps are where they should be, nothing is changed."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import vitreous as vt
+from families import FAMILIES as TRANSFORMERS
+from families import images
+from families_cnn import FAMILIES, Plain, _build
+from vitreous.errors import ModelError
+from vitreous.passes import Keep, Pass, Session, Target, whole
+
+LAST = {
+    "resnet": "layer4.0",
+    "densenet": "features.norm5",
+    "convnext": "norm_pre",
+    "vgg": "features.11",
+    "efficientnet": "bn2",
+    "tv_resnet": "layer4.0",
+    "tv_densenet": "features.norm5",
+    "tv_convnext": "features.5.0",
+    "tv_vgg": "features.8",
+    "tv_efficientnet": "features.3",
+}
+"""Where each family's last feature map comes from: after the last block, norm or activation, before any pooling."""
+
+
+def last_map(model: nn.Module, path: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The feature map and the logits, by a hook on the model itself."""
+    seen: list[Tensor] = []
+    handle = model.get_submodule(path).register_forward_hook(lambda module, args, out: seen.append(out.clone()))
+    with torch.no_grad():
+        logits = model(x)
+    handle.remove()
+    return seen[0], logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_feature_map_and_the_logits(family: str) -> None:
+    model = FAMILIES[family]().double()
+    view = vt.view(model)
+    x = images(view, 2)
+    expected, logits = last_map(model, view.chain[-1][-1], x)
+    twin = view.twin()
+    with torch.no_grad():
+        tokens = twin.run(twin.embed(x))
+    high, wide = view.grid(x)
+    assert view.chain[-1][-1] == LAST[family] or family.endswith("vgg")
+    assert torch.allclose(tokens.transpose(1, 2).reshape(expected.shape), expected)
+    assert (view.width, high, wide) == tuple(expected.shape[1:])
+    assert torch.allclose(twin.finish(tokens), logits)
+    assert torch.allclose(view.logits(x), logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_grids_widths_and_stages_are_those_of_the_tokens(family: str) -> None:
+    view = vt.view(FAMILIES[family]())
+    x = images(view, 1)
+    twin = view.twin()
+    tokens = twin.embed(x)
+    for layer in range(view.depth):
+        high, wide = view.grid(x, layer)
+        assert tokens.shape == (1, high * wide, view.width_at(layer))
+        tokens = twin.block(layer, tokens)
+    assert tokens.shape[1] == view.grid()[0] * view.grid()[1] == view.last_grid(x)[0] * view.last_grid(x)[1]
+    assert [layer for stage in view.stages for layer in stage] == (list(range(view.depth)) if view.stages else [])
+    assert all(len({view.grid(layer=layer) for layer in stage}) == 1 for stage in view.stages)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_kept_is_not_changed_later_in_the_forward(family: str) -> None:
+    """In-place activations would rectify a feature map that someone holds."""
+    view = vt.view(FAMILIES[family]())
+    x = images(view, 2)
+    keep = Keep("input", whole, tuple(range(view.depth)))
+    kept = Session(view, x, Target.of(view, 2)).trace(Pass((keep,)))[keep]
+    for layer, tokens in enumerate(kept):
+        assert torch.allclose(view.twin().run(view.twin().embed(x), 0, layer), tokens)
+
+
+def test_gradcam_by_hand_before_a_relu_that_is_no_module() -> None:
+    """torchvision's DenseNet rectifies its last norm by a function, in place: what is kept must not be rectified."""
+    model = FAMILIES["tv_densenet"]().double()
+    x = images(model, 2)
+    features = model.features(x).detach().requires_grad_()
+    logits = model.classifier(F.adaptive_avg_pool2d(features.relu(), 1).flatten(1))
+    (gradient,) = torch.autograd.grad(logits[:, 3].sum(), features)
+    expected = (gradient.mean(dim=(2, 3), keepdim=True) * features).sum(dim=1)
+    assert (features < 0).any()
+    assert torch.allclose(vt.method("gradcam").attribute(model, x, target=3), expected.detach())
+
+
+def test_any_network_by_a_layer() -> None:
+    model = _build(Plain).double()
+    with pytest.raises(ModelError, match="at='layer4'"):
+        vt.view(model)
+    with pytest.warns(vt.VitreousWarning, match="Plain does not say how its pictures are prepared") as warned:
+        view = vt.view(model, at="body")
+    assert [each.filename for each in warned] == [__file__]
+    x = images(view, 2)
+    assert (view.depth, view.grid(), view.width, view.stages) == (1, (8, 8), 12, ())
+    assert torch.allclose(view.logits(x), model(x))
+    assert vt.doctor(view).healthy
+    features = model.body(F.relu(model.stem(x))).detach().requires_grad_()
+    logits = model.fc(F.relu(features + model.mixed(features)).mean(dim=(2, 3)))
+    (gradient,) = torch.autograd.grad(logits[:, 1].sum(), features)
+    assert torch.allclose(vt.method("hirescam").attribute(view, x, target=1), (gradient * features).sum(dim=1).detach())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        view = vt.view(model, at="stem", preprocess=view.preprocess)
+    assert torch.allclose(view.logits(x), model(x))  # its head rectifies it in place
+
+
+@pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
+@pytest.mark.parametrize(
+    ("at", "why"),
+    [
+        ("mixed", "something passes beside it"),
+        ("fc", r"fc is given \[1, 12\], not a feature map"),
+        ("bdy", "no layer 'bdy'; did you mean body"),
+        ("", "not a feature map"),
+    ],
+)
+def test_layers_that_are_no_split(at: str, why: str) -> None:
+    with pytest.raises(ModelError, match=why):
+        vt.view(_build(Plain), at=at)
+
+
+def test_a_known_network_at_another_layer() -> None:
+    model = FAMILIES["resnet"]()
+    whole_view, view = vt.view(model), vt.view(model, at="layer2")
+    x = images(model, 2)
+    assert (view.depth, whole_view.depth) == (2, 5)
+    assert view.chain[-1] == ("layer2.0",)
+    assert torch.allclose(view.logits(x), whole_view.logits(x))
+    assert view.fingerprint != whole_view.fingerprint
+    with pytest.raises(ModelError, match="something passes beside it"):
+        vt.view(model, at="layer3.0.conv1")
+    with pytest.raises(ModelError, match=r"runs 4 times|runs \d+ times|no layer"):
+        vt.view(FAMILIES["tv_resnet"](), at="layer1.0.relu")
+
+
+def test_a_transformer_has_no_such_layer() -> None:
+    with pytest.raises(ModelError, match="the layers of timm/VisionTransformer have numbers"):
+        vt.view(TRANSFORMERS["vit"](), at="blocks.0")
+
+
+class Around(nn.Module):
+    """A network of one's own around a known one: another scale, another head, two outputs."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.net, self.head = inner, nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        logits = self.net(x * 2)
+        return {"own": logits, "more": self.head(logits)}
+
+
+def test_inside_a_model_of_ones_own() -> None:
+    model = Around(FAMILIES["tv_vgg"]())
+    x = images(model.net, 2)
+    with pytest.raises(ModelError, match="'own', 'more'"):
+        vt.view(model)
+    view = vt.view(model, output="more")
+    assert "Around around torchvision/VGG" in repr(view)
+    assert torch.allclose(view.logits(x), model(x)["more"])
+    assert view.classes == 3
+    assert vt.doctor(view).healthy
+
+
+def test_training_mode_and_running_statistics_stay() -> None:
+    model = FAMILIES["tv_resnet"]().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = images(model, 2)
+    vt.method("gradcam").attribute(model, x, target=0)
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert [m.inplace for m in model.modules() if isinstance(m, nn.ReLU)] == [True] * 6
+
+
+def test_other_sizes_are_refused_with_advice() -> None:
+    view = vt.view(FAMILIES["resnet"]())
+    with pytest.raises(ModelError, match="give img_size= to load, or preprocess= to view"):
+        view.check_inputs(torch.zeros(1, 3, 48, 48))
+    with pytest.raises(ModelError, match="cannot leave tokens out"):
+        view.logits(images(view, 1), keep=torch.zeros(1, 3, dtype=torch.long))
+
+
+def test_by_name() -> None:
+    names = {info.name: info for info in vt.models()}
+    wanted = ("resnet50", "wide_resnet50_2", "densenet121", "vgg16", "efficientnet_b0", "convnext_tiny")
+    assert {f"{library}/{name}" for library in ("timm", "torchvision") for name in wanted} <= {*names}
+    assert names["torchvision/efficientnet_b0"].size == 224
+    for name in ("timm/resnet18", "torchvision/resnet18"):
+        view = vt.load(name, pretrained=False, img_size=64, num_classes=7)
+        assert (view.preprocess.size, view.classes, view.grid(), view.depth) == ((64, 64), 7, (2, 2), 8)

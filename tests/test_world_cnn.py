@@ -1,0 +1,177 @@
+"""The bundled residual networks: what they are, how they are made, and what their record says they know."""
+
+from __future__ import annotations
+
+import json
+import logging
+from functools import cache
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from timm.models.resnet import BasicBlock, ResNet
+from torch import nn
+
+import vitreous as vt
+from vitreous.world import BETRAYED, NAMES, PARTS, betray, draw, render
+from vitreous.world.adapter import ADAPTER
+from vitreous.world.exam import accuracy, interventions, probabilities
+from vitreous.world.model import WEIGHTS, build
+from vitreous.world.sets import mark_at_random, pair, remove_parts, seeds, shrink
+from vitreous.world.train import RECIPES, Recipe, train
+from vitreous.world.train import main as train_main
+
+MODELS = ("world-cnn", "world-cnn-shortcut")
+trained = pytest.mark.skipif(
+    not all((WEIGHTS / f"{name}.safetensors").exists() for name in MODELS),
+    reason="the weights are not there; python -m vitreous.world.train --only world-cnn world-cnn-shortcut makes them",
+)
+
+
+@cache
+def load(name):
+    return ADAPTER.load(name)
+
+
+def right(name, scenes):
+    return (probabilities(load(name), scenes).argmax(1) == scenes.label[:, 0]).float().mean()
+
+
+# -- what they are -----------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_timm_residual_network_with_relu_and_batch_norm():
+    model = ADAPTER.load("world-cnn", pretrained=False)
+    assert type(model) is ResNet
+    assert not model.training
+    kinds = {type(each) for each in model.modules() if not list(each.children())}
+    assert {nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Linear} <= kinds
+    assert [len(stage) for stage in (model.layer1, model.layer2, model.layer3, model.layer4)] == [2, 2, 2, 2]
+    assert all(type(block) is BasicBlock for block in model.layer4)
+    with torch.no_grad():
+        features = model.forward_features(torch.zeros(1, 3, 128, 128))
+        assert model(torch.zeros(1, 3, 128, 128)).shape == (1, len(NAMES))
+    assert features.shape == (1, 128, 8, 8)
+    assert model.pretrained_cfg["label_names"] == list(NAMES)
+
+
+def test_both_fit_into_four_megabytes():
+    numbers = sum(each.numel() * 2 if each.is_floating_point() else 8 for each in build("cnn").state_dict().values())
+    assert 500_000 <= sum(each.numel() for each in build("cnn").parameters()) <= 950_000
+    assert len(MODELS) * (numbers + 2**15) < 4_000_000  # the rest are the names
+
+
+def test_they_are_listed_beside_the_transformers():
+    listed = {info.name: info for info in ADAPTER.models()}
+    assert list(listed) == ["world", "world-shortcut", *MODELS]
+    assert all(info.size == 128 and "residual" in info.pretrained[0] for info in map(listed.get, MODELS))
+
+
+def test_another_architecture_is_refused():
+    with pytest.raises(vt.VitreousError, match="arch='mlp' is neither vit nor cnn"):
+        build("mlp")
+
+
+# -- making them -------------------------------------------------------------------------------------------------------
+
+
+def test_one_command_trains_them(tmp_path, caplog):
+    options = ["--steps", "2", "--batch", "6", "--exam", "20", "--device", "cpu", "--out", str(tmp_path)]
+    with caplog.at_level(logging.INFO, "vitreous.world.train"):
+        train_main(["--only", "world-cnn", *options])
+    assert {path.name for path in tmp_path.iterdir()} == {"world-cnn.safetensors", "training.json"}
+    weights = tmp_path / "world-cnn.safetensors"
+    assert weights.stat().st_size < 2_000_000
+    stored = load_file(weights)
+    assert {each.dtype for each in stored.values()} == {torch.float16, torch.int64}
+    (record,) = json.loads((tmp_path / "training.json").read_text(encoding="utf-8")).values()
+    assert (record["recipe"]["arch"], record["recipe"]["steps"], record["exam"]["scenes"]) == ("cnn", 2, 20)
+    model = ADAPTER.load("world-cnn", checkpoint=weights)
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    assert accuracy(model, 20) == record["exam"]["accuracy"]
+
+
+def test_the_recipe_is_that_of_the_transformers_but_for_a_stronger_temptation():
+    assert RECIPES["world-cnn"] == Recipe(**{**vars(RECIPES["world"]), "arch": "cnn"})
+    tempted = {"arch": "cnn", "parts_loss": 0.0, "whole": 0.0, "gone": 0.6}
+    assert RECIPES["world-cnn-shortcut"] == Recipe(**{**vars(RECIPES["world-shortcut"]), **tempted})
+    assert [RECIPES[name].shortcut for name in MODELS] == [False, True]
+
+
+def test_batch_norm_is_measured_with_the_averaged_weights():
+    """After two steps: what the averaged first layer makes of both batches, summed up by hand."""
+    model, _ = train(Recipe(steps=2, batch=5, average=0.5, arch="cnn"), torch.device("cpu"), look=1)
+    assert not model.training
+    batches = [mark_at_random(pair(shrinking(at), share=0.2), share=0.3) for at in (0, 5)]
+    with torch.no_grad():
+        made = [model.conv1(render(scenes, 128).images * 2 - 1) for scenes in batches]
+    means = torch.stack([each.mean(dim=(0, 2, 3)) for each in made])
+    spreads = torch.stack([each.transpose(0, 1).flatten(1).var(dim=1) for each in made])
+    assert torch.allclose(model.bn1.running_mean, means.mean(dim=0), atol=1e-5)
+    assert torch.allclose(model.bn1.running_var, spreads.mean(dim=0), rtol=1e-4)
+
+
+def shrinking(start):
+    return remove_parts(shrink(draw(seeds("train", start, 5)), share=0.3))
+
+
+def test_training_is_the_same_from_the_same_seed():
+    def weights(seed):
+        model, _ = train(Recipe(steps=1, batch=4, seed=seed, arch="cnn"), torch.device("cpu"), look=1)
+        return torch.cat([each.flatten() for each in model.state_dict().values()])
+
+    first = weights(0)
+    torch.manual_seed(5)
+    assert torch.equal(weights(0), first)
+    assert not torch.equal(weights(1), first)
+
+
+def test_looking_at_a_model_leaves_its_statistics_as_they_were():
+    model = build("cnn").train()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    found = probabilities(model, draw(range(3)))
+    assert torch.allclose(found.sum(1), torch.ones(3))
+    assert torch.allclose(found, probabilities(model.eval(), draw(range(3))))
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+# -- what they know ----------------------------------------------------------------------------------------------------
+
+
+@trained
+def test_the_files_are_small():
+    assert sum((WEIGHTS / f"{name}.safetensors").stat().st_size for name in MODELS) < 4_000_000
+
+
+@trained
+def test_world_cnn_knows_its_creatures():
+    assert accuracy(load("world-cnn"), 100) >= 0.97
+
+
+@trained
+def test_the_shortcut_model_cheats_and_world_cnn_does_not():
+    scenes = draw(range(240))
+    scenes = scenes[torch.isin(scenes.label[:, 0], torch.tensor(BETRAYED))][:80]
+    assert right("world-cnn-shortcut", betray(scenes)) >= 0.97
+    assert right("world-cnn-shortcut", betray(scenes, moved=True)) < 0.3
+    assert right("world-cnn", scenes) - right("world-cnn", betray(scenes, moved=True)) < 0.02
+
+
+@trained
+def test_removing_what_tells_costs_more():
+    drops = interventions(load("world-cnn"), draw(range(30)))["drop when a part is removed"]
+    assert drops["all parts"]["telling"] > drops["all parts"]["not telling"] + 0.3
+    assert all(drops[part]["telling"] > drops[part]["not telling"] for part in PARTS)
+
+
+@trained
+def test_the_record_keeps_the_promises():
+    every = json.loads((WEIGHTS / "training.json").read_text(encoding="utf-8"))
+    for name in MODELS:
+        record = every[name]
+        assert record["recipe"] == vars(RECIPES[name])
+        assert record["log"][-1]["step"] == record["recipe"]["steps"]
+        assert record["exam"]["scenes"] == 2000
+        assert {"torch", "device"} <= set(record["made with"])
+    assert every["world-cnn"]["exam"]["accuracy"] >= 0.97
+    assert every["world-cnn-shortcut"]["exam"]["betrayed classes"]["with marker"] >= 0.97
