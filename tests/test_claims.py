@@ -46,9 +46,6 @@ def test_a_method_runs_on_a_convolutional_network_if_and_only_if_it_says_so(info
 
 
 def _runs_or_refuses(info: Info, view: vt.View, fitting: tuple[str, ...], why: str, base: str) -> None:
-    if info.refuses:
-        assert info.models_text == "none"
-        return
     assert info.models in KINDS_OF_MODELS
     refused = contextlib.nullcontext() if info.models in fitting else pytest.raises(ModelError, match=why)
     with warnings.catch_warnings(), refused:
@@ -57,12 +54,8 @@ def _runs_or_refuses(info: Info, view: vt.View, fitting: tuple[str, ...], why: s
 
 
 def test_at_least_sixty_distinct_methods() -> None:
-    """Combinators, yardsticks and names that are only refused do not count, nor do two names of one class."""
-    kinds = {
-        info.make
-        for info in vt.methods()
-        if not (info.refuses or info.combines or info.family in ("combinator", "yardstick"))
-    }
+    """Combinators and yardsticks do not count, nor do two names of one class."""
+    kinds = {info.make for info in vt.methods() if not (info.combines or info.family in ("combinator", "yardstick"))}
     assert len(kinds) >= 60
 
 

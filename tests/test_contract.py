@@ -42,7 +42,6 @@ SPELLINGS = [
     SHORT.get(info.name)
     or (f"{info.name}({', '.join(['generic', 'ixg'][: info.bases])})" if info.combines else info.name)
     for info in vt.methods()
-    if not info.refuses
 ]
 SPELLINGS += [
     "plus(ixg)",
@@ -61,8 +60,8 @@ SPELLINGS += [
 ]
 ILL_CONDITIONED = {"gradcam_pp", "ablationcam", "xgradcam", "var"}  # close to a division by zero, or a step
 KINKED = {("timm/ResNet", "blur_ig")}
-"""A picture on the path of blurs has two values within 4e-6 of each other under one maximum of the stem's pooling: which
-of them float32 takes decides over the gradient of the pixels that they see. No ReLU switches there."""
+"""A picture on the path of blurs has two values within 4e-6 of each other under one maximum of the stem's pooling:
+which of them float32 takes decides over the gradient of the pixels that they see. No ReLU switches there."""
 FEW = [
     "vit",
     "siglip",

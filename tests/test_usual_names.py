@@ -85,8 +85,7 @@ def test_planned_methods_say_so() -> None:
         assert "planned, not there yet" in run("methods", name).err
 
 
-def test_refused_and_unknown_ones_say_what_they_did() -> None:
-    assert vt.method("DeepLIFT").info.refuses
+def test_unknown_ones_say_what_they_did() -> None:
     with pytest.raises(SpellingError, match=r"is spelled smooth\(saliency\) here"):
         vt.method("SmoothGrad(samples=3)")
     with pytest.raises(SpellingError, match="unknown method 'rolout'; did you mean rollout"):

@@ -86,11 +86,11 @@ def _soft(values: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def families() -> dict[str, list[str]]:
-    """The spellings to be shown, by family; names that are only refused have no picture."""
+    """The spellings to be shown, by family; the model is a transformer, and has no picture of methods for ReLUs."""
     together = {"bottleneck": "bottleneck and sampling", "sampling": "bottleneck and sampling"}
     found: dict[str, list[str]] = {}
     for info in vt.methods():
-        if not info.refuses and info.make.__module__.startswith("vitreous."):
+        if info.models != "ReLU" and info.make.__module__.startswith("vitreous."):
             found.setdefault(together.get(info.family, info.family), []).append(SPELLINGS.get(info.name, info.name))
     return found
 

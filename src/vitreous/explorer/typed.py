@@ -161,7 +161,7 @@ def _place(before: str) -> _Place | None:
 
 
 def _offered(place: _Place) -> Iterator[tuple[str, str]]:
-    infos = {info.name: info for info in vt.methods() if not info.refuses}
+    infos = {info.name: info for info in vt.methods()}
     if place.preset_of is not None:
         info = _called(place.preset_of, infos.values())
         for name, values in ({} if info is None else info.presets).items():

@@ -31,8 +31,6 @@ class Info:
     cost: tuple[float, float] = (1, 1)
     cost_note: str = ""
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    refuses: bool = False
-    """Whether the name is known only to say why the method means nothing here."""
     slow: bool = False
     """Whether it takes long although it runs the model but a few times."""
     revision: int = 1
@@ -67,15 +65,11 @@ class Info:
     @property
     def models_text(self) -> str:
         """Which models it is for, in words: a combinator that takes all takes those of its base."""
-        if self.refuses:
-            return "none"
         return "as its base" if self.combines and self.models == "all" else self.models
 
     @property
     def cost_text(self) -> str:
         """The price in forwards and backwards, in words."""
-        if self.refuses:
-            return "refused"
         forwards, backwards = self.cost
         return self.cost_note or f"{forwards:g} F" + (f" + {backwards:g} B" if backwards else "")
 
@@ -93,7 +87,6 @@ def register(
     cost: tuple[float, float] = (1, 1),
     cost_note: str = "",
     presets: Mapping[str, Mapping[str, Any]] | None = None,
-    refuses: bool = False,
     slow: bool = False,
     revision: int = 1,
     models: str = "all",
@@ -105,7 +98,7 @@ def register(
 
     def decorate(make: M) -> M:
         cited = tuple(PAPERS[each] if isinstance(each, str) else each for each in papers)
-        facts = (aliases, cited, class_specific, cost, cost_note, presets or {}, refuses, slow, revision, models)
+        facts = (aliases, cited, class_specific, cost, cost_note, presets or {}, slow, revision, models)
         info = Info(name, family, make, *facts)
         SHELF.add(info)
         make.info = info
