@@ -204,6 +204,12 @@ export class Place {
     this.node = el("div", { class: "place", "aria-busy": "false" });
   }
 
+  #cancelled() {
+    const said = problem("Cancelled", this.onagain, "Run it");
+    said.classList.add("calm");
+    return said;
+  }
+
   update(entry, body) {
     const busy = !entry || entry.status === "waiting" || entry.status === "running";
     const status = busy ? "busy" : entry.status;
@@ -214,7 +220,7 @@ export class Place {
     this.node.setAttribute("aria-busy", String(busy));
     if (busy) fill(this.node, this.progress.node);
     else if (status === "error") fill(this.node, problem(entry.message, this.onagain));
-    else if (status === "cancelled") fill(this.node, problem("Cancelled", this.onagain, "Run it"));
+    else if (status === "cancelled") fill(this.node, this.#cancelled());
     else fill(this.node, body(entry.result));
   }
 }

@@ -174,9 +174,9 @@ export class TestPanel {
     this.input.max = store.count;
     if (!own) this.#slide(store.k);
     if (own) this.mask.update(own);
+    this.#draw(patches);
     if (patches) this.#show(own);
     else this.#wait();
-    this.#draw(patches);
     this.#trust(patches);
   }
 

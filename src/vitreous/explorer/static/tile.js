@@ -174,7 +174,7 @@ export class Tile {
     this.place.update(entry, () => []);
     this.legend.update(scale);
     const blind = result && !result.class_specific ? "knows no class" : null;
-    const words = [label, price, result && seconds(result.seconds), blind].filter(Boolean);
+    const words = [label ?? price, result && seconds(result.seconds), blind].filter(Boolean);
     this.about.textContent = words.join(" · ") || "\u00a0";
     const warnings = result?.warnings ?? [];
     this.warning.hidden = warnings.length === 0;
