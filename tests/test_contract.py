@@ -60,10 +60,11 @@ SPELLINGS += [
     "refine(logprob(gradcam), masks=16, drop=false)",
 ]
 ILL_CONDITIONED = {"gradcam_pp", "ablationcam", "xgradcam", "var"}  # close to a division by zero, or a step
-KINKED = {"blur_ig": (4, 5e-3), "guided_ig": (10**9, 1.0)}
+KINKED = {"blur_ig": (4, 5e-3), "guided_ig": (10**9, 1.0), "xrai": (10**9, 0.02)}
 """How many pixels may be off between precisions, and how far, in networks of ReLUs and maxima. A picture on the path of
 blurs has two values within 4e-6 of each other under one maximum of a pooling; guided paths choose pixels by gradients
-that are as close. Which one float32 takes decides; no ReLU switches before that. Neighbours are judged in float64."""
+that are as close, and xrai puts whole regions in an order. Which one float32 takes decides; no ReLU switches before
+that. Neighbours are judged in float64."""
 FEW = [
     "vit",
     "siglip",
