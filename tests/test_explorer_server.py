@@ -279,3 +279,5 @@ def test_owners_are_those_of_var(client: Client) -> None:
     assert decoded(found["distribution"]).sum(axis=0) == pytest.approx(1, abs=1e-5)
     assert decoded(found["strength"]).shape == (16, 16)
     assert len({each["colour"] for each in found["classes"]}) == 3
+    again = vt.explain(world(), two(), found["method"], 33, value=found["value"])  # as the lines to copy have it
+    assert np.allclose(decoded(found["distribution"]), again.extras["distribution"], atol=1e-4)

@@ -97,6 +97,8 @@ def _owners_of(e: vt.Explanation) -> dict[str, Any]:
     indices = [each for each in e.extras["classes"].tolist() if each >= 0]
     named = zip(indices, e.names, colours, strict=False)
     return {
+        "method": f'{_OWNERS[:-1]}, classes="{",".join(map(str, indices))}")',  # what gives the same elsewhere
+        "value": e.asked,
         "distribution": array(shares),
         "strength": array(strength(maps)),
         "classes": [{"index": index, "label": label, "colour": colour} for index, label, colour in named],

@@ -64,8 +64,10 @@ export class OwnersView {
     return this.store.prediction ? [this.#task] : [];
   }
 
+  /** The lines that make it again name the classes in the method. */
   questions() {
-    return [asked(this.#task)];
+    const { method, value } = this.store.result(this.#task) ?? {};
+    return method ? [{ ...asked(this.#task), method, value }] : [];
   }
 
   /** What only the screen has, for a file. */
