@@ -94,7 +94,7 @@ def test_killed_at_random_moments(file: Path, whole: Path, tmp_path: Path, kills
         number += 1
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_interrupted_from_the_keyboard(file: Path, whole: Path, tmp_path: Path, workers: int) -> None:
     process = started(file, tmp_path / "run", workers)
     assert at_work(process)

@@ -42,7 +42,7 @@ def logits(view: vt.View, scenes: list[Scene]) -> np.ndarray[Any, Any]:
     return view.logits(render(scenes).images * 2 - 1).double().numpy()
 
 
-@pytest.mark.parametrize("name", ["world", "world-shortcut"])
+@pytest.mark.parametrize("name", ["world", pytest.param("world-shortcut", marks=pytest.mark.slow)])
 def test_every_number_again(name: str, found: vt.Birds) -> None:
     """Scenes changed by hand, masks grown by scipy, dimensions by the definitions; one model is often wrong here."""
     view = vt.load(name)

@@ -222,6 +222,7 @@ def test_a_good_map(world: vt.View, creature: Tensor) -> None:
     assert "draws nothing" in found["stability"].sentence
 
 
+@pytest.mark.slow
 def test_noise_is_condemned(world: vt.View) -> None:
     """Of random maps one in six reaches one deviation, and one in fifty reaches three."""
     scenes = render([Scene.of(seed) for seed in range(2, 10)]).images * 2 - 1

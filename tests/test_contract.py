@@ -76,7 +76,7 @@ FEW = [
 ]  # one of a kind
 
 
-def kinds(short: Iterable[str] = (*FAMILIES, *FEW)) -> list[Any]:
+def kinds(short: Iterable[str] = (*FEW, "registers", "gap")) -> list[Any]:
     """All families; others than the short list in the long run only."""
     usual = set(short)
     return [pytest.param(n, marks=[] if n in usual else pytest.mark.slow, id=n) for n in ALL]

@@ -68,7 +68,9 @@ def browser() -> Iterator[Any]:
         yield found
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (820, "dark"), (1560, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(390, "light"), pytest.param(820, "dark", marks=pytest.mark.slow), (1560, "dark")]
+)
 def test_every_view_fits_and_can_be_read(browser: Any, client: Client, width: int, scheme: str) -> None:
     """Nothing is wider than the screen, text has a contrast of 4.5, and whatever can be pressed or read has a name."""
     with visit(browser, client, viewport={"width": width, "height": 900}, color_scheme=scheme) as page:

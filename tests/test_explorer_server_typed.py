@@ -146,11 +146,6 @@ def test_everything_that_is_offered_can_be_meant() -> None:
                 assert looked_at(f"{start}{default['text']})", world())["ok"], start
 
 
-def test_refused_methods_are_not_offered() -> None:
-    assert not {"guided_backprop", "deeplift"} & {each["text"] for each in completions("", 0)}
-    assert not completions("guided_b", 8)
-
-
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join), st.data())
 def test_whatever_is_typed_is_answered(text: str, data: st.DataObject) -> None:
     found = looked_at(text, world())

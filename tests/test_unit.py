@@ -201,6 +201,7 @@ def test_a_size_that_ran_out_of_memory_is_not_tried_again(
     assert "memory_ran_out" not in plain.plan
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_images(view: vt.View) -> None:
     """Bytes of tensors that are alive, at the most, in a run over 8 and over 64 images from a generator."""
 

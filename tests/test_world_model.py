@@ -194,6 +194,7 @@ def test_card_and_manual_say_what_was_recorded(page, root):
 # -- making them again -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_training_runs_on_a_cpu_with_a_warning(tmp_path, caplog):
     options = ["--steps", "2", "--batch", "8", "--exam", "20", "--device", "cpu", "--only", "world"]
     with caplog.at_level(logging.INFO, "vitreous.world.train"):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,11 @@ def script(name: str, *arguments: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("how", [(), ("without-exchange",)])
+def long(method: str) -> Any:
+    return pytest.param(method, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("how", [(), pytest.param(("without-exchange",), marks=pytest.mark.slow)])
 def test_two_writers_leave_one_whole_result(how: tuple[str, ...], tmp_path: Path) -> None:
     assert "read" in script("writers.py", tmp_path, 40, *how)
 
@@ -46,7 +51,7 @@ def test_a_second_writer_gets_a_clear_line(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("method", ["coiba(steps=4)", "tis(masks=64)", "skipplus(decompx)"])
+@pytest.mark.parametrize("method", ["coiba(steps=4)", long("tis(masks=64)"), long("skipplus(decompx)")])
 def test_interrupts_leave_nothing_behind(method: str) -> None:
     assert "12 interrupts" in script("signals.py", method, 12)
 

@@ -77,8 +77,8 @@ def peak(spelling: str, batch: int) -> float:
 @pytest.mark.parametrize(
     ("spelling", "batch", "most"),
     [
-        ("smooth(saliency, samples=100)", 4, 0.2),
-        ("integrated_gradients(steps=200)", 4, 0.2),
+        pytest.param("smooth(saliency, samples=100)", 4, 0.2, marks=pytest.mark.slow),
+        pytest.param("integrated_gradients(steps=200)", 4, 0.2, marks=pytest.mark.slow),
         ("var(saliency, classes='top:30')", 4, 0.25),
     ],
 )

@@ -11,6 +11,7 @@ from vitreous import show
 from vitreous.errors import VitreousError
 from vitreous.explorer.pictures import scenes
 from vitreous.explorer.runs import titles
+from vitreous.methods.base import refuse_unfit  # what explain would refuse is known before it is asked for
 from vitreous.words.defaults import STEPS
 
 __all__ = ["classes_of", "methods_of", "start"]
@@ -100,9 +101,10 @@ def classes_of(view: vt.View, wanted: str) -> list[dict[str, Any]]:
 def _refusal(how: vt.Method, view: vt.View) -> str | None:
     """Return why a method means nothing on a model, where that is known before it runs."""
     for part in how.parts():
-        if part.info.models == "not Swin" and view.attends != "everywhere":
+        if part.models == "ViT" and view.attends != "everywhere":
             return f"{part.info.name} is not for {view.name}, whose attention does not reach everywhere"
     try:
+        refuse_unfit([how], view)
         how.asks(view)
     except VitreousError as error:
         return str(error)
