@@ -72,9 +72,7 @@ def test_a_folder_of_something_else_is_left_alone(done: Path, tmp_path: Path) ->
     assert files(tmp_path / "there") == {"thesis.txt": b"mine"}
 
 
-@pytest.mark.parametrize(
-    "name", ["../away.json", "/tmp/away.json", "units/../../away.npz", "units/zz.npz", "notes.txt"]
-)
+@pytest.mark.parametrize("name", ["../away.json", "/away.json", "units/../../away.npz", "units/zz.npz", "notes.txt"])
 def test_nothing_else_gets_in(name: str, done: Path, tmp_path: Path) -> None:
     file = pack(done, tmp_path / "run.zip")
     with zipfile.ZipFile(file, "a") as archive:
