@@ -15,6 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import vitreous as vt
+from every import CNNS
 from vitreous.because import strongest
 from vitreous.show.why import percent
 from vitreous.world import Scene, render
@@ -211,3 +212,17 @@ def test_pages_of_explain_and_compare(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not Path(again[3]).exists()
     folder = run(app, ["compare", ".", "-m", "world", "--out", "x.png"])
     assert "compare takes one picture" in str(folder.exception)
+
+
+def test_a_convolutional_network_is_told_the_same_way() -> None:
+    """Without a stream of tokens, who owns which patch comes from class activation maps."""
+    model = CNNS["resnet"]()
+    with torch.no_grad():
+        model.fc.weight *= 0.01  # so that two classes are probable
+        model.fc.bias.zero_()
+    view = vt.view(model)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    found = vt.why(view, Image.fromarray(pixels))
+    assert found.owners is not None
+    assert found.owners.method.startswith("var(gradcam")
+    assert "Who owns which patch?" in found.html()

@@ -24,7 +24,7 @@ from vitreous.show.owners import strength
 from vitreous.show.why import Legend, Panel, Tried, Trust, WhyPage, percent
 from vitreous.words.defaults import known_as
 
-__all__ = ["Answer", "Why", "strongest", "trust", "why"]
+__all__ = ["Answer", "Why", "owning", "strongest", "trust", "why"]
 
 _SHARE = 0.2
 """Of the patches, the strongest: what is taken away, and what is left alone."""
@@ -199,7 +199,7 @@ def why(
         contrast = explain(looked_at, seen, target=e.target, against=[rival], **how)
         if min(float(chances[rival]), float(chances[e.target])) >= _COMPETES:
             both: dict[str, Any] = {"among": [[e.target, rival]], "value": "logprob", "seed": seed, "memory": memory}
-            owners = explain(looked_at, seen[None], "var@sharp(plus(decompx))", [e.target], **both)[0]
+            owners = explain(looked_at, seen[None], owning(looked_at), [e.target], **both)[0]
     mask = strongest(to_grid(e.map[None], "token", looked_at, seen[None])[0])
     blurred = given.filter(ImageFilter.GaussianBlur(max(given.size) / 14))
     without, alone = (_mixed(given, blurred, part) for part in (~mask, mask))
@@ -215,6 +215,11 @@ def why(
         check(e, looked_at, memory=memory),
         command or _python(e, effort),
     )
+
+
+def owning(looked_at: View) -> str:
+    """Return the method that tells which class owns which patch: over a decomposition, where there is a stream."""
+    return f"var@sharp({'plus(decompx)' if looked_at.stream else 'gradcam'})"
 
 
 def strongest(map: Tensor) -> np.ndarray[Any, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 import vitreous as vt
 from vitreous import show
-from vitreous.because import Answer, Why, strongest, trust
+from vitreous.because import Answer, Why, owning, strongest, trust
 from vitreous.explorer import lines, trying
 from vitreous.explorer.desk import Desk, Tick
 from vitreous.explorer.jobs import Job
@@ -22,7 +22,6 @@ from vitreous.show.owners import strength
 
 __all__ = ["check", "explain", "map_of", "owners", "why"]
 
-_OWNERS = "var@sharp(plus(decompx))"
 _COMPETES = 0.1  # as on the page of ``vitreous why``
 _SAID = 5
 _MOST_OWNERS = 12
@@ -80,7 +79,7 @@ def _owned(desk: Desk, question: Question, among: Sequence[int], tick: Tick) -> 
     found: vt.Explanation = vt.compare(
         view,
         photo.image,
-        [_OWNERS],
+        [owning(view)],
         among[0],
         among=list(among),
         value="logprob",
@@ -97,7 +96,7 @@ def _owners_of(e: vt.Explanation) -> dict[str, Any]:
     indices = [each for each in e.extras["classes"].tolist() if each >= 0]
     named = zip(indices, e.names, colours, strict=False)
     return {
-        "method": f'{_OWNERS[:-1]}, classes="{",".join(map(str, indices))}")',  # what gives the same elsewhere
+        "method": f'{e.method[:-1]}, classes="{",".join(map(str, indices))}")',  # what gives the same elsewhere
         "value": e.asked,
         "distribution": array(shares),
         "strength": array(strength(maps)),
