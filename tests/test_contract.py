@@ -67,16 +67,14 @@ judged in float64."""
 FEW = [
     "vit",
     "siglip",
-    "deit_distilled",
     "swin",
     "hf_vit",
-    "hf_clip",
     "tv_vit",
     "resnet",
 ]  # one of a kind
 
 
-def kinds(short: Iterable[str] = (*FEW, "registers", "gap")) -> list[Any]:
+def kinds(short: Iterable[str] = (*FEW, "registers", "deit_distilled", "hf_clip")) -> list[Any]:
     """All families; others than the short list in the long run only."""
     usual = set(short)
     return [pytest.param(n, marks=[] if n in usual else pytest.mark.slow, id=n) for n in ALL]
