@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import base64
 import io
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-import pytest
 from PIL import Image
 
 import vitreous as vt
 from explorer_server import Client, chances, opened, world
 
-__all__ = ["PICTURE", "Visit", "browsing", "percent", "scene", "visit"]
+__all__ = ["PICTURE", "Visit", "percent", "scene", "visit"]
 
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
 PICTURE = "scene-pairs-5"
-PATIENCE = 30_000  # milliseconds
-
-
-@contextmanager
-def browsing() -> Iterator[Any]:
-    """Open a browser, or skip where there is none."""
-    if CHROMIUM is None:
-        pytest.skip("no browser was found")
-    playwright = pytest.importorskip("playwright.sync_api")
-    playwright.expect.set_options(timeout=PATIENCE)
-    with playwright.sync_playwright() as browsers:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        found = browsers.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield found
-        found.close()
+PATIENCE = 120_000  # milliseconds
 
 
 class Visit:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,6 @@ from vitreous.bench.run import Bench, Options
 from vitreous.bench.store import Store
 from vitreous.bench.units import Unit
 
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
 METRICS = ("deletion(steps=4)", "gini")
 METHODS = {"<i>mine</i>": "rollout", "generic": "generic", "saliency": "saliency"}
 MEANS = {"<i>mine</i>": 0.5, "generic": 0.2, "saliency": 0.8, "random": 0.9, "constant": 0.85, "centre": 0.7}
@@ -68,18 +63,6 @@ def arrays(unit: Unit, random: np.random.Generator) -> dict[str, Any]:
                 found[f"curve/{i}/{j}/0/deletion/x"] = np.linspace(0, 1, 5)
                 found[f"curve/{i}/{j}/0/deletion/y"] = np.linspace(1, MEANS[method], 5) * np.ones((count, 1))
     return {**found, "confidence/pred": np.full(count, 0.9)} if unit.judges else found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no browser was found")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as browsers:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        opened = browsers.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield opened
-        opened.close()
 
 
 class Visit:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from explorer_page import PICTURE, browsing, drawn, explained, percent, scene, visit
+from explorer_page import PICTURE, drawn, explained, percent, scene, visit
 from explorer_server import Client, chances, served, world
 from vitreous import show
 
@@ -21,12 +21,6 @@ pytest.importorskip("uvicorn")
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with served("world") as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as found:
         yield found
 
 

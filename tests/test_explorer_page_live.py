@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from explorer_page import PICTURE, browsing, explained, percent, scene, visit
+from explorer_page import PICTURE, explained, percent, scene, visit
 from explorer_server import Client, chances, served, until, world
 
 pytest.importorskip("fastapi")
@@ -25,12 +25,6 @@ LONG = "rise(masks=8000)"
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with served("world") as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as found:
         yield found
 
 

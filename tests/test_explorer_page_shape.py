@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from explorer_page import PICTURE, browsing, visit
+from explorer_page import PICTURE, visit
 from explorer_server import Client, served
 
 pytest.importorskip("fastapi")
@@ -59,12 +59,6 @@ NAMELESS = """() => [...document.querySelectorAll("button, a, input, select, [ro
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with served("world", "world-shortcut") as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as found:
         yield found
 
 

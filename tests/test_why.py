@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,6 @@ from every import CNNS
 from vitreous.because import strongest
 from vitreous.show.why import percent
 from vitreous.world import Scene, render
-
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
 
 
 def scene(seed: int = 35) -> Image.Image:
@@ -165,25 +160,20 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert refused.exit_code != 0
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no browser was found")
 @pytest.mark.parametrize("width", [390, 1400])
-def test_in_a_browser(found: Any, tmp_path: Path, width: int) -> None:
-    playwright = pytest.importorskip("playwright.sync_api")
+def test_in_a_browser(found: Any, tmp_path: Path, browser: Any, width: int) -> None:
     path = found.save(tmp_path / "page.html")
-    with playwright.sync_playwright() as browsers:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = browsers.chromium.launch(executable_path=CHROMIUM, args=flags)
-        page, told = browser.new_page(viewport={"width": width, "height": 900}), []
-        page.on("console", lambda message: told.append(message.text))
-        page.on("pageerror", lambda error: told.append(str(error)))
-        page.goto(path.as_uri())
-        wide, images, smallest = page.evaluate(
-            """() => [document.documentElement.scrollWidth,
-                      [...document.images].map(each => each.complete && each.naturalWidth > 0 && each.width > 80),
-                      Math.min(...[...document.querySelectorAll('main *')].filter(each => each.textContent.trim())
-                          .map(each => parseFloat(getComputedStyle(each).fontSize)))]"""
-        )
-        browser.close()
+    page, told = browser.new_page(viewport={"width": width, "height": 900}), []
+    page.on("console", lambda message: told.append(message.text))
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.goto(path.as_uri())
+    wide, images, smallest = page.evaluate(
+        """() => [document.documentElement.scrollWidth,
+                  [...document.images].map(each => each.complete && each.naturalWidth > 0 && each.width > 80),
+                  Math.min(...[...document.querySelectorAll('main *')].filter(each => each.textContent.trim())
+                      .map(each => parseFloat(getComputedStyle(each).fontSize)))]"""
+    )
+    page.close()
     assert told == []
     assert wide <= width
     assert len(images) >= 6
