@@ -24,13 +24,13 @@ from vitreous.show.owners import strength
 from vitreous.show.why import Legend, Panel, Tried, Trust, WhyPage, percent
 from vitreous.words.defaults import known_as
 
-__all__ = ["Answer", "Why", "owning", "strongest", "trust", "why"]
+__all__ = ["COMPETES", "SAID", "Answer", "Why", "owning", "strongest", "trust", "why"]
 
 _SHARE = 0.2
 """Of the patches, the strongest: what is taken away, and what is left alone."""
-_COMPETES = 0.1
+COMPETES = 0.1
 """The probability of the second class from which on it is shown who owns which patch."""
-_SAID = 5
+SAID = 5
 _OTHER = 0.02
 """By how much the probability of the picture shown may differ from that of the input."""
 
@@ -197,13 +197,13 @@ def why(
     seen = looked_at.preprocess.tensor(given)  # as it is: a picture would be cut to size once more
     if rival is not None and read(e.method).class_specific:
         contrast = explain(looked_at, seen, target=e.target, against=[rival], **how)
-        if min(float(chances[rival]), float(chances[e.target])) >= _COMPETES:
+        if min(float(chances[rival]), float(chances[e.target])) >= COMPETES:
             both: dict[str, Any] = {"among": [[e.target, rival]], "value": "logprob", "seed": seed, "memory": memory}
             owners = explain(looked_at, seen[None], owning(looked_at), [e.target], **both)[0]
     mask = strongest(to_grid(e.map[None], "token", looked_at, seen[None])[0])
     blurred = given.filter(ImageFilter.GaussianBlur(max(given.size) / 14))
     without, alone = (_mixed(given, blurred, part) for part in (~mask, mask))
-    said = tuple((looked_at.label(each), float(chances[each])) for each in order[:_SAID])
+    said = tuple((looked_at.label(each), float(chances[each])) for each in order[:SAID])
     return Why(
         e,
         said,

@@ -103,9 +103,7 @@ def run(
     Ctrl-C loses the units in flight and nothing else; the same command goes on. Several runs may share a folder.
     """
     part = _shard(shard)
-    places = data if data is None or "=" in data[0] else data[0]
-    if isinstance(places, str) and len(data or ()) > 1:
-        raise VitreousError("--data is given twice: with several data sets write LABEL=PATH")
+    places = options.places(data)
     from vitreous.bench.engines import ENGINES
     from vitreous.bench.engines import run as work
     from vitreous.bench.run import Bench, Options
@@ -114,12 +112,12 @@ def run(
     check_choice("engine", engine, ENGINES)
     wanted = _asked(_read(protocol, model, img_size), method, metric, seed, precision)
     how = Options(
-        data=_pairs(places, "data") if isinstance(places, list) else _place(places),
+        data=places,
         device=device,
         threads=threads,
         memory=memory,
         images=images,
-        checkpoint=_pairs(checkpoint, "checkpoint"),
+        checkpoint=options.pairs(checkpoint, "checkpoint"),
     )
     bench = Bench(wanted, out, how)
     with options.telling(quiet):
@@ -296,21 +294,6 @@ def _shard(given: str | None) -> tuple[int, int] | None:
     if not (part.isdecimal() and of.isdecimal() and 1 <= int(part) <= int(of)):
         raise VitreousError(f"--shard {given} is no part such as 2/8")
     return int(part) - 1, int(of)
-
-
-def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
-    found = {}
-    for each in given or ():
-        label, sign, value = each.partition("=")
-        if not sign or not label or not value:
-            raise VitreousError(f"--{option} {each} is not of the form LABEL={'FILE' if option != 'data' else 'PATH'}")
-        found[label] = _place(value) or value
-    return found
-
-
-def _place(given: str | None) -> str | None:
-    """Return a path that holds wherever the run is resumed; what is no path, such as a name on a hub, as it is."""
-    return str(Path(given).resolve()) if given is not None and Path(given).exists() else given
 
 
 @contextmanager

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Optional
 
 import typer
 
@@ -70,7 +69,7 @@ def explore(
     own = {name: value for name, value in given.items() if value is not None}
     if len(wanted) > 1 and (several := set(own) - {"dtype", "pretrained"}):
         raise VitreousError(f"--{min(several).replace('_', '-')} is for one model; give one --model with it")
-    found, places, socket = named_runs(runs or []), _places(data), bound(host, port)
+    found, places, socket = named_runs(runs or []), options.places(data), bound(host, port)
     how = checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt
     models = {name: options.load(name, *how) for name in wanted}
     server = Server(socket, host, models, found, memory, own, places)
@@ -85,18 +84,3 @@ def explore(
         if not server.explorer.close():  # a pass is under way that nobody waits for
             options.ERR.print("vitreous: stopped", markup=False)
             os._exit(130)
-
-
-def _places(given: Sequence[str] | None) -> Any:
-    """Return where pictures are: one place, or one for each label."""
-    if not given:
-        return None
-    if len(given) == 1 and "=" not in given[0]:
-        return given[0]
-    found = {}
-    for each in given:
-        label, sign, place = each.partition("=")
-        if not sign or not label or not place:
-            raise VitreousError(f"--data {each} is not of the form LABEL=PATH")
-        found[label] = place
-    return found

@@ -10,7 +10,7 @@ import numpy as np
 
 import vitreous as vt
 from vitreous import show
-from vitreous.because import Answer, Why, owning, strongest, trust
+from vitreous.because import COMPETES, SAID, Answer, Why, owning, strongest, trust
 from vitreous.explorer import lines, trying
 from vitreous.explorer.desk import Desk, Tick
 from vitreous.explorer.jobs import Job
@@ -22,8 +22,6 @@ from vitreous.show.owners import strength
 
 __all__ = ["check", "explain", "map_of", "owners", "why"]
 
-_COMPETES = 0.1  # as on the page of ``vitreous why``
-_SAID = 5
 _MOST_OWNERS = 12
 
 
@@ -129,13 +127,13 @@ def why(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
     if rival is not None and e.class_specific and question.against is None:
         versus = dataclasses.replace(question, target=e.target, against=rival)
         contrast = desk.made(versus, job.part(0.2, 0.35)).explanation
-        if min(float(now[rival]), float(now[e.target])) >= _COMPETES:
+        if min(float(now[rival]), float(now[e.target])) >= COMPETES:
             owned = _owned(desk, question, [e.target, rival], job.part(0.35, 0.4))
     job.tick(0.4)
     mask = strongest(to_grid(e.map[None], "token", view, view.preprocess.tensor(seen)[None])[0])
     without, alone = (_tried(view, seen, gone, e.target) for gone in (mask, ~mask))
     checkup = desk.checked(question, lambda first, last: job.part(0.4 + 0.6 * first, 0.4 + 0.6 * last))
-    said = tuple((view.label(each), float(now[each])) for each in order[:_SAID])
+    said = tuple((view.label(each), float(now[each])) for each in order[:SAID])
     named = None if rival is None else view.label(rival)
     told = Why(e, said, named, contrast, owned, without, alone, checkup, _command(desk, question, e))
     return map_of(e) | {"warnings": list(made.warnings)} | _page(told, order, rival)
