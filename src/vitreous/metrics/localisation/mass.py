@@ -14,6 +14,8 @@ from vitreous.words import at_least, check_choice
 
 __all__ = ["EHR", "Focus", "GridPointingGame", "RegionAttribution", "RelevanceMass"]
 
+_ROUNDING = 1e-12  # of the largest value: a quantile that is one of the values may come out a little above it
+
 
 @register("relevance_mass", family="localisation", aliases=("rma",), papers=("arras2022clevr",))
 @dataclass
@@ -140,7 +142,7 @@ class EHR(Localisation):
         quantiles = np.linspace(0, 1, self.steps + 1)
         ratios = []
         for threshold in np.minimum(np.quantile(heat[heat >= self.base], quantiles), 0.99):
-            above = heat >= threshold
+            above = heat >= threshold - _ROUNDING
             whole = above.sum() if self.by == "points" else heat[above].sum()
             ratios.append(heat[above & place.inside].sum() / whole)
         return float((np.diff(quantiles) * (np.array(ratios[1:]) + ratios[:-1]) / 2).sum())
