@@ -320,3 +320,13 @@ def test_subclasses_are_known() -> None:
     model: Any = FAMILIES["hf_vit"]()
     model.__class__ = Mine
     assert vt.view(model).classes == 5
+
+
+@pytest.mark.parametrize("spelling", ["lrp_rollout", "transatt"])
+def test_rules_that_sum_over_an_image_keep_siglip_images_apart(spelling: str) -> None:
+    """Its logits come with classes first, and a bias is added to them."""
+    view, x = look("hf_siglip"), images(3)
+    together = vt.method(spelling).attribute(view, x, target=1)
+    for i, found in enumerate(together):
+        (alone,) = vt.method(spelling).attribute(view, x[i : i + 1], target=1)
+        assert torch.allclose(found, alone, atol=1e-5 * float(alone.abs().max()))

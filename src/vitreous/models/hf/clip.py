@@ -150,8 +150,9 @@ class HFZeroShot(HFTower):
 
     def _compare(self, image: Tensor) -> Tensor:
         image = image / image.norm(p=2, dim=-1, keepdim=True)
-        logits = torch.matmul(self.text.to(image), image.t()) * self.model.logit_scale.exp()
-        return (logits + self.model.logit_bias if self._siglip else logits).t()  # type: ignore[no-any-return]
+        # classes first in the product, as the model has it; images first in all that follows, as rules count on it
+        logits = torch.matmul(self.text.to(image), image.t()).t() * self.model.logit_scale.exp()
+        return logits + self.model.logit_bias if self._siglip else logits  # type: ignore[no-any-return]
 
     def calls(self, layer: int | None) -> Mapping[str, int]:
         if layer is None and self._siglip:
