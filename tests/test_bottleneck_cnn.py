@@ -21,6 +21,8 @@ from families import FAMILIES as TRANSFORMERS
 from families import images
 from families_cnn import FAMILIES, Plain, _build
 from vitreous.errors import ModelError, SpellingError
+from vitreous.methods import coiba
+from vitreous.methods.bottleneck import Objective
 from vitreous.methods.bottleneck_places import Blur, grid_after
 from vitreous.passes.random import Draws
 from vitreous.passes.statistics import Moments, Statistics
@@ -256,3 +258,14 @@ def test_transformers_are_smoothed_only_when_asked() -> None:
     )
     assert torch.equal(plain, named)
     assert not torch.allclose(plain, smooth)
+
+
+def test_what_is_learnt_is_not_rounded_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``half`` is for a GPU; its arithmetic can be had here."""
+    model = FAMILIES["resnet"]()
+    x = images(model, 1)
+    expected = vt.method("coiba(samples=2)").attribute(model, x, target=1)
+    monkeypatch.setattr(coiba, "Objective", lambda *given, **known: Objective(*given, **{**known, "half": True}))
+    found = vt.method("coiba(samples=2)").attribute(model, x, target=1)
+    assert not torch.equal(found, expected)
+    assert (found - expected).abs().max() < 0.02 * expected.max()

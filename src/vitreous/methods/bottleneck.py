@@ -283,6 +283,10 @@ class _Damper:
     passing: Tensor | None = None
 
     def __call__(self, value: Tensor) -> Tensor:
+        with torch.autocast(value.device.type, enabled=False):  # the model may run in float16; what is learnt does not
+            return self._damped(value)
+
+    def _damped(self, value: Tensor) -> Tensor:
         tokens = at_least_float32(value.flatten(1, 2) if value.ndim == 4 else value)
         how = self.whole.objective
         if how.every_term or how.watch:
