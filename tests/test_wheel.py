@@ -22,15 +22,17 @@ model = timm.create_model(
 print(vt.method("generic").attribute(model, torch.rand(1, 3, 32, 32)).shape)
 """
 
-BUNDLED = ("world.safetensors", "world-shortcut.safetensors", "training.json", "README.md")
+MODELS = ("world", "world-shortcut", "world-cnn", "world-cnn-shortcut")
+BUNDLED = (*(f"{name}.safetensors" for name in MODELS), "training.json", "README.md")
 
 SCENE = """
 import vitreous as vt
 from vitreous.world import Scene, render
 
 scene = Scene.of(2)
-logits = vt.load("world").logits(render(scene).images * 2 - 1)
-print(vt.load("world").labels[int(logits.argmax())] == scene.name)
+images = render(scene).images * 2 - 1
+said = {name: vt.load(name).labels[int(vt.load(name).logits(images).argmax())] for name in ("world", "world-cnn")}
+print(set(said.values()) == {scene.name})
 """
 
 

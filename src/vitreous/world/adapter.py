@@ -15,7 +15,6 @@ from vitreous.models.checkpoint import fit
 __all__ = ["ADAPTER"]
 
 _SIZE = 128  # pixels, as in the room's own model
-_WEIGHTS = Path(__file__).parent / "weights"
 _HONEST, _CHEAT = "honest", "trained where a marker betrays half of the classes"
 _WHAT = {
     "world": ("vit", _HONEST),
@@ -23,7 +22,7 @@ _WHAT = {
     "world-cnn": ("cnn", f"a residual network, {_HONEST}"),
     "world-cnn-shortcut": ("cnn", f"a residual network, {_CHEAT}"),
 }
-"""The architecture of every model of the world, and what is said of it. Those whose weights lie here are bundled."""
+"""The architecture of every bundled model, and what is said of it."""
 
 
 class WorldAdapter:
@@ -46,23 +45,15 @@ class WorldAdapter:
         given = [f"{option}={value!r:.60}" for option, value in options.items() if value is not None]
         if given:
             raise ModelError(f"{name} is bundled as it is; {given[0]} does not apply")
-        if checkpoint is None and pretrained and not _file(name).is_file():
-            train = f"python -m vitreous.world.train --only {name} --out weights"
-            raise ModelError(f"{name} is not bundled; {train} makes weights/{name}.safetensors: give it as checkpoint=")
-        from vitreous.world.model import build
+        from vitreous.world.model import WEIGHTS, build
 
         model: nn.Module = build(_WHAT[name][0])
         if checkpoint is not None or pretrained:
-            fit(model, checkpoint or _file(name))
+            fit(model, checkpoint or WEIGHTS / f"{name}.safetensors")
         return model.eval()
 
     def models(self) -> Iterable[ModelInfo]:
-        told = {name: what if _file(name).is_file() else f"{what}; not bundled" for name, (_, what) in _WHAT.items()}
-        return [ModelInfo(name, "world", _SIZE, (what,)) for name, what in told.items()]
-
-
-def _file(name: str) -> Path:
-    return _WEIGHTS / f"{name}.safetensors"
+        return [ModelInfo(name, "world", _SIZE, (what,)) for name, (_, what) in _WHAT.items()]
 
 
 ADAPTER = WorldAdapter()
