@@ -152,8 +152,10 @@ class ConvView(View):
         if made is not self:
             for module in made.model.modules():
                 for flag in ("inplace", "grad_checkpointing"):
-                    if getattr(module, flag, False) is True:
-                        setattr(module, flag, False)
+                    if (
+                        vars(module).get(flag, getattr(type(module), flag, False)) is True
+                    ):  # not asked of the module: slow
+                        vars(module)[flag] = False
         return made
 
     def _reach(self, inputs: Tensor) -> Tensor:

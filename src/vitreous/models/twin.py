@@ -48,28 +48,30 @@ class _Copier:
         self.seen: list[Any] = []  # kept alive, so that no identity is used twice
 
     def __call__(self, value: Any) -> Any:
-        if type(value) in _PLAIN:
+        kind = type(value)
+        if kind in _PLAIN or (kind is tuple and all(type(each) in _PLAIN for each in value)):
             return value
         if id(value) in self.known:
             return self.known[id(value)]
-        if isinstance(value, self.kinds):
-            return self._object(value)
         if isinstance(value, Tensor):
             return self._note(value, self._tensor(value))
-        if type(value) in (dict, OrderedDict):
-            made = self._note(value, type(value)())
-            made.update((key, self(each)) for key, each in list(value.items()))
+        if kind in (dict, OrderedDict):
+            made = self._note(value, kind())
+            for key, each in list(value.items()):
+                made[key] = each if type(each) in _PLAIN else self(each)
             return made
-        if type(value) is list:
+        if kind is list:
             grown = self._note(value, [])
             grown.extend(self(each) for each in list(value))
             return grown
-        if type(value) in (tuple, set, frozenset):
-            return self._note(value, type(value)(self(each) for each in list(value)))
+        if kind in (tuple, set, frozenset):
+            return self._note(value, kind(self(each) for each in list(value)))
+        if isinstance(value, self.kinds):
+            return self._object(value)
         if isinstance(value, MethodType):
             owner = self(value.__self__)
             return value if owner is value.__self__ else MethodType(value.__func__, owner)
-        if type(value) is partial:
+        if kind is partial:
             return partial(self(value.func), *self(value.args), **self(value.keywords))
         return value
 
@@ -81,11 +83,12 @@ class _Copier:
     def _object(self, value: Any) -> Any:
         made = self._note(value, object.__new__(type(value)))
         attributes = vars(made)
-        for name, each in list(vars(value).items()):
-            if type(each) in _EMPTY and not each:
-                attributes[name] = type(each)()  # most of what a module has: hooks that nobody set
-            else:
-                attributes[name] = self(each)
+        attributes.update(vars(value))
+        for name, each in attributes.items():  # most of what a module has: settings, hooks that nobody set
+            kind = type(each)
+            if kind in _PLAIN:
+                continue
+            attributes[name] = kind() if kind in _EMPTY and not each else self(each)
         if isinstance(value, nn.Module):
             attributes["training"] = False
         return made
