@@ -3,7 +3,8 @@
 Run ``pip install 'vitreous[peers]'`` and then ``python benchmarks/peers_cnn.py`` (a minute on a CPU). Captum,
 pytorch-grad-cam and zennit get the same models (those of the tests: ResNet and VGG, random weights far from zero),
 images and classes. What they do to a map afterwards is undone or done here: their ReLU and scaling are left out, pixels
-are summed over channels. Every row tells the largest difference, and the largest number of the map beside it.
+are summed over channels. Relevance starts with the logit of a class, which zennit is told as a function of its output.
+Every row tells the largest difference, and the largest number of the map beside it.
 
 Where a row as it comes is not within 1e-5 there is a reason, and a row without that reason:
 
@@ -48,6 +49,8 @@ from families_cnn import FAMILIES
 
 NEAR = 1e-5
 CLASS = 2
+BELOW = 3
+"""A class whose logit is below zero where relevance is compared: the sign of the whole map."""
 CAMS = {
     "GradCAM": "gradcam",
     "HiResCAM": "hirescam",
@@ -67,8 +70,8 @@ COMPOSITES = {
     "EpsilonAlpha2Beta1Flat": "epsilon_alpha2_beta1_flat",
 }
 
-Row = tuple[str, str, str, Tensor, Tensor]
-"""Model, the peer's name, ours, the peer's map, our map."""
+Row = tuple[str, str, str, int, Tensor, Tensor]
+"""Model, the peer's name, ours, the class, the peer's map, our map."""
 
 
 def plain(model: nn.Module) -> nn.Module:
@@ -110,16 +113,16 @@ def of_captum(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
     for name, (peer, spelling) in made.items():
         # one image at a time: at a max pooling its DeepLift hands the first image's gradient to all
         found = torch.cat([peer.attribute(each[None], target=CLASS) for each in x]).sum(dim=1).detach()
-        yield family, f"captum {name}", spelling, found, ours(spelling, model, x)
+        yield family, f"captum {name}", spelling, CLASS, found, ours(spelling, model, x)
 
 
 def of_grad_cam(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
     """Every class activation map, before ReLU and scaling."""
     for name, spelling in CAMS.items():
-        yield family, f"grad-cam {name}", spelling, cam_of(name, model, x), ours(spelling, model, x)
+        yield family, f"grad-cam {name}", spelling, CLASS, cam_of(name, model, x), ours(spelling, model, x)
     with mock.patch.object(pytorch_grad_cam.ablation_cam, "np", Wide()):
         found = cam_of("AblationCAM", model, x)
-    yield family, "grad-cam AblationCAM in float64", "ablationcam", found, ours("ablationcam", model, x)
+    yield family, "grad-cam AblationCAM in float64", "ablationcam", CLASS, found, ours("ablationcam", model, x)
 
 
 class Wide:
@@ -144,21 +147,22 @@ def cam_of(name: str, model: nn.Module, x: Tensor) -> Tensor:
 
 
 def of_zennit(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
-    """Relevance by its composites, at the pixels."""
+    """Relevance by its composites, at the pixels, from the logit of a class above zero and of one below."""
     canonizer = ResNetCanonizer if "resnet" in family else VGGCanonizer
-    seed = torch.eye(5, dtype=x.dtype)[[CLASS] * len(x)]
-    for name, preset in COMPOSITES.items():
-        composite = getattr(zennit.composites, name)(canonizers=[canonizer()])
-        with Gradient(plain(model), composite) as attribute:
-            _, found = attribute(x.clone(), seed)
-        spelling = f"lrp@{preset}"
-        yield family, f"zennit {name}", spelling, found.sum(dim=1).detach(), ours(spelling, model, x)
+    for target in (CLASS, BELOW):
+        one = torch.eye(5, dtype=x.dtype)[target]
+        for name, preset in COMPOSITES.items():
+            composite = getattr(zennit.composites, name)(canonizers=[canonizer()])
+            with Gradient(plain(model), composite) as attribute:
+                _, found = attribute(x.clone(), lambda logits, one=one: logits * one)
+            spelling, maps = f"lrp@{preset}", found.sum(dim=1).detach()
+            yield family, f"zennit {name}", spelling, target, maps, ours(spelling, model, x, target)
 
 
-def ours(spelling: str, model: nn.Module, x: Tensor) -> Tensor:
+def ours(spelling: str, model: nn.Module, x: Tensor, target: int = CLASS) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", vt.VitreousWarning)
-        return vt.method(spelling).attribute(model, x, target=CLASS)
+        return vt.method(spelling).attribute(model, x, target=target)
 
 
 def apart(model: nn.Module) -> nn.Module:
@@ -209,15 +213,15 @@ def main() -> None:
     options = parser.parse_args()
     versions = {"vitreous": vt.__version__, "torch": torch.__version__, "captum": captum.__version__}
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
-    print(f"{'model':22s} {'peer':33s} {'ours':29s} {'difference':>11s} {'largest':>9s}  within {NEAR:g}")
+    print(f"{'model':22s} {'peer':33s} {'ours':29s} class {'difference':>11s} {'largest':>9s}  within {NEAR:g}")
     figures = []
-    for family, peer, spelling, theirs, found in rows():
+    for family, peer, spelling, target, theirs, found in rows():
         difference = float((aligned(peer, theirs, found) - found).abs().max())
         largest = float(found.abs().max())
-        near = difference <= NEAR
-        print(f"{family:22s} {peer:33s} {spelling:29s} {difference:11.1e} {largest:9.2e}  {'yes' if near else 'NO'}")
+        near = "yes" if difference <= NEAR else "NO"
+        print(f"{family:22s} {peer:33s} {spelling:29s} {target:5d} {difference:11.1e} {largest:9.2e}  {near}")
         told = {"difference": difference, "largest": largest, "numbers": numbers(aligned(peer, theirs, found))}
-        figures.append({"model": family, "peer": peer, "ours": spelling, **told})
+        figures.append({"model": family, "peer": peer, "ours": spelling, "class": target, **told})
     if options.out:
         options.out.write_text(json.dumps({"versions": versions, "rows": figures}, indent=1))
 

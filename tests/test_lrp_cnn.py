@@ -56,6 +56,12 @@ def sees(conv: nn.Conv2d, shape: tuple[int, ...]) -> Tensor:
     return dense(lambda x: nn.functional.conv2d(x, ones, None, *options), shape)[0]
 
 
+def start(layer: tuple[Tensor, Tensor], x: Tensor, target: int) -> Tensor:
+    """Relevance of the logits that this layer gives: the logit of the class, nothing elsewhere."""
+    logits = layer[0] @ x + layer[1]
+    return logits * torch.eye(len(logits), dtype=torch.float64)[target]
+
+
 def slow_sequential(model: Any, x: Tensor, target: int, composite: str) -> Tensor:
     linear, conv, first = RULES[composite]
     stem = dense(lambda x: model[1](model[0](x)), (3, 8, 8))
@@ -68,8 +74,7 @@ def slow_sequential(model: Any, x: Tensor, target: int, composite: str) -> Tenso
     c = (middle[0] @ b + middle[1]).clamp(min=0)
     d = pooled[0] @ c
     e = (one[0] @ d + one[1]).clamp(min=0)
-    flow = torch.eye(3, dtype=torch.float64)[target]
-    flow = shared(linear, e, *two, flow)
+    flow = shared(linear, e, *two, start(two, e, target))
     flow = shared(linear, d, *one, flow)
     flow = shared("epsilon", c, *pooled, flow)
     flow = shared(conv, b, *middle, flow)
@@ -97,20 +102,22 @@ def slow_residual(model: Any, x: Tensor, target: int, composite: str) -> Tensor:
     b = (one[0] @ a + one[1]).clamp(min=0)
     c = two[0] @ b + two[1]
     d = (a + c).clamp(min=0)
-    flow = shared(linear, mean[0] @ d, *fc, torch.eye(3, dtype=torch.float64)[target])
+    flow = shared(linear, mean[0] @ d, *fc, start(fc, mean[0] @ d, target))
     flow = shared("epsilon", d, *mean, flow) / signed(a + c)
     branch = shared(conv, a, *one, shared(conv, b, *two, c * flow))
     arrived = shared(first, x.flatten(), *stem, a * flow + branch, sees(model.stem, (3, 8, 8)))
     return arrived.reshape(3, 8, 8).sum(dim=0)
 
 
+@pytest.mark.parametrize(("target", "above"), [(0, False), (2, True)])
 @pytest.mark.parametrize("composite", RULES)
-def test_a_residual_block(composite: str) -> None:
+def test_a_residual_block(composite: str, target: int, above: bool) -> None:
     """Two batch norms are folded, one of them beside the shortcut; the sum is shared out by value."""
     model, x = Residual.made(), noise()
-    found = vt.method(f"lrp@{composite}").attribute(vt.view(model, at="stem"), x, target=2)
+    assert bool((model(x)[:, target] > 0).all()) == above
+    found = vt.method(f"lrp@{composite}").attribute(vt.view(model, at="stem"), x, target=target)
     for image, arrived in zip(x, found, strict=True):
-        torch.testing.assert_close(arrived, slow_residual(model, image, 2, composite), rtol=1e-8, atol=1e-11)
+        torch.testing.assert_close(arrived, slow_residual(model, image, target, composite), rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.parametrize(("rule", "keeps"), [("identity", False), ("epsilon", True)])
@@ -125,7 +132,8 @@ def test_a_batch_norm_that_follows_no_layer(rule: str, keeps: bool) -> None:
     )
     stem, norm = dense(model[0], (3, 8, 8)), dense(model[2], (4, 8, 8))
     a = (stem[0] @ x.flatten() + stem[1]).clamp(min=0)
-    flow = shared("epsilon", norm[0] @ a + norm[1], *layer, torch.eye(3, dtype=torch.float64)[0])
+    middle = norm[0] @ a + norm[1]
+    flow = shared("epsilon", middle, *layer, start(layer, middle, 0))
     flow = shared("epsilon", a, *norm, flow) if keeps else flow
     expected = shared("zplus", x.flatten(), *stem, flow).reshape(3, 8, 8).sum(dim=0)
     torch.testing.assert_close(found[0], expected, rtol=1e-8, atol=1e-11)
@@ -150,10 +158,11 @@ EVERYWHERE += [
 
 @pytest.mark.parametrize(("family", "composite"), EVERYWHERE)
 def test_relevance_is_conserved(family: str, composite: str) -> None:
-    """One is sent, one arrives at the pixels: to 1e-4, where nothing is added on the way."""
+    """The logit is sent, the logit arrives at the pixels: to 1e-4 of it, where nothing is added on the way."""
     model = without_biases(FAMILIES[family]().double())
-    found = vt.method(f"lrp@{composite}").attribute(model, images(model, 2), target=1)
-    torch.testing.assert_close(found.sum(dim=(1, 2)), torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-4)
+    x = images(model, 2)
+    found = vt.method(f"lrp@{composite}").attribute(model, x, target=1)
+    torch.testing.assert_close(found.sum(dim=(1, 2)), model(x)[:, 1].detach(), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("composite", COMPOSITES)
@@ -179,21 +188,23 @@ def test_only_outputs_without_a_sign_lose_relevance(
 
     monkeypatch.setattr(AlphaBeta, "share", counted)
     model = without_biases(FAMILIES[family]().double())
-    found = vt.method(f"lrp@{composite}").attribute(model, images(model, 2), target=1).sum(dim=(1, 2))
-    missing = torch.stack(lost).sum(dim=0)
-    assert bool((missing.abs() > 1e-3).any()) == ((family, composite) not in EVERYWHERE)
+    x = images(model, 2)
+    found = vt.method(f"lrp@{composite}").attribute(model, x, target=1).sum(dim=(1, 2))
+    missing, logits = torch.stack(lost).sum(dim=0), model(x)[:, 1].detach()
+    assert bool((missing.abs() > 1e-3 * logits.abs()).any()) == ((family, composite) not in EVERYWHERE)
     near = 1e-3 if "resnet" in family and "alpha2" in composite else 1e-4
-    torch.testing.assert_close(found + missing, torch.ones(2, dtype=torch.float64), rtol=0, atol=near)
+    torch.testing.assert_close(found + missing, logits, rtol=near, atol=0)
 
 
 @pytest.mark.parametrize("family", ["vgg", "tv_vgg", "densenet", "tv_densenet"])
 def test_the_same_relevance_passes_every_block(family: str) -> None:
     model = without_biases(FAMILIES[family]().double())
     view = vt.view(model)
+    x = images(view, 1)
     for layer in range(view.depth):
-        found = vt.method(f"lrp(layer={layer})").attribute(view, images(view, 1), target=1)
+        found = vt.method(f"lrp(layer={layer})").attribute(view, x, target=1)
         assert found.shape[1:] == view.grid(layer=layer)
-        torch.testing.assert_close(found.sum(), torch.tensor(1.0, dtype=torch.float64), rtol=0, atol=1e-4)
+        torch.testing.assert_close(found.sum(), model(x)[0, 1].detach(), rtol=1e-4, atol=0)
 
 
 def test_the_model_keeps_its_weights_and_single_precision_walks_in_double() -> None:
@@ -273,5 +284,6 @@ def test_functions_in_place() -> None:
     """Rectified in place by functions, a residual sum, a mean by hand: nothing is changed under the walk's feet."""
     model = without_biases(_build(Plain).double())
     view = vt.view(model, at="body")
-    found = vt.method("lrp@epsilon_plus").attribute(view, images(view, 2), target=1)
-    torch.testing.assert_close(found.sum(dim=(1, 2)), torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-4)
+    x = images(view, 2)
+    found = vt.method("lrp@epsilon_plus").attribute(view, x, target=1)
+    torch.testing.assert_close(found.sum(dim=(1, 2)), model(x)[:, 1].detach(), rtol=1e-4, atol=0)

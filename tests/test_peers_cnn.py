@@ -17,7 +17,6 @@ from families_cnn import FAMILIES
 
 TOLD = json.loads((Path(__file__).parent / "data" / "peers_cnn.json").read_text())["rows"]
 AGREED = [row for row in TOLD if row["difference"] <= 1e-5]
-CLASS = 2
 
 
 def made(name: str) -> Any:
@@ -32,12 +31,12 @@ def made(name: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("row", AGREED, ids=lambda row: f"{row['model']}: {row['peer']}")
+@pytest.mark.parametrize("row", AGREED, ids=lambda row: f"{row['model']}: {row['peer']} of {row['class']}")
 def test_a_peer_gave_the_same(row: dict[str, Any]) -> None:
     model = made(row["model"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", vt.VitreousWarning)
-        maps = vt.method(row["ours"]).attribute(model, images(model, 2).double(), target=CLASS)
+        maps = vt.method(row["ours"]).attribute(model, images(model, 2).double(), target=row["class"])
     some = torch.linspace(0, maps[0].numel() - 1, 7).long()
     found = torch.stack([each.flatten()[some] for each in maps])
     expected = torch.tensor(row["numbers"], dtype=torch.float64)
@@ -56,3 +55,6 @@ def test_every_method_has_a_row_that_agrees() -> None:
     }
     assert {model for model, peer in others if peer.startswith("zennit")} == {"tv_resnet"}
     assert [pair for pair in others if pair[1].startswith("grad-cam")] == [("resnet", "grad-cam AblationCAM")]
+    lrp = [row for row in AGREED if row["ours"].startswith("lrp")]
+    assert {row["class"] for row in lrp if row["numbers"][0][-1] < 0} == {3}  # a class below zero, and one above
+    assert {row["class"] for row in lrp} == {2, 3}

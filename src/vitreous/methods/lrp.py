@@ -234,8 +234,9 @@ class LRP(Method):
     Left out: ``linear=gamma:0.05, patch=gamma:0.25, norm=epsilon, activation=identity, attention=epsilon,
     residual=epsilon``, a point of the grid that the AttnLRP paper searches for vision transformers; on a convolutional
     network, ``epsilon_plus_flat``. ``linear=epsilon`` with ``norm=identity`` divides by sums that cancel, and explodes
-    in trained models. The walk starts with one at the class and is summed over the width of a token, or the channels
-    of a pixel (``at=pixels``). Biases keep their shares, so the sum is one only where they are zero.
+    in trained models. The walk starts with the logit of the class (of any score: each logit times its slope), and is
+    summed over the width of a token, or the channels of a pixel (``at=pixels``). Biases keep their shares: the sum is
+    the logit only where they are zero.
     """
 
     rules: str = ""

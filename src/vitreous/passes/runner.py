@@ -65,7 +65,8 @@ def run_targets(
         for index, (target, trace) in enumerate(zip(aims, traces, strict=True)):
             observer.trace = trace
             if root is not None:
-                _backward(view, target.score(logits), (root, *observer.leaves), keep_graph=index + 1 < len(traces))
+                score = _scored(target, logits) if ask.rules.scored else target.score(logits)
+                _backward(view, score, (root, *observer.leaves), keep_graph=index + 1 < len(traces))
     for trace in traces:
         for keep in ask.keeps:
             trace[keep]  # an empty answer is an error here and not a strange picture later
@@ -113,6 +114,17 @@ def _forward(view: View, inputs: Tensor, ask: Pass, observer: Observer) -> tuple
         with torch.set_grad_enabled(root is not None), observer.inside(None):
             logits = view.finish(tokens)
     return logits, root
+
+
+def _scored(target: Target, logits: Tensor) -> Tensor:
+    """Return something whose slope at each logit is the slope of the target's score times that logit."""
+    known = logits.detach().requires_grad_()
+    score = target.score(known.clone())  # a function of the user's own may write into what it gets
+    if not score.requires_grad:
+        return score
+    (slope,) = torch.autograd.grad(score.sum(), known)
+    shares = torch.where(slope == 0, 0.0, slope * logits.detach())  # a class that is shut out has minus infinity
+    return (logits * shares).sum(dim=1)
 
 
 def _backward(view: View, score: Tensor, ends: Sequence[Tensor], keep_graph: bool) -> None:

@@ -112,6 +112,7 @@ def composed(text: str, usual: Mapping[str, str] = DEFAULTS) -> Rules:
     held = isinstance(chosen["attention"], ValueAttention)
     return Rules.of(
         "relevance",
+        scored=True,
         linear=chosen["linear"],
         conv=chosen["conv"],
         embedding=chosen["patch"],

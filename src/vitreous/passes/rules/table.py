@@ -71,10 +71,15 @@ class AttentionRule(Rule):
 
 @dataclass(frozen=True)
 class Rules:
-    """A frozen, hashable table: passes with equal tables are one pass."""
+    """A frozen, hashable table: passes with equal tables are one pass.
+
+    A walk starts with the slope of the score at each logit; where it is ``scored``, with that times the logit, which is
+    what a logit adds to the score. Rules divide by an output: from one, a logit below zero would turn every sign.
+    """
 
     table: tuple[tuple[str, Rule], ...] = ()
     currency: str = "gradient"
+    scored: bool = False
 
     def __post_init__(self) -> None:
         if self.currency not in CURRENCIES:
@@ -84,9 +89,9 @@ class Rules:
             raise TraceError(f"no operation is of the kind {unknown[0]!r}; known: {', '.join(KINDS)}")
 
     @classmethod
-    def of(cls, currency: str = "gradient", **rules: Rule) -> Rules:
+    def of(cls, currency: str = "gradient", scored: bool = False, **rules: Rule) -> Rules:
         """Return a table: ``Rules.of(norm=…, attention=…)``."""
-        return cls(tuple(sorted(rules.items(), key=lambda pair: pair[0])), currency)
+        return cls(tuple(sorted(rules.items(), key=lambda pair: pair[0])), currency, scored)
 
     def get(self, kind: str) -> Rule | None:
         """Return the rule of a kind of operation."""
