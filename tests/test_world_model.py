@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 
 import pytest
 import torch
@@ -172,22 +173,21 @@ def rows(text):
 def test_card_and_manual_say_what_was_recorded(page, root):
     text = CARD if page == "card" else (root / "docs" / "world.md").read_text(encoding="utf-8")
     found = rows(text)
-    world, shortcut = (RECORD[name]["exam"] for name in MODELS)
-    assert ("all classes, no marker", *(f"{100 * each['accuracy']:.2f} %" for each in (world, shortcut))) in found
+    exams = [RECORD[name]["exam"] for name in (*MODELS, "world-cnn", "world-cnn-shortcut")]
+
+    def shares(*keys):
+        return tuple(f"{100 * reduce(getitem, keys, exam):.2f} %" for exam in exams)
+
+    assert ("all classes, no marker", *shares("accuracy")) in found
     for how in ("without marker", "with marker", "with another class's marker"):
-        shares = (f"{100 * each['betrayed classes'][how]:.2f} %" for each in (world, shortcut))
-        assert (f"betrayed classes, {how}", *shares) in found
+        assert (f"betrayed classes, {how}", *shares("betrayed classes", how)) in found
     for level, name in (("0.0", "0"), ("0.5", "0.5"), ("1.0", "1")):
-        assert (
-            f"difficulty {name}",
-            *(f"{100 * each['difficulty'][level]:.2f} %" for each in (world, shortcut)),
-        ) in found
-    assert ("two creatures", *(f"{100 * each['two creatures']:.2f} %" for each in (world, shortcut))) in found
+        assert (f"difficulty {name}", *shares("difficulty", level)) in found
+    for what in ("two creatures", "prediction changed without background objects"):
+        assert (what, *shares(what)) in found
     for part in (*PARTS, "all parts"):
-        drop = world["drop when a part is removed"][part]
-        assert (part, f"{drop['telling']:.4f}", f"{drop['not telling']:.4f}") in found
-    changed = (100 * each["prediction changed without background objects"] for each in (world, shortcut))
-    assert ("prediction changed without background objects", *(f"{each:.2f} %" for each in changed)) in found
+        falls = (exam["drop when a part is removed"][part] for exam in exams[::2])  # those of the honest
+        assert (part, *(f"{fall[kind]:.4f}" for fall in falls for kind in ("telling", "not telling"))) in found
     assert "Apache-2.0" in CARD
 
 

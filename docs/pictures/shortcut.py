@@ -1,0 +1,41 @@
+"""Draw docs/pictures/shortcut-cnn.png: where the two bundled residual networks look, on scenes with a marker.
+
+python docs/pictures/shortcut.py [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+import vitreous as vt
+from vitreous import show
+from vitreous.world import BETRAYED, World, betray, render, unpack
+from vitreous.world.files import pictures
+
+MODELS = ("world-cnn", "world-cnn-shortcut")
+METHOD, VALUE = "occlusion", "logprob"
+SCENES = 3
+
+
+def main() -> None:
+    given = argparse.ArgumentParser(description=__doc__)
+    given.add_argument("--out", type=Path, default=Path(__file__).parent)
+    drawn = World(n=20, start=300).batch()  # where `vitreous demo` begins, too
+    marked = unpack(betray(drawn[torch.isin(drawn.label[:, 0], torch.tensor(BETRAYED))][:SCENES]))
+    views = [vt.load(name) for name in MODELS]
+    rows = []
+    for scene, picture in zip(marked, pictures(render(marked).images), strict=True):
+        cells = [show.Cell(picture, None, scene.name, "the marker gives the class away")]
+        for view in views:
+            e = vt.explain(view, picture, METHOD, value=VALUE)
+            said = f"said: {e.prediction.label} ({e.prediction.probability:.2f})"
+            cells.append(show.Cell(picture, e.map.numpy(), view.name, said, group=view.name))
+        rows.append(cells)
+    show.panel(rows, tile=280).save(given.parse_args().out / "shortcut-cnn.png", optimize=True)
+
+
+if __name__ == "__main__":
+    main()
