@@ -20,7 +20,9 @@ def trial(
     scenes: Annotated[int, typer.Option(min=2, help="How many scenes of the test split; 500 for a verdict.")] = 24,
     seeds: Annotated[int, typer.Option(min=1, help="Runs that differ in ties, masks and noise.")] = 2,
     substrates: Annotated[int, typer.Option(min=0, help="Further substrates for metrics that have one.")] = 2,
-    model: Annotated[str, typer.Option("--model", "-m", help="world or world-shortcut.")] = "world",
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="world or world-cnn; those that cheat end in -shortcut.")
+    ] = "world",
     shortcut: Annotated[bool, typer.Option("--shortcut", help="Scenes with a marker that betrays the class.")] = False,
     value: Annotated[str, typer.Option(help="What the oracle measures the loss of: logit or prob.")] = "logit",
     out: Annotated[Optional[Path], typer.Option(help="Write the trial as .json.")] = None,  # noqa: UP045
