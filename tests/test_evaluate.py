@@ -138,6 +138,7 @@ def test_bad_methods(model: Any, inputs: Tensor) -> None:
     for given, error, said in [
         ("rollot", SpellingError, "unknown method 'rollot'; did you mean rollout"),
         ([], vt.VitreousError, "give at least one method"),
+        ({}, vt.VitreousError, "give at least one method"),
         (["ixg", "ixg"], vt.VitreousError, "the method ixg is named twice"),
         (5, vt.VitreousError, "5 is no method"),
         ({"few": torch.zeros(2, 4, 4)}, MapError, "2 maps were given, fewer than there are pictures"),

@@ -57,9 +57,9 @@ class Foreign:
 
 def named(given: Any) -> dict[str, Method | Foreign]:
     """Return everything that is to be judged by name; one method, a sequence or a mapping of names."""
-    if isinstance(given, Mapping):
+    if isinstance(given, Mapping) and given:
         return {str(name): _understood(each) for name, each in given.items()}
-    several = given if isinstance(given, list | tuple) else [given]
+    several = given if isinstance(given, list | tuple | Mapping) else [given]
     methods: dict[str, Method | Foreign] = {}
     for each in several:
         name, number = _name(each), 2
