@@ -58,7 +58,7 @@ NAMELESS = """() => [...document.querySelectorAll("button, a, input, select, [ro
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with served("world", "world-shortcut") as found:
+    with served("world", "world-shortcut", "world-cnn") as found:
         yield found
 
 
@@ -141,6 +141,24 @@ def test_another_model(browser: Any, client: Client) -> None:
         page.expect(page("h1")).not_to_contain_text("stilted lumbo")  # it follows the marker
         page.sees(".asked", "The model is wrong")
         assert "model=world-shortcut" in page.hash
+
+
+def test_a_network_without_attention_has_neither_heads_nor_layers(browser: Any, client: Client) -> None:
+    with visit(browser, client) as page:
+        page.open(view="heads")
+        page.sees("h1", "Where does each head look?")
+        page(".model select").select_option("world-cnn")
+        page.sees("h1", "Why “")
+        page.expect(page(".tab:visible")).to_have_text(["why", "maps", "who owns what"])
+        page.expect(page("#tab-why")).to_have_attribute("aria-selected", "true")
+        page("#tab-why").focus()
+        for view in ("maps", "owners", "why"):
+            page.tab.keyboard.press("ArrowRight")
+            page.expect(page(f"#tab-{view}")).to_have_attribute("aria-selected", "true")
+        page.tab.keyboard.press("4")
+        assert "view=" not in page.hash  # nothing is there to be opened
+        page(".model select").select_option("world")
+        page.expect(page(".tab:visible")).to_have_count(len(VIEWS))
 
 
 def test_keys(browser: Any, client: Client) -> None:

@@ -13,7 +13,7 @@ from vitreous.errors import VitreousError
 
 __all__ = ["explore"]
 
-_MODELS = ("world", "world-shortcut")
+_MODELS = ("world", "world-shortcut", "world-cnn", "world-cnn-shortcut")
 _Several = Optional[list[str]]  # noqa: UP045
 
 

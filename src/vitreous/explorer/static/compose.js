@@ -31,7 +31,7 @@ export class Composer {
       { class: "options", id: "completions", role: "listbox", "aria-label": "Completions", hidden: true },
     );
     this.caret = el("pre", { class: "caret", "aria-hidden": "true" });
-    this.words = el("p", { class: "note", id: "composed" }, "Compose: smooth(generic), consensus(coiba, tis)");
+    this.words = el("p", { class: "note", id: "composed" }, "Compose: smooth(ixg), consensus(coiba, gradcam)");
     this.input = el("input", {
       type: "text",
       class: "field code",
@@ -81,7 +81,7 @@ export class Composer {
       this.#close();
       this.caret.textContent = "";
       this.words.className = "note";
-      this.words.textContent = "Compose: smooth(generic), consensus(coiba, tis)";
+      this.words.textContent = "Compose: smooth(ixg), consensus(coiba, gradcam)";
       return;
     }
     let said;

@@ -100,7 +100,7 @@ export class ImagePage {
   }
 
   get #current() {
-    return this.views[this.store.state.view];
+    return this.views[this.store.view];
   }
 
   /** The map that is put to the test: the one that a view singles out, or else the chosen method's. */
@@ -114,6 +114,7 @@ export class ImagePage {
   }
 
   #open(view) {
+    if (!this.store.views.includes(view)) return;
     this.store.set({ view });
     announce(NAMES[view]);
   }
@@ -122,7 +123,8 @@ export class ImagePage {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!by) return;
     event.preventDefault();
-    const view = VIEWS[(VIEWS.indexOf(this.store.state.view) + by + VIEWS.length) % VIEWS.length];
+    const { view: now, views } = this.store;
+    const view = views[(views.indexOf(now) + by + views.length) % views.length];
     this.#open(view);
     this.tabs[VIEWS.indexOf(view)].focus();
   }
@@ -146,13 +148,14 @@ export class ImagePage {
     this.title.textContent = store.prediction ? this.#question() : waiting;
     this.#differs();
     for (const tab of this.tabs) {
-      const on = tab.dataset.view === state.view;
+      const on = tab.dataset.view === store.view;
+      tab.hidden = !store.views.includes(tab.dataset.view);
       tab.setAttribute("aria-selected", String(on));
       tab.tabIndex = on ? 0 : -1;
       if (on) this.list.scrollLeft = tab.offsetLeft - (this.list.clientWidth - tab.offsetWidth) / 2; // on a phone
     }
-    this.body.setAttribute("aria-labelledby", `tab-${state.view}`);
-    remake(this.lead, state.view, () => [this.#current.lead]);
+    this.body.setAttribute("aria-labelledby", `tab-${store.view}`);
+    remake(this.lead, store.view, () => [this.#current.lead]);
     this.look.update();
     if (store.problem) {
       this.#view = null;
@@ -170,7 +173,7 @@ export class ImagePage {
   #question() {
     const { store } = this;
     if (this.#current.title) return this.#current.title;
-    const rather = store.against !== null && store.state.view !== "why"
+    const rather = store.against !== null && store.view !== "why"
       ? ` rather than “${store.label(store.against)}”`
       : "";
     return `Why “${store.label(store.target)}”${rather}?`;

@@ -45,7 +45,7 @@ export class MethodPanel {
   add(spelling) {
     const { store } = this;
     const names = store.names.includes(spelling) ? store.names : [...store.names, spelling];
-    store.set({ methods: names, chosen: spelling, ...(store.state.view === "why" ? {} : { view: "maps" }) });
+    store.set({ methods: names, chosen: spelling, ...(store.view === "why" ? {} : { view: "maps" }) });
     announce(`${spelling} added`);
   }
 

@@ -1,6 +1,6 @@
 // What is asked and what is known about it: one place that every part of the page reads.
 
-import { readState, writeState } from "./address.js";
+import { readState, VIEWS, writeState } from "./address.js";
 import { Answers } from "./answers.js";
 import { api, decode, pictureAddress } from "./common.js";
 import { loadImage, LOOK } from "./maps.js";
@@ -77,6 +77,15 @@ export class Store extends EventTarget {
   get model() {
     const { models } = this.start;
     return models.find((model) => model.name === this.state.model) ?? models[0];
+  }
+
+  /** A network without attention has no heads, and no stream of tokens that a map could begin with at each layer. */
+  get views() {
+    return this.model.attends === "nowhere" ? VIEWS.filter((view) => view !== "layers" && view !== "heads") : VIEWS;
+  }
+
+  get view() {
+    return this.views.includes(this.state.view) ? this.state.view : "why";
   }
 
   get methods() {
