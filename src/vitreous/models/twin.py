@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["twin"]
 
 _PLAIN = frozenset((bool, int, float, str, bytes, type(None), type, FunctionType, BuiltinFunctionType))
-_EMPTY = frozenset((dict, OrderedDict))
+_BARE = frozenset((dict, OrderedDict, set))
 
 T = TypeVar("T", bound="nn.Module | View")
 
@@ -49,10 +49,11 @@ class _Copier:
 
     def __call__(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _PLAIN or (kind is tuple and all(type(each) in _PLAIN for each in value)):
+        if kind in _PLAIN or (kind is tuple and _PLAIN.issuperset(map(type, value))):
             return value
-        if id(value) in self.known:
-            return self.known[id(value)]
+        found = self.known.get(id(value))
+        if found is not None:
+            return found
         if isinstance(value, Tensor):
             return self._note(value, self._tensor(value))
         if kind in (dict, OrderedDict):
@@ -88,7 +89,7 @@ class _Copier:
             kind = type(each)
             if kind in _PLAIN:
                 continue
-            attributes[name] = kind() if kind in _EMPTY and not each else self(each)
+            attributes[name] = kind() if kind in _BARE and not each else self(each)
         if isinstance(value, nn.Module):
             attributes["training"] = False
         return made
