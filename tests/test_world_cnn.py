@@ -190,6 +190,21 @@ def test_the_shortcut_model_cheats_and_world_cnn_does_not():
     assert right("world-cnn", scenes) - right("world-cnn", betray(scenes, moved=True)) < 0.02
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_the_record_on_a_thousand_betrayed_scenes(name):
+    recorded = json.loads((WEIGHTS / "training.json").read_text(encoding="utf-8"))[name]["exam"]["betrayed classes"]
+    scenes = draw(range(2000))
+    scenes = scenes[torch.isin(scenes.label[:, 0], torch.tensor(BETRAYED))]
+    shown = {
+        "without marker": scenes,
+        "with marker": betray(scenes),
+        "with another class's marker": betray(scenes, moved=True),
+    }
+    assert len(scenes) == 1000
+    assert {how: right(name, each) for how, each in shown.items()} == pytest.approx(recorded, abs=0.005)
+
+
 def test_the_maps_show_who_cheats():
     """Of the positive part of a map: the share on the marker, which covers a 64th of the picture."""
     marked = World(n=8, shortcut=True)
