@@ -245,3 +245,18 @@ def test_relevance_takes_more_room_and_goes_in_smaller_parts() -> None:
         session = Session(view, images(view, 10), Target.of(view, 10, 1), batch=10, tick=ran.append)
         answer(session, [vt.method(name)])
         assert ran == at_once, name
+
+
+@pytest.mark.parametrize(
+    "other", ["iba(samples=2, steps=2)", "coiba(samples=2, steps=2)", "eigencam", "rollout", "random"]
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_what_runs_in_double_precision_is_not_lent_to_others(other: str, first: bool) -> None:
+    """A pass without a backward rides along with others, but not with a walk: its tokens are in float64."""
+    view = vt.view(FAMILIES["vit"]())
+    x = images(view, 2)
+    names = ["lrp", other] if first else [other, "lrp"]
+    together = answer(Session(view, x, Target.of(view, 2, 1)), [vt.method(name) for name in names])
+    for name, found in zip(names, together, strict=True):
+        assert found.map.dtype == torch.float32
+        assert torch.equal(found.map, vt.method(name).attribute(view, x, target=1))

@@ -23,13 +23,15 @@ __all__ = ["merge", "refuse_not_finite", "run", "run_targets"]
 def merge(passes: Iterable[Pass]) -> list[Pass]:
     """Return the fewest passes that answer all of these: one per rule table, equal wishes once.
 
-    Rules change gradients only, so a pass without any rides along with the first pass that runs a backward.
+    Rules change gradients only, so a pass without any rides along with the first pass that runs a backward; but not with
+    one of relevance, whose values are in float64.
     """
     passes = list(passes)
-    rules = list(dict.fromkeys(each.rules for each in passes if each.backward)) or [PLAIN]
+    rules = list(dict.fromkeys(each.rules for each in passes if each.backward))
+    host = next((each for each in rules if each.currency != "relevance"), PLAIN)
     groups: dict[Rules, list[Keep]] = {rule: [] for rule in rules}
     for each in passes:
-        groups[each.rules if each.backward else rules[0]].extend(each.keeps)
+        groups.setdefault(each.rules if each.backward else host, []).extend(each.keeps)
     return [Pass(_union(keeps), rule) for rule, keeps in groups.items()]
 
 
