@@ -147,11 +147,11 @@ def boxes(
     return {"images": len(some), "methods": found}
 
 
-def world(count: int, explain: Mapping[str, Explain], device: str) -> dict[str, Any]:
-    """The same for the creature, and for the part that tells its class from its siblings."""
+def world(count: int, explain: Mapping[str, Explain], view: vt.View) -> dict[str, Any]:
+    """The same for the creature, and for the part that tells its class from its siblings; for a model of the world."""
     from vitreous.world import PARTS, World, telling_part
 
-    view = vt.load("world", device=device)
+    device = view.device
     mean, std = (
         torch.tensor(each, device=device).view(-1, 1, 1) for each in (view.preprocess.mean, view.preprocess.std)
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from known import Photos, read_photos, world
 from systems import METRICS
+from torch.nn.functional import adaptive_avg_pool2d
 
 import vitreous as vt
 from vitreous.judge.check import agreement
@@ -111,19 +113,19 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def on_world(options: argparse.Namespace) -> dict[str, Any]:
+def on_world(view: vt.View, methods: Iterable[str], count: int) -> dict[str, Any]:
     """Return how much of the top fifth of each method lies on the creature and on what tells its class."""
-    view = vt.load("world", device=options.device)
-    hows = {each: read(each, view) for each in options.methods}
+    hows = {each: read(each, view) for each in methods}
 
     def explaining(how: vt.Method) -> Any:
         def explain(view: vt.View, inputs: Any, classes: Any) -> Any:
             parts = zip(inputs.split(64), classes.split(64), strict=True)
-            return torch.cat([how.attribute(view, one, target=aim.tolist(), grid="token") for one, aim in parts])
+            maps = torch.cat([how.attribute(view, one, target=aim.tolist(), grid="token") for one, aim in parts])
+            return adaptive_avg_pool2d(maps, view.grid())  # some of a convolutional network are finer
 
         return explain
 
-    return world(options.world, {name: explaining(how) for name, how in hows.items()}, options.device)
+    return world(count, {name: explaining(how) for name, how in hows.items()}, view)
 
 
 def gains(table: vt.Table, method: str, metric: str, half: int, others: list[str]) -> dict[str, Any]:
@@ -169,7 +171,9 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=400, help="scenes; 0 for none")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    tables: dict[str, Any] = {"world": on_world(options)} if options.world else {}
+    tables: dict[str, Any] = {}
+    if options.world:
+        tables["world"] = on_world(vt.load("world", device=options.device), options.methods, options.world)
     for name in options.models:
         tables[name] = judge(name, options)
         show(name, tables[name])

@@ -227,7 +227,7 @@ class Bench:
         if given.world:
             self.say("world: the same for the creature and for its telling part")
             known = {name: each for name, each in explain.items() if name not in self.informed}
-            self.keep("world", world(given.world, known, self.device))
+            self.keep("world", world(given.world, known, vt.load("world", device=self.device)))
 
     def forwards(self, how: How) -> float:
         return how.method.forwards(self.view)

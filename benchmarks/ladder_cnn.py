@@ -1,0 +1,109 @@
+"""Which method by default on a convolutional network? Candidates for each step, on three networks of the world.
+
+Run ``python benchmarks/ladder_cnn.py --folder nets --scenes 400 --out ladder_cnn.json``, with a folder as
+``convnets.py`` fills it. For every method: insertion, deletion and their difference (CoIBA's protocol, explained and
+scored is the predicted class) on both halves of the scenes, the first to choose on, the second to report, with the
+paired difference to the step it is held against; and how much of the part that tells the class lies in the top fifth of
+the cells, over what chance would give. ``--methods`` as for ``ladder.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from convnets import BUNDLED, OTHERS, load
+from ladder import gains, on_world, read
+from systems import METRICS as ALL
+
+import vitreous as vt
+from vitreous.metrics import intervals
+from vitreous.words.defaults import STEPS
+from vitreous.world import World
+
+METRICS = {short: ALL[short] for short in ("insdel", "insertion", "deletion")}
+METHODS = (
+    *STEPS,
+    "logprob(gradcam)",
+    "logprob(hirescam)",
+    "logprob(xgradcam_plus)",
+    "logprob(layercam)",
+    "logprob(input_x_gradient)",
+    "logprob(integrated_gradients(steps=20))",
+    "logprob(coiba(samples=3))",
+    "logprob(iba)",
+    "occlusion",
+)
+
+
+def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the table of one network."""
+    view = load(name, options.folder, options.device)
+    images = torch.cat([seen.images * 2 - 1 for _, seen in World(n=options.scenes, start=options.start).batches(64)])
+    hows: dict[str, Any] = {}
+    for each in options.methods:
+        try:
+            read(each, view).attribute(view, images[:1])
+            hows[each] = read(each, view)
+        except vt.VitreousError as error:
+            print(f"{each} is left out: {error}", flush=True)
+    began = time.perf_counter()
+    table = vt.evaluate(view, images, hows, list(METRICS.values()), baselines=False, batch=options.batch)
+    known = on_world(view, hows, options.scenes)["telling part"]
+    half, rows = len(images) // 2, {}
+    others = [each for each in options.against if each in hows]
+    for method in hows:
+        rows[method] = {"telling part": known[method]}
+        for short, metric in METRICS.items():
+            scores = table[method, metric]
+            ((low, high),) = intervals(scores[half:, None])
+            rows[method][short] = {
+                "choose": float(np.nanmean(scores[:half])),
+                "report": float(np.nanmean(scores[half:])),
+                "interval": [low, high],
+                "gain": gains(table, method, metric, half, [each for each in others if each != method]),
+            }
+    return {
+        "methods": {name: str(each) for name, each in hows.items()},
+        "rows": rows,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    """Print one line for each method."""
+    print(f"\n{name}: {found['seconds']:.0f} s")
+    print("  ".join(f"{short:>15}" for short in METRICS), " telling part")
+    for method, cells in found["rows"].items():
+        line = "  ".join(f"{cells[short]['choose']:7.4f}/{cells[short]['report']:7.4f}" for short in METRICS)
+        part = cells["telling part"]
+        print(f"{line}  {part['ratio']:.2f} [{part['low']:.2f}, {part['high']:.2f}]  {method}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--scenes", type=int, default=400)
+    parser.add_argument("--start", type=int, default=1000, help="the first scene")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--networks", nargs="*", choices=[BUNDLED, *OTHERS], default=[BUNDLED, *OTHERS])
+    parser.add_argument("--methods", type=lambda text: tuple(text.split(";")), default=METHODS)
+    parser.add_argument("--against", type=lambda text: tuple(text.split(";")), default=STEPS)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    tables: dict[str, Any] = {}
+    for name in options.networks:
+        tables[name] = judge(name, options)
+        show(name, tables[name])
+        if options.out is not None:
+            options.out.write_text(json.dumps(tables, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

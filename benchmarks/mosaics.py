@@ -1,0 +1,123 @@
+"""VAR on mosaics of the world: does a map of one cell's class lie in that cell, with VAR and without?
+
+Run ``python benchmarks/mosaics.py --mosaics 200 --out mosaics.json``; ``--folder`` and ``--networks`` for those that
+``convnets.py`` has trained. A mosaic is 2 x 2 scenes of distinct classes, each rendered at half the size. As in VAR's
+Table 1, each cell's class is explained and compared with those of the other three; RA is the share of the positive
+relevance that lies in the cell, IoU the overlap of the cell with what is above zero. The bootstrap draws whole mosaics.
+Every network is judged twice, as it is and with its logits centred, which no probability sees. ``--markdown FILE``
+prints the table of a file that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from convnets import BUNDLED, OTHERS, centred, load
+
+import vitreous as vt
+from vitreous.metrics import intervals
+from vitreous.world import mosaics
+
+METRICS = {"RA": "region_attribution@var", "IoU": "region_iou@var"}
+BASES = {
+    "Grad-CAM": "gradcam",
+    "IxG": "input_x_gradient",
+    "guided backprop": "guided_backprop",
+    "LRP": "lrp@epsilon_plus_flat",
+}
+PRESETS = ("paper", "sharp", "released")
+PUBLISHED = {
+    "Grad-CAM": {"RA": 25, "IoU": 64},
+    "IxG": {"RA": 37, "IoU": 0},
+    "guided backprop": {"RA": 144, "IoU": 32},
+    "LRP": {"RA": 56, "IoU": 97},
+}
+"""The gains in percent that VAR's Table 1 prints for ResNet-50 on Quad-ImageNet."""
+
+
+def judge(view: vt.View, count: int) -> dict[str, Any]:
+    """Return the scores of every base that is for this model, with and without VAR, and the paired gains."""
+    made = mosaics(count, size=view.preprocess.size[0])
+    images = made.images.repeat_interleave(4, dim=0) * 2 - 1
+    cells = [cell.numpy() for cell in made.cells] * count
+    labels = made.labels.tolist()
+    aims = [each for group in labels for each in group]
+    among = [group for group in labels for _ in group]
+    groups = torch.arange(count).repeat_interleave(4).tolist()
+    bases = {name: how for name, how in BASES.items() if view.rectifies or vt.method(how).models != "ReLU"}
+    hows = bases | {f"{name}, {each}": f"var@{each}({how})" for name, how in bases.items() for each in PRESETS}
+    table = vt.evaluate(
+        view,
+        images,
+        hows,
+        list(METRICS.values()),
+        target=aims,
+        among=among,
+        truth=[vt.Truth(mask=cell) for cell in cells],
+        groups=groups,
+    )
+    found: dict[str, Any] = {"constant": {short: table.mean("constant", long) for short, long in METRICS.items()}}
+    for name in hows:
+        found[name] = {}
+        for short, long in METRICS.items():
+            found[name][short] = {"mean": table.mean(name, long), "interval": list(table.interval(name, long))}
+            base = name.split(",")[0]
+            if base != name:
+                gap = (table[name, long] - table[base, long]).reshape(count, 4).mean(axis=1)
+                ((low, high),) = intervals(gap[:, None])
+                found[name][short] |= {"gain": float(gap.mean()), "gain interval": [low, high]}
+    return {"mosaics": count, "accuracy": named_first(view, made), "scores": found}
+
+
+def named_first(view: vt.View, made: Any) -> float:
+    """Return how many of the four classes of a mosaic are among its four most probable ones, as a share."""
+    top = view.logits(view.cast(made.images * 2 - 1)).topk(4, dim=1).indices.cpu()
+    return float((top[:, :, None] == made.labels.cpu()[:, None]).any(dim=1).float().mean())
+
+
+def rows(tables: dict[str, Any]) -> Iterator[str]:
+    """The table of the manual."""
+    yield "| network | method | | plain | with VAR | gain | with `sharp` | gain | the paper's gain |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for network, found in tables.items():
+        for name in (each for each in BASES if each in found["scores"]):
+            for short in METRICS:
+                plain = found["scores"][name][short]
+                cells = [network, name, short, f"{plain['mean']:.3f}"]
+                for preset in PRESETS[:2]:
+                    cell = found["scores"][f"{name}, {preset}"][short]
+                    gain, low, high = (each / plain["mean"] for each in (cell["gain"], *cell["gain interval"]))
+                    cells += [f"{cell['mean']:.3f}", f"{gain:+.0%} [{low:+.0%}, {high:+.0%}]"]
+                yield f"| {' | '.join([*cells, f'{PUBLISHED[name][short]:+d}%'])} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mosaics", type=int, default=200)
+    parser.add_argument("--folder", type=Path, help="of the networks that convnets.py has trained")
+    parser.add_argument("--networks", nargs="*", choices=[BUNDLED, *OTHERS], default=[BUNDLED])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    given = parser.parse_args()
+    if given.markdown is not None:
+        print("\n".join(rows(json.loads(given.markdown.read_text()))))
+        return
+    tables: dict[str, Any] = {}
+    for name in given.networks:
+        view = load(name, given.folder, given.device)
+        for label, seen in ((name, view), (f"{name}, centred", centred(view))):
+            tables[label] = judge(seen, given.mosaics)
+            print(label, f"{tables[label]['accuracy']:.3f} of the classes are among the four most probable ones")
+            if given.out is not None:
+                given.out.write_text(json.dumps(tables, indent=1) + "\n")
+    print("\n".join(rows(tables)))
+
+
+if __name__ == "__main__":
+    main()
