@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.methods.registry import method
 from vitreous.models import View, view
 from vitreous.passes.scenes import seen_scenes
@@ -18,14 +21,15 @@ _SCENES = 8
 _APART = 0.05  # of log-probabilities, at most
 _agrees: dict[tuple[str, tuple[int, int]], bool] = {}
 """By the digest of a model and the size of its inputs."""
+_walked: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def effort(step: str = "quick", model: View | nn.Module | None = None) -> str:
     """Return the spelling of a step of the ladder: ``"quick"``, ``"careful"`` or ``"best"``.
 
-    With a model, the one for that model: where attention is windowed or tokens cannot be left out, the step has a
-    substitute. On a GPU, samples run in float16 where the model's log-probabilities of eight rendered scenes agree with
-    its own precision's.
+    With a model, the one for that model: where attention is windowed, tokens cannot be left out, or there are none, the
+    step has a substitute. On a GPU, samples run in float16 where the model's log-probabilities of eight rendered scenes
+    agree with its own precision's.
     """
     usual = ladder(step)
     if model is None:
@@ -33,7 +37,22 @@ def effort(step: str = "quick", model: View | nn.Module | None = None) -> str:
     looked_at = view(model)
     windows = looked_at.attends != "everywhere"
     half = step != "quick" and _half_agrees(looked_at)
-    return method(ladder(step, windows, looked_at.drops_tokens, half, looked_at.stream)).spelling
+    walks = looked_at.stream or _walks(looked_at)
+    return method(ladder(step, windows, looked_at.drops_tokens, half, looked_at.stream, walks)).spelling
+
+
+def _walks(looked_at: View) -> bool:
+    """Say whether relevance has a rule for all that a convolutional network does; tried once, on a blank image."""
+    if looked_at.model not in _walked:
+        blank = torch.zeros(1, len(looked_at.preprocess.mean), *looked_at.preprocess.size)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", VitreousWarning)
+                method("lrp@epsilon_plus").attribute(looked_at, blank)
+            _walked[looked_at.model] = True
+        except VitreousError:
+            _walked[looked_at.model] = False
+    return _walked[looked_at.model]
 
 
 def _half_agrees(looked_at: View) -> bool:

@@ -23,8 +23,8 @@ __all__ = ["merge", "refuse_not_finite", "run", "run_targets"]
 def merge(passes: Iterable[Pass]) -> list[Pass]:
     """Return the fewest passes that answer all of these: one per rule table, equal wishes once.
 
-    Rules change gradients only, so a pass without any rides along with the first pass that runs a backward; but not with
-    one of relevance, whose values are in float64.
+    Rules change gradients only, so a pass without any rides along with the first pass that runs a backward; but not
+    with one of relevance, whose values are in float64.
     """
     passes = list(passes)
     rules = list(dict.fromkeys(each.rules for each in passes if each.backward))

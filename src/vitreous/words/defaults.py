@@ -14,28 +14,37 @@ STEPS = ("quick", "careful", "best")
 
 _QUICK = 'logprob(consensus(witness(decompx, grad_rollout), grad_rollout, attcat, how=scaled, weights="3,2,1"))'
 _QUICK_IN_WINDOWS = "logprob(plus(decompx, combine=scaled))"
-_QUICK_ON_FEATURES = "logprob(gradcam)"
+_QUICK_ON_FEATURES = (
+    "consensus(lrp(rules=epsilon_plus, at=pixels), logprob(layercam), logprob(input_x_gradient), "
+    'how=scaled, weights="2,1,1")'
+)
+_QUICK_WITHOUT_RULES = "logprob(consensus(layercam, integrated_gradients(steps=10), how=scaled))"
 
 
-def ladder(step: str, windows: bool = False, drops: bool = True, half: bool = False, stream: bool = True) -> str:
+def ladder(
+    step: str, windows: bool = False, drops: bool = True, half: bool = False, stream: bool = True, walks: bool = True
+) -> str:
     """Return the spelling of one step.
 
     ``windows``: attention does not reach everywhere; ``drops``: tokens can be left out; ``half``: samples in float16;
-    ``stream``: all layers add to one stream of tokens.
+    ``stream``: all layers add to one stream of tokens. Where they do not: ``walks``, relevance has a rule for all of
+    them.
     """
     check_choice("effort", step, STEPS)
     float16 = ", half=true" if half else ""
-    if not stream:
-        masks = {"careful": "masks=256", "best": "doubt=2.0"}.get(step)
-        return _QUICK_ON_FEATURES if masks is None else f"refine({_QUICK_ON_FEATURES}, {masks}{float16})"
-    quick = _QUICK_IN_WINDOWS if windows else _QUICK
+    if stream:
+        quick = _QUICK_IN_WINDOWS if windows else _QUICK
+    else:
+        quick = _QUICK_ON_FEATURES if walks else _QUICK_WITHOUT_RULES
     if step == "quick":
         return quick
-    if step == "best" and not drops:  # then all replicas are the best there is
+    if step == "best" and stream and not drops:  # then all replicas are the best there is
         return f"consensus(coiba{'(half=true)' if half else ''}, {quick}, how=scaled)"
     careful = f"consensus(coiba(samples=3{float16}), {quick}, how=scaled)"
     if step == "careful":
         return careful
+    if not stream:
+        return f"consensus({careful}, refine({careful}, doubt=2.0{float16}), how=scaled)"
     return f"consensus({careful}, refine({careful}, spread=0.3, doubt=2.0{float16}))"
 
 
@@ -46,8 +55,7 @@ def known_as(spelling: str) -> str:
 
 _EITHER = (False, True)
 _STEP_OF = {
-    ladder(step, windows, drops, half, stream): step
-    for step, windows, drops, half, stream in product(reversed(STEPS), _EITHER, _EITHER, _EITHER, _EITHER)
+    ladder(step, *facts): step for step in reversed(STEPS) for facts in product(*[_EITHER] * 5)
 }  # of two steps with one spelling, the cheaper
 METHOD = ladder("quick")
 """What a plain explain does, on most models."""
