@@ -60,7 +60,7 @@ SPELLINGS += [
     "refine(logprob(gradcam), masks=16, drop=false)",
 ]
 ILL_CONDITIONED = {"gradcam_pp", "ablationcam", "xgradcam", "var"}  # close to a division by zero, or a step
-KINKED = {"blur_ig": (4, 5e-3), "guided_ig": (10**9, 1.0), "xrai": (10**9, 0.02)}
+KINKED = {"blur_ig": (4, 5e-3), "guided_ig": (10**9, 1.0), "xrai": (10**9, 1.0)}
 """How many pixels may be off between precisions, and how far, in networks of ReLUs and maxima, whose gradients jump. On
 the path of blurs two values lie within 4e-6 of each other under one maximum of a pooling. Guided paths choose pixels by
 the order of gradients, and xrai puts whole regions in an order: there, close ones may change places, and maps need only
