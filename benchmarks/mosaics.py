@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +82,29 @@ def named_first(view: vt.View, made: Any) -> float:
 
 def rows(tables: dict[str, Any]) -> Iterator[str]:
     """The table of the manual."""
-    yield "| network | method | | plain | with VAR | gain | with `sharp` | gain | the paper's gain |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| network | method | | plain | with VAR | gain | gain of `sharp` | the paper's gain |"
+    yield "|---|---|---|---|---|---|---|---|"
     for network, found in tables.items():
         for name in (each for each in BASES if each in found["scores"]):
             for short in METRICS:
-                plain = found["scores"][name][short]
-                cells = [network, name, short, f"{plain['mean']:.3f}"]
-                for preset in PRESETS[:2]:
-                    cell = found["scores"][f"{name}, {preset}"][short]
-                    gain, low, high = (each / plain["mean"] for each in (cell["gain"], *cell["gain interval"]))
-                    cells += [f"{cell['mean']:.3f}", f"{gain:+.0%} [{low:+.0%}, {high:+.0%}]"]
+                plain, *others = (
+                    found["scores"][each][short] for each in (name, *(f"{name}, {p}" for p in PRESETS[:2]))
+                )
+                cells = [
+                    network,
+                    name,
+                    short,
+                    *(between(each["mean"], each["interval"], ".3f") for each in (plain, others[0])),
+                ]
+                for other in others:
+                    gain, *ends = (each / plain["mean"] for each in (other["gain"], *other["gain interval"]))
+                    cells.append(between(gain, ends, "+.0%"))
                 yield f"| {' | '.join([*cells, f'{PUBLISHED[name][short]:+d}%'])} |"
+
+
+def between(mean: float, ends: Sequence[float], form: str) -> str:
+    low, high = (format(each, form) for each in ends)
+    return f"{mean:{form}} [{low}, {high}]"
 
 
 def main() -> None:
