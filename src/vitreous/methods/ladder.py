@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from vitreous.errors import VitreousError, VitreousWarning
+from vitreous.errors import VitreousWarning
 from vitreous.methods.registry import method
 from vitreous.models import View, view
 from vitreous.passes.scenes import seen_scenes
@@ -50,7 +50,9 @@ def _walks(looked_at: View) -> bool:
                 warnings.simplefilter("ignore", VitreousWarning)
                 method("lrp@epsilon_plus").attribute(looked_at, blank)
             _walked[looked_at.model] = True
-        except VitreousError:
+        except (
+            Exception
+        ):  # what a rule does not know can fail anywhere; a network that is broken fails again, and aloud
             _walked[looked_at.model] = False
     return _walked[looked_at.model]
 

@@ -152,9 +152,7 @@ class ConvView(View):
         if made is not self:
             for module in made.model.modules():
                 for flag in ("inplace", "grad_checkpointing"):
-                    if (
-                        vars(module).get(flag, getattr(type(module), flag, False)) is True
-                    ):  # not asked of the module: slow
+                    if vars(module).get(flag) is True:  # getattr takes its time where there is none
                         vars(module)[flag] = False
         return made
 

@@ -165,10 +165,8 @@ class Session:
 
     def _find(self, ask: Pass) -> Trace | None:
         for rules, trace in self._traces:
-            same = rules == ask.rules or (
-                not ask.backward and rules.currency != "relevance"
-            )  # whose values are float64
-            if same and all(trace.has(keep) for keep in ask.keeps):
+            lent = not ask.backward and rules.currency != "relevance"  # a walk's values are in float64
+            if (rules == ask.rules or lent) and all(trace.has(keep) for keep in ask.keeps):
                 return trace
         if ask.backward:
             return None
