@@ -50,9 +50,7 @@ def _walks(looked_at: View) -> bool:
                 warnings.simplefilter("ignore", VitreousWarning)
                 method("lrp@epsilon_plus").attribute(looked_at, blank)
             _walked[looked_at.model] = True
-        except (
-            Exception
-        ):  # what a rule does not know can fail anywhere; a network that is broken fails again, and aloud
+        except Exception:  # what has no rule can fail anywhere; a broken network fails again, and aloud
             _walked[looked_at.model] = False
     return _walked[looked_at.model]
 
