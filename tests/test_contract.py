@@ -75,7 +75,7 @@ FEW = [
 ]  # one of a kind
 
 
-def kinds(short: Iterable[str] = (*FEW, "registers", "deit_distilled", "hf_clip")) -> list[Any]:
+def kinds(short: Iterable[str] = (*FEW, "registers")) -> list[Any]:
     """All families; others than the short list in the long run only."""
     usual = set(short)
     return [pytest.param(n, marks=[] if n in usual else pytest.mark.slow, id=n) for n in ALL]
