@@ -60,7 +60,7 @@ SPELLINGS += [
     "refine(logprob(gradcam), masks=16, drop=false)",
 ]
 ILL_CONDITIONED = {"gradcam_pp", "ablationcam", "xgradcam", "var"}  # close to a division by zero, or a step
-KINKED = {"blur_ig": (4, 5e-3), "guided_ig": (10**9, 1.0), "xrai": (10**9, 1.0)}
+KINKED = {"blur_ig": (4, 5e-3), "guided_ig": (10**9, 1.0), "xrai": (10**9, 0.02)}
 """How many pixels may be off between precisions, and how far, in networks of ReLUs and maxima, whose gradients jump. On
 the path of blurs two values lie within 4e-6 of each other under one maximum of a pooling. Guided paths choose pixels by
 the order of gradients, and xrai puts whole regions in an order: there, close ones may change places, and maps need only
@@ -166,9 +166,12 @@ def test_contract(view: vt.View, method: Method) -> None:
     scale = found.abs().max() + 1e-12
     off = (double.float() - found).abs()
     few, far = KINKED.get(method.info.name, (0, 2e-3)) if view.rectifies else (0, 2e-3)
+    if method.info.name == "xrai" and "vgg" in view.name.lower():
+        far = 1.0  # two regions do change places there
     assert (off > 2e-3 * scale).sum() <= few
     assert off.max() <= far * scale
-    assert cosine_similarity(double.float().flatten(1), found.flatten(1)).min() > 0.9 or far == 2e-3
+    if far > 2e-3:
+        assert cosine_similarity(double.float().flatten(1), found.flatten(1)).min() > 0.9
 
     # Division by almost nothing, and a sharp softmax, magnify rounding: there, neighbours are judged in float64.
     if method.info.name in ILL_CONDITIONED or far > 2e-3:
