@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,19 +89,7 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     )
     seconds = time.perf_counter() - began
     half = len(photos) // 2
-    rows: dict[str, Any] = {}
-    others = [each for each in AGAINST if each in hows]
-    for method in hows:
-        rows[method] = {}
-        for short, metric in METRICS.items():
-            scores = table[method, metric]
-            ((low, high),) = intervals(scores[half:, None])
-            rows[method][short] = {
-                "choose": float(np.nanmean(scores[:half])),
-                "report": float(np.nanmean(scores[half:])),
-                "interval": [low, high],
-                "gain": gains(table, method, metric, half, [each for each in others if each != method]),
-            }
+    rows = halves(table, METRICS, half, [each for each in AGAINST if each in hows])
     same = None if like is None else agreement_of(view, photos[half:], hows[COIBA], like)
     return {
         "methods": {name: str(each) for name, each in hows.items()},
@@ -126,6 +114,22 @@ def on_world(view: vt.View, methods: Iterable[str], count: int) -> dict[str, Any
         return explain
 
     return world(count, {name: explaining(how) for name, how in hows.items()}, view)
+
+
+def halves(table: vt.Table, metrics: Mapping[str, str], half: int, others: Sequence[str]) -> dict[str, Any]:
+    """Return for every method and metric the mean of both halves, and on the second the interval and the gains."""
+    rows: dict[str, Any] = {method: {} for method in table.methods}
+    for method, cells in rows.items():
+        for short, metric in metrics.items():
+            scores = table[method, metric]
+            ((low, high),) = intervals(scores[half:, None])
+            cells[short] = {
+                "choose": float(np.nanmean(scores[:half])),
+                "report": float(np.nanmean(scores[half:])),
+                "interval": [low, high],
+                "gain": gains(table, method, metric, half, [each for each in others if each != method]),
+            }
+    return rows
 
 
 def gains(table: vt.Table, method: str, metric: str, half: int, others: list[str]) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 Run ``python benchmarks/ladder_cnn.py --folder nets --scenes 400 --out ladder_cnn.json``, with a folder as
 ``convnets.py`` fills it. For every method: insertion, deletion and their difference (CoIBA's protocol, explained and
-scored is the predicted class) on both halves of the scenes, the first to choose on, the second to report, with the
-paired difference to the step it is held against; and how much of the part that tells the class lies in the top fifth of
-the cells, over what chance would give. ``--methods`` as for ``ladder.py``.
+scored is the predicted class) on both halves of the scenes, the first to choose on, the second to report; and, on as
+many other scenes, how much of the part that tells the class lies in the top fifth of the cells, over what chance would
+give. ``--methods`` as for ``ladder.py``: "quick;careful;best" for the three steps.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from convnets import BUNDLED, OTHERS, load
-from ladder import gains, on_world, read
+from ladder import halves, on_world, read
 from systems import METRICS as ALL
 
 import vitreous as vt
-from vitreous.metrics import intervals
 from vitreous.words.defaults import STEPS
 from vitreous.world import World
 
 METRICS = {short: ALL[short] for short in ("insdel", "insertion", "deletion")}
+_WALK, _CAM, _PIXELS = "lrp@epsilon_plus", "logprob(layercam)", "logprob(input_x_gradient)"
+_PATH = "logprob(integrated_gradients(steps=10))"
 METHODS = (
-    *STEPS,
+    "quick",
     "logprob(gradcam)",
-    "logprob(hirescam)",
-    "logprob(xgradcam_plus)",
-    "logprob(layercam)",
-    "logprob(input_x_gradient)",
-    "logprob(integrated_gradients(steps=20))",
-    "logprob(coiba(samples=3))",
-    "logprob(iba)",
-    "occlusion",
+    _CAM,
+    _WALK,
+    _PIXELS,
+    _PATH,
+    f"consensus({_WALK}, {_CAM}, {_PIXELS}, how=scaled)",
+    f'consensus({_WALK}, {_CAM}, {_PIXELS}, how=scaled, weights="4,1,1")',
+    f"consensus({_WALK}, {_PIXELS}, how=scaled)",
+    f"consensus({_WALK}, {_CAM}, {_PATH}, how=scaled)",
 )
 
 
@@ -55,19 +55,9 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     table = vt.evaluate(view, images, hows, list(METRICS.values()), baselines=False, batch=options.batch)
     known = on_world(view, hows, options.scenes)["telling part"]
-    half, rows = len(images) // 2, {}
-    others = [each for each in options.against if each in hows]
-    for method in hows:
-        rows[method] = {"telling part": known[method]}
-        for short, metric in METRICS.items():
-            scores = table[method, metric]
-            ((low, high),) = intervals(scores[half:, None])
-            rows[method][short] = {
-                "choose": float(np.nanmean(scores[:half])),
-                "report": float(np.nanmean(scores[half:])),
-                "interval": [low, high],
-                "gain": gains(table, method, metric, half, [each for each in others if each != method]),
-            }
+    rows = halves(table, METRICS, len(images) // 2, [each for each in STEPS if each in hows])
+    for method, cells in rows.items():
+        cells["telling part"] = known[method]
     return {
         "methods": {name: str(each) for name, each in hows.items()},
         "rows": rows,
@@ -94,7 +84,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--networks", nargs="*", choices=[BUNDLED, *OTHERS], default=[BUNDLED, *OTHERS])
     parser.add_argument("--methods", type=lambda text: tuple(text.split(";")), default=METHODS)
-    parser.add_argument("--against", type=lambda text: tuple(text.split(";")), default=STEPS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     tables: dict[str, Any] = {}
