@@ -13,7 +13,7 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images, proven
 from vitreous.methods import Answer, answer
-from vitreous.methods.consensus import Consensus
+from vitreous.methods.consensus import Consensus, match_values
 from vitreous.methods.yardsticks import Centre
 from vitreous.passes import Session, Target
 
@@ -56,6 +56,29 @@ def test_the_mean_of_maps_of_one_size():
     assert torch.allclose(found, expected, atol=1e-12)
     assert extras["ranks"].min() == 0
     assert extras["ranks"].max() == 1
+
+
+def test_matched_is_the_order_of_the_mean_ranks_with_the_values_of_the_first_map():
+    model = FAMILIES["vit"]().double()
+    x = images(model, 3)
+    for members in ("ixg, generic", "ixg, generic, rollout", "ixg, constant"):
+        first = vt.method(members.split(", ")[0]).attribute(model, x, 1).flatten(1)
+        order = vt.method(f"consensus({members})").attribute(model, x, 1).flatten(1)
+        matched = vt.method(f"consensus({members}, how=matched)").attribute(model, x, 1).flatten(1)
+        for i in range(len(x)):
+            values = sorted(first[i].tolist())
+            ranked = sorted(order[i].tolist())
+            expected = [
+                statistics.mean(value for value, rank in zip(values, ranked, strict=True) if rank == own)
+                for own in order[i].tolist()
+            ]
+            assert matched[i].tolist() == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+def test_equal_mean_ranks_share_their_values():
+    order = torch.tensor([[[0.5, 0.1], [0.5, 0.9]], [[0.0, 0.0], [0.0, 0.0]]])
+    values = torch.tensor([[[-4.0, 8.0], [2.0, 1.0]], [[1.0, 2.0], [3.0, 6.0]]])
+    assert match_values(order, values).tolist() == [[[1.5, -4.0], [1.5, 8.0]], [[3.0, 3.0], [3.0, 3.0]]]
 
 
 def test_pixels_are_summed_into_patches():

@@ -51,6 +51,13 @@ def test_the_best_step_runs() -> None:
     found, extras = vt.method(best).attribute(view, x, target=1, extras=True)
     assert found.shape == (2, *view.grid(x))
     assert extras["ranks"].shape[1] == 2
+    mean_rank = extras["ranks"].double().mean(dim=1).flatten(1)
+    careful = vt.method(vt.effort("careful", view)).attribute(view, x, target=1).flatten(1)
+    assert (found < 0).any()
+    for map, rank, values in zip(found.flatten(1), mean_rank, careful, strict=True):
+        pairs = sorted(zip(rank.tolist(), map.tolist(), strict=True))
+        assert [value for _, value in pairs] == sorted(map.tolist())  # in the order of the mean ranks
+        assert map.sum() == pytest.approx(float(values.sum()), rel=1e-4)  # with the values of the step below
 
 
 def test_a_plain_explain_is_quick() -> None:

@@ -17,7 +17,7 @@ from vitreous.models import View
 from vitreous.passes import Pass, Session
 from vitreous.words import check_choice
 
-__all__ = ["Consensus"]
+__all__ = ["Consensus", "match_values", "mean_ranks"]
 
 _SIZES: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda maps: maps.amax(dim=(2, 3), keepdim=True),
@@ -33,7 +33,10 @@ class Consensus(Method):
 
     ``map = mean_m rank_m / (n - 1)``, the rank of a patch in the map of method m among its n patches, from 0; equal
     values share their mean rank. ``how="mean"``: the mean of the maps themselves, each divided by its largest absolute
-    value; ``how="scaled"``: by its mean absolute value. ``weights`` are those of the methods, such as ``"2,1"``;
+    value; ``how="scaled"``: by its mean absolute value. ``how="matched"``: the patches are in the order of their mean
+    ranks and have the values of the first map, sorted (histogram matching), so that the map keeps the first one's signs
+    and contrast; patches of equal mean rank share the mean of their values.
+    ``weights`` are those of the methods, such as ``"2,1"``;
     without them all count the same. Maps on other grids are brought to the token grid first: pixels are summed into
     patches, coarser maps enlarged. The methods share their passes. Extras: ``ranks``, one map per method, and
     ``disagreement``, the standard deviation of these ranks over the methods.
@@ -44,7 +47,7 @@ class Consensus(Method):
     weights: str = ""
 
     def __post_init__(self) -> None:
-        check_choice("how", self.how, ("rank", *_SIZES))
+        check_choice("how", self.how, ("rank", *_SIZES, "matched"))
         if not isinstance(self.bases, tuple) or not all(isinstance(base, Method) for base in self.bases):
             raise SpellingError("consensus takes a tuple of methods")
         if len(self.bases) < 2:
@@ -81,11 +84,14 @@ class Consensus(Method):
         grid = session.view.grid(session.inputs)
         maps = torch.stack([resized(self._finite(base, session), grid) for base in self.bases], dim=1)
         ranks = mean_ranks(maps)
-        if self.how != "rank":
+        terms = ranks
+        if self.how in _SIZES:
             sizes = _SIZES[self.how](maps.abs())
-            maps = maps / torch.where(sizes > 0, sizes, 1)
+            terms = maps / torch.where(sizes > 0, sizes, 1)
         shares = maps.new_tensor(self._shares()).view(-1, 1, 1)
-        shown = ((ranks if self.how == "rank" else maps) * shares).sum(dim=1)
+        shown = (terms * shares).sum(dim=1)
+        if self.how == "matched":
+            shown = match_values(shown, maps[:, 0])
         return Answer(shown, {"ranks": ranks, "disagreement": ranks.std(dim=1, correction=0)})
 
     def _finite(self, base: Method, session: Session) -> Tensor:
@@ -94,6 +100,19 @@ class Consensus(Method):
         if not torch.isfinite(maps).all():
             raise MapError(f"{base.spelling} gave values that are not finite, inside {self.info.name}")
         return maps
+
+
+def match_values(order: Tensor, values: Tensor) -> Tensor:
+    """Return maps with the values of one map ``[..., h, w]`` in the order of another; equals share their mean value."""
+    flat = order.flatten(-2).contiguous()
+    ordered = flat.sort(dim=-1).values
+    below = torch.searchsorted(ordered, flat)
+    not_above = torch.searchsorted(ordered, flat, right=True)
+    sorted_values = values.flatten(-2).double().sort(dim=-1).values
+    sums = torch.nn.functional.pad(sorted_values.cumsum(dim=-1), (1, 0))
+    means = (sums.gather(-1, not_above) - sums.gather(-1, below)) / (not_above - below)
+    alone = sorted_values.gather(-1, below)  # as it was: a difference of sums would round it
+    return torch.where(not_above - below == 1, alone, means).to(values).view_as(values)
 
 
 def mean_ranks(maps: Tensor) -> Tensor:

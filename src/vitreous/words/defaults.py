@@ -45,7 +45,7 @@ def ladder(
         return careful
     if not stream:
         return f"consensus({careful}, refine({careful}, doubt=2.0{float16}), how=scaled)"
-    return f"consensus({careful}, refine({careful}, spread=0.3, doubt=2.0{float16}))"
+    return f"consensus({careful}, refine({careful}, spread=0.3, doubt=2.0{float16}), how=matched)"
 
 
 def known_as(spelling: str) -> str:
