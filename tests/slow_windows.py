@@ -61,11 +61,13 @@ def hf(size: Any = 32, attention: str = "eager") -> Any:
 SWINS: dict[str, Callable[[], Any]] = {
     "timm": timm,
     "timm_odd": partial(timm, size=ODD),
-    "timm_tall": partial(timm, size=(52, 36)),  # its last mask is of fewer windows than there are
+    "timm_tall": partial(timm, size=(52, 36)),  # older timm: its last mask is of fewer windows than there are
+    "timm_dynamic": partial(timm, size=ODD, strict_img_size=False),  # every forward makes its own masks
     "timm_wide": partial(timm, size=(16, 48)),  # a window as high as the grid: shifted sideways only
     "timm_partition": partial(timm, window=6, always_partition=True),  # windows larger than the last grid
     "timm_v2": partial(timm, SwinTransformerV2),
     "timm_v2_wide": partial(timm, SwinTransformerV2, size=(32, 64)),
+    "timm_v2_dynamic": partial(timm, SwinTransformerV2, size=ODD, strict_img_size=False),
     "tv": torchvision,
     "tv_odd": partial(torchvision, ODD),
     "tv_wide": partial(torchvision, (16, 48), window_size=[4, 3]),
@@ -141,9 +143,11 @@ class Slow:
         return out
 
     def sides(self, layer: int) -> tuple[int, int]:
-        """What a block takes for its grid: timm halves downwards, as it does not when it merges."""
-        high, wide = self.grids[0]
-        return (high // 2, wide // 2) if self.kind.startswith("timm") and layer >= 2 else self.grids[layer]
+        """What a block takes for its grid. timm's is asked: not every version of it halves an odd side as it merges."""
+        if not self.kind.startswith("timm"):
+            return self.grids[layer]
+        high, wide = [block for stage in self.view.model.layers for block in stage.blocks][layer].input_resolution
+        return high, wide
 
     def window(self, layer: int) -> tuple[int, int]:
         high, wide = self.sides(layer)
@@ -162,13 +166,27 @@ class Slow:
         down, across = (0 if side <= window else window // 2 for side, window in sides)
         return down, across
 
+    def merge(self, patches: Tensor) -> Tensor:
+        """Run the model's own merging of patches ``[B, h, w, C]``, and return patches ``[B, N2, C2]``."""
+        model = self.view.model
+        if self.kind.startswith("timm"):
+            merged = model.layers[1].downsample(patches)
+        elif self.kind.startswith("tv"):
+            merged = model.features[2](patches)
+        else:
+            merged = model.swin.encoder.layers[0].downsample(patches.flatten(1, 2), tuple(patches.shape[1:3]))
+        return merged.reshape(len(patches), -1, merged.shape[-1])  # type: ignore[no-any-return]
+
+    @torch.no_grad()
     def merging(self) -> Tensor:
-        """What each patch of the first grid has of each of the second, ``[N2, N1]``."""
-        (fine_high, fine_wide), (high, wide) = self.grids[0], self.grids[2]
-        out = torch.zeros(high * wide, fine_high * fine_wide, dtype=torch.float64)
-        for y in range(fine_high):
-            for x in range(fine_wide):
-                out[(y // 2) * wide + x // 2, y * fine_wide + x] = 1
+        """What each patch of the first grid has of each of the second, ``[N2, N1]``, by changing one at a time."""
+        high, wide = self.grids[0]
+        generator = torch.Generator().manual_seed(0)
+        patches = torch.randn(high * wide, self.view.width_at(1), generator=generator, dtype=torch.float64)
+        changed = patches.repeat(len(patches) + 1, 1, 1)
+        changed[range(len(patches)), range(len(patches)), 0] += 1
+        merged = self.merge(changed.view(len(changed), high, wide, -1))
+        out = ((merged[:-1] - merged[-1]).abs() > 1e-12).any(dim=-1).T.double()
         return out / out.sum(dim=1, keepdim=True)
 
     def rolled(self, matrices: list[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -100,7 +101,10 @@ def test_a_saved_model_comes_back(folder: Path, monkeypatch: pytest.MonkeyPatch)
     model: Any = FAMILIES["hf_vit"]()
     view = vt.load(f"hf/{folder}")
     assert view.labels == LABELS
-    assert view.preprocess == Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, "squash")
+    how = view.preprocess
+    assert (how.size, how.mean, how.std) == ((32, 32), (0.5,) * 3, (0.5,) * 3)
+    assert (how.interpolation, how.crop, how.mode) == ("bilinear", 1.0, "squash")
+    same_pixels(how, hf.AutoImageProcessor.from_pretrained(folder))
     torch.testing.assert_close(view.logits(images(2)), vt.view(model).logits(images(2)))
     assert not view.model.training
     monkeypatch.chdir(folder.parent)
@@ -113,6 +117,7 @@ def test_load_options(folder: Path) -> None:
     assert vt.load(name, num_classes=3, labels=list("abc")).labels == list("abc")
     larger = vt.load(name, img_size=48)
     assert (larger.preprocess.size, larger.grid()) == ((48, 48), (6, 6))
+    same_pixels(larger.preprocess, hf.AutoImageProcessor.from_pretrained(folder, size={"height": 48, "width": 48}))
     untrained = vt.load(name, pretrained=False, img_size=48, num_hidden_layers=2)
     assert (untrained.depth, untrained.grid(), untrained.labels) == (2, (6, 6), LABELS)
     assert untrained.model.vit.embeddings.position_embeddings.shape[1] == 37
@@ -224,28 +229,67 @@ assert "transformers" not in sys.modules
 # -- preprocessing -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "expected"),
-    [
-        ("ViTImageProcessor", {}, ((224, 224), "squash", 1.0, "bilinear")),
-        ("DeiTImageProcessor", {}, ((224, 224), "squash", 224 / 256, "bicubic")),
-        ("CLIPImageProcessor", {}, ((224, 224), "center", 1.0, "bicubic")),
-        ("BitImageProcessor", {"size": {"shortest_edge": 256}}, ((224, 224), "center", 0.875, "bicubic")),
-        ("SiglipImageProcessor", {"size": {"height": 64, "width": 96}}, ((64, 96), "squash", 1.0, "bicubic")),
-    ],
-)
-def test_image_processors_as_data(kind: str, settings: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    """The same picture through theirs and ours; resizing may round a colour to a neighbour."""
+def photograph(width: int, height: int) -> Image.Image:
+    noise = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    return Image.fromarray(noise.numpy())
+
+
+def same_pixels(how: Preprocess, processor: Any) -> None:
+    """A photograph of any shape is prepared as the installed processor does, and shown as it was prepared."""
+    for size in ((400, 300), (61, 97), (300, 40), (7, 5)):
+        photo = photograph(*size)
+        tensor, seen, _ = how.inputs(photo)
+        assert tensor.equal(processor(photo, return_tensors="pt")["pixel_values"][0])
+        torch.testing.assert_close(how.tensor(seen), tensor, rtol=0, atol=1e-5)
+
+
+PROCESSORS: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = [
+    ("ViTImageProcessor", {}, ((224, 224), "squash", 1.0, "bilinear")),
+    ("DeiTImageProcessor", {}, ((224, 224), "squash", 224 / 256, "bicubic")),
+    ("CLIPImageProcessor", {}, ((224, 224), "center", 1.0, "bicubic")),
+    ("BitImageProcessor", {"size": {"shortest_edge": 256}}, ((224, 224), "center", 0.875, "bicubic")),
+    ("SiglipImageProcessor", {"size": {"height": 64, "width": 96}}, ((64, 96), "squash", 1.0, "bicubic")),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "expected"), PROCESSORS)
+def test_image_processors_make_their_own_pixels(kind: str, settings: dict[str, Any], expected: tuple[Any, ...]) -> None:
     theirs = getattr(hf, kind)(**settings)
     ours = preprocess_of(theirs)
     assert (ours.size, ours.mode, ours.crop, ours.interpolation) == expected
     assert ours.mean == pytest.approx(tuple(theirs.image_mean))
-    noise = torch.randint(0, 256, (30, 40, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    photo = Image.fromarray(noise.numpy()).resize((400, 300), Image.Resampling.BICUBIC)
-    found = ours.tensor(ours.see(photo)[0])
-    wanted = theirs(photo, return_tensors="pt")["pixel_values"][0]
-    assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() <= 3 / 255 / min(ours.std)
+    same_pixels(ours, theirs)
+
+
+def test_a_processor_that_no_data_describes_makes_its_own_pixels() -> None:
+    """ConvNeXt's resizes its shortest edge to more than that for a small input: nothing in ``size`` says so."""
+    theirs = hf.ConvNextImageProcessor(size={"shortest_edge": 64})
+    ours = preprocess_of(theirs)
+    assert (ours.size, ours.mode) == ((64, 64), "own")
+    same_pixels(ours, theirs)
+    width, height = 300, 200
+    resized = int(64 / theirs.crop_pct)
+    step = height / resized
+    left, top = (width - 64 * step) / 2, (height - 64 * step) / 2
+    expected = (left, top, width - left, height - top)
+    assert ours.inputs(photograph(width, height))[2] == pytest.approx(expected, abs=step)
+
+
+@pytest.mark.parametrize(("kind", "settings"), [each[:2] for each in PROCESSORS])
+def test_where_a_processor_crops(kind: str, settings: dict[str, Any]) -> None:
+    """A white block is found in the input where the box says, to a fraction of a pixel of the input."""
+    how = preprocess_of(getattr(hf, kind)(**settings))
+    for width, height in ((500, 375), (333, 500), (515, 336)):
+        pixels = np.zeros((height, width, 3), np.uint8)
+        left, top, block = width // 2 - 40, height // 2 - 30, 60
+        pixels[top : top + block, left : left + block] = 255
+        _, seen, box = how.inputs(Image.fromarray(pixels))
+        assert box is not None
+        light = np.asarray(seen, np.float64)[..., 0]
+        across, down = (box[2] - box[0]) / how.size[1], (box[3] - box[1]) / how.size[0]
+        x = box[0] + across * np.average(np.arange(how.size[1]) + 0.5, weights=light.sum(axis=0))
+        y = box[1] + down * np.average(np.arange(how.size[0]) + 0.5, weights=light.sum(axis=1))
+        assert (x, y) == pytest.approx((left + block / 2, top + block / 2), abs=0.15 * max(across, down))
 
 
 @pytest.mark.parametrize("crop", [224, 336, 384, 518])

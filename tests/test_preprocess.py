@@ -1,8 +1,11 @@
-"""The evaluation transform against timm's own, and where its crop lies in the photograph."""
+"""What a model sees: a definition of our own, the installed timm's transform, and where its crop lies."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +13,13 @@ import timm
 import torch
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
+from timm.data.transforms import ResizeKeepRatio
+from torchvision import transforms
 
 import vitreous as vt
 from vitreous import Preprocess
 from vitreous.errors import ImageError, ModelError
+from vitreous.models.transforms import Transform, as_preprocess, match
 
 SIZES = [(97, 61), (61, 97), (64, 64), (33, 32), (5, 7), (1, 1), (300, 8), (8, 300), (640, 481)]
 INPUTS = [(32, 32), (33, 33), (48, 32), (30, 70)]
@@ -23,24 +29,60 @@ def photograph(width: int, height: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def by_timm(how: Preprocess, photo: Image.Image) -> torch.Tensor:
-    transform = create_transform(
-        input_size=(3, *how.size),
-        is_training=False,
-        interpolation=how.interpolation,
-        mean=how.mean,
-        std=how.std,
-        crop_pct=how.crop,
-        crop_mode=how.mode,
+def config(**changes: Any) -> dict[str, Any]:
+    """What timm builds a transform from."""
+    usual = {"interpolation": "bicubic", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "crop_pct": 0.875}
+    return {**usual, "crop_mode": "center", **changes}
+
+
+def slowly(how: Preprocess, photo: Image.Image) -> np.ndarray[Any, Any]:
+    """The definition of a ``Preprocess``, one pixel after the other once the photograph is resized."""
+    high, wide = (int(side / how.crop + 1e-9) for side in how.size)
+    scale = {
+        "center": max(wide / photo.width, high / photo.height),
+        "border": min(wide / photo.width, high / photo.height),
+    }.get(how.mode)
+    across = wide if scale is None else max(1, round(photo.width * scale))
+    down = high if scale is None else max(1, round(photo.height * scale))
+    if how.mode == "center" and high == wide:  # rounded down, unlike the rest
+        across = wide if photo.width <= photo.height else int(wide * photo.width / photo.height)
+        down = high if photo.height <= photo.width else int(high * photo.height / photo.width)
+    resized = np.asarray(photo.resize((across, down), getattr(Image.Resampling, how.interpolation.upper())))
+    left, top = (
+        round((long - short) / 2) if long >= short else -((short - long) // 2)
+        for long, short in zip((across, down), how.size[::-1], strict=True)
     )
-    return transform(photo)
+    out = np.empty((*how.size, 3), np.uint8)
+    for y in range(how.size[0]):
+        for x in range(how.size[1]):
+            inside = 0 <= y + top < down and 0 <= x + left < across
+            out[y, x] = resized[y + top, x + left] if inside else [round(255 * value) for value in how.mean]
+    return out
+
+
+# -- a definition of our own -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+def test_data_has_a_definition_that_moves_with_no_library(mode: str, interpolation: str) -> None:
+    for size in INPUTS:
+        for crop in (0.875, 0.9, 1.0):
+            how = Preprocess(size=size, crop=crop, mode=mode, interpolation=interpolation)
+            for photo in (photograph(*each) for each in SIZES):
+                assert np.array_equal(np.asarray(how.see(photo)[0]), slowly(how, photo)), (size, crop, photo.size)
+
+
+# -- timm's --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("crop", [0.875, 0.9, 1.0])
 @pytest.mark.parametrize("size", INPUTS)
-def test_is_timms_transform(mode: str, crop: float, size: tuple[int, int]) -> None:
-    how = Preprocess(size=size, crop=crop, mode=mode)
+def test_timms_configuration_makes_timms_pixels(mode: str, crop: float, size: tuple[int, int]) -> None:
+    """The installed timm's own transform, whatever it does to an input that is not square."""
+    asked = config(input_size=(3, *size), crop_mode=mode, crop_pct=crop)
+    transform, how = create_transform(**asked, is_training=False), as_preprocess(asked)
     for width, height in SIZES:
         if (
             mode == "border"
@@ -48,27 +90,77 @@ def test_is_timms_transform(mode: str, crop: float, size: tuple[int, int]) -> No
         ):
             continue  # so thin that timm itself would resize it to nothing
         photo = photograph(width, height)
-        seen, _ = how.see(photo)
+        tensor, seen, box = how.inputs(photo)
+        assert tensor.equal(transform(photo)), (width, height)
+        assert how.tensor(seen).equal(tensor)
         assert seen.size == (size[1], size[0])
-        assert how.tensor(seen).equal(by_timm(how, photo)), (width, height)
+        assert box == how.see(photo)[1]
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("size", [(40, 40), (40, 56)])
 def test_interpolations_and_colours(interpolation: str, mode: str, size: tuple[int, int]) -> None:
-    mean, std = (0.1, 0.5, 0.9), (0.5, 0.25, 0.7)
-    how = Preprocess(size=size, mean=mean, std=std, interpolation=interpolation, crop=0.95, mode=mode)
-    photo = photograph(90, 70)
-    assert how.tensor(how.see(photo)[0]).equal(by_timm(how, photo))
+    asked = config(input_size=(3, *size), crop_mode=mode, interpolation=interpolation, crop_pct=0.95)
+    asked |= {"mean": (0.1, 0.5, 0.9), "std": (0.5, 0.25, 0.7)}
+    photo, transform = photograph(90, 70), create_transform(**asked, is_training=False)
+    assert as_preprocess(asked).inputs(photo)[0].equal(transform(photo))
 
 
+@pytest.mark.parametrize("size", [64, (48, 80)])
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit3_small_patch16_224", "vit_base_patch16_siglip_224"])
-def test_a_views_preprocess_is_its_models(name: str) -> None:
-    model = timm.create_model(name, img_size=64, embed_dim=24, num_heads=3, depth=1, num_classes=5)
-    transform = create_transform(**{**resolve_model_data_config(model), "input_size": (3, 64, 64)}, is_training=False)
-    photo, how = photograph(123, 80), vt.view(model).preprocess
-    assert how.tensor(how.see(photo)[0]).equal(transform(photo))
+def test_a_views_preprocess_is_its_models(name: str, size: Any) -> None:
+    model = timm.create_model(name, img_size=size, embed_dim=24, num_heads=3, depth=1, num_classes=5)
+    sides = (size, size) if isinstance(size, int) else size
+    transform = create_transform(**{**resolve_model_data_config(model), "input_size": (3, *sides)}, is_training=False)
+    how = vt.view(model).preprocess
+    for photo in (photograph(*each) for each in SIZES):
+        assert how.inputs(photo)[0].equal(transform(photo))
+
+
+def test_a_networks_preprocess_is_its_models() -> None:
+    model = timm.create_model("resnet10t", num_classes=5)
+    model.image_size = (64, 96)
+    transform = create_transform(**{**resolve_model_data_config(model), "input_size": (3, 64, 96)}, is_training=False)
+    photo = photograph(123, 80)
+    assert vt.view(model).preprocess.inputs(photo)[0].equal(transform(photo))
+
+
+# -- versions of a library that do other than they are asked --------------------------------------------
+
+
+def test_a_filter_that_a_library_takes_instead_is_named() -> None:
+    """timm before 1.0.21 made rectangular crops with a bilinear filter, whichever was asked for."""
+    asked = Preprocess(size=(40, 56), mean=(0.5,) * 3, std=(0.5,) * 3, crop=1.0)
+    steps = [ResizeKeepRatio((40, 56), interpolation="bilinear"), transforms.CenterCrop((40, 56))]
+    theirs = transforms.Compose([*steps, transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.5,) * 3)])
+    how = match(theirs, asked)
+    assert how == replace(asked, interpolation="bilinear")
+    assert how.inputs(photograph(97, 61))[0].equal(theirs(photograph(97, 61)))
+
+
+def shifted(photo: Image.Image, by: int) -> torch.Tensor:
+    """The centre crop of 40 out of 50 pixels, but some pixels to the right of the centre."""
+    resized = transforms.functional.resize(photo, 50, transforms.InterpolationMode.BICUBIC)
+    left, top = round((resized.width - 40) / 2) + by, round((resized.height - 40) / 2)
+    return transforms.functional.to_tensor(resized.crop((left, top, left + 40, top + 40)))
+
+
+@pytest.mark.parametrize(("by", "mode"), [(0, "center"), (1, "center"), (10, "own")])
+def test_another_crop_than_expected_is_used_as_it_is(by: int, mode: str) -> None:
+    """The pixels are those of the transform, and so is their place: not those of data that should have described it."""
+    asked = Preprocess(size=(40, 40), mean=(0.0,) * 3, std=(1.0,) * 3, crop=0.8)
+    how = match(partial(shifted, by=by), asked)
+    assert (how == asked) == (by == 0)
+    assert isinstance(how, Transform) == (by != 0)
+    assert how.mode == mode
+    for width, height in ((100, 70), (333, 500)):
+        tensor, seen, box = how.inputs(photograph(width, height))
+        assert tensor.equal(shifted(photograph(width, height), by))
+        assert how.tensor(seen).equal(tensor)
+        left, top, right, bottom = asked.region(width, height)
+        step = (right - left) / 40
+        assert box == pytest.approx((left + by * step, top, right + by * step, bottom), abs=0.1 * step)
 
 
 # -- geometry ------------------------------------------------------------------------------------------
@@ -111,6 +203,63 @@ def test_a_marker_lies_where_the_box_says(
     y = y0 + down * np.average(np.arange(size[0]) + 0.5, weights=light.sum(axis=1))
     assert (x, y) == pytest.approx((left + block / 2, top + block / 2), abs=0.25)
     assert light.sum() * across * down == pytest.approx(block**2, rel=0.01)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+def test_a_measured_place_is_that_of_the_formula(mode: str, interpolation: str) -> None:
+    """To a tenth of a pixel of the input, but for the nearest filter, which takes half a pixel for a whole one."""
+    for size in ((64, 64), (48, 80)):
+        data = Preprocess(size=size, mode=mode, crop=0.9, interpolation=interpolation)
+        function = create_transform(
+            (3, *size), is_training=False, crop_mode=mode, crop_pct=0.9, interpolation=interpolation
+        )
+        measured = Transform(function)
+        assert measured.mode == "own"
+        for width, height in ((300, 200), (200, 300), (97, 61), (1200, 900), (400, 100), (20, 24)):
+            box, told = measured.region(width, height), data.region(width, height)
+            assert box is not None
+            for index, side in enumerate((*size[::-1], *size[::-1])):
+                step = (told[index % 2 + 2] - told[index % 2]) / side  # of one pixel of the input
+                within = max(step, 1) if interpolation == "nearest" else 0.1 * max(step, 1)
+                assert box[index] == pytest.approx(told[index], abs=within), (size, width, height)
+
+
+BENT: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "mirrored": lambda photo: photo.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    "upside down": lambda photo: photo.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
+    "on its side": lambda photo: photo.transpose(Image.Transpose.ROTATE_90),
+    "turned": lambda photo: photo.rotate(8),
+    "slanted": lambda photo: photo.transform(photo.size, Image.Transform.AFFINE, (1, 0.1, 0, 0, 1, 0)),
+    "shrunk to nothing": lambda photo: photo.resize((1, 1)),
+    "to what is light": lambda photo: photo.crop(photo.convert("L").point(lambda v: 255 * (v > 128)).getbbox()),
+}
+
+
+@pytest.mark.parametrize("change", BENT)
+def test_what_is_no_plain_crop_has_no_place(change: str) -> None:
+    """Rather no place than a wrong one."""
+    how = Transform(lambda photo: transforms.functional.to_tensor(BENT[change](photo).resize((48, 40))))
+    assert how.region(200, 150) is None
+    assert how.see(photograph(200, 150))[1] == (0, 0, 200, 150)
+
+
+@pytest.mark.parametrize("colours", ["grey", "swapped", "dim", "coarse"])
+def test_colours_do_not_move_a_crop(colours: str) -> None:
+    def function(photo: Image.Image) -> torch.Tensor:
+        seen = photo.crop((20, 10, 120, 90)).resize((50, 40))
+        array = np.asarray(seen.convert("L").convert("RGB") if colours == "grey" else seen, np.float32) / 255
+        array = array[..., ::-1] if colours == "swapped" else array * 0.6 + 0.1 if colours == "dim" else array
+        array = (array * 128).round() / 128 if colours == "coarse" else array  # something is lost
+        return torch.from_numpy(np.ascontiguousarray(array.transpose(2, 0, 1)))
+
+    assert Transform(function).region(160, 130) == pytest.approx((20, 10, 120, 90), abs=0.5)
+
+
+def test_a_photograph_too_small_to_measure_has_no_place() -> None:
+    how = Transform(lambda photo: transforms.functional.to_tensor(photo.resize((48, 40))))
+    assert how.region(5, 300) is None
+    assert how.inputs(photograph(1, 1))[2] is None
 
 
 def test_border_fills_with_the_mean_colour() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +75,25 @@ CALLABLES: dict[str, Callable[[Image.Image], Any]] = {
 }
 
 
+PLACES = {  # of 97 x 61 pixels
+    "border": (3.66, -12.94, 91.51, 75.79),  # to 53 x 33, cut from 2 and -7
+    "resized as a tensor": (21.27, 3.39, 75.73, 57.61),  # to 114 x 72, cut from 25 and 4
+    "one corner": (0, 0, 77.6, 48.8),
+    "a table of arrays": (0, 0, 97, 61),
+}
+
+
 @pytest.mark.parametrize("form", CALLABLES)
 def test_any_other_callable_is_used_as_it_is(form: str) -> None:
     how = as_preprocess(CALLABLES[form])
     assert isinstance(how, Transform)
+    assert how.mode == ("center" if form == "resized as a tensor" else "own")
     photo = photograph(97, 61)
     tensor, seen, box = how.inputs(photo)
     made = CALLABLES[form](photo)
     made = torch.from_numpy(made["pixel_values"][0]) if isinstance(made, dict) else made
     assert tensor.equal(torch.Tensor(made))
-    assert box is None
+    assert box == pytest.approx(PLACES[form], abs=0.1)
     torch.testing.assert_close(how.tensor(seen), tensor, rtol=0, atol=0.02)  # up to bytes
 
 
@@ -112,26 +125,81 @@ def test_an_image_processor() -> None:
     assert (how.size, how.mean, how.mode) == ((40, 40), (0.1, 0.2, 0.3), "squash")
 
 
+def corner(photo: Image.Image) -> torch.Tensor:
+    return NORMAL(transforms.functional.to_tensor(photo.crop((0, 0, 32, 32))))  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("name", ["vit", "tv_vit", "tv_swin", "swin"] + [n for n in ("hf_vit",) if n in EVERY])
 def test_explained_through_a_callable(tmp_path: Path, name: str) -> None:
-    """The model gets what the callable makes; the map is drawn on that, for where it was cut out is not known."""
-
-    def corner(photo: Image.Image) -> torch.Tensor:
-        return NORMAL(transforms.functional.to_tensor(photo.crop((0, 0, 32, 32))))
-
+    """The model gets what the callable makes; the map is drawn on that, and on the photograph where it was cut out."""
     photo = photograph(64, 48)
     photo.save(tmp_path / "a.png")
     view = vt.view(EVERY[name](), preprocess=corner)
     by_path, by_tensor = vt.explain(view, tmp_path / "a.png", "ixg"), vt.explain(view, corner(photo), "ixg")
     assert by_path.map.equal(by_tensor.map)
-    assert by_path.box is None
+    assert by_path.box == pytest.approx((0, 0, 32, 32), abs=0.1)
     assert by_path.image.tobytes() == photo.crop((0, 0, 32, 32)).tobytes()
     assert by_path.overlay().size == (32, 32)
+    assert by_path.overlay(original=True).size == (64, 48)
     by_path.save(tmp_path / "out")
     assert (tmp_path / "out" / "overlay.png").is_file()
-    with pytest.raises(ImageError, match="photograph"):
-        by_path.overlay(original=True)
     assert by_path.check().tests
+
+
+def test_without_a_known_place_nothing_is_drawn_on_the_photograph() -> None:
+    view = vt.view(FAMILIES["vit"](), preprocess=lambda photo: corner(photo).flip(2))
+    e = vt.explain(view, photograph(64, 48), "ixg")
+    assert e.box is None
+    with pytest.raises(ImageError, match="where in the photograph"):
+        e.overlay(original=True)
+
+
+def test_a_transform_is_not_changed_by_its_fields() -> None:
+    """It would go on making what its function makes, and say otherwise."""
+    how = as_preprocess(corner)
+    with pytest.raises(ModelError, match="a Transform does what its function does"):
+        replace(how, mean=(0.0, 0.0, 0.0))
+
+
+def test_a_transform_travels() -> None:
+    """To another process, with all that it knows of itself."""
+    how = as_preprocess(corner)
+    for other in (pickle.loads(pickle.dumps(how)), copy.deepcopy(how)):
+        assert other == how
+        assert repr(other) == repr(how)
+        assert other.inputs(photograph(64, 48))[0].equal(corner(photograph(64, 48)))
+    assert json.loads(json.dumps(how.to_json()))["digest"] == how.digest
+
+
+def test_margins_are_no_part_of_the_colours() -> None:
+    """A small picture in a large frame: most of the input is neither black nor white."""
+    padded = transforms.Compose([transforms.Resize((20, 20)), transforms.ToTensor(), NORMAL, transforms.Pad(22)])
+    how = Transform(padded)
+    assert how.mean == pytest.approx((0.5, 0.4, 0.3), abs=1e-5)
+    assert how.std == pytest.approx((0.2, 0.25, 0.3), abs=1e-5)
+    assert how.region(200, 100) == pytest.approx((-220, -110, 420, 210), abs=1)
+
+
+def test_a_random_transform_has_no_place() -> None:
+    flipping = transforms.Compose(
+        [transforms.Resize((32, 32)), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    )
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = [Transform(flipping) for _ in range(8)]
+    random = [how for how in made if how.is_random]  # half of them are caught by two calls
+    assert random
+    assert all(how.region(100, 80) is None for how in random)
+
+
+def test_a_failure_on_one_photograph_names_it() -> None:
+    def picky(photo: Image.Image) -> torch.Tensor:
+        return corner(photo) if photo.width > 60 else torch.zeros(3, 0, 0) / 0 @ torch.zeros(7)
+
+    how = Transform(picky)
+    with pytest.raises(ImageError, match="preprocess fails on a picture of 50 x 40 pixels"):
+        how.inputs(photograph(50, 40))
 
 
 def test_load_takes_it_too() -> None:

@@ -236,9 +236,14 @@ def test_preprocessing_is_torchvisions(name: str) -> None:
     transform = (known[tag] if tag else known.DEFAULT).transforms()
     found, labels = tv.describe(f"torchvision/{name}", "torchvision/vit_b_16")
     assert labels[281] == "tabby"
-    for width, height in ((300, 200), (211, 499), (640, 480), (50, 60)):
+    side = 64
+    resized = side * transform.resize_size[0] // transform.crop_size[0]
+    smaller = (known[tag] if tag else known.DEFAULT).transforms(crop_size=side, resize_size=resized)
+    other, _ = tv.describe(f"torchvision/{name}", "torchvision/vit_b_16", side)
+    for width, height in ((300, 200), (211, 499), (640, 480), (50, 60), (300, 30), (7, 5)):
         photo = Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
-        torch.testing.assert_close(found.tensor(found.see(photo)[0]), transform(photo), rtol=0, atol=1e-5)
+        torch.testing.assert_close(found.inputs(photo)[0], transform(photo), rtol=0, atol=1e-5)
+        torch.testing.assert_close(other.inputs(photo)[0], smaller(photo), rtol=0, atol=1e-5)
 
 
 def test_options_of_load() -> None:

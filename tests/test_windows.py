@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -24,34 +25,64 @@ def kind(request: pytest.FixtureRequest) -> str:
 # -- windows ---------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
 def test_a_patch_reaches_exactly_those_that_see_it(kind: str) -> None:
     """Change one patch: of a block's output, before patches are merged, those change that the windows say."""
     view = vt.view(SWINS[kind]())
     for layer in range(view.depth):
-        windows, (high, wide) = view.windows(layer), view.grid(layer=layer)
-        patches = high * wide
-        assert windows is not None
-        assert sorted(windows.patches[windows.patches >= 0].tolist()) == list(range(patches))
-        expected = torch.zeros(patches, patches, dtype=torch.bool)
-        for window, sees in zip(windows.patches.tolist(), windows.sees.tolist(), strict=True):
-            for i, looks in zip(window, sees, strict=True):
-                for j, seen in zip(window, looks, strict=True):
-                    assert not seen or min(i, j) >= 0
-                    if seen:
-                        expected[j, i] = True
-        generator = torch.Generator().manual_seed(layer)
-        tokens = torch.randn(patches, view.width_at(layer), generator=generator, dtype=torch.float64)
-        changed = tokens.repeat(patches + 1, 1, 1)
-        changed[range(patches), range(patches), 0] += 1
-        seen = []
-        hook = view.block_at(layer).register_forward_hook(lambda block, args, out, seen=seen: seen.append(out))
-        view.block(layer, changed)
-        hook.remove()
-        out = seen[0] if isinstance(seen[0], Tensor) else seen[0][0]
-        out = out.reshape(patches + 1, patches, -1)
-        moved = ((out[:-1] - out[-1]).abs() > 1e-12).any(dim=-1)
-        assert torch.equal(moved, expected)
+        check_reach(view, layer)
+
+
+@torch.no_grad()
+def check_reach(view: vt.View, layer: int) -> None:
+    windows, (high, wide) = view.windows(layer), view.grid(layer=layer)
+    patches = high * wide
+    assert windows is not None
+    assert sorted(windows.patches[windows.patches >= 0].tolist()) == list(range(patches))
+    expected = torch.zeros(patches, patches, dtype=torch.bool)
+    for window, sees in zip(windows.patches.tolist(), windows.sees.tolist(), strict=True):
+        for i, looks in zip(window, sees, strict=True):
+            for j, seen in zip(window, looks, strict=True):
+                assert not seen or min(i, j) >= 0
+                if seen:
+                    expected[j, i] = True
+    generator = torch.Generator().manual_seed(layer)
+    tokens = torch.randn(patches, view.width_at(layer), generator=generator, dtype=torch.float64)
+    changed = tokens.repeat(patches + 1, 1, 1)
+    changed[range(patches), range(patches), 0] += 1
+    seen = []
+    hook = view.block_at(layer).register_forward_hook(lambda block, args, out, seen=seen: seen.append(out))
+    view.block(layer, changed)
+    hook.remove()
+    out = seen[0] if isinstance(seen[0], Tensor) else seen[0][0]
+    out = out.reshape(patches + 1, patches, -1)
+    moved = ((out[:-1] - out[-1]).abs() > 1e-12).any(dim=-1)
+    assert torch.equal(moved, expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_masks_are_those_that_a_changed_block_uses(dynamic: bool) -> None:
+    """A block that was told to make its masks anew, or that shifts without any: read when asked, never assumed."""
+    model = timm(size=ODD, strict_img_size=dynamic)
+    for block in (block for stage in model.layers for block in stage.blocks):
+        block.dynamic_mask = dynamic
+    view = vt.view(model)
+    assert any(block.shift_size != (0, 0) for block in model.layers[0].blocks)
+    for layer in range(view.depth):
+        check_reach(view, layer)
+
+
+@torch.no_grad()
+def test_grids_are_those_of_the_patches_that_enter_each_block(kind: str) -> None:
+    view, sizes = vt.view(SWINS[kind]()), list[tuple[int, ...]]()
+
+    def enter(block: nn.Module, args: tuple[Any, ...]) -> None:
+        patches = args[0]
+        sizes.append(tuple(args[1]) if patches.ndim == 3 else tuple(patches.shape[1:3]))
+
+    for layer in range(view.depth):
+        view.block_at(layer).register_forward_pre_hook(enter)
+    view.original(images(view, 1))
+    assert sizes == [view.grid(layer=layer) for layer in range(view.depth)]
 
 
 @pytest.mark.parametrize("grid", [(8, 8), (9, 13)])

@@ -115,7 +115,7 @@ class Part:
             dtype=str(view.dtype).removeprefix("torch."),
             device=view.device.type,
             size=(size[0], size[1]),
-            preprocess=dataclasses.asdict(view.preprocess),
+            preprocess=view.preprocess.to_json(),
             methods=methods,
             marks={name: mark_of(methods[name], how) for name, how in hows.items()},
             metrics={name: judged.spelling for name, judged in metrics.items()},

@@ -20,7 +20,7 @@ from vitreous.bench.work import Job, Worker, modes_of
 from vitreous.data import Sample
 from vitreous.data.progress import Progress
 from vitreous.errors import VitreousError, VitreousWarning, one_line
-from vitreous.models import View, load
+from vitreous.models import Preprocess, View, load
 from vitreous.world.source import add_world
 
 __all__ = ["TRIES", "Bench", "Options", "Part", "UnitsFailed"]
@@ -67,15 +67,18 @@ class Bench:
         if loaded.preprocess.size != (side, side):  # the model is built for another size, not only its pictures
             loaded = load(spec.name, checkpoint=checkpoint, device=self.options.device, img_size=side)
         own = loaded.preprocess
-        loaded.preprocess = dataclasses.replace(
-            own,
-            size=own.size if spec.size is None else (side, side),
-            crop=own.crop if spec.resize is None else side / spec.resize,
-            mode=spec.crop or own.mode,
-            interpolation=spec.interpolation or own.interpolation,
-            mean=spec.mean or own.mean,
-            std=spec.std or own.std,
-        )
+        asked = {
+            "size": spec.size and (side, side),
+            "crop": spec.resize and side / spec.resize,
+            "mode": spec.crop,
+            "interpolation": spec.interpolation,
+            "mean": spec.mean,
+            "std": spec.std,
+        }
+        asked = {name: value for name, value in asked.items() if value and value != getattr(own, name)}
+        if asked:  # a protocol's own numbers, whatever the transform of the model's library
+            usual = {each.name: getattr(own, each.name) for each in dataclasses.fields(Preprocess)}
+            loaded.preprocess = Preprocess(**{**usual, **asked})
         return loaded
 
     # -- planning ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -24,6 +25,7 @@ from vitreous.models.labels import check_count
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.proof import gap, structure
+from vitreous.models.transforms import timm_preprocess
 from vitreous.models.view import View
 
 __all__ = ["Chain", "ConvView"]
@@ -373,11 +375,5 @@ def _preprocess(model: nn.Module, name: str) -> Preprocess:
         text = f"{name} does not say how its pictures are prepared: ImageNet's usual way is taken; give preprocess="
         warnings.warn(text, VitreousWarning, stacklevel=5)
     size = getattr(model, "image_size", None) or tuple(noted.get("input_size", (3, *usual.size)))[-2:]
-    return Preprocess(
-        size=size if isinstance(size, tuple) else (size, size),
-        mean=tuple(noted.get("mean", usual.mean)),
-        std=tuple(noted.get("std", usual.std)),
-        interpolation=noted.get("interpolation", usual.interpolation),
-        crop=noted.get("crop_pct", usual.crop),
-        mode=noted.get("crop_mode", usual.mode),
-    )
+    size = size if isinstance(size, tuple) else (size, size)
+    return timm_preprocess({**noted, "input_size": size}) if noted else replace(usual, size=size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +27,18 @@ _FILTERS = {
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The evaluation transform of a model, as data.
+    """How a photograph becomes an input, as data.
 
-    ``mode`` is ``"center"`` (resize so that the crop covers ``crop`` of the picture, then cut the centre),
-    ``"squash"`` (resize both sides, ignoring the aspect ratio, then cut the centre) or ``"border"``
-    (resize the longer side, pad the rest).
+    The photograph is resized with Pillow's filter ``interpolation`` and cut to ``size`` around its centre. ``mode``
+    says to what it is resized, where ``t`` is ``size / crop``, rounded down:
+
+    - ``"center"``: the aspect ratio is kept, and both sides are as long as those of ``t``, or longer;
+    - ``"squash"``: to ``t``, whatever the aspect ratio is;
+    - ``"border"``: the aspect ratio is kept, neither side is longer than that of ``t``, and what is missing is filled
+      with the mean colour.
+
+    This definition belongs to Vitreous and does not move with the version of another library. A model of timm, Hugging
+    Face or torchvision has a ``Preprocess`` only if it was seen to make the same pixels as that library's transform.
     """
 
     size: tuple[int, int] = (224, 224)
@@ -49,19 +57,15 @@ class Preprocess:
 
     def see(self, photo: Image.Image) -> tuple[Image.Image, Box]:
         """Return the picture the model sees, at its input size, and where it lies in the photograph."""
-        width, height = photo.size
-        if width < 1 or height < 1:
-            raise ImageError(f"picture of {width} x {height} pixels is empty")
-        scaled = self._scaled_size(width, height)
-        if max(scaled) > 32768 and max(scaled) > 4 * max(self.size):
-            raise ImageError(f"picture of {width} x {height} pixels is too long and thin for a {self.size} crop")
-        resized = photo.convert("RGB").resize(scaled, _FILTERS[self._interpolation()])
-        high, wide = self.size
-        left, top = _margin(scaled[0], wide), _margin(scaled[1], high)
-        seen = Image.new("RGB", (wide, high), tuple(round(255 * value) for value in self.mean))
+        scaled, (left, top) = self._placed(*photo.size)
+        resized = photo.convert("RGB").resize(scaled, _FILTERS[self.interpolation])
+        seen = Image.new("RGB", self.size[::-1], tuple(round(255 * value) for value in self.mean))
         seen.paste(resized, (-left, -top))
-        across, down = width / scaled[0], height / scaled[1]
-        return seen, (left * across, top * down, (left + wide) * across, (top + high) * down)
+        return seen, self._region(*photo.size)
+
+    def region(self, width: int, height: int) -> Box | None:
+        """Return where the input lies in a photograph of this size; None if that is not known."""
+        return self._region(width, height)
 
     def inputs(self, photo: Image.Image) -> tuple[torch.Tensor, Image.Image, Box | None]:
         """Return the input of a photograph, the picture the model sees, and where it lies if that is known."""
@@ -79,6 +83,25 @@ class Preprocess:
         array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
         return Image.fromarray(array)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return everything that tells one preprocessing from another, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+
+    def _region(self, width: int, height: int) -> Box:
+        scaled, (left, top) = self._placed(width, height)
+        across, down = width / scaled[0], height / scaled[1]
+        return left * across, top * down, (left + self.size[1]) * across, (top + self.size[0]) * down
+
+    def _placed(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the size to which a photograph is resized, and where the crop begins in that."""
+        if width < 1 or height < 1:
+            raise ImageError(f"picture of {width} x {height} pixels is empty")
+        scaled = self._scaled_size(width, height)
+        if max(scaled) > 32768 and max(scaled) > 4 * max(self.size):
+            raise ImageError(f"picture of {width} x {height} pixels is too long and thin for a {self.size} crop")
+        high, wide = self.size
+        return scaled, (_margin(scaled[0], wide), _margin(scaled[1], high))
+
     def _scaled_size(self, width: int, height: int) -> tuple[int, int]:
         high, wide = (math.floor(side / self.crop) for side in self.size)
         if self.mode == "squash":
@@ -92,10 +115,6 @@ class Preprocess:
             return (high, length) if width <= height else (length, high)
         ratio = max(wide / width, high / height)
         return round(width * ratio), round(height * ratio)
-
-    def _interpolation(self) -> str:
-        """timm resizes with a bilinear filter for the centre crop of a rectangular input, whatever is asked."""
-        return "bilinear" if self.mode == "center" and self.size[0] != self.size[1] else self.interpolation
 
     @staticmethod
     def _channel(values: tuple[float, ...]) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Preprocessing as people have it: a timm configuration, an image processor, a ``Compose`` or any other callable.
 
-What can be written as data becomes a ``Preprocess``, having been tried against the original on pictures. Any other
-callable is used as it is: its size and colours are found by asking it, and where its crop lies stays unknown.
+Whoever made a transform makes the pixels. What can be written as data becomes a ``Preprocess`` if that makes the same
+pixels of some pictures, with the versions that are installed; any other transform is used as it is.
 """
 
 from __future__ import annotations
@@ -10,18 +10,25 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from vitreous.errors import ImageError, ModelError, VitreousWarning, one_line
+from vitreous.errors import ImageError, ModelError, VitreousError, VitreousWarning, one_line
+from vitreous.models.geometry import measure_region
 from vitreous.models.preprocess import Box, Preprocess
 
-__all__ = ["Transform", "as_preprocess", "preprocess_of"]
+__all__ = ["OWN", "Transform", "as_preprocess", "match", "preprocess_of", "timm_preprocess"]
+
+Function = Callable[[Image.Image], Any]
+
+OWN = "own"
+"""The mode of a transform whose crop is none of those of a ``Preprocess``."""
 
 _FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 _CONFIG = {"input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode"}
@@ -32,7 +39,7 @@ def as_preprocess(given: Any) -> Preprocess:
     if isinstance(given, Preprocess):
         return given
     if isinstance(given, Mapping):
-        return _of_config(given)
+        return timm_preprocess(given)
     if hasattr(given, "image_mean") and hasattr(given, "size"):
         return preprocess_of(given)
     if not callable(given):
@@ -40,41 +47,114 @@ def as_preprocess(given: Any) -> Preprocess:
             f"preprocess: a {type(given).__name__} is none; give a vt.Preprocess, timm's configuration, an image "
             "processor, or a function from a PIL image to a tensor"
         )
-    whole = _asked(given)
-    data = _of_steps(given)
-    if data is not None and all(_same(data.inputs(photo)[0], _call(given, photo)) for photo in _photos()):
-        return data
-    return whole
+    return match(given, _of_steps(given))
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other.to(one.dtype), rtol=0, atol=1e-5)
+def match(function: Function, data: Preprocess | None) -> Preprocess:
+    """Return data that makes the same pixels as a function, or else the function, as a ``Transform``.
+
+    ``data`` is what the function is expected to do. Libraries have not always resized with the filter that they were
+    asked for, so that the others are tried too. Each is compared on pictures of noise, wide, high and tiny.
+    """
+    if data is None:
+        return Transform(function)
+    for interpolation in dict.fromkeys((data.interpolation, *_FILTERS.values())):
+        tried = replace(data, interpolation=interpolation)
+        if all(_same(tried, function, photo) for photo in _trials(tried.size)):
+            return tried
+    return Transform(function, data)
 
 
-@dataclass(frozen=True)
+def _same(data: Preprocess, function: Function, photo: Image.Image) -> bool:
+    try:
+        one, other = data.inputs(photo)[0], _call(function, photo)
+    except Exception:  # of a callable of the user's own; a Transform says why
+        return False
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=1e-5)
+
+
+@dataclass(frozen=True, init=False)
 class Transform(Preprocess):
-    """A callable from a PIL image to a tensor ``[3, H, W]``.
+    """A callable from a PIL image to a tensor ``[3, H, W]``, used as it is.
 
-    Its ``size``, ``mean`` and ``std`` are what it does to a black and a white picture. Where its crop lies in the
-    photograph is not known, so that maps are drawn on what the model saw.
+    ``size``, ``mean`` and ``std`` are what it does to a black and a white picture. ``data`` says what else is known of
+    it: if the crop lies where that says, up to a pixel that is rounded otherwise, its ``crop`` and ``mode`` are taken.
+    The mode of any other callable is ``"own"``. Where the crop lies in a photograph is measured, with four more calls
+    for each new size of photograph; it is not known of those that are
+    random, or that mirror, turn or bend what they are given.
     """
 
-    function: Callable[[Image.Image], Any] = field(default=lambda photo: None, repr=False, compare=False)
+    function: Function = field(default=lambda photo: None, repr=False, compare=False)
     digest: str = ""
     """Tells functions apart by what they make of some pictures."""
+    is_random: bool = field(default=False, repr=False, compare=False)
+    """Whether the function makes another input of the same picture each time."""
+
+    def __init__(self, function: Function, data: Preprocess | None = None, **changes: Any) -> None:
+        if changes:
+            raise ModelError("a Transform does what its function does: give another function, or a vt.Preprocess")
+        facts = {**_ask(function), "function": function, "interpolation": OWN, "crop": 1.0, "mode": OWN}
+        for name, fact in facts.items():
+            object.__setattr__(self, name, fact)
+        if data is not None and self._is_like(data):
+            for name, fact in vars(data).items():
+                object.__setattr__(self, name, fact)
 
     def inputs(self, photo: Image.Image) -> tuple[torch.Tensor, Image.Image, Box | None]:
-        tensor = _call(self.function, photo)
+        if self.mode != OWN:
+            self._placed(*photo.size)  # refuses a photograph that would be blown up beyond all bounds
+        try:
+            tensor = _call(self.function, photo)
+        except VitreousError:
+            raise
+        except Exception as error:
+            raise ImageError(f"preprocess fails on a picture of {_words(photo)}: {_reason(error)}") from error
         if tuple(tensor.shape[-2:]) != self.size:
             raise ImageError(
-                f"preprocess makes {list(tensor.shape)} of a picture of {photo.width} x {photo.height} pixels, "
+                f"preprocess makes {list(tensor.shape)} of a picture of {_words(photo)}, "
                 f"but {[3, *self.size]} of others"
             )
-        return tensor, self.picture(tensor), None
+        return tensor, self.picture(tensor), self.region(*photo.size)
 
     def see(self, photo: Image.Image) -> tuple[Image.Image, Box]:
-        """Return the picture the model sees; it counts as the whole photograph."""
-        return self.inputs(photo)[1], (0.0, 0.0, float(photo.width), float(photo.height))
+        """Return the picture the model sees; it counts as the whole photograph where its place is not known."""
+        _, seen, region = self.inputs(photo)
+        return seen, region or (0.0, 0.0, float(photo.width), float(photo.height))
+
+    def region(self, width: int, height: int) -> Box | None:
+        """Return where the input lies in a photograph of this size, as measured; None if that cannot be told."""
+        if self.is_random:
+            return None
+        known = None if self.mode == OWN else super().region(width, height)
+        return _measured(self, width, height) or known
+
+    def _colours(self, photo: Image.Image) -> np.ndarray[Any, np.dtype[np.float64]]:
+        tensor = _call(self.function, photo).double()
+        mean, std = (torch.tensor(values).double().view(-1, 1, 1) for values in (self.mean, self.std))
+        return (tensor * std + mean).numpy()
+
+    def _is_like(self, data: Preprocess) -> bool:
+        """Whether data has the size and colours of the function, and says where it crops pictures."""
+        colours = np.allclose((self.mean, self.std), (data.mean, data.std), rtol=1e-3, atol=1e-4)
+        if self.size != data.size or not colours:
+            return False
+        high, wide = data.size
+        for photo in _trials(data.size)[:2]:
+            region, told = self.region(*photo.size), data.region(*photo.size)
+            if region is None or told is None:
+                return False
+            across, down = (told[2] - told[0]) / wide, (told[3] - told[1]) / high
+            if np.abs((np.array(region) - told) / (across, down, across, down)).max() > 1.5:
+                return False
+        return True
+
+
+@lru_cache(maxsize=4096)
+def _measured(transform: Transform, width: int, height: int) -> Box | None:
+    try:
+        return measure_region(transform._colours, width, height)
+    except Exception:  # the call for the photograph itself says why
+        return None
 
 
 # -- callables -----------------------------------------------------------------------------------------
@@ -82,13 +162,21 @@ class Transform(Preprocess):
 
 @cache
 def _photos() -> tuple[Image.Image, ...]:
-    """Pictures of noise to try a callable on: one wide, one high."""
+    """Pictures of noise to know a callable by: one wide, one high."""
     draws = np.random.default_rng(0)
     shapes = (300, 431, 3), (389, 320, 3)
     return tuple(Image.fromarray(draws.integers(0, 256, shape, dtype=np.uint8)) for shape in shapes)
 
 
-def _call(function: Callable[[Image.Image], Any], photo: Image.Image) -> torch.Tensor:
+@lru_cache(maxsize=4)
+def _trials(size: tuple[int, int]) -> tuple[Image.Image, ...]:
+    """Pictures of noise to compare with: one to be made smaller, whatever the size, one high, one tiny."""
+    draws = np.random.default_rng(1)
+    shapes = (int(1.5 * size[0]), int(2.3 * size[1])), (103, 61), (5, 7)
+    return tuple(Image.fromarray(draws.integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes)
+
+
+def _call(function: Function, photo: Image.Image) -> torch.Tensor:
     """Ask a callable for the input of one picture: a tensor, or a batch of one, or a table that holds it."""
     made = function(photo.convert("RGB"))
     made = made.get("pixel_values") if isinstance(made, Mapping) else made
@@ -102,8 +190,8 @@ def _call(function: Callable[[Image.Image], Any], photo: Image.Image) -> torch.T
     raise ModelError(f"preprocess makes a {type(made).__name__}, not a tensor [3, H, W], of a picture")
 
 
-def _asked(function: Callable[[Image.Image], Any]) -> Transform:
-    """Find size and colours of a callable from what it makes of black, white and some pictures of noise."""
+def _ask(function: Function) -> dict[str, Any]:
+    """Find size, colours and digest of a callable from what it makes of black, white and pictures of noise."""
     plain = [Image.new("RGB", (431, 300), colour) for colour in ("black", "white")]
     try:
         black, white, *noise = [_call(function, photo) for photo in (*plain, *_photos())]
@@ -111,38 +199,49 @@ def _asked(function: Callable[[Image.Image], Any]) -> Transform:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"preprocess fails on a PIL image: {one_line(str(error))[:160]}") from error
+        raise ModelError(f"preprocess fails on a PIL image: {_reason(error)}") from error
     sizes = {tuple(each.shape) for each in (black, white, *noise)}
     if len(sizes) > 1:
         raise ModelError(f"preprocess makes inputs of several sizes, {sorted(sizes)}; resize and crop to one")
-    if not again.equal(noise[0]):
+    is_random = not again.equal(noise[0])
+    if is_random:
         warnings.warn(
             "preprocess makes another input of the same picture each time; give the transform for evaluation",
             VitreousWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
-    low, high = (each.double().flatten(1).median(dim=1).values for each in (black, white))
-    if not bool((high - low > 0).all()):
+    ends = torch.stack([black, white]).double().flatten(2)
+    brighter = (ends[1] - ends[0]).amin(dim=0)
+    if not bool(brighter.max() > 0):
         raise ModelError("preprocess makes no brighter input of a white picture than of a black one")
+    low, high = ends[:, :, brighter > brighter.max() / 2].median(dim=2).values  # not in margins that it fills
     std = 1 / (high - low)
     digest = hashlib.blake2b(digest_size=8)
     for each in (black, white, *noise):
         digest.update(each.float().contiguous().numpy().tobytes())
-    mean, deviation = (tuple(round(float(v), 6) for v in values) for values in (-low * std, std))
+    mean, deviation = (tuple(round(float(v), 6) + 0.0 for v in values) for values in (-low * std, std))
     size = (int(black.shape[1]), int(black.shape[2]))
-    return Transform(size, mean, deviation, crop=1.0, mode="squash", function=function, digest=digest.hexdigest())
+    return {"size": size, "mean": mean, "std": deviation, "digest": digest.hexdigest(), "is_random": is_random}
+
+
+def _words(photo: Image.Image) -> str:
+    return f"{photo.width} x {photo.height} pixels"
+
+
+def _reason(error: Exception) -> str:
+    return one_line(str(error))[:160] or type(error).__name__
 
 
 # -- what can be written as data -----------------------------------------------------------------------
 
 
-def _of_config(config: Mapping[str, Any]) -> Preprocess:
-    """Read timm's configuration of the data, such as ``timm.data.resolve_model_data_config`` gives."""
+def timm_preprocess(config: Mapping[str, Any]) -> Preprocess:
+    """Return what timm makes of its configuration, such as ``timm.data.resolve_model_data_config`` gives."""
     if not config.keys() & _CONFIG:
         raise ModelError(f"preprocess: {list(config)!r:.80} holds none of {', '.join(sorted(_CONFIG))}")
     usual, size = Preprocess(), config.get("input_size")
     try:
-        return Preprocess(
+        data = Preprocess(
             size=usual.size if size is None else (int(size[-2]), int(size[-1])),
             mean=tuple(float(value) for value in config.get("mean") or usual.mean),
             std=tuple(float(value) for value in config.get("std") or usual.std),
@@ -152,6 +251,23 @@ def _of_config(config: Mapping[str, Any]) -> Preprocess:
         )
     except (TypeError, ValueError, IndexError) as error:
         raise ModelError(f"preprocess: the configuration cannot be read: {one_line(str(error))}") from error
+    return data if len(data.mean) != 3 else _by_timm(data)  # a photograph has three colours
+
+
+@lru_cache(maxsize=64)
+def _by_timm(data: Preprocess) -> Preprocess:
+    from timm.data import create_transform
+
+    function = create_transform(
+        (3, *data.size),
+        is_training=False,
+        interpolation=data.interpolation,
+        mean=data.mean,
+        std=data.std,
+        crop_pct=data.crop,
+        crop_mode=data.mode,
+    )
+    return match(function, data)
 
 
 def _steps(given: Any) -> Iterator[Any]:
@@ -202,8 +318,38 @@ def _sides(size: Any) -> tuple[int, ...] | None:
     return (int(size),) if isinstance(size, int) else tuple(int(side) for side in size)
 
 
-def preprocess_of(processor: Any) -> Preprocess:
-    """Return what an image processor does, as data.
+@dataclass(frozen=True)
+class _Processed:
+    """An image processor as a function of one picture; unlike a lambda it can be pickled."""
+
+    processor: Any
+
+    def __call__(self, photo: Image.Image) -> Any:
+        return self.processor(photo, return_tensors="pt")
+
+
+def preprocess_of(processor: Any, size: tuple[int, int] | None = None) -> Preprocess:
+    """Return what an image processor does, or what it would do for another input size.
+
+    The share of the picture that is cut out stays the same. Where the aspect ratio is kept, only a square can be asked
+    of a processor; another shape is cut as a ``Preprocess`` does.
+    """
+    data = None
+    with suppress(ModelError):  # what cannot be written as data is used as it is
+        data = _of_processor(processor)
+    if data is not None and size is not None and size != data.size:
+        data = replace(data, size=size)
+        high, wide = (math.floor(side / data.crop) for side in size)
+        if data.mode == "center" and high != wide:
+            return data
+        sides = {"shortest_edge": high} if data.mode == "center" else {"height": high, "width": wide}
+        settings = {**processor.to_dict(), "size": sides, "crop_size": {"height": size[0], "width": size[1]}}
+        processor = type(processor).from_dict(settings)
+    return match(_Processed(processor), data)
+
+
+def _of_processor(processor: Any) -> Preprocess:
+    """Read an image processor as data.
 
     A size of two sides squashes, the shortest edge keeps the aspect ratio; a centre crop of ``c`` out of ``s`` pixels
     is a crop of ``c / s``.

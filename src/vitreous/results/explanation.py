@@ -386,7 +386,9 @@ class Explanation:
     def _photo(self) -> tuple[Image.Image, Box]:
         """The photograph, and where in it is what the model saw."""
         if self.box is None:
-            raise ImageError("made from a tensor or by your own preprocess: there is no original photograph to draw on")
+            raise ImageError(
+                "made from a tensor, or it is not known where in the photograph its input lies: nothing to draw on"
+            )
         if self.photo is not None:
             return self.photo, self.box
         if self.source is None:

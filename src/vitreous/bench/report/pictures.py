@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from vitreous.errors import VitreousError, one_line
 from vitreous.metrics.states.need import Geometry, States
 from vitreous.metrics.states.writers import perturbed
 from vitreous.models import Preprocess, View
+from vitreous.models.transforms import OWN
 from vitreous.show import Scale, overlay
 from vitreous.words.defaults import known_as
 
@@ -38,14 +39,19 @@ class Sight:
 
     def seen(self, setting: Setting, digest: str) -> Image.Image:
         """Return a picture as the model sees it."""
-        how = _preprocess(setting)
+        if setting.preprocess["mode"] == OWN and self.view is not None:
+            how = self.view(setting).preprocess
+        else:
+            how = _preprocess(setting)
         photo = self.known[setting.data].entry(digest).open()
         return how.picture(photo) if isinstance(photo, Tensor) else how.see(photo)[0]
 
 
 def _preprocess(setting: Setting) -> Preprocess:
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in setting.preprocess.items()}
-    return Preprocess(**given)
+    """Return a run's preprocessing as data; that of a ``Transform`` crops the same picture, up to its rounding."""
+    recorded = {name: tuple(v) if isinstance(v, list) else v for name, v in setting.preprocess.items()}
+    data: dict[str, Any] = {each.name: recorded[each.name] for each in fields(Preprocess)}
+    return Preprocess(**data)
 
 
 def pictures(finding: Finding, sight: Sight, anchor: str) -> str:
@@ -134,7 +140,7 @@ def _strip(finding: Finding, sight: Sight, view: View, name: str, metric: str, s
     seen = sight.seen(gathered.setting, gathered.pictures[row])
     steps = sorted({round(at) for at in np.linspace(0, len(need.spans) - 1, _STEPS)})
     some = States(need.unit, need.substrate, need.keep, tuple(need.spans[step] for step in steps))
-    inputs, own = _preprocess(gathered.setting).tensor(seen)[None], torch.as_tensor(np.asarray(map))[None]
+    inputs, own = view.preprocess.tensor(seen)[None], torch.as_tensor(np.asarray(map))[None]
     setting = gathered.setting
     shown = perturbed(view, inputs, own, some, upsample=setting.upsample, ties=setting.ties, seed=gathered.seeds[0])[0]
     kept = [c for c in finding.table.curves.get((name, metric), {}).values() if len(c.x) == len(need.spans)]

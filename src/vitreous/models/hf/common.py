@@ -86,7 +86,7 @@ class HFView(View):
         config = self.tower.config
         self._own_size, self.patch = pair(config.image_size), pair(config.patch_size)
         self.preprocess = preprocess or replace(self.usual, size=self._own_size)
-        if img_size is not None:
+        if img_size is not None and self.preprocess.size != pair(img_size):
             self.preprocess = replace(self.preprocess, size=pair(img_size))
         self.blocks = self._blocks()
         self.depth = len(self.blocks)

@@ -1,4 +1,4 @@
-"""Loading Hugging Face models from a repository or a folder, and reading their image processors as data.
+"""Loading Hugging Face models from a repository or a folder, and what lies beside their weights.
 
 Nothing that lies in a repository is ever run: ``trust_remote_code`` is always off.
 """
@@ -63,7 +63,7 @@ def load(
         model = _built(name, kind, config, build)
         if found is not None:
             fit(model, found)
-    facts = _beside(transformers, name, source, zero_shot, quiet=not pretrained)
+    facts = _beside(transformers, name, source, zero_shot, img_size, quiet=not pretrained)
     return model.eval(), {**facts, **({} if img_size is None else {"img_size": img_size})}
 
 
@@ -170,11 +170,12 @@ def _quiet() -> Iterator[None]:
 # -- what lies beside the weights ----------------------------------------------------------------------
 
 
-def _beside(transformers: Any, name: str, source: str, zero_shot: bool, quiet: bool) -> dict[str, Any]:
+def _beside(transformers: Any, name: str, source: str, zero_shot: bool, img_size: Any, quiet: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     try:
         facts["preprocess"] = preprocess_of(
-            transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+            transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False),
+            None if img_size is None else pair(img_size),
         )
     except Exception as error:
         if not quiet:

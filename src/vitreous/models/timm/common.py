@@ -13,6 +13,7 @@ from vitreous.errors import HeadError, ModelError
 from vitreous.models.labels import check_count
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
+from vitreous.models.transforms import timm_preprocess
 from vitreous.models.view import View
 from vitreous.models.weights import Weights
 
@@ -105,14 +106,8 @@ class TimmView(View):
 
     def _preprocess(self) -> Preprocess:
         config = timm.data.resolve_model_data_config(self.model)
-        return Preprocess(
-            size=tuple(self.model.patch_embed.img_size or config["input_size"][1:]),
-            mean=tuple(config["mean"]),
-            std=tuple(config["std"]),
-            interpolation=config["interpolation"],
-            crop=config["crop_pct"],
-            mode=config["crop_mode"],
-        )
+        size = self.model.patch_embed.img_size
+        return timm_preprocess(config if size is None else {**config, "input_size": (3, *size)})
 
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)

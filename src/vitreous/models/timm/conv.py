@@ -14,6 +14,7 @@ from vitreous.models.chains import by_convolutions, by_stages, dense
 from vitreous.models.conv import Chain, ConvView
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.timm.common import imagenet_labels
+from vitreous.models.transforms import timm_preprocess
 
 __all__ = ["TimmConv"]
 
@@ -96,11 +97,5 @@ class TimmConv(ConvView):
 
 def _preprocess(model: Any) -> Preprocess:
     config = timm.data.resolve_model_data_config(model)
-    return Preprocess(
-        size=getattr(model, "image_size", None) or tuple(config["input_size"][1:]),
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-        interpolation=config["interpolation"],
-        crop=config["crop_pct"],
-        mode=config["crop_mode"],
-    )
+    size = getattr(model, "image_size", None)
+    return timm_preprocess(config if size is None else {**config, "input_size": (3, *size)})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
+import torch
 from timm.models import swin_transformer as v1
 from timm.models import swin_transformer_v2 as v2
 from torch import Tensor, nn
@@ -93,11 +95,18 @@ class TimmSwin(TimmView):
     def windows(self, layer: int) -> Windows:
         """Return the windows as the block makes them.
 
-        timm halves an odd side downwards when it makes a block's mask, and upwards when it merges: where the mask is of
+        The mask is the block's own: noted when it was built, or made anew in every forward (``dynamic_mask``). Some
+        versions of timm halve an odd side downwards for the noted mask, and upwards when they merge: where it is of
         fewer windows than there are, it is repeated over them, so that a few patches see what they should not.
         """
         block, grid = self._blocks[layer], self.grid(layer=layer)
-        hidden = None if block.attn_mask is None else block.attn_mask.cpu() != 0
+        if getattr(block, "dynamic_mask", False):  # as timm asks it: pickles of older versions lack it
+            padded = (-(-side // window) * window for side, window in zip(grid, block.window_size, strict=True))
+            mask = block.get_attn_mask(torch.zeros(1, *padded, 1))
+        else:
+            mask = block.attn_mask
+        area = math.prod(block.window_size)
+        hidden = torch.zeros(1, area, area, dtype=torch.bool) if mask is None else mask.cpu() != 0
         return shifted_windows(grid, block.window_size, block.shift_size, padded_first=False, hidden=hidden)
 
     def _site(self, layer: int, name: str) -> nn.Module:

@@ -6,6 +6,7 @@ preprocessing; both come from the weights of that name, which can be asked witho
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -21,6 +22,7 @@ from vitreous.models.checkpoint import Checkpoint, classes_in, fit
 from vitreous.models.hub import answers
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.registry import ModelInfo
+from vitreous.models.transforms import as_preprocess
 from vitreous.models.view import View
 
 __all__ = ["ADAPTER", "TorchvisionAdapter", "describe", "head_calls"]
@@ -97,19 +99,30 @@ class TorchvisionAdapter:
 ADAPTER = TorchvisionAdapter()
 
 
-def describe(name: str | None, stand_in: str) -> tuple[Preprocess, list[str]]:
-    """Return the preprocessing and labels behind a name; those of ``stand_in`` for a model in hand."""
+def describe(
+    name: str | None, stand_in: str, size: int | tuple[int, int] | None = None
+) -> tuple[Preprocess, list[str]]:
+    """Return the preprocessing and labels behind a name; those of ``stand_in`` for a model in hand.
+
+    ``size`` is that of the inputs where it is not that of the weights.
+    """
     weights = (name and _weights(name)) or _weights(stand_in)
-    given = weights.transforms()
-    (crop,), (resize,) = given.crop_size, given.resize_size
-    preprocess = Preprocess(
-        size=(crop, crop),
-        mean=tuple(given.mean),
-        std=tuple(given.std),
-        interpolation=given.interpolation.value,
-        crop=crop / resize,
-    )
-    return preprocess, list(weights.meta["categories"])
+    return _preprocess(weights, (size, size) if isinstance(size, int) else size), list(weights.meta["categories"])
+
+
+@cache
+def _preprocess(weights: Any, size: tuple[int, int] | None) -> Preprocess:
+    """Return what the transform of weights does, the same share of the picture cut out for another size.
+
+    Torchvision's own takes squares; another shape is cut as a ``Preprocess`` does.
+    """
+    usual = as_preprocess(weights.transforms())
+    if size is None or size == usual.size:
+        return usual
+    if size[0] == size[1]:
+        resized = math.floor(size[0] / usual.crop)
+        return as_preprocess(weights.transforms(crop_size=size[0], resize_size=resized))
+    return Preprocess(size, usual.mean, usual.std, usual.interpolation, usual.crop)
 
 
 def head_calls(*parts: nn.Module) -> Mapping[str, int]:

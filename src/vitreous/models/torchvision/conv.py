@@ -12,7 +12,7 @@ from vitreous.models.chains import by_convolutions, by_stages, dense
 from vitreous.models.conv import Chain, ConvView
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.torchvision.adapter import describe
-from vitreous.models.torchvision.vit import labels_of, resized
+from vitreous.models.torchvision.vit import labels_of
 
 __all__ = ["KNOWN", "TorchvisionConv"]
 
@@ -68,9 +68,7 @@ class TorchvisionConv(ConvView):
         headless: bool = False,
     ) -> None:
         chain, stand_in = next(known for kind, known in KNOWN.items() if isinstance(model, kind))
-        usual, known = describe(name, f"torchvision/{stand_in}")
-        size: Any = getattr(model, "image_size", usual.size)
-        preprocess = preprocess or resized(usual, size if isinstance(size, tuple) else (size, size))
+        usual, known = describe(name, f"torchvision/{stand_in}", getattr(model, "image_size", None))
         name = name or f"torchvision/{type(model).__name__}"
-        super().__init__(model, chain(model), name, labels, preprocess, headless=headless)
+        super().__init__(model, chain(model), name, labels, preprocess or usual, headless=headless)
         self.labels = labels_of(self.name, self.classes, labels, known)

@@ -25,7 +25,7 @@ from vitreous.errors import ModelError
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.torchvision.adapter import describe, head_calls
-from vitreous.models.torchvision.vit import check_size, classes_of, labels_of, resized
+from vitreous.models.torchvision.vit import check_size, classes_of, labels_of
 from vitreous.models.view import View
 from vitreous.models.windows import Windows, shifted_windows
 
@@ -73,10 +73,10 @@ class TorchvisionSwin(View):
         self.width, self.heads = model.features[0][0].out_channels, self._block(0).attn.num_heads
         self.pooling = Pooling("avg", self.prefix)
         self.classes = 0 if headless else classes_of(self.name, model.head)
-        usual, known = describe(name, "torchvision/swin_v2_t" if self._after else "torchvision/swin_t")
+        stand_in = "torchvision/swin_v2_t" if self._after else "torchvision/swin_t"
+        usual, known = describe(name, stand_in, getattr(model, "image_size", None))
         self.labels = labels_of(self.name, self.classes, labels, known)
-        size = getattr(model, "image_size", usual.size)
-        self.preprocess = preprocess or resized(usual, size if isinstance(size, tuple) else (size, size))
+        self.preprocess = preprocess or usual
         if 0 in self.grid():
             raise ModelError(f"{self.name}: an image of {self.preprocess.size} holds no patch of {self._patch}")
 

@@ -45,9 +45,9 @@ class TorchvisionViT(View):
         self.prefix = 1
         self.pooling = Pooling("token", self.prefix)
         self.classes = 0 if headless else classes_of(self.name, model.heads)
-        usual, known = describe(name, "torchvision/vit_b_16")
+        usual, known = describe(name, "torchvision/vit_b_16", model.image_size)
         self.labels = labels_of(self.name, self.classes, labels, known)
-        self.preprocess = preprocess or resized(usual, (model.image_size, model.image_size))
+        self.preprocess = preprocess or usual
 
     def _refuse_unknown_parts(self) -> None:
         for layer, block in enumerate(self.model.encoder.layers):
@@ -99,11 +99,6 @@ class TorchvisionViT(View):
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
         check_size(self, inputs, (self.model.image_size, self.model.image_size))
-
-
-def resized(usual: Preprocess, size: tuple[int, int]) -> Preprocess:
-    """Return the usual preprocessing for another input size, the same share of the picture cut out."""
-    return Preprocess(size, usual.mean, usual.std, usual.interpolation, usual.crop)
 
 
 def classes_of(name: str, head: nn.Module) -> int:
