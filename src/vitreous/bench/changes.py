@@ -75,11 +75,15 @@ def _cells(setting: Setting, unit: Unit) -> Iterator[tuple[Any, tuple[str, ...],
             marks = (setting.fingerprint, setting.marks[label], mark)
             subjects = (
                 f"your model {setting.label} changed",
-                f"{_owner(setting.methods[label])} method {label} changed",
-                f"your metric {name} changed",
+                f"{_owner(setting.methods[label])} method {label} {_may(setting.marks[label])}changed",
+                f"your metric {name} {_may(mark)}changed",
             )
             for picture in unit.pictures:
                 yield (picture, unit.seed, setting.methods[label], what), marks, subjects
+
+
+def _may(mark: str) -> str:
+    return "may have " if is_unknown(mark) else ""
 
 
 @cache
