@@ -46,8 +46,9 @@ def _merged(setting: Setting, plans: Iterable[RecordedPlan]) -> Setting:
     methods = {name: how for each in [*same, setting] for name, how in each.methods.items()}
     marks = {name: how for each in [*same, setting] for name, how in each.marks.items()}
     metrics = {name: how for each in [*same, setting] for name, how in each.metrics.items()}
+    metric_marks = {name: each.metric_mark(name) for each in [*same, setting] for name in each.metrics}
     modes = tuple(sorted({mode for each in same for mode in each.modes}))
-    return replace(setting, methods=methods, marks=marks, metrics=metrics, modes=modes)
+    return replace(setting, methods=methods, marks=marks, metrics=metrics, metric_marks=metric_marks, modes=modes)
 
 
 def _narrowed(setting: Setting, protocol: Mapping[str, Any]) -> Setting:
@@ -63,4 +64,5 @@ def _narrowed(setting: Setting, protocol: Mapping[str, Any]) -> Setting:
         methods={name: setting.methods[name] for name in names},
         marks={name: setting.marks[name] for name in names},
         metrics={name: setting.metrics[name] for name in columns},
+        metric_marks={name: setting.metric_mark(name) for name in columns},
     )

@@ -259,7 +259,8 @@ class _Part:
         return [name for name in self.setting.methods if _made_of(self.setting, name) == made]
 
     def _columns(self, theirs: Setting, label: str) -> list[str]:
-        return [name for name, how in self.setting.metrics.items() if how == theirs.metrics[label]]
+        made = theirs.metrics[label], theirs.metric_mark(label)
+        return [name for name, how in self.setting.metrics.items() if (how, self.setting.metric_mark(name)) == made]
 
     def _explained(self, unit: Unit, theirs: Setting, said: Mapping[str, Any]) -> None:
         self.seconds["explaining"] += said.get("seconds", 0.0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from vitreous.bench.units import digest_of
+from vitreous.code_digest import code_digest, is_unknown
 from vitreous.data import file_digest
 from vitreous.errors import SpellingError
 from vitreous.judge.foreign import Foreign, named
@@ -35,12 +35,10 @@ def _imported(text: str) -> Any:
 
 
 def mark_of(text: str, how: Method | Foreign) -> str:
-    """Return a digest of what a method is made of: its parameters, the maps of a folder, the source of a function."""
+    """Return a digest of what a method is made of: its parameters, the maps of a folder, the code of a callable."""
     if isinstance(how, Method):
         return how.fingerprint
     if not how.live:
         return digest_of([[file.name, file_digest(str(file))] for file in sorted(Path(text).glob("*.npy"))])
-    try:
-        return digest_of([text, inspect.getsource(_imported(text))])
-    except (OSError, TypeError):
-        return digest_of([text])
+    code = code_digest(_imported(text))
+    return code if is_unknown(code) else digest_of([text, code])

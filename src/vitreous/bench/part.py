@@ -119,6 +119,7 @@ class Part:
             methods=methods,
             marks={name: mark_of(methods[name], how) for name, how in hows.items()},
             metrics={name: judged.spelling for name, judged in metrics.items()},
+            metric_marks={name: judged.code for name, judged in metrics.items() if judged.code},
             modes=tuple(sorted({judged.explain for judged in metrics.values()})),
             target=judge.target,
             labelled=bool(source.entries) and source.entries[0].label is not None,

@@ -7,9 +7,10 @@ pictures, methods or metrics gets new units, and none of the old ones changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from vitreous.bench.store import RecordedPlan
 from vitreous.bench.units import Setting, Task, Unit
@@ -31,13 +32,20 @@ Cell = tuple[str, ...]
 
 
 def missing_units(
-    setting: Setting, number: int, seeds: Sequence[int], pictures: Sequence[str], plans: Iterable[RecordedPlan]
+    setting: Setting,
+    number: int,
+    seeds: Sequence[int],
+    pictures: Sequence[str],
+    plans: Sequence[RecordedPlan],
+    stale: Collection[str] = (),
 ) -> list[Unit]:
     """Return the units of one model that no plan has yet: for each group of pictures its maps, then its scores.
 
-    Pictures that miss the same things go together, in their order, ``setting.images`` at a time.
+    Pictures that miss the same things go together, in their order, ``setting.images`` at a time. What ``stale`` units
+    were to find counts as missing.
     """
-    known = {cell for plan in plans for unit in plan.units for cell in _cells(plan.settings[unit.setting], unit)}
+    counting = [(plan.settings[unit.setting], unit) for plan, unit in wanted_units(plans) if unit.id not in stale]
+    known = {cell for theirs, unit in counting for cell in _cells(theirs, unit)}
     units: list[Unit] = []
     for seed in seeds:
         for group in _groups(setting, seed, pictures, known):
@@ -106,6 +114,7 @@ def _score(setting: Setting, seed: int, picture: str, method: str, metric: str) 
         setting.marks[method],
         "",
         setting.metrics[metric],
+        setting.metric_mark(metric),
     )
 
 
@@ -200,10 +209,18 @@ def as_before(setting: Setting, plans: Sequence[RecordedPlan]) -> Setting:
 
 
 def asks_more(setting: Setting, plans: Sequence[RecordedPlan]) -> bool:
-    """Whether no plan has all these rows and columns under these labels: what is the same may be called otherwise."""
-    same = [known for plan in plans for known in plan.settings if _who(known) == _who(setting)]
-    known = {pair for each in same for pair in (*each.methods.items(), *each.metrics.items())}
-    return not same or not {*setting.methods.items(), *setting.metrics.items()} <= known
+    """Whether no plan has all these rows and columns under these labels: what is the same may be called otherwise.
+
+    What was planned last under a label counts: code may be what it was before.
+    """
+    there = [known for plan in plans for known in plan.settings if _who(known)[:2] == _who(setting)[:2]]
+    known = dict(pair for each in there if _who(each) == _who(setting) for pair in _rows_and_columns(each))
+    return not there or _who(there[-1]) != _who(setting) or not _rows_and_columns(setting) <= {*known.items()}
+
+
+def _rows_and_columns(setting: Setting) -> set[tuple[Any, ...]]:
+    rows = {(("method", name, how), setting.marks[name]) for name, how in setting.methods.items()}
+    return rows | {(("metric", name, how), setting.metric_mark(name)) for name, how in setting.metrics.items()}
 
 
 def _who(setting: Setting) -> tuple[str, str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from vitreous.bench.changes import change_messages, stale_units, weights_of
 from vitreous.bench.hows import method_of
 from vitreous.bench.part import Options, Part, changed
 from vitreous.bench.planning import Cell, as_before, asks_more, missing_units, open_tasks, places, sources, wanted_units
@@ -97,15 +98,19 @@ class Bench:
         with self.store.planning() as plans:
             self._refuse_changes([setting for setting, _ in decided], plans)
             settings = [as_before(setting, plans) for setting, _ in decided]
+            stale = stale_units(settings, plans, self.store.finished())
             units: list[Unit] = []
             for number, (setting, (_, part)) in enumerate(zip(settings, decided, strict=True)):
                 seeds, pictures = part.protocol.judge.seeds, part.pictures.digests
-                units += missing_units(setting, number, seeds, pictures, plans)
-            if units or any(asks_more(setting, plans) for setting in settings):
+                units += missing_units(setting, number, seeds, pictures, plans, stale)
+            changes = change_messages(settings, units, plans)
+            if units or stale or any(asks_more(setting, plans) for setting in settings):
                 named = {digest: name for part in self.parts for digest, name in part.names.items()}
                 names = {picture: named[picture] for unit in units for picture in unit.pictures}
                 why = "wanted" if not plans else "extended" if units else "other labels"
-                self.store.add_plan(settings, units, why, names, versions=self._versions)
+                self.store.add_plan(settings, units, "; ".join(changes) or why, names, stale, self._versions)
+        for text in changes:
+            warnings.warn(text, VitreousWarning, stacklevel=2)
         self._tell_versions()
         return self.store
 
@@ -115,7 +120,7 @@ class Bench:
 
     def _tell_versions(self) -> None:
         """Say so where another version goes on with what is there."""
-        told = mixed((self.store.said(unit) for unit in self.store.finished()), self._versions) if self.tasks() else ""
+        told = mixed((self.store.said(unit) for unit in self.store.finished()), versions()) if self.tasks() else ""
         if told:
             text = f"{self.store.path}: {told}: numbers may differ; the report says whose are whose"
             warnings.warn(text, VitreousWarning, stacklevel=3)
@@ -130,9 +135,9 @@ class Bench:
 
     def _refuse_changes(self, settings: Sequence[Setting], plans: Sequence[RecordedPlan]) -> None:
         """Refuse to go on with other weights or pictures under names that the run knows."""
-        weights = {known.label: known.fingerprint for plan in plans for known in plan.settings}
+        weights = {known.label: weights_of(known.fingerprint) for plan in plans for known in plan.settings}
         for setting in settings:
-            if weights.get(setting.label, setting.fingerprint) != setting.fingerprint:
+            if weights.get(setting.label) not in (None, weights_of(setting.fingerprint)):
                 text = "has other weights than this run was begun with; choose another place for the new ones"
                 raise VitreousError(f"{setting.label} {text}")
         for part in self.parts:
@@ -253,6 +258,7 @@ class Bench:
             plan, finished = units[job.unit.id], self.store.finished()
             left = [each for each in plan.units if each.setting == job.unit.setting and each.id in units]
             left = [each for each in left if each.id not in finished]
+            smaller = smaller.narrowed({m for u in left for m in u.methods}, {m for u in left for m in u.metrics})
             less = [Unit.of(smaller, 0, u.seed, u.pictures, u.methods, u.modes, u.metrics) for u in left]
             names = {picture: plan.names[picture] for unit in left for picture in unit.pictures}
             sizes = f"inner {job.setting.inner} to {smaller.inner}, states {job.setting.states} to {smaller.states}"

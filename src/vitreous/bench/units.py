@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,8 @@ def digest_of(value: Any) -> str:
 class Setting:
     """How the units of one model are run: the recorded numbers of a ``judge.Plan``, and who the model is.
 
-    ``methods`` and ``metrics`` are spellings by label; ``marks`` are the digests of what the methods are made of.
+    ``methods`` and ``metrics`` are spellings by label; ``marks`` are the digests of what the methods are made of,
+    ``metric_marks`` those of the code of metrics that are not of Vitreous.
     ``images`` go into one unit, ``inner`` inputs into one pass, ``states`` perturbed images into one forward; with
     ``threads`` they change the last bits of a number and nothing else.
     """
@@ -57,12 +58,27 @@ class Setting:
     inner: int = 32
     states: int = 32
     threads: int = 1
+    metric_marks: Mapping[str, str] = field(default_factory=dict)
+
+    def metric_mark(self, label: str) -> str:
+        """Return the digest of a metric's code; nothing for those of Vitreous."""
+        return self.metric_marks.get(label, "")
+
+    def narrowed(self, methods: Collection[str], metrics: Collection[str]) -> Setting:
+        """Return the setting with these methods and metrics alone, by label."""
+        return replace(
+            self,
+            methods={name: how for name, how in self.methods.items() if name in methods},
+            marks={name: mark for name, mark in self.marks.items() if name in methods},
+            metrics={name: how for name, how in self.metrics.items() if name in metrics},
+            metric_marks={name: mark for name, mark in self.metric_marks.items() if name in metrics},
+        )
 
     @cached_property
     def identity(self) -> str:
         """A digest of what numbers depend on beyond rounding, beside methods, metrics, seed and pictures."""
-        rounding = {"images", "inner", "states", "threads", "memory", "device"}
-        facts = {name: value for name, value in asdict(self).items() if name not in rounding}
+        left_out = {"images", "inner", "states", "threads", "memory", "device", "metric_marks"}
+        facts = {name: value for name, value in asdict(self).items() if name not in left_out}
         apart = ("methods", "marks", "metrics", "modes", "label", "model", "data")
         return digest_of({**facts, **dict.fromkeys(apart)})
 
@@ -113,9 +129,11 @@ class Unit:
             "marks": None,
             "modes": list(modes),
             "metrics": {name: setting.metrics[name] for name in sorted(metrics)},
+            "metric_marks": {name: setting.metric_mark(name) for name in metrics if setting.metric_mark(name)},
             "seed": seed,
             "pictures": list(pictures),
         }
+        facts = {name: fact for name, fact in facts.items() if fact or name != "metric_marks"}
         lists = tuple(pictures), tuple(sorted(methods)), tuple(modes), tuple(metrics)
         return cls(digest_of(facts), number, seed, *lists)
 

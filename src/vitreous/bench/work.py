@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitreous.bench.careful import Careful, careful
+from vitreous.bench.changes import check_code, check_model
 from vitreous.bench.planning import Cell, map_cell
 from vitreous.bench.store import Found
 from vitreous.bench.units import Setting, Unit
@@ -81,10 +82,12 @@ class Worker:
     how: Callable[[Setting, str], Any]
     tick: Callable[[int], None] | None = None
     _view: tuple[str, View] | None = field(default=None, init=False)
+    _checked: set[tuple[str, ...]] = field(default_factory=set, init=False)
 
     def found(self, job: Job, read: Read) -> Found:
         """Return what a unit finds; ``read`` gives what earlier units found. Threads are those of the plan."""
         setting, before = job.setting, torch.get_num_threads()
+        self._check(setting, job.unit)
         view = self.view(setting)
         torch.set_num_threads(setting.threads)
         began = time.perf_counter()
@@ -105,13 +108,19 @@ class Worker:
         }
         return arrays, {**facts, **said}
 
+    def _check(self, setting: Setting, piece: Unit) -> None:
+        """Refuse other code than this unit was planned with: looked at once, since files of maps are read for it."""
+        key = (*(setting.marks[name] for name in piece.methods), *(setting.metric_mark(name) for name in piece.metrics))
+        if key not in self._checked:
+            check_code(setting, piece)
+            self._checked.add(key)
+
     def view(self, setting: Setting) -> View:
         """Return the model of a setting; the weights must be those that were planned with."""
         if self._view is None or self._view[0] != setting.fingerprint:
             self._view = None  # the old one goes before the new one comes
             loaded = self.load(setting)
-            if loaded.fingerprint != setting.fingerprint:
-                raise VitreousError(f"{setting.label} has other weights than this run was planned with")
+            check_model(setting, loaded.fingerprint)
             self._view = setting.fingerprint, loaded
         return self._view[1]
 

@@ -96,6 +96,15 @@ def run(
         Optional[str],  # noqa: UP045
         typer.Option(help="The Ray cluster to use, with --engine ray.", show_default="one of this machine"),
     ] = None,
+    wait: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="How long to wait for a first worker of a cluster without room, with --engine ray.",
+            show_default="600",
+        ),
+    ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Run a protocol, go on where it stopped, or add what is new in it.
@@ -123,7 +132,7 @@ def run(
     with options.telling(quiet):
         bench.prepare()
         with _progress(quiet) as progress:
-            work(bench, engine, workers=workers, shard=part, address=address, progress=progress)
+            work(bench, engine, workers=workers, shard=part, address=address, progress=progress, wait=wait)
     if not quiet:
         _end(bench.store, out)
 

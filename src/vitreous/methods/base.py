@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitreous.code_digest import code_digest, is_external, is_unknown
 from vitreous.errors import MapError, ModelError, VitreousError, VitreousWarning
 from vitreous.methods.readout import at_least_float32
 from vitreous.models import View, view
@@ -216,7 +217,7 @@ class Method:
     @property
     def settings(self) -> dict[str, Any]:
         """Every parameter with its value, bases by their spelling, and the notes of all parts."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        values = self._fields()
         spelled = {name: [each.spelling for each in _methods(given)] for name, given in values.items()}
         values |= {
             name: bases if isinstance(values[name], tuple) else bases[0] for name, bases in spelled.items() if bases
@@ -227,10 +228,16 @@ class Method:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of all that its numbers depend on: parameters and revisions of its parts, and what they refer to."""
-        told = [(p.info.name, p.info.revision, p.settings, p.ingredients) for p in self.parts()]
+        """A digest of all that its numbers depend on: parameters and revisions of its parts, and what they refer to.
+
+        Parts from elsewhere count with their code; where that cannot be known, this equals no other digest.
+        """
+        parts = self.parts()
+        codes = {n: code_digest((type(p), p._fields())) for n, p in enumerate(parts) if is_external(type(p))}
+        told = [(p.info.name, p.info.revision, codes.get(n, p.settings), p.ingredients) for n, p in enumerate(parts)]
         text = json.dumps(told, sort_keys=True, default=str)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        unknown = next((code for code in codes.values() if is_unknown(code)), None)
+        return unknown or hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @property
     def ingredients(self) -> dict[str, str]:
@@ -244,8 +251,10 @@ class Method:
 
     def inner(self) -> list[Method]:
         """The methods that its parameters hold."""
-        inner = [getattr(self, f.name) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
-        return [each for given in inner for each in _methods(given)]
+        return [each for given in self._fields().values() for each in _methods(given)]
+
+    def _fields(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def parts(self) -> list[Method]:
         """This method and every method it is composed of."""

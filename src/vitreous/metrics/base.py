@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from vitreous.code_digest import code_digest, is_external
 from vitreous.errors import MapError, SpellingError, VitreousError
 from vitreous.metrics.bootstrap import Cell, mean
 from vitreous.metrics.curves import Array, Curve
@@ -188,6 +189,11 @@ class Metric:
     def settings(self) -> dict[str, Any]:
         """Every parameter with its value."""
         return {parameter.name: getattr(self, parameter.name) for parameter in self.info.parameters}
+
+    @property
+    def code(self) -> str:
+        """A digest of the code of a metric from elsewhere; nothing for those of Vitreous, whose spellings suffice."""
+        return code_digest(type(self)) if is_external(type(self)) else ""
 
     def fresh(self) -> Metric:
         """Return the same metric with nothing taken in."""

@@ -1,4 +1,4 @@
-"""A digest of weights: what tells two models of one name apart.
+"""A digest of weights, and one of code: what tells two models of one name apart.
 
 Every tensor is read as 64-bit words in rows of 4096. The words of a row are multiplied with fixed odd numbers and
 summed modulo 2^64, on the device where they are, and the sums are digested. One word that changes changes the sum.
@@ -16,11 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["fingerprint", "fingerprint_of"]
+from vitreous.code_digest import code_digest, is_external
+
+__all__ = ["code_of", "fingerprint", "fingerprint_of"]
 
 _ROW = 4096
 _ROWS_AT_ONCE = 2**10
 _PROBES = 8
+_SCALARS = (bool, int, float, str)
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _known: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
 _guard = Lock()
 
@@ -50,6 +54,30 @@ def fingerprint_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
             digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
             digest.update(_sums(tensor.detach()).cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def code_of(module: nn.Module) -> str:
+    """Return a digest of the code of a model that comes from elsewhere; nothing where Vitreous and libraries have all.
+
+    It has the classes of all modules from elsewhere with their plain attributes, and functions that were put on any.
+    """
+    kinds: dict[type, bool] = {}
+    values: list[Any] = []
+    for path, part in module.named_modules():
+        kind = type(part)
+        if kind not in kinds:
+            kinds[kind] = any(is_external(each) for each in kind.__mro__)
+        for name, value in vars(part).items():
+            if name not in _OF_EVERY_MODULE and (
+                is_external(value) if callable(value) else kinds[kind] and _is_plain(value)
+            ):
+                values.append((path, name, value))
+    external = tuple(kind for kind, is_own in kinds.items() if is_own)
+    return code_digest((external, values)) if external or values else ""
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _SCALARS or (type(value) in (tuple, list) and all(type(each) in _SCALARS for each in value))
 
 
 def _sums(tensor: Tensor) -> Tensor:

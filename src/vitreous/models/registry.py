@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from vitreous.code_digest import code_digest, is_external
 from vitreous.errors import HeadError, ModelError, UnknownError, VitreousWarning, nearest
 from vitreous.models.labels import read_labels
 from vitreous.models.transforms import as_preprocess
@@ -218,7 +219,9 @@ def load(
     labels = None if labels is None else read_labels(labels)  # what is wrong with it is said before any work
     shown: dict[str, Any] = {} if preprocess is None else {"preprocess": as_preprocess(preprocess)}
     module = adapter.load(rest, **options)
-    return view(module.to(device=device, dtype=dtype), at=at, name=name, labels=labels, **shown)
+    seen = view(module.to(device=device, dtype=dtype), at=at, name=name, labels=labels, **shown)
+    seen.factory = code_digest(adapter) if is_external(adapter) else ""
+    return seen
 
 
 def _find(name: str) -> tuple[Adapter, str]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vitreous.code_digest import code_digest, is_external
 from vitreous.errors import ModelError, TargetError
-from vitreous.models.fingerprint import fingerprint
+from vitreous.models.fingerprint import code_of, fingerprint
 from vitreous.models.labels import check_index, find_label, short_label
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
@@ -67,6 +68,8 @@ class View(ABC):
     """The layers of each stage of a hierarchical model; empty where all layers share one grid."""
     head_known: bool = True
     """Whether what follows the last block is the family's own: only then is its content declared (``calls(None)``)."""
+    factory: str = ""
+    """A digest of the code that built the model, where that is not of Vitreous."""
     user: View | None = None
     """The user's view, where this is a twin of it: hooks and flags on a twin's modules are nobody else's."""
 
@@ -194,8 +197,14 @@ class View(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the weights, and of all else that its numbers depend on beside the inputs."""
-        return self._fingerprint() if self.user is None else self.user.fingerprint
+        """A digest of the weights, and of all else that its numbers depend on beside the inputs.
+
+        The code of a model, a view or an adapter from elsewhere comes after a plus.
+        """
+        if self.user is not None:
+            return self.user.fingerprint
+        code = (code_of(self.model), code_digest(type(self)) if is_external(type(self)) else "", self.factory)
+        return "+".join([self._fingerprint(), *(each for each in code if each)])
 
     def _fingerprint(self) -> str:
         return fingerprint(self.model)

@@ -2,7 +2,8 @@
 
 The driver alone has the folder of the run. It holds the claim of every unit that is on its way, writes down what comes
 back, and hands out again what was lost with an actor or a node. Nodes may join and leave: there are as many actors as
-the cluster has room for at the moment. Pictures and weights are found on each node as on the driver's.
+the cluster has room for at the moment. While it has room for none the driver says what it waits for, and after a while
+it gives up. Pictures and weights are found on each node as on the driver's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib
 import os
 import socket
 import time
+import warnings
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,15 +21,19 @@ from typing import Any
 
 import torch
 
+from vitreous.bench.engines.progress import in_words
 from vitreous.bench.protocol import Protocol
 from vitreous.bench.run import TRIES, Bench, Options, UnitsFailed
 from vitreous.bench.store import packed, unpacked
 from vitreous.bench.work import Job
 from vitreous.data.progress import Progress
-from vitreous.errors import VitreousError, one_line
+from vitreous.errors import VitreousError, VitreousWarning, one_line
 
-__all__ = ["run_ray"]
+__all__ = ["WAIT", "run_ray"]
 
+WAIT = 600.0
+"""Seconds that a run waits for a first worker, or for another one after the last was lost."""
+_STARTING = 20.0  # seconds that workers may take to start before anything is said about it
 _LOOK = 0.5  # seconds between two looks at the cluster
 _PATIENCE = 10.0  # seconds to reach a cluster
 _SPARE = 32  # units to look at beyond those that are needed: other processes may have some
@@ -41,8 +47,12 @@ def run_ray(
     shard: tuple[int, int] | None = None,
     address: str | None = None,
     progress: Progress | None = None,
+    wait: float | None = None,
 ) -> None:
-    """Do what is left on the cluster at ``address``, or on one of this machine; at most so many workers."""
+    """Do what is left on the cluster at ``address``, or on one of this machine; at most so many workers.
+
+    Where the cluster has no room for any worker for ``wait`` seconds (``WAIT``), an error says so.
+    """
     ray = _ray()
     own = not ray.is_initialized()
     if own:
@@ -53,11 +63,11 @@ def run_ray(
             else:
                 _knock(address)
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except (Exception, SystemExit) as error:  # Ray has no type of its own for what goes wrong at the start
             where = "could not be started here" if address is None else f"could not be reached at {address}"
             raise VitreousError(one_line(f"a Ray cluster {where}: {error}")[:400]) from None
     try:
-        _Driver(ray, bench, workers, shard, progress).run()
+        _Driver(ray, bench, workers, shard, progress, WAIT if wait is None else wait).run()
     finally:
         if own:
             ray.shutdown()
@@ -114,9 +124,16 @@ class _Driver:
     """Hands out units and takes in what they found."""
 
     def __init__(
-        self, ray: Any, bench: Bench, workers: int | None, shard: tuple[int, int] | None, progress: Progress | None
+        self,
+        ray: Any,
+        bench: Bench,
+        workers: int | None,
+        shard: tuple[int, int] | None,
+        progress: Progress | None,
+        wait: float,
     ) -> None:
         self.ray, self.bench, self.workers, self.shard, self.progress = ray, bench, workers, shard, progress
+        self.wait, self.since, self.message = wait, time.monotonic(), ""
         self.starting: dict[Any, Any] = {}
         self.idle: list[tuple[Any, str]] = []
         self.flights: dict[Any, _Flight] = {}
@@ -133,6 +150,7 @@ class _Driver:
                 if not self.flights and not self._open(1):
                     break
                 self._grow()
+                self._wait()
                 self._take_in()
         finally:
             self._leave()
@@ -160,6 +178,34 @@ class _Driver:
         total, device = self.ray.cluster_resources(), self.bench.options.device
         gpus = device.startswith("cuda") or (device == "auto" and total.get("GPU", 0) >= 1)
         return gpus, int(total.get("GPU", 0) if gpus else total.get("CPU", 0) // self.bench.options.threads)
+
+    def _wait(self) -> None:
+        """Say what is waited for while no worker is ready, and give up when that takes too long."""
+        if self.idle or self.flights:
+            self.since, self.message = time.monotonic(), ""
+            return
+        passed = time.monotonic() - self.since
+        if not self.starting or passed >= min(_STARTING, self.wait):
+            message = self._missing()
+            if message != self.message:
+                self.message = message
+                warnings.warn(f"waiting for {message}", VitreousWarning, stacklevel=4)
+        if passed >= self.wait:
+            raise VitreousError(
+                f"no worker of the Ray cluster was ready for {in_words(passed)}, waiting for {self._missing()}; "
+                "what is finished is kept, and the same command goes on"
+            )
+
+    def _missing(self) -> str:
+        """Return what the cluster lacks."""
+        gpus, _ = self._room()
+        kind, needed = ("GPU", 1) if gpus else ("CPU", self.bench.options.threads)
+        known = (self.ray.cluster_resources(), self.ray.available_resources())
+        there, free = (f"{each.get(kind, 0):g}" for each in known)
+        what = f"a {kind}" if needed == 1 else f"{needed} {kind}s on one node"
+        if self.starting:
+            return f"a worker to start on {what}: the cluster has {there}, of which {free} are free beside it"
+        return f"{what}: the cluster has {there}, of which {free} are free"
 
     def _leave(self) -> None:
         for flight in self.flights.values():

@@ -1,0 +1,236 @@
+"""Classes, functions and objects as plain data: what their code and their bound values are."""
+
+from __future__ import annotations
+
+import copyreg
+import dis
+import hashlib
+import json
+import sys
+import types
+from collections.abc import Iterator
+from functools import cached_property, partial
+from typing import Any
+from uuid import uuid4
+
+from vitreous.code_digest.sources import is_from_file, is_library, report, source_of
+from vitreous.errors import one_line
+
+__all__ = ["code_digest", "is_external", "is_unknown"]
+
+_UNKNOWN = "unknown "
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
+_FUNCTION = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+class _UnknownCode(Exception):
+    """Something whose code or value cannot be known."""
+
+
+def is_external(thing: Any) -> bool:
+    """Whether the code of a class, a function or an object is neither of Vitreous nor of a library it runs with."""
+    return not is_library(_home(thing).partition(".")[0])
+
+
+def is_unknown(digest: str) -> bool:
+    """Whether this stands for code that cannot be known: it equals no other digest, not even of the same thing."""
+    return digest.startswith(_UNKNOWN)
+
+
+def code_digest(thing: Any) -> str:
+    """Return a digest of the code of a class, a function or an object, and of the values that are bound in it.
+
+    It does not depend on where files lie, nor on their line ends. Nothing is imported for it. Where the code cannot be
+    known a warning says why, and the digest is one that nothing else ever has.
+    """
+    try:
+        description = _Description()
+        text = json.dumps([description.of(thing), sorted(description.sources.items())])
+    except Exception as error:  # whatever an object does when it is looked at: then it cannot be known
+        why = str(error) if isinstance(error, _UnknownCode) else type(error).__name__
+        name = one_line(str(getattr(thing, "__qualname__", type(thing).__qualname__)))
+        report(f"the code of {name} cannot be known ({one_line(why)}): what it computes is never used again")
+        return _UNKNOWN + uuid4().hex
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class _Description:
+    """Describes objects as plain data, each object once."""
+
+    def __init__(self, sources: dict[str, Any] | None = None) -> None:
+        self.sources: dict[str, Any] = {} if sources is None else sources
+        self.numbers: dict[int, int] = {}
+        self.alive: list[Any] = []  # so that no two objects have one id
+
+    def of(self, value: Any) -> Any:
+        if type(value) in _PLAIN:
+            return [type(value).__name__, repr(value)]
+        if type(value) is tuple:  # which tuples are one object is up to the compiler
+            return ["tuple", *map(self.of, value)]
+        if type(value) in (set, frozenset):  # their order is that of hashes, another one in every process
+            return [type(value).__name__, *sorted(json.dumps(_Description(self.sources).of(each)) for each in value)]
+        if id(value) in self.numbers:
+            return ["again", self.numbers[id(value)]]
+        self.numbers[id(value)] = len(self.numbers)
+        self.alive.append(value)
+        if type(value) is list:
+            return ["list", *map(self.of, value)]
+        if type(value) is dict:
+            return ["dict", *([self.of(key), self.of(each)] for key, each in _in_order(value))]
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, _FUNCTION):
+            return self._function(value)
+        if isinstance(value, types.ModuleType):
+            return ["module", value.__name__, self._has_source(value.__name__)]
+        return self._object(value)
+
+    def _has_source(self, home: str) -> bool:
+        """Whether a module is known by files, which are then described."""
+        if home not in self.sources:
+            self.sources[home] = source_of(home)
+        return self.sources[home] is not None
+
+    # -- objects -----------------------------------------------------------------------------------------
+
+    def _object(self, value: Any) -> Any:
+        if isinstance(value, partial):
+            return ["partial", *map(self.of, (value.func, value.args, value.keywords))]
+        if isinstance(value, types.MethodType):
+            return ["method", self.of(value.__func__), self.of(value.__self__)]
+        inner = _wrapped_functions(value)
+        if inner is not None:
+            return [type(value).__name__, *map(self.of, inner)]
+        if isinstance(value, types.CodeType):
+            return self._code(value)
+        if isinstance(value, types.MappingProxyType):
+            return self.of(dict(value))
+        array = _array(value)
+        if array is not None:
+            return array
+        if _home(value).partition(".")[0] == "vitreous" and isinstance(getattr(value, "fingerprint", None), str):
+            return [type(value).__qualname__, value.fingerprint]  # models, methods and statistics know their own
+        return self._reduced(value)
+
+    def _reduced(self, value: Any) -> Any:
+        """Describe an object by what it would be stored as."""
+        try:
+            reduce = copyreg.dispatch_table.get(type(value))
+            stored = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        except Exception as error:
+            raise _UnknownCode(f"{type(value).__qualname__}: {error}") from None
+        if isinstance(stored, str):  # the name of something global, perhaps of a function that remembers its results
+            home, wrapped = str(getattr(value, "__module__", "")), getattr(value, "__wrapped__", None)
+            return ["object", self.of(type(value)), stored, self._has_source(home), self.of(wrapped)]
+        parts = [list(part) if isinstance(part, Iterator) else part for part in stored[:5]]
+        return ["object", self.of(type(value)), *map(self.of, parts)]
+
+    # -- code --------------------------------------------------------------------------------------------
+
+    def _class(self, made: type) -> Any:
+        if not is_external(made):
+            return ["class", made.__module__, made.__qualname__]
+        has_source = self._has_source(made.__module__)
+        told: list[Any] = [self.of(base) for base in made.__bases__ if is_external(base)]
+        for key, member in _in_order({k: each for k, each in vars(made).items() if not _is_internal(k, each)}):
+            try:
+                told.append([key, self.of(member)])
+            except _UnknownCode:
+                if not has_source:
+                    raise
+        return ["class", made.__module__ if has_source else "", made.__qualname__, *told]
+
+    def _function(self, function: Any) -> Any:
+        home, name = _home(function), str(getattr(function, "__qualname__", ""))
+        code = getattr(function, "__code__", None)
+        if code is None:
+            owner = getattr(function, "__self__", None)
+            if owner is not None and not isinstance(owner, types.ModuleType):
+                return ["function", name, self.of(owner)]
+            return ["function", home, name, self._has_source(home)]
+        bound = [_contents(function.__closure__), function.__defaults__, function.__kwdefaults__]
+        told = ["function", *map(self.of, bound)]
+        if not is_external(function) or (is_from_file(code, home) and self._has_source(home)):
+            return [home, name, *told, *([self._code(code)] if "<" in name else [])]  # several may have that name
+        globals_, imports = _references(code)
+        used = [[each, self.of(function.__globals__[each])] for each in globals_ if each in function.__globals__]
+        return [self._code(code), *told, used, [[each, self._has_source(each)] for each in imports]]
+
+    def _code(self, code: types.CodeType) -> Any:
+        facts = (code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        return ["code", code.co_flags, code.co_argcount, *map(list, facts), *map(self.of, code.co_consts)]
+
+
+def _in_order(values: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return the items in an order that does not depend on when each was set, where keys can be sorted."""
+    try:
+        return sorted(values.items(), key=lambda item: item[0])
+    except TypeError:
+        return list(values.items())
+
+
+def _contents(cells: tuple[Any, ...] | None) -> list[Any]:
+    found = []
+    for cell in cells or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # a variable that is not set yet
+            found.append(...)
+    return found
+
+
+def _wrapped_functions(value: Any) -> list[Any] | None:
+    """Return the functions that a descriptor is made of; ``None`` for anything else."""
+    if isinstance(value, property):
+        return [value.fget, value.fset, value.fdel]
+    if isinstance(value, staticmethod | classmethod):
+        return [value.__func__]
+    return [value.func] if isinstance(value, cached_property) else None
+
+
+def _is_internal(key: str, member: Any) -> bool:
+    """Whether a class has this member from Python, not from whoever wrote the class."""
+    if isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType):
+        return True
+    return key.startswith("_abc_") or key == "info" or (key.startswith("__") and not callable(member))
+
+
+def _array(value: Any) -> Any:
+    """Describe a tensor or an array by its content; ``None`` for anything else."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        try:
+            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            content, facts = flat.numpy().tobytes(), [str(value.dtype), list(value.shape)]
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            raise _UnknownCode(f"a tensor without values: {error}") from None
+    elif numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
+        content, facts = value.tobytes(), [str(value.dtype), list(value.shape)]
+    else:
+        return None
+    return ["array", *facts, hashlib.blake2b(content, digest_size=16).hexdigest()]
+
+
+def _references(code: types.CodeType) -> tuple[list[str], list[str]]:
+    """Return the global names and the modules that code refers to, those of its inner functions included."""
+    found: dict[str, set[str]] = {"LOAD_GLOBAL": set(), "LOAD_NAME": set(), "IMPORT_NAME": set()}
+    waiting = [code]
+    while waiting:
+        some = waiting.pop()
+        waiting += [each for each in some.co_consts if isinstance(each, types.CodeType)]
+        for each in dis.get_instructions(some):
+            if each.opname in found:
+                found[each.opname].add(str(each.argval))
+    return sorted(found["LOAD_GLOBAL"] | found["LOAD_NAME"]), sorted(found["IMPORT_NAME"] - {""})
+
+
+def _home(thing: Any) -> str:
+    """Return the name of the module that the code of a thing is in."""
+    if isinstance(thing, types.ModuleType):
+        return thing.__name__
+    if isinstance(thing, types.MethodType | partial):
+        return _home(thing.__func__ if isinstance(thing, types.MethodType) else thing.func)
+    if isinstance(thing, types.FunctionType):  # whatever a decorator says
+        return str(thing.__globals__.get("__name__", "__main__"))
+    owner = thing if isinstance(thing, type | types.BuiltinFunctionType) else type(thing)
+    return str(getattr(owner, "__module__", None) or "builtins")
