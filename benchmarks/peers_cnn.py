@@ -10,8 +10,8 @@ Where a row as it comes is not within 1e-5 there is a reason, and a row without 
 
 - Captum's DeepLift ignores its own rule for max pooling where a ReLU comes right before, because both hook one tensor.
   With a copy between them ``deeplift@captum`` (ties of a window to the first) agrees where windows do not overlap.
-  Where they do, as in a ResNet, Captum then unpools with ``max_unpool2d``, which keeps one of several windows that share
-  a winner, and its map no longer sums to the difference in score, as ours does: for overlapping windows no row of
+  Where they do, as in a ResNet, Captum then unpools with ``max_unpool2d``, which keeps one of several windows that
+  share a winner, and its map no longer sums to the difference in score, as ours does: for overlapping windows no row of
   Captum is a reference, and the tests have their own.
 - zennit folds a batch norm, and makes it the identity but for its epsilon: what follows is scaled by
   ``1 / sqrt(1 + eps)``. It agrees where epsilon is zero.
