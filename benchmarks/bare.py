@@ -9,7 +9,7 @@ the plain ``lrp``. Perturbation
 is held against as many F as the method runs, TIS against its samples at their length, embedded once, the bottleneck
 methods against one F and the replicas' F and B from the first bottleneck on. Nothing is damped, masked, clustered,
 drawn or picked here. What takes its time elsewhere (``alti``, ``attention_flow``, the regions of ``xrai``) has none,
-and ``globenc``, which measures N x N vectors in every block beside its pass, no limit.
+and ``globenc`` and ``attin_rollout``, which measure N x N vectors in every block beside their pass, no limit.
 """
 
 from __future__ import annotations
@@ -278,6 +278,7 @@ BARE: dict[str, Yardstick] = {
     **_few("1 F", "none", "no", "eigencam"),
     **_few("1 F", "none", "last", "raw_attention attin"),
     **_few("1 F", "none", "all", "rollout"),
+    "attin_rollout": Yardstick(f"1 F{OUT}", partial(single, end="none", attention="all"), limit=None),
     "globenc": Yardstick(f"1 F{OUT}", partial(single, end="none", attention="all"), limit=None),
     **_few("1 F + 1 B", "first", "no", "gradient ixg cat fullgrad fullgrad_plus"),
     **_few("1 F + 1 B", "first", "first", "attixg"),

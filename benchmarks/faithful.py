@@ -37,7 +37,7 @@ from vitreous.passes import Session, Target
 GROUPS: dict[str, tuple[str, ...]] = {
     "attention": (
         *("raw_attention", "rollout", "generic", "grad_rollout", "attgrad", "attcam", "gradsam", "legrad", "inflow"),
-        *("attin", "globenc", "alti", "vtranm"),
+        *("attin", "attin_rollout", "globenc", "alti", "vtranm"),
     ),
     "gradient": (
         *("gradient", "ixg", "attixg", "attcat", "cat", "decompx", "fullgrad", "fullgrad_plus", "saliency"),

@@ -9,9 +9,10 @@ Every row tells the largest difference, and the largest number of the map beside
 Where a row as it comes is not within 1e-5 there is a reason, and a row without that reason:
 
 - Captum's DeepLift ignores its own rule for max pooling where a ReLU comes right before, because both hook one tensor.
-  With a copy between them it agrees where windows do not overlap. Where they do, as in a ResNet, it then unpools with
-  ``max_unpool2d``, which keeps one of several windows that share a winner, and its map no longer sums to the difference
-  in score, as ours does: for overlapping windows no row of Captum is a reference, and the tests have their own.
+  With a copy between them ``deeplift@captum`` (ties of a window to the first) agrees where windows do not overlap.
+  Where they do, as in a ResNet, Captum then unpools with ``max_unpool2d``, which keeps one of several windows that
+  share a winner, and its map no longer sums to the difference in score, as ours does: for overlapping windows no row of
+  Captum is a reference, and the tests have their own.
 - zennit folds a batch norm, and makes it the identity but for its epsilon: what follows is scaled by
   ``1 / sqrt(1 + eps)``. It agrees where epsilon is zero.
 - pytorch-grad-cam rounds the scores of AblationCAM to float32, which shows in a map of large numbers. It agrees where
@@ -107,8 +108,8 @@ def of_captum(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
         "IntegratedGradients": (captum.attr.IntegratedGradients(theirs), "integrated_gradients"),
         "GuidedBackprop": (captum.attr.GuidedBackprop(theirs), "guided_backprop"),
         "GuidedGradCam": (captum.attr.GuidedGradCam(theirs, layer), "guided_gradcam@captum"),
-        "DeepLift": (captum.attr.DeepLift(theirs), "deeplift"),
-        "DeepLift, a copy between": (captum.attr.DeepLift(parted(plain(model))), "deeplift"),
+        "DeepLift": (captum.attr.DeepLift(theirs), "deeplift@captum"),
+        "DeepLift, a copy between": (captum.attr.DeepLift(parted(plain(model))), "deeplift@captum"),
     }
     for name, (peer, spelling) in made.items():
         # one image at a time: at a max pooling its DeepLift hands the first image's gradient to all

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import vitreous as vt
+from vitreous.words import credit
 
 ROOT = Path(__file__).resolve().parent.parent
 METRICS = ROOT / "docs" / "metrics"
@@ -30,7 +31,7 @@ def written(text: str, page: str) -> str:
 def _methods(text: str, page: str) -> str:
     def row(info: Any) -> Sequence[str]:
         specific = "as its base" if info.combines else "yes" if info.class_specific else "no"
-        paper = str(info.papers[0]) if info.papers else ""
+        paper = credit(info.papers, info.builds_on)
         return _name(info, text, page), info.family, specific, info.cost_text, info.models_text, paper
 
     head = ("method", "family", "class-specific", "cost", "models", "paper")
@@ -44,7 +45,7 @@ def _metrics(text: str, page: str) -> str:
         needs = ", ".join([*(["labels"] if info.needs_labels else []), *info.truth])
         shared = "one per part" if info.per_part else info.shared_forwards
         costs = (str(each or "") for each in (info.forwards, shared, info.explanations))
-        paper = str(info.papers[0]) if info.papers else ""
+        paper = credit(info.papers, info.builds_on)
         return _name(info, text, page), info.family, better, needs, *costs, presets, paper
 
     head = ("metric", "family", "better", "needs", "forwards", "shared", "maps again", "presets", "paper")

@@ -115,8 +115,8 @@ def relu(value: float) -> float:
     return max(value, 0.0)
 
 
-def attribution(grid: np.ndarray, region: Grid, counted: Grid) -> float:
-    """An 11 x 11 Gaussian of deviation 2, one weight after the other, reflected at the edges."""
+def soft(grid: np.ndarray) -> np.ndarray:
+    """The positive part under an 11 x 11 Gaussian of deviation 2, weight by weight, reflected at the edges."""
     positive = np.maximum(grid, 0)
     weights = {(a, b): math.exp(-(a * a + b * b) / 8) for a in range(-5, 6) for b in range(-5, 6)}
     total = math.fsum(weights.values())
@@ -128,7 +128,15 @@ def attribution(grid: np.ndarray, region: Grid, counted: Grid) -> float:
     blurred = np.zeros((32, 32))
     for (a, b), weight in weights.items():
         blurred += weight / total * positive[np.ix_(rows[a + 5], rows[b + 5])]
-    return mass(float)(blurred, region, counted)
+    return blurred
+
+
+def attribution(grid: np.ndarray, region: Grid, counted: Grid) -> float:
+    return mass(float)(soft(grid), region, counted)
+
+
+def softly(measure: Callable[..., float]) -> Callable[..., float]:
+    return lambda grid, region, counted: measure(soft(grid), region, counted)
 
 
 def overlap(binarise: str, read: Callable[[int, int, int], float]) -> Callable[..., float]:
@@ -243,6 +251,9 @@ SLOW: dict[str, Callable[..., float]] = {
     "region_iou(binarise=mean)": overlap("mean", iou),
     "region_f1(binarise=otsu)": overlap("otsu", f1),
     "region_iou(binarise=quantile)": overlap("quantile", iou),
+    "region_iou@var": overlap("positive", iou),
+    "region_iou@var_text": softly(overlap("positive", iou)),
+    "region_f1(kernel=11, sigma=2.0, binarise=mean)": softly(overlap("mean", f1)),
     "relevance_rank": rank(None),
     "top_k_intersection": rank(1000),
     "top_k_intersection(k=7)": rank(7),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 import vitreous as vt
+from vitreous.bench.pictures import digest_of_entry
+from vitreous.bench.protocol import read, replace_model
+from vitreous.bench.run import Bench, Options
+from vitreous.data.sets import open_source
 from vitreous.judge.birds import Change, Folder, Layout
 from vitreous.world import CLASSES, NAMES, PARTS, Scene, World, render
 
@@ -24,14 +29,18 @@ SCENES = World(n=2, start=3).scenes()
 def picture(scene: Scene, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = (render(scene).images[0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    Image.fromarray(pixels).save(path)
+    Image.fromarray(np.dstack([pixels, np.full(pixels.shape[:2], 255, np.uint8)])).save(path)  # with transparency
 
 
 def part_map(scene: Scene, path: Path) -> None:
-    """Paint each part in its colour, the left half of those of two instances in the one, the right in the other."""
+    """Paint each part in its colour, the left half of those of two instances in the one, the right in the other.
+
+    As released: a grey body on black ground, object k in (204, 204, 204 + k), and mixtures along smooth edges.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     rendered = render(scene)
     pixels = np.zeros((128, 128, 3), np.uint8)
+    pixels[:3, :3] = [[170, 170, 170], [127, 127, 0], [204, 204, 253]]  # the body, and two mixtures at edges
     colours: dict[str, list[Any]] = {part: [] for part in LAYOUT.parts}
     for colour, part in LAYOUT.colours.items():
         colours[part].append(colour)
@@ -40,8 +49,7 @@ def part_map(scene: Scene, path: Path) -> None:
         left = mask & (np.arange(128) < 64)
         pixels[left], pixels[mask & ~left] = colours[part][0], colours[part][-1]
     for place in range(len(scene.objects)):
-        colour = next(each for each, owner in LAYOUT.objects.items() if owner == place)
-        pixels[rendered.objects[0, place].numpy()] = colour
+        pixels[rendered.objects[0, place].numpy()] = (204, 204, 204 + place)
     Image.fromarray(pixels).save(path)
 
 
@@ -61,10 +69,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         part_map(scene, root / f"test_part_map/{name}.png")
         for mask in range(31):
             birds = [part for bit, part in enumerate(LAYOUT.parts) if mask >> bit & 1]
-            kept = "_".join(birds) or "body"
+            kept = "body_" + "_".join(sorted(birds))
             picture(scene.only(*(BIRD[part] for part in birds)), root / f"test_interventions/{name}/{kept}.png")
         for k in range(len(scene.objects)):
-            picture(scene.without_object(k), root / f"test_interventions/{name}/bg_{k:03d}.png")
+            path = root / f"test_interventions/{name}/background_interventions/{k}.png"
+            picture(scene.without_object(k), path)
     return root
 
 
@@ -150,9 +159,9 @@ def test_pictures_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(vt.VitreousError, match="no such file"):
         source.size  # noqa: B018
     picture(SCENES[0], tmp_path / f"test/{label}/000000.png")
-    with pytest.raises(vt.VitreousError, match=f"no such file: .*{label}/000000/beak_wing.png"):
+    with pytest.raises(vt.VitreousError, match=f"no such file: .*{label}/000000/body_beak_wing.png"):
         source.images([Change(0, 0b10001)])
-    small = tmp_path / f"test_interventions/{label}/000000/body.png"
+    small = tmp_path / f"test_interventions/{label}/000000/body_.png"
     small.parent.mkdir(parents=True)
     Image.new("RGB", (20, 10)).save(small)
     with pytest.raises(vt.VitreousError, match="is 20 x 10 pixels, others are 128 x 128"):
@@ -160,9 +169,64 @@ def test_pictures_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     Image.new("RGB", (20, 10)).save(tmp_path / f"test/{label}/000000.png")
     with pytest.raises(vt.VitreousError, match="is 20 x 10 pixels; birds are square"):
         Folder.of(tmp_path).size  # noqa: B018
-    many = Image.new("RGB", (128, 128), next(c for c, k in LAYOUT.objects.items() if k == 40))
+    many = Image.new("RGB", (128, 128), (204, 204, 244))
     picture(SCENES[0], tmp_path / f"test/{label}/000000.png")
     (tmp_path / f"test_part_map/{label}").mkdir(parents=True)
     many.save(tmp_path / f"test_part_map/{label}/000000.png")
     with pytest.raises(vt.VitreousError, match="shows object 40, but the image has"):
-        list(Folder.of(tmp_path).seen(range(1)))
+        list(Folder.of(tmp_path, Layout(nobody=((0, 0, 0),))).seen(range(1)))
+
+
+def test_part_maps_without_the_colour_of_any_part_are_refused(folder: Path, tmp_path: Path) -> None:
+    for place in range(len(SCENES)):
+        Image.new("RGB", (128, 128), (9, 9, 9)).save(tmp_path / f"{place}.png")
+    other = Folder.of(folder, Layout(part_map=f"{tmp_path}/{{image}}.png"))
+    with pytest.raises(vt.VitreousError, match=r"no part map of .* has the colour of a part"):
+        list(other.seen(range(1)))
+
+
+def test_a_benchmark_opens_the_folder_as_its_data(folder: Path) -> None:
+    """The word ``funnybirds``: every image with its class, and each part where the part map has its colours."""
+    source = open_source("funnybirds", folder, split="test")
+    assert [each.name for each in source.entries] == [f"test/{s.label}/{k:06d}.png" for k, s in enumerate(SCENES)]
+    samples = list(source.samples(vt.load("world")))
+    assert [each.label for each in samples] == [scene.label for scene in SCENES]
+    for sample, scene in zip(samples, SCENES, strict=True):
+        assert sample.truth is not None
+        assert list(sample.truth.parts) == ["beak", "eye", "foot", "tail", "wing"]
+        rendered = render(scene)
+        for part, own in BIRD.items():
+            mask = rendered.parts[0, PARTS.index(own)]
+            for k in range(len(scene.objects)):
+                mask = mask & ~rendered.objects[0, k]
+            np.testing.assert_array_equal(sample.truth.parts[part], mask.numpy())
+    digest = digest_of_entry(source.entries[0])
+    path = folder / f"test_part_map/{SCENES[0].label}/000000.png"
+    before = path.read_bytes()
+    try:
+        Image.new("RGB", (128, 128), (255, 255, 0)).save(path)
+        assert digest_of_entry(source.entries[0]) != digest  # a run is not extended with other part maps
+    finally:
+        path.write_bytes(before)
+
+
+def test_the_protocol_of_coiba_runs_on_the_folder(folder: Path, tmp_path: Path) -> None:
+    protocol = replace_model(read("coiba-funnybirds"), "world")
+    protocol = replace(protocol, methods={"Generic": "generic"}, judge=replace(protocol.judge, baselines=False))
+    bench = Bench(protocol, tmp_path / "run", Options(data=str(folder), device="cpu"))
+    bench.prepare()
+    bench.work()
+    table = vt.results_of(tmp_path / "run").table()
+    assert np.isfinite(table["Generic", "part_correlation"]).all()
+    assert len(table.images) == len(SCENES)
+
+
+@pytest.mark.parametrize("name", ["classes.json", "dataset_test.json", "test", "test_part_map"])
+def test_a_folder_that_is_another_data_set_is_refused_in_a_line(folder: Path, tmp_path: Path, name: str) -> None:
+    for each in folder.iterdir():
+        if each.name != name:
+            (tmp_path / each.name).symlink_to(each)
+    with pytest.raises(vt.VitreousError, match=r"^funnybirds: .* should hold classes.json, dataset_test.json, test/"):
+        open_source("funnybirds", tmp_path)
+    with pytest.raises(vt.VitreousError, match="split='valid'"):
+        open_source("funnybirds", tmp_path, split="valid")

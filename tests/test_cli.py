@@ -277,6 +277,7 @@ def test_methods(here: Path) -> None:
         "cost",
         "models",
         "papers",
+        "builds_on",
         "presets",
         "parameters",
     }
@@ -335,3 +336,12 @@ def test_cite(here: Path) -> None:
     assert [cited.out.count(f"{{{key},") for key in keys] == [1, 1, 1]
     assert cited.out.count("@") == 3
     assert "modarressi" not in run("cite", "skipplus").out
+    own = run("cite", "refine(witness(plus(ixg), generic))").out
+    assert "% refine has no paper of its own; it builds on\n@inproceedings{ribeiro2016why," in own
+    assert own.count("mehri2024skipplus") == 1  # PLUS is in it, and was proposed there
+    assert "% witness has no paper of its own; it builds on\n@" in run("cite", "witness").out
+    listed = " ".join(run("methods").out.split())
+    assert "witness as base base + by no CNN builds on Mehri et al., CVPR Workshops 2024" in listed
+    assert "builds on SkipPLUS: Skip the First" in " ".join(run("methods", "witness").out.split())
+    (told,) = (row for row in json.loads(run("methods", "--json").out) if row["name"] == "witness")
+    assert (told["papers"], told["builds_on"]) == ([], ["mehri2024skipplus"])

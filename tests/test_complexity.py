@@ -62,7 +62,7 @@ def test_golden_entropy(view: vt.View, kind: str, nats: float) -> None:
 
 def slow_gini(values: list[float], how: str) -> float:
     """Half the mean absolute difference of all pairs over the mean."""
-    if how == "shift" and min(values) < 0:
+    if how == "shift" or (how == "shift_negative" and min(values) < 0):
         values = [value - min(values) for value in values]
     elif how == "abs":
         values = [abs(value) for value in values]
@@ -86,10 +86,21 @@ def signed() -> Tensor:
     return maps
 
 
-@pytest.mark.parametrize("how", ["shift", "abs", "relu"])
+@pytest.mark.parametrize("how", ["shift_negative", "shift", "abs", "relu"])
 def test_gini(view: vt.View, signed: Tensor, how: str) -> None:
     expected = [slow_gini(each.flatten().double().tolist(), how) for each in signed]
     np.testing.assert_allclose(score(view, signed, f"gini(how={how})"), expected, atol=1e-9)
+
+
+def test_gini_of_tis_subtracts_the_minimum_of_every_map(view: vt.View, signed: Tensor) -> None:
+    """As the release does (``shift: true``), whatever the sign; the plain index leaves a positive map as it is."""
+    fine = torch.nn.functional.interpolate(signed[:, None], size=(32, 32), mode="bilinear")[:, 0]
+    table = vt.evaluate(view, images(view, 4), {"it": fine}, ["gini@tis", "gini"], labels=[0] * 4, samples=2)
+    expected = [slow_gini(each.flatten().double().tolist(), "shift") for each in fine]
+    np.testing.assert_allclose(table["it", "gini@tis"], expected, atol=1e-6)
+    plain = [slow_gini(each.flatten().double().tolist(), "") for each in fine[1:3]]
+    np.testing.assert_allclose(table["it", "gini"][1:3], plain, atol=1e-6)
+    assert expected[1] > plain[0] + 0.1
 
 
 def test_entropy_and_effective_complexity(view: vt.View, signed: Tensor) -> None:
@@ -137,7 +148,7 @@ def test_no_model_is_asked(view: vt.View) -> None:
 @pytest.mark.parametrize(
     ("spelling", "said"),
     [
-        ("gini(how=cut)", "how='cut' is not one of shift, abs, relu"),
+        ("gini(how=cut)", "how='cut' is not one of shift_negative, shift, abs, relu"),
         ("gini(grid=none)", "grid"),
         ("entropy(grid=fine)", "grid='fine' is not one of own, pixel, token"),
         ("gini(offset=-1)", "offset=-1.0 must be at least 0"),

@@ -224,8 +224,6 @@ def test_sources_that_render_are_added_from_above() -> None:
 def test_words_that_are_unknown_or_at_home_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(SpellingError, match="unknown source 'imagenet-vla'; did you mean imagenet-val"):
         open_source("imagenet-vla", tmp_path)
-    with pytest.raises(ImageError, match=r"^funnybirds: .*vitreous birds"):
-        open_source("funnybirds", tmp_path)
     with pytest.raises(ImageError, match=r"^coco: where is it"):
         open_source("coco")
 

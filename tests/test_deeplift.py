@@ -30,13 +30,14 @@ def rescaled(x: Tensor, start: Tensor) -> Tensor:
 
 
 def pooled(x: Tensor, start: Tensor, seen: list[list[int]], flow: Tensor) -> Tensor:
-    """What reaches each number before a max pooling, window by window."""
+    """What reaches each number before a max pooling, window by window; the largest of a window share equally."""
     shares, plain = torch.zeros_like(x), torch.zeros_like(x)
     for window, each in zip(seen, flow, strict=True):
         gain = x[window].max() - start[window].max()
-        winner = window[int((x if gain >= 0 else start)[window].argmax())]
-        shares[winner] += each * gain
-        plain[window[int(x[window].argmax())]] += each
+        for total, values, amount in ((shares, x if gain >= 0 else start, each * gain), (plain, x, each)):
+            largest = [place for place in window if values[place] > values[window].max() - 1e-13]
+            for place in largest:
+                total[place] += amount / len(largest)
     way = x - start
     return torch.where(way == 0, plain, shares / torch.where(way == 0, 1, way))
 
@@ -65,6 +66,73 @@ def test_a_sequence_of_layers_whose_windows_overlap(baseline: float) -> None:
     start = torch.full((3, 8, 8), baseline, dtype=torch.float64)
     for image, shares in zip(x, found, strict=True):
         torch.testing.assert_close(shares, slow_sequential(model, image, start, 1), rtol=1e-9, atol=1e-12)
+
+
+def regions(size: int = 8) -> Tensor:
+    """Pictures with much that is constant, so that most windows of a pooling are tied, here or in the reference."""
+    x = torch.zeros(4, 3, size, size, dtype=torch.float64)
+    x[0] = 0.4
+    x[1, :, :, : size // 2] = 1.5
+    x[2] = noise(size, 1)[0].round()
+    x[3, :, 2:5, 1:6] = -2
+    return x
+
+
+@pytest.mark.parametrize("baseline", [0.0, 0.4, -1.0])
+def test_tied_windows_share_equally_and_the_sum_stays_complete(baseline: float) -> None:
+    model, x = sequential(), regions()
+    start = torch.full((3, 8, 8), baseline, dtype=torch.float64)
+    found = vt.method(f"deeplift(baseline={baseline})").attribute(vt.view(model, at="4"), x, target=1)
+    for image, shares in zip(x, found, strict=True):
+        torch.testing.assert_close(shares, slow_sequential(model, image, start, 1), rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        change = (model(x) - model(start[None]))[:, 1]
+    torch.testing.assert_close(found.sum(dim=(1, 2)), change)
+
+
+def test_a_picture_of_constant_regions_has_a_map_that_leans_to_no_side() -> None:
+    """Turned and mirrored it has the same map turned and mirrored: no position inside a window is preferred."""
+    torch.manual_seed(1)
+    layers = [nn.Conv2d(3, 4, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    model: Any = nn.Sequential(*layers, nn.Flatten(), nn.Linear(5, 3)).double().eval()
+    model.image_size = (8, 8)
+    view, x = vt.view(model, at="3"), regions()
+    for baseline in (0.0, 0.4, 2.0):
+        method = vt.method(f"deeplift(baseline={baseline})")
+        found = method.attribute(view, x, target=1)
+        for axes in ((2,), (3,), (2, 3)):
+            turned = method.attribute(view, x.flip(axes), target=1).flip([axis - 1 for axis in axes])
+            torch.testing.assert_close(turned, found, rtol=1e-9, atol=1e-12)
+        assert found[1].abs().max() > 1e-4
+        first = vt.method(f"deeplift@captum(baseline={baseline})").attribute(view, x, target=1)
+        torch.testing.assert_close(first.sum(dim=(1, 2)), found.sum(dim=(1, 2)))
+        if baseline == 2.0:  # the first number of every window has all that the window lost
+            assert (first[0, 1::2] == 0).all()
+            assert (first[0, :, 1::2] == 0).all()
+            assert (first[0, ::2, ::2] != 0).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 2},
+        {"kernel_size": 3, "stride": 2, "padding": 1},
+        {"kernel_size": (3, 2), "stride": (2, 1)},
+        {"kernel_size": 2, "dilation": 2},
+        {"kernel_size": 3, "stride": 2, "ceil_mode": True},
+    ],
+    ids=str,
+)
+def test_poolings_of_every_shape_stay_complete_where_windows_are_tied(options: dict[str, Any]) -> None:
+    torch.manual_seed(2)
+    layers = [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(**options), nn.Conv2d(4, 5, 2), nn.ReLU()]
+    model: Any = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 3)).double().eval()
+    model.image_size = (8, 8)
+    x = regions()
+    with torch.no_grad():
+        change = (model(x) - model(torch.full_like(x, 0.4)))[:, 2]
+    found = vt.method("deeplift(baseline=0.4)").attribute(vt.view(model, at="3"), x, target=2)
+    torch.testing.assert_close(found.sum(dim=(1, 2)), change, rtol=1e-9, atol=1e-12)
 
 
 def slow_residual(model: Any, x: Tensor, start: Tensor, target: int) -> Tensor:

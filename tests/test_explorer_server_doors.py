@@ -225,6 +225,7 @@ def test_spellings_read_no_files(client: Client, tmp_path: Path) -> None:
         f'coiba(stats="{secret}")',
         f"smooth(iba(stats='{secret}'), samples=2)",
         'iba_star(stats="/dev/zero")',
+        f'gradient_shap(background="{tmp_path}")',
     ):
         (found,) = client.tasks({**SCENE, "kind": "explain", "method": text})
         assert found["event"] == "error"

@@ -94,7 +94,7 @@ def test_what_is_wrong_without_a_place(client: Client) -> None:
     ("typed", "expected"),
     [
         ("smo", {"smooth("}),
-        ("rollo", {"rollout", "lrp_rollout", "grad_rollout"}),
+        ("rollo", {"rollout", "lrp_rollout", "grad_rollout", "attin_rollout"}),
         ("quic", {"quick"}),
         ("smooth(generi", {"generic"}),
         ("smooth(generic, sam", {"samples="}),

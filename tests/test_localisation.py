@@ -73,6 +73,20 @@ def test_against_loops(view: vt.View, metric: str, size: int) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
+def test_a_region_is_compared_with_the_blurred_map_only_where_that_is_asked_for(view: vt.View) -> None:
+    """One positive pixel covers itself, or a square of eleven; the presets say which of both VAR means."""
+    values, region = np.full((32, 32), -0.5), np.zeros((32, 32), bool)
+    values[15, 15], region[10:21, 10:21] = 1, True
+    assert score(view, values, region, "region_iou") == score(view, values, region, "region_iou@var") == 1 / 121
+    assert score(view, values, region, "region_iou@var_text") == 1
+    assert score(view, values, region, "region_recall(kernel=5)") == 25 / 121
+    for name in ("region_iou", "region_precision", "region_recall", "region_f1"):
+        assert vt.metric(f"{name}@var_text") == vt.metric(f"{name}(kernel=11, sigma=2.0)")
+    for wrong in ("kernel=4", "kernel=0", "sigma=0"):
+        with pytest.raises(SpellingError, match=wrong.partition("=")[0]):
+            vt.metric(f"region_iou({wrong})")
+
+
 def test_every_metric_has_a_reference() -> None:
     assert {vt.metric(spelling).info.name for spelling in SLOW} == {info.name for info in OURS}
 

@@ -163,7 +163,7 @@ def test_facts(metric: Metric) -> None:
     """Paper, direction and forwards are data, and the docstring says the rest."""
     info = metric.info
     assert isinstance(metric.higher_is_better, bool)
-    assert info.papers
+    assert info.papers or info.builds_on
     costs = info.forwards + info.shared_forwards + info.explanations
     assert costs >= 1 or not any(isinstance(need, States) for need in metric.needs(SMALL))
     assert len(info.summary) > 20

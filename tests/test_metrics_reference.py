@@ -302,15 +302,19 @@ def test_pixel_maps_are_summed_into_tokens(model: Any, inputs: Tensor) -> None:
     np.testing.assert_allclose(found(model, inputs, fine, name), found(model, inputs, coarse, name), atol=1e-6)
 
 
-@pytest.mark.parametrize("substrate", ["zero_norm", "black"])
-def test_average_drop_increase_gain(model: Any, inputs: Tensor, substrate: str) -> None:
+@pytest.mark.parametrize(("substrate", "how"), [("zero_norm", None), ("black", "relu"), ("zero_norm", "minmax")])
+def test_average_drop_increase_gain(model: Any, inputs: Tensor, substrate: str, how: str | None) -> None:
+    """The positive part of the map, or the map as it is, by its extremes to 0 .. 1; never its absolute value."""
     maps = torch.randn(4, 32, 32, generator=torch.Generator().manual_seed(4))
+    maps[1] += 10  # positive everywhere
+    maps[2] -= 1  # mostly negative
+    more = "" if how is None else f", how={how}"
     scores = {
-        name: found(model, inputs, maps, f"average_{name}(substrate={substrate})")
+        name: found(model, inputs, maps, f"average_{name}(substrate={substrate}{more})")
         for name in ("drop", "increase", "gain")
     }
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
-        size = values.abs()
+        size = values if how == "minmax" else values.clamp(min=0)
         mask = (size - size.min()) / (size.max() - size.min())
         other = SUBSTRATES[substrate](vt.view(model), image)
         masked = probabilities(model, other + mask * (image - other))
@@ -319,6 +323,14 @@ def test_average_drop_increase_gain(model: Any, inputs: Tensor, substrate: str) 
         assert scores["drop"][i] == pytest.approx(max(p - q, 0) / p, abs=1e-5)
         assert scores["increase"][i] == float(q > p)
         assert scores["gain"][i] == pytest.approx(max(q - p, 0) / (1 - p), abs=1e-5)
+
+
+def test_a_map_that_is_positive_nowhere_leaves_the_bare_substrate(model: Any, inputs: Tensor) -> None:
+    maps = -torch.rand(4, 32, 32, generator=torch.Generator().manual_seed(5))
+    constant = torch.ones(4, 32, 32)
+    drop = found(model, inputs, maps, "average_drop")
+    np.testing.assert_array_equal(drop, found(model, inputs, constant, "average_drop"))
+    assert (drop != found(model, inputs, maps, "average_drop(how=minmax)")).any()
 
 
 def test_coarse_maps_are_interpolated(model: Any, inputs: Tensor) -> None:

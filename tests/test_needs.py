@@ -296,7 +296,7 @@ def test_truth_of_a_photograph_follows_it_into_the_model(view: vt.View, tmp_path
         Need.removed("black", [0, 100, SIZE]),
         Need.kept("blur_rise", [1, 500]),
         Need.bands("black", [0, 100, 1024]),
-        Need.blend("zero_norm"),
+        Need.blend("zero_norm", "relu"),
     ],
 )
 def test_states_can_be_had_as_images(view: vt.View, x: Tensor, maps: Tensor, need: Any) -> None:

@@ -316,7 +316,7 @@ def test_inputs_run_are_those_told(model, spelling):
         ("blur_ig(grad_step=0)", "grad_step=0"),
         ("gradient_shap(samples=0)", "samples=0"),
         ("gradient_shap(sigma=-1)", "sigma=-1"),
-        ("gradient_shap(background=grey)", "grey"),
+        ("gradient_shap(background='')", "background is empty"),
         ("smooth(ixg, kind=median)", "median"),
         ("smooth(ixg, samples=1, kind=variance)", "samples=1 must be at least 2"),
         ("xrai(steps=1)", "steps=1"),

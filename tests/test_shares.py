@@ -12,12 +12,13 @@ import slow
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, golden, images, proven
+from vitreous.bench.protocol import read
 from vitreous.errors import SpellingError
 from vitreous.methods import mixing, shares
 from vitreous.methods.mixing import Matrix, Row
 from vitreous.passes import Keep, Pass, Session, Target
 
-MEASURES = ("brought", "brought_or_kept", "through_block", "agreed")
+MEASURES = ("brought", "brought_share", "brought_or_kept", "through_block", "agreed")
 
 
 def matrices(module: Any, run: slow.Run, layer: int) -> dict[str, Tensor]:
@@ -32,6 +33,7 @@ def matrices(module: Any, run: slow.Run, layer: int) -> dict[str, Tensor]:
     agreed = torch.where(total > 0, near / torch.where(total > 0, total, 1), 0)
     return {
         "brought": moved.norm(dim=-1),
+        "brought_share": moved.norm(dim=-1) / moved.norm(dim=-1).sum(dim=-1, keepdim=True),
         "brought_or_kept": kept.norm(dim=-1),
         "through_block": through.norm(dim=-1),
         "agreed": agreed,
@@ -129,6 +131,9 @@ def test_rollouts_equal_the_full_product(family: str, start: int, residual: floa
     run = slow.forward(model, x)
     alti = vt.method(f"alti(start={start}, residual={residual})").attribute(model, x).flatten(1)
     torch.testing.assert_close(alti, rolled(family, model, run, "agreed", start, residual), rtol=0, atol=1e-9)
+    attin = vt.method(f"attin_rollout(start={start}, residual={residual})").attribute(model, x).flatten(1)
+    expected = rolled(family, model, run, "brought_share", start, residual)
+    torch.testing.assert_close(attin, expected, rtol=0, atol=1e-9)
     if residual == 0:  # a product of lengths is known up to a factor per image
         found = vt.method(f"globenc(start={start})").attribute(model, x).flatten(1)
         expected = rolled(family, model, run, "through_block", start, residual)
@@ -233,7 +238,23 @@ def test_globenc_of_a_deep_network_stays_finite() -> None:
     assert found.max() > 0
 
 
-@pytest.mark.parametrize("name", ["globenc", "alti"])
+@torch.no_grad()
+def test_attin_rollout_is_the_rollout_of_every_block_that_the_protocol_of_skipplus_names() -> None:
+    """Half of each token passes by each block unless told otherwise; the last block alone is another map."""
+    assert read("skipplus").methods["AttIN o Rollout"] == "attin_rollout"
+    model: Any = FAMILIES["vit"]().double()
+    x = images(model, 2)
+    found = vt.method("attin_rollout").attribute(model, x).flatten(1)
+    run = slow.forward(model, x)
+    torch.testing.assert_close(found, rolled("vit", model, run, "brought_share", 0, 0.5), rtol=0, atol=1e-9)
+    last = vt.method("attin").attribute(model, x).flatten(1)
+    assert (found / found.sum() - last / last.sum()).abs().max() > 1e-3
+    terms = vt.method("plus(attin_rollout)").attribute(model, x).flatten(1)
+    rows = [matrices(m, run, layer)["brought_share"][:, 0, 1:] for layer, m in enumerate(model.blocks)]
+    torch.testing.assert_close(terms, torch.stack(rows).sum(dim=0), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["attin_rollout", "globenc", "alti"])
 def test_a_residual_outside_its_range_is_refused(name: str) -> None:
     with pytest.raises(SpellingError, match="residual=1"):
         vt.method(f"{name}(residual=1.0)")

@@ -165,8 +165,30 @@ def test_the_list_is_complete_data():
         assert info.summary
         assert info.cost_text
         if info.family != "yardstick" and info.name != "logprob":  # nobody's method, only another target
-            assert info.papers, info.name
-            assert all(paper.bibtex().startswith("@") for paper in info.papers)
+            behind = (*info.papers, *info.builds_on)
+            assert behind, info.name
+            assert all(paper.bibtex().startswith("@") for paper in behind)
+
+
+def test_what_is_our_own_names_no_paper_as_its_proposer():
+    """It says what it builds on, in the lists and in the text."""
+    own = {info.name: info for info in vt.methods() if info.family == "combinator" and not info.papers}
+    assert set(own) >= {"witness", "refine", "consensus", "logprob"}
+    for name, key in (
+        ("witness", "mehri2024skipplus"),
+        ("refine", "ribeiro2016why"),
+        ("consensus", "bhatt2020evaluating"),
+    ):
+        assert [paper.key for paper in own[name].builds_on] == [key]
+        text = " ".join((own[name].make.__doc__ or "").split())
+        assert "Our own; it builds on" in text
+        assert own[name].builds_on[0].authors.split(",")[0] in text
+    assert not vt.methods()[0].builds_on
+    by_name = {info.name: info for info in (*vt.methods(), *vt.metrics())}
+    assert not any(
+        by_name[name].papers for name in ("grad_rollout", "rank_sensitivity", "part_correlation", "shortcut")
+    )
+    assert by_name["plus"].papers[0].key == by_name["skipplus"].papers[0].key == "mehri2024skipplus"
 
 
 def test_third_parties_join_by_entry_points(monkeypatch):

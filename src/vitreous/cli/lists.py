@@ -16,6 +16,7 @@ from rich.text import Text
 
 from vitreous.cli import options
 from vitreous.errors import VitreousError, nearest
+from vitreous.words import credit
 from vitreous.words.elsewhere import PLANNED, folded
 
 __all__ = ["cite", "demo", "methods", "metrics", "models"]
@@ -92,9 +93,16 @@ def cite(method: Annotated[str, typer.Argument(help="A name or a whole spelling.
     bare = [info for info in vt.methods() if name in map(folded, (info.name, *info.aliases))]
     infos = bare or [part.info for part in vt.method(method).parts()]
     papers = {paper.key: paper for info in infos for paper in info.papers}
-    if not papers:
+    found = [paper.bibtex() for paper in papers.values()]
+    for info in infos:
+        ideas = {paper.key: paper for paper in info.builds_on if paper.key not in papers}
+        if ideas:  # BibTeX ignores what is between entries
+            lead = f"% {info.name} has no paper of its own; it builds on"
+            found.append("\n".join([lead, *(paper.bibtex() for paper in ideas.values())]))
+            papers |= ideas
+    if not found:
         raise VitreousError(f"{method} has no paper behind it")
-    typer.echo("\n\n".join(paper.bibtex() for paper in papers.values()))
+    typer.echo("\n\n".join(found))
 
 
 def demo(
@@ -136,7 +144,7 @@ def _by_family(table: Table, infos: list[Any], facts: Callable[[Any], tuple[str,
         if info.family != family:
             family = info.family
             table.add_row(Text(family, style="bold"))
-        table.add_row(f"  {info.name}", *facts(info), str(info.papers[0]) if info.papers else "")
+        table.add_row(f"  {info.name}", *facts(info), credit(info.papers, info.builds_on))
 
 
 def _describe(info: Any) -> None:
@@ -170,6 +178,8 @@ def _print(info: Any, needed: str, facts: dict[str, str]) -> None:
         table.add_row(name, fact)
     for paper in info.papers:
         table.add_row("paper", f"{paper.title} ({paper})")
+    for paper in info.builds_on:
+        table.add_row("builds on", f"{paper.title} ({paper})")
     options.say("")
     options.say(table)
 
@@ -209,6 +219,7 @@ def _method(info: Any) -> dict[str, Any]:
         "cost": info.cost_text,
         "models": info.models_text,
         "papers": [paper.key for paper in info.papers],
+        "builds_on": [paper.key for paper in info.builds_on],
         "presets": {name: dict(values) for name, values in info.presets.items()},
         "parameters": [
             {"name": p.name, "required": p.required, "default": None if p.required else p.default}
@@ -232,6 +243,7 @@ def _metric(info: Any) -> dict[str, Any]:
         "truth": list(info.truth),
         "trial": None if info.verdict is None else dataclasses.asdict(info.verdict),
         "papers": [paper.key for paper in info.papers],
+        "builds_on": [paper.key for paper in info.builds_on],
         "presets": {name: dict(values) for name, values in info.presets.items()},
         "parameters": [{"name": p.name, "default": p.default} for p in info.parameters],
     }

@@ -20,7 +20,8 @@ MOST_PASSES = 20_000
 _MOST_BYTES = 2**28  # of the maps that a method returns
 _COUNTED = ("samples", "masks", "steps")  # parameters whose price is in the passes
 _LARGEST, _LARGEST_FLOAT = 1024, 1e6
-_STATISTICS = ("world", "own", "noise")
+_WORDS = {"stats": ("world", "own", "noise"), "background": ("normal", "scenes")}
+"""What parameters that may name files take here."""
 _MOST_SHOWN = 40
 _WHERE = re.compile(r"^(.*) at character (\d+): ", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z_][\w.:+-]*\Z")
@@ -46,8 +47,10 @@ def allowed(how: vt.Method, view: vt.View) -> None:
     for part in how.parts():
         for field in dataclasses.fields(part):  # type: ignore[arg-type]
             given = getattr(part, field.name)
-            if field.name == "stats" and given not in _STATISTICS:
-                raise Refused(422, f"{part.info.name}: the explorer reads no files; stats is {', '.join(_STATISTICS)}")
+            words = _WORDS.get(field.name, ())
+            if words and given not in words:
+                text = f"{part.info.name}: the explorer reads no files; {field.name} is {', '.join(words)}"
+                raise Refused(422, text)
             _check_number(part.info.name, field.name, given)
     how.asks(view)
     price = passes(how, view)

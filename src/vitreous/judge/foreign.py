@@ -77,7 +77,7 @@ def _understood(given: Any) -> Method | Foreign:
     """Return what a user meant by one method."""
     if isinstance(given, Method):
         return given
-    if isinstance(given, Path) or (isinstance(given, str) and os.sep in given):
+    if isinstance(given, Path) or (isinstance(given, str) and _is_place(given)):
         return _folder(Path(given))
     if isinstance(given, str):
         try:
@@ -99,12 +99,17 @@ def _understood(given: Any) -> Method | Foreign:
 
 def _name(given: Any) -> str:
     if isinstance(given, str):
-        return given.strip() if os.sep not in given else Path(given).name
+        return Path(given).name if _is_place(given) else given.strip()
     if isinstance(given, Method):
         return given.spelling
     if isinstance(given, Path):
         return given.name
     return "maps" if isinstance(given, Tensor | np.ndarray) else getattr(given, "__name__", type(given).__name__)
+
+
+def _is_place(text: str) -> bool:
+    """Whether a text is a path and no spelling; a spelling may hold one, as of statistics or baselines."""
+    return os.sep in text and ("(" not in text or os.path.isdir(text))
 
 
 def _folder(folder: Path) -> Foreign:

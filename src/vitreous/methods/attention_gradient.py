@@ -85,7 +85,7 @@ class Generic(Method):
 @register(
     "grad_rollout",
     family="attention x gradient",
-    papers=("abnar2020quantifying", "chefer2021transformer"),
+    builds_on=("abnar2020quantifying", "chefer2021transformer"),
     presets={"vit_explain": {"discard": 0.9, "released": True}},
     models="transformers",
 )

@@ -26,7 +26,7 @@ _SIZES: dict[str, Callable[[Tensor], Tensor]] = {
 """What a map is divided by before it is averaged, of its absolute values."""
 
 
-@register("consensus", family="combinator", papers=("bhatt2020evaluating",), cost_note="its bases, passes shared")
+@register("consensus", family="combinator", builds_on=("bhatt2020evaluating",), cost_note="its bases, passes shared")
 @dataclass(frozen=True)
 class Consensus(Method):
     """The mean rank of each patch over several methods.
@@ -39,7 +39,8 @@ class Consensus(Method):
     ``weights`` are those of the methods, such as ``"2,1"``;
     without them all count the same. Maps on other grids are brought to the token grid first: pixels are summed into
     patches, coarser maps enlarged. The methods share their passes. Extras: ``ranks``, one map per method, and
-    ``disagreement``, the standard deviation of these ranks over the methods.
+    ``disagreement``, the standard deviation of these ranks over the methods. Our own; it builds on the aggregation of
+    explanations (Bhatt et al., IJCAI 2020).
     """
 
     bases: tuple[Method, ...]

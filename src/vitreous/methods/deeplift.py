@@ -15,6 +15,7 @@ from vitreous.methods.registry import register
 from vitreous.models import BesideView, View
 from vitreous.passes import Keep, Pass, Session
 from vitreous.passes.rules.rescale import RESCALE
+from vitreous.words import check_choice
 
 __all__ = ["DeepLift"]
 
@@ -29,22 +30,37 @@ def shares(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
 _SHARES = Keep("image", shares, grad=True)
 
 
-@register("deeplift", family="input", papers=("shrikumar2017learning",), cost=(2, 2), models="ReLU")
+@register(
+    "deeplift",
+    family="input",
+    papers=("shrikumar2017learning",),
+    cost=(2, 2),
+    presets={"captum": {"ties": "first"}},
+    models="ReLU",
+    revision=2,
+)
 @dataclass(frozen=True)
 class DeepLift(Method):
     """Pixels times their multipliers: how far each moves the logit from that of a reference.
 
     ``sum_c (x_c - x0_c) m_c``, where m is the gradient in a network whose ReLUs and max poolings have the slope
-    ``(y - y0) / (x - x0)`` between image and reference instead of their own (the rescale rule). All else has to be
-    linear, as convolutions, batch norms, means and sums are; then the map sums to ``s(x) - s(x0)``, which is checked.
-    ``baseline`` is one value in normalised space: 0 is the mean colour of the training set. It explains logits,
-    whatever value was asked for. Refused where anything else is on the way (GELU, LayerNorm, attention, a sigmoid that
-    weighs channels): without a rule it would be the gradient there, and the sum would be wrong. Cost: image and
-    reference, forward and backward; the reference is run once for a whole batch, and once more for its score.
+    ``(y - y0) / (x - x0)`` between image and reference instead of their own (the rescale rule). What a window of a max
+    pooling gained or lost goes to its largest number. The paper has no rule for ties: the largest ``share`` equally, or
+    the ``first`` takes all, as in Captum (``@captum``), so that in constant regions the map leans to one side; the sum
+    is the same. All else has to be linear, as convolutions, batch norms, means and sums are; then the map sums to
+    ``s(x) - s(x0)``, which is checked. ``baseline`` is one value in normalised space: 0 is the mean colour of the
+    training set. It explains logits, whatever value was asked for. Refused where anything else is on the way (GELU,
+    LayerNorm, attention, a sigmoid that weighs channels): without a rule it would be the gradient there, and the sum
+    would be wrong. Cost: image and reference, forward and backward; the reference is run once for a whole batch, and
+    once more for its score.
     """
 
     baseline: float = 0.0
+    ties: str = "share"
     grid = "pixel"
+
+    def __post_init__(self) -> None:
+        check_choice("ties", self.ties, tuple(RESCALE))
 
     @property
     def own_value(self) -> str:
@@ -65,7 +81,7 @@ class DeepLift(Method):
         inputs, view = session.view.cast(session.inputs), session.view
         reference = torch.full_like(inputs[0], self.baseline)
         session = session.of_value("logit")
-        trace = session.fork(inputs, BesideView(view, reference)).trace(Pass((_SHARES,), RESCALE))
+        trace = session.fork(inputs, BesideView(view, reference)).trace(Pass((_SHARES,), RESCALE[self.ties]))
         found = trace[_SHARES][0]
         start = view.logits(reference[None]).expand_as(trace.logits)
         change = session.target.score(trace.logits) - session.target.score(start)

@@ -18,7 +18,7 @@ from vitreous.methods.shares import Shares
 from vitreous.models import View
 from vitreous.passes import Block, Keep, Pass, Trace
 
-__all__ = ["ALTI", "AttentionInputNorm", "GlobEnc"]
+__all__ = ["ALTI", "AttentionInputNorm", "AttentionInputNormRollout", "GlobEnc"]
 
 _SMALL = 1e-12
 
@@ -26,6 +26,11 @@ _SMALL = 1e-12
 def brought(shares: Shares, rows: slice) -> Tensor:
     """``||sum_h A_h[i, j] f_h[j]||_2``."""
     return shares.lengths(rows, residual=False, through=False)
+
+
+def brought_share(shares: Shares, rows: slice) -> Tensor:
+    """The same lengths, rows summing to one as those of attention do (or zero where nothing is brought)."""
+    return _rows_to_one(brought(shares, rows))
 
 
 def brought_or_kept(shares: Shares, rows: slice) -> Tensor:
@@ -40,9 +45,12 @@ def through_block(shares: Shares, rows: slice) -> Tensor:
 
 def agreed(shares: Shares, rows: slice) -> Tensor:
     """How much nearer a share brings its token to the output, rows summing to one (or zero where none does)."""
-    near = shares.agreement(rows)
-    total = near.sum(dim=-1, keepdim=True)
-    return torch.where(total < _SMALL, torch.zeros_like(near), near / total)
+    return _rows_to_one(shares.agreement(rows))
+
+
+def _rows_to_one(matrix: Tensor) -> Tensor:
+    total = matrix.sum(dim=-1, keepdim=True)
+    return torch.where(total < _SMALL, torch.zeros_like(matrix), matrix / total)
 
 
 Measure = Callable[[Shares, slice], Tensor]
@@ -143,6 +151,32 @@ class MixingRollout(Mixing):
 
     def _matrices(self, view: View) -> Keep:
         return Keep("block", Matrix(self.measure), tuple(range(resolve_layer(view, self.start), view.depth)))
+
+
+@register(
+    "attin_rollout",
+    family="decomposition",
+    papers=("kobayashi2020attention", "abnar2020quantifying", "mehri2024skipplus"),
+    class_specific=False,
+    cost=(1, 0),
+    models="ViT",
+)
+@dataclass(frozen=True)
+class AttentionInputNormRollout(MixingRollout):
+    """The lengths of what attention brings, multiplied through the blocks: AttIN composed with rollout.
+
+    ``r <- residual r + (1 - residual) r T_l`` from the last block down to ``start``, T_l the lengths of ``attin`` with
+    rows divided by their sum: the rollout of Mehri et al. (Eq. 2, half of each token passing by), with AttIN in the
+    place of attention. No code for this composition is published. Layer term (for ``plus``): the row of T_l. One
+    forward.
+    """
+
+    start: int = 0
+    residual: float = 0.5
+
+    @property
+    def measure(self) -> Measure:
+        return brought_share
 
 
 @register(

@@ -30,7 +30,7 @@ _LEVELS = 8  # different shares of kept tokens, where they are spread
 @register(
     "refine",
     family="combinator",
-    papers=("ribeiro2016why",),
+    builds_on=("ribeiro2016why",),
     cost=(513, 0),
     cost_note="base + masks forwards of part of the tokens",
 )
@@ -54,7 +54,8 @@ class Refine(OfBase):
     scores in float16, on a GPU. Equal subsets are scored once. Extras: ``r2``, how well each half of the samples
     predicts the other; ``halves``, the map of each; ``error``, the standard error of every token; ``prior``, the share
     of the prediction that is the prior's. Cost: the base, and per mask a forward of ``ratio`` times the length, or a
-    whole one where cells are painted over.
+    whole one where cells are painted over. Our own; it builds on LIME (Ribeiro et al., KDD 2016), which fits a ridge
+    regression to random subsets without a prior.
     """
 
     base: Method

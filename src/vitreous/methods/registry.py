@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from vitreous.methods.base import Method
-from vitreous.words import PAPERS, Paper, Parameter, Shelf, parameters_of, understood
+from vitreous.words import Paper, Parameter, Shelf, cited, parameters_of, understood
 
 __all__ = ["Info", "find", "method", "methods", "register"]
 
@@ -37,6 +37,8 @@ class Info:
     """Counted up whenever its numbers change, so that older results are known as such."""
     models: str = "all"
     """Which models it is for, one of ``KINDS_OF_MODELS``."""
+    builds_on: tuple[Paper, ...] = ()
+    """Papers whose ideas it uses without being proposed there: it is our own, or nobody's."""
 
     @property
     def summary(self) -> str:
@@ -90,16 +92,17 @@ def register(
     slow: bool = False,
     revision: int = 1,
     models: str = "all",
+    builds_on: tuple[str | Paper, ...] = (),
 ) -> Callable[[M], M]:
     """Give a method class its name; used as a decorator on a frozen dataclass.
 
-    ``papers`` are keys of ``papers.PAPERS`` or ``Paper`` objects of one's own.
+    ``papers`` propose it, ``builds_on`` are those whose ideas it uses without being proposed there: keys of
+    ``papers.PAPERS`` or ``Paper`` objects of one's own.
     """
 
     def decorate(make: M) -> M:
-        cited = tuple(PAPERS[each] if isinstance(each, str) else each for each in papers)
-        facts = (aliases, cited, class_specific, cost, cost_note, presets or {}, slow, revision, models)
-        info = Info(name, family, make, *facts)
+        facts = (class_specific, cost, cost_note, presets or {}, slow, revision, models)
+        info = Info(name, family, make, aliases, cited(papers), *facts, cited(builds_on))
         SHELF.add(info)
         make.info = info
         return make

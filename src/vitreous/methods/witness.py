@@ -18,7 +18,9 @@ from vitreous.passes import Pass, Session
 __all__ = ["Witness", "borne_out"]
 
 
-@register("witness", family="combinator", papers=("mehri2024skipplus",), cost_note="base + by", models="transformers")
+@register(
+    "witness", family="combinator", builds_on=("mehri2024skipplus",), cost_note="base + by", models="transformers"
+)
 @dataclass(frozen=True)
 class Witness(LayerSum):
     """A base method summed over start layers, each weighed by how much a second method bears it out.
@@ -27,7 +29,7 @@ class Witness(LayerSum):
     in ``plus``, and ``r_l`` its Pearson correlation with the map of ``by``. In some models the early start layers carry
     most of the mass and little but noise; two methods that reach their maps by different ways are unlikely to share
     noise. Where no layer agrees with the witness, all count the same. Extras: ``layers``, one map per start layer, and
-    ``weights``, what each counted, at most 1.
+    ``weights``, what each counted, at most 1. Our own; it builds on PLUS (Mehri et al., CVPR Workshops 2024).
     """
 
     base: Method

@@ -44,30 +44,32 @@ class _OfValues(Metric):
     family="complexity",
     aliases=("sparseness",),
     papers=("chalasani2020concise", "englebert2023explaining"),
-    presets={"tis": {"grid": "pixel", "explain": "label"}, "quantus": {"how": "abs"}},
+    presets={"tis": {"grid": "pixel", "explain": "label", "how": "shift"}, "quantus": {"how": "abs"}},
 )
 @dataclass
 class Gini(_OfValues):
     """Gini index of the values: ``sum_i (2 i - n - 1) a_(i) / (n sum_i a_i)``, a in ascending order, i from 1.
 
-    0 where all are the same (also all zero), ``(n - 1) / n`` where one has everything. Negative values: ``how=shift``
-    lifts a map that has any until its lowest is 0 (TIS), ``abs`` takes absolute values (Quantus), ``relu`` cuts them
-    off. ``offset`` is added to every value, as published code does: maps whose values are near it look flat. Higher is
+    0 where all are the same (also all zero), ``(n - 1) / n`` where one has everything. The index is defined for values
+    that are not negative: ``how=shift_negative`` subtracts the minimum of a map that has negative values, ``shift``
+    that of every map (TIS, as released), ``abs`` takes absolute values (Quantus), ``relu`` the positive part.
+    ``offset`` is added to every value, as published code does: maps whose values are near it look flat. Higher is
     sparser, which is not better. Cost: one sort.
     """
 
-    how: str = "shift"
+    how: str = "shift_negative"
     offset: float = 1e-7
 
     def check(self) -> None:
         super().check()
-        check_choice("how", self.how, ("shift", "abs", "relu"))
+        check_choice("how", self.how, ("shift_negative", "shift", "abs", "relu"))
         at_least("offset", self.offset, 0)
 
     def read(self, answers: Answers) -> Array:
         values = self._values(answers)
-        if self.how == "shift":
-            values = values - np.minimum(values.min(axis=1, keepdims=True), 0)
+        if self.how in ("shift_negative", "shift"):
+            lowest = values.min(axis=1, keepdims=True)
+            values = values - (np.minimum(lowest, 0) if self.how == "shift_negative" else lowest)
         else:
             values = np.abs(values) if self.how == "abs" else np.maximum(values, 0)
         values = np.sort(values + self.offset, axis=1)

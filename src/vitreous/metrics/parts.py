@@ -20,7 +20,7 @@ from vitreous.words import at_least, check_choice
 __all__ = ["PartCorrelation", "Shortcut"]
 
 
-@register("shortcut", family="ground truth", papers=("geirhos2020shortcut",))
+@register("shortcut", family="ground truth", builds_on=("geirhos2020shortcut",))
 @dataclass
 class Shortcut(Metric):
     """Share of the positive attribution that lies on a known part: ``sum_part max(a, 0) / sum max(a, 0)``.
@@ -55,7 +55,7 @@ class Shortcut(Metric):
         return scores
 
 
-@register("part_correlation", family="ground truth", papers=("hesse2023funnybirds",))
+@register("part_correlation", family="ground truth", builds_on=("hesse2023funnybirds",))
 @dataclass
 class PartCorrelation(Metric):
     """Rank correlation between what a map gives to the known parts and what the model loses without each of them.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitreous.metrics.base import Metric
-from vitreous.words import PAPERS, Paper, Parameter, Shelf, parameters_of, understood
+from vitreous.words import Paper, Parameter, Shelf, cited, parameters_of, understood
 
 if TYPE_CHECKING:
     from vitreous.metrics.verdicts import Verdict
@@ -30,6 +30,8 @@ class Info:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     example: str = ""
     """Words that show how a required parameter is given; there is none so far."""
+    builds_on: tuple[Paper, ...] = ()
+    """Papers whose ideas it uses without being proposed there: it is our own."""
 
     @property
     def summary(self) -> str:
@@ -94,15 +96,16 @@ def register(
     papers: tuple[str | Paper, ...] = (),
     aliases: tuple[str, ...] = (),
     presets: Mapping[str, Mapping[str, Any]] | None = None,
+    builds_on: tuple[str | Paper, ...] = (),
 ) -> Callable[[M], M]:
     """Give a metric class its name; used as a decorator on a dataclass.
 
-    ``papers`` are keys of ``papers.PAPERS`` or ``Paper`` objects of one's own.
+    ``papers`` propose it, ``builds_on`` are those whose ideas it uses without being proposed there: keys of
+    ``papers.PAPERS`` or ``Paper`` objects of one's own.
     """
 
     def decorate(make: M) -> M:
-        cited = tuple(PAPERS[each] if isinstance(each, str) else each for each in papers)
-        info = Info(name, family, make, aliases, cited, presets or {})
+        info = Info(name, family, make, aliases, cited(papers), presets or {}, builds_on=cited(builds_on))
         SHELF.add(info)
         make.info = info
         return make

@@ -132,7 +132,7 @@ class AverageSensitivity(_Sensitivity):
         return self._over(answers, self._relative(answers), worst=False)
 
 
-@register("rank_sensitivity", family="robustness", papers=("yeh2019fidelity",))
+@register("rank_sensitivity", family="robustness", builds_on=("yeh2019fidelity",))
 @dataclass
 class RankSensitivity(_Noisy):
     """How far the order of the map moves under noise: ``1 - mean_j Spearman(Φ(x'_j), Φ(x))``, from 0 to 2.

@@ -1,7 +1,7 @@
 """Words: the language that methods and metrics share. How things are named, spelled, kept by name and cited."""
 
 from vitreous.words.choices import at_least, check_choice
-from vitreous.words.papers import PAPERS, Paper
+from vitreous.words.papers import PAPERS, Paper, cited, credit
 from vitreous.words.parameters import Parameter, parameters_of
 from vitreous.words.rooms import listed_by
 from vitreous.words.shelf import Shelf
@@ -14,6 +14,8 @@ __all__ = [
     "Shelf",
     "at_least",
     "check_choice",
+    "cited",
+    "credit",
     "listed_by",
     "parameters_of",
     "understood",

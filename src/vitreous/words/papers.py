@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PAPERS", "Paper"]
+__all__ = ["PAPERS", "Paper", "cited", "credit"]
 
 
 @dataclass(frozen=True)
@@ -36,3 +37,13 @@ def _read() -> dict[str, Paper]:
 
 
 PAPERS: dict[str, Paper] = _read()
+
+
+def cited(papers: Iterable[str | Paper]) -> tuple[Paper, ...]:
+    """Return papers by their keys; a ``Paper`` of one's own is returned as it is."""
+    return tuple(PAPERS[each] if isinstance(each, str) else each for each in papers)
+
+
+def credit(papers: Sequence[Paper], builds_on: Sequence[Paper]) -> str:
+    """Say in a few words who proposed something, or what it builds on; nothing where there is neither."""
+    return str(papers[0]) if papers else f"builds on {builds_on[0]}" if builds_on else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.sets import cifar, coco, folders, hub, imagenet, mura, quads, segmented, tables
+from vitreous.data.sets import cifar, coco, folders, funnybirds, hub, imagenet, mura, quads, segmented, tables
 from vitreous.data.sets.choose import CHOICES, chosen
 from vitreous.data.sets.kinds import KINDS, Found, Kind, find_kind, register_source
 from vitreous.data.sets.quads import GridSource
@@ -29,7 +29,8 @@ __all__ = [
     "source_words",
 ]
 
-_BUILT_IN = (cifar, coco, folders, hub, imagenet, mura, quads, segmented, tables)  # importing them adds their words
+# importing them adds their words
+_BUILT_IN = (cifar, coco, folders, funnybirds, hub, imagenet, mura, quads, segmented, tables)
 
 
 def source_words() -> tuple[str, ...]:

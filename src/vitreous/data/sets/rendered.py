@@ -16,8 +16,6 @@ from vitreous.data.truth import Truth
 __all__ = ["ELSEWHERE", "rendered"]
 
 ELSEWHERE = {
-    "funnybirds": "its images are judged with parts removed: use `vitreous birds` or vt.funnybirds with this folder, "
-    "or imagefolder on its folder test for the plain images",
     "world": "its scenes are rendered, and the part of Vitreous that does so has not added the word (register_source)",
 }
 """Words that belong to rooms above this one, and what to do about them."""

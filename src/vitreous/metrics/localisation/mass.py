@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitreous.errors import SpellingError
-from vitreous.metrics.localisation.shared import Localisation, Place, share
+from vitreous.metrics.localisation.shared import Localisation, Place, blurred, check_blur, share
 from vitreous.metrics.registry import register
-from vitreous.metrics.similarity import gaussian
 from vitreous.words import at_least, check_choice
 
 __all__ = ["EHR", "Focus", "GridPointingGame", "RegionAttribution", "RelevanceMass"]
@@ -93,14 +92,10 @@ class RegionAttribution(Localisation):
 
     def check(self) -> None:
         super().check()
-        at_least("kernel", self.kernel, 1)
-        at_least("sigma", self.sigma, 1e-3)
-        if self.kernel % 2 == 0:
-            raise SpellingError(f"kernel={self.kernel} must be odd")
+        check_blur(self.kernel, self.sigma)
 
     def measure(self, place: Place) -> float:
-        (soft,) = gaussian(np.maximum(place.map, 0)[None], self.kernel // 2, self.sigma, "reflect")
-        mass = place.inner(soft)
+        mass = place.inner(blurred(place.map, self.kernel, self.sigma))
         return share(mass[place.inside].sum(), mass.sum())
 
 

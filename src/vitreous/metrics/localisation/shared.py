@@ -9,17 +9,29 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from vitreous.errors import VitreousError
+from vitreous.errors import SpellingError, VitreousError
 from vitreous.metrics.base import Metric
 from vitreous.metrics.curves import Array
+from vitreous.metrics.similarity import gaussian
 from vitreous.metrics.states.need import Geometry, Need, TruthOf
 from vitreous.metrics.states.rank import order
-from vitreous.words import check_choice
+from vitreous.words import at_least, check_choice
 
 if TYPE_CHECKING:
     from vitreous.metrics.states.answers import Answers
 
-__all__ = ["Localisation", "Place", "above_mean", "average_precision", "share", "sums", "tie_groups", "top_hits"]
+__all__ = [
+    "Localisation",
+    "Place",
+    "above_mean",
+    "average_precision",
+    "blurred",
+    "check_blur",
+    "share",
+    "sums",
+    "tie_groups",
+    "top_hits",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +94,19 @@ class Localisation(Metric):
     def measure(self, place: Place) -> float | Sequence[float]:
         """Return the score of one map, or its parts."""
         raise VitreousError(f"{self.info.name} must define measure")
+
+
+def check_blur(kernel: int, sigma: float) -> None:
+    """Refuse a Gaussian that is none."""
+    at_least("kernel", kernel, 1)
+    at_least("sigma", sigma, 1e-3)
+    if kernel % 2 == 0:
+        raise SpellingError(f"kernel={kernel} must be odd")
+
+
+def blurred(values: Array, kernel: int, sigma: float) -> Array:
+    """Return the positive part of a map under a Gaussian of ``kernel`` x ``kernel`` pixels, reflected at its edges."""
+    return np.asarray(gaussian(np.maximum(values, 0)[None], kernel // 2, sigma, "reflect")[0])
 
 
 def share(part: float, whole: float, least: float = 0.0) -> float:

@@ -66,12 +66,9 @@ class Layout:
         key = (need.unit, need.substrate, need.keep)
         return np.array([self._places[key, span] if end is None else end for span, end in ends], np.int64)
 
-    def uses(self, unit: str) -> bool:
-        return any(run.unit == unit for run in self.runs)
-
     def _end(self, need: States, span: Span) -> int | None:
         """Return which end of the curve a span is, if it is one."""
-        if need.unit == "blend":
+        if need.unit.startswith("blend:"):
             return None
         size, (low, high) = self.geometry.size(need.unit), span
         if not 0 <= low <= high <= size:

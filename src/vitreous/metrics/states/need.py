@@ -73,9 +73,9 @@ class Need:
         return States(unit, substrate, False, tuple(pairwise(ends)), by)
 
     @staticmethod
-    def blend(substrate: str) -> States:
+    def blend(substrate: str, how: str) -> States:
         """The image times the map scaled to 0 .. 1, plus the substrate times the rest."""
-        return States("blend", substrate, True, ((0, 1),))
+        return States(f"blend:{how}", substrate, True, ((0, 1),))
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class States(Need):
     """Some states along an order: the ranks ``low .. high - 1`` of each span kept or removed on one substrate.
 
     ``unit`` is ``"pixel"``, ``"region:8"`` (pixels, in squares of eight that go whole), ``"token"`` (removed from the
-    sequence) or ``"blend"``: one state, the image faded into the substrate by the map itself. ``by`` is whose order it
-    is: the ``"map"``'s, or a ``"random"`` one of the image.
+    sequence) or ``"blend:relu"``: one state, the image faded into the substrate by the map itself, scaled as the word
+    says. ``by`` is whose order it is: the ``"map"``'s, or a ``"random"`` one of the image.
     """
 
     unit: str

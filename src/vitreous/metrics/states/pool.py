@@ -280,19 +280,18 @@ class Pool:
     def _queue(self, values: Tensor, owner: Array, layouts: Sequence[Layout], starts: Array, chunk: Chunk) -> None:
         """Queue the states of these orders: images one map after the other, token states one span after the other."""
         size, different = self.geometry.pixels, list(dict.fromkeys(layouts))
-        units = {run.unit for layout in different for run in layout.runs} - {"token", "blend"}
-        ranks = {unit: unit_ranks(values, size, unit, self.upsample, self.ties, self.seed) for unit in sorted(units)}
-        blends = None
-        if any(layout.uses("blend") for layout in different):
-            blends = scaled(values, size)
+        units = sorted({run.unit for layout in different for run in layout.runs} - {"token"})
+        blends = {unit: scaled(values, size, unit[6:]) for unit in units if unit.startswith("blend:")}
+        ordered = [unit for unit in units if unit not in blends]
+        ranks = {unit: unit_ranks(values, size, unit, self.upsample, self.ties, self.seed) for unit in ordered}
         for row, (image, layout, start) in enumerate(zip(owner.tolist(), layouts, starts.tolist(), strict=True)):
             for run in layout.runs:
                 slots = np.arange(start + run.start, start + run.start + len(run.spans))
                 if run.unit in ranks:
                     mine = ranks[run.unit]
                     write = select(chunk, image, run.substrate, run.keep, self._span(run, mine), mine[row])
-                elif run.unit == "blend" and blends is not None:
-                    write = fade(blends[row], chunk, run.substrate, image)
+                elif run.unit in blends:
+                    write = fade(blends[run.unit][row], chunk, run.substrate, image)
                 else:
                     continue
                 self.engine.images(write, size, chunk.scored[image], slots)

@@ -144,9 +144,13 @@ def token_map(maps: Tensor, view: View, inputs: Tensor) -> Tensor:
     return to_grid(to_grid(maps, "pixel", view, inputs), "token", view, inputs)
 
 
-def scaled(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return ``|a|`` at the pixels, scaled to 0 .. 1 for each map; zero everywhere where the map is constant."""
-    fine = _finer(maps.double().abs(), size)
+def scaled(maps: Tensor, size: tuple[int, int], how: str) -> Tensor:
+    """Return each map at the pixels, scaled to 0 .. 1 by its extremes; zero everywhere where it is constant.
+
+    ``how``: the positive part (``relu``, taken at the pixels) or the map as it is (``minmax``).
+    """
+    fine = _finer(maps.double(), size)
+    fine = fine.clamp(min=0) if how == "relu" else fine
     low, high = fine.amin(dim=(1, 2), keepdim=True), fine.amax(dim=(1, 2), keepdim=True)
     return torch.where(high > low, (fine - low) / (high - low), torch.zeros_like(fine)).float()
 

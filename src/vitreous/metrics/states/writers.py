@@ -141,8 +141,9 @@ def perturbed(
     states = inputs.new_empty(len(inputs), len(spans), *inputs.shape[1:])
     for image in range(len(inputs)):
         own = maps[image : image + 1]
-        if need.unit == "blend":
-            write = fade(scaled(own, chunk.inputs.shape[-2:])[0], chunk, substrate, image)  # type: ignore[arg-type]
+        if need.unit.startswith("blend:"):
+            weights = scaled(own, (inputs.shape[-2], inputs.shape[-1]), need.unit[6:])[0]
+            write = fade(weights, chunk, substrate, image)
         elif need.unit == "token":
             write = _greyed(view, chunk, image, need, own, ties, seed)
         else:

@@ -20,6 +20,9 @@ from vitreous.passes.rules.table import Call, Rule, Rules
 
 __all__ = ["RESCALE"]
 
+_ROUNDING = 64
+"""By how many units in the last place of an image's largest number two of its numbers differ that are equal."""
+
 
 def refuse(call: Call, what: str) -> ModelError:
     """Say that something on the way is not linear and has no multiplier."""
@@ -61,38 +64,76 @@ class RescaledPool(Rule):
     """Max pooling: what a window gained goes to where it is largest, or was, if it lost: ``m = (y - y0) / (x - x0)``.
 
     A window that gained has its largest number in the image, one that lost had it in the reference, so that m lies
-    between 0 and 1. A number that is what the reference has gets its gradient.
+    between 0 and 1. Numbers that are largest together share equally, and each share is divided by its own change:
+    where no order is given, as in the constant regions of a reference, no corner of the window is preferred. With
+    ``first`` the first of them takes all, as Captum has it. A number that is what the reference has gets its gradient,
+    shared likewise.
     """
+
+    first: bool = False
 
     def __call__(self, call: Call) -> Any:
         names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
         given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
         if given.pop("return_indices", False):
             raise refuse(call, "a pooling that tells where its numbers are from")
-        return _Pooled.apply(given.pop("input"), given)
+        return _Pooled.apply(given.pop("input"), given, self.first)
 
 
 class _Pooled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, options: dict[str, Any]) -> Tensor:
-        out, places = F.max_pool2d(x, **options, return_indices=True)
-        ctx.save_for_backward(x, out, places)
+    def forward(ctx: Any, x: Tensor, options: dict[str, Any], first: bool) -> Tensor:
+        out: Tensor = F.max_pool2d(x, **options)
+        ctx.save_for_backward(x, out)
+        ctx.options, ctx.first = options, first
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, out, places = ctx.saved_tensors
+        x, out = ctx.saved_tensors
         flow, way, gain = grads[0][:-1], x[:-1] - x[-1:], out[:-1] - out[-1:]
-        winners = torch.where(gain >= 0, places[:-1], places[-1:])
-        share = _put(flow * gain, winners, way)
-        plain = _put(flow, places[:-1], way)
-        return torch.cat([torch.where(way == 0, plain, share / way), torch.zeros_like(x[-1:])]), None
+        how = ctx.options, ctx.first
+        gained = _to_largest(flow * gain.clamp(min=0), x[:-1], out[:-1], *how)
+        lost = _to_largest(flow * gain.clamp(max=0), x[-1:], out[-1:], *how)
+        plain = _to_largest(flow, x[:-1], out[:-1], *how)
+        slope = torch.where(way == 0, plain, (gained + lost) / way)
+        return torch.cat([slope, torch.zeros_like(x[-1:])]), None, None
 
 
-def _put(values: Tensor, places: Tensor, like: Tensor) -> Tensor:
-    """Add values ``[B, C, h, w]`` up at their places of maps ``[B, C, H, W]``; windows may overlap."""
-    flat = torch.zeros_like(like).flatten(2)
-    return flat.scatter_add_(2, places.flatten(2), values.flatten(2)).view_as(like)
+def _to_largest(values: Tensor, x: Tensor, out: Tensor, options: dict[str, Any], first: bool) -> Tensor:
+    """Hand the number of each window ``[B, C, h, w]`` to where x is the window's largest: all to the first, or shares.
+
+    For equal shares, numbers that rounding alone sets apart are equal, else a map would depend on the order in which a
+    convolution adds. One step for each position inside a window: windows may overlap, those of one position do not.
+    """
+    rounding = 0 if first else _ROUNDING * torch.finfo(x.dtype).eps
+    least = out - rounding * x.abs().amax(dim=(1, 2, 3), keepdim=True)
+    (high, wide), (down, across) = _pair(options["kernel_size"]), _pair(options.get("dilation", 1))
+    step, padding = _pair(options.get("stride") or options["kernel_size"]), _pair(options.get("padding", 0))
+    rows, columns = ((count - 1) * each + 1 for count, each in zip(out.shape[2:], step, strict=True))
+    beyond = [  # how far the last window reaches: with ceil_mode further than the padding
+        max(padding[0], rows + (high - 1) * down - padding[0] - x.shape[2]),
+        max(padding[1], columns + (wide - 1) * across - padding[1] - x.shape[3]),
+    ]
+    padded = F.pad(x, (padding[1], beyond[1], padding[0], beyond[0]), value=-torch.inf)
+    places = [
+        (..., slice(top, top + rows, step[0]), slice(left, left + columns, step[1]))
+        for top in range(0, high * down, down)
+        for left in range(0, wide * across, across)
+    ]
+    largest = torch.stack([padded[place] >= least for place in places])
+    count = largest.cumsum(dim=0)
+    weights = (largest & (count == 1)).to(x.dtype) if first else largest.to(x.dtype) / count[-1:].clamp(min=1)
+    spread = padded.new_zeros(len(values), *padded.shape[1:])
+    for place, weight in zip(places, weights, strict=True):
+        spread[place] += values * weight
+    inner: Tensor = spread[..., padding[0] : padding[0] + x.shape[2], padding[1] : padding[1] + x.shape[3]]
+    return inner
+
+
+def _pair(option: Any) -> tuple[int, int]:
+    first, second = option if isinstance(option, tuple | list) else (option, option)
+    return int(first), int(second)
 
 
 @dataclass(frozen=True)
@@ -113,12 +154,16 @@ class NoMultiplier(Rule):
         raise refuse(call, f"the {getattr(call.func, '__name__', call.kind)}")
 
 
-RESCALE = Rules.of(
-    activation=RescaledReLU(),
-    gate=NoMultiplier(),
-    max_pool=RescaledPool(),
-    product=OneFactor(),
-    norm=NoMultiplier(),
-    softmax=NoMultiplier(),
-)
-"""DeepLift with the rescale rule, as a table."""
+def _rules(first: bool) -> Rules:
+    return Rules.of(
+        activation=RescaledReLU(),
+        gate=NoMultiplier(),
+        max_pool=RescaledPool(first),
+        product=OneFactor(),
+        norm=NoMultiplier(),
+        softmax=NoMultiplier(),
+    )
+
+
+RESCALE = {"share": _rules(first=False), "first": _rules(first=True)}
+"""DeepLift with the rescale rule, as a table, by what becomes of ties of max poolings."""
