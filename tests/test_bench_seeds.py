@@ -8,6 +8,7 @@ import io
 import json
 import math
 import statistics
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,30 @@ def test_seeds_of_different_images_are_refused(tmp_path: Path) -> None:
     table = found_in(run_of(tmp_path, (0,))).table
     with pytest.raises(VitreousError, match="the same images"):
         averaged([table, dataclasses.replace(table, images=table.images[::-1])])
+
+
+def test_the_explorer_shows_the_spread(tmp_path: Path, browser: Any) -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    import vitreous as vt
+    from vitreous.explorer.serve import Server, bound
+
+    several, one = (run_of(tmp_path / name, seeds).path for name, seeds in (("several", SEEDS), ("one", (0,))))
+    server = Server(bound("127.0.0.1", 0), "127.0.0.1", {"world": vt.load("world")}, {"several": several, "one": one})
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        for name, count in (("several", len(METRICS)), ("one", 0)):
+            tab = browser.new_context().new_page()
+            tab.goto(f"{server.address}#/run/{name}")
+            tab.wait_for_selector(".runtable tbody th")
+            heads = tab.locator(".runtable thead th").all_inner_texts()
+            assert heads.count("between seeds") == count
+            row = next(each for each in tab.locator(".runtable tbody tr").all_inner_texts() if each.startswith("ours"))
+            expected = f"{deviation('ours', 'insertion'):.4f}"
+            assert (expected in row.split()) == (count > 0)
+            tab.context.close()
+    finally:
+        server.stop()
+        thread.join(20)
+        server.explorer.close()
