@@ -19,11 +19,13 @@ from vitreous.bench.planning import Cell, map_cell, places, score_cell
 from vitreous.bench.statistics import averaged, seed_scores
 from vitreous.bench.store import Found, RecordedPlan, Store
 from vitreous.bench.units import Setting, Unit
+from vitreous.data import Sample
 from vitreous.errors import VitreousError
 from vitreous.judge.explaining import Cost
 from vitreous.metrics import metric
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.states.rank import FLAGS
+from vitreous.models import View
 from vitreous.results import Table
 
 __all__ = ["Gathered", "Known", "Missing", "gather"]
@@ -36,6 +38,8 @@ class Known(Protocol):
     def digests(self) -> tuple[str, ...]: ...
 
     def entry(self, digest: str) -> Any: ...
+
+    def sample(self, digest: str, view: View) -> Sample: ...
 
 
 @dataclass(frozen=True)
@@ -176,8 +180,10 @@ class _Part:
         self.seeds = tuple(seed for seed in (asked or planned) if seed in planned)
         self.planned = tuple(dict.fromkeys(picture for _, unit in own for picture in unit.pictures))
         told, groups = wanted.get("pictures", {}).get(setting.data, (self.planned, ()))
-        self.all = tuple(told if known is None else known.digests)
-        self.groups = dict(zip(told, groups, strict=False))
+        if known is not None:
+            told, groups = known.digests, [known.entry(each).group for each in known.digests]
+        self.all = tuple(told)
+        self.groups = {} if None in groups else dict(zip(told, groups, strict=False))
         self.parts: dict[tuple[int, str, str], dict[str, Array]] = {}
         self.curves: dict[tuple[int, str, str], dict[str, tuple[Array, dict[str, Array]]]] = {}
         self.flags: dict[tuple[int, str, str], dict[str, int]] = {}
@@ -348,8 +354,7 @@ class _Part:
         return {kind: max((c[code] for c in counts), default=0) for code, kind in enumerate(FLAGS) if code}
 
     def _groups(self, rows: Sequence[str]) -> tuple[int, ...] | None:
-        known = self.known
-        groups = [self.groups.get(each) if known is None else known.entry(each).group for each in rows]
+        groups = [self.groups.get(each) for each in rows]
         return None if None in groups or not rows else tuple(int(each) for each in groups if each is not None)
 
     def _name(self, picture: str) -> str:

@@ -38,8 +38,11 @@ class Sight:
 
     def seen(self, setting: Setting, digest: str) -> Image.Image:
         """Return a picture as the model sees it."""
-        how = _preprocess(setting)
-        photo = self.known[setting.data].entry(digest).open()
+        how, known = _preprocess(setting), self.known[setting.data]
+        entry = known.entry(digest)
+        if entry.ingredients is not None and self.view is not None:
+            return how.picture(known.sample(digest, self.view(setting)).picture.tensor)
+        photo = entry.open()
         return how.picture(photo) if isinstance(photo, Tensor) else how.see(photo)[0]
 
 
