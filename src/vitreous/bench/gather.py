@@ -16,14 +16,16 @@ import numpy as np
 
 from vitreous.bench.asked import settings_of
 from vitreous.bench.planning import Cell, map_cell, places, score_cell
-from vitreous.bench.statistics import seed_scores
+from vitreous.bench.statistics import averaged, seed_scores
 from vitreous.bench.store import Found, RecordedPlan, Store
 from vitreous.bench.units import Setting, Unit
+from vitreous.data import Sample
 from vitreous.errors import VitreousError
 from vitreous.judge.explaining import Cost
 from vitreous.metrics import metric
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.states.rank import FLAGS
+from vitreous.models import View
 from vitreous.results import Table
 
 __all__ = ["Gathered", "Known", "Missing", "gather"]
@@ -36,6 +38,8 @@ class Known(Protocol):
     def digests(self) -> tuple[str, ...]: ...
 
     def entry(self, digest: str) -> Any: ...
+
+    def sample(self, digest: str, view: View) -> Sample: ...
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,11 @@ class Missing:
 class Gathered:
     """One model on one data set: a table for each seed, and what is to be known about how they came about.
 
-    ``pictures`` are the digests of the rows. ``unreadable`` gives names and reasons, ``unsure`` those of pictures
-    whose true class the model gives less than the protocol asks for, ``raised`` those on which a method of others
-    failed, by method. ``costs`` are the seconds of each method over all its maps, where units say so; ``seconds`` are
-    those of all units, by kind. ``facts`` are versions, devices, threads, revisions of the plan, every unit that
-    counts, and what was audited.
+    ``table`` has the mean over seeds of every image: means, intervals and tests are of it. ``pictures`` are the digests
+    of the rows. ``unreadable`` gives names and reasons, ``unsure`` those of pictures whose true class the model gives
+    less than the protocol asks for, ``raised`` those on which a method of others failed, by method. ``costs`` are the
+    seconds of each method over all its maps, where units say so; ``seconds`` are those of all units, by kind. ``facts``
+    are versions, devices, threads, revisions of the plan, every unit that counts, and what was audited.
     """
 
     setting: Setting
@@ -79,10 +83,10 @@ class Gathered:
     def data(self) -> str:
         return self.setting.data
 
-    @property
+    @cached_property
     def table(self) -> Table:
-        """The table of the first seed."""
-        return self.tables[0]
+        """The scores of every image, averaged over seeds."""
+        return averaged(self.tables)
 
     @cached_property
     def of_seeds(self) -> dict[tuple[str, str], Array]:
@@ -176,11 +180,13 @@ class _Part:
         self.seeds = tuple(seed for seed in (asked or planned) if seed in planned)
         self.planned = tuple(dict.fromkeys(picture for _, unit in own for picture in unit.pictures))
         told, groups = wanted.get("pictures", {}).get(setting.data, (self.planned, ()))
-        self.all = tuple(told if known is None else known.digests)
-        self.groups = dict(zip(told, groups, strict=False))
+        if known is not None:
+            told, groups = known.digests, [known.entry(each).group for each in known.digests]
+        self.all = tuple(told)
+        self.groups = {} if None in groups else dict(zip(told, groups, strict=False))
         self.parts: dict[tuple[int, str, str], dict[str, Array]] = {}
-        self.curves: dict[tuple[str, str], dict[str, tuple[Array, dict[str, Array]]]] = {}
-        self.flags: dict[tuple[str, str], dict[str, int]] = {}
+        self.curves: dict[tuple[int, str, str], dict[str, tuple[Array, dict[str, Array]]]] = {}
+        self.flags: dict[tuple[int, str, str], dict[str, int]] = {}
         self.confidence: dict[str, dict[str, float]] = {}
         self.names: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
@@ -272,7 +278,7 @@ class _Part:
     def _judged(self, unit: Unit, theirs: Setting, arrays: Mapping[str, Array], said: Mapping[str, Any]) -> None:
         self.seconds["judging"] += said.get("seconds", 0.0)
         pictures = said.get("pictures", [])
-        if not pictures:
+        if not pictures or unit.seed not in self.seeds:  # a seed that is not asked for any more
             return
         for name in (each.partition("/")[2] for each in arrays if each.startswith("confidence/")):
             column = self.confidence.setdefault(name, {})
@@ -286,10 +292,8 @@ class _Part:
                         self._scored(unit, (i, j), (method, label), arrays, pictures)
 
     def _flagged(self, unit: Unit, i: int, method: str, arrays: Mapping[str, Array], pictures: Sequence[str]) -> None:
-        if unit.seed != self.seeds[0]:
-            return
         for name in (each for each in arrays if each.startswith(f"flags/{i}/")):
-            codes = self.flags.setdefault((method, name.split("/", 2)[2]), {})
+            codes = self.flags.setdefault((unit.seed, method, name.split("/", 2)[2]), {})
             for picture, code in zip(pictures, arrays[name].tolist(), strict=True):
                 codes.setdefault(picture, int(code))
 
@@ -309,13 +313,11 @@ class _Part:
         values = arrays[f"parts/{at[0]}/{at[1]}"]
         scores = self.parts.setdefault((unit.seed, *cell), {})
         scores |= {pictures[row]: values[row] for row in own}
-        if unit.seed != self.seeds[0]:
-            return
         start = f"curve/{at[0]}/{at[1]}/"
         for name in (each for each in arrays if each.startswith(start) and each.endswith("/y")):
             curve = name.removeprefix(start).removesuffix("/y").partition("/")[2]
             x = arrays[f"{name.removesuffix('/y')}/x"]
-            _, lines = self.curves.setdefault(cell, {}).setdefault(curve, (x, {}))
+            _, lines = self.curves.setdefault((unit.seed, *cell), {}).setdefault(curve, (x, {}))
             lines |= {pictures[row]: arrays[name][row] for row in own}
 
     # -- making ------------------------------------------------------------------------------------------
@@ -330,31 +332,30 @@ class _Part:
             metrics=columns,
             parts={cell: _stacked(self.parts.get((seed, *cell), {}), rows, widths[cell[1]]) for cell in cells},
             judges={label: metric(setting.metrics[label]) for label in columns},
-            degenerate={name: self._degenerate(name) for name in methods},
+            degenerate={name: self._degenerate(seed, name) for name in methods},
             confidence={
                 name: _stacked({p: np.array([v]) for p, v in found.items()}, rows, 1)[:, 0]
                 for name, found in self.confidence.items()
             },
-            curves={cell: self._joined(cell, rows) for cell in cells if seed == self.seeds[0]},
+            curves={cell: self._joined((seed, *cell), rows) for cell in cells},
             plan=self._plan(seed, columns),
             seed=seed,
             groups=self._groups(rows),
         )
 
-    def _joined(self, cell: tuple[str, str], rows: Sequence[str]) -> dict[str, Curve]:
+    def _joined(self, cell: tuple[int, str, str], rows: Sequence[str]) -> dict[str, Curve]:
         kept = self.curves.get(cell, {})
         return {
             name: Curve(np.asarray(x, np.float64), _stacked(lines, rows, len(x))) for name, (x, lines) in kept.items()
         }
 
-    def _degenerate(self, name: str) -> dict[str, int]:
+    def _degenerate(self, seed: int, name: str) -> dict[str, int]:
         """Return how many maps of a method were constant, zero or not finite: of one explained class, the most."""
-        counts = [Counter(codes.values()) for (method, _), codes in self.flags.items() if method == name]
+        counts = [Counter(codes.values()) for (*own, _), codes in self.flags.items() if own == [seed, name]]
         return {kind: max((c[code] for c in counts), default=0) for code, kind in enumerate(FLAGS) if code}
 
     def _groups(self, rows: Sequence[str]) -> tuple[int, ...] | None:
-        known = self.known
-        groups = [self.groups.get(each) if known is None else known.entry(each).group for each in rows]
+        groups = [self.groups.get(each) for each in rows]
         return None if None in groups or not rows else tuple(int(each) for each in groups if each is not None)
 
     def _name(self, picture: str) -> str:

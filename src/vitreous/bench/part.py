@@ -75,9 +75,7 @@ class Part:
     @property
     def listed(self) -> list[list[Any]]:
         """Which pictures are wanted and the groups of those that have one, for those who cannot open them."""
-        entries = self.pictures.source.entries
-        groups = [] if any(entry.group is None for entry in entries) else [entry.group for entry in entries]
-        return [list(self.pictures.digests), groups]
+        return [list(self.pictures.digests), list(self.pictures.source.groups or ())]
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -122,7 +120,7 @@ class Part:
             metric_marks={name: judged.code for name, judged in metrics.items() if judged.code},
             modes=tuple(sorted({judged.explain for judged in metrics.values()})),
             target=judge.target,
-            labelled=bool(source.entries) and source.entries[0].label is not None,
+            labelled=source.has_labels,
             value=judge.value,
             classes=source.classes if self.protocol.data.classes == "own" else None,
             precision=judge.precision if view.device.type == "cuda" else "float32",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -49,6 +49,8 @@ class SourcePictures:
 
 def digest_of_entry(entry: Entry) -> str:
     facts = [entry.name, entry.label, entry.boxes, entry.shares, entry.group, entry.among]
+    if entry.ingredients is not None:
+        facts += [entry.recipe, _of_ingredients(entry.ingredients)]
     told = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     for path in (entry.path if entry.opener is None else None, entry.mask):
         if path is not None:
@@ -58,6 +60,15 @@ def digest_of_entry(entry: Entry) -> str:
             told.update(np.ascontiguousarray(np.asarray(entry.open())).tobytes())
         except ImageError:
             told.update(b"unreadable")  # told when it is asked for
+    return told.hexdigest()
+
+
+@lru_cache(maxsize=8)
+def _of_ingredients(source: DataSource) -> str:
+    """Return one digest of all pictures that grids are made of: each grid may have any of them."""
+    told = hashlib.blake2b(digest_size=16)
+    for entry in source.entries:
+        told.update(digest_of_entry(entry).encode())
     return told.hexdigest()
 
 

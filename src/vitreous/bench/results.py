@@ -69,8 +69,9 @@ class Results(Sequence[Finding]):
         for each in self._full:
             head, *body = csv.reader(io.StringIO(each.table.to_csv(per_image=per_image)))
             rows = rows or [["data", "model", *head]]
+            rows[0] = max(rows[0], ["data", "model", *head], key=len)  # a part may have several seeds, another one
             rows += [[each.gathered.data, each.gathered.label, *row] for row in body]
-        text = comma_separated(rows)
+        text = comma_separated([[*row, *[""] * (len(rows[0]) - len(row))] for row in rows])
         if path is not None:
             disk.write_file(Path(path), text.encode(errors="surrogateescape"), overwrite=overwrite)
         return text
@@ -104,9 +105,21 @@ def results_of(run: str | Path, *, reference: str | None = None, data: str | Non
 
 def _shown(finding: Finding) -> str:
     found = finding.table
-    head = ["method", *(f"{name} {'↑' if up else '↓'}" for name, up in found.higher_is_better.items())]
-    rows = [[known_as(name), *(_cell(finding, name, metric) for metric in found.metrics)] for name in found.methods]
+    more = ["between seeds"] if found.seed_sd else []
+    arrows = {name: "↑" if up else "↓" for name, up in found.higher_is_better.items()}
+    head = ["method", *(each for name, arrow in arrows.items() for each in (f"{name} {arrow}", *more))]
+    rows = [
+        [known_as(name), *(each for metric in found.metrics for each in _cells(finding, name, metric))]
+        for name in found.methods
+    ]
     return html_rows([head, *rows], f"{finding.name}, {len(found.images)} pictures")
+
+
+def _cells(finding: Finding, name: str, metric: str) -> list[str]:
+    """Return a cell, and the deviation between seeds where there are several."""
+    deviation = finding.table.seed_sd.get((name, metric))
+    told = [] if deviation is None else ["–" if math.isnan(deviation) else f"{deviation:.{finding.digits(metric)}f}"]
+    return [_cell(finding, name, metric), *told]
 
 
 def _cell(finding: Finding, name: str, metric: str) -> str:

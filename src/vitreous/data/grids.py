@@ -89,14 +89,34 @@ def grids(
     paper). The truth of an entry is its cell; with ``truth`` (as ``evaluate`` takes it), the object in its cell. Which
     pictures meet follows from ``seed`` and what they show, not from their order.
     """
+    found = possible_grids(view, pictures, labels, rows, count, seed, least_confidence, truth)
+    check_count(len(found) // rows**2, count, rows)
+    return found
+
+
+def possible_grids(
+    view: View,
+    pictures: Any,
+    labels: Any,
+    rows: int,
+    count: int | None,
+    seed: int,
+    least_confidence: float | None,
+    truth: Any,
+) -> Grids:
+    """Return the same, or as many as the pictures suffice for where that is fewer."""
     waiting = _Waiting(_cells(view, pictures, labels, truth, rows, least_confidence, seed))
     made: list[list[_Cell]] = []
     while len(waiting) >= rows**2 and (count is None or len(made) < count):
         chosen = [waiting.take(queue) for queue in waiting.fullest(rows**2)]
         made.append(sorted(chosen, key=lambda cell: cell.key[::-1]))
-    _enough(made, count, f"{rows**2} pictures of different classes", f"{rows} x {rows} grids")
     entries = [(number, [place]) for number, cells in enumerate(made) for place in range(len(cells))]
     return _entries(made, entries, rows)
+
+
+def check_count(made: int, count: int | None, rows: int) -> None:
+    """Refuse fewer grids than were asked for, or none."""
+    _enough(made, count, f"{rows**2} pictures of different classes", f"{rows} x {rows} grids")
 
 
 def mosaics(
@@ -124,7 +144,7 @@ def mosaics(
         cells = sorted([*pair, *(waiting.take(each) for each in others)], key=lambda cell: cell.key[::-1])
         made.append(cells)
         places.append([place for place, cell in enumerate(cells) if cell in pair])
-    _enough(made, count, "two pictures of one class and two of others", "mosaics")
+    _enough(len(made), count, "two pictures of one class and two of others", "mosaics")
     return _entries(made, list(enumerate(places)), 2)
 
 
@@ -217,10 +237,10 @@ class _Waiting:
         return cell
 
 
-def _enough(made: Sequence[Any], count: int | None, what: str, name: str) -> None:
+def _enough(made: int, count: int | None, what: str, name: str) -> None:
     if count is not None and count < 1:
         raise VitreousError(f"count={count} must be at least 1")
     if not made:
         raise ImageError(f"there are no {what} to put together")
-    if count is not None and len(made) < count:
-        raise ImageError(f"the pictures make {len(made)} {name}, not {count}")
+    if count is not None and made < count:
+        raise ImageError(f"the pictures make {made} {name}, not {count}")

@@ -139,7 +139,7 @@ def router(runs: Mapping[str, Path], data: Data = None, views: Mapping[str, View
 
     def picture(run: str, picture: Name, part: Number = 0) -> Response:
         found, photos = photos_of(run, part, picture)
-        made = photos.png(found.finding.gathered.setting, picture)
+        made = photos.png(found.finding.gathered.setting, picture, None if found.loaded is None else found.loaded[1])
         return Response(made, media_type="image/png", headers={"Cache-Control": "private, max-age=600"})
 
     def photo(run: str, picture: Name, part: Number = 0) -> Response:

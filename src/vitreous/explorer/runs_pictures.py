@@ -16,12 +16,14 @@ from typing import Any
 
 from PIL import Image
 
+from vitreous import View
 from vitreous.bench.pictures import digest_of_entry
 from vitreous.bench.protocol import Protocol
 from vitreous.bench.report.pictures import Sight
 from vitreous.bench.run import Options, Part
 from vitreous.bench.store import RecordedPlan
 from vitreous.bench.units import Setting
+from vitreous.data import Sample
 from vitreous.data.sets import DataSource, Entry  # what the benchmark's own sources are
 from vitreous.errors import VitreousError, one_line
 from vitreous.explorer.wire import Refused, png_bytes
@@ -64,11 +66,15 @@ class Photos:
             raise VitreousError(f"this picture is not in {self.source.word} any more")
         return self._entries[digest]
 
-    def png(self, setting: Setting, digest: str) -> bytes:
-        """Return a picture as the model sees it."""
+    def sample(self, digest: str, view: View) -> Sample:
+        """Return a picture as an input of a model."""
+        return self.source.sample(view, self.source.entries.index(self.entry(digest)))
+
+    def png(self, setting: Setting, digest: str, view: View | None = None) -> bytes:
+        """Return a picture as the model sees it; ``view`` is that model, where it is loaded: grids are made for it."""
         if digest not in self._drawn:
             self._compare(digest)
-            seen = _seen(self, setting, digest)
+            seen = _seen(self, setting, digest, view)
             self._drawn = {**dict(list(self._drawn.items())[1 - _KEPT :]), digest: png_bytes(seen)}
         return self._drawn[digest]
 
@@ -93,11 +99,11 @@ class Photos:
                 raise Refused(404, f"{entry.name} has changed since this run was made: picture, label or truth")
 
 
-def _seen(photos: Photos, setting: Setting, digest: str) -> Image.Image:
+def _seen(photos: Photos, setting: Setting, digest: str, view: View | None) -> Image.Image:
     if max(setting.size) > _MOST_SIDE or max(setting.preprocess["size"]) > _MOST_SIDE:
         raise Refused(404, f"pictures of {setting.size} pixels are not drawn")
     with _one:
-        return Sight({setting.data: photos}).seen(setting, digest)
+        return Sight({setting.data: photos}, None if view is None else lambda _: view).seen(setting, digest)
 
 
 def photos_of(

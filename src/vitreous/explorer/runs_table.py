@@ -101,6 +101,7 @@ def _cell(finding: Finding, name: str, metric: str) -> dict[str, Any] | None:
         "letters": "".join(chr(ord("a") + at % 26) for at, group in enumerate(groups) if name in group),
         "mark": shared[0] if shared else None,
         "paper": None if printed is None else printed.value,
+        "seed_sd": plain(found.seed_sd.get((name, metric), math.nan)),
     }
 
 

@@ -63,6 +63,8 @@ class Table:
     seed: int = 0
     groups: tuple[int, ...] | None = None
     """Which rows belong together and are resampled together: the cells of one grid, say."""
+    seed_sd: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """The standard deviation between the scores of single seeds, where scores are averaged over several; else empty."""
 
     @cached_property
     def scores(self) -> dict[tuple[str, str], Array]:
@@ -218,6 +220,7 @@ class Table:
             samples=data["resampling"]["samples"],
             seed=data["resampling"]["seed"],
             groups=tuple(data["resampling"].get("groups") or ()) or None,
+            seed_sd={key: float(_array(cell["seed_sd"])) for key, cell in cells.items() if "seed_sd" in cell},
         )
 
     def to_csv(self, path: str | Path | None = None, *, per_image: bool = False, overwrite: bool = False) -> str:
@@ -234,7 +237,7 @@ class Table:
         except ImportError:
             raise VitreousError("to_pandas needs pandas, which is not installed; to_csv does without") from None
         head, *rows = self._lines(per_image)
-        numbers = {name: float for name in head if name in ("mean", "low", "high", "score")}
+        numbers = {name: float for name in head if name in ("mean", "low", "high", "score", "seed_sd")}
         frame = pandas.DataFrame(rows, columns=head).replace("", math.nan)
         return frame.astype(numbers if per_image else {**numbers, "images": int})
 
@@ -286,14 +289,22 @@ class Table:
         return f"{len(self.methods)} methods, {len(self.metrics)} metrics, {len(self.images)} pictures"
 
     def _printed(self) -> list[list[str]]:
-        head = ["method", *(f"{metric} {'↑' if self.higher_is_better[metric] else '↓'}" for metric in self.metrics)]
+        arrows = {metric: "↑" if up else "↓" for metric, up in self.higher_is_better.items()}
+        more = ["between seeds"] if self.seed_sd else []
+        columns = {metric: [f"{metric} {arrow}", *more] for metric, arrow in arrows.items()}
+        head = ["method", *(each for metric in self.metrics for each in columns[metric])]
         strange = any(sum(counts.values()) for counts in self.degenerate.values())
-        rows = [[method, *(self._text(method, metric) for metric in self.metrics)] for method in self.methods]
+        rows = [
+            [method, *(each for metric in self.metrics for each in self._texts(method, metric))]
+            for method in self.methods
+        ]
         if strange:
             head.append("degenerate maps")
             for row, method in zip(rows, self.methods, strict=True):
                 row.append(", ".join(f"{n} {name}" for name, n in self.degenerate[method].items() if n))
-        trial = ["on trial", *(found.verdict if found else "" for found in self.trial.values())]
+        trial = ["on trial"]
+        for metric, found in self.trial.items():
+            trial += [found.verdict if found else "", *[""] * (len(columns[metric]) - 1)]
         if any(trial[1:]):
             rows.append(trial + [""] * (len(head) - len(trial)))
         return [head, *rows]
@@ -311,12 +322,20 @@ class Table:
             [*cell, *map(_digits, (self.mean(*cell), *self.interval(*cell))), str(int((~np.isnan(values)).sum()))]
             for cell, values in self.scores.items()
         ]
-        return [["method", "metric", "mean", "low", "high", "images"], *rows]
+        if self.seed_sd:
+            rows = [[*row, _digits(self.seed_sd[cell])] for row, cell in zip(rows, self.scores, strict=True)]
+        more = ["seed_sd"] if self.seed_sd else []
+        return [["method", "metric", "mean", "low", "high", "images", *more], *rows]
 
-    def _text(self, method: str, metric: str) -> str:
+    def _texts(self, method: str, metric: str) -> list[str]:
+        """Return a cell as printed, and the deviation between seeds where there are several."""
         low, high = self.interval(method, metric)
         mean = self.mean(method, metric)
-        return "-" if math.isnan(mean) else f"{mean:.4f} [{low:.4f}, {high:.4f}]"
+        text = "-" if math.isnan(mean) else f"{mean:.4f} [{low:.4f}, {high:.4f}]"
+        if not self.seed_sd:
+            return [text]
+        deviation = self.seed_sd[method, metric]
+        return [text, "-" if math.isnan(deviation) else f"{deviation:.4f}"]
 
     def _cell(self, method: str, metric: str) -> dict[str, Any]:
         values, parts = self[method, metric], self.parts[method, metric]
@@ -326,6 +345,7 @@ class Table:
             "mean": _number(self.mean(method, metric)),
             "interval": [_number(low), _number(high)],
             "images": int((~np.isnan(values)).sum()),
+            **({"seed_sd": _number(self.seed_sd[method, metric])} if self.seed_sd else {}),
             "per_image": plain(values),
             **({} if parts.shape[1] == 1 else {"parts": [plain(row) for row in parts]}),
             **({"curves": {name: _plain_curve(curve) for name, curve in curves.items()}} if curves else {}),

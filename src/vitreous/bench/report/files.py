@@ -80,7 +80,9 @@ def _scores(findings: Sequence[Finding]) -> list[list[str]]:
 
 
 def _means(findings: Sequence[Finding]) -> list[list[str]]:
-    rows = [["data", "model", "method", "metric", "mean", "low", "high", "images", "paper"]]
+    several = any(each.table.seed_sd for each in findings)
+    more = ["seed_sd"] if several else []
+    rows = [["data", "model", "method", "metric", "mean", "low", "high", "images", "paper", *more]]
     for each in findings:
         for (method, metric), values in each.table.scores.items():
             numbers = (each.table.mean(method, metric), *each.table.interval(method, metric))
@@ -89,6 +91,8 @@ def _means(findings: Sequence[Finding]) -> list[list[str]]:
             cell = each.published.get((method, metric))
             paper = "" if cell is None else repr(cell.value)
             rows.append([each.gathered.data, each.gathered.label, method, metric, *told, str(there), paper])
+            deviation = each.table.seed_sd.get((method, metric), math.nan)
+            rows[-1] += ["" if math.isnan(deviation) else repr(deviation)] if several else []
     return rows
 
 

@@ -16,6 +16,7 @@ from vitreous.errors import VitreousError
 from vitreous.methods import method
 from vitreous.metrics import Metric, metric
 from vitreous.metrics.similarity import rank_correlation
+from vitreous.results import Table
 from vitreous.results.formats import markdown
 
 __all__ = ["Agreement", "Ledger", "Line"]
@@ -225,7 +226,7 @@ class _Pair:
             assert self.metric is not None
             ours = finding.table.mean(cell.method, self.metric)
             low, high = finding.table.interval(cell.method, self.metric)
-            images = int((~np.isnan(finding.table[cell.method, self.metric])).sum())
+            images = self._pictures(finding.table, cell.method, self.metric)
             causes = () if not math.isnan(ours) else ("no picture has a score yet",)
         assert cell.value is not None
         verdict = "no number"
@@ -236,6 +237,17 @@ class _Pair:
         printed = cell.value if cell.printed is None else cell.printed
         names = cell.data, cell.model, cell.method, cell.metric
         return Line(*names, printed, cell.value, ours, low, high, images, verdict, causes)
+
+    def _pictures(self, table: Table, method: str, metric: str) -> int:
+        """Return how many pictures have a score, as protocols count them: grids, photographs with several objects."""
+        assert self.finding is not None
+        there, protocol = ~np.isnan(table[method, metric]), self.finding.protocol
+        labels = [each.label for each in (protocol.data, *protocol.also)]
+        sources: dict[str, dict[str, Any]] = dict(zip(labels, self.wanted.get("sources", ()), strict=False))
+        told = sources.get(self.finding.gathered.data, {})
+        if table.groups is None or told.get("images") == told.get("entries"):
+            return int(there.sum())
+        return len(set(np.array(table.groups)[there].tolist()))
 
     def _no_number(self) -> tuple[str, ...]:
         cell = self.cell

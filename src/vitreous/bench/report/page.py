@@ -89,10 +89,12 @@ def lead(findings: Sequence[Finding]) -> str:
     models = list(dict.fromkeys(each.gathered.label for each in findings))
     protocol = findings[0].protocol
     sets = [each.label or each.source for each in (protocol.data, *protocol.also)]
-    count = max(len(each.table.images) for each in findings)
+    largest = max(findings, key=lambda each: len(each.table.images)).table
+    count = _count(len(largest.images), "picture")
+    count += f" in {_count(len(set(largest.groups)), 'group')}" if largest.groups is not None else ""
     explained = {"pred": "the predicted class", "label": "the true class"}.get(protocol.judge.target, "a given class")
     many = f"{len(findings[0].gathered.seeds)} seeds" if len(findings[0].gathered.seeds) > 1 else "one seed"
-    seen = f"{explained} of {_count(count, 'picture')} ({', '.join(sets)})"
+    seen = f"{explained} of {count} ({', '.join(sets)})"
     who = models[0] if len(models) == 1 else _count(len(models), "model")
     judges = f"{_count(len(metrics), 'metric')} judge{'s' * (len(metrics) == 1)} them"
     return f"{_count(len(methods), 'method')} explain {seen} as seen by {who}, and {judges}; {many}."

@@ -39,11 +39,14 @@ class Sight:
 
     def seen(self, setting: Setting, digest: str) -> Image.Image:
         """Return a picture as the model sees it."""
-        if setting.preprocess["mode"] == OWN and self.view is not None:
-            how = self.view(setting).preprocess
-        else:
-            how = _preprocess(setting)
-        photo = self.known[setting.data].entry(digest).open()
+        known = self.known[setting.data]
+        entry = known.entry(digest)
+        if entry.ingredients is not None and self.view is not None:
+            view = self.view(setting)
+            return view.preprocess.picture(known.sample(digest, view).picture.tensor)
+        is_own = setting.preprocess["mode"] == OWN
+        how = self.view(setting).preprocess if is_own and self.view is not None else _preprocess(setting)
+        photo = entry.open()
         return how.picture(photo) if isinstance(photo, Tensor) else how.see(photo)[0]
 
 
@@ -76,6 +79,8 @@ def pictures(finding: Finding, sight: Sight, anchor: str) -> str:
         f"By {metric} of {known_as(name)}; under each map its own score. Every map has its own scale: red speaks for "
         "the explained class, blue against it; maps without a sign go from dark to bright."
     )
+    if finding.table.seed_sd:
+        text += f" Maps are those of seed {finding.gathered.seeds[0]}, scores the means over all seeds."
     strips = _strips(finding, sight, name, metric, [ranked[0], ranked[-1]] if each else [])
     return section(anchor, "Best and worst pictures", text, f'<div class="grid">{"".join(blocks)}{strips}</div>')
 
@@ -143,7 +148,7 @@ def _strip(finding: Finding, sight: Sight, view: View, name: str, metric: str, s
     inputs, own = view.preprocess.tensor(seen)[None], torch.as_tensor(np.asarray(map))[None]
     setting = gathered.setting
     shown = perturbed(view, inputs, own, some, upsample=setting.upsample, ties=setting.ties, seed=gathered.seeds[0])[0]
-    kept = [c for c in finding.table.curves.get((name, metric), {}).values() if len(c.x) == len(need.spans)]
+    kept = [c for c in gathered.tables[0].curves.get((name, metric), {}).values() if len(c.x) == len(need.spans)]
     whole = math.prod(setting.size) if need.unit == "pixel" else max(max(span) for span in need.spans)
     tiles = []
     for step, state, count in zip(steps, shown, some.counts, strict=True):

@@ -22,14 +22,16 @@ def scores(finding: Finding, anchor: str) -> str:
     """Return the table: means with intervals, and everything that a reader should know beside them."""
     found, statistics = finding.table, finding.statistics
     head = [Cell("method")]
-    head += [_head(finding, metric) for metric in found.metrics]
+    for metric in found.metrics:
+        head += [_head(finding, metric), *([Cell("between seeds", kind="n")] if found.seed_sd else [])]
     strange = any(sum(counts.values()) for counts in found.degenerate.values())
     if strange:
         head.append(Cell("degenerate maps", kind="n"))
     rows = []
     for name in found.methods:
         row = [Cell(_named(finding, name), known_as(name))]
-        row += [_score(finding, name, metric) for metric in found.metrics]
+        for metric in found.metrics:
+            row += [_score(finding, name, metric), *_deviation(finding, name, metric)]
         if strange:
             counts = found.degenerate[name]
             told = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
@@ -42,7 +44,12 @@ def scores(finding: Finding, anchor: str) -> str:
         "≈: not told apart from it; blue ▾: worse than it.",
         "Methods that share a letter are not told apart by their mean ranks.",
     ]
-    legend += [f"{each}." for each in statistics.notes if "too few" in each]
+    legend += [f"{each}." for each in statistics.notes if "too few" in each or "lack the score" in each]
+    if found.seed_sd:
+        legend.append(
+            f"Every picture has the mean of its scores over {len(finding.gathered.seeds)} seeds; “between seeds” is "
+            "the standard deviation of the means that each seed gives."
+        )
     if statistics.marks:
         legend.append(
             "◆ The method itself asks the model about pictures changed in the way that the metric changes them."
@@ -99,6 +106,12 @@ def _score(finding: Finding, name: str, metric: str) -> Cell:
     if cell is not None and cell.value is not None:
         lines.append(f"<small>paper {number(cell.value, digits)}</small>")
     return Cell("".join(lines), mean, "n")
+
+
+def _deviation(finding: Finding, name: str, metric: str) -> list[Cell]:
+    """Return how far the means of single seeds lie apart, where there are several."""
+    deviation = finding.table.seed_sd.get((name, metric))
+    return [] if deviation is None else [Cell(number(deviation, finding.digits(metric) + 1), deviation, "n")]
 
 
 def _star(finding: Finding, name: str, metric: str) -> str:

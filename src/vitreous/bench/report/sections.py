@@ -113,7 +113,7 @@ def seeds(finding: Finding, anchor: str) -> str:
     still = len(rows) - len(drawn)
     text = (
         f"{len(finding.gathered.seeds)} seeds. The share of seeds is the part of the squared standard error "
-        "that more seeds would remove; tables above have the first seed."
+        "that more seeds would remove. In the tables above every image has the mean of its scores over the seeds."
     )
     more = note(f"{still} of {len(rows)} cells do not depend on the seed at all and are left out.") if still else ""
     return section(anchor, "Seeds apart from pictures", text, card((table(top, body) if drawn else "") + more))

@@ -4,7 +4,7 @@ from vitreous.bench.statistics.correlation import Correlation, correlations
 from vitreous.bench.statistics.marks import Flag, flags, marks, own_perturbation
 from vitreous.bench.statistics.paired import Compared, compared, detectable, holm, pairs_of
 from vitreous.bench.statistics.ranks import Ranks, critical_difference, friedman, ranked, ranks, studentised_range
-from vitreous.bench.statistics.seeds import Spread, seed_scores, spread
+from vitreous.bench.statistics.seeds import Spread, averaged, seed_scores, spread
 from vitreous.bench.statistics.summary import SCHEMA, Statistics
 from vitreous.bench.statistics.swaps import swapped
 
@@ -16,6 +16,7 @@ __all__ = [
     "Ranks",
     "Spread",
     "Statistics",
+    "averaged",
     "compared",
     "correlations",
     "critical_difference",

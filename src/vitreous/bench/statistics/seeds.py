@@ -5,24 +5,27 @@ of variance gives the mean squares and, from what they are expected to be, the t
 McCulloch 1992): ``rest = MS_rest``, ``seed = (MS_seed - MS_rest) / n``, ``image = (MS_image - MS_rest) / S``. A
 negative estimate becomes zero, and is said to have been. The rest holds what a seed does to one image and not to the
 others (masks drawn anew for each of them): it too goes away with more seeds.
+
+The numbers of a run with several seeds are those of its ``averaged`` table.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from vitreous.bench.statistics.ranks import blocks
 from vitreous.errors import VitreousError
+from vitreous.metrics import Metric
 from vitreous.metrics.bootstrap import Groups
-from vitreous.metrics.curves import Array
+from vitreous.metrics.curves import Array, Curve
 from vitreous.results import Table
 
-__all__ = ["Spread", "seed_scores", "spread"]
+__all__ = ["Spread", "averaged", "seed_scores", "spread"]
 
 
 @dataclass(frozen=True)
@@ -102,9 +105,71 @@ def seed_scores(tables: Sequence[Table]) -> dict[tuple[str, str], Array]:
     """Return the scores ``[seeds, images]`` of every method and metric that all tables have, one table per seed."""
     if len(tables) < 2:
         raise VitreousError(f"{len(tables)} seed has no variance: there must be tables of at least two")
-    first = tables[0]
-    for other in tables[1:]:
-        if other.images != first.images:
-            raise VitreousError("tables of several seeds must have the same images, in the same order")
-    cells = [cell for cell in first.parts if all(cell in table.parts for table in tables)]
-    return {cell: np.stack([table[cell] for table in tables]) for cell in cells}
+    return {cell: np.stack([table[cell] for table in tables]) for cell in _shared_cells(tables)}
+
+
+def averaged(tables: Sequence[Table]) -> Table:
+    """Return one table whose images have the mean of their scores over seeds; ``tables`` has one for each seed.
+
+    Parts and curves of an image are averaged over the seeds with which it has a score, so that an image that lacks a
+    seed still counts. ``seed_sd`` is the standard deviation (S - 1) of the scores that each seed gives to all images;
+    so that it holds no difference between images, only those count here that have a score with every seed.
+    """
+    if len(tables) == 1:
+        return tables[0]
+    first, cells = tables[0], _shared_cells(tables)
+    parts, curves, deviations = {}, {}, {}
+    for cell in cells:
+        judge, every = first.judges[cell[1]], np.stack([table.parts[cell] for table in tables])
+        there = np.stack([~np.isnan(table[cell]) for table in tables])
+        parts[cell] = _mean_over_seeds(every, there)
+        deviations[cell] = _deviation(judge, every, there)
+        curves[cell] = _mean_curves([table.curves.get(cell, {}) for table in tables])
+    counts = {name: [table.degenerate.get(name, {}) for table in tables] for name in first.methods}
+    return replace(
+        first,
+        parts=parts,
+        curves=curves,
+        degenerate={
+            name: {
+                kind: max(own.get(kind, 0) for own in each) for kind in dict.fromkeys(k for own in each for k in own)
+            }
+            for name, each in counts.items()
+        },
+        plan={**first.plan, "seed": [table.plan.get("seed") for table in tables]},
+        seed_sd=deviations,
+    )
+
+
+def _shared_cells(tables: Sequence[Table]) -> list[tuple[str, str]]:
+    """Return the cells that all tables have; their images must be the same."""
+    if any(table.images != tables[0].images for table in tables):
+        raise VitreousError("tables of several seeds must have the same images, in the same order")
+    return [cell for cell in tables[0].parts if all(cell in table.parts for table in tables)]
+
+
+def _mean_over_seeds(values: Array, there: Array) -> Array:
+    """Return the mean ``[n, P]`` of ``[seeds, n, P]`` over the seeds that are ``there``; NaN where none is."""
+    count = there.sum(axis=0)[:, None]
+    total = np.where(there[:, :, None], values, 0.0).sum(axis=0)
+    return np.asarray(np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0))
+
+
+def _deviation(judge: Metric, parts: Array, there: Array) -> float:
+    """Return the standard deviation over seeds of the score of all images; NaN with fewer than two seeds."""
+    begun = there.any(axis=1)  # a seed of which nothing is there yet must not hide the others
+    whole = there[begun].all(axis=0)
+    if begun.sum() < 2 or not whole.any():
+        return math.nan
+    cells = [judge.cell(own[whole]) for own in parts[begun]]
+    return float(np.std([aggregate(own, np.ones((1, len(own))))[0] for own, aggregate in cells], ddof=1))
+
+
+def _mean_curves(curves: Sequence[Mapping[str, Curve]]) -> dict[str, Curve]:
+    """Return curves by name, those of an image averaged over the seeds that have one of it."""
+    found = {}
+    for name in dict.fromkeys(name for own in curves for name in own):
+        known = [own[name] for own in curves if name in own]
+        every = np.stack([curve.y for curve in known])
+        found[name] = Curve(known[0].x, _mean_over_seeds(every, ~np.isnan(every).any(axis=2)))
+    return found

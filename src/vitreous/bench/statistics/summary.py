@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from vitreous.bench.statistics.correlation import Correlation, correlations
 from vitreous.bench.statistics.marks import Flag, flags, marks
 from vitreous.bench.statistics.paired import LEVEL, Compared, compared, pairs_of
@@ -75,7 +77,7 @@ class Statistics:
             seeds=spreads,
             marks=marks(known, table.judges),
             flags=flags(table, tests, chance),
-            notes=(*_notes(table, tests, pairs, chance), *unknown),
+            notes=(*_notes(table, tests, pairs, chance), *_incomplete(seeds or {}), *unknown),
         )
 
     @property
@@ -105,25 +107,34 @@ class Statistics:
             "level": LEVEL,
             "resampling": {"samples": self.table.samples, "seed": self.table.seed},
             "ranks": {metric: own.to_json() for metric, own in self.ranks.items()},
+            **({"seed_sd": self._deviations} if self.table.seed_sd else {}),
             **{name: [one.to_json() for one in many] for name, many in each.items()},
             "notes": self.notes,
         }
         plainly: dict[str, Any] = plain(data)
         return plainly
 
+    @property
+    def _deviations(self) -> list[dict[str, Any]]:
+        """Return the standard deviation between the means of single seeds, cell by cell."""
+        return [{"method": name, "metric": metric, "sd": sd} for (name, metric), sd in self.table.seed_sd.items()]
+
     # -- rows for printing, a head first -----------------------------------------------------------------
 
     def rows(self, metric: str) -> list[list[str]]:
-        """Return one row per method: score, mean rank, and how it compares with chance and the reference."""
+        """Return one row per method: score, spread of seeds, mean rank, and how it compares with the others."""
         if metric not in self.ranks:
             raise VitreousError(f"no metric {metric!r} in these statistics")
         others = list(dict.fromkeys(each.other for each in self.tests))
-        head = ["method", "score", "mean rank"]
+        several = bool(self.table.seed_sd)
+        head = ["method", "score", *(["between seeds"] if several else []), "mean rank"]
         for other in others:
             head += [f"less {other}", "corrected p", "z", "detectable", f"than {other}"]
         rows = []
         for name in self.table.methods:
-            row = [name, _digits(self.table.mean(name, metric)), _digits(self.ranks[metric].of(name), 2)]
+            row = [name, _digits(self.table.mean(name, metric))]
+            row += [_digits(self.table.seed_sd[name, metric])] if several else []
+            row.append(_digits(self.ranks[metric].of(name), 2))
             for other in others:
                 row += _cells(self.test(name, other, metric))
             rows.append(row)
@@ -177,6 +188,26 @@ def _spreads(seeds: Mapping[tuple[str, str], Array], table: Table) -> tuple[tupl
         except VitreousError as error:
             notes.append(str(error))
     return tuple(found), notes
+
+
+def _incomplete(seeds: Mapping[tuple[str, str], Array]) -> list[str]:
+    """Say how many images lack the score of some seed, where others have it."""
+    lacking = {cell: _lacks_a_seed(scores) for cell, scores in seeds.items()}
+    cells = [cell for cell, lacks in lacking.items() if lacks.any()]
+    if not cells:
+        return []
+    method, metric = max(cells, key=lambda cell: int(lacking[cell].sum()))
+    most, images = int(lacking[method, metric].sum()), len(lacking[method, metric])
+    text = (
+        f"{len(cells)} of {len(seeds)} cells have images that lack the score of some seed, at most {most} of {images}"
+    )
+    return [f"{text} ({method}, {metric}): these count with the mean over the seeds that are there"]
+
+
+def _lacks_a_seed(scores: Array) -> Array:
+    """Return which images of ``[seeds, images]`` have a score with some seeds, and none with others."""
+    missing = np.isnan(scores)
+    return np.asarray(missing.any(axis=0) & ~missing.all(axis=0))
 
 
 def _notes(table: Table, tests: tuple[Compared, ...], pairs: list[tuple[str, str]], chance: str) -> list[str]:

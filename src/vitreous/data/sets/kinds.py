@@ -19,7 +19,7 @@ class Found:
     """What a kind of source finds: every entry, before any is chosen.
 
     ``make`` builds the source where its pictures are made of several entries: it is handed these, how many pictures
-    are wanted and the seed, and chooses itself.
+    are wanted and the seed, and chooses itself. The ``entries`` of what it returns are the pictures that it makes.
     """
 
     entries: Sequence[Entry]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.data.grids import Grids, grids
+from vitreous.data.grids import Grids, check_count, possible_grids
 from vitreous.data.pictures import pictures
 from vitreous.data.sets.choose import chosen
 from vitreous.data.sets.imagenet import imagenet_val
@@ -57,8 +57,17 @@ def _made(
     most = _most(Counter(each.label for each in taken).values(), rows**2)
     if max(images, 1) > most:
         raise ImageError(f"{word}: {len(taken)} pictures make at most {most} grids of {rows} x {rows}")
+    ingredients = DataSource(word, tuple(taken), path)
+    recipe = (rows, seed, least)
+    cells = [
+        Entry(f"grid-{grid:05d}/{cell}", group=grid, ingredients=ingredients, recipe=recipe)
+        for grid in range(images or most)
+        for cell in range(rows**2)
+    ]
     note = f"grids of {rows} x {rows} out of {len(taken)} pictures"
-    return GridSource(word, tuple(taken), path, note=note, rows=rows, count=images, most=most, seed=seed, least=least)
+    return GridSource(
+        word, tuple(cells), path, note=note, ingredients=ingredients, rows=rows, count=images, seed=seed, least=least
+    )
 
 
 def _most(counts: Iterable[int], cells: int) -> int:
@@ -71,70 +80,68 @@ def _most(counts: Iterable[int], cells: int) -> int:
     return low
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class GridSource(DataSource):
-    """Grids; ``entries`` are the pictures that they are made of, and ``samples`` the cells that are asked about.
+    """Grids of ``ingredients``; ``entries`` are their cells, each of which is asked about, grid by grid.
 
     Which pictures meet follows from the seed and from what the model sees of them, so the grids are made for a model,
-    when it is there; those of one model are kept until another asks.
+    when it is there; those of one model are kept until another asks. What is known of a cell before is its name and its
+    grid, by whose number it is grouped. There may be fewer grids than entries, where ingredients cannot be used.
     """
 
+    ingredients: DataSource
     rows: int = 2
     count: int = 0
-    most: int = 0
     seed: int = 0
     least: float | None = None
     _kept: list[tuple[View, Grids]] = field(default_factory=list, repr=False)
 
-    def __len__(self) -> int:
-        return (self.count or self.most) * self.rows**2
-
     @property
-    def groups(self) -> tuple[int, ...]:
-        """The number of the grid of each cell."""
-        return tuple(place // self.rows**2 for place in range(len(self)))
+    def has_labels(self) -> bool:
+        return True
 
     @property
     def digest(self) -> str:
         """What tells these grids from others: the pictures, and how they are put together."""
-        told = f"{super().digest} {self.rows} {self.count} {self.seed} {self.least}"
+        told = f"{self.ingredients.digest} {self.rows} {self.count} {self.seed} {self.least}"
         return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
     def grids(self, view: View, on_error: Unreadable | None = None) -> Grids:
-        """Put the grids together: every picture is read once."""
+        """Put the grids together: every picture is read once. Fewer than were asked for are an error."""
+        made = self._made(view, on_error)
+        check_count(len(made) // self.rows**2, self.count or None, self.rows)
+        return made
+
+    def _made(self, view: View, on_error: Unreadable | None = None) -> Grids:
         if not self._kept or self._kept[0][0] is not view:
             truths: deque[Truth | None] = deque()
-            known = any(each.is_known for each in self.entries)
+            known = any(each.is_known for each in self.ingredients.entries)
             parts: Any = _in_step(truths) if known else None
             shown = self._pairs(view, on_error, truths if known else None)
-            made = grids(view, shown, None, self.rows, self.count or None, self.seed, self.least, parts)
+            made = possible_grids(view, shown, None, self.rows, self.count or None, self.seed, self.least, parts)
             self._kept[:] = [(view, made)]
         return self._kept[0][1]
 
     def _pairs(self, view: View, on_error: Unreadable | None, truths: deque[Truth | None] | None) -> Iterator[Any]:
-        for sample in super().samples(view, on_error):
+        for sample in self.ingredients.samples(view, on_error):
             if truths is not None:
                 truths.append(sample.truth)
             yield sample.picture.tensor, sample.label
 
     def sample(self, view: View, place: int) -> Sample:
         """Return one cell of a grid: the grid as an input, the class of the cell, and where it is."""
-        made = self.grids(view)
-        if not 0 <= place < len(made):
-            raise ImageError(f"{self.word}: there is no entry {place} of {len(made)}")
+        made, name = self._made(view), self.entries[place].name
+        if place >= len(made):
+            count = len(made) // self.rows**2
+            raise ImageError(f"{self.word}: the pictures that can be used make {count} grids, so there is no {name}")
         tensor: Tensor = made.pictures[place]
         (picture,) = pictures(tensor, view, at=place, seen=False)
-        name = "grid-{:05d}/{}".format(*divmod(place, self.rows**2))
         label, truth, among = made.targets[place], made.truths[place], made.among[place]
         return Sample(replace(picture, name=name), place, label, truth, target=label, among=among)
 
-    def samples(
-        self, view: View, on_error: Unreadable | None = None, places: Iterable[int] | None = None
-    ) -> Iterator[Sample]:
-        """Yield every cell of every grid, or those at some places."""
-        made = self.grids(view, on_error)
-        for place in range(len(made)) if places is None else places:
-            yield self.sample(view, place)
+    def _reader(self, view: View, on_error: Unreadable | None) -> Callable[[int], Sample]:
+        self.grids(view, on_error)
+        return partial(self.sample, view)
 
     def given(self, view: View, on_error: Unreadable | None = None) -> dict[str, Any]:
         """Return what ``evaluate`` takes: data, target, labels, truth, among, groups."""
@@ -150,7 +157,7 @@ class GridSource(DataSource):
 
     def to_json(self) -> dict[str, Any]:
         """Return what a record says about the data."""
-        return {**super().to_json(), "images": len(self) // self.rows**2, "entries": len(self)}
+        return {**super().to_json(), "images": len(self) // self.rows**2}
 
 
 def _in_step(queue: deque[Truth | None]) -> Iterator[Truth | None]:

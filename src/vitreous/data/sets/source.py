@@ -36,7 +36,8 @@ class Entry:
     ``opener`` returns: an image, or a tensor that is an input of the model. ``boxes`` are (left, top, right, bottom) in
     pixels of the photograph or, with ``shares``, in shares of its width and height. ``among`` are the classes to
     compare in it, ``group`` the number of those that belong together. ``known`` tells what ``mask`` and ``boxes`` leave
-    unsaid.
+    unsaid. A cell of a grid has ``ingredients``: the pictures that its source puts together for one model, by the
+    numbers in ``recipe``; it cannot be opened without that model.
     """
 
     name: str
@@ -49,6 +50,8 @@ class Entry:
     among: tuple[Label, ...] = ()
     opener: Callable[[], Image.Image | Tensor] | None = field(default=None, repr=False)
     known: Callable[[Picture], Truth] | None = field(default=None, repr=False)
+    ingredients: DataSource | None = field(default=None, repr=False)
+    recipe: tuple[Any, ...] = ()
 
     @property
     def photo(self) -> str:
@@ -58,6 +61,8 @@ class Entry:
     def open(self) -> Image.Image | Tensor:
         """Read the picture: an image upright and in RGB, or a tensor where that is what the source renders."""
         if self.opener is None:
+            if self.ingredients is not None:
+                raise ImageError(f"{self.name} is put together for one model, which is not at hand")
             if self.path is None:
                 raise ImageError(f"{self.name} has neither a file nor anything that renders it")
             return open_photo(self.path)
@@ -92,8 +97,9 @@ class Entry:
 class DataSource:
     """Pictures that were chosen of a source, in a stable order.
 
-    ``classes`` are those that the softmax is restricted to, where the data set has fewer than the models for it;
-    ``names`` the words of its labels in order; ``note`` says in a line where the labels came from.
+    ``entries`` are what is counted, planned, named and grouped: one for each sample that ``samples`` yields, with the
+    same name. ``classes`` are those that the softmax is restricted to, where the data set has fewer than the models for
+    it; ``names`` the words of its labels in order; ``note`` says in a line where the labels came from.
     """
 
     word: str
@@ -117,6 +123,11 @@ class DataSource:
         return told.hexdigest()
 
     @property
+    def has_labels(self) -> bool:
+        """Whether the true classes are known; where one is, all must be."""
+        return bool(self.entries) and self.entries[0].label is not None
+
+    @property
     def groups(self) -> tuple[int, ...] | None:
         """The number of each entry's group; None where there are no groups."""
         numbers = [each.group for each in self.entries]
@@ -134,13 +145,12 @@ class DataSource:
         The others are told to ``on_error`` and left out; without it, one warning counts and names them. Labels that the
         model does not have are an error before anything is opened.
         """
-        known = Classes(view, self.names)
-        known.check(self.entries)
+        read = self._reader(view, on_error)
         left_out = _LeftOut(self.word, on_error)
         try:
             for place in range(len(self.entries)) if places is None else places:
                 try:
-                    sample = self._sample(view, place, known)
+                    sample = read(place)
                 except ImageError as error:
                     left_out(self.entries[place].name, str(error))
                 else:
@@ -182,6 +192,12 @@ class DataSource:
             "classes": None if self.classes is None else len(self.classes),
             "note": self.note,
         }
+
+    def _reader(self, view: View, on_error: Unreadable | None) -> Callable[[int], Sample]:
+        """Check what can be checked before anything is opened; return what reads one picture."""
+        known = Classes(view, self.names)
+        known.check(self.entries)
+        return lambda place: self._sample(view, place, known)
 
     def _sample(self, view: View, place: int, known: Classes) -> Sample:
         entry = self.entries[place]

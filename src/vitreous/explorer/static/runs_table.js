@@ -20,11 +20,17 @@ export function tableView(context) {
     const strange = part.methods.some((each) => each.degenerate);
     const head = el("tr", {},
       headOf("method", ["method"], null, part, state),
-      part.metrics.map((metric) => headOf(metric.name, titleOf(metric), trialOf(metric), part, state)),
+      part.metrics.map((metric) => [
+        headOf(metric.name, titleOf(metric), trialOf(metric), part, state),
+        several(part) && el("th", { scope: "col" }, "between seeds"),
+      ]),
       strange && el("th", { scope: "col", class: "words" }, "degenerate maps"));
     const body = sorted(part, state).map((row) => el("tr", { class: part.methods[row].quiet ? "yardstick" : null },
       nameOf(part.methods[row]),
-      part.metrics.map((_, column) => el("td", {}, cell(part, row, column, state))),
+      part.metrics.map((metric, column) => [
+        el("td", {}, cell(part, row, column, state)),
+        several(part) && el("td", {}, deviation(part.cells[row][column], metric)),
+      ]),
       strange && el("td", { class: "words" }, part.methods[row].degenerate)));
     const region = { class: "scroll", tabindex: "0", role: "region", "aria-label": `Scores of ${part.name}` };
     refill(node,
@@ -93,6 +99,15 @@ export function sorted(part, state) {
   });
 }
 
+function several(part) {
+  return part.seeds.length > 1;
+}
+
+/** How far the means of single seeds lie apart. */
+function deviation(found, metric) {
+  return found && found.seed_sd !== null ? digits(found.seed_sd, metric.digits + 1) : "–";
+}
+
 function titleOf(metric) {
   return [`${arrow(metric)}\u00a0`, breakable(metric.name)];
 }
@@ -147,7 +162,11 @@ function legend(part) {
   }
   const printed = all.some((each) => each.paper !== null);
   if (printed) lines.push("“Paper” is the printed number, in the metric’s own unit.");
-  if (part.seeds.length > 1) lines.push(`${part.seeds.length} seeds; these are the numbers of the first.`);
+  if (several(part)) {
+    lines.push(`Every picture has the mean of its scores over ${part.seeds.length} seeds; “between seeds” is the `
+      + "standard deviation of the means that each seed gives. Maps and what a click shows of them are those of "
+      + `seed ${part.seeds[0]}.`);
+  }
   return lines;
 }
 
