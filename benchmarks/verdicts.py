@@ -138,6 +138,13 @@ def tried(
     return rows
 
 
+def read(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of a file with the counts and the verdict of today's rules."""
+    others = tuple(row["others_without"]), tuple(row["others_alone"])
+    found = Evidence(row["now"], row["without"], row["alone"], ((0, 0.0), (0, 0.0)), *others)
+    return {**row, **row_of(row["image"], row["map"], row["controls"], found)}
+
+
 def row_of(image: int, name: str, controls: str, found: Evidence) -> dict[str, Any]:
     places = len(found.others_without)
     return {
@@ -181,6 +188,21 @@ def thresholds(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             told.append({name: each["good"] for name, each in shares(some, good).items()})
         words = "  ".join(f"{name} {100 * told[0][name]:.0f}/{100 * told[1][name]:.0f}" for name in told[0])
         yield f"  {controls:9s} one {most:.2f} other {least:.2f}: {words}"
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the manual: how often each verdict is given, on the half that chose nothing."""
+    halves = [[row for row in rows if row["controls"] == "moved" and row["image"] % 2 == half] for half in (0, 1)]
+    chosen, table = (shares(half) for half in halves)
+    told = [
+        "| map | images | good | weak | bad | cannot tell | good, on the other half |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in table.items():
+        count = sum(each["map"] == name for each in halves[1])
+        cells = " | ".join(f"{100 * row[each]:.0f} %" for each in VERDICTS)
+        told.append(f"| {name} | {count} | {cells} | {100 * chosen[name]['good']:.0f} % |")
+    return "\n".join(told)
 
 
 def print_model(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -233,20 +255,27 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="pictures at once; 16 on a CPU, 512 on a GPU")
     parser.add_argument("--careful", action="store_true", help="also the maps of effort careful")
     parser.add_argument("--json", type=Path, help="write every row")
+    parser.add_argument("--read", type=Path, nargs="+", help="run nothing: the tables of such files, by today's rules")
     options = parser.parse_args()
+    if options.read:
+        rows = [read(row) for path in options.read for row in json.loads(path.read_text())]
+        print_model(rows)
+        print(markdown(rows))
+        return
     models = options.models or [*(PHOTOGRAPHS if options.data else ()), *SCENES]
     unknown = {*models} - {*PHOTOGRAPHS, *SCENES}
     if unknown or (not options.data and {*models} & {*PHOTOGRAPHS}):
         parser.error(f"unknown: {', '.join(unknown)}" if unknown else "photographs and their models need --data")
     options.batch = options.batch or (16 if options.device == "cpu" else 512)
     warnings.simplefilter("ignore", vt.VitreousWarning)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in models:
         rows += judged(name, options)
         if options.json:
             options.json.write_text(json.dumps(rows) + "\n")
     print("all models")
     print_model(rows)
+    print(markdown(rows))
 
 
 if __name__ == "__main__":

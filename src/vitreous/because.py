@@ -228,14 +228,20 @@ class Why:
             f"The numbers are the probability of {label} for exactly these pictures: blue if lower by more than a "
             "fifth, red if higher by more than a quarter."
         )
-        if not n["compared"]:
-            return told
+        return f"{told} {self.criterion}".strip()
+
+    @property
+    def criterion(self) -> str:
+        """What needed and enough mean here, in words; nothing where there is nothing to compare with."""
+        n = self.numbers
+        if not n or not n["compared"]:
+            return ""
         places, most = int(n["places"]), math.ceil(CLEAR * n["places"])
         same = ", the same prediction" if self.is_predicted else ""
         return (
-            f"{told} To compare, the same patches were moved to {places} other places. Needed: without them less than "
-            f"half is left, and less than at {most} of {places} places or more. Enough: alone they have half or "
-            f"more{same}, and more than at {most} of {places} places or more."
+            f"To compare, the same patches were moved to {places} other places. Needed: without them less than half "
+            f"is left, and less than at {most} of {places} places or more. Enough: alone they have half or more{same}, "
+            f"and more than at {most} of {places} places or more."
         )
 
     # -- the rest of the page --------------------------------------------------------------------------

@@ -145,6 +145,7 @@ def _page(told: Why, order: Sequence[int], rival: int | None) -> dict[str, Any]:
             for each in page.tried
         ],
         "tried_text": page.tried_text,
+        "criterion": told.criterion,
         "contrast": against,
         "owners": None if told.owners is None else _owners_of(told.owners),
         "trust": [dataclasses.asdict(each) for each in page.trust],

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitreous.data import Progress
 from vitreous.errors import MapError, ModelError, TargetError, VitreousError
-from vitreous.judge.evidence import EVEN, Evidence, measure
+from vitreous.judge.evidence import Evidence, finding, measure
 from vitreous.methods import Answer, Method, answer, method, to_grid
 from vitreous.metrics.similarity import spearman
 from vitreous.models import View, view
@@ -69,9 +69,9 @@ def check(
     tick = None if progress is None else _Counted(progress, _FORWARDS + _AGAIN * how.forwards(seen))
     case = _Case(explanation, seen, how, inputs, memory, tick)
     tests = list(case.tests())
-    findings = tuple(finding for finding, _ in tests)
+    findings = tuple(test for test, _ in tests)
     verdict = max((f.verdict for f in findings if f.verdict != "-"), key=VERDICTS.index, default="weak")
-    reasons = [reason for finding, reason in tests if finding.verdict == verdict and reason]
+    reasons = [reason for test, reason in tests if test.verdict == verdict and reason]
     return Checkup(verdict, _in_words(verdict, reasons), findings)
 
 
@@ -107,36 +107,13 @@ class _Case:
         if not bool((self.map != self.map.flatten()[0]).any()):
             yield Finding("faithfulness", "bad", "the map is the same everywhere"), "it is the same everywhere"
             return
-        yield self.faithfulness()
+        yield finding(self.evidence, self.explanation.label)
         yield self.stability()
         yield self.samples()
         yield self.runner_up()
         yield self.head()
 
     # -- the tests -------------------------------------------------------------------------------------
-
-    def faithfulness(self) -> tuple[Finding, str]:
-        name, found, label = "faithfulness", self.evidence, self.explanation.label
-        places, now = len(found.others_without), percent(found.now)
-        numbers = found.numbers
-        if not found.moves:
-            return Finding(name, "-", f"the probability of {label} stays at {now}, whatever is blurred", numbers), ""
-        sentence = (
-            f"without its strongest fifth {label} goes from {now} to {percent(found.without)}, lower than at "
-            f"{found.lower} of {places} other places of the same size and shape; alone it has {percent(found.alone)}, "
-            f"higher than at {found.higher} of {places}"
-        )
-        if found.verdict == "-":
-            return Finding(name, "-", f"{sentence}, which are too few to compare with", numbers), ""
-        few = found.lower < EVEN * places, found.higher < EVEN * places
-        if not found.falls:
-            reason = f"without its strongest patches the probability {'rises' if found.rises else 'stays the same'}"
-        elif any(few):
-            what = "are no better" if all(few) else "are needed no more" if few[0] else "say no more alone"
-            reason = f"its strongest patches {what} than the same ones elsewhere"
-        else:
-            reason = "its strongest patches are hardly better than the same ones elsewhere"
-        return Finding(name, found.verdict, sentence, numbers), reason
 
     def stability(self) -> tuple[Finding, str]:
         name, seed = "stability", self.explanation.seed

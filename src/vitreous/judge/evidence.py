@@ -19,7 +19,8 @@ from vitreous.models import View
 from vitreous.passes import probabilities
 from vitreous.passes.memory import InnerBatch, inner_batch
 from vitreous.passes.random import Draws
-from vitreous.show.why import printed
+from vitreous.results.checkup import Finding
+from vitreous.show.why import percent, printed
 
 __all__ = [
     "CLEAR",
@@ -27,6 +28,7 @@ __all__ = [
     "MOST",
     "Evidence",
     "blurred",
+    "finding",
     "measure",
     "moved",
     "on_pixels",
@@ -201,3 +203,28 @@ def measure(
         chances[0], chances[1], chances[2], predictions, tuple(chances[3:split]), tuple(chances[split:]),
         (int(mask.sum()), mask.numel()),
     )  # fmt: skip
+
+
+def finding(found: Evidence, label: str) -> tuple[Finding, str]:
+    """Return the finding about the explanation of a class, and the reason if it is not good."""
+    name = "faithfulness"
+    places, now = len(found.others_without), percent(found.now)
+    numbers = found.numbers
+    if not found.moves:
+        return Finding(name, "-", f"the probability of {label} stays at {now}, whatever is blurred", numbers), ""
+    sentence = (
+        f"without its strongest fifth {label} goes from {now} to {percent(found.without)}, lower than at "
+        f"{found.lower} of {places} other places of the same size and shape; alone it has {percent(found.alone)}, "
+        f"higher than at {found.higher} of {places}"
+    )
+    if found.verdict == "-":
+        return Finding(name, "-", f"{sentence}, which are too few to compare with", numbers), ""
+    few = found.lower < EVEN * places, found.higher < EVEN * places
+    if not found.falls:
+        reason = f"without its strongest patches the probability {'rises' if found.rises else 'stays the same'}"
+    elif any(few):
+        what = "are no better" if all(few) else "are needed no more" if few[0] else "say no more alone"
+        reason = f"its strongest patches {what} than the same ones elsewhere"
+    else:
+        reason = "its strongest patches are hardly better than the same ones elsewhere"
+    return Finding(name, found.verdict, sentence, numbers), reason

@@ -187,8 +187,7 @@ def percent(chance: float) -> str:
 def printed(chance: float) -> float:
     """Return the number of percent that is printed: whoever compares two of them sees what a reader sees."""
     share = 100 * chance
-    rounded = round(share, 0 if share >= 10 else 1 if share >= 1 else 2)
-    return rounded if rounded >= 0.01 else 0.0
+    return round(share, 0 if share >= 10 else 1 if share >= 1 else 2) if share >= 0.01 else 0.0
 
 
 def _image(picture: Image.Image, words: str) -> str:
