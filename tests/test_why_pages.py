@@ -116,7 +116,7 @@ def test_a_map_without_a_sign_has_the_legend_of_its_colours(contradictions: Any)
     """Also where its values are below zero: the sign says nothing, and is not drawn."""
     view = vt.load("world")
     image = next(iter(World(n=1).pictures()))
-    for method in ("legrad", "saliency", "layercam"):
+    for method in ("legrad", "saliency", "eigencam"):
         found = vt.why(view, image, method=method)
         assert not found.explanation.scale.signed
         e = dataclasses.replace(found.explanation, map=found.explanation.map - found.explanation.map.mean())
