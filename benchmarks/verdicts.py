@@ -89,15 +89,17 @@ def maps_of(
 
 
 def answers(view: vt.View, inputs: Tensor, blur: Tensor, gone: Sequence[Tensor], classes: Tensor, batch: int) -> Tensor:
-    """Return the probability of a class for every image and selection of gone patches, one after the other."""
+    """Return for every image and selection of gone patches, one after the other, the probability of a class, and
+    whether it is the prediction."""
     which = torch.tensor([image for image, masks in enumerate(gone) for _ in range(len(masks))])
     masks, told = torch.cat(list(gone)), []
     for start in range(0, len(which), batch):
         some = which[start : start + batch]
         pixels = on_pixels(masks[start : start + batch].to(inputs.device), inputs.shape[-2:])[:, None]
         rows = some.to(inputs.device)
-        logits = view.logits(torch.where(pixels, blur[rows], inputs[rows]))
-        told.append(probabilities(logits).gather(1, classes[some].to(rows)[:, None])[:, 0].cpu())
+        chances = probabilities(view.logits(torch.where(pixels, blur[rows], inputs[rows]))).cpu()
+        chance = chances.gather(1, classes[some][:, None])[:, 0]
+        told.append(torch.stack([chance, (chances.argmax(dim=1) == classes[some]).float()], dim=1))
     return torch.cat(told)
 
 
@@ -125,23 +127,30 @@ def tried(
     rows = []
     for image, found in enumerate(told):
         now = float(chances[image, classes[image]])
-        without, alone = found.view(2, -1).tolist()
+        without, alone = found[:, 0].view(2, -1).tolist()
+        same = (found[:, 1].view(2, -1)[1] > 0).tolist()
         at = MOST
         for name in own:
             count = len(moved(own[name][image], draws.rows(torch.tensor([image]))))
             spans = {"moved": slice(at + 1, at + 1 + count), "scattered": slice(MOST)}
             for controls in CONTROLS:
                 others = tuple(without[spans[controls]]), tuple(alone[spans[controls]])
-                evidence = Evidence(now, without[at], alone[at], ((0, 0.0), (0, 0.0)), *others)
+                evidence = evidence_of(now, without[at], alone[at], others, same[at])
                 rows.append(row_of(image, name, controls, evidence))
             at += 1 + count
     return rows
 
 
+def evidence_of(
+    now: float, without: float, alone: float, others: tuple[tuple[float, ...], tuple[float, ...]], same: bool
+) -> Evidence:
+    return Evidence(now, without, alone, ((0, 0.0), (0, 0.0)), *others, keeps_prediction=same)
+
+
 def read(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of a file with the counts and the verdict of today's rules."""
     others = tuple(row["others_without"]), tuple(row["others_alone"])
-    found = Evidence(row["now"], row["without"], row["alone"], ((0, 0.0), (0, 0.0)), *others)
+    found = evidence_of(row["now"], row["without"], row["alone"], others, row["keeps_prediction"])
     return {**row, **row_of(row["image"], row["map"], row["controls"], found)}
 
 
@@ -150,7 +159,7 @@ def row_of(image: int, name: str, controls: str, found: Evidence) -> dict[str, A
     return {
         "image": image, "map": name, "controls": controls, "verdict": found.verdict, "now": found.now,
         "without": found.without, "alone": found.alone, "lower": found.lower, "higher": found.higher,
-        "places": places, "moves": found.moves,
+        "places": places, "moves": found.moves, "keeps_prediction": found.keeps_prediction,
         "others_without": [round(each, 5) for each in found.others_without],
         "others_alone": [round(each, 5) for each in found.others_alone],
     }  # fmt: skip
@@ -179,7 +188,10 @@ def thresholds(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
         def good(row: Mapping[str, Any], most: float = most, least: float = least) -> str:
             low, high = sorted((row["lower"] / max(1, row["places"]), row["higher"] / max(1, row["places"])))
-            falls = row["moves"] and printed(row["without"]) < printed(row["now"])
+            now, without, alone = (printed(row[each]) for each in ("now", "without", "alone"))
+            needed = row["lower"] >= most * row["places"] and 2 * without < now
+            enough = row["higher"] >= most * row["places"] and 2 * alone >= now and row["keeps_prediction"]
+            falls = row["moves"] and without < now and (needed or enough)
             return "good" if falls and high >= most and low >= least else "bad"
 
         told = []

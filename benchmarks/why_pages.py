@@ -147,8 +147,10 @@ def _verdict(found: Any, html: str) -> Iterator[str]:
             yield "a verdict on what cannot be told"
         return
     least, most = sorted((n["lower"] / n["places"], n["higher"] / n["places"]))
+    lead = text_of(html[html.index('class="lead"') : html.index('<div class="grid two">')])
+    stands = "neither needed nor enough" not in lead
     wanted = "weak" if most >= 0.95 or (most >= 0.75 and least >= 0.5) else "bad"
-    wanted = "good" if most >= 0.95 and least >= 0.75 and without < now else "bad" if without > now else wanted
+    wanted = "good" if stands and least >= 0.75 and without < now else "bad" if without > now else wanted
     word = {"good": "faithful", "weak": "doubtful", "bad": "unfaithful"}[wanted]
     if f'<span class="tag {wanted}">{word}</span>' not in html:
         yield f"{test.verdict}, not {wanted}: {dict(n)}"

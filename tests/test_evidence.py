@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -127,11 +128,13 @@ def test_pixels_are_those_of_the_patch_under_their_centre(grid: tuple[int, int],
 # -- the verdict ---------------------------------------------------------------------------------------
 
 
-def evidence(lower: int, higher: int, now: float = 0.9, without: float = 0.3, places: int = 20) -> Evidence:
+def evidence(
+    lower: int, higher: int, now: float = 0.9, without: float = 0.3, places: int = 20, alone: float = 0.5
+) -> Evidence:
     """Evidence that beats so many places."""
     others = (0.8,) * lower + (0.1,) * (places - lower)
     rest = (0.1,) * higher + (0.8,) * (places - higher)
-    return Evidence(now, without, 0.5, ((0, 0.5), (0, 0.5)), others, rest)
+    return Evidence(now, without, alone, ((0, 0.5), (0, 0.5)), others, rest)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +157,19 @@ def test_never_faithful_where_the_probability_rises_or_stays() -> None:
 
 def test_never_faithful_where_it_alone_loses_to_other_places() -> None:
     assert all(evidence(20, higher).verdict != "good" for higher in range(11))
+
+
+def test_faithful_is_only_what_is_needed_or_enough() -> None:
+    """The verdict does not contradict the headline: many places beaten by an effect that is small is doubtful."""
+    for lower, higher, without, alone in itertools.product((10, 15, 19, 20), (10, 15, 19, 20), (0.3, 0.6), (0.3, 0.6)):
+        found = evidence(lower, higher, without=without, alone=alone)
+        assert found.is_needed == (lower >= 19 and without == 0.3)
+        assert found.is_enough == (higher >= 19 and alone == 0.6)
+        if found.verdict == "good":
+            assert found.is_needed or found.is_enough
+    assert evidence(20, 20, without=0.6, alone=0.3).verdict == "weak"
+    other = dataclasses.replace(evidence(20, 20, without=0.6, alone=0.6), keeps_prediction=False)
+    assert (other.is_enough, other.verdict) == (False, "weak")
 
 
 def test_what_nobody_sees_is_a_tie() -> None:

@@ -158,7 +158,8 @@ def drawn(draw: np.random.Generator, places: int) -> Evidence:
         base[3 + places :] = np.where(draw.random(places) < 0.9, 0.001, base[3 + places :])
     classes = draw.integers(0, 5, 2)
     predictions = (int(classes[0]), 0.7), (int(classes[1]), 0.6)
-    return Evidence(*base[:3].tolist(), predictions, tuple(base[3 : 3 + places]), tuple(base[3 + places :]), (51, 256))
+    others = tuple(base[3 : 3 + places].tolist()), tuple(base[3 + places :].tolist())
+    return Evidence(*base[:3].tolist(), predictions, *others, (51, 256))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -168,12 +169,14 @@ def test_no_evidence_makes_a_page_that_contradicts_itself(
     view, found, chances = plain
     draw, sentences = np.random.default_rng(seed), set()
     for _ in range(40):
-        evidence = drawn(draw, int(draw.choice([0, 3, 10, 15, 20])))
+        evidence, other = drawn(draw, int(draw.choice([0, 3, 10, 15, 20]))), int(draw.integers(0, 5))
+        target = found.explanation.target
+        same = other != target or evidence.predictions[1][0] == target
+        evidence = dataclasses.replace(evidence, keeps_prediction=same)
         first = finding(evidence, found.explanation.label)[0]
         tests = (first, *found.checkup.tests[1:])
         verdict = max((test.verdict for test in tests if test.verdict != "-"), key=VERDICTS.index, default="weak")
         sentence = "nothing speaks against this map" if verdict == "good" else "take care"
-        other = int(draw.integers(0, 5))
         said = Prediction(other, view.label(other), 0.8)
         e = dataclasses.replace(found.explanation, probability=evidence.now, prediction=said)
         made = assemble(view, e, chances, None, None, Checkup(verdict, sentence, tests), "again")
@@ -192,7 +195,7 @@ def test_the_five_kinds_of_answers(plain: tuple[vt.View, Why, torch.Tensor]) -> 
     def lead(now: float, without: float, alone: float, lower: int, higher: int, same: bool = True) -> str:
         others = (1.0,) * lower + (0.0,) * (20 - lower), (0.0,) * higher + (1.0,) * (20 - higher)
         predictions = (other, 0.5), (target if same else other, 0.5)
-        evidence = Evidence(now, without, alone, predictions, *others, (51, 256))
+        evidence = Evidence(now, without, alone, predictions, *others, (51, 256), same)
         said = Prediction(target, view.label(target), now)
         e = dataclasses.replace(found.explanation, probability=now, prediction=said)
         tests = (finding(evidence, e.label)[0], *found.checkup.tests[1:])

@@ -129,15 +129,12 @@ class Why:
     @property
     def is_needed(self) -> bool:
         """Whether without the strongest fifth less than half is left, and less than at nearly all other places."""
-        n = self.numbers
-        return n["lower"] >= CLEAR * n["places"] and self._below_half("without")
+        return bool(self.numbers.get("needed"))
 
     @property
     def is_enough(self) -> bool:
         """Whether it alone has half or more, with the same prediction, and more than at nearly all other places."""
-        n = self.numbers
-        same = not self.is_predicted or n["class_alone"] == self.explanation.target
-        return same and n["higher"] >= CLEAR * n["places"] and not self._below_half("alone")
+        return bool(self.numbers.get("enough"))
 
     def _below_half(self, name: str) -> bool:
         return 2 * printed(self.numbers[name]) < printed(self.numbers["now"])

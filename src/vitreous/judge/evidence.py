@@ -63,6 +63,8 @@ class Evidence:
     others_alone: tuple[float, ...]
     size: tuple[int, int] = (0, 0)
     """How many patches are blurred or left alone, of how many."""
+    keeps_prediction: bool = True
+    """Whether the strongest fifth alone is still predicted to be this class, if the picture is."""
 
     @property
     def lower(self) -> int:
@@ -91,17 +93,35 @@ class Evidence:
         return printed(self.without) < printed(self.now)
 
     @property
+    def is_compared(self) -> bool:
+        """Whether there are enough other places to compare with."""
+        return len(self.others_without) >= FEWEST
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether without it less than half is left, and less than at nearly all other places."""
+        halved = 2 * printed(self.without) < printed(self.now)
+        return self.is_compared and halved and self.lower >= CLEAR * len(self.others_without)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether alone it has half or more, the same prediction, and more than at nearly all other places."""
+        half = self.keeps_prediction and 2 * printed(self.alone) >= printed(self.now)
+        return self.is_compared and half and self.higher >= CLEAR * len(self.others_alone)
+
+    @property
     def verdict(self) -> str:
         """``good``, ``weak`` or ``bad``; ``-`` where nothing moves or there are too few other places.
 
-        Good: the probability falls, nearly all other places are beaten by one of both, and most by the other one. Weak:
-        it does not rise, and nearly all are beaten by one, or most by one and half of them by the other.
+        Good: the probability falls, the fifth is needed or enough, and by the other count it still beats most places.
+        Weak: the probability does not rise, and nearly all places are beaten by one of both, or most by one and half of
+        them by the other.
         """
         places = len(self.others_without)
-        if places < FEWEST or not self.moves:
+        if not self.is_compared or not self.moves:
             return "-"
         least, most = sorted((self.lower / places, self.higher / places))
-        if self.falls and most >= CLEAR and least >= LIKELY:
+        if self.falls and (self.is_needed or self.is_enough) and least >= LIKELY:
             return "good"
         beaten = most >= CLEAR or (most >= LIKELY and least >= EVEN)
         return "weak" if beaten and not self.rises else "bad"
@@ -116,7 +136,8 @@ class Evidence:
             "others_without": medians[0], "others_alone": medians[1],
             "lower": self.lower, "higher": self.higher, "places": len(self.others_without),
             "class_without": left, "class_alone": rest, "top_without": left_chance, "top_alone": rest_chance,
-            "patches": self.size[0], "of": self.size[1], "compared": len(self.others_without) >= FEWEST,
+            "patches": self.size[0], "of": self.size[1],
+            "compared": self.is_compared, "needed": self.is_needed, "enough": self.is_enough,
         }  # fmt: skip
 
 
@@ -201,7 +222,7 @@ def measure(
     split = 3 + len(others)
     return Evidence(
         chances[0], chances[1], chances[2], predictions, tuple(chances[3:split]), tuple(chances[split:]),
-        (int(mask.sum()), mask.numel()),
+        (int(mask.sum()), mask.numel()), classes[0] != target or classes[2] == target,
     )  # fmt: skip
 
 
@@ -225,6 +246,10 @@ def finding(found: Evidence, label: str) -> tuple[Finding, str]:
     elif any(few):
         what = "are no better" if all(few) else "are needed no more" if few[0] else "say no more alone"
         reason = f"its strongest patches {what} than the same ones elsewhere"
+    elif max(found.lower, found.higher) >= CLEAR * places:
+        reason = "its strongest patches are neither needed nor enough"
+        if found.is_needed or found.is_enough:
+            reason = "its strongest patches are hardly better than the same ones elsewhere, without them or alone"
     else:
         reason = "its strongest patches are hardly better than the same ones elsewhere"
     return Finding(name, found.verdict, sentence, numbers), reason
