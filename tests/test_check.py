@@ -16,7 +16,6 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
 from vitreous.judge.check import agreement
-from vitreous.passes.random import Draws
 from vitreous.results.checkup import VERDICTS
 from vitreous.world import Scene, render
 
@@ -47,50 +46,6 @@ def tensor(view: vt.View, e: vt.Explanation) -> Tensor:
 
 
 # -- the numbers ---------------------------------------------------------------------------------------
-
-
-def areas(view: vt.View, inputs: Tensor, grid: Tensor, target: int, among: list[int]) -> tuple[float, float]:
-    """Insertion and deletion, state by state: bilinear, five steps, grey, the tie key of the metrics."""
-    high, wide = inputs.shape[-2:]
-    fine = grid.double().numpy()
-    for axis, length in ((0, high), (1, wide)):
-        cells = fine.shape[axis]
-        at = (np.arange(length) + 0.5) * cells / length - 0.5
-        fine = np.apply_along_axis(lambda line, at=at, n=cells: np.interp(at, np.arange(n), line), axis, fine)
-    key = Draws.of(0, "ties").permutation(high * wide)[0].numpy()
-    order = key[np.argsort(-fine.flatten()[key].round(10), kind="stable")]
-    step = -(-high * wide // 5)
-    counts = [*range(0, high * wide, step), high * wide]
-    found = []
-    for inserts in (True, False):
-        curve = []
-        for count in counts:
-            top = torch.zeros(high * wide, dtype=torch.bool)
-            top[order[:count]] = True
-            top = top.view(high, wide)
-            logits = view.logits(torch.where(top == inserts, inputs, torch.zeros_like(inputs)))[0, among]
-            curve.append(float(logits.softmax(dim=0)[among.index(target)]))
-        widths = np.diff(counts) / (high * wide)
-        found.append(float(sum((a + b) / 2 * width for a, b, width in zip(curve, curve[1:], widths, strict=False))))
-    return found[0], found[1]
-
-
-@pytest.mark.parametrize("against", [(), (0, 3)])
-def test_faithfulness_is_insertion_less_deletion_in_deviations_of_random_orders(
-    view: vt.View, against: tuple[int, ...]
-) -> None:
-    e = vt.explain(view, photo(), "generic", 2, against=against or None, seed=3)
-    inputs, among = tensor(view, e), [2, *against] if against else list(range(5))
-    draws = Draws.of_images(3, "check", inputs)
-    orders = [areas(view, inputs, draws.at(order).uniform(4, 4)[0], 2, among) for order in range(5)]
-    insertion, deletion = areas(view, inputs, e.map, 2, among)
-    gains = [a - b for a, b in orders] + [b - a for a, b in orders]  # each order, and each one backwards
-    found = e.check()["faithfulness"].numbers
-    assert found["insertion"] == pytest.approx(insertion, abs=1e-5)
-    assert found["deletion"] == pytest.approx(deletion, abs=1e-5)
-    assert found["random"] == pytest.approx(np.mean(orders), abs=1e-5)
-    assert found["z"] == pytest.approx((insertion - deletion) / np.std(gains), rel=1e-3)
-    assert found["beaten"] == sum(insertion - deletion > gain for gain in gains)
 
 
 def test_the_runner_up_is_the_most_probable_other_class(view: vt.View) -> None:
@@ -134,7 +89,7 @@ def test_samples_are_judged_by_their_halves(view: vt.View, how: str) -> None:
     assert found.numbers["agreement"] == pytest.approx(agreed, abs=1e-5)
     assert found.numbers["all"] == pytest.approx(max(0, 2 * agreed / (1 + agreed)), abs=1e-5)
     assert found.verdict == (
-        "good" if found.numbers["all"] >= 0.9 else "weak" if found.numbers["all"] >= 0.6 else "bad"
+        "good" if found.numbers["all"] >= 0.895 else "weak" if found.numbers["all"] >= 0.595 else "bad"
     )
 
 
@@ -224,7 +179,7 @@ def test_a_good_map(world: vt.View, creature: Tensor) -> None:
 
 @pytest.mark.slow
 def test_noise_is_condemned(world: vt.View) -> None:
-    """Of random maps one in six reaches one deviation, and one in fifty reaches three."""
+    """Of random maps one in twenty is called faithful, and one in five doubtful."""
     scenes = render([Scene.of(seed) for seed in range(2, 10)]).images * 2 - 1
     found = [each.check() for each in vt.explain(world, scenes, "random")]
     assert all(each.verdict == "bad" and each["stability"].verdict == "bad" for each in found)
@@ -253,8 +208,10 @@ def test_the_reverse_of_a_good_map_is_condemned(world: vt.View, creature: Tensor
     e = vt.explain(world, creature, "legrad")
     upright, upset = (each.check()["faithfulness"] for each in (e, dataclasses.replace(e, map=-e.map)))
     assert (upright.verdict, upset.verdict) == ("good", "bad")
-    assert "below chance, better than none" in upset.sentence
-    assert upset.numbers["z"] == pytest.approx(-upright.numbers["z"], rel=0.05)  # ties are not reversed
+    assert upright.numbers["now"] == upset.numbers["now"]
+    assert upright.numbers["without"] < upset.numbers["without"]
+    assert upright.numbers["alone"] > upset.numbers["alone"]
+    assert "at 20 of 20 other places of the same size and shape" in upright.sentence
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")

@@ -61,9 +61,10 @@ def test_what_it_costs(view: vt.View) -> None:
     handle = view.model.patch_embed.register_forward_hook(lambda module, args, out: seen.append(len(out)))
     proven(view)
     seen.clear()
-    e.check()
+    found = e.check()["faithfulness"].numbers
     handle.remove()
-    assert sum(seen) == 51 + 3  # deterministic: another seed, another class, another head
+    pictures = 3 + 2 * found["places"]  # as it is, without and alone; and with the patches elsewhere
+    assert sum(seen) == 1 + pictures + 3  # deterministic: another seed, another class, another head
 
 
 def state(view: vt.View) -> Any:
@@ -73,9 +74,9 @@ def state(view: vt.View) -> Any:
     return hooks, flags, [each.training for each in model.modules()], sorted(vars(view))
 
 
-@pytest.mark.parametrize("at", [1, 3, 4, 5, 6])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
 def test_nothing_is_left_behind_also_after_an_exception(at: int) -> None:
-    """The model breaks at the clean image, in a batch of states, at another seed, at the runner-up, under the head."""
+    """The model breaks at the clean image, at the blurred ones, at another seed, at the runner-up, under the head."""
     view = vt.view(FAMILIES["vit"]().train())
     weights = copy.deepcopy(view.model.state_dict())
     e = vt.explain(view, photo(), "generic", 1)

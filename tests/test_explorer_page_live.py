@@ -144,8 +144,10 @@ def test_why_is_the_first_thing_and_live(browser: Any, client: Client, target: i
     rivals = [world().label(each) for each in given if each != target]
     with visit(browser, client) as page:
         page.open()
-        page.sees(".question .lead", "A fifth of the picture carries the decision")
-        page.sees(".trusted .findings", "Taking patches away")
+        page.sees(".question .lead", "The map's strongest fifth is")
+        page.sees(".trusted .findings", "Without its strongest fifth")
+        page.sees(".card.tried:nth-child(2)", "other places of the same size and shape")
+        page.sees(".why .said", "Needed: without them less than half is left")
         page.sees(".why", f"Why not “{rivals[0]}”?")
         page.sees(".why", "Who owns which patch?")
         page.sees(".again pre", "vitreous why")
@@ -171,7 +173,7 @@ def test_the_verdict_in_words(browser: Any, client: Client) -> None:
         page.open(view="maps", methods="rollout")
         page.tiles(1)
         page("text=Check this map").click()
-        page.sees(".trust .findings", "random orders")
+        page.sees(".trust .findings", "other places of the same size and shape")
         page.sees(".trust .verdict", ".")
 
 

@@ -73,7 +73,7 @@ def test_every_view_fits_and_can_be_read(browser: Any, client: Client, width: in
         assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
         assert page.tab.evaluate(UNREADABLE) == []
         page.open(methods="skipplus(decompx);rollout", target="3")
-        page.sees("h1", "Why “")
+        page.sees("h1", "What speaks for “")
         for place, view in enumerate(VIEWS, 1):
             page.tab.keyboard.press(str(place))
             page.expect(page(f"#tab-{view}")).to_have_attribute("aria-selected", "true")

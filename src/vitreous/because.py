@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image, ImageFilter
+from PIL import Image
 from torch import Tensor, nn
 
 from vitreous import __version__, disk, show
 from vitreous.api import explain
 from vitreous.errors import VitreousError
 from vitreous.judge.check import check
+from vitreous.judge.evidence import CLEAR, blurred, replaced, strongest
 from vitreous.methods import method as read
 from vitreous.methods import to_grid
 from vitreous.models import View, view
 from vitreous.passes import TargetSpec, probabilities
 from vitreous.results import Checkup, Explanation
+from vitreous.results.again import DIGITS, again
+from vitreous.results.checkup import Finding
 from vitreous.show.owners import strength
-from vitreous.show.why import Legend, Panel, Tried, Trust, WhyPage, percent
+from vitreous.show.why import Legend, Panel, Tried, Trust, WhyPage, percent, printed
 from vitreous.words.defaults import known_as
 
-__all__ = ["COMPETES", "SAID", "Answer", "Why", "owning", "strongest", "trust", "why"]
+__all__ = ["COMPETES", "Answer", "Why", "assemble", "owning", "trust", "why"]
 
-_SHARE = 0.2
-"""Of the patches, the strongest: what is taken away, and what is left alone."""
 COMPETES = 0.1
 """The probability of the second class from which on it is shown who owns which patch."""
-SAID = 5
+_SAID = 5
 _OTHER = 0.02
 """By how much the probability of the picture shown may differ from that of the input."""
+_FIFTH = (0.16, 0.24)
+"""Shares of the patches that are called a fifth."""
+_LESS, _MORE = 0.8, 1.25
+"""From which ratio on a probability is coloured as lower or higher than before."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Answer:
     """A picture, and what the model says about exactly this one."""
 
     picture: Image.Image
+    target: int
+    """The class that it predicts."""
     label: str
     probability: float
     explained: float
@@ -59,9 +66,9 @@ class Why:
     """Why the explained class rather than its rival."""
     owners: Explanation | None
     """Which of the two owns which patch, where both are probable."""
-    without: Answer
-    """The strongest fifth of the patches blurred away."""
-    alone: Answer
+    without: Answer | None
+    """The strongest fifth of the patches blurred away; ``None`` where the map is the same everywhere."""
+    alone: Answer | None
     """Only the strongest fifth of the patches, the rest blurred."""
     checkup: Checkup
     command: str
@@ -86,60 +93,162 @@ class Why:
 
     def page(self) -> WhyPage:
         """Return what stands on the page."""
-        e, now = self.explanation, self.explanation.probability or 0.0
-        known = read(e.method)
+        e = self.explanation
         legend = _legend(e, "against", f"for {e.label}")
-        note = "The strongest patch sets the scale." + (
-            f" Red patches speak for {e.label}, blue ones against it." if legend.signed else ""
-        )
-        if not known.class_specific:
+        note = "The strongest patches set the scale."
+        note += f" Red patches speak for {e.label}, blue ones against it." if legend.signed else ""
+        if not read(e.method).class_specific:
             note += " This method knows no class: the map would be the same for any."
         return WhyPage(
-            title=f"Why “{e.label}”?",
-            lead=self._lead(),
+            title=f"Why “{e.label}”?" if self.is_predicted else f"What speaks for “{e.label}”?",
+            lead=f"{self._prediction()} {self._answer()}",
             map=Panel("", "", e.overlay(), legend, note),
             photo=e.image,
             says=self.said,
-            tried=(
-                Tried(e.image, "the picture", percent(now)),
-                Tried(self.without.picture, *self._told("without its evidence", self.without, now)),
-                Tried(self.alone.picture, *self._told("the evidence alone", self.alone, now)),
-            ),
-            tried_text=(
-                "The strongest fifth of the patches, blurred away and left alone; below each, the probability that the "
-                f"model gives {e.label} for exactly this picture."
-            ),
+            tried=self._tried(),
+            tried_text=self._tried_text() if self.numbers else "",
             others=self._others(),
             trust_text=self.checkup.sentence[:1].upper() + self.checkup.sentence[1:] + ".",
-            trust=[Trust(*trust(each)) for each in self.checkup.tests if each.verdict != "-"],
+            trust=[trust(each) for each in self.checkup.tests if each.verdict != "-"],
             command=self.command,
             settings=self._settings(),
         )
 
-    def _lead(self) -> str:
-        e, now, left = self.explanation, self.explanation.probability or 0.0, self.without
-        said = f"{e.model} gives this picture {percent(now)} {e.label}."
-        if left.explained < now / 2 and left.label != e.label:
-            article = f"“{left.label}”"
-            return f"{said} A fifth of the picture carries the decision: without it the model says {article}."
-        if left.explained < now / 2:
-            return f"{said} Without a fifth of the picture, the evidence, it is only {percent(left.explained)}."
+    # -- what the test says ----------------------------------------------------------------------------
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """What the test of the strongest fifth found; nothing where the map is the same everywhere."""
+        return self.checkup["faithfulness"].numbers
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether the explained class is the one that the model predicts."""
+        return self.explanation.target == self.explanation.prediction.target
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether without the strongest fifth less than half is left, and less than at nearly all other places."""
+        return bool(self.numbers.get("needed"))
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether it alone has half or more, with the same prediction, and more than at nearly all other places."""
+        return bool(self.numbers.get("enough"))
+
+    def _below_half(self, name: str) -> bool:
+        return 2 * printed(self.numbers[name]) < printed(self.numbers["now"])
+
+    @property
+    def _piece(self) -> str:
+        """The patches that are blurred and left alone, in words."""
+        count, every = int(self.numbers["patches"]), int(self.numbers["of"])
+        if _FIFTH[0] <= count / every <= _FIFTH[1]:
+            return "strongest fifth"
+        return f"strongest {'patch' if count == 1 else f'{count} patches'} of {every}"
+
+    def _prediction(self) -> str:
+        e, now = self.explanation, percent(self.explanation.probability or 0.0)
+        if self.is_predicted:
+            return f"{e.model} gives this picture {now} {e.label}."
+        return f"{e.model} says “{e.prediction.label}” ({percent(e.prediction.probability)}); it gives {e.label} {now}."
+
+    def _answer(self) -> str:
+        """Say what the test found, in one of four sentences, or why it says nothing."""
+        n, test = self.numbers, self.checkup["faithfulness"]
+        if not n:
+            return "The map is the same everywhere: it does not say where the evidence is."
+        parts = f"{self._left_without()}; {self._left_alone()}"
+        if test.verdict == "-" and not n["compared"]:
+            return f"Of the map's {self._piece}: {parts}. The map has too few patches to say what that means."
+        if test.verdict == "-":
+            return "Whatever is blurred, that stays the same: the test below cannot tell where the evidence is."
+        words = {
+            (True, True): "needed and enough",
+            (True, False): "needed, but not enough",
+            (False, True): "enough, but not needed",
+            (False, False): "neither needed nor enough",
+        }
+        return f"The map's {self._piece} is {words[self.is_needed, self.is_enough]}: {parts}."
+
+    def _left_without(self) -> str:
+        n, left = self.numbers, self.without
+        assert left is not None
+        rises, low = printed(n["without"]) > printed(n["now"]), self._below_half("without")
+        told = f"without it {self.explanation.label} {'rises to' if rises else 'has only' if low else 'still has'}"
+        told += f" {percent(n['without'])}"
+        if low and n["compared"] and not self.is_needed:
+            return f"{told}, no more at {n['places'] - n['lower']:.0f} of {n['places']:.0f} other places"
+        changed = self.is_predicted and left.target != self.explanation.target
+        return f"{told}, and the model says “{left.label}”" if changed else told
+
+    def _left_alone(self) -> str:
+        n, rest = self.numbers, self.alone
+        assert rest is not None
+        told = f"alone it has {'only ' if self._below_half('alone') else ''}{percent(n['alone'])}"
+        if self._below_half("alone"):
+            return told
+        if self.is_predicted and rest.target != self.explanation.target:
+            return f"{told}, but the model says “{rest.label}”"
+        if n["compared"] and not self.is_enough:
+            return f"{told}, no less at {n['places'] - n['higher']:.0f} of {n['places']:.0f} other places"
+        return told
+
+    def _tried(self) -> tuple[Tried, ...]:
+        e, n = self.explanation, self.numbers
+        if self.without is None or self.alone is None:
+            return ()
+        shown = [Tried(e.image, "the picture", percent(n["now"]))]
+        for what, answer, name, beaten, word in (
+            (f"without the {self._piece}", self.without, "without", "lower", "lower"),
+            (f"the {self._piece} alone", self.alone, "alone", "higher", "higher"),
+        ):
+            same = "still" if answer.target == e.prediction.target else "now"
+            note = ""
+            if n["places"]:
+                note = (
+                    f"{n['places']:.0f} other places of the same size and shape: {percent(n[f'others_{name}'])} in the "
+                    f"middle; {word} than at {n[beaten]:.0f} of {n['places']:.0f}"
+                )
+            caption = f"{what}: {same} “{answer.label}”"
+            shown.append(Tried(answer.picture, caption, percent(answer.explained), self._colour(name), note))
+        return tuple(shown)
+
+    def _colour(self, name: str) -> str:
+        now, then = printed(self.numbers["now"]), printed(self.numbers[name])
+        return "less" if then < _LESS * now else "more" if then > _MORE * now else ""
+
+    def _tried_text(self) -> str:
+        n, label = self.numbers, self.explanation.label
+        told = (
+            f"The map's {self._piece} ({n['patches']:.0f} of {n['of']:.0f} patches) is blurred away, and left alone. "
+            f"The numbers are the probability of {label} for exactly these pictures: blue if lower by more than a "
+            "fifth, red if higher by more than a quarter."
+        )
+        return f"{told} {self.criterion}".strip()
+
+    @property
+    def criterion(self) -> str:
+        """What needed and enough mean here, in words; nothing where there is nothing to compare with."""
+        n = self.numbers
+        if not n or not n["compared"]:
+            return ""
+        places, most = int(n["places"]), math.ceil(CLEAR * n["places"])
+        same = ", the same prediction" if self.is_predicted else ""
         return (
-            f"{said} The evidence is spread: even without its strongest fifth the model gives it "
-            f"{percent(left.explained)}."
+            f"To compare, the same patches were moved to {places} other places. Needed: without them less than half "
+            f"is left, and less than at {most} of {places} places or more. Enough: alone they have half or more{same}, "
+            f"and more than at {most} of {places} places or more."
         )
 
-    def _told(self, what: str, answer: Answer, now: float) -> tuple[str, str, str]:
-        same = answer.label == self.explanation.label
-        change = "less" if answer.explained < 0.8 * now else "more" if answer.explained > 1.25 * now else ""
-        return f"{what}: {'still ' if same else ''}“{answer.label}”", percent(answer.explained), change
+    # -- the rest of the page --------------------------------------------------------------------------
 
     def _others(self) -> list[Panel]:
         e, panels = self.explanation, []
         if self.contrast is not None and self.rival is not None:
             panels.append(
                 Panel(
-                    f"Why not “{self.rival}”?",
+                    f"Why not “{self.rival}”?" if self.is_predicted else f"“{e.label}” rather than “{self.rival}”",
                     "What speaks for the one rather than for the other.",
                     self.contrast.overlay(),
                     _legend(self.contrast, self.rival, e.label),
@@ -157,10 +266,11 @@ class Why:
 
     def _settings(self) -> str:
         e = self.explanation
-        high, wide = e.image.height, e.image.width
         step = known_as(e.method)
         how = e.method if step == e.method else f"{step} = {e.method}"
-        return f"Vitreous {__version__} · {e.model} · {how} · seed {e.seed} · {wide} x {high} pixels"
+        weights = "" if e.identity is None else f" · weights {e.identity['weights'][:DIGITS]}"
+        size = f"{e.image.width} x {e.image.height} pixels"
+        return f"Vitreous {__version__} · {e.model}{weights} · {how} · seed {e.seed} · {size}"
 
 
 def why(
@@ -176,8 +286,9 @@ def why(
 ) -> Why:
     """Return why a model says what it says about one picture: the answer to show to someone who asks.
 
-    ``target``: another class than the predicted one. ``effort`` and ``method`` as in ``explain``. Cost: up to two
-    explanations and one by VAR, and those of ``check``.
+    ``target``: another class than the predicted one. ``effort`` and ``method`` as in ``explain``. ``command``: what to
+    print as the way to make the page again, where that is not this call. Cost: up to two explanations and one by VAR,
+    and those of ``check``.
     """
     looked_at = view(model)
     how: dict[str, Any] = {"effort": effort, "method": method, "seed": seed, "memory": memory}
@@ -190,31 +301,48 @@ def why(
     if abs(float(chances[e.target]) - (e.probability or 0.0)) > _OTHER:
         what = "this tensor holds what no picture of 8 bits can"
         raise VitreousError(f"why shows pictures, and {what}; give the photograph")
-    order = chances.argsort(descending=True).tolist()
-    rival = next((each for each in order if each != e.target), None)
+    rival = _rival(chances, e.target)
     contrast = owners = None
-    given = e.image
-    seen = looked_at.preprocess.tensor(given)  # as it is: a picture would be cut to size once more
+    seen = looked_at.preprocess.tensor(e.image)  # as it is: a picture would be cut to size once more
     if rival is not None and read(e.method).class_specific:
         contrast = explain(looked_at, seen, target=e.target, against=[rival], **how)
         if min(float(chances[rival]), float(chances[e.target])) >= COMPETES:
             both: dict[str, Any] = {"among": [[e.target, rival]], "value": "logprob", "seed": seed, "memory": memory}
             owners = explain(looked_at, seen[None], owning(looked_at), [e.target], **both)[0]
-    mask = strongest(to_grid(e.map[None], "token", looked_at, seen[None])[0])
-    blurred = given.filter(ImageFilter.GaussianBlur(max(given.size) / 14))
-    without, alone = (_mixed(given, blurred, part) for part in (~mask, mask))
-    said = tuple((looked_at.label(each), float(chances[each])) for each in order[:SAID])
-    return Why(
-        e,
-        said,
-        None if rival is None else looked_at.label(rival),
-        contrast,
-        owners,
-        _asked(looked_at, without, e.target),
-        _asked(looked_at, alone, e.target),
-        check(e, looked_at, memory=memory),
-        command or _python(e, effort),
-    )
+    command = command or again(looked_at, e, {"target": target, **how})
+    return assemble(looked_at, e, chances, contrast, owners, check(e, looked_at, memory=memory), command)
+
+
+def assemble(
+    looked_at: View,
+    e: Explanation,
+    chances: Tensor,
+    contrast: Explanation | None,
+    owners: Explanation | None,
+    checkup: Checkup,
+    command: str,
+) -> Why:
+    """Return the answer that all these make; the pictures that were tried are those of the check."""
+    assert e.target is not None
+    order, n = chances.argsort(descending=True, stable=True).tolist(), checkup["faithfulness"].numbers
+    rival = _rival(chances, e.target)
+    without = alone = None
+    if n:
+        seen = looked_at.preprocess.tensor(e.image)[None]
+        mask = strongest(to_grid(e.map[None], "token", looked_at, seen)[0])
+        blur = blurred(e.image)
+
+        def answer(gone: Tensor, name: str) -> Answer:
+            index = int(n[f"class_{name}"])
+            label = looked_at.label(index)
+            same = label == e.label and index != e.target  # some classes share their name
+            picture = replaced(e.image, blur, gone)
+            return Answer(picture, index, f"{label}, class {index}" if same else label, n[f"top_{name}"], n[name])
+
+        without, alone = answer(mask, "without"), answer(~mask, "alone")
+    said = tuple((looked_at.label(each), float(chances[each])) for each in order[:_SAID])
+    named = None if rival is None else looked_at.label(rival)
+    return Why(e, said, named, contrast, owners, without, alone, checkup, command)
 
 
 def owning(looked_at: View) -> str:
@@ -222,24 +350,10 @@ def owning(looked_at: View) -> str:
     return f"var@sharp({'plus(decompx)' if looked_at.stream else 'gradcam'})"
 
 
-def strongest(map: Tensor) -> np.ndarray[Any, Any]:
-    """Return which fifth of the patches has the largest values."""
-    flat = map.flatten()
-    mask = torch.zeros(len(flat), dtype=torch.bool)
-    mask[flat.argsort(descending=True, stable=True)[: max(1, round(_SHARE * len(flat)))]] = True
-    return mask.view(map.shape).numpy()
-
-
-def _mixed(picture: Image.Image, other: Image.Image, kept: np.ndarray[Any, Any]) -> Image.Image:
-    """Return a picture whose patches that are not kept come from the other one."""
-    mask = Image.fromarray((kept * 255).astype(np.uint8)).resize(picture.size, Image.Resampling.NEAREST)
-    return Image.composite(picture.convert("RGB"), other.convert("RGB"), mask)
-
-
-def _asked(looked_at: View, picture: Image.Image, target: int) -> Answer:
-    chances = _chances(looked_at, picture)
-    best = int(chances.argmax())
-    return Answer(picture, looked_at.label(best), float(chances[best]), float(chances[target]))
+def _rival(chances: Tensor, target: int) -> int | None:
+    """Return the most probable other class."""
+    order = chances.argsort(descending=True, stable=True).tolist()
+    return next((each for each in order if each != target), None)
 
 
 def _chances(looked_at: View, picture: Image.Image) -> Tensor:
@@ -248,7 +362,7 @@ def _chances(looked_at: View, picture: Image.Image) -> Tensor:
 
 
 def _legend(e: Explanation, low: str, high: str) -> Legend:
-    return Legend(low, high) if bool((e.map < 0).any()) else Legend("little", "much", signed=False)
+    return Legend(low, high) if e.scale.signed else Legend("little", "much", signed=False)
 
 
 def _owned(e: Explanation) -> tuple[Image.Image, None, str, list[tuple[str, str]]]:
@@ -258,36 +372,6 @@ def _owned(e: Explanation) -> tuple[Image.Image, None, str, list[tuple[str, str]
     return show.owner_overlay(e.image, shares, strength(maps)), None, "", list(zip(colours, e.names, strict=False))
 
 
-def trust(finding: Any) -> tuple[str, str, str]:
-    """Return a word, the verdict and a sentence for someone who reads no statistics."""
-    numbers, good = finding.numbers, finding.verdict == "good"
-    if finding.name == "faithfulness" and "z" in numbers:
-        words = "hurts far more than" if good else "hurts little more than" if finding.verdict == "weak" else "hurts as"
-        rest = "ten random orders" if finding.verdict != "bad" else "little as in random orders"
-        told = f"Taking patches away in its order {words} {rest} ({numbers['z']:.1f} deviations)."
-        word = {"good": "faithful", "weak": "doubtful"}.get(finding.verdict, "unfaithful")
-        return word, finding.verdict, told
-    if finding.name == "runner-up" and "agreement" in numbers:
-        told = f"The map of the next class is {'another one' if good else 'nearly the same'}"
-        return (
-            "specific" if good else "hardly specific",
-            finding.verdict,
-            f"{told} (agreement {numbers['agreement']:.2f}).",
-        )
-    if finding.name == "head" and "agreement" in numbers:
-        told = f"With a shuffled classifier the map {'is gone' if good else 'is still much the same'}"
-        return "learned" if good else "hardly learned", finding.verdict, f"{told} ({numbers['agreement']:.2f})."
-    if finding.name == "stability":
-        told = f"Other random numbers give {'the same' if good else 'another'} map"
-        word = "repeatable" if good else "unstable"
-        return word, finding.verdict, f"{told} (agreement {numbers.get('agreement', 1.0):.2f})."
-    if finding.name == "samples":
-        told = f"Half of the samples {'say the same' if good else 'say something else'}"
-        return "enough" if good else "too few", finding.verdict, f"{told} (agreement {numbers['agreement']:.2f})."
-    return finding.name, finding.verdict, finding.sentence[:1].upper() + finding.sentence[1:] + "."
-
-
-def _python(e: Explanation, effort: str | None) -> str:
-    given = "" if effort is None else f", effort={effort!r}"
-    name = e.source or e.name
-    return f"vt.why(vt.load({e.model!r}), {str(name)!r}, target={e.label!r}{given}, seed={e.seed})"
+def trust(finding: Finding) -> Trust:
+    """Return a finding as it stands on a page."""
+    return Trust(finding.word, finding.verdict, finding.sentence[:1].upper() + finding.sentence[1:] + ".")

@@ -6,18 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 import vitreous as vt
 from vitreous import show
-from vitreous.because import COMPETES, SAID, Answer, Why, owning, strongest, trust
+from vitreous.because import COMPETES, Why, assemble, owning, trust
 from vitreous.explorer import lines, trying
 from vitreous.explorer.desk import Desk, Tick
 from vitreous.explorer.jobs import Job
 from vitreous.explorer.wire import Question, Refused, array, png
-
-# Maps of pixels are summed into patches as everywhere in the house; the facade has no word for that.
-from vitreous.methods import to_grid
 from vitreous.show.owners import strength
 
 __all__ = ["check", "explain", "map_of", "owners", "why"]
@@ -57,14 +52,7 @@ def check(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
 
 
 def _tests(found: vt.Checkup) -> list[dict[str, str]]:
-    told = []
-    for each in found.tests:
-        if each.verdict == "-":
-            word, verdict, sentence = each.name, "-", f"{each.sentence[:1].upper()}{each.sentence[1:]}."
-        else:
-            word, verdict, sentence = trust(each)
-        told.append({"name": each.name, "word": word, "verdict": verdict, "sentence": sentence})
-    return told
+    return [{"name": each.name, **dataclasses.asdict(trust(each))} for each in found.tests]
 
 
 def owners(desk: Desk, question: Question, job: Job, among: Sequence[int]) -> dict[str, Any]:
@@ -115,27 +103,24 @@ def given_among(task: Mapping[str, Any], view: vt.View) -> list[int]:
 
 def why(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
     """Return all that stands on the page of ``vitreous why``, as data."""
+    question = dataclasses.replace(question, against=None)  # the contrast is a part of the answer
     view, photo = desk.model(question.model), desk.pictures.get(question.picture)
     made = desk.made(question, job.part(0.0, 0.2))
-    e, seen = made.explanation, desk.seen(question.model, photo)
+    e = made.explanation
     if e.target is None:
         raise Refused(422, "why asks about a class")
-    now = trying.chances(view, seen)
+    now = trying.chances(view, desk.seen(question.model, photo))
     order = now.argsort(descending=True, stable=True).tolist()
     rival = next((each for each in order if each != e.target), None)
     contrast = owned = None
-    if rival is not None and e.class_specific and question.against is None:
+    if rival is not None and e.class_specific:
         versus = dataclasses.replace(question, target=e.target, against=rival)
         contrast = desk.made(versus, job.part(0.2, 0.35)).explanation
         if min(float(now[rival]), float(now[e.target])) >= COMPETES:
             owned = _owned(desk, question, [e.target, rival], job.part(0.35, 0.4))
     job.tick(0.4)
-    mask = strongest(to_grid(e.map[None], "token", view, view.preprocess.tensor(seen)[None])[0])
-    without, alone = (_tried(view, seen, gone, e.target) for gone in (mask, ~mask))
     checkup = desk.checked(question, lambda first, last: job.part(0.4 + 0.6 * first, 0.4 + 0.6 * last))
-    said = tuple((view.label(each), float(now[each])) for each in order[:SAID])
-    named = None if rival is None else view.label(rival)
-    told = Why(e, said, named, contrast, owned, without, alone, checkup, _command(desk, question, e))
+    told = assemble(view, e, now, contrast, owned, checkup, _command(desk, question, e))
     return map_of(e) | {"warnings": list(made.warnings)} | _page(told, order, rival)
 
 
@@ -150,10 +135,17 @@ def _page(told: Why, order: Sequence[int], rival: int | None) -> dict[str, Any]:
         "lead": page.lead,
         "says": said,
         "tried": [
-            {"picture": png(each.picture), "words": each.caption, "percent": each.chance, "change": each.change}
+            {
+                "picture": png(each.picture),
+                "words": each.caption,
+                "percent": each.chance,
+                "change": each.change,
+                "note": each.note,
+            }
             for each in page.tried
         ],
         "tried_text": page.tried_text,
+        "criterion": told.criterion,
         "contrast": against,
         "owners": None if told.owners is None else _owners_of(told.owners),
         "trust": [dataclasses.asdict(each) for each in page.trust],
@@ -167,10 +159,3 @@ def _command(desk: Desk, question: Question, e: vt.Explanation) -> str:
     """The line that makes the page: of the class that was meant, whoever chose it."""
     asked = dataclasses.replace(desk.asked(question), target=e.target)
     return lines.why(asked, desk.pictures.get(question.picture), desk.options)
-
-
-def _tried(view: vt.View, seen: Any, gone: np.ndarray[Any, Any], target: int) -> Answer:
-    picture = trying.changed(seen, gone, "blur")
-    told = trying.chances(view, picture)
-    best = int(told.argmax())
-    return Answer(picture, view.label(best), float(told[best]), float(told[target]))

@@ -6,13 +6,17 @@ import time
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageFilter
+import torch
+from PIL import Image
 from torch import Tensor
 
 import vitreous as vt
 from vitreous.errors import ModelError, TargetError
 from vitreous.explorer.pictures import Photo
 from vitreous.explorer.wire import Refused, png
+
+# Patches go as on the page of ``why``.
+from vitreous.judge.evidence import blurred, replaced
 
 # The facade gives logits; probabilities of a head of one logit are two.
 from vitreous.passes import probabilities
@@ -71,14 +75,10 @@ def removed(
 
 def changed(picture: Image.Image, gone: np.ndarray[Any, Any], fill: str) -> Image.Image:
     """Return a picture whose patches that are gone come from a blurred copy, its mean colour, or are black."""
-    plain = picture.convert("RGB")
-    mask = Image.fromarray((gone * 255).astype(np.uint8)).resize(plain.size, Image.Resampling.NEAREST)
-    return Image.composite(_filled(plain, fill), plain, mask)
+    return replaced(picture, blurred(picture) if fill == "blur" else _flat(picture, fill), torch.from_numpy(gone > 0))
 
 
-def _filled(picture: Image.Image, fill: str) -> Image.Image:
-    if fill == "blur":
-        return picture.filter(ImageFilter.GaussianBlur(max(picture.size) / 14))  # as on the page of ``why``
-    mean = np.asarray(picture, np.float64).mean(axis=(0, 1)).round()
+def _flat(picture: Image.Image, fill: str) -> Image.Image:
+    mean = np.asarray(picture.convert("RGB"), np.float64).mean(axis=(0, 1)).round()
     colour = (0, 0, 0) if fill == "black" else tuple(int(each) for each in mean)
     return Image.new("RGB", picture.size, colour)

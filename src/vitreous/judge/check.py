@@ -6,28 +6,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitreous.data import Progress
 from vitreous.errors import MapError, ModelError, TargetError, VitreousError
+from vitreous.judge.evidence import Evidence, finding, measure
 from vitreous.methods import Answer, Method, answer, method, to_grid
-from vitreous.metrics import Geometry, Maps, Pool, metric
-from vitreous.metrics.curves import Array
 from vitreous.metrics.similarity import spearman
 from vitreous.models import View, view
 from vitreous.passes import Session, Target, probabilities
 from vitreous.passes.random import Draws
 from vitreous.results.checkup import VERDICTS, Checkup, Finding
 from vitreous.results.explanation import Explanation
+from vitreous.show.why import percent
 
 __all__ = ["check"]
 
-# The limits of every test: up to the first it is good, up to the second weak, beyond it bad. The manual states them.
-FAITHFUL = (3.0, 1.0)
-"""Deviations of random orders by which insertion exceeds deletion, at least. Of random maps one in fifty reaches the
-first and one in six the second; below it, one of the ten random orders does better."""
+# The limits of the other tests than faithfulness: up to the first it is good, up to the second weak, beyond it bad. The
+# manual states them.
 STABLE = (0.9, 0.6)
 """Rank correlation between the maps of different seeds, at least; and of as many samples again."""
 OWN = (0.9, 0.98)
@@ -35,11 +32,7 @@ OWN = (0.9, 0.98)
 ANSWERABLE = (0.7, 0.9)
 """Rank correlation with the map under a shuffled head, at most: half and four fifths of the variance of the ranks."""
 
-_FORWARDS, _AGAIN = 51, 4  # states, and how often the map is made again, at most
-_AREAS = ("insertion", "deletion")
-_ORDERS = 5  # random orders; each is read backwards too, which makes ten
-_STEPS = 5
-_SUBSTRATE = "zero_norm"
+_FORWARDS, _AGAIN = 44, 4  # blurred pictures, and how often the map is made again, at most
 _SAME = 1e-4  # of the largest value: what rounding may change in a map
 _OTHER_MODEL = 0.02  # in probability
 
@@ -58,10 +51,10 @@ def check(
     the tensor ``[3, H, W]`` it was made from, if it was: its picture has eight bits only. ``progress`` is called with
     how many inputs have been run, and about how many there are.
 
-    - *faithfulness*: pixels turn grey in the order of the map, 20, 40, 60 and 80 % of them. Insertion, the area under
-      ``P`` with the top ones alone, less deletion, the area without them, in units of its deviation over five random
-      orders and their reverses (reversing an order swaps the two areas, so the ten have mean zero). ``P`` is the
-      probability of the explained class; among the classes it was explained against, where there are any.
+    - *faithfulness*: the fifth of the patches with the largest values is blurred away, and it is left alone. Both are
+      held against the same patches moved to 20 other places: at how many is ``P`` higher without them, and lower with
+      them alone? ``P`` is the probability of the explained class; among the classes it was explained against, where
+      there are any. See ``vitreous.judge.evidence``.
     - *stability*: the lowest rank correlation (Spearman) between this map and those of two other seeds.
     - *samples*: where a method or a part of it averages samples, the rank correlation ``r`` between the maps of two
       halves of them, and what follows for all of them, ``2 r / (1 + r)`` (Spearman-Brown).
@@ -69,16 +62,16 @@ def check(
     - *head*: the rank correlation with the map of the same class when the head, norm and classifier, gets the channels
       in a random order (the weight randomisation of Adebayo et al. 2018, of the last layer, without touching a weight).
 
-    Maps of pixels are summed into patches first. Cost: 51 forwards and at most four more explanations (one less for
+    Maps of pixels are summed into patches first. Cost: 44 forwards and at most four more explanations (one less for
     methods that draw nothing at random, two less for those that know no class).
     """
     seen, how = _maker(explanation, model)
     tick = None if progress is None else _Counted(progress, _FORWARDS + _AGAIN * how.forwards(seen))
     case = _Case(explanation, seen, how, inputs, memory, tick)
     tests = list(case.tests())
-    findings = tuple(finding for finding, _ in tests)
+    findings = tuple(test for test, _ in tests)
     verdict = max((f.verdict for f in findings if f.verdict != "-"), key=VERDICTS.index, default="weak")
-    reasons = [reason for finding, reason in tests if finding.verdict == verdict and reason]
+    reasons = [reason for test, reason in tests if test.verdict == verdict and reason]
     return Checkup(verdict, _in_words(verdict, reasons), findings)
 
 
@@ -114,34 +107,13 @@ class _Case:
         if not bool((self.map != self.map.flatten()[0]).any()):
             yield Finding("faithfulness", "bad", "the map is the same everywhere"), "it is the same everywhere"
             return
-        yield self.faithfulness()
+        yield finding(self.evidence, self.explanation.label)
         yield self.stability()
         yield self.samples()
         yield self.runner_up()
         yield self.head()
 
     # -- the tests -------------------------------------------------------------------------------------
-
-    def faithfulness(self) -> tuple[Finding, str]:
-        name, (insertion, deletion), orders = "faithfulness", *self._areas()
-        gains = orders[:, 0] - orders[:, 1]
-        deviation = float(np.sqrt(np.mean(gains**2)))
-        if not deviation > 1e-7:
-            sentence = f"the probability of {self.explanation.label} hardly moves, whatever is hidden"
-            return Finding(name, "-", sentence), ""
-        gain = insertion - deletion
-        beaten = int((gain > gains).sum() + (gain > -gains).sum())
-        z, chance = gain / deviation, float(orders.mean())
-        side, many = "above" if z >= 0 else "below", "all" if beaten == 2 * _ORDERS else beaten or "none"
-        sentence = (
-            f"insertion {insertion:.3f}, deletion {deletion:.3f}, of ten random orders both {chance:.3f}: "
-            f"{abs(z):.1f} deviations {side} chance, better than {many} of them"
-        )
-        numbers = {"insertion": insertion, "deletion": deletion, "random": chance, "z": z, "beaten": beaten}
-        verdict = _at_least(z, FAITHFUL)
-        return Finding(name, verdict, sentence, numbers), (
-            "its order is not clearly better than a random one" if verdict == "weak" else "random orders do as well"
-        )
 
     def stability(self) -> tuple[Finding, str]:
         name, seed = "stability", self.explanation.seed
@@ -151,7 +123,7 @@ class _Case:
             return Finding(name, "-", "the method draws nothing at random"), ""
         lowest = min(agreement(*pair) for pair in ((self.map, first), (self.map, drawn), (first, drawn)))
         verdict = _at_least(lowest, STABLE)
-        sentence = f"maps of three seeds agree at least to {lowest:.2f} (rank correlation)"
+        sentence = f"maps of three seeds agree at least to {lowest:.2f}; {STABLE[0]:.2f} or more is good"
         return Finding(name, verdict, sentence, {"agreement": lowest}), (
             "another seed changes it" if verdict == "weak" else "another seed gives another map"
         )
@@ -164,7 +136,10 @@ class _Case:
             return Finding(name, "-", "the method averages no samples"), ""
         lowest = min(agreement(each[:1], each[1:]) for each in halves)
         whole = 2 * lowest / (1 + lowest) if lowest > 0 else 0.0
-        sentence = f"the maps of two halves of the samples agree to {lowest:.2f}, so all of them to about {whole:.2f}"
+        sentence = (
+            f"the maps of two halves of the samples agree to {lowest:.2f}, so all of them to about {whole:.2f}; "
+            f"{STABLE[0]:.2f} or more is good"
+        )
         numbers = {"agreement": lowest, "all": whole}
         return Finding(name, _at_least(whole, STABLE), sentence, numbers), "more samples would change it"
 
@@ -181,7 +156,8 @@ class _Case:
         other = self.view.label(others[0])
         agreed = agreement(self.map, self._again(target=others[0]))
         numbers = {"agreement": agreed, "class": others[0], "probability": float(self.chances[others[0]])}
-        sentence = f"agrees to {agreed:.2f} with the map of {other} (p = {self.chances[others[0]]:.3f})"
+        chance = percent(float(self.chances[others[0]]))
+        sentence = f"agrees to {agreed:.2f} with the map of {other} ({chance}); {OWN[0]:.2f} or less is good"
         return Finding(name, _at_most(agreed, OWN), sentence, numbers), f"it hardly differs from the map of {other}"
 
     def head(self) -> tuple[Finding, str]:
@@ -190,6 +166,7 @@ class _Case:
             return Finding(name, "-", "the method knows no class: the classifier plays no part in it"), ""
         agreed = agreement(self.map, self._again(self.view.shuffled_head(self.explanation.seed)))
         sentence = f"agrees to {agreed:.2f} with the map under a shuffled classifier"
+        sentence += f"; {ANSWERABLE[0]:.2f} or less is good"
         verdict = _at_most(agreed, ANSWERABLE)
         return Finding(name, verdict, sentence, {"agreement": agreed}), "much of it does not depend on the classifier"
 
@@ -243,23 +220,17 @@ class _Case:
         found_map = to_grid(answered.map, "pixel" if fine else "token", session.view, self.inputs)
         return to_grid(found_map, "token", session.view, self.inputs).cpu()
 
-    def _areas(self) -> tuple[tuple[float, float], Array]:
-        """Return insertion and deletion of the map, and those of the random orders ``[orders, 2]``."""
-        e, seen = self.explanation, self.view
-        draws = Draws.of_images(e.seed, "check", self.inputs.cpu())
-        random = {f"random {i}": draws.at(i).uniform(*self.map.shape[1:]) for i in range(_ORDERS)}
-        judges = [metric(f"{n}(steps={_STEPS}, substrate={_SUBSTRATE}, score=explained)") for n in _AREAS]
-        high, wide = self.inputs.shape[-2:]
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What the model says with the strongest patches blurred, with them alone, and with others."""
+        e = self.explanation
         assert e.target is not None
-        among = sorted({e.target, *e.against}) if e.against else list(e.only)
-        only = torch.tensor(among) if among and seen.classes > 1 else None
-        pool = Pool(seen, judges, Geometry((high, wide), seen.grid(self.inputs)), ["given"], only=only, tick=self.tick)
-        rows = {"given": np.zeros(1, np.int64)}
-        maps = {name: Maps(each, rows) for name, each in {"own": self.map, **random}.items()}
-        looked = pool.engine.look(self.inputs)
-        pool.add(self.inputs, looked, {"given": torch.tensor([e.target])}, maps)
-        areas = {name: [float(each.read(told)[0]) for each in judges] for name, told in pool.finish().items()}
-        return (areas["own"][0], areas["own"][1]), np.array([areas[name] for name in random])
+        among = sorted({e.target, *e.against}) if e.against else list(e.only) or None
+        draws = Draws.of_images(e.seed, "check", self.inputs.cpu())
+        return measure(
+            self.view, self.inputs, e.image, self.map[0], e.target, draws,
+            among=among, only=e.only or None, memory=self.memory, tick=self.tick,
+        )  # fmt: skip
 
     def _same_model(self) -> None:
         e = self.explanation
@@ -299,8 +270,10 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def _at_least(value: float, limits: tuple[float, float]) -> str:
+    value = round(value, 2)  # as it is printed
     return "good" if value >= limits[0] else "weak" if value >= limits[1] else "bad"
 
 
 def _at_most(value: float, limits: tuple[float, float]) -> str:
+    value = round(value, 2)
     return "good" if value <= limits[0] else "weak" if value <= limits[1] else "bad"

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from vitreous.code_digest import code_digest, is_external
 
-__all__ = ["code_of", "fingerprint", "fingerprint_of"]
+__all__ = ["code_of", "fingerprint", "fingerprint_of", "state"]
 
 _ROW = 4096
 _ROWS_AT_ONCE = 2**10
@@ -34,16 +34,21 @@ def fingerprint(module: nn.Module) -> str:
 
     It is computed again when a tensor was exchanged or changed in place: its version and a few of its values tell.
     """
-    tensors = module.state_dict(keep_vars=True)
-    now = tuple((name, each.data_ptr(), each._version) for name, each in tensors.items() if not each.is_inference())
-    now = (now, _probes(tensors.values()))  # type: ignore[assignment]
+    now = state(module)
     with _guard:
         then, digest = _known.get(module, (None, ""))
     if then != now:
-        digest = fingerprint_of(tensors.items())
+        digest = fingerprint_of(module.state_dict(keep_vars=True).items())
         with _guard:
             _known[module] = now, digest
     return digest
+
+
+def state(module: nn.Module) -> Any:
+    """Return what is another when a tensor of a module was exchanged or changed, without reading all of it."""
+    tensors = module.state_dict(keep_vars=True)
+    versions = tuple((n, each.data_ptr(), each._version) for n, each in tensors.items() if not each.is_inference())
+    return versions, _probes(tensors.values())
 
 
 def fingerprint_of(tensors: Iterable[tuple[str, Tensor]]) -> str:

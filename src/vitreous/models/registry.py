@@ -21,6 +21,7 @@ from torch import nn
 from vitreous.code_digest import code_digest, is_external
 from vitreous.errors import HeadError, ModelError, UnknownError, VitreousWarning, nearest
 from vitreous.models.labels import read_labels
+from vitreous.models.recipe import Recipe
 from vitreous.models.transforms import as_preprocess
 from vitreous.models.unwrap import unwrap
 from vitreous.models.view import View
@@ -214,14 +215,16 @@ def load(
     number of classes is that of the checkpoint's head where none is given. ``at`` as for ``view``. ``device`` may be
     ``"auto"``: a GPU where there is one. Other options go to the family's own constructor.
     """
+    given = {"labels": labels, "preprocess": preprocess, "at": at, "device": device, "dtype": dtype, **options}
     device, dtype = None if device is None else device_of(device), _dtype(dtype)
     adapter, rest = _find(name)
     labels = None if labels is None else read_labels(labels)  # what is wrong with it is said before any work
     shown: dict[str, Any] = {} if preprocess is None else {"preprocess": as_preprocess(preprocess)}
     module = adapter.load(rest, **options)
-    seen = view(module.to(device=device, dtype=dtype), at=at, name=name, labels=labels, **shown)
-    seen.factory = code_digest(adapter) if is_external(adapter) else ""
-    return seen
+    made = view(module.to(device=device, dtype=dtype), at=at, name=name, labels=labels, **shown)
+    made.factory = code_digest(adapter) if is_external(adapter) else ""
+    made.recipe = Recipe.of(name, given, made.model)
+    return made
 
 
 def _find(name: str) -> tuple[Adapter, str]:

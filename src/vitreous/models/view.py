@@ -17,6 +17,7 @@ from vitreous.models.labels import check_index, find_label, short_label
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.proof import prove
+from vitreous.models.recipe import Recipe
 from vitreous.models.twin import twin
 from vitreous.models.weights import Weights
 from vitreous.models.windows import Windows
@@ -70,6 +71,8 @@ class View(ABC):
     """Whether what follows the last block is the family's own: only then is its content declared (``calls(None)``)."""
     factory: str = ""
     """A digest of the code that built the model, where that is not of Vitreous."""
+    recipe: Recipe | None = None
+    """How it was loaded; ``None`` for a model that was in hand."""
     user: View | None = None
     """The user's view, where this is a twin of it: hooks and flags on a twin's modules are nobody else's."""
 

@@ -11,6 +11,15 @@ __all__ = ["VERDICTS", "Checkup", "Finding"]
 VERDICTS = ("good", "weak", "bad", "-")
 """Of an explanation, from the best to the worst; ``"-"`` where a test does not apply."""
 
+_WORDS = {
+    "faithfulness": ("faithful", "doubtful", "unfaithful"),
+    "stability": ("repeatable", "somewhat unstable", "unstable"),
+    "samples": ("enough", "few", "too few"),
+    "runner-up": ("specific", "hardly specific", "not specific"),
+    "head": ("learned", "partly learned", "hardly learned"),
+}
+"""What a good, a weak and a bad finding is called."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -23,6 +32,12 @@ class Finding:
     verdict: str
     sentence: str
     numbers: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word that says what was tested; the name where there is none."""
+        words = _WORDS.get(self.name, ())
+        return dict(zip(VERDICTS, words, strict=False)).get(self.verdict, self.name)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ JET: Bytes = np.rint(255 * np.clip(1.5 - np.abs(4 * _RAMP[:, None] - [3.0, 2.0, 
 COLOURS: dict[str, Bytes] = {"sequential": SEQUENTIAL, "diverging": DIVERGING, "jet": JET}
 MISSING = 128  # the grey of values that are not finite
 FLOOR = 5.0  # the percentile from which maps on a large constant are shown
+_STOPS = 17  # of a gradient: an odd number, so that zero has one
 _CONSTANT = 0.2  # a constant is large from this share of the limit on; maps without one have less than 0.05
 
 
@@ -168,6 +169,13 @@ class Scale:
         if self.percentile == 0:
             return f"{kind}, strongest colour at {of} = {number(self.limit)}"
         return f"{kind}, clipped at the {percentile_name(self.percentile)} of {of} = {number(self.limit)}"
+
+
+def gradient(signed: bool) -> str:
+    """The colours of a scale from its low end to its high one, as CSS has them: what `colourise` does by default."""
+    table = DIVERGING[1:] if signed else SEQUENTIAL
+    stops = table[np.rint(np.linspace(0, len(table) - 1, _STOPS)).astype(int)]
+    return f"linear-gradient(90deg,{','.join('#' + bytes(each).hex() for each in stops)})"
 
 
 def colourise(map: NDArray[Any], scale: Scale, colours: str | None = None) -> Bytes:

@@ -8,9 +8,10 @@ from html import escape
 
 from PIL import Image
 
+from vitreous.show.colour import gradient
 from vitreous.show.html import page, png_data_uri
 
-__all__ = ["STYLE", "Legend", "Panel", "Tried", "Trust", "WhyPage", "percent"]
+__all__ = ["STYLE", "Legend", "Panel", "Tried", "Trust", "WhyPage", "percent", "printed"]
 
 STYLE = """
 :root {
@@ -47,8 +48,6 @@ h2 + .note { margin: 0 0 12px; }
 .legend { display: flex; flex-wrap: wrap; align-items: center; gap: 4px 10px; font-size: 14px; color: var(--soft);
   margin-top: 12px; }
 .legend u { flex: 1; min-width: 60px; max-width: 220px; height: 10px; border-radius: 5px; }
-.legend .signed { background: linear-gradient(90deg, #1c56c9, #dfe3ea 50%, #c2201f); }
-.legend .much { background: linear-gradient(90deg, #dfe3ea, #f2a14a 55%, #c2201f); }
 .legend s { display: inline-block; width: 14px; height: 14px; border-radius: 4px; vertical-align: -2px; }
 .big { font-size: 30px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .big.less { color: var(--against); } .big.more { color: var(--for); }
@@ -99,6 +98,8 @@ class Tried:
     chance: str
     change: str = ""
     """``"less"``, ``"more"`` or nothing: how it is coloured."""
+    note: str = ""
+    """What it is held against."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,9 @@ class WhyPage:
         below = f'<section><div class="grid even">\n{both}\n</div></section>' if cards else ""
         if len(self.others) % 2 == 0:
             below += f"\n<section>{self._trust()}</section>"
-        tried = "\n".join(_tried(each) for each in self.tried)
+        pictures = "\n".join(_tried(each) for each in self.tried)
+        head = f'<h2>Put to the test</h2><p class="note">{escape(self.tried_text)}</p>'
+        test = f'<section>{head}\n<div class="grid three">\n{pictures}\n</div></section>'
         return f"""<{heading}>{escape(self.title)}</{heading}>
 <p class="lead">{escape(self.lead)}</p>
 <div class="grid two">
@@ -151,10 +154,7 @@ class WhyPage:
 {self._says()}</div>
 </div>
 </div>
-<section><h2>Put to the test</h2><p class="note">{escape(self.tried_text)}</p>
-<div class="grid three">
-{tried}
-</div></section>
+{test if self.tried else ""}
 {below}
 <section><h2>Again</h2><pre>{escape(self.command)}</pre><p class="note">{escape(self.settings)}</p></section>"""
 
@@ -178,12 +178,16 @@ class WhyPage:
 
 def percent(chance: float) -> str:
     """Return a probability in words that a table can hold: 52 %, 3.1 %, 0.02 %, under 0.01 %."""
+    share = printed(chance)
+    if share == 0 and chance > 0:
+        return "under 0.01 %"
+    return f"{share:.0f} %" if share >= 10 or share == 0 else f"{share:.1f} %" if share >= 1 else f"{share:.2f} %"
+
+
+def printed(chance: float) -> float:
+    """Return the number of percent that is printed: whoever compares two of them sees what a reader sees."""
     share = 100 * chance
-    if share >= 99.95 or share == 0:
-        return f"{share:.0f} %"
-    if share >= 10:
-        return f"{share:.0f} %"
-    return f"{share:.1f} %" if share >= 1 else f"{share:.2f} %" if share >= 0.01 else "under 0.01 %"
+    return round(share, 0 if share >= 10 else 1 if share >= 1 else 2) if share >= 0.01 else 0.0
 
 
 def _image(picture: Image.Image, words: str) -> str:
@@ -202,11 +206,12 @@ def _panel(panel: Panel) -> str:
 
 
 def _legend(legend: Legend) -> str:
-    kind = "signed" if legend.signed else "much"
-    return f'<div class="legend">{escape(legend.low)} <u class="{kind}"></u> {escape(legend.high)}</div>'
+    ramp = f'<u style="background:{gradient(legend.signed)}"></u>'
+    return f'<div class="legend">{escape(legend.low)} {ramp} {escape(legend.high)}</div>'
 
 
 def _tried(each: Tried) -> str:
     number = f'<div class="big {each.change}">{escape(each.chance)}</div>'
     words = f'<p class="note">{escape(each.caption)}</p>'
-    return f'<div class="card">{_image(each.picture, each.caption)}{words}{number}</div>'
+    note = f'<p class="note">{escape(each.note)}</p>' if each.note else ""
+    return f'<div class="card">{_image(each.picture, each.caption)}{words}{number}{note}</div>'

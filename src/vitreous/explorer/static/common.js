@@ -148,6 +148,11 @@ export function percent(chance) {
   return share >= 1 ? `${share.toFixed(1)} %` : share >= 0.01 ? `${share.toFixed(2)} %` : "under 0.01 %";
 }
 
+/** The number of percent that is printed: what is compared is what a reader sees. */
+export function printed(chance) {
+  return Number.parseFloat(percent(chance).replace(/^under.*/, "0"));
+}
+
 /** The same where there is little room. */
 export function brief(chance) {
   return percent(chance).replace("under ", "< ");

@@ -176,7 +176,8 @@ export class ImagePage {
     const rather = store.against !== null && store.view !== "why"
       ? ` rather than “${store.label(store.against)}”`
       : "";
-    return `Why “${store.label(store.target)}”${rather}?`;
+    const differs = store.view === "why" && store.target !== store.predicted.index;
+    return differs ? `What speaks for “${store.label(store.target)}”?` : `Why “${store.label(store.target)}”${rather}?`;
   }
 
   #differs() {

@@ -111,35 +111,27 @@ export class WhyView {
       el("p", { class: "verdict" }, found.trust_text),
       findings(found.trust),
     ]);
-    this.tried.update(label);
+    this.tried.update(label, answer);
     this.versus.update(this.rival, this.#versus, this.#contrasts || !map);
     this.owners.update(answer?.owners);
     this.command.textContent = answer?.command ?? "…";
     this.settings.textContent = answer?.settings ?? "";
   }
 
-  /** What can be said before the answer is there: what the model gives, and what is left without a fifth. */
+  /** What can be said before the answer is there: what the model gives. */
   #first(label) {
-    const { store, test } = this;
-    const now = store.probability(store.target) ?? 0;
-    const said = `${store.model.title ?? store.model.name} gives this picture ${percent(now)} ${label}.`;
-    if (!test.patches()) return said;
-    const fifth = test.gone(Math.max(1, Math.round(0.2 * store.count)), false);
-    const { answer, fresh } = test.look("a fifth", fifth, "blur");
-    if (!fresh) return said;
-    const [left] = answer.top;
-    const still = percent(answer.probability);
-    if (answer.probability >= now / 2)
-      return `${said} The evidence is spread: even without its strongest fifth the model gives it ${still}.`;
-    return left.index === store.target
-      ? `${said} Without a fifth of the picture, the evidence, it is only ${still}.`
-      : `${said} A fifth of the picture carries the decision: without it the model says “${left.label}”.`;
+    const { store } = this;
+    const name = store.model.title ?? store.model.name;
+    const now = percent(store.probability(store.target) ?? 0);
+    if (store.target === store.predicted.index) return `${name} gives this picture ${now} ${label}.`;
+    const [best] = store.prediction.top;
+    return `${name} says “${best.label}” (${percent(best.probability)}); it gives ${label} ${now}.`;
   }
 
   #note(map, scale, label) {
     if (!map.class_specific) return "This method knows no class: the map would be the same for any.";
-    const sides = scale.signed ? `Red patches speak for ${label}, blue ones against it. ` : "";
-    return `${sides}The strongest patch sets the scale.`;
+    const sides = scale.signed ? ` Red patches speak for ${label}, blue ones against it.` : "";
+    return `The strongest patches set the scale.${sides}`;
   }
 }
 
@@ -164,7 +156,8 @@ class ContrastCard {
     const label = store.label(store.target);
     const other = store.label(rival);
     const result = store.result(task);
-    this.title.textContent = `Why not “${other}”?`;
+    const predicted = store.target === store.predicted.index;
+    this.title.textContent = predicted ? `Why not “${other}”?` : `“${label}” rather than “${other}”`;
     const look = { ...store.look, positive: false, signed: result?.signed ?? null };
     const words = result ? `${result.caption}. Arrow keys read patches.` : "The picture";
     const scale = this.map.draw(result?.map ?? null, look, words);

@@ -1,0 +1,294 @@
+"""How often is each verdict given to a good map, and how often to one that says nothing? The test of ``check``, tried.
+
+Run ``PYTHONPATH=src python benchmarks/verdicts.py --data FOLDER --device cuda --images 200 --json verdicts.json``. The
+folder has ``imagenet-val-1k/`` with its JSON, and the weights of DeiT-Tiny, of DINOv2-S with a linear head and of
+EfficientNet-Lite0; without ``--data`` only the bundled models and their scenes are tried. The test itself is the
+library's (``vitreous.judge.evidence``): the strongest fifth of the patches of a map is blurred away and left alone, and
+the probability of the predicted class is held against the same patches in other places. Maps:
+
+- ``quick``, and ``careful`` with ``--careful``: what ``explain`` makes
+- ``truth``: for scenes, the part that tells the class from its siblings, the rest of the creature far behind
+- ``random``: a number of chance for every patch; ``smooth``: coarse noise, enlarged; ``centre``: nearness to the centre
+- ``runner-up`` and ``other class``: ``quick`` for the next probable class, and for another one of chance
+
+Two kinds of controls: ``moved``, the map's own patches elsewhere, and ``scattered``, as many patches of chance.
+Thresholds are chosen on the images with even numbers and reported on those with odd ones. The file has the
+probabilities and counts of every image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from known import patches, read_photos
+from ladder import MODELS
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+import vitreous as vt
+from vitreous.judge.evidence import MOST, Evidence, blurred, moved, on_pixels, strongest
+from vitreous.passes import probabilities
+from vitreous.passes.random import Draws
+from vitreous.show.why import printed
+from vitreous.world import PARTS, World, telling_part
+
+PHOTOGRAPHS = {**MODELS, "lite0": ("timm/tf_efficientnet_lite0", {}, "tf_efficientnet_lite0.fp16.safetensors")}
+SCENES = ("world", "world-cnn")
+CONTROLS = ("moved", "scattered")
+VERDICTS = ("good", "weak", "bad", "-")
+FAIR = ("quick", "careful", "truth")
+EMPTY = ("random", "smooth", "runner-up", "other class")
+
+
+# -- maps -----------------------------------------------------------------------------------------------------
+
+
+def explained(view: vt.View, inputs: Tensor, step: str, classes: Sequence[int]) -> Tensor:
+    """Return the maps of one step of effort, in patches."""
+    method = vt.method(vt.effort(step, view))
+    parts = zip(inputs.split(32), torch.tensor(classes).split(32), strict=True)
+    return torch.cat([method.attribute(view, each, aim.tolist(), grid="token").cpu() for each, aim in parts])
+
+
+def smooth(count: int, grid: tuple[int, int], draw: torch.Generator) -> Tensor:
+    """Return noise of four by four numbers, enlarged: blobs like those of a real map, anywhere."""
+    return interpolate(torch.randn(count, 1, 4, 4, generator=draw), grid, mode="bicubic", align_corners=False)[:, 0]
+
+
+def centre(count: int, grid: tuple[int, int]) -> Tensor:
+    down, across = ((torch.arange(size) + 0.5) / size - 0.5 for size in grid)
+    return -(down[:, None] ** 2 + across**2).expand(count, -1, -1)
+
+
+def maps_of(
+    view: vt.View, inputs: Tensor, steps: Sequence[str], truth: Tensor | None, chances: Tensor
+) -> dict[str, Tensor]:
+    """Return every kind of map ``[n, h, w]`` for the predicted classes."""
+    draw, order = torch.Generator().manual_seed(0), chances.argsort(dim=1, descending=True)
+    count, grid = len(inputs), tuple(view.grid(inputs))
+    best = order[:, 0].tolist()
+    chosen = order.gather(1, torch.randint(2, order.shape[1], (count, 1), generator=draw))[:, 0].tolist()
+    made = {step: explained(view, inputs, step, best) for step in steps}
+    if truth is not None:
+        made["truth"] = truth
+    made |= {"random": torch.rand(count, *grid, generator=draw), "smooth": smooth(count, grid, draw)}
+    made |= {"centre": centre(count, grid), "runner-up": explained(view, inputs, "quick", order[:, 1].tolist())}
+    return made | {"other class": explained(view, inputs, "quick", chosen)}
+
+
+# -- the test -------------------------------------------------------------------------------------------------
+
+
+def answers(view: vt.View, inputs: Tensor, blur: Tensor, gone: Sequence[Tensor], classes: Tensor, batch: int) -> Tensor:
+    """Return for every image and selection of gone patches, one after the other, the probability of a class, and
+    whether it is the prediction."""
+    which = torch.tensor([image for image, masks in enumerate(gone) for _ in range(len(masks))])
+    masks, told = torch.cat(list(gone)), []
+    for start in range(0, len(which), batch):
+        some = which[start : start + batch]
+        pixels = on_pixels(masks[start : start + batch].to(inputs.device), inputs.shape[-2:])[:, None]
+        rows = some.to(inputs.device)
+        chances = probabilities(view.logits(torch.where(pixels, blur[rows], inputs[rows]))).cpu()
+        chance = chances.gather(1, classes[some][:, None])[:, 0]
+        told.append(torch.stack([chance, (chances.argmax(dim=1) == classes[some]).float()], dim=1))
+    return torch.cat(told)
+
+
+def tried(
+    view: vt.View, inputs: Tensor, made: Mapping[str, Tensor], chances: Tensor, batch: int
+) -> list[dict[str, Any]]:
+    """Return a row for every image, map and kind of controls."""
+    with ThreadPoolExecutor() as pool:
+        blurs = list(pool.map(lambda each: blurred(view.preprocess.picture(each)), inputs.cpu()))
+    blur, classes = view.cast(torch.stack([*map(view.preprocess.tensor, blurs)])), chances.argmax(dim=1)
+    draws = Draws.of_images(0, "check", inputs.cpu())
+    own = {name: torch.stack([strongest(each) for each in maps]) for name, maps in made.items()}
+    first = next(iter(own.values()))
+    orders = torch.stack([draws.at(place + 1).permutation(first[0].numel()) for place in range(MOST)], dim=1)
+    scattered = torch.zeros_like(orders, dtype=torch.bool).scatter_(2, orders[..., : int(first[0].sum())], True)
+    gone: list[Tensor] = []
+    for image in range(len(inputs)):
+        row = torch.tensor([image])
+        masks = [scattered[image].view(MOST, *first[0].shape)]
+        for each in own.values():
+            masks += [each[image][None], moved(each[image], draws.rows(row))]
+        both = torch.cat(masks)
+        gone.append(torch.cat([both, ~both]))
+    told = answers(view, inputs, blur, gone, classes, batch).split([len(each) for each in gone])
+    rows = []
+    for image, found in enumerate(told):
+        now = float(chances[image, classes[image]])
+        without, alone = found[:, 0].view(2, -1).tolist()
+        same = (found[:, 1].view(2, -1)[1] > 0).tolist()
+        at = MOST
+        for name in own:
+            count = len(moved(own[name][image], draws.rows(torch.tensor([image]))))
+            spans = {"moved": slice(at + 1, at + 1 + count), "scattered": slice(MOST)}
+            for controls in CONTROLS:
+                others = tuple(without[spans[controls]]), tuple(alone[spans[controls]])
+                evidence = evidence_of(now, without[at], alone[at], others, same[at])
+                rows.append(row_of(image, name, controls, evidence))
+            at += 1 + count
+    return rows
+
+
+def evidence_of(
+    now: float, without: float, alone: float, others: tuple[tuple[float, ...], tuple[float, ...]], same: bool
+) -> Evidence:
+    return Evidence(now, without, alone, ((0, 0.0), (0, 0.0)), *others, keeps_prediction=same)
+
+
+def read(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of a file with the counts and the verdict of today's rules."""
+    others = tuple(row["others_without"]), tuple(row["others_alone"])
+    found = evidence_of(row["now"], row["without"], row["alone"], others, row["keeps_prediction"])
+    return {**row, **row_of(row["image"], row["map"], row["controls"], found)}
+
+
+def row_of(image: int, name: str, controls: str, found: Evidence) -> dict[str, Any]:
+    places = len(found.others_without)
+    return {
+        "image": image, "map": name, "controls": controls, "verdict": found.verdict, "now": found.now,
+        "without": found.without, "alone": found.alone, "lower": found.lower, "higher": found.higher,
+        "places": places, "moves": found.moves, "keeps_prediction": found.keeps_prediction,
+        "others_without": [round(each, 5) for each in found.others_without],
+        "others_alone": [round(each, 5) for each in found.others_alone],
+    }  # fmt: skip
+
+
+# -- what it says ---------------------------------------------------------------------------------------------
+
+
+def shares(rows: Sequence[Mapping[str, Any]], verdict: Any = None) -> dict[str, dict[str, float]]:
+    """Return how often each verdict is given, by the kind of map."""
+    table: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys(row["map"] for row in rows):
+        given = [row["verdict"] if verdict is None else verdict(row) for row in rows if row["map"] == name]
+        table[name] = {each: given.count(each) / len(given) for each in VERDICTS}
+    return table
+
+
+def lines(table: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    for name, row in table.items():
+        yield f"  {name:14s}" + "".join(f"{each} {100 * row[each]:5.1f} %   " for each in VERDICTS)
+
+
+def thresholds(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say for several limits how often a fair and an empty map would be called good: both halves."""
+    for controls, most, least in product(CONTROLS, (0.9, 0.95, 1.0), (0.5, 0.6, 0.75, 0.9)):
+
+        def good(row: Mapping[str, Any], most: float = most, least: float = least) -> str:
+            low, high = sorted((row["lower"] / max(1, row["places"]), row["higher"] / max(1, row["places"])))
+            now, without, alone = (printed(row[each]) for each in ("now", "without", "alone"))
+            needed = row["lower"] >= most * row["places"] and 2 * without < now
+            enough = row["higher"] >= most * row["places"] and 2 * alone >= now and row["keeps_prediction"]
+            falls = row["moves"] and without < now and (needed or enough)
+            return "good" if falls and high >= most and low >= least else "bad"
+
+        told = []
+        for half in (0, 1):
+            some = [row for row in rows if row["controls"] == controls and row["image"] % 2 == half]
+            told.append({name: each["good"] for name, each in shares(some, good).items()})
+        words = "  ".join(f"{name} {100 * told[0][name]:.0f}/{100 * told[1][name]:.0f}" for name in told[0])
+        yield f"  {controls:9s} one {most:.2f} other {least:.2f}: {words}"
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the manual: how often each verdict is given, on the half that chose nothing."""
+    halves = [[row for row in rows if row["controls"] == "moved" and row["image"] % 2 == half] for half in (0, 1)]
+    chosen, table = (shares(half) for half in halves)
+    told = [
+        "| map | images | good | weak | bad | cannot tell | good, on the other half |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in table.items():
+        count = sum(each["map"] == name for each in halves[1])
+        cells = " | ".join(f"{100 * row[each]:.0f} %" for each in VERDICTS)
+        told.append(f"| {name} | {count} | {cells} | {100 * chosen[name]['good']:.0f} % |")
+    return "\n".join(told)
+
+
+def print_model(rows: Sequence[Mapping[str, Any]]) -> None:
+    for controls in CONTROLS:
+        print(f" {controls}, images with odd numbers", flush=True)
+        odd = [row for row in rows if row["controls"] == controls and row["image"] % 2]
+        print("\n".join(lines(shares(odd))), flush=True)
+    print(" good in percent, chosen on / reported on", flush=True)
+    print("\n".join(thresholds(rows)), flush=True)
+
+
+# -- what it is tried on --------------------------------------------------------------------------------------
+
+
+def scenes(view: vt.View, count: int) -> tuple[Tensor, Tensor]:
+    """Return scenes in eight bits, and the annotation of what tells their class."""
+    inputs, truth = [], []
+    for drawn, seen in World(n=count, size=view.preprocess.size[0]).batches(64):
+        part = torch.tensor([PARTS.index(telling_part(each)) for each in drawn.label[:, 0].tolist()])
+        telling = patches(seen.parts[torch.arange(len(part)), part], view.grid())
+        truth.append(telling + 0.01 * patches(seen.creature, view.grid()))
+        inputs += [view.preprocess.tensor(view.preprocess.picture(each * 2 - 1)) for each in seen.images]
+    return view.cast(torch.stack(inputs)), torch.cat(truth)
+
+
+def judged(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of one model."""
+    began, truth = time.perf_counter(), None
+    if name in SCENES:
+        view = vt.load(name, device=options.device)
+        inputs, truth = scenes(view, options.images)
+    else:
+        spelling, how, weights = PHOTOGRAPHS[name]
+        view = vt.load(spelling, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
+        inputs = read_photos(view, options.data, options.images, options.batch).inputs
+    chances = torch.cat([probabilities(view.logits(each)).cpu() for each in inputs.split(options.batch)])
+    steps = ("quick", "careful") if options.careful else ("quick",)
+    rows = tried(view, inputs, maps_of(view, inputs, steps, truth, chances), chances, options.batch)
+    print(f"{name}: {len(inputs)} images, {time.perf_counter() - began:.0f} s", flush=True)
+    print_model(rows)
+    return [{"model": name, **row} for row in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="the folder with photographs and weights")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--images", type=int, default=200, help="photographs, and scenes")
+    parser.add_argument("--models", type=lambda text: text.split(","), help=", ".join((*PHOTOGRAPHS, *SCENES)))
+    parser.add_argument("--batch", type=int, help="pictures at once; 16 on a CPU, 512 on a GPU")
+    parser.add_argument("--careful", action="store_true", help="also the maps of effort careful")
+    parser.add_argument("--json", type=Path, help="write every row")
+    parser.add_argument("--read", type=Path, nargs="+", help="run nothing: the tables of such files, by today's rules")
+    options = parser.parse_args()
+    if options.read:
+        rows = [read(row) for path in options.read for row in json.loads(path.read_text())]
+        print_model(rows)
+        print(markdown(rows))
+        return
+    models = options.models or [*(PHOTOGRAPHS if options.data else ()), *SCENES]
+    unknown = {*models} - {*PHOTOGRAPHS, *SCENES}
+    if unknown or (not options.data and {*models} & {*PHOTOGRAPHS}):
+        parser.error(f"unknown: {', '.join(unknown)}" if unknown else "photographs and their models need --data")
+    options.batch = options.batch or (16 if options.device == "cpu" else 512)
+    warnings.simplefilter("ignore", vt.VitreousWarning)
+    rows: list[dict[str, Any]] = []
+    for name in models:
+        rows += judged(name, options)
+        if options.json:
+            options.json.write_text(json.dumps(rows) + "\n")
+    print("all models")
+    print_model(rows)
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

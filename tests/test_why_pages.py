@@ -1,0 +1,224 @@
+"""The page of *why* says only what it showed: every sentence against every number, on real answers and on extremes."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous as vt
+from every import CNNS
+from families import FAMILIES, _build
+from vitreous.because import Why, assemble
+from vitreous.judge.evidence import Evidence, finding
+from vitreous.passes import probabilities
+from vitreous.results import Prediction
+from vitreous.results.checkup import VERDICTS, Checkup
+from vitreous.world import World
+
+HERE = Path(__file__).parent.parent / "benchmarks"
+pytestmark = pytest.mark.skipif(not HERE.exists(), reason="the benchmarks are not shipped")
+
+
+@pytest.fixture(scope="module")
+def contradictions() -> Iterator[Callable[..., list[str]]]:
+    sys.path.insert(0, str(HERE))
+    try:
+        import why_pages
+
+        yield why_pages.contradictions
+    finally:
+        sys.path.remove(str(HERE))
+        sys.modules.pop("why_pages", None)
+
+
+def photo(seed: int = 0, size: tuple[int, int] = (40, 50)) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+# -- real answers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [None, "generic", "rollout", "random", "saliency"])
+def test_scenes_of_the_world(contradictions: Any, method: str | None) -> None:
+    view = vt.load("world")
+    for image in World(n=2, start=7).pictures():
+        found = vt.why(view, image, method=method)
+        assert contradictions(found, view) == []
+
+
+def test_another_class_than_the_prediction(contradictions: Any) -> None:
+    view = vt.load("world")
+    (image,) = World(n=1, start=3).pictures()
+    for target in (3, 40):
+        found = vt.why(view, image, target, method="ixg")
+        assert contradictions(found, view) == []
+        page = found.page()
+        assert page.title == f"What speaks for “{view.label(target)}”?"
+        assert page.lead.startswith(f"world says “{found.explanation.prediction.label}” (")
+        assert f"“{view.label(target)}” rather than “{found.rival}”" in found.html()
+        assert "Why not" not in found.html()
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_models_of_two_classes(contradictions: Any, classes: int) -> None:
+    view = vt.view(_build(num_classes=classes), name="two")
+    for target in (0, 1, None):
+        assert contradictions(vt.why(view, photo(), target, method="ixg"), view) == []
+
+
+def test_a_saturated_model(contradictions: Any) -> None:
+    model = FAMILIES["vit"]()
+    with torch.no_grad():
+        model.head.weight *= 0.001
+        model.head.bias.copy_(torch.tensor([40.0, 0, 0, 0, 0]))
+    view = vt.view(model, name="sure")
+    for target in (0, 3):
+        found = vt.why(view, photo(), target, method="ixg")
+        assert contradictions(found, view) == []
+        assert "cannot tell where the evidence is" in found.page().lead
+        assert "faithful" not in found.html()
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_tiny_grids(contradictions: Any, size: int) -> None:
+    """One patch, and two by two: nothing to compare with, and no fifth."""
+    view = vt.view(_build(img_size=size), name="tiny")
+    found = vt.why(view, photo(), method="ixg")
+    assert contradictions(found, view) == []
+    if size == 8:
+        assert found.without is None
+        assert "the same everywhere" in found.page().lead
+        assert "Put to the test" not in found.html()
+    else:
+        assert "strongest patch of 4" in found.page().lead
+        assert "too few patches" in found.page().lead
+        assert "fifth of" not in found.html()
+
+
+@pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
+def test_a_flat_map(contradictions: Any) -> None:
+    view = vt.load("world")
+    found = vt.why(view, next(iter(World(n=1).pictures())), method="constant")
+    assert contradictions(found, view) == []
+    assert (found.without, found.alone) == (None, None)
+    assert "Do not rely on this map: it is the same everywhere." in found.html()
+
+
+def test_a_map_without_a_sign_has_the_legend_of_its_colours(contradictions: Any) -> None:
+    """Also where its values are below zero: the sign says nothing, and is not drawn."""
+    view = vt.load("world")
+    image = next(iter(World(n=1).pictures()))
+    for method in ("legrad", "saliency", "eigencam"):
+        found = vt.why(view, image, method=method)
+        assert not found.explanation.scale.signed
+        e = dataclasses.replace(found.explanation, map=found.explanation.map - found.explanation.map.mean())
+        for each in (found, dataclasses.replace(found, explanation=e)):
+            assert [text for text in contradictions(each) if "legend" in text or "red and blue" in text] == []
+
+
+def test_a_convolutional_network(contradictions: Any) -> None:
+    view = vt.view(CNNS["resnet"]())
+    assert contradictions(vt.why(view, photo(), method="gradcam"), view) == []
+
+
+def test_two_classes_of_one_name_are_told_apart() -> None:
+    view = vt.view(FAMILIES["vit"](), labels=["crane"] * 5)
+    found = vt.why(view, photo(), 2, method="ixg")
+    for answer in (found.without, found.alone):
+        assert answer is not None
+        assert answer.label == ("crane" if answer.target == 2 else f"crane, class {answer.target}")
+
+
+# -- extremes ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[vt.View, Why, torch.Tensor]:
+    view = vt.view(FAMILIES["vit"](), name="tiny")
+    found = vt.why(view, photo(), method="ixg")
+    chances = probabilities(view.logits(view.preprocess.tensor(found.explanation.image)[None]))[0]
+    return view, found, chances
+
+
+def drawn(draw: np.random.Generator, places: int) -> Evidence:
+    """Any evidence: probabilities at the ends and in the middle, few and many places, classes that change."""
+    levels = np.array([0.0, 1e-9, 3e-5, 0.0001, 0.004, 0.02, 0.0995, 0.25, 0.4999, 0.5, 0.501, 0.9, 0.9996, 1.0])
+    base = draw.choice(levels, 3 + 2 * places)
+    if draw.random() < 0.5:  # a map that beats nearly all
+        base[1], base[2] = min(base[1], base[0]), max(base[2], 0.5)
+        base[3 : 3 + places] = np.where(draw.random(places) < 0.9, 0.95, base[3 : 3 + places])
+        base[3 + places :] = np.where(draw.random(places) < 0.9, 0.001, base[3 + places :])
+    classes = draw.integers(0, 5, 2)
+    predictions = (int(classes[0]), 0.7), (int(classes[1]), 0.6)
+    others = tuple(base[3 : 3 + places].tolist()), tuple(base[3 + places :].tolist())
+    return Evidence(*base[:3].tolist(), predictions, *others, (51, 256))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_evidence_makes_a_page_that_contradicts_itself(
+    contradictions: Any, plain: tuple[vt.View, Why, torch.Tensor], seed: int
+) -> None:
+    view, found, chances = plain
+    draw, sentences = np.random.default_rng(seed), set()
+    for _ in range(40):
+        evidence, other = drawn(draw, int(draw.choice([0, 3, 10, 15, 20]))), int(draw.integers(0, 5))
+        target = found.explanation.target
+        same = other != target or evidence.predictions[1][0] == target
+        evidence = dataclasses.replace(evidence, keeps_prediction=same)
+        first = finding(evidence, found.explanation.label)[0]
+        tests = (first, *found.checkup.tests[1:])
+        verdict = max((test.verdict for test in tests if test.verdict != "-"), key=VERDICTS.index, default="weak")
+        sentence = "nothing speaks against this map" if verdict == "good" else "take care"
+        said = Prediction(other, view.label(other), 0.8)
+        e = dataclasses.replace(found.explanation, probability=evidence.now, prediction=said)
+        made = assemble(view, e, chances, None, None, Checkup(verdict, sentence, tests), "again")
+        assert contradictions(made) == [], (evidence, made.page().lead)
+        sentences.add(made.page().lead.split(" is ")[-1].split(":")[0])
+    assert len(sentences) >= 3
+
+
+def test_the_five_kinds_of_answers(plain: tuple[vt.View, Why, torch.Tensor]) -> None:
+    """The headlines of the issue, each from its own numbers."""
+    view, found, chances = plain
+    target = found.explanation.target
+    assert target is not None
+    other = (target + 1) % 5
+
+    def lead(now: float, without: float, alone: float, lower: int, higher: int, same: bool = True) -> str:
+        others = (1.0,) * lower + (0.0,) * (20 - lower), (0.0,) * higher + (1.0,) * (20 - higher)
+        predictions = (other, 0.5), (target if same else other, 0.5)
+        evidence = Evidence(now, without, alone, predictions, *others, (51, 256), same)
+        said = Prediction(target, view.label(target), now)
+        e = dataclasses.replace(found.explanation, probability=now, prediction=said)
+        tests = (finding(evidence, e.label)[0], *found.checkup.tests[1:])
+        page = assemble(view, e, chances, None, None, Checkup("weak", "care", tests), "").page()
+        return page.lead.split(f"{e.label}. ")[1].replace(view.label(target), "ski").replace(view.label(other), "alp")
+
+    assert lead(0.43, 0.015, 0.92, 20, 20) == (
+        "The map's strongest fifth is needed and enough: without it ski has only 1.5 %, and the model says “alp”; "
+        "alone it has 92 %."
+    )
+    assert lead(0.43, 0.015, 0.92, 15, 20) == (
+        "The map's strongest fifth is enough, but not needed: without it ski has only 1.5 %, no more at 5 of 20 other "
+        "places; alone it has 92 %."
+    )
+    assert lead(0.43, 0.015, 0.3, 20, 20, same=False) == (
+        "The map's strongest fifth is needed, but not enough: without it ski has only 1.5 %, and the model says “alp”; "
+        "alone it has 30 %, but the model says “alp”."
+    )
+    assert lead(0.43, 0.6, 0.1, 2, 12) == (
+        "The map's strongest fifth is neither needed nor enough: without it ski rises to 60 %, and the model says "
+        "“alp”; alone it has only 10 %."
+    )
+    assert lead(0.43, 0.3, 0.4, 20, 18) == (
+        "The map's strongest fifth is neither needed nor enough: without it ski still has 30 %, and the model says "
+        "“alp”; alone it has 40 %, no less at 2 of 20 other places."
+    )
