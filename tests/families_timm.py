@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -97,3 +98,5 @@ VARIANTS: dict[str, Callable[[], nn.Module]] = {
 }
 """Other forms of the same families: grids that are not square, learnt rotations, registers, grouped heads with
 RMS norms, pooling by attention over all tokens."""
+if "num_kv_heads" not in signature(Eva).parameters:  # an older timm, which groups no heads
+    del VARIANTS["grouped"]

@@ -180,6 +180,10 @@ def test_attention_and_its_gradient_are_the_models_own(family: str, attention: s
     keeps = [Keep("attention", whole, (0, 1, 2), grad) for grad in (False, True)]
     if family in ("hf_clip", "hf_siglip"):
         text = torch.randn(5, FAMILIES[family].args[2], generator=torch.Generator().manual_seed(6))
+        if attention == "eager" and hasattr(model.vision_model.encoder.layers[0].self_attn, "_shape"):
+            with pytest.raises(ModelError, match="of this old transformers"):  # an older CLIP folds heads into images
+                vt.view(model, text_embeds=text)
+            return
         view = vt.view(model, text_embeds=text)
         out = slow.vision_model(images(2), output_attentions=True)
         found = out.pooler_output if family == "hf_siglip" else slow.visual_projection(out.pooler_output)

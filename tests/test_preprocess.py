@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -137,6 +138,29 @@ def test_a_filter_that_a_library_takes_instead_is_named() -> None:
     how = match(theirs, asked)
     assert how == replace(asked, interpolation="bilinear")
     assert how.inputs(photograph(97, 61))[0].equal(theirs(photograph(97, 61)))
+
+
+def rounded(photo: Image.Image, long: Callable[[float], int], left: Callable[[float], int]) -> torch.Tensor:
+    """The centre crop of 56 out of 64 pixels, as libraries have it: what is no whole pixel is rounded somehow."""
+    scale = 64 / min(photo.size)
+    resized = photo.resize(tuple(64 if side == min(photo.size) else long(side * scale) for side in photo.size), 3)
+    across, down = (left((side - 56) / 2) for side in resized.size)
+    return transforms.functional.to_tensor(resized.crop((across, down, across + 56, down + 56)))
+
+
+def half_up(value: float) -> int:
+    return math.floor(value + 0.5)
+
+
+@pytest.mark.parametrize("left", [round, math.floor, math.ceil, half_up])
+@pytest.mark.parametrize("long", [int, round, math.ceil])
+def test_rounding_of_another_kind_is_noticed(long: Callable[[float], int], left: Callable[[float], int]) -> None:
+    """Most pictures do not show it: a side cut at a fraction of a pixel, half a pixel beside the crop."""
+    data = Preprocess(size=(56, 56), mean=(0.0,) * 3, std=(1.0,) * 3, crop=0.875)
+    how = match(partial(rounded, long=long, left=left), data)
+    assert (how == data) == (long is int and left is round)
+    for size in ((61, 47), (47, 61), (53, 52)):
+        assert how.inputs(photograph(*size))[0].equal(rounded(photograph(*size), long, left))
 
 
 def shifted(photo: Image.Image, by: int) -> torch.Tensor:

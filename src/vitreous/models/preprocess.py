@@ -12,12 +12,12 @@ from PIL import Image
 
 from vitreous.errors import ImageError, ModelError
 
-__all__ = ["Box", "Preprocess"]
+__all__ = ["FILTERS", "Box", "Preprocess"]
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) of the region the model saw, in pixels of the original photograph."""
 
-_FILTERS = {
+FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -50,15 +50,15 @@ class Preprocess:
     mode: str = "center"
 
     def __post_init__(self) -> None:
-        if self.interpolation not in _FILTERS:
-            raise ModelError(f"unknown interpolation {self.interpolation!r}; known: {', '.join(_FILTERS)}")
+        if self.interpolation not in FILTERS:
+            raise ModelError(f"unknown interpolation {self.interpolation!r}; known: {', '.join(FILTERS)}")
         if self.mode not in ("center", "squash", "border"):
             raise ModelError(f"unknown crop mode {self.mode!r}; known: center, squash, border")
 
     def see(self, photo: Image.Image) -> tuple[Image.Image, Box]:
         """Return the picture the model sees, at its input size, and where it lies in the photograph."""
         scaled, (left, top) = self._placed(*photo.size)
-        resized = photo.convert("RGB").resize(scaled, _FILTERS[self.interpolation])
+        resized = photo.convert("RGB").resize(scaled, FILTERS[self.interpolation])
         seen = Image.new("RGB", self.size[::-1], tuple(round(255 * value) for value in self.mean))
         seen.paste(resized, (-left, -top))
         return seen, self._region(*photo.size)
