@@ -1,0 +1,419 @@
+"""Extending a run: what is added stays, what is removed goes, a plain list replaces, and the run can be made again."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench_tiny import TOML, bench, tiny
+from commands import Result
+from commands import run as command
+from vitreous.bench.changes import Changes, apply_changes, resume_protocol
+from vitreous.bench.protocol import DataSpec, ModelSpec, Protocol, Published, protocol_of_json, read, shipped
+from vitreous.bench.run import Bench, Options
+from vitreous.bench.store import Store
+from vitreous.bench.work import Worker
+from vitreous.errors import VitreousError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+QUICK = ("--device", "cpu", "--workers", 1)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TOML.format(images=2, steps=2, unit=2))
+    return path
+
+
+def ran(file: Path, *more: Any) -> Result:
+    done = command("bench", "run", file, "--out", file.parent / "run", *QUICK, *more)
+    assert done.code == 0, done.err
+    return done
+
+
+def protocol_of(file: Path) -> Protocol:
+    manifest = Store(file.parent / "run").manifest()
+    assert manifest is not None
+    return protocol_of_json(manifest["wanted"]["protocol"])
+
+
+def lists(file: Path) -> tuple[list[str], list[str], list[int]]:
+    known = protocol_of(file)
+    return list(known.methods), list(known.judge.metrics), list(known.judge.seeds)
+
+
+# -- on the command line -----------------------------------------------------------------------------------
+
+
+def test_a_second_extension_keeps_the_first(file: Path) -> None:
+    ran(file, "--method", "+rollout", "--metric", "+gini", "--seed", "+3")
+    own = ["deletion(steps=2)", "gini"]
+    assert lists(file) == (["raw_attention", "saliency", "rollout"], own, [0, 3])
+    done = ran(file, "--method", "+ixg")
+    assert "dropped" not in done.out
+    assert lists(file) == (["raw_attention", "saliency", "rollout", "ixg"], own, [0, 3])
+    ran(file)  # the command that began the run
+    assert lists(file) == (["raw_attention", "saliency", "rollout", "ixg"], own, [0, 3])
+    setting = Store(file.parent / "run").plans()[-1].settings[0]
+    assert set(setting.methods) >= {"rollout", "ixg"}
+
+
+def test_what_is_removed_stays_removed_and_its_units_stay(file: Path) -> None:
+    ran(file, "--method", "+rollout", "--seed", "+1")
+    finished = Store(file.parent / "run").finished()
+    done = ran(file, "--method=-saliency", "--seed=-0")
+    assert "methods dropped: saliency\n" in done.out
+    assert "seeds dropped: 0\n" in done.out
+    again = ran(file, "--method", "-saliency", "--seed", "-0")  # the same, in the other form, once more
+    assert "dropped" not in again.out
+    ran(file, "--metric", "+gini")
+    assert lists(file) == (["raw_attention", "rollout"], ["deletion(steps=2)", "gini"], [1])
+    assert finished <= Store(file.parent / "run").finished()
+    ran(file, "--method", "+saliency", "-q")
+    assert lists(file)[0] == ["raw_attention", "rollout", "saliency"]
+
+
+def test_a_plain_list_replaces_and_says_what_it_drops(file: Path) -> None:
+    ran(file, "--method", "+rollout")
+    done = ran(file, "--method", "rollout", "--method", "+ixg", "--seed", "4", "--metric", "gini")
+    assert lists(file) == (["rollout", "ixg"], ["gini"], [4])
+    for line in ("methods dropped: raw_attention, saliency", "metrics dropped: deletion(steps=2)", "seeds dropped: 0"):
+        assert line in done.out.splitlines()
+    fewer = ran(file, "--images", "1")
+    assert "dropped" not in fewer.out
+    assert "pictures dropped: 1 instead of 3" in (ran(file, "--images", "3", "-q"), ran(file, "--images", "1"))[1].out
+
+
+def test_adding_twice_adds_once(file: Path) -> None:
+    ran(file, "--method", "+rollout", "--metric", "+gini", "--seed", "+1")
+    store = Store(file.parent / "run")
+    before = lists(file), len(store.plans()), store.finished()
+    ran(
+        file,
+        "--method",
+        "+rollout,rollout",
+        "--method",
+        "+ rollout",
+        "--metric",
+        "+gini",
+        "--seed",
+        "+1",
+        "--seed",
+        "+01",
+    )
+    ran(file, "--metric", "+deletion( steps = 2 )", "--method", "+saliency()")  # the same in other spellings
+    store = Store(file.parent / "run")
+    assert (lists(file), len(store.plans()), store.finished()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--method=-nothing"], "tiny has no method 'nothing' that could be removed"),
+        (["--method", "-nothing"], "tiny has no method 'nothing' that could be removed"),
+        (["--method=-salienci"], "did you mean saliency?"),
+        (["--method=-random"], "tiny has no method 'random' that could be removed"),
+        (["--method", "+nothing"], "unknown method 'nothing'"),
+        (["--method", "+"], "--method '+' names no method"),
+        (["--method", "-"], "--method '-' names no method"),
+        (["--method", ""], "--method '' names no method"),
+        (["--method", "+a", "--method=-a"], "--method both adds and removes a"),
+        (["--method=-raw_attention,saliency"], "no method of tiny would be left"),
+        (["--metric=-gini"], "tiny has no metric 'gini' that could be removed"),
+        (["--metric=-deletion(steps=2)"], "no metric of tiny would be left"),
+        (["--seed=-7"], "tiny has no seed '7' that could be removed"),
+        (["--seed=-0"], "no seed of tiny would be left"),
+        (["--seed", "one"], "--seed one is no whole number from 0 on"),
+        (["--seed", "++1"], "--seed +1 is no whole number from 0 on"),
+        (["--seed", "1.5"], "--seed 1.5 is no whole number from 0 on"),
+        (["--model=-other"], "tiny has no model 'other' that could be removed"),
+        (["--model=-world"], "no model of tiny would be left"),
+        (["--img-size", "64"], "--img-size is that of another model"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_changes_nothing(file: Path, options: list[str], text: str) -> None:
+    bench(read(file), file.parent / "run")
+    before = (file.parent / "run" / "run.json").read_bytes()
+    done = command("bench", "run", file, "--out", file.parent / "run", *QUICK, *options)
+    assert done.code == 2
+    assert text in done.err
+    assert done.err.count("\n") == 1
+    assert (file.parent / "run" / "run.json").read_bytes() == before
+
+
+def test_an_interrupted_extension_is_kept_by_the_next(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran(file)
+
+    def stopped(self: Worker, job: Any, read: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Worker, "found", stopped)
+    done = command("bench", "run", file, "--out", file.parent / "run", "--shard", "1/1", "--method", "+rollout")
+    assert done.code == 130
+    monkeypatch.undo()
+    ran(file, "--method", "+ixg")
+    store = Store(file.parent / "run")
+    assert lists(file)[0] == ["raw_attention", "saliency", "rollout", "ixg"]
+    assert {unit.id for plan in store.plans() for unit in plan.units} == store.finished()
+
+
+def test_an_extension_does_not_undo_one_that_was_made_meanwhile(tmp_path: Path) -> None:
+    out, known = tmp_path / "run", tiny(images=2)
+    seen: Any = (bench(known, out).store.manifest() or {})["wanted"]
+    for name in ("saliency", "ixg"):
+        changed, _ = apply_changes(known, Changes(methods=[f"+{name}"]))
+        extended = Bench(changed, out, Options(device="cpu"), named=known, seen=seen)
+        if name == "saliency":
+            extended.prepare()
+            continue
+        with pytest.raises(VitreousError, match="was changed by another command meanwhile"):
+            extended.prepare()
+    with pytest.raises(VitreousError, match="was changed by another command meanwhile"):
+        Bench(known, out, Options(device="cpu"), seen={}).prepare()  # there was no run when it looked
+
+
+# -- the protocol that a command names ---------------------------------------------------------------------
+
+
+def wanted_by(run: Protocol, named: Protocol | None) -> dict[str, Any]:
+    told = {"protocol": run.to_json(), **({} if named is None else {"named": named.to_json()})}
+    return dict(json.loads(json.dumps(told)))
+
+
+def test_a_file_that_was_edited_comes_in_beside_what_the_run_has_changed() -> None:
+    began = tiny(methods=("raw_attention", "rollout", "saliency"), metrics=("gini", "deletion(steps=2)"))
+    run, _ = apply_changes(began, Changes(methods=["+ixg", "-rollout"], seeds=["+5"], precision="float16"))
+    edited = dataclasses.replace(
+        began,
+        title="Other",
+        methods={"raw_attention": "raw_attention", "rollout": "rollout", "gradcam": "gradcam"},
+        judge=dataclasses.replace(began.judge, ties="raster"),
+    )
+    merged, told = resume_protocol(edited, wanted_by(run, began))
+    assert list(merged.methods) == ["raw_attention", "gradcam", "ixg"]
+    assert (merged.judge.seeds, merged.judge.ties, merged.judge.precision) == ((0, 5), "raster", "float16")
+    assert merged.title == "Other"
+    assert told == ["tiny has changed since this run was begun", "methods dropped: saliency", "methods added: gradcam"]
+    assert resume_protocol(began, wanted_by(run, began)) == (run, [])
+
+
+def test_a_row_that_means_something_else_now_is_named() -> None:
+    began = tiny(methods={"a": "rollout", "b": "ixg"})
+    edited = dataclasses.replace(began, methods={"a": "rollout(start=1)", "b": "ixg"})
+    merged, told = resume_protocol(edited, wanted_by(began, began))
+    assert merged.methods == edited.methods
+    assert "methods with another meaning: a" in told
+
+
+def test_another_protocol_in_the_same_folder_is_told() -> None:
+    began = tiny()
+    other = dataclasses.replace(tiny(methods=("rollout",)), name="other")
+    found, told = resume_protocol(other, wanted_by(began, began))
+    assert found == other
+    assert told == ["this was a run of tiny, and is one of other now", "methods dropped: raw_attention"]
+
+
+def test_runs_of_older_versions_keep_what_they_have() -> None:
+    usual = read("quick")
+    run, _ = apply_changes(usual, Changes(methods=["+rollout"]))
+    assert resume_protocol(usual, wanted_by(run, None)) == (run, [])
+
+
+# -- lists of their own ------------------------------------------------------------------------------------
+
+
+def two_sets() -> Protocol:
+    known = tiny(methods=("rollout", "ixg"), metrics=("gini", "pointing_game"))
+    data = DataSpec("world", label="one", images=2, split="test", metrics=("gini",))
+    models = (ModelSpec("world", "world"), ModelSpec("cnn", "world-cnn", methods=("ixg",)))
+    also = (DataSpec("world", label="two", images=2, split="train"),)
+    return dataclasses.replace(known, data=data, also=also, models=models)
+
+
+def test_a_data_set_with_its_own_metrics_gets_what_is_added_and_no_more() -> None:
+    added, _ = apply_changes(two_sets(), Changes(metrics=["+deletion"], methods=["+saliency"]))
+    assert (added.data.metrics, added.also[0].metrics) == (("gini", "deletion"), ())
+    assert [each.methods for each in added.models] == [(), ("ixg", "saliency")]
+    removed, told = apply_changes(added, Changes(metrics=["-gini"], methods=["-ixg"]))
+    assert (removed.data.metrics, removed.judge.metrics) == (("deletion",), ("pointing_game", "deletion"))
+    assert removed.models[1].methods == ("saliency",)
+    assert told == ["methods dropped: ixg", "metrics dropped: gini"]
+    with pytest.raises(VitreousError, match="no metric of one would be left"):
+        apply_changes(two_sets(), Changes(metrics=["-gini"]))
+    with pytest.raises(VitreousError, match="no method of cnn would be left"):
+        apply_changes(two_sets(), Changes(methods=["-ixg"]))
+
+
+def test_models_are_added_removed_and_replaced() -> None:
+    known = dataclasses.replace(two_sets(), data=dataclasses.replace(two_sets().data, models=("world", "cnn")))
+
+    def labels(*models: str, size: int | None = None) -> list[tuple[str, int | None]]:
+        changed, _ = apply_changes(known, Changes(models=models, size=size), known)
+        return [(each.label, each.size) for each in changed.models]
+
+    own: list[tuple[str, int | None]] = [("world", None), ("cnn", None)]
+    assert labels("+timm/test_vit", size=64) == [*own, ("timm/test_vit", 64)]
+    assert labels("+cnn") == own
+    assert labels("-world") == own[1:]
+    assert labels("timm/a, b[c]") == [("timm/a, b[c]", None)]
+    assert labels("timm/a", "+world-shortcut") == [("timm/a", None), ("world-shortcut", None)]
+    assert labels("cnn") == own[1:]
+    added, _ = apply_changes(known, Changes(models=["+timm/a"]))
+    assert added.data.models == ("world", "cnn", "timm/a"), "where the model with the most rows is"
+    less, told = apply_changes(known, Changes(models=["-cnn"]), known)
+    assert told == ["models dropped: cnn"]
+    assert apply_changes(less, Changes(models=["+cnn"]), known)[0].models == known.models
+    assert apply_changes(less, Changes(models=["cnn"]), known)[0].models == known.models[1:]
+
+
+def test_the_reference_goes_with_its_row() -> None:
+    usual = read("quick")
+    assert usual.judge.reference is not None
+    changed, told = apply_changes(usual, Changes(methods=[f"-{usual.judge.reference}"]))
+    assert changed.judge.reference is None
+    assert f"reference dropped: {usual.judge.reference}" in told
+
+
+def test_labels_with_commas_are_one_label() -> None:
+    known = tiny(methods={"a, b": "rollout", "c [d] 'e'": "ixg", "f": "saliency"})
+    assert list(apply_changes(known, Changes(methods=["-a, b"]))[0].methods) == ["c [d] 'e'", "f"]
+    assert list(apply_changes(known, Changes(methods=["c [d] 'e'", "a, b"]))[0].methods) == ["c [d] 'e'", "a, b"]
+    assert apply_changes(known, Changes(methods=["a, b"]))[0].methods == {"a, b": "rollout"}
+
+
+# -- making a run again ------------------------------------------------------------------------------------
+
+ODD = """
+[[models]]
+label = "my world"
+name = "world"
+[data]
+source = "world"
+label = "some [scenes]"
+split = "test"
+images = 2
+[judge]
+metrics = ["deletion(steps=2)", "gini"]
+unit = 2
+reference = "a, \\"b\\" [c]"
+[methods]
+"a, \\"b\\" [c]" = "rollout"
+"it's $(true); `x`" = "skipplus(ixg)"
+"+plus" = "saliency"
+"-minus" = "raw_attention"
+"""
+
+
+def again_commands(run: Path) -> list[list[str]]:
+    assert command("bench", "report", run, "-q").code == 0
+    page = (run / "report" / "report.html").read_text()
+    shown = re.search(r'id="again".*?<pre>(.*?)</pre>', page, re.S)
+    assert shown is not None
+    lines = [shlex.split(line) for line in html.unescape(shown[1]).splitlines()]
+    assert all(line.pop(0) == "vitreous" for line in lines)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("protocol", "steps", "is_named"),
+    [
+        ("quick", [["--metric", "token_deletion_aopc"]], True),
+        (
+            "quick",
+            [
+                ["--metric", "token_deletion_aopc", "--method", "+rollout"],
+                ["--method=-saliency", "--method", "+ixg", "--seed", "+3"],
+            ],
+            True,
+        ),
+        ("quick", [["--metric", "gini", "--method", "rollout"], ["--method", "+generic"]], False),  # reference is gone
+        ("quick", [["--metric", "+gini", "--metric=-insdel(steps=8),average_precision(region=parts)"]], True),
+        ("odd", [["--method", "+ixg", "--metric=-gini"], ["--seed", "1,2", '--method=-a, "b" [c]']], False),
+    ],
+    ids=["metric", "extended", "replaced", "brackets", "odd names"],
+)
+def test_the_command_on_the_page_makes_the_same_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, steps: list[list[str]], is_named: bool
+) -> None:
+    begun = tmp_path / "begun here"
+    begun.mkdir()
+    monkeypatch.chdir(begun)
+    if protocol == "odd":
+        Path("odd.toml").write_text(f'schema = "vitreous.protocol/1"\ntitle = "Odd"\n{ODD}')
+        protocol = "odd.toml"
+    for step in steps:
+        done = command("bench", "run", protocol, "--out", "run", *QUICK, "--images", 2, *step)
+        assert done.code == 0, done.err
+    first, second = again_commands(Path("run"))
+    assert (first[2] == protocol) == is_named
+    plans, before = len(Store("run").plans()), contents(begun / "run")
+
+    same = command(*first, "--workers", 1, "--device", "cpu")  # in the same folder it changes nothing
+    assert same.code == 0, same.err
+    assert "dropped" not in same.out
+    assert len(Store("run").plans()) == plans
+
+    elsewhere = tmp_path / "empty"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert command(*first, "--workers", 1, "--device", "cpu").code == 0
+    assert command(*second).code == 0
+    words, numbers = contents(elsewhere / "run")
+    assert words == before[0]
+    assert numbers == pytest.approx(before[1], abs=1e-3), "methods that run together round, and rank, otherwise"
+
+
+def contents(run: Path) -> tuple[dict[str, Any], list[float]]:
+    """What a report says: its scores and tables without the numbers, its protocol; and the numbers."""
+    number = re.compile(r"(?<![\w.])-?[0-9]+\.[0-9]+(?:e[-+]?[0-9]+)?(?!\w)")
+    texts = {name: (run / "report" / name).read_text() for name in ("scores.csv", "table.csv", "protocol.json")}
+    numbers = [float(each) for text in texts.values() for each in number.findall(text)]
+    return {name: number.sub("#", text) for name, text in texts.items()}, numbers
+
+
+def test_every_protocol_is_read_from_its_record(tmp_path: Path) -> None:
+    every = {name: read(name) for name in shipped()}
+    every["two sets"] = two_sets()
+    printed = (Published("gini", "world", "gone", data="one", value=0.5, printed=50.0, error=0.1),)
+    every["published"] = dataclasses.replace(two_sets(), published=printed)
+    for known in every.values():
+        path = tmp_path / "protocol.json"
+        path.write_text(json.dumps(known.to_json()))
+        assert read(path) == known
+        assert list(read(path).methods) == list(known.methods)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("[1, 2", "is no JSON"),
+        ("[]", "is no protocol of the schema"),
+        ('{"schema": "vitreous.run/1"}', "is no protocol of the schema"),
+        ({"methods": None}, "[methods] is missing"),
+        ({"methods": []}, "must be a table"),
+        ({"models": []}, "[[models]] is missing"),
+        ({"models": [{"label": 3, "name": "world"}]}, "models[0].label = 3: must be text"),
+        ({"data": {"source": "wurld"}}, "data.source = 'wurld'"),
+        ({"judge": {"metrics": []}}, "judge.metrics"),
+        ({"judge": {"metrics": ["gini"], "seeds": ["a"]}}, "judge.seeds[0] = 'a': must be a whole number"),
+        ({"title": 5}, "title = 5: must be text"),
+        ({"columns": ["colours"]}, "layout.columns"),
+        ({"nonsense": 1}, "nonsense = 1: unknown key"),
+    ],
+)
+def test_records_that_are_wrong_are_one_line(tmp_path: Path, change: Any, text: str) -> None:
+    path = tmp_path / "protocol.json"
+    path.write_text(change if isinstance(change, str) else json.dumps({**tiny().to_json(), **change}))
+    with pytest.raises(VitreousError) as told:
+        read(path)
+    assert text in str(told.value)
+    assert "\n" not in str(told.value)
