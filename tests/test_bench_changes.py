@@ -1,216 +1,287 @@
-"""Runs whose methods, metrics or models change: what changed code made is computed again, and never shown."""
+"""Extending a run: what is added stays, what is removed goes, a plain list replaces, and the run can be made again."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from bench_tiny import bench, photos, ran, tiny
-from commands import MODEL
+from bench_tiny import TOML, bench, tiny
+from commands import Result
 from commands import run as command
-from plug_ins import HELPERS, METHOD, METRIC, PlugIns
-from vitreous.bench.engines.progress import status
-from vitreous.bench.gather import gather
-from vitreous.bench.protocol import Protocol
+from vitreous.bench.changes import Changes, apply_changes, resume_protocol
+from vitreous.bench.protocol import DataSpec, ModelSpec, Protocol, protocol_of_json, read
+from vitreous.bench.run import Bench, Options
 from vitreous.bench.store import Store
-from vitreous.errors import VitreousError, VitreousWarning
-from vitreous.models import registry
+from vitreous.bench.work import Worker
+from vitreous.errors import VitreousError
 
-CALLABLE = "from helpers import scaled\n\ndef explain(model, inputs, classes):\n    return scaled(inputs.sum(dim=1))\n"
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+QUICK = ("--device", "cpu", "--workers", 1)
 
 
 @pytest.fixture
-def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlugIns]:
-    made = PlugIns(tmp_path / "code", monkeypatch)
-    made.write(mine=METHOD.format(package=""), helpers=HELPERS, measure=METRIC, others=CALLABLE)
-    made.load("mine", "measure")
-    yield made
-    made.forget()
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TOML.format(images=2, steps=2, unit=2))
+    return path
 
 
-def change(plug_ins: PlugIns, name: str, old: str, new: str) -> None:
-    plug_ins.edit(name, old, new)
-    plug_ins.load("mine", "measure")
+def ran(file: Path, *more: Any) -> Result:
+    done = command("bench", "run", file, "--out", file.parent / "run", *QUICK, *more)
+    assert done.code == 0, done.err
+    return done
 
 
-def protocol(*methods: str, images: int = 4) -> Protocol:
-    return tiny(images, methods or ("mine", "raw_attention"), ("mean_value", "gini"))
+def protocol_of(file: Path) -> Protocol:
+    manifest = Store(file.parent / "run").manifest()
+    assert manifest is not None
+    return protocol_of_json(manifest["wanted"]["protocol"])
 
 
-def scores(out: Path, method: str, metric: str = "mean_value") -> Any:
-    (found,) = gather(Store(out))
-    return found.table[method, metric]
+def lists(file: Path) -> tuple[list[str], list[str], list[int]]:
+    known = protocol_of(file)
+    return list(known.methods), list(known.judge.metrics), list(known.judge.seeds)
 
 
-def changes(out: Path, known: Protocol) -> list[str]:
-    """Go on with a run; return what it says about changes."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        ran(known, out)
-    return [str(each.message) for each in caught if "again" in str(each.message)]
+# -- on the command line -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mine", "others:explain", "smooth(mine, samples=2)"])
-def test_a_method_whose_code_changed_is_computed_again(plug_ins: PlugIns, tmp_path: Path, name: str) -> None:
-    out, known = tmp_path / "run", protocol(name, "raw_attention")
-    assert not changes(out, known)
-    before, other = scores(out, name), scores(out, "raw_attention")
-    units = Store(out).finished()
-    change(plug_ins, "helpers", "* 1", "* -1")
-    assert changes(out, known) == [f"your method {name} changed: 4 units are computed again"]
-    np.testing.assert_allclose(scores(out, name), -before, rtol=1e-5)
-    np.testing.assert_array_equal(scores(out, "raw_attention"), other)
-    store = Store(out)
-    assert {unit.methods for unit in store.plans()[1].units} == {(name,)}
-    assert units < store.finished()
-    assert status(store).revisions[2] == f"your method {name} changed: 4 units are computed again"
-    assert not changes(out, known)
-    assert not changes(out, protocol(name, "raw_attention", images=6)), "new pictures are not computed again"
+def test_a_second_extension_keeps_the_first(file: Path) -> None:
+    ran(file, "--method", "+rollout", "--metric", "+gini", "--seed", "+3")
+    own = ["deletion(steps=2)", "gini"]
+    assert lists(file) == (["raw_attention", "saliency", "rollout"], own, [0, 3])
+    done = ran(file, "--method", "+ixg")
+    assert "dropped" not in done.out
+    assert lists(file) == (["raw_attention", "saliency", "rollout", "ixg"], own, [0, 3])
+    ran(file)  # the command that began the run
+    assert lists(file) == (["raw_attention", "saliency", "rollout", "ixg"], own, [0, 3])
+    setting = Store(file.parent / "run").plans()[-1].settings[0]
+    assert set(setting.methods) >= {"rollout", "ixg"}
 
 
-def test_a_metric_whose_code_changed_is_computed_again_from_the_same_maps(plug_ins: PlugIns, tmp_path: Path) -> None:
-    out, known = tmp_path / "run", protocol()
-    ran(known, out)
-    before, gini = scores(out, "mine"), scores(out, "mine", "gini")
-    change(plug_ins, "measure", "mean(axis=1)", "mean(axis=1) * -1")
-    assert changes(out, known) == ["your metric mean_value changed: 2 units are computed again"]
-    assert {(unit.modes, unit.metrics) for unit in Store(out).plans()[1].units} == {((), ("mean_value",))}
-    np.testing.assert_allclose(scores(out, "mine"), -before)
-    np.testing.assert_array_equal(scores(out, "mine", "gini"), gini)
+def test_what_is_removed_stays_removed_and_its_units_stay(file: Path) -> None:
+    ran(file, "--method", "+rollout", "--seed", "+1")
+    finished = Store(file.parent / "run").finished()
+    done = ran(file, "--method=-saliency", "--seed=-0")
+    assert "methods dropped: saliency\n" in done.out
+    assert "seeds dropped: 0\n" in done.out
+    again = ran(file, "--method", "-saliency", "--seed", "-0")  # the same, in the other form, once more
+    assert "dropped" not in again.out
+    ran(file, "--metric", "+gini")
+    assert lists(file) == (["raw_attention", "rollout"], ["deletion(steps=2)", "gini"], [1])
+    assert finished <= Store(file.parent / "run").finished()
+    ran(file, "--method", "+saliency", "-q")
+    assert lists(file)[0] == ["raw_attention", "rollout", "saliency"]
 
 
-def test_old_numbers_are_not_shown_before_the_new_ones_are_there(plug_ins: PlugIns, tmp_path: Path) -> None:
-    out, known = tmp_path / "run", protocol()
-    ran(known, out)
-    change(plug_ins, "helpers", "* 1", "* -1")
-    with pytest.warns(VitreousWarning, match="your method mine changed"):
-        bench(known, out)
-    assert np.isnan(scores(out, "mine")).all()
-    assert not np.isnan(scores(out, "raw_attention")).any()
+def test_a_plain_list_replaces_and_says_what_it_drops(file: Path) -> None:
+    ran(file, "--method", "+rollout")
+    done = ran(file, "--method", "rollout", "--method", "+ixg", "--seed", "4", "--metric", "gini")
+    assert lists(file) == (["rollout", "ixg"], ["gini"], [4])
+    for line in ("methods dropped: raw_attention, saliency", "metrics dropped: deletion(steps=2)", "seeds dropped: 0"):
+        assert line in done.out.splitlines()
+    fewer = ran(file, "--images", "1")
+    assert "dropped" not in fewer.out
+    assert "pictures dropped: 1 instead of 3" in (ran(file, "--images", "3", "-q"), ran(file, "--images", "1"))[1].out
 
 
-def test_units_that_were_left_are_not_done_with_other_code(plug_ins: PlugIns, tmp_path: Path) -> None:
-    """Of a run that is stopped the rest is planned anew; others' cells in the same units are kept or planned too."""
-    out, known = tmp_path / "run", protocol()
-    begun = bench(known, out)
-    with pytest.raises(KeyboardInterrupt):
-        begun.work(progress=stop)
-    change(plug_ins, "helpers", "* 1", "* -1")
-    with pytest.raises(VitreousError, match=r"^mine is not what this run was planned with: its code"):
-        bench_of(begun).work()
-    assert changes(out, protocol("raw_attention")) == []
-    assert not np.isnan(scores(out, "raw_attention")).any()
-    assert changes(out, known) == ["your method mine changed: 4 units are computed again"]
-    ran(known, tmp_path / "fresh")
-    for method in ("mine", "raw_attention"):
-        np.testing.assert_array_equal(scores(out, method), scores(tmp_path / "fresh", method))
-
-
-def stop(done: float, total: int | None) -> None:
-    raise KeyboardInterrupt
-
-
-def bench_of(begun: Any) -> Any:
-    """The same run as another process opens it, without planning."""
-    return type(begun)(begun.protocol, begun.store.path, begun.options)
-
-
-def test_code_that_is_as_before_has_its_numbers_again(plug_ins: PlugIns, tmp_path: Path) -> None:
-    out, known = tmp_path / "run", protocol()
-    ran(known, out)
-    before = scores(out, "mine")
-    change(plug_ins, "helpers", "* 1", "* -1")
-    assert len(changes(out, known)) == 1
-    change(plug_ins, "helpers", "* -1", "* 1")
-    assert changes(out, known) == [], "nothing has to be computed"
-    np.testing.assert_array_equal(scores(out, "mine"), before)
-
-
-def test_code_that_cannot_be_known_is_computed_each_time(plug_ins: PlugIns, tmp_path: Path) -> None:
-    plug_ins.write(
-        locked="import threading\n\ndef bind(lock):\n    def explain(m, x, c):\n        with lock:\n"
-        "            return x.sum(dim=1)\n    return explain\n\nexplain = bind(threading.Lock())\n"
+def test_adding_twice_adds_once(file: Path) -> None:
+    ran(file, "--method", "+rollout", "--metric", "+gini", "--seed", "+1")
+    store = Store(file.parent / "run")
+    before = lists(file), len(store.plans()), store.finished()
+    ran(
+        file,
+        "--method",
+        "+rollout,rollout",
+        "--method",
+        "+ rollout",
+        "--metric",
+        "+gini",
+        "--seed",
+        "+1",
+        "--seed",
+        "+01",
     )
-    out, known = tmp_path / "run", protocol("locked:explain")
-    for number in (1, 2):
-        told = changes(out, known)
-        assert len(Store(out).plans()) == number
-    assert told == ["your method locked:explain may have changed: 4 units are computed again"]
+    ran(file, "--metric", "+deletion( steps = 2 )", "--method", "+saliency()")  # the same in other spellings
+    store = Store(file.parent / "run")
+    assert (lists(file), len(store.plans()), store.finished()) == before
 
 
-ADAPTER = """
-from vitreous.world.adapter import ADAPTER
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--method=-nothing"], "tiny has no method 'nothing' that could be removed"),
+        (["--method", "-nothing"], "tiny has no method 'nothing' that could be removed"),
+        (["--method=-salienci"], "did you mean saliency?"),
+        (["--method=-random"], "tiny has no method 'random' that could be removed"),
+        (["--method", "+nothing"], "unknown method 'nothing'"),
+        (["--method", "+"], "--method '+' names no method"),
+        (["--method", "-"], "--method '-' names no method"),
+        (["--method", ""], "--method '' names no method"),
+        (["--method", "+a", "--method=-a"], "--method both adds and removes a"),
+        (["--method=-raw_attention,saliency"], "no method of tiny would be left"),
+        (["--metric=-gini"], "tiny has no metric 'gini' that could be removed"),
+        (["--metric=-deletion(steps=2)"], "no metric of tiny would be left"),
+        (["--seed=-7"], "tiny has no seed '7' that could be removed"),
+        (["--seed=-0"], "no seed of tiny would be left"),
+        (["--seed", "one"], "--seed one is no whole number from 0 on"),
+        (["--seed", "++1"], "--seed +1 is no whole number from 0 on"),
+        (["--seed", "1.5"], "--seed 1.5 is no whole number from 0 on"),
+        (["--model=-other"], "tiny has no model 'other' that could be removed"),
+        (["--model=-world"], "no model of tiny would be left"),
+        (["--img-size", "64"], "--img-size is that of another model"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_changes_nothing(file: Path, options: list[str], text: str) -> None:
+    bench(read(file), file.parent / "run")
+    before = (file.parent / "run" / "run.json").read_bytes()
+    done = command("bench", "run", file, "--out", file.parent / "run", *QUICK, *options)
+    assert done.code == 2
+    assert text in done.err
+    assert done.err.count("\n") == 1
+    assert (file.parent / "run" / "run.json").read_bytes() == before
 
 
-class Mine:
-    prefix = "mine"
+def test_an_interrupted_extension_is_kept_by_the_next(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran(file)
 
-    def accepts(self, module):
-        return False
+    def stopped(self: Worker, job: Any, read: Any) -> Any:
+        raise KeyboardInterrupt
 
-    def load(self, name, **options):
-        return ADAPTER.load("world", **options)
-
-    def models(self):
-        return []
-
-    def view(self, module, **facts):
-        raise NotImplementedError
-"""
-
-
-def test_a_model_whose_factory_changed_is_computed_again(
-    plug_ins: PlugIns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load() -> None:
-        monkeypatch.setattr(registry, "_added", [plug_ins.load("mine", "measure", "factory").Mine()])
-        registry.adapters.cache_clear()
-
-    plug_ins.write(factory=ADAPTER)
-    load()
-    out, known = tmp_path / "run", tiny(2, ("raw_attention",), ("gini",), name="mine/net")
-    ran(known, out)
-    plug_ins.edit("factory", '"world", **options', '"world", **dict(options)')
-    load()
-    assert changes(out, known) == ["your model world changed: 2 units are computed again"]
-    assert not changes(out, known)
-    assert not np.isnan(scores(out, "raw_attention", "gini")).any()
+    monkeypatch.setattr(Worker, "found", stopped)
+    done = command("bench", "run", file, "--out", file.parent / "run", "--shard", "1/1", "--method", "+rollout")
+    assert done.code == 130
     monkeypatch.undo()
-    registry.adapters.cache_clear()
+    ran(file, "--method", "+ixg")
+    store = Store(file.parent / "run")
+    assert lists(file)[0] == ["raw_attention", "saliency", "rollout", "ixg"]
+    assert {unit.id for plan in store.plans() for unit in plan.units} == store.finished()
 
 
-def test_the_command_says_what_is_computed_again(plug_ins: PlugIns, tmp_path: Path) -> None:
-    text = (
-        'schema = "vitreous.protocol/1"\ntitle = "Tiny"\nmodels = [{label = "world", name = "world"}]\n'
-        '[data]\nsource = "world"\nsplit = "test"\nimages = 2\n'
-        '[judge]\nmetrics = ["mean_value"]\nunit = 2\nbaselines = false\n[methods]\nmine = "mine"\n'
+def test_an_extension_does_not_undo_one_that_was_made_meanwhile(tmp_path: Path) -> None:
+    out, known = tmp_path / "run", tiny(images=2)
+    seen: Any = (bench(known, out).store.manifest() or {})["wanted"]
+    for name in ("saliency", "ixg"):
+        changed, _ = apply_changes(known, Changes(methods=[f"+{name}"]))
+        extended = Bench(changed, out, Options(device="cpu"), named=known, seen=seen)
+        if name == "saliency":
+            extended.prepare()
+            continue
+        with pytest.raises(VitreousError, match="was changed by another command meanwhile"):
+            extended.prepare()
+    with pytest.raises(VitreousError, match="was changed by another command meanwhile"):
+        Bench(known, out, Options(device="cpu"), seen={}).prepare()  # there was no run when it looked
+
+
+# -- the protocol that a command names ---------------------------------------------------------------------
+
+
+def wanted_by(run: Protocol, named: Protocol | None) -> dict[str, Any]:
+    told = {"protocol": run.to_json(), **({} if named is None else {"named": named.to_json()})}
+    return dict(json.loads(json.dumps(told)))
+
+
+def test_a_file_that_was_edited_comes_in_beside_what_the_run_has_changed() -> None:
+    began = tiny(methods=("raw_attention", "rollout", "saliency"), metrics=("gini", "deletion(steps=2)"))
+    run, _ = apply_changes(began, Changes(methods=["+ixg", "-rollout"], seeds=["+5"], precision="float16"))
+    edited = dataclasses.replace(
+        began,
+        title="Other",
+        methods={"raw_attention": "raw_attention", "rollout": "rollout", "gradcam": "gradcam"},
+        judge=dataclasses.replace(began.judge, ties="raster"),
     )
-    (tmp_path / "p.toml").write_text(text)
-    given = ("bench", "run", tmp_path / "p.toml", "--out", tmp_path / "run", "--device", "cpu", "--workers", "1")
-    assert command(*given).code == 0
-    change(plug_ins, "helpers", "* 1", "* -1")
-    told = command(*given)
-    assert told.code == 0
-    assert "vitreous: warning: your method mine changed: 2 units are computed again" in told.err.splitlines()
-    change(plug_ins, "measure", "mean(axis=1)", "mean(axis=1) * -1")
-    told = command(*given)
-    assert "vitreous: warning: your metric mean_value changed: 1 unit is computed again" in told.err.splitlines()
+    merged, told = resume_protocol(edited, wanted_by(run, began))
+    assert list(merged.methods) == ["raw_attention", "gradcam", "ixg"]
+    assert (merged.judge.seeds, merged.judge.ties, merged.judge.precision) == ((0, 5), "raster", "float16")
+    assert merged.title == "Other"
+    assert told == ["tiny has changed since this run was begun", "methods dropped: saliency", "methods added: gradcam"]
+    assert resume_protocol(began, wanted_by(run, began)) == (run, [])
 
 
-def test_explanations_of_changed_code_are_made_again(plug_ins: PlugIns, tmp_path: Path) -> None:
-    folder, out = photos(tmp_path / "photos", 2), tmp_path / "out"
-    given = ("explain", folder, *MODEL, "--method", "mine", "--out", out, "--resume")
-    assert command(*given).code == 0
-    assert "2 left out: the same question is answered already" in command(*given).out
-    old = {path: np.load(path) for path in out.rglob("map.npy")}
-    change(plug_ins, "helpers", "* 1", "* -1")
-    assert "left out" not in command(*given).out
-    new = [np.load(path) for path in out.rglob("map.npy") if path not in old]
-    assert len(old) == len(new) == 2
-    for each in old.values():
-        assert any(np.array_equal(each, -other) for other in new)
+def test_a_row_that_means_something_else_now_is_named() -> None:
+    began = tiny(methods={"a": "rollout", "b": "ixg"})
+    edited = dataclasses.replace(began, methods={"a": "rollout(start=1)", "b": "ixg"})
+    merged, told = resume_protocol(edited, wanted_by(began, began))
+    assert merged.methods == edited.methods
+    assert "methods with another meaning: a" in told
+
+
+def test_another_protocol_in_the_same_folder_is_told() -> None:
+    began = tiny()
+    other = dataclasses.replace(tiny(methods=("rollout",)), name="other")
+    found, told = resume_protocol(other, wanted_by(began, began))
+    assert found == other
+    assert told == ["this was a run of tiny, and is one of other now", "methods dropped: raw_attention"]
+
+
+def test_runs_of_older_versions_keep_what_they_have() -> None:
+    usual = read("quick")
+    run, _ = apply_changes(usual, Changes(methods=["+rollout"]))
+    assert resume_protocol(usual, wanted_by(run, None)) == (run, [])
+
+
+# -- lists of their own ------------------------------------------------------------------------------------
+
+
+def two_sets() -> Protocol:
+    known = tiny(methods=("rollout", "ixg"), metrics=("gini", "pointing_game"))
+    data = DataSpec("world", label="one", images=2, split="test", metrics=("gini",))
+    models = (ModelSpec("world", "world"), ModelSpec("cnn", "world-cnn", methods=("ixg",)))
+    also = (DataSpec("world", label="two", images=2, split="train"),)
+    return dataclasses.replace(known, data=data, also=also, models=models)
+
+
+def test_a_data_set_with_its_own_metrics_gets_what_is_added_and_no_more() -> None:
+    added, _ = apply_changes(two_sets(), Changes(metrics=["+deletion"], methods=["+saliency"]))
+    assert (added.data.metrics, added.also[0].metrics) == (("gini", "deletion"), ())
+    assert [each.methods for each in added.models] == [(), ("ixg", "saliency")]
+    removed, told = apply_changes(added, Changes(metrics=["-gini"], methods=["-ixg"]))
+    assert (removed.data.metrics, removed.judge.metrics) == (("deletion",), ("pointing_game", "deletion"))
+    assert removed.models[1].methods == ("saliency",)
+    assert told == ["methods dropped: ixg", "metrics dropped: gini"]
+    with pytest.raises(VitreousError, match="no metric of one would be left"):
+        apply_changes(two_sets(), Changes(metrics=["-gini"]))
+    with pytest.raises(VitreousError, match="no method of cnn would be left"):
+        apply_changes(two_sets(), Changes(methods=["-ixg"]))
+
+
+def test_models_are_added_removed_and_replaced() -> None:
+    known = dataclasses.replace(two_sets(), data=dataclasses.replace(two_sets().data, models=("world", "cnn")))
+
+    def labels(*models: str, size: int | None = None) -> list[tuple[str, int | None]]:
+        changed, _ = apply_changes(known, Changes(models=models, size=size), known)
+        return [(each.label, each.size) for each in changed.models]
+
+    own: list[tuple[str, int | None]] = [("world", None), ("cnn", None)]
+    assert labels("+timm/test_vit", size=64) == [*own, ("timm/test_vit", 64)]
+    assert labels("+cnn") == own
+    assert labels("-world") == own[1:]
+    assert labels("timm/a, b[c]") == [("timm/a, b[c]", None)]
+    assert labels("timm/a", "+world-shortcut") == [("timm/a", None), ("world-shortcut", None)]
+    assert labels("cnn") == own[1:]
+    added, _ = apply_changes(known, Changes(models=["+timm/a"]))
+    assert added.data.models == ("world", "cnn", "timm/a"), "where the model with the most rows is"
+    less, told = apply_changes(known, Changes(models=["-cnn"]), known)
+    assert told == ["models dropped: cnn"]
+    assert apply_changes(less, Changes(models=["+cnn"]), known)[0].models == known.models
+    assert apply_changes(less, Changes(models=["cnn"]), known)[0].models == known.models[1:]
+
+
+def test_the_reference_goes_with_its_row() -> None:
+    usual = read("quick")
+    assert usual.judge.reference is not None
+    changed, told = apply_changes(usual, Changes(methods=[f"-{usual.judge.reference}"]))
+    assert changed.judge.reference is None
+    assert f"reference dropped: {usual.judge.reference}" in told
+
+
+def test_labels_with_commas_are_one_label() -> None:
+    known = tiny(methods={"a, b": "rollout", "c [d] 'e'": "ixg", "f": "saliency"})
+    assert list(apply_changes(known, Changes(methods=["-a, b"]))[0].methods) == ["c [d] 'e'", "f"]
+    assert list(apply_changes(known, Changes(methods=["c [d] 'e'", "a, b"]))[0].methods) == ["c [d] 'e'", "a, b"]
+    assert apply_changes(known, Changes(methods=["a, b"]))[0].methods == {"a, b": "rollout"}

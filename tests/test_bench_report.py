@@ -123,8 +123,8 @@ def test_the_commands_say_what_was_changed() -> None:
     mine = dataclasses.replace(usual, models=(ModelSpec("timm/a", "timm/a"),))
     assert "--model timm/a" in commands(mine, {"data": {"one": "p", "two": "q"}}, "x")[0]
     assert "--data one=p --data two=q" in commands(mine, {"data": {"one": "p", "two": "q"}}, "x")[0]
-    assert commands(protocol(), {"data": "p"}, "x")[0] == "vitreous bench run mine.toml --out x --data p"
-    assert commands(protocol(), {"data": {"": "p"}}, "x")[0] == "vitreous bench run mine.toml --out x --data p"
+    assert commands(protocol(), {"data": "p"}, "x")[0] == "vitreous bench run protocol.json --out x --data p"
+    assert commands(protocol(), {"data": {"": "p"}}, "x")[0] == "vitreous bench run protocol.json --out x --data p"
     half = dataclasses.replace(usual, judge=dataclasses.replace(usual.judge, precision="float16"))
     assert commands(half, {}, "x")[0].endswith("--out x --precision float16")
     sized = commands(replace_model(usual, "timm/a", 224), {}, "x")[0]

@@ -26,10 +26,12 @@ __all__ = [
     "ModelSpec",
     "Protocol",
     "Published",
+    "add_model",
+    "protocol_of_json",
     "read",
     "replace_model",
     "shipped",
-    "protocol_of_json",
+    "with_models",
 ]
 
 SCHEMA = "vitreous.protocol/1"
@@ -182,7 +184,7 @@ class Protocol:
         if self.missing:
             needs = "; ".join(f"{word}: {REQUIRES[word]}" for word in self.missing)
             raise VitreousError(f"{self.name} cannot run here, it requires {needs}")
-        return _with_models(self, tuple(model for model in self.models if not model.requires))
+        return with_models(self, tuple(model for model in self.models if not model.requires))
 
     def methods_of(self, model: ModelSpec) -> dict[str, str]:
         """Return the spellings of the rows that a model has, by their labels."""
@@ -214,8 +216,8 @@ def shipped() -> list[str]:
 
 
 def read(name_or_path: str | Path) -> Protocol:
-    """Read a protocol that comes along, by its name, or a file of one's own."""
-    from vitreous.bench.protocol_file import read_file  # which knows what is defined here
+    """Read a protocol that comes along, by its name, a file of one's own, or the JSON file that a report wrote."""
+    from vitreous.bench.protocol_file import read_file, read_record  # which know what is defined here
 
     known = shipped()
     if isinstance(name_or_path, str) and name_or_path in known:
@@ -224,7 +226,7 @@ def read(name_or_path: str | Path) -> Protocol:
     if not path.is_file():
         what = one_line(repr(str(name_or_path)))[:200]
         raise VitreousError(f"{what} is no file and no protocol that comes along{nearest(str(name_or_path), known)}")
-    return read_file(path)
+    return read_record(path) if path.suffix == ".json" else read_file(path)
 
 
 def replace_model(protocol: Protocol, name: str, size: int | None = None) -> Protocol:
@@ -233,8 +235,7 @@ def replace_model(protocol: Protocol, name: str, size: int | None = None) -> Pro
     It prepares pictures as its own weights want, in another ``size`` if one is given. Rows and data sets are those of
     the model with the most rows, of those that can run. Published cells stay as they are: they are those of others.
     """
-    ready = [model for model in protocol.models if not model.requires] or list(protocol.models)
-    like = max(ready, key=lambda model: len(model.methods) or math.inf)
+    like = _fullest(protocol)
     sets = [each for each in (protocol.data, *protocol.also) if not each.models or like.label in each.models]
     sets = [replace(each, models=()) for each in sets]
     needs = tuple(word for word in protocol.requires if word not in ("weights", "training"))
@@ -242,7 +243,29 @@ def replace_model(protocol: Protocol, name: str, size: int | None = None) -> Pro
     return replace(protocol, models=(model,), data=sets[0], also=tuple(sets[1:]), requires=needs)
 
 
-def _with_models(protocol: Protocol, models: tuple[ModelSpec, ...]) -> Protocol:
+def add_model(protocol: Protocol, model: str | ModelSpec, size: int | None = None) -> Protocol:
+    """Return the same protocol with one more model, by its name or its spec; rows and data as for ``replace_model``."""
+    like = _fullest(protocol)
+    if isinstance(model, str):
+        model = ModelSpec(label=model, name=model, size=size, methods=like.methods)
+    label = model.label
+
+    def seen(data: DataSpec) -> DataSpec:
+        known = like.label in data.models and label not in data.models
+        return replace(data, models=(*data.models, label)) if known else data
+
+    also = tuple(seen(each) for each in protocol.also)
+    return replace(protocol, models=(*protocol.models, model), data=seen(protocol.data), also=also)
+
+
+def _fullest(protocol: Protocol) -> ModelSpec:
+    """Return the model with the most rows, of those that can run."""
+    ready = [model for model in protocol.models if not model.requires] or list(protocol.models)
+    return max(ready, key=lambda model: len(model.methods) or math.inf)
+
+
+def with_models(protocol: Protocol, models: tuple[ModelSpec, ...]) -> Protocol:
+    """Return a protocol with some of its models, and the data sets that belong to them."""
     labels = [model.label for model in models]
     sets = [each for each in (protocol.data, *protocol.also) if not each.models or set(labels) & set(each.models)]
     if not sets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import sys
 import types
@@ -26,7 +27,7 @@ from vitreous.bench.protocol import (
 )
 from vitreous.errors import VitreousError, nearest, one_line
 
-__all__ = ["read_file"]
+__all__ = ["read_file", "read_record"]
 
 _AXES = ("methods", "metrics", "models", "data")
 _MOST_BYTES = 2**24
@@ -35,7 +36,29 @@ T = TypeVar("T")
 
 def read_file(path: Path) -> Protocol:
     """Read one protocol file."""
-    return _File(path).protocol()
+    file = _File(path)
+    file.told = file.toml()
+    return file.protocol()
+
+
+def read_record(path: Path) -> Protocol:
+    """Read the protocol of a run as its report wrote it, in JSON; it may lack rows of which there are printed cells."""
+    file = _File(path)
+    try:
+        told = json.loads(file.content())
+    except (ValueError, RecursionError) as error:
+        raise VitreousError(f"{path}: is no JSON: {one_line(str(error))}") from None
+    if not isinstance(told, dict) or told.pop("schema", None) != SCHEMA:
+        raise VitreousError(f"{path}: is no protocol of the schema {SCHEMA!r}")
+    file.told = _without_gaps(told)
+    return file.recorded()
+
+
+def _without_gaps(told: Any) -> Any:
+    """Leave out what says nothing: in JSON as it is written, what has no value is null, or an empty text."""
+    if isinstance(told, dict):
+        return {key: _without_gaps(each) for key, each in told.items() if each is not None and each != ""}
+    return [_without_gaps(each) for each in told] if isinstance(told, list) else told
 
 
 @dataclass(frozen=True)
@@ -66,7 +89,7 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.told = self._toml()
+        self.told: dict[str, Any] = {}
 
     def protocol(self) -> Protocol:
         told = self.told
@@ -99,6 +122,27 @@ class _File:
         _Check(self, made).all()
         return made
 
+    def recorded(self) -> Protocol:
+        """Return a protocol whose records are those of ``Protocol.to_json``."""
+        tables = {
+            "models": self._records(ModelSpec, "models", least=1),
+            "data": self._record(DataSpec, self._table("data", needed=True), "data"),
+            "also": self._records(DataSpec, "also"),
+            "judge": self._record(JudgeSpec, self._table("judge", needed=True), "judge"),
+            "published": self._records(Published, "published"),
+            "methods": self._texts("methods", needed=True),
+            "absent": self._texts("absent"),
+        }
+        rest = {key: value for key, value in self.told.items() if key not in tables}
+        made = self._record(Protocol, rest, "", filled=tables)
+        check = _Check(self, made)
+        check.words()
+        for place, model in enumerate(made.models):
+            check.model(f"models[{place}]", model)
+        for where, data in check.sets():
+            check.data(where, data)
+        return made
+
     def wrong(self, key: str, value: Any, complaint: str) -> VitreousError:
         shown = one_line(repr(value))
         return VitreousError(f"{self.path}: {key} = {shown if len(shown) < 120 else shown[:117] + '...'}: {complaint}")
@@ -108,19 +152,23 @@ class _File:
             said = ", ".join(known) if len(known) <= 20 else f"{len(known)} are known"
             raise self.wrong(key, value, f"is not one of {said}{nearest(value, known)}")
 
-    def _toml(self) -> dict[str, Any]:
+    def content(self) -> str:
+        try:
+            with self.path.open("rb") as file:
+                content = file.read(_MOST_BYTES + 1)
+        except OSError as error:
+            raise VitreousError(f"{self.path}: cannot be read: {error.strerror}") from None
+        if len(content) > _MOST_BYTES:
+            raise VitreousError(f"{self.path}: is larger than {_MOST_BYTES} bytes, which no protocol is")
+        return content.decode()
+
+    def toml(self) -> dict[str, Any]:
         try:
             reader = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         except ModuleNotFoundError:
             raise VitreousError(f"{self.path}: needs tomli on this Python: pip install 'vitreous[bench]'") from None
         try:
-            with self.path.open("rb") as file:
-                content = file.read(_MOST_BYTES + 1)
-            if len(content) > _MOST_BYTES:
-                raise VitreousError(f"{self.path}: is larger than {_MOST_BYTES} bytes, which no protocol is")
-            told: dict[str, Any] = reader.loads(content.decode())
-        except OSError as error:
-            raise VitreousError(f"{self.path}: cannot be read: {error.strerror}") from None
+            told: dict[str, Any] = reader.loads(self.content())
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError and TOMLDecodeError are ValueErrors
             raise VitreousError(f"{self.path}: is no TOML: {one_line(str(error))}") from None
         return told
@@ -149,7 +197,14 @@ class _File:
             raise VitreousError(f"{self.path}: [[{key}]] is missing")
         return tuple(self._record(kind, each, f"{key}[{place}]") for place, each in enumerate(told))
 
-    def _record(self, kind: type[T], told: dict[str, Any], where: str, also: Sequence[str] = ()) -> T:
+    def _record(
+        self,
+        kind: type[T],
+        told: dict[str, Any],
+        where: str,
+        also: Sequence[str] = (),
+        filled: Mapping[str, Any] = types.MappingProxyType({}),
+    ) -> T:
         hints, fields = get_type_hints(kind), dataclasses.fields(kind)  # type: ignore[arg-type]
         names = [each.name for each in fields]
         dot = f"{where}." if where else ""
@@ -158,9 +213,10 @@ class _File:
                 known = (*names, *also)
                 raise self.wrong(f"{dot}{one_line(key)}", value, f"unknown key{nearest(key, known)}")
         for each in fields:
-            if each.default is MISSING and each.default_factory is MISSING and each.name not in told:
+            given = each.name in told or each.name in filled
+            if each.default is MISSING and each.default_factory is MISSING and not given:
                 raise VitreousError(f"{self.path}: {dot}{each.name} is missing")
-        return kind(**{key: _typed(self, value, hints[key], f"{dot}{key}") for key, value in told.items()})
+        return kind(**{key: _typed(self, value, hints[key], f"{dot}{key}") for key, value in told.items()}, **filled)
 
 
 def _typed(file: _File, value: Any, kind: Any, key: str) -> Any:
@@ -197,18 +253,21 @@ class _Check:
         self.known_rows = {**protocol.methods, **protocol.absent}
 
     def all(self) -> None:
-        self._whole()
+        self.words()
         self._spellings()
         for place, model in enumerate(self.protocol.models):
-            self._model(f"models[{place}]", model)
-        self._data("data", self.protocol.data)
-        for place, data in enumerate(self.protocol.also):
-            self._data(f"also[{place}]", data)
+            self.model(f"models[{place}]", model)
+        for where, data in self.sets():
+            self.data(where, data)
+            for label in data.models:
+                self.file.choice(f"{where}.models", label, self.labels)
+            for spelling in data.metrics:
+                self.file.choice(f"{where}.metrics", spelling, self.protocol.judge.metrics)
         self._once("models", self.labels)
         self._once("data", [data.label for data in (self.protocol.data, *self.protocol.also)])
         self._cells()
 
-    def _whole(self) -> None:
+    def words(self) -> None:
         from vitreous.results.figures import KINDS
         from vitreous.words.papers import PAPERS
 
@@ -267,7 +326,7 @@ class _Check:
         if not label.isprintable() or not label.strip():
             raise self.file.wrong(key, label, "a label is one line of characters that can be seen")
 
-    def _model(self, where: str, model: ModelSpec) -> None:
+    def model(self, where: str, model: ModelSpec) -> None:
         self._label(f"{where}.label", model.label)
         for word in model.requires:
             self.file.choice(f"{where}.requires", word, REQUIRES)
@@ -285,7 +344,10 @@ class _Check:
             if len(numbers) not in (0, 3):
                 raise self.file.wrong(f"{where}.{key}", list(numbers), "must be three numbers, one per channel")
 
-    def _data(self, where: str, data: DataSpec) -> None:
+    def sets(self) -> list[tuple[str, DataSpec]]:
+        return [("data", self.protocol.data), *((f"also[{n}]", each) for n, each in enumerate(self.protocol.also))]
+
+    def data(self, where: str, data: DataSpec) -> None:
         if data.label:
             self._label(f"{where}.label", data.label)
         self.file.choice(f"{where}.source", data.source, SOURCES)
@@ -299,10 +361,6 @@ class _Check:
             raise self.file.wrong(f"{where}.least_confidence", data.least_confidence, complaint)
         if data.choose == "listed" and data.names is None:
             raise self.file.wrong(f"{where}.choose", data.choose, "needs names, a text file with one picture per line")
-        for label in data.models:
-            self.file.choice(f"{where}.models", label, self.labels)
-        for spelling in data.metrics:
-            self.file.choice(f"{where}.metrics", spelling, self.protocol.judge.metrics)
 
     def _cells(self) -> None:
         sets = {data.label: data for data in (self.protocol.data, *self.protocol.also)}

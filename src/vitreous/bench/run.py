@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from vitreous.bench.changes import change_messages, stale_units, weights_of
+from vitreous.bench.code_changes import change_messages, stale_units, weights_of
 from vitreous.bench.hows import method_of
 from vitreous.bench.part import Options, Part, changed
 from vitreous.bench.planning import Cell, as_before, asks_more, missing_units, open_tasks, places, sources, wanted_units
@@ -37,8 +38,18 @@ class UnitsFailed(VitreousError):
 class Bench:
     """A protocol, its pictures and models, and the folder where what was found is kept."""
 
-    def __init__(self, protocol: Protocol, out: str | Path, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        protocol: Protocol,
+        out: str | Path,
+        options: Options | None = None,
+        *,
+        named: Protocol | None = None,
+        seen: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``named`` is the protocol before a command changed it, ``seen`` what the manifest wanted when it did."""
         add_world()
+        self.named, self.seen = named or protocol, seen
         self.options = options or Options()
         self.protocol = protocol.runnable()
         self.parts = [Part(each, self.options) for each in self.protocol.parts()]
@@ -89,11 +100,12 @@ class Bench:
         for part in self.parts:
             part.check()
         sources = [part.pictures.source.to_json() for part in self.parts]
-        wanted = {"protocol": self.protocol.to_json(), **self.options.to_json(), "sources": sources}
+        wanted: dict[str, Any] = {"protocol": self.protocol.to_json(), "named": self.named.to_json()}
+        wanted |= {**self.options.to_json(), "sources": sources}
         wanted["pictures"] = {part.protocol.data.label: part.listed for part in self.parts}
         decided = self._decided()
         self._refuse_changes([setting for setting, _ in decided], self.store.plans())
-        self.store = Store.create(self.store.path, wanted)
+        self.store = Store.create(self.store.path, wanted, self.seen)
         self.store.mend()
         with self.store.planning() as plans:
             self._refuse_changes([setting for setting, _ in decided], plans)

@@ -87,8 +87,12 @@ class Store:
     # -- the run -----------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: str | Path, wanted: Mapping[str, Any]) -> Store:
-        """Open a run that is there for the same thing, or begin it; a folder that is not ours is refused."""
+    def create(cls, path: str | Path, wanted: Mapping[str, Any], seen: Mapping[str, Any] | None = None) -> Store:
+        """Open a run that is there for the same thing, or begin it; a folder that is not ours is refused.
+
+        ``wanted`` may extend what the run's manifest wanted when it was ``seen`` (empty: there was no run): then it is
+        refused where another process has written another protocol since, which it does not know of.
+        """
         store = cls(path)
         with disk.lock(store.path / "run"):
             known = store.manifest()
@@ -96,7 +100,10 @@ class Store:
                 if any(not each.name.startswith(".vitreous-") for each in store.path.iterdir()):
                     raise VitreousError(f"{path} holds something that is no run of ours; choose another place")
                 store._write("run.json", {"schema": SCHEMA, "vitreous": __version__, "wanted": dict(wanted)})
-            elif known["wanted"] != json.loads(json.dumps(wanted)):
+            elif known["wanted"] != (new := json.loads(json.dumps(wanted))):
+                protocols = [each.get("protocol") for each in (seen or {}, new)]
+                if seen is not None and known["wanted"].get("protocol") not in protocols:
+                    raise VitreousError(f"{path} was changed by another command meanwhile: run this one again")
                 store._write("run.json", {**known, "wanted": dict(wanted)})  # extended: earlier units stay
         return store
 

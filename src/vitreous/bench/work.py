@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitreous.bench.careful import Careful, careful
-from vitreous.bench.changes import check_code, check_model
+from vitreous.bench.code_changes import check_code, check_model
 from vitreous.bench.planning import Cell, map_cell
 from vitreous.bench.store import Found
 from vitreous.bench.units import Setting, Unit

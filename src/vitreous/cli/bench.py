@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -16,6 +16,7 @@ from vitreous.errors import VitreousError, one_line
 
 if TYPE_CHECKING:
     from vitreous.bench.engines.progress import Status
+    from vitreous.bench.part import Options
     from vitreous.bench.protocol import Protocol
 
 __all__ = ["app"]
@@ -59,22 +60,32 @@ def run(
         _Several, typer.Option(help="Where the pictures are; LABEL=PATH, repeated, if there are several data sets.")
     ] = None,
     model: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--model", "-m", help="Another model instead of the protocol's.", show_default=False),
+        _Several,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Another model instead of the run's; +NAME adds one, -NAME removes one. May be repeated.",
+        ),
     ] = None,
     img_size: options.ImgSize = None,
     method: Annotated[
         _Several,
         typer.Option(
-            help="Only these rows: a label of the protocol, a spelling, a folder of maps or package.module:callable; "
-            "with + in front beside the protocol's own. May be repeated."
+            help="Only these rows: a label of the protocol, a spelling, a folder of maps or package.module:callable. "
+            "+NAME adds a row to those that the run has, --method=-NAME removes one. May be repeated."
         ),
     ] = None,
     metric: Annotated[
-        _Several, typer.Option(help="Only these metrics; with + in front beside the protocol's own. May be repeated.")
+        _Several,
+        typer.Option(
+            help="Only these metrics; +NAME adds one to those of the run, -NAME removes one. May be repeated."
+        ),
     ] = None,
     images: Annotated[Optional[int], typer.Option(min=1, help="How many pictures.")] = None,  # noqa: UP045
-    seed: Annotated[Optional[list[int]], typer.Option(help="Seeds; may be repeated.")] = None,  # noqa: UP045
+    seed: Annotated[
+        _Several,
+        typer.Option(help="Only these seeds; +N adds one to those of the run, -N removes one. May be repeated."),
+    ] = None,
     checkpoint: Annotated[_Several, typer.Option(help="LABEL=FILE: weights of a model; may be repeated.")] = None,
     device: options.Device = "auto",
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker, part of the plan.")] = 1,
@@ -109,17 +120,22 @@ def run(
 ) -> None:
     """Run a protocol, go on where it stopped, or add what is new in it.
 
-    Ctrl-C loses the units in flight and nothing else; the same command goes on. Several runs may share a folder.
+    Ctrl-C loses the units in flight and nothing else; the same command goes on. Several runs may share a folder. A run
+    keeps what it has: methods, metrics, seeds, models, pictures. A plain list replaces what was there.
     """
     part = _shard(shard)
     places = options.places(data)
+    from vitreous.bench.changes import Changes, apply_changes, resume_protocol
     from vitreous.bench.engines import ENGINES
     from vitreous.bench.engines import run as work
+    from vitreous.bench.protocol import PRECISIONS
     from vitreous.bench.run import Bench, Options
+    from vitreous.bench.store import Store
     from vitreous.words import check_choice
 
     check_choice("engine", engine, ENGINES)
-    wanted = _asked(_read(protocol, model, img_size), method, metric, seed, precision)
+    if precision is not None:
+        check_choice("precision", precision, PRECISIONS)
     how = Options(
         data=places,
         device=device,
@@ -128,7 +144,17 @@ def run(
         images=images,
         checkpoint=options.pairs(checkpoint, "checkpoint"),
     )
-    bench = Bench(wanted, out, how)
+    named, manifest = _read(protocol), Store(out).manifest()
+    seen: Mapping[str, Any] = {} if manifest is None else manifest["wanted"]
+    start, told = resume_protocol(named, seen or None)
+    changes = Changes(method or (), metric or (), seed or (), model or (), img_size, precision)
+    changed, dropped = apply_changes(start, changes, named, Store(out).plans())
+    if seen:
+        how, fewer = _resumed(how, seen)
+        told += [*dropped, *fewer]
+    bench = Bench(changed, out, how, named=named, seen=seen)
+    for line in () if quiet else told:
+        options.say(line)
     with options.telling(quiet):
         bench.prepare()
         with _progress(quiet) as progress:
@@ -240,60 +266,38 @@ def _end(store: Any, out: Path) -> None:
     options.say(f"{found.done} of {found.total} units are done in {out}{rest}")
 
 
-def _read(name: str, model: str | None, size: int | None) -> Protocol:
-    from vitreous.bench.protocol import read, replace_model
+def _read(name: str) -> Protocol:
+    """Read a protocol; the files that it names are found wherever its run is resumed."""
+    from vitreous.bench.protocol import read
 
     known = read(name)
-    if model is None and size is not None:
-        raise VitreousError("--img-size is that of another model: give --model too")
-    return known if model is None else replace_model(known, model, size)
+
+    def found(data: Any) -> Any:
+        paths = {key: getattr(data, key) for key in ("path", "names")}
+        return dataclasses.replace(data, **{key: path and options.place(path) for key, path in paths.items()})
+
+    models = [
+        dataclasses.replace(each, checkpoint=each.checkpoint and options.place(each.checkpoint))
+        for each in known.models
+    ]
+    return dataclasses.replace(known, data=found(known.data), also=tuple(map(found, known.also)), models=tuple(models))
 
 
-def _asked(
-    protocol: Protocol,
-    method: Sequence[str] | None,
-    metric: Sequence[str] | None,
-    seed: Sequence[int] | None,
-    precision: str | None,
-) -> Protocol:
-    """Return the protocol with other rows, metrics, seeds or numbers."""
-    from vitreous.bench.protocol import PRECISIONS
-    from vitreous.words import check_choice
-
-    judge = protocol.judge
-    if precision is not None:
-        check_choice("precision", precision, PRECISIONS)
-        judge = dataclasses.replace(judge, precision=precision)
-    if metric:
-        named, added = _added(metric)
-        own = () if named else judge.metrics
-        judge = dataclasses.replace(judge, metrics=tuple(dict.fromkeys((*own, *named, *added))))
-    if seed:
-        judge = dataclasses.replace(judge, seeds=tuple(dict.fromkeys(seed)))
-    changed = dataclasses.replace(protocol, judge=judge)
-    if metric:
-        sets = [dataclasses.replace(each, metrics=()) for each in (protocol.data, *protocol.also)]
-        changed = dataclasses.replace(changed, data=sets[0], also=tuple(sets[1:]))
-    if not method:
-        return changed
-    named, added = _added(method)
-    rows = {} if named else dict(protocol.methods)
-    rows |= {each: protocol.methods.get(each, each) for each in (*named, *added)}
-    reference = judge.reference if judge.reference in rows else None
-    models = tuple(dataclasses.replace(each, methods=_rows(each.methods, named, added)) for each in protocol.models)
-    judge = dataclasses.replace(judge, reference=reference)
-    return dataclasses.replace(changed, methods=rows, judge=judge, models=models)
-
-
-def _rows(own: tuple[str, ...], named: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
-    """Return the rows of a model: all where it has no list of its own, or where others were asked for."""
-    return () if named or not own else tuple(dict.fromkeys((*own, *added)))
-
-
-def _added(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return what was named and what was added with a plus."""
-    named = options.spelled([each for each in given if not each.startswith("+")], "name")
-    return named, options.spelled([each[1:] for each in given if each.startswith("+")], "name")
+def _resumed(given: Options, wanted: Mapping[str, Any]) -> tuple[Options, list[str]]:
+    """Return where pictures and weights are and how many pictures: what is not given is as the run has it."""
+    data, known = given.data, wanted.get("data")
+    if isinstance(data, dict) and isinstance(known, dict):
+        data = {**known, **data}
+    images, before = given.images, wanted.get("images")
+    fewer = images is not None and before is not None and images < before
+    told = [f"pictures dropped: {images} instead of {before}"] if fewer else []
+    resumed = dataclasses.replace(
+        given,
+        data=known if data is None else data,
+        images=before if images is None else images,
+        checkpoint={**(wanted.get("checkpoint") or {}), **(given.checkpoint or {})},
+    )
+    return resumed, told
 
 
 def _shard(given: str | None) -> tuple[int, int] | None:

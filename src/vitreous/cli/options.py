@@ -272,11 +272,11 @@ def _nothing() -> Iterator[None]:
 
 def places(given: Sequence[str] | None) -> str | dict[str, str] | None:
     """Read ``--data``: one place, or LABEL=PATH for each of several data sets."""
-    if not given or "=" in given[0]:
+    if not given or ("=" in given[0] and not Path(given[0]).exists()):
         return pairs(given, "data") or None
     if len(given) > 1:
         raise VitreousError("--data is given twice: with several data sets write LABEL=PATH")
-    return _place(given[0])
+    return place(given[0])
 
 
 def pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
@@ -286,10 +286,10 @@ def pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
         label, sign, value = each.partition("=")
         if not sign or not label or not value:
             raise VitreousError(f"--{option} {each} is not of the form LABEL={'FILE' if option != 'data' else 'PATH'}")
-        found[label] = _place(value)
+        found[label] = place(value)
     return found
 
 
-def _place(given: str) -> str:
+def place(given: str) -> str:
     """Return a path that holds wherever a run is resumed; what is no path, such as a name on a hub, as it is."""
     return str(Path(given).resolve()) if Path(given).exists() else given

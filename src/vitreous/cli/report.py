@@ -91,7 +91,7 @@ def reproduce(
         protocol,
         folder,
         data=data,
-        model=model,
+        model=[model] if model is not None else None,
         img_size=img_size,
         method=method,
         images=images,

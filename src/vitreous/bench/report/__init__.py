@@ -71,7 +71,8 @@ def report(
     )
     notes += [f"no pictures in the report: {sight.why}"] if sight.why else []
     names = tuple(files)
-    html = page(findings, wanted, sight, ledger, folder=str(run), version=manifest["vitreous"], files=names)
+    where = {"folder": str(run), "place": str(folder)}
+    html = page(findings, wanted, sight, ledger, **where, version=manifest["vitreous"], files=names)
     with disk.folder(folder, overwrite=overwrite) as draft:
         draft.write("report.html", html.encode(errors="replace"))
         for name, content in files.items():

@@ -13,7 +13,10 @@ from vitreous.bench.report.ledger import Ledger
 from vitreous.results.formats import comma_separated
 from vitreous.results.records import plain
 
-__all__ = ["contents", "parquet"]
+__all__ = ["PROTOCOL", "contents", "parquet"]
+
+PROTOCOL = "protocol.json"
+"""The whole protocol as it was run, which `vitreous bench run` takes."""
 
 
 def contents(findings: Sequence[Finding], ledger: Ledger | None) -> dict[str, bytes]:
@@ -24,6 +27,7 @@ def contents(findings: Sequence[Finding], ledger: Ledger | None) -> dict[str, by
         "table.csv": comma_separated(_means(full)),
         "table.md": "\n".join(f"## {each.name}\n\n{each.table.to_markdown()}" for each in full),
         "table.tex": "\n".join(f"% {each.name}\n{each.table.to_latex()}" for each in full),
+        PROTOCOL: json.dumps(findings[0].protocol.to_json(), indent=1, allow_nan=False) + "\n",
         "statistics.json": json.dumps([_statistics(each) for each in full], indent=1, allow_nan=False) + "\n",
     }
     bad = [[each.gathered.data, name, why] for each in findings for name, why in each.gathered.unreadable.items()]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from vitreous.bench.changes import Changes, apply_changes
 from vitreous.bench.protocol import Protocol, read, shipped
 from vitreous.bench.report.drawn import drawings
+from vitreous.bench.report.files import PROTOCOL
 from vitreous.bench.report.finding import Finding
 from vitreous.bench.report.ledger import Ledger
 from vitreous.bench.report.parts import card, document, escape, note, section
 from vitreous.bench.report.pictures import Sight, pictures
 from vitreous.bench.report.scores import overview, ranks, scores, tests
 from vitreous.bench.report.sections import agreement, cost, flags, provenance, seeds, unreadable
+from vitreous.errors import VitreousError
 
 __all__ = ["commands", "lead", "page", "state"]
 
@@ -29,10 +34,11 @@ def page(
     ledger: Ledger | None,
     *,
     folder: str,
+    place: str,
     version: str,
     files: Sequence[str] = (),
 ) -> str:
-    """Return the whole page."""
+    """Return the whole page; ``folder`` is that of the run, ``place`` that of the report."""
     title = findings[0].protocol.title
     several = len(findings) > 1
     parts = [_part(each, sight, number, several) for number, each in enumerate(findings, 1)]
@@ -42,7 +48,7 @@ def page(
         *parts,
         unreadable(findings),
         provenance(findings, wanted, version),
-        _again(findings[0], wanted, folder, files),
+        _again(findings[0], wanted, folder, files, place),
     ]
     links = [("overview", "whole table"), ("ledger", "beside the paper"), *_links(findings)]
     links += [(each, each) for each in ("unreadable", "settings", "again")]
@@ -131,46 +137,85 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
 
 
-def commands(protocol: Protocol, wanted: Mapping[str, Any], folder: str, threads: int = 1) -> list[str]:
-    """Return the commands that make the run and its report again."""
-    known = protocol.name in shipped()
-    words = ["vitreous", "bench", "run", protocol.name if known else f"{protocol.name}.toml", "--out", folder]
+def commands(
+    protocol: Protocol, wanted: Mapping[str, Any], folder: str, threads: int = 1, file: str = PROTOCOL
+) -> list[str]:
+    """Return the commands that make the run and its report again, also in another folder.
+
+    A protocol that comes along is named, with what was changed of it as options; any other one, and changes that no
+    options can say, are read from ``file``, where the report has the whole protocol.
+    """
+    changes = _options_of(protocol)
+    words = ["vitreous", "bench", "run", file if changes is None else protocol.name, "--out", folder]
     given = wanted.get("data") or {}
     pairs = given.items() if isinstance(given, Mapping) else [("", str(given))]
     for place in [f"{label}={place}" if label else place for label, place in pairs]:
         words += ["--data", place]
-    words += _changed(protocol, read(protocol.name)) if known else []
+    words += changes or []
     if wanted.get("images") is not None:
         words += ["--images", str(wanted["images"])]
-    for label, file in (wanted.get("checkpoint") or {}).items():
-        words += ["--checkpoint", f"{label}={file}"]
+    for label, weights in (wanted.get("checkpoint") or {}).items():
+        words += ["--checkpoint", f"{label}={weights}"]
     words += ["--threads", str(threads)] if threads != 1 else []
     return [shlex.join(words), shlex.join(["vitreous", "bench", "report", folder])]
 
 
-def _changed(ran: Protocol, usual: Protocol) -> list[str]:
-    """Return the options that make the protocol that was run of the one that comes along."""
+def _options_of(ran: Protocol) -> list[str] | None:
+    """Return the options that make a protocol of the one that comes along; ``None`` where none do."""
+    if ran.name not in shipped():
+        return None
+    usual = read(ran.name)
+    models = [] if set(_labels(ran)) <= set(_labels(usual)) and _labels(ran) else _labels(ran)
+    size = next((each.size for each in ran.models if each.label in models), None)
+    seeds = [] if ran.judge.seeds == usual.judge.seeds else list(map(str, ran.judge.seeds))
+    precision = None if ran.judge.precision == usual.judge.precision else ran.judge.precision
+    for methods in _ways(list(ran.methods), list(usual.methods)):
+        for metrics in _ways(list(ran.judge.metrics), list(usual.judge.metrics)):
+            tried = Changes(methods, metrics, seeds, models, size, precision)
+            if _makes(usual, tried, ran):
+                return _in_words(tried)
+    return None
+
+
+def _labels(protocol: Protocol) -> list[str]:
+    return [model.label for model in protocol.models]
+
+
+def _ways(ran: list[str], usual: list[str]) -> list[list[str]]:
+    """Return what may make one list of another: nothing, what was added and removed, or all of it by name."""
+    added, removed = ([each for each in one if each not in other] for one, other in ((ran, usual), (usual, ran)))
+    ways = [[*(f"-{each}" for each in removed), *(f"+{each}" for each in added)], ran]
+    return ways if len(removed) < len(usual) else ways[1:]
+
+
+def _makes(usual: Protocol, changes: Changes, ran: Protocol) -> bool:
+    """Whether these changes of a protocol give just what was run, in its order."""
+    try:
+        made = apply_changes(usual, changes)[0].runnable()
+    except VitreousError:
+        return False
+    return json.dumps(made.to_json()) == json.dumps(ran.runnable().to_json())
+
+
+def _in_words(changes: Changes) -> list[str]:
+    """Return changes as options; a value that begins with a minus is joined to its option."""
     words = []
-    if not {model.label for model in ran.models} <= {model.label for model in usual.models}:
-        words += ["--model", ran.models[0].name]
-        words += ["--img-size", str(ran.models[0].size)] if ran.models[0].size else []
-    words += _options("--method", list(ran.methods), list(usual.methods))
-    words += _options("--metric", list(ran.judge.metrics), list(usual.judge.metrics))
-    if ran.judge.seeds != usual.judge.seeds:
-        words += [word for seed in ran.judge.seeds for word in ("--seed", str(seed))]
-    words += ["--precision", ran.judge.precision] if ran.judge.precision != usual.judge.precision else []
-    return words
+    for option, texts in (
+        ("--model", changes.models),
+        ("--method", changes.methods),
+        ("--metric", changes.metrics),
+        ("--seed", changes.seeds),
+    ):
+        for text in texts:
+            words += [f"{option}={text}"] if text.startswith("-") else [option, text]
+        if option == "--model" and changes.size is not None:
+            words += ["--img-size", str(changes.size)]
+    return [*words, "--precision", changes.precision] if changes.precision is not None else words
 
 
-def _options(option: str, ran: Sequence[str], usual: Sequence[str]) -> list[str]:
-    """Name what was run, or with a plus what was added."""
-    added = [f"+{each}" for each in ran if each not in usual]
-    named = added if set(usual) <= set(ran) else ran
-    return [word for each in named for word in (option, each)]
-
-
-def _again(finding: Finding, wanted: Mapping[str, Any], folder: str, files: Sequence[str]) -> str:
-    told = "\n".join(commands(finding.protocol, wanted, folder, finding.gathered.setting.threads))
+def _again(finding: Finding, wanted: Mapping[str, Any], folder: str, files: Sequence[str], place: str) -> str:
+    file = str(Path(place).resolve() / PROTOCOL)
+    told = "\n".join(commands(finding.protocol, wanted, folder, finding.gathered.setting.threads, file))
     named = ", ".join(f'<a href="{escape(name)}">{escape(name)}</a>' for name in files)
     beside = f'<div><p class="note">Beside this page: {named}.</p></div>' if files else ""
     return section("again", "Again", "", f"<pre>{escape(told)}</pre>{beside}")
