@@ -111,6 +111,18 @@ def test_units_that_were_left_are_not_done_with_other_code(plug_ins: PlugIns, tm
         np.testing.assert_array_equal(scores(out, method), scores(tmp_path / "fresh", method))
 
 
+def test_a_run_goes_on_without_a_method_that_is_gone(plug_ins: PlugIns, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    bench(protocol("mine", "raw_attention", images=2), out)
+    plug_ins.forget()
+    plug_ins.write(mine="raise ImportError('gone')\n", measure=METRIC)
+    plug_ins.load("measure")
+    bench(protocol("raw_attention", images=2), out)
+    assert len(Store(out).plans()) == 1, "what is there is enough"
+    bench(protocol("raw_attention", images=4), out)
+    assert Store(out).plans()[1].why == "extended"
+
+
 def stop(done: float, total: int | None) -> None:
     raise KeyboardInterrupt
 

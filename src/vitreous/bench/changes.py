@@ -12,7 +12,7 @@ from vitreous.bench.planning import wanted_units
 from vitreous.bench.store import RecordedPlan
 from vitreous.bench.units import Setting, Unit
 from vitreous.code_digest import is_external, is_unknown
-from vitreous.errors import SpellingError, VitreousError
+from vitreous.errors import VitreousError
 from vitreous.judge.foreign import Foreign
 from vitreous.metrics import metric
 
@@ -30,7 +30,7 @@ def stale_units(settings: Sequence[Setting], plans: Sequence[RecordedPlan], fini
             if noun == "metric":
                 return metric(spelling).code != planned
             return (marks.get(spelling) or mark_of(spelling, method_of(spelling))) != planned
-        except SpellingError:  # what is not there any more is reported by whoever tries to do the unit
+        except VitreousError:  # what is not there any more is reported by whoever tries to do the unit
             return False
 
     def is_stale(setting: Setting, unit: Unit) -> bool:
@@ -51,35 +51,34 @@ def change_messages(settings: Sequence[Setting], units: Iterable[Unit], plans: I
         for plan in plans
         for unit in plan.units
         for setting in [plan.settings[unit.setting]]
-        for key, marks, _ in _cells(setting, unit)
+        for key, marks, _, _ in _cells(setting, unit)
     }
     again: dict[str, set[str]] = defaultdict(set)
     for unit in units:
         setting = settings[unit.setting]
-        for key, marks, subjects in _cells(setting, unit):
-            then = before.get((setting.label, setting.data, key), marks)
-            for old, new, subject in zip(then, marks, subjects, strict=True):
-                if old != new:
-                    again[subject].add(unit.id)
+        for key, marks, method, column in _cells(setting, unit):
+            model, how, judge = before.get((setting.label, setting.data, key), marks)
+            if model != marks[0]:
+                again[f"your model {setting.label} changed"].add(unit.id)
+            if how != marks[1]:
+                subject = f"{_owner(setting.methods[method])} method {method} {_may(marks[1])}changed"
+                again[subject].add(unit.id)
+            if judge != marks[2]:
+                again[f"your metric {column} {_may(marks[2])}changed"].add(unit.id)
     return [
         f"{subject}: {len(ids)} {'unit is' if len(ids) == 1 else 'units are'} computed again"
         for subject, ids in again.items()
     ]
 
 
-def _cells(setting: Setting, unit: Unit) -> Iterator[tuple[Any, tuple[str, ...], tuple[str, ...]]]:
-    """Yield every cell of a unit by name, the digests of what makes it, and a subject to say that each has changed."""
+def _cells(setting: Setting, unit: Unit) -> Iterator[tuple[Any, tuple[str, str, str], str, str]]:
+    """Yield every cell of a unit, the digests of model, method and metric, and the labels of the last two."""
     columns = [(name, setting.metrics[name], setting.metric_mark(name)) for name in unit.metrics]
     for label in unit.methods:
         for name, what, mark in columns or [("", mode, "") for mode in unit.modes]:
             marks = (setting.fingerprint, setting.marks[label], mark)
-            subjects = (
-                f"your model {setting.label} changed",
-                f"{_owner(setting.methods[label])} method {label} {_may(setting.marks[label])}changed",
-                f"your metric {name} {_may(mark)}changed",
-            )
             for picture in unit.pictures:
-                yield (picture, unit.seed, setting.methods[label], what), marks, subjects
+                yield (picture, unit.seed, setting.methods[label], what), marks, label, name
 
 
 def _may(mark: str) -> str:
