@@ -295,13 +295,18 @@ import torch
 from torch import nn
 
 class Net(nn.Module):
-    def __init__(self, sign=1):
+    def __init__(self, sign=1.0):
         super().__init__()
         self.inner = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
         self.sign = sign
+        self.negated = self.negate
         self.head = nn.Linear(4, 5)
 
+    def negate(self, x):
+        return -x
+
     def forward(self, x):
+        self.height, self.width = x.shape[-2:]  # as many models do: nothing of the model itself
         return self.sign * self.head(self.inner(x).mean(dim=(2, 3)))
 """
 
@@ -313,8 +318,13 @@ def test_a_model_is_known_by_its_code_and_its_attributes_beside_its_weights(plug
         return vt.view(net, at="inner", preprocess=vt.load("world", device="cpu").preprocess).fingerprint
 
     plug_ins.write(net=MODEL)
-    first, again, negative = fingerprint(), fingerprint(), fingerprint(sign=-1)
+    first, again, negative = fingerprint(), fingerprint(), fingerprint(sign=-1.0)
     assert first == again != negative
+    net = plug_ins.load("net").Net().eval()
+    view = vt.view(net, at="inner", preprocess=vt.load("world", device="cpu").preprocess)
+    before = view.fingerprint
+    net(torch.zeros(1, 3, 8, 8))
+    assert view.fingerprint == before
     plug_ins.edit("net", "return self.sign", "return 2 * self.sign")
     assert fingerprint() not in (first, negative)
     assert fingerprint().partition("+")[0] == first.partition("+")[0]
@@ -322,3 +332,14 @@ def test_a_model_is_known_by_its_code_and_its_attributes_beside_its_weights(plug
     assert "+" not in patched.fingerprint
     patched.model.head.forward = lambda x: -x  # type: ignore[union-attr]
     assert "+" in patched.fingerprint
+
+
+def test_a_model_whose_code_cannot_be_known_is_itself_and_no_other(plug_ins: PlugIns) -> None:
+    views = [vt.load("world", device="cpu") for _ in range(2)]
+    lock = threading.Lock()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for view in views:
+            view.model.head.forward = lambda x: x if lock else -x  # type: ignore[union-attr]
+        first, second = (view.fingerprint for view in views)
+        assert first == views[0].fingerprint != second

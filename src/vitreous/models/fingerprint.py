@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from threading import Lock
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,16 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitreous.code_digest import code_digest, is_external
+from vitreous.code_digest import code_digest, is_external, is_unknown
 
 __all__ = ["code_of", "fingerprint", "fingerprint_of", "state"]
 
 _ROW = 4096
 _ROWS_AT_ONCE = 2**10
 _PROBES = 8
-_SCALARS = (bool, int, float, str)
+_SCALARS = (bool, float, str)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _known: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
+_unknown: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 _guard = Lock()
 
 
@@ -64,7 +66,9 @@ def fingerprint_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
 def code_of(module: nn.Module) -> str:
     """Return a digest of the code of a model that comes from elsewhere; nothing where Vitreous and libraries have all.
 
-    It has the classes of all modules from elsewhere with their plain attributes, and functions that were put on any.
+    It has the classes of all modules from elsewhere with those plain attributes that a forward does not usually set
+    (numbers with a point, words, flags), and functions that were put on any module. Where it cannot be known, it is
+    the same for this module in this process, and for nothing else.
     """
     kinds: dict[type, bool] = {}
     values: list[Any] = []
@@ -73,16 +77,15 @@ def code_of(module: nn.Module) -> str:
         if kind not in kinds:
             kinds[kind] = any(is_external(each) for each in kind.__mro__)
         for name, value in vars(part).items():
-            if name not in _OF_EVERY_MODULE and (
-                is_external(value) if callable(value) else kinds[kind] and _is_plain(value)
-            ):
+            if name in _OF_EVERY_MODULE:
+                continue
+            value = value.__func__ if isinstance(value, MethodType) else value  # its owner may be this very model
+            if is_external(value) if callable(value) else kinds[kind] and type(value) in _SCALARS:
                 values.append((path, name, value))
     external = tuple(kind for kind, is_own in kinds.items() if is_own)
-    return code_digest((external, values)) if external or values else ""
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in _SCALARS or (type(value) in (tuple, list) and all(type(each) in _SCALARS for each in value))
+    digest = code_digest((external, sorted(values, key=lambda each: each[:2]))) if external or values else ""
+    with _guard:
+        return _unknown.setdefault(module, digest) if is_unknown(digest) else digest
 
 
 def _sums(tensor: Tensor) -> Tensor:
