@@ -39,7 +39,7 @@ class Bench:
     def __init__(self, protocol: Protocol, out: str | Path, options: Options | None = None) -> None:
         add_world()
         self.options = options or Options()
-        self.protocol = protocol.runnable()
+        self.protocol = protocol.with_weights(self.options.checkpoint or {}).runnable()
         self.parts = [Part(each, self.options) for each in self.protocol.parts()]
         self.store = Store(out)
         self._places: tuple[int, dict[Cell, str]] | None = None
