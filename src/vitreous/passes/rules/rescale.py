@@ -122,7 +122,7 @@ def _to_largest(values: Tensor, x: Tensor, out: Tensor, options: dict[str, Any],
         for left in range(0, wide * across, across)
     ]
     largest = torch.stack([padded[place] >= least for place in places])
-    count = largest.cumsum(dim=0)
+    count = largest.cumsum(dim=0, dtype=torch.int32)
     weights = (largest & (count == 1)).to(x.dtype) if first else largest.to(x.dtype) / count[-1:].clamp(min=1)
     spread = padded.new_zeros(len(values), *padded.shape[1:])
     for place, weight in zip(places, weights, strict=True):
