@@ -221,6 +221,26 @@ def test_the_protocol_of_coiba_runs_on_the_folder(folder: Path, tmp_path: Path) 
     assert len(table.images) == len(SCENES)
 
 
+def test_handing_in_weights_makes_a_protocol_run_that_requires_them(folder: Path, tmp_path: Path) -> None:
+    """``--checkpoint LABEL=FILE``: the models that have one can run, and no others."""
+    protocol = read("coiba-funnybirds")
+    with pytest.raises(vt.VitreousError, match="coiba-funnybirds cannot run here, it requires weights"):
+        Bench(protocol, tmp_path / "none", Options(data=str(folder), device="cpu"))
+    (spec,) = protocol.models
+    world = replace(spec, name="world")  # a model that knows the classes of this folder
+    protocol = replace(protocol, models=(world, replace(spec, label="other")), methods={"Generic": "generic"})
+    weights = Path(vt.__file__).parent / "world" / "weights" / "world.safetensors"
+    options = Options(data=str(folder), device="cpu", checkpoint={spec.label: str(weights)})
+    bench = Bench(protocol, tmp_path / "run", options)
+    assert [model.label for model in bench.protocol.models] == [spec.label]
+    bench.prepare()
+    bench.work()
+    assert np.isfinite(vt.results_of(tmp_path / "run").table()["Generic", "part_correlation"]).all()
+    both = read("vtranm-table1").with_weights([model.label for model in read("vtranm-table1").models])
+    assert both.missing == ()
+    assert read("vtranm-table1").with_weights(["no such"]) == read("vtranm-table1")
+
+
 @pytest.mark.parametrize("name", ["classes.json", "dataset_test.json", "test", "test_part_map"])
 def test_a_folder_that_is_another_data_set_is_refused_in_a_line(folder: Path, tmp_path: Path, name: str) -> None:
     for each in folder.iterdir():

@@ -325,6 +325,15 @@ def test_average_drop_increase_gain(model: Any, inputs: Tensor, substrate: str, 
         assert scores["gain"][i] == pytest.approx(max(q - p, 0) / (1 - p), abs=1e-5)
 
 
+def test_the_positive_part_of_a_coarse_map_is_taken_before_it_is_enlarged(model: Any, inputs: Tensor) -> None:
+    """As class activation maps have it: a ReLU on their own grid, then interpolation."""
+    coarse = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(6))
+    fine = torch.nn.functional.interpolate(coarse.clamp(min=0)[:, None], (32, 32), mode="bilinear")[:, 0]
+    np.testing.assert_allclose(
+        found(model, inputs, coarse, "average_drop"), found(model, inputs, fine, "average_drop"), atol=1e-6
+    )
+
+
 def test_a_map_that_is_positive_nowhere_leaves_the_bare_substrate(model: Any, inputs: Tensor) -> None:
     maps = -torch.rand(4, 32, 32, generator=torch.Generator().manual_seed(5))
     constant = torch.ones(4, 32, 32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,7 +44,7 @@ SOURCES = (
 PRECISIONS = ("float32", "float16", "bfloat16")
 CHOOSE = ("first", "random", "per-class", "listed")
 REQUIRES = {
-    "weights": "weights that are not public; hand in your own with checkpoint =",
+    "weights": "weights that are not public; hand in your own with --checkpoint LABEL=FILE",
     "data": "a data set that is not public",
     "training": "models that are trained first",
 }
@@ -178,6 +178,22 @@ class Protocol:
             words = (*self.requires, *(word for model in self.models for word in model.requires))
             return tuple(dict.fromkeys(words))
         return ()
+
+    def with_weights(self, labels: Collection[str]) -> Protocol:
+        """Return it for one who hands in weights for some models, by their labels: these require none any more.
+
+        Where all of it requires weights, only these models can run.
+        """
+        if not any(model.label in labels for model in self.models):
+            return self
+        common = tuple(word for word in self.requires if word == "weights")
+        models = tuple(
+            replace(model, requires=tuple(word for word in model.requires if word != "weights"))
+            if model.label in labels
+            else replace(model, requires=tuple(dict.fromkeys((*model.requires, *common))))
+            for model in self.models
+        )
+        return replace(self, models=models, requires=tuple(word for word in self.requires if word != "weights"))
 
     def runnable(self) -> Protocol:
         """Return it with the models that can run; refuse where there is none."""

@@ -51,7 +51,7 @@ class Bench:
         add_world()
         self.named, self.seen = named or protocol, seen
         self.options = options or Options()
-        self.protocol = protocol.runnable()
+        self.protocol = protocol.with_weights(self.options.checkpoint or {}).runnable()
         self.parts = [Part(each, self.options) for each in self.protocol.parts()]
         self.store = Store(out)
         self._places: tuple[int, dict[Cell, str]] | None = None

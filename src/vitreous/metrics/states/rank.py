@@ -147,10 +147,11 @@ def token_map(maps: Tensor, view: View, inputs: Tensor) -> Tensor:
 def scaled(maps: Tensor, size: tuple[int, int], how: str) -> Tensor:
     """Return each map at the pixels, scaled to 0 .. 1 by its extremes; zero everywhere where it is constant.
 
-    ``how``: the positive part (``relu``, taken at the pixels) or the map as it is (``minmax``).
+    ``how``: the positive part (``relu``, on the map's own grid, as methods that end in a ReLU have it) or the map as it
+    is (``minmax``).
     """
-    fine = _finer(maps.double(), size)
-    fine = fine.clamp(min=0) if how == "relu" else fine
+    maps = maps.double()
+    fine = _finer(maps.clamp(min=0) if how == "relu" else maps, size)
     low, high = fine.amin(dim=(1, 2), keepdim=True), fine.amax(dim=(1, 2), keepdim=True)
     return torch.where(high > low, (fine - low) / (high - low), torch.zeros_like(fine)).float()
 

@@ -20,9 +20,6 @@ from vitreous.passes.rules.table import Call, Rule, Rules
 
 __all__ = ["RESCALE"]
 
-_ROUNDING = 64
-"""By how many units in the last place of an image's largest number two of its numbers differ that are equal."""
-
 
 def refuse(call: Call, what: str) -> ModelError:
     """Say that something on the way is not linear and has no multiplier."""
@@ -103,11 +100,8 @@ class _Pooled(torch.autograd.Function):
 def _to_largest(values: Tensor, x: Tensor, out: Tensor, options: dict[str, Any], first: bool) -> Tensor:
     """Hand the number of each window ``[B, C, h, w]`` to where x is the window's largest: all to the first, or shares.
 
-    For equal shares, numbers that rounding alone sets apart are equal, else a map would depend on the order in which a
-    convolution adds. One step for each position inside a window: windows may overlap, those of one position do not.
+    One step for each position inside a window: windows may overlap, those of one position do not.
     """
-    rounding = 0 if first else _ROUNDING * torch.finfo(x.dtype).eps
-    least = out - rounding * x.abs().amax(dim=(1, 2, 3), keepdim=True)
     (high, wide), (down, across) = _pair(options["kernel_size"]), _pair(options.get("dilation", 1))
     step, padding = _pair(options.get("stride") or options["kernel_size"]), _pair(options.get("padding", 0))
     rows, columns = ((count - 1) * each + 1 for count, each in zip(out.shape[2:], step, strict=True))
@@ -121,8 +115,8 @@ def _to_largest(values: Tensor, x: Tensor, out: Tensor, options: dict[str, Any],
         for top in range(0, high * down, down)
         for left in range(0, wide * across, across)
     ]
-    largest = torch.stack([padded[place] >= least for place in places])
-    count = largest.cumsum(dim=0)
+    largest = torch.stack([padded[place] == out for place in places])
+    count = largest.cumsum(dim=0, dtype=torch.int32)
     weights = (largest & (count == 1)).to(x.dtype) if first else largest.to(x.dtype) / count[-1:].clamp(min=1)
     spread = padded.new_zeros(len(values), *padded.shape[1:])
     for place, weight in zip(places, weights, strict=True):
