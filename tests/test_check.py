@@ -169,7 +169,7 @@ def test_a_shuffled_head_reaches_every_kind_of_method(view: vt.View, how: str) -
 
 
 def test_a_good_map(world: vt.View, creature: Tensor) -> None:
-    found = vt.explain(world, creature, "legrad").check()
+    found = vt.explain(world, creature).check()
     assert [test.name for test in found.tests] == NAMES
     assert [test.verdict for test in found.tests] == ["good", "-", "-", "good", "good"]
     assert found.verdict == "good"
@@ -205,7 +205,7 @@ def test_a_map_that_ignores_the_head_is_condemned(world: vt.View, creature: Tens
 
 
 def test_the_reverse_of_a_good_map_is_condemned(world: vt.View, creature: Tensor) -> None:
-    e = vt.explain(world, creature, "legrad")
+    e = vt.explain(world, creature)
     upright, upset = (each.check()["faithfulness"] for each in (e, dataclasses.replace(e, map=-e.map)))
     assert (upright.verdict, upset.verdict) == ("good", "bad")
     assert upright.numbers["now"] == upset.numbers["now"]
