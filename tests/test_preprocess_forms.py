@@ -150,7 +150,7 @@ def test_without_a_known_place_nothing_is_drawn_on_the_photograph() -> None:
     view = vt.view(FAMILIES["vit"](), preprocess=lambda photo: corner(photo).flip(2))
     e = vt.explain(view, photograph(64, 48), "ixg")
     assert e.box is None
-    with pytest.raises(ImageError, match="its place there is unknown"):
+    with pytest.raises(ImageError, match="its place in it is not known"):
         e.overlay(original=True)
 
 

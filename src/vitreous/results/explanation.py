@@ -387,7 +387,7 @@ class Explanation:
         """The photograph, and where in it is what the model saw."""
         if self.box is None:
             raise ImageError(
-                "there is no original photograph to draw on: the input was a tensor, or its place there is unknown"
+                "there is no original photograph to draw on: made of a tensor, or its place in it is not known"
             )
         if self.photo is not None:
             return self.photo, self.box
