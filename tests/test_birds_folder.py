@@ -55,7 +55,11 @@ def part_map(scene: Scene, path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("birds")
+    return write_folder(tmp_path_factory.mktemp("birds"))
+
+
+def write_folder(root: Path) -> Path:
+    """Write scenes of the world as the FunnyBirds data set lays out its files."""
     classes = [
         {"class_idx": place, "parts": {bird: {"model": kind.parts[own]} for bird, own in BIRD.items()}}
         for place, kind in enumerate(CLASSES)

@@ -9,6 +9,7 @@ import json
 import pickle
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import vitreous as vt
 from bench_tiny import bench, ran, tiny
 from data_made import noise
 from families import FAMILIES
-from test_data_imagenet import VAL, imagenet_s
+from test_birds_folder import write_folder
+from test_data_imagenet import VAL, imagenet_s, segments, write_segments
 from test_data_others import coco
 from vitreous.bench.engines.progress import status
 from vitreous.bench.gather import gather
@@ -126,12 +128,7 @@ def with_masks(root: Path) -> Path:
 
 def segmentation(root: Path) -> Path:
     pytest.importorskip("h5py")
-    import h5py
-
-    from test_data_imagenet import segments
-
-    with h5py.File(root / "gtsegs_ijcv.mat", "w") as file:
-        segments(lambda name, value: file.__setitem__(name, value))
+    segments(partial(write_segments, root / "gtsegs_ijcv.mat"))
     return root
 
 
@@ -152,6 +149,7 @@ KINDS: dict[str, Callable[[Path], Path | None]] = {
     "coco": as_coco,
     "csv": as_csv,
     "folder": folder,
+    "funnybirds": write_folder,
     "hf": hub,
     "imagefolder": imagefolder,
     "imagenet-a": harder("imagenet-a"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,22 +215,23 @@ def test_imagenet_segmentation_turns_the_arrays(view: vt.View) -> None:
     check_segments(_Segments(made).entries(), shown, masks, view)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="needs h5py")
-def test_imagenet_segmentation_file(tmp_path: Path, view: vt.View) -> None:
+def write_segments(path: Path, *parts: Any) -> None:
     import h5py  # type: ignore[import-not-found]
 
-    def write(*parts: Any) -> None:
-        with h5py.File(tmp_path / "gtsegs_ijcv.mat", "w") as file:
-            told = as_table(*parts)
-            for name in sorted(told, key=lambda name: ("/" in name, name[0] == "c")):
-                value = told[name]
-                if value.dtype == object:
-                    cells = np.array([[file[each].ref] for each in value[:, 0]], h5py.ref_dtype)
-                    file.create_dataset(name, data=cells, dtype=h5py.ref_dtype)
-                else:
-                    file[name] = value
+    with h5py.File(path, "w") as file:
+        told = as_table(*parts)
+        for name in sorted(told, key=lambda name: ("/" in name, name[0] == "c")):
+            value = told[name]
+            if value.dtype == object:
+                cells = np.array([[file[each].ref] for each in value[:, 0]], h5py.ref_dtype)
+                file.create_dataset(name, data=cells, dtype=h5py.ref_dtype)
+            else:
+                file[name] = value
 
-    shown, masks = segments(write)
+
+@pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="needs h5py")
+def test_imagenet_segmentation_file(tmp_path: Path, view: vt.View) -> None:
+    shown, masks = segments(partial(write_segments, tmp_path / "gtsegs_ijcv.mat"))
     check_segments(open_source("imagenet-segmentation", tmp_path).entries, shown, masks, view)
     with pytest.raises(ImageError, match="it is no HDF5 file"):
         open_source("imagenet-segmentation", noise(tmp_path / "x.jpg"))

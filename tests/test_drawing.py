@@ -167,7 +167,7 @@ def test_an_error_of_the_engine_stops_the_threads(
 
     monkeypatch.setattr("vitreous.metrics.states.engine.Engine.images", fail)
     with pytest.raises(error, match="no more"):
-        filled(view, x, maps, Drawn(Dimmed(slow=True), 2))
+        filled(view, x, maps, Drawn(Dimmed(slow=True), 2)).finish()  # with many threads, adding waits for none of them
     assert gone()
 
 

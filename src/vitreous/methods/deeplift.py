@@ -84,9 +84,12 @@ class DeepLift(Method):
         trace = session.fork(inputs, BesideView(view, reference)).trace(Pass((_SHARES,), RESCALE[self.ties]))
         found = trace[_SHARES][0]
         start = view.logits(reference[None]).expand_as(trace.logits)
-        change = session.target.score(trace.logits) - session.target.score(start)
+        ends = session.target.score(trace.logits), session.target.score(start)
+        change = ends[0] - ends[1]
         missed = (found.sum(dim=(1, 2)) - change).abs()
-        allowed = max(1e-6, 1e4 * torch.finfo(view.dtype).eps) * (found.abs().sum(dim=(1, 2)) + change.abs())
+        epsilon = torch.finfo(view.dtype).eps
+        allowed = max(1e-6, 1e4 * epsilon) * (found.abs().sum(dim=(1, 2)) + change.abs())
+        allowed += 16 * epsilon * (ends[0].abs() + ends[1].abs())  # what rounding makes of two equal scores
         if bool((missed > allowed).any()):
             raise TraceError(
                 f"{view.name}: deeplift misses the difference in score by {float(missed.max()):.3g}; the model or the "
