@@ -203,18 +203,16 @@ def thresholds(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of the manual: how often each verdict is given, on the half that chose nothing."""
-    halves = [[row for row in rows if row["controls"] == "moved" and row["image"] % 2 == half] for half in (0, 1)]
-    chosen, table = (shares(half) for half in halves)
-    told = [
-        "| map | images | good | weak | bad | cannot tell | good, on the other half |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, row in table.items():
-        count = sum(each["map"] == name for each in halves[1])
-        cells = " | ".join(f"{100 * row[each]:.0f} %" for each in VERDICTS)
-        told.append(f"| {name} | {count} | {cells} | {100 * chosen[name]['good']:.0f} % |")
-    return "\n".join(told)
+    """Return the table of the manual: good, weak and bad in percent, on the half of the images that chose nothing."""
+    reported = [row for row in rows if row["controls"] == "moved" and row["image"] % 2]
+    models = list(dict.fromkeys(row["model"] for row in reported))
+    tables = [shares([row for row in reported if row["model"] == name]) for name in models]
+    maps = list(dict.fromkeys(row["map"] for row in reported))
+    lines = [f"| map | {' | '.join(models)} |", "|---" * (len(models) + 1) + "|"]
+    for name in maps:
+        cells = [" / ".join(f"{100 * t[name][each]:.0f}" for each in VERDICTS[:3]) if name in t else "" for t in tables]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def print_model(rows: Sequence[Mapping[str, Any]]) -> None:
