@@ -127,9 +127,10 @@ def _sentence(
         yield f"the headline says {said}: lower {lower}, higher {higher} of {places}, {now} to {without}, alone {alone}"
     if ("rises to" in lead) and not without > now:
         yield f"{now} to {without} is no rise"
-    if ("has only" in lead.replace("alone it has only", "")) != (without < now / 2 and without <= now) and tells:
+    plain = re.sub(r"(?<!still )has under", "has only under", lead)
+    if ("has only" in plain.replace("alone it has only", "")) != (without < now / 2) and tells:
         yield f"only, or not, at {without} of {now}"
-    if ("alone it has only" in lead) != (alone < now / 2) and tells:
+    if ("alone it has only" in plain) != (alone < now / 2 or "alone it has under" in lead) and tells:
         yield f"alone only, or not, at {alone} of {now}"
     for answer, link in ((found.without, "and"), (found.alone, "but")):
         if f"{link} the model says “" in lead and (answer.target == e.target or f"says “{answer.label}”" not in lead):

@@ -207,8 +207,8 @@ def test_the_five_kinds_of_answers(plain: tuple[vt.View, Why, torch.Tensor]) -> 
         "alone it has 92 %."
     )
     assert lead(0.43, 0.015, 0.92, 15, 20) == (
-        "The map's strongest fifth is enough, but not needed: without it ski has only 1.5 %, no more at 5 of 20 other "
-        "places; alone it has 92 %."
+        "The map's strongest fifth is enough, but not needed: without it ski has only 1.5 %, but 5 of 20 other places "
+        "leave no more; alone it has 92 %."
     )
     assert lead(0.43, 0.015, 0.3, 20, 20, same=False) == (
         "The map's strongest fifth is needed, but not enough: without it ski has only 1.5 %, and the model says “alp”; "
@@ -220,5 +220,5 @@ def test_the_five_kinds_of_answers(plain: tuple[vt.View, Why, torch.Tensor]) -> 
     )
     assert lead(0.43, 0.3, 0.4, 20, 18) == (
         "The map's strongest fifth is neither needed nor enough: without it ski still has 30 %, and the model says "
-        "“alp”; alone it has 40 %, no less at 2 of 20 other places."
+        "“alp”; alone it has 40 %, but 2 of 20 other places have no less."
     )

@@ -175,23 +175,23 @@ class Why:
         n, left = self.numbers, self.without
         assert left is not None
         rises, low = printed(n["without"]) > printed(n["now"]), self._below_half("without")
-        told = f"without it {self.explanation.label} {'rises to' if rises else 'has only' if low else 'still has'}"
-        told += f" {percent(n['without'])}"
+        verb = "rises to" if rises else "has only" if low else "still has"
+        told = f"without it {self.explanation.label} {_plainly(verb, n['without'])}"
         if low and n["compared"] and not self.is_needed:
-            return f"{told}, no more at {n['places'] - n['lower']:.0f} of {n['places']:.0f} other places"
+            return f"{told}, but {n['places'] - n['lower']:.0f} of {n['places']:.0f} other places leave no more"
         changed = self.is_predicted and left.target != self.explanation.target
         return f"{told}, and the model says “{left.label}”" if changed else told
 
     def _left_alone(self) -> str:
         n, rest = self.numbers, self.alone
         assert rest is not None
-        told = f"alone it has {'only ' if self._below_half('alone') else ''}{percent(n['alone'])}"
+        told = f"alone it {_plainly('has only' if self._below_half('alone') else 'has', n['alone'])}"
         if self._below_half("alone"):
             return told
         if self.is_predicted and rest.target != self.explanation.target:
             return f"{told}, but the model says “{rest.label}”"
         if n["compared"] and not self.is_enough:
-            return f"{told}, no less at {n['places'] - n['higher']:.0f} of {n['places']:.0f} other places"
+            return f"{told}, but {n['places'] - n['higher']:.0f} of {n['places']:.0f} other places have no less"
         return told
 
     def _tried(self) -> tuple[Tried, ...]:
@@ -343,6 +343,12 @@ def assemble(
     said = tuple((looked_at.label(each), float(chances[each])) for each in order[:_SAID])
     named = None if rival is None else looked_at.label(rival)
     return Why(e, said, named, contrast, owners, without, alone, checkup, command)
+
+
+def _plainly(verb: str, chance: float) -> str:
+    """Return a verb and a probability; "only" goes without saying before "under 0.01 %"."""
+    words = percent(chance)
+    return f"{verb.removesuffix(' only') if words.startswith('under') else verb} {words}"
 
 
 def owning(looked_at: View) -> str:
