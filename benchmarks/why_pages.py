@@ -93,7 +93,7 @@ def _test(found: Any, html: str) -> Iterator[str]:
         still = answer.target == e.prediction.target
         if (": still “" in unescape(caption)) != still or f"“{answer.label}”" not in unescape(caption):
             yield f"the caption {caption!r} for class {answer.target}"
-    counts = re.findall(rf"shape: ({NUMBER}) in the middle; (lower|higher) than at (\d+) of (\d+)", text)
+    counts = re.findall(rf"shape: median ({NUMBER}); (lower|higher) than at (\d+) of (\d+)", text)
     lead = text_of(html[html.index('class="lead"') : html.index('<div class="grid two">')])
     if not counts:
         return
@@ -101,11 +101,11 @@ def _test(found: Any, html: str) -> Iterator[str]:
     if (2 * int(lower) > int(places) and without >= worth(low)) or (
         2 * int(lower) < int(places) and without < worth(low)
     ):
-        yield f"{without} is lower than at {lower} of {places}, whose middle is {low}"
+        yield f"{without} is lower than at {lower} of {places}, whose median is {low}"
     if (2 * int(higher) > int(places) and alone <= worth(high)) or (
         2 * int(higher) < int(places) and alone > worth(high)
     ):
-        yield f"{alone} is higher than at {higher} of {places}, whose middle is {high}"
+        yield f"{alone} is higher than at {higher} of {places}, whose median is {high}"
     yield from _sentence(found, lead, (now, without, alone), (int(lower), int(higher), int(places)))
 
 

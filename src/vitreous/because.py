@@ -207,8 +207,8 @@ class Why:
             note = ""
             if n["places"]:
                 note = (
-                    f"{n['places']:.0f} other places of the same size and shape: {percent(n[f'others_{name}'])} in the "
-                    f"middle; {word} than at {n[beaten]:.0f} of {n['places']:.0f}"
+                    f"{n['places']:.0f} other places of the same size and shape: median "
+                    f"{percent(n[f'others_{name}'])}; {word} than at {n[beaten]:.0f} of {n['places']:.0f}"
                 )
             caption = f"{what}: {same} “{answer.label}”"
             shown.append(Tried(answer.picture, caption, percent(answer.explained), self._colour(name), note))
