@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], str]]
     "shallower": (
         partial(families._build, mlp_ratio=2, depth=2),
         MODELS["Hugging Face"],
-        r"missing \(vit\.layers\.2\.",
+        r"missing \(vit\.(layers|encoder\.layer)\.2\.",
     ),
     "wider mlp": (
         partial(families._build, mlp_ratio=4),

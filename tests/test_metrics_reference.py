@@ -330,7 +330,7 @@ def test_the_positive_part_of_a_coarse_map_is_taken_before_it_is_enlarged(model:
     coarse = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(6))
     fine = torch.nn.functional.interpolate(coarse.clamp(min=0)[:, None], (32, 32), mode="bilinear")[:, 0]
     np.testing.assert_allclose(
-        found(model, inputs, coarse, "average_drop"), found(model, inputs, fine, "average_drop"), atol=1e-6
+        found(model, inputs, coarse, "average_drop"), found(model, inputs, fine, "average_drop"), atol=5e-6
     )
 
 
