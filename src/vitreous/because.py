@@ -122,6 +122,11 @@ class Why:
         return self.checkup["faithfulness"].numbers
 
     @property
+    def now(self) -> float:
+        """The probability of the explained class; that of the test, so that all numbers are of one run of the model."""
+        return self.numbers.get("now", self.explanation.probability or 0.0)
+
+    @property
     def is_predicted(self) -> bool:
         """Whether the explained class is the one that the model predicts."""
         return self.explanation.target == self.explanation.prediction.target
@@ -148,10 +153,12 @@ class Why:
         return f"strongest {'patch' if count == 1 else f'{count} patches'} of {every}"
 
     def _prediction(self) -> str:
-        e, now = self.explanation, percent(self.explanation.probability or 0.0)
+        e, now = self.explanation, percent(self.now)
         if self.is_predicted:
             return f"{e.model} gives this picture {now} {e.label}."
-        return f"{e.model} says “{e.prediction.label}” ({percent(e.prediction.probability)}); it gives {e.label} {now}."
+        label = e.prediction.label
+        best = percent(dict(self.said).get(label, e.prediction.probability))
+        return f"{e.model} says “{label}” ({best}); it gives {e.label} {now}."
 
     def _answer(self) -> str:
         """Say what the test found, in one of four sentences, or why it says nothing."""
@@ -340,7 +347,8 @@ def assemble(
             return Answer(picture, index, f"{label}, class {index}" if same else label, n[f"top_{name}"], n[name])
 
         without, alone = answer(mask, "without"), answer(~mask, "alone")
-    said = tuple((looked_at.label(each), float(chances[each])) for each in order[:_SAID])
+    own = {} if not n else {e.target: n["now"]}
+    said = tuple((looked_at.label(each), own.get(each, float(chances[each]))) for each in order[:_SAID])
     named = None if rival is None else looked_at.label(rival)
     return Why(e, said, named, contrast, owners, without, alone, checkup, command)
 
