@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitreous.errors import MapError, SpellingError
 from vitreous.methods.base import Answer, Method, computed, prepare, resized
@@ -105,12 +106,9 @@ class Consensus(Method):
 
 def match_values(order: Tensor, values: Tensor) -> Tensor:
     """Return maps with the values of one map ``[..., h, w]`` in the order of another; equals share their mean value."""
-    flat = order.flatten(-2).contiguous()
-    ordered = flat.sort(dim=-1).values
-    below = torch.searchsorted(ordered, flat)
-    not_above = torch.searchsorted(ordered, flat, right=True)
+    below, not_above = _counts(order.flatten(-2))
     sorted_values = values.flatten(-2).double().sort(dim=-1).values
-    sums = torch.nn.functional.pad(sorted_values.cumsum(dim=-1), (1, 0))
+    sums = F.pad(sorted_values.cumsum(dim=-1), (1, 0))
     means = (sums.gather(-1, not_above) - sums.gather(-1, below)) / (not_above - below)
     alone = sorted_values.gather(-1, below)  # as it was: a difference of sums would round it
     return torch.where(not_above - below == 1, alone, means).to(values).view_as(values)
@@ -118,9 +116,13 @@ def match_values(order: Tensor, values: Tensor) -> Tensor:
 
 def mean_ranks(maps: Tensor) -> Tensor:
     """Return the ranks of the values of each map ``[..., h, w]``, from 0 to 1; equal values share their mean rank."""
-    flat = maps.flatten(-2).contiguous()
-    ordered = flat.sort(dim=-1).values
-    below = torch.searchsorted(ordered, flat)
-    not_above = torch.searchsorted(ordered, flat, right=True)
+    below, not_above = _counts(maps.flatten(-2))
     ranks = (below + not_above - 1).to(maps) / 2
-    return (ranks / max(1, flat.shape[-1] - 1)).view_as(maps)
+    return (ranks / max(1, ranks.shape[-1] - 1)).view_as(maps)
+
+
+def _counts(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many values of each row ``[..., n]`` are below each of them, and how many are not above it."""
+    values = values.contiguous()
+    ordered = values.sort(dim=-1).values
+    return torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)
