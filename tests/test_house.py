@@ -138,8 +138,8 @@ def test_the_manual_draws_this_house(root: Path) -> None:
 
 
 def test_files_stay_small() -> None:
-    """No file over 400 lines, half of them under 150: sources and tests."""
+    """No file over 500 lines, half of them under 150: sources and tests."""
     sizes = {path: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
     tests = {path: len(path.read_text().splitlines()) for path in Path(__file__).parent.rglob("*.py")}
-    assert not {path.name: lines for path, lines in {**sizes, **tests}.items() if lines > 400}
+    assert not {path.name: lines for path, lines in {**sizes, **tests}.items() if lines > 500}
     assert statistics.median(sizes.values()) < 150

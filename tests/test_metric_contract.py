@@ -86,7 +86,8 @@ def test_update_compute_reset_merge(view: vt.View, metric: Metric) -> None:
     other.update(answers(view, metric, x[2:4], values[2:4]))
     other.update(answers(view, metric, x[4:], values[4:]))
     one.merge(other)
-    np.testing.assert_allclose(one.compute().scores, whole.scores, atol=1e-3 if getattr(metric, "percent", False) else 1e-5)
+    rounding = 1e-3 if getattr(metric, "percent", False) else 1e-5
+    np.testing.assert_allclose(one.compute().scores, whole.scores, atol=rounding)
     assert len(other.compute().scores) == 3, "merging changed the other"
     metric.update(answers(view, metric, x[:1], values[:1]))
     assert len(metric.compute().scores) == 1, "reset forgot nothing"

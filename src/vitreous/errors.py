@@ -10,6 +10,7 @@ __all__ = [
     "HeadError",
     "ImageError",
     "MapError",
+    "ModelChangedError",
     "ModelError",
     "SpellingError",
     "TargetError",
@@ -32,6 +33,10 @@ class ModelError(VitreousError):
 
 class HeadError(ModelError):
     """A head that is not the family's own."""
+
+
+class ModelChangedError(ModelError):
+    """A model whose weights, buffers or modules were changed by code that was to explain it."""
 
 
 class UnknownError(ModelError):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.data import Sample
-from vitreous.errors import one_line
+from vitreous.errors import ModelChangedError, one_line
 from vitreous.judge.foreign import Foreign
 from vitreous.methods import Method
 from vitreous.models import View
@@ -35,7 +35,7 @@ class Careful(Foreign):
         """Return maps ``[B, h, w]``, all at once or, if that fails, one by one."""
         try:
             return super().maps(name, view, samples, inputs, classes)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, ModelChangedError):
             raise
         except Exception as error:
             first = error
@@ -45,7 +45,7 @@ class Careful(Foreign):
             own = slice(at, at + 1)
             try:
                 found.append(super().maps(name, view, [sample], inputs[own], classes[own]))
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, ModelChangedError):
                 raise
             except Exception as error:
                 found.append(None)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from vitreous.data import Sample
 from vitreous.errors import VitreousError
 from vitreous.judge.explaining import Cost
 from vitreous.metrics import metric
+from vitreous.metrics.base import check_widths
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.states.rank import FLAGS
 from vitreous.models import View
@@ -312,6 +314,7 @@ class _Part:
         ]
         values = arrays[f"parts/{at[0]}/{at[1]}"]
         scores = self.parts.setdefault((unit.seed, *cell), {})
+        check_widths(cell[1], [*[row[None] for row in islice(scores.values(), 1)], values])
         scores |= {pictures[row]: values[row] for row in own}
         start = f"curve/{at[0]}/{at[1]}/"
         for name in (each for each in arrays if each.startswith(start) and each.endswith("/y")):

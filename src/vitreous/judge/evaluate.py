@@ -22,6 +22,7 @@ from vitreous.judge.plan import Plan
 from vitreous.judge.unit import Judged, unit
 from vitreous.methods import Method, effort, method
 from vitreous.metrics import Metric, metric
+from vitreous.metrics.base import check_widths
 from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.metrics.curves import Curve
 from vitreous.metrics.states.audit import Audit
@@ -117,6 +118,8 @@ class _Run:
         plan, done = self.plan, self.done
         _check_groups(groups, sum(len(each.names) for each in done))
         cells = [(name, label) for name in methods for label in plan.metrics]
+        for cell in cells:
+            check_widths(cell[1], [each.parts[cell] for each in done])
         parts = {cell: np.concatenate([each.parts[cell] for each in done]) for cell in cells}
         return Table(
             images=tuple(name for each in done for name in each.names),

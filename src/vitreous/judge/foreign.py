@@ -20,6 +20,7 @@ from vitreous.data import Sample
 from vitreous.errors import ImageError, MapError, ModelError, SpellingError, VitreousError
 from vitreous.methods import Method, method
 from vitreous.models import View, twin
+from vitreous.models.weight_guard import refuse_model_changes
 
 __all__ = ["Foreign", "named"]
 
@@ -49,7 +50,7 @@ class Foreign:
         for start in range(0, len(inputs), _MOST_AT_ONCE):
             cut = slice(start, start + _MOST_AT_ONCE)
             some = inputs[cut].detach().clone()
-            with torch.enable_grad():
+            with torch.enable_grad(), refuse_model_changes(view, name, content=self.live):
                 raw = self.find(view, samples[cut], some, classes[cut].to(some.device))
             parts.append(_as_maps(name, raw, len(some)).to(inputs.device))
         return torch.cat(parts)

@@ -20,7 +20,6 @@ from vitreous.errors import ImageError, TargetError
 from vitreous.judge.explaining import Cost, Explaining
 from vitreous.judge.plan import Plan
 from vitreous.metrics import Answers, Curve, Maps, Pool, TruthOf
-from vitreous.metrics.base import as_parts
 from vitreous.metrics.curves import Array
 from vitreous.metrics.states.audit import Audit
 from vitreous.metrics.states.engine import Engine
@@ -146,7 +145,7 @@ def _read(
 
     def of(name: str) -> list[tuple[str, str, Array, Mapping[str, Curve]]]:
         judged = plan.metrics.items()
-        return [(name, label, as_parts(m.read(answers[name])), m.curves(answers[name])) for label, m in judged]
+        return [(name, l, m.checked_parts(answers[name]), m.checked_curves(answers[name])) for l, m in judged]
 
     with ThreadPoolExecutor(thread_name_prefix="vitreous-read") as pool:
         found = [each for rows in pool.map(of, plan.methods) for each in rows]

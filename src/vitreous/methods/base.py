@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
@@ -17,13 +17,26 @@ from vitreous.code_digest import code_digest, is_external, is_unknown
 from vitreous.errors import MapError, ModelError, VitreousError, VitreousWarning
 from vitreous.methods.readout import at_least_float32
 from vitreous.models import View, view
+from vitreous.models.weight_guard import refuse_model_changes
 from vitreous.passes import Pass, Session, Target, TargetSpec, Trace
 from vitreous.words import check_choice, written
 
 if TYPE_CHECKING:
     from vitreous.methods.registry import Info
 
-__all__ = ["Answer", "Method", "answer", "computed", "prepare", "refuse_unfit", "resized", "resolve_layer", "to_grid"]
+__all__ = [
+    "Answer",
+    "Method",
+    "answer",
+    "checked_answer",
+    "computed",
+    "layer_terms",
+    "prepare",
+    "refuse_unfit",
+    "resized",
+    "resolve_layer",
+    "to_grid",
+]
 
 
 class Answer(NamedTuple):
@@ -312,9 +325,53 @@ def to_grid(maps: Tensor, grid: str | None, looked_at: View, inputs: Tensor) -> 
 def computed(session: Session, method: Method) -> Answer:
     """Return what a method finds in a session, computed once however many others are made of it."""
     if method not in session.memo:
-        session.memo[method] = method.compute(session)
+        session.memo[method] = checked_answer(session, method)
     answer: Answer = session.memo[method]
     return answer
+
+
+def checked_answer(session: Session, method: Method) -> Answer:
+    """Compute a method over a session, and refuse an answer that is not one map for each of its inputs.
+
+    A method from elsewhere must also leave the weights as they are.
+    """
+    if is_external(type(method)):
+        with refuse_model_changes(session.view.user or session.view, method.spelling):
+            answer = method.compute(session)
+    else:
+        answer = method.compute(session)
+    name, batch = method.spelling, len(session.inputs)
+    if not isinstance(answer, Answer):
+        raise MapError(f"{name}: compute must return an Answer, not {type(answer).__name__}")
+    check_maps(name, answer.map, batch)
+    if not isinstance(answer.extras, Mapping):
+        raise MapError(f"{name}: the extras of an Answer are a mapping of names, not {type(answer.extras).__name__}")
+    for key, extra in answer.extras.items():
+        if not isinstance(extra, Tensor) or extra.ndim == 0 or len(extra) != batch:
+            raise MapError(f"{name}: the extra {key!r} is {_shape_text(extra)}, not a tensor of {batch} images")
+    return answer
+
+
+def layer_terms(method: Method, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+    """Return the layer terms of a method, and refuse what is not one map per layer and image."""
+    terms = list(method.read_layers(trace, layers))
+    if len(terms) != len(layers):
+        raise MapError(f"{method.spelling}: read_layers returned {len(terms)} terms for {len(layers)} layers")
+    for term in terms:
+        check_maps(method.spelling, term, trace.batch)
+    return terms
+
+
+def check_maps(name: str, maps: Any, batch: int) -> None:
+    """Refuse what is not a real floating-point map ``[h, w]`` for each of ``batch`` images."""
+    if not isinstance(maps, Tensor) or not maps.is_floating_point() or maps.ndim != 3 or 0 in maps.shape:
+        raise MapError(f"{name} returned {_shape_text(maps)}; maps are a floating-point tensor [B, h, w]")
+    if len(maps) != batch:
+        raise MapError(f"{name} returned {len(maps)} maps for {batch} images")
+
+
+def _shape_text(value: Any) -> str:
+    return f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def resized(maps: Tensor, size: Sequence[int]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, SpellingError
-from vitreous.methods.base import Answer, Method, prepare, resized, resolve_layer
+from vitreous.methods.base import Answer, Method, checked_answer, layer_terms, prepare, resized, resolve_layer
 from vitreous.methods.consensus import mean_ranks
 from vitreous.methods.ofbase import OfBase
 from vitreous.methods.readout import at_least_float32
@@ -89,19 +89,19 @@ class LayerSum(OfBase):
 
     def _terms(self, session: Session, layers: Sequence[int]) -> list[Tensor]:
         if self.free:
-            return self.base.read_layers(session.trace(self.base.ask_layers(session.view, layers)), layers)
+            return layer_terms(self.base, session.trace(self.base.ask_layers(session.view, layers)), layers)
         if self.base.moves and self.via != "subnetwork":
             moved = [self.base.at_layer(session.view, layer) for layer in layers]
             there = [each for each in moved if each is not None]
             prepare(session, there)
-            return [each.compute(session).map for each in there]
+            return [checked_answer(session, each).map for each in there]
         keep = Keep("input", whole, tuple(layers))
         trace = session.trace(Pass((keep,)))
         forks = [
             session.fork(tokens, session.view.suffix(layer, session.inputs))
             for layer, tokens in zip(layers, trace[keep], strict=True)
         ]
-        return [self.base.compute(fork).map for fork in forks]
+        return [checked_answer(fork, self.base).map for fork in forks]
 
     def _refuse_multiple(self, terms: Tensor) -> None:
         """Refuse a sum of terms ``[B, L, h, w]`` that are the same but for a factor: it is the base, made slower."""
@@ -244,7 +244,7 @@ class Smooth(OfBase):
             noise = torch.stack([draws.at(copy).normal(*inputs.shape[1:]) for copy in range(first, first + copies)], 1)
             scaled = noise.to(inputs) * span.view(-1, 1, *[1] * (inputs.ndim - 1))
             noisy = (inputs.unsqueeze(1) + scaled).flatten(0, 1)
-            maps = at_least_float32(self.base.compute(session.fork(noisy, repeat=copies)).map)
+            maps = at_least_float32(checked_answer(session.fork(noisy, repeat=copies), self.base).map)
             maps = maps.square() if self.kind == "squares" else maps
             part = maps.reshape(len(inputs), copies, *maps.shape[1:])
             halves = [half + part[:, (first + i) % 2 :: 2].sum(dim=1) for i, half in enumerate(halves)]
@@ -281,4 +281,4 @@ class LogProb(OfBase):
     def compute(self, session: Session) -> Answer:
         own = session.of_value("logprob")
         prepare(own, [self.base])
-        return self.base.compute(own)
+        return checked_answer(own, self.base)

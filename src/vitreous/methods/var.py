@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import SpellingError, TargetError
-from vitreous.methods.base import Answer, Method, prepare, to_grid
+from vitreous.methods.base import Answer, Method, checked_answer, prepare, to_grid
 from vitreous.methods.ofbase import OfBase
 from vitreous.methods.readout import at_least_float32
 from vitreous.methods.registry import register
@@ -115,7 +115,7 @@ class VAR(OfBase):
         rivals = Rivals(session, choose.slots, choose)
         prepare(rivals.sessions[0], [self.base])
         classes = rivals.classes
-        each_class = [self.base.compute(each).map for each in rivals.sessions[: classes.shape[1]]]
+        each_class = [checked_answer(each, self.base).map for each in rivals.sessions[: classes.shape[1]]]
         if self._fine(session):
             each_class = [to_grid(each, "pixel", session.view, session.inputs) for each in each_class]
         maps = at_least_float32(torch.stack(each_class, dim=1))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from vitreous.code_digest import code_digest, is_external
-from vitreous.errors import MapError, SpellingError, VitreousError
+from vitreous.errors import MapError, SpellingError, VitreousError, one_line
 from vitreous.metrics.bootstrap import Cell, mean
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.states.layout import Layout
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vitreous.metrics.registry import Info
     from vitreous.metrics.states.answers import Answers
 
-__all__ = ["Metric", "Result", "as_parts"]
+__all__ = ["Metric", "Result", "as_parts", "check_widths"]
 
 _USUAL = Geometry((224, 224), (14, 14))
 
@@ -118,11 +118,53 @@ class Metric:
             return self.per_image(parts)[:, None], mean
         return parts, self.aggregate
 
+    # -- what is read, checked -------------------------------------------------------------------------
+
+    def checked_parts(self, answers: Answers) -> Array:
+        """Return what ``read`` returns as ``[B, P]``; refuse what is not a real number, or a row of them, per image."""
+        value = self.read(answers)
+        try:
+            array = np.asarray(value)
+            is_real = array.dtype.kind in "fiub"
+        except Exception as error:  # whatever an array-like object does, such as a tensor on a GPU
+            raise MapError(f"{self.spelling}: read returned no array ({one_line(str(error))[:200]})") from None
+        if not is_real or array.ndim not in (1, 2) or 0 in array.shape[1:]:
+            kind = f"{list(array.shape)} of {array.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+            raise MapError(f"{self.spelling}: read returned {kind}; scores are real numbers [B], or parts [B, P]")
+        if len(array) != len(answers):
+            raise MapError(f"{self.spelling}: read returned {len(array)} scores for {len(answers)} images")
+        parts = as_parts(array)
+        if is_external(type(self)):
+            self._check_aggregates(parts)
+        return parts
+
+    def _check_aggregates(self, parts: Array) -> None:
+        checks: list[tuple[str, int, Callable[[], Array]]] = [
+            ("per_image", len(parts), lambda: self.per_image(parts.copy())),
+            ("aggregate", 2, lambda: self.aggregate(parts.copy(), np.ones((2, len(parts))))),
+        ]
+        for name, count, compute in checks:
+            with np.errstate(all="ignore"):
+                shape = list(np.shape(compute()))
+            if shape != [count]:
+                raise MapError(f"{self.spelling}: {name} returned the shape {shape}, not [{count}]")
+
+    def checked_curves(self, answers: Answers) -> Mapping[str, Curve]:
+        """Return what ``curves`` returns; refuse a line that is not ``[B, J]`` over its ``[J]`` fractions."""
+        curves = self.curves(answers)
+        for name, curve in curves.items():
+            if np.shape(curve.y) != (len(answers), *np.shape(curve.x)) or np.ndim(curve.x) != 1:
+                shapes = f"{list(np.shape(curve.y))} over {list(np.shape(curve.x))}"
+                raise MapError(f"{self.spelling}: curve {name!r} is {shapes}; it must be [{len(answers)}, J] over [J]")
+        return curves
+
     # -- collecting ------------------------------------------------------------------------------------
 
     def update(self, answers: Answers) -> None:
         """Take in the answers about some maps."""
-        self._parts.append(as_parts(self.read(answers)))
+        parts = self.checked_parts(answers)
+        check_widths(self.spelling, [*self._parts[:1], parts])
+        self._parts.append(parts)
         self._flags.append(np.asarray(answers.flags(self.explain)))
 
     def compute(self) -> Result:
@@ -201,6 +243,13 @@ class Metric:
 
     def __str__(self) -> str:
         return self.spelling
+
+
+def check_widths(name: str, parts: Sequence[Array]) -> None:
+    """Refuse parts of different lengths: another batch of images must be read in the same way."""
+    widths = sorted({array.shape[1] for array in parts})
+    if len(widths) > 1:
+        raise MapError(f"{name} returned {' and '.join(map(str, widths))} parts for images of one table")
 
 
 def as_parts(read: Array) -> Array:

@@ -99,6 +99,7 @@ class Answers:
                 maps = enlarged(maps, size, upsample or self._common.upsample)
             elif grid == "token" and maps.shape[1:] != self.geometry.tokens:
                 maps = patched(enlarged(maps, size, "bilinear"), self.geometry.tokens)
+            maps.flags.writeable = False  # all metrics read the same array
             self._values[explain, grid, upsample] = maps
         return self._values[explain, grid, upsample]
 
