@@ -18,6 +18,8 @@ NAMES = [
     "forward through the view equals the model",
     "attention in every block, rows sum to one",
     "declared rule counts are met",
+    "hooks, adapters and code of its own",
+    "shares add up to what attention adds",
     "gradients reach every block",
     "keeping all tokens changes nothing",
     "sub-networks agree",

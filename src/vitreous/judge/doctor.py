@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import VitreousError, one_line
+from vitreous.errors import ModelError, VitreousError, one_line
 from vitreous.methods import Method, answer, method, methods
+from vitreous.methods.shares import block_weights
 from vitreous.models import View, view
+from vitreous.models.changes import deviations
 from vitreous.models.proof import gap
-from vitreous.passes import Keep, Pass, Session, Target, whole
+from vitreous.passes import Block, Keep, Pass, Session, Target, whole
 from vitreous.passes.random import Draws, check_seed
 from vitreous.passes.rules import FROZEN
 from vitreous.results import Finding
@@ -22,6 +24,7 @@ from vitreous.results.formats import html_rows
 __all__ = ["Diagnosis", "doctor"]
 
 _MOST_FORWARDS = 3  # methods that need more are not tried
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ class _Examiner:
         yield "forward through the view equals the model", self.forward
         yield "attention in every block, rows sum to one", self.attention
         yield "declared rule counts are met", self.rules
+        yield "hooks, adapters and code of its own", self.deviations
+        yield "shares add up to what attention adds", self.shares
         yield "gradients reach every block", self.gradients
         yield "keeping all tokens changes nothing", self.tokens
         yield "sub-networks agree", self.suffixes
@@ -122,6 +127,36 @@ class _Examiner:
         total = self.view.total_calls()
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(total.items()) if count)
         return f"{counts}; frozen {self._same(trace.logits, self.view.logits(self.inputs))}"
+
+    def deviations(self) -> str | None:
+        odd = deviations(self.view.model)
+        if not odd:
+            return None
+        self.view.prove(self.inputs)
+        listed = [f"{path or 'the model'} has {why}" for path, why in list(odd.items())[:_MOST_NAMED]]
+        more = [f"{len(odd) - _MOST_NAMED} more"] if len(odd) > _MOST_NAMED else []
+        kind, reason = self.view.pooling.kind, self.view.pooling.reason
+        told = f"{'; '.join([*listed, *more])}. Weights there are taken from what each module does, and compared."
+        if self.view.attends == "nowhere":
+            return told
+        if kind == "unknown":
+            return f"{told} {reason}: methods that begin at the tokens that are read do not apply"
+        return f"{told} Pooling as it is found: {kind}"
+
+    def shares(self) -> str | None:
+        if self.view.attends != "everywhere":
+            return None
+        self.view.prove(self.inputs)
+        try:
+            for layer in self.layers:
+                self.view.weights(layer)
+        except ModelError:
+            if self.view.deviations:
+                raise
+            return None  # of a family that has no such shares
+        keep = Keep("block", _checked_width, self.layers)
+        self._session().trace(Pass((keep,)))
+        return f"in each of {len(self.layers)} blocks"
 
     def gradients(self) -> str:
         keep = Keep("input", _largest, self.layers, grad=True)
@@ -173,6 +208,11 @@ class _Examiner:
 
 def _row_sums(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
     return attention.sum(dim=-1).flatten(1)
+
+
+def _checked_width(view: View, block: Block, gradient: Tensor | None) -> Tensor:
+    block_weights(view, block, always=True)
+    return block.input[:, 0, 0]
 
 
 def _largest(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitreous.errors import ModelError
 from vitreous.methods.readout import at_least_float32
 from vitreous.models import Norm, View, Weights
 from vitreous.passes import Block
 
-__all__ = ["Shares", "head_projection"]
+__all__ = ["Shares", "block_weights", "head_projection"]
 
 _AT_ONCE = 2**26
 """How many numbers of ``[rows, N, D]`` shares may exist at once."""
@@ -25,7 +26,7 @@ class Shares:
     """
 
     def __init__(self, view: View, block: Block) -> None:
-        self.weights = view.weights(block.layer)
+        self.weights = block_weights(view, block)
         self.attention, self.values = at_least_float32(block.attention), at_least_float32(block.values)
         self.input, self.middle, self.output = (at_least_float32(x) for x in (block.input, block.middle, block.output))
         projection, deviation = head_projection(self.weights, self.attention, self.values)
@@ -89,6 +90,32 @@ class Shares:
         """The linear part of the second norm, LayerScale of the MLP included, not yet divided by the deviation."""
         out = self.weights.norm2.linear(shares)
         return out if self.weights.scale is None else out * self.weights.scale.to(out.dtype)
+
+
+def block_weights(view: View, block: Block, always: bool = False) -> Weights:
+    """Return the weights of a block, or refuse those that do not make of the values what its attention adds.
+
+    Only a block that is not as its library built it is compared, unless ``always``: less what the weights make of the
+    values, every token must be given the same vector, a bias.
+    """
+    weights = view.weights(block.layer)
+    if view.is_plain(block.layer) and not always:
+        return weights
+    attention, values, stream, middle = (
+        at_least_float32(each) for each in (block.attention, block.values, block.input, block.middle)
+    )
+    mixed = (attention @ values).transpose(1, 2).flatten(2)
+    mixed = mixed if weights.inner is None else weights.inner(mixed)
+    moved = mixed @ weights.projection.to(mixed.dtype).T
+    rest = middle - stream - moved
+    eps = torch.finfo(view.dtype).eps
+    allowed = max(1e-4, 16 * eps) * moved.abs().max() + 16 * eps * torch.maximum(stream.abs().max(), middle.abs().max())
+    if not (rest - rest[:1, :1]).abs().max() <= allowed:
+        raise ModelError(
+            f"{view.name}: attention of block {block.layer} adds something else than its weights make of its values "
+            f"({view.describe_deviation(block.layer)}), so that it cannot be cut into shares"
+        )
+    return weights
 
 
 def head_projection(weights: Weights, attention: Tensor, values: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -11,7 +11,7 @@ from vitreous.methods.attention import mean_row
 from vitreous.methods.base import Answer, Method
 from vitreous.methods.readout import at_least_float32, positive, push, start_keeps, start_row
 from vitreous.methods.registry import register
-from vitreous.methods.shares import head_projection
+from vitreous.methods.shares import block_weights, head_projection
 from vitreous.models import Norm, View
 from vitreous.passes import VALUES, Block, Keep, Pass, Session, Trace
 from vitreous.words import check_choice
@@ -52,7 +52,7 @@ class Measure:
         ``E~_h = P_h v_h`` is never written out: with ``K_h = P_h^T P_h``, ``||E~||^2 = v^T K_h v`` and
         ``<E, E~> = (P_h^T E) . v``.
         """
-        weights = view.weights(block.layer)
+        weights = block_weights(view, block)
         attention, values = at_least_float32(block.attention), at_least_float32(block.values)
         projection, deviation = head_projection(weights, attention, values)
         before = self.before(weights.norm1, at_least_float32(block.input))

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, VitreousWarning, nearest, one_line
+from vitreous.models.changes import structure
 from vitreous.models.fingerprint import fingerprint
 from vitreous.models.inside import Reached, chosen, instead
 from vitreous.models.labels import check_count
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
-from vitreous.models.proof import gap, structure
+from vitreous.models.proof import gap
 from vitreous.models.transforms import timm_preprocess
 from vitreous.models.view import View
 
@@ -94,6 +95,7 @@ class ConvView(View):
         headless: bool = False,
     ) -> None:
         self.model, self.chain, self.output, self.cut = model, chain, output, cut
+        self.part_of_model = chain, output
         self.family = getattr(type(self), "family", "cnn")
         self.name = name or type(model).__name__
         self.preprocess = preprocess or _preprocess(model, self.name)
@@ -148,9 +150,9 @@ class ConvView(View):
     def original(self, inputs: Tensor) -> Tensor:
         return chosen(self.name, self.output, self.model(inputs))
 
-    def twin(self: V) -> V:
+    def twin(self: V, own_tensors: bool = False) -> V:
         """Return a twin whose modules change nothing in place, and compute nothing twice to save memory."""
-        made = super().twin()
+        made = super().twin(own_tensors)
         if made is not self:
             for module in made.model.modules():
                 for flag in ("inplace", "grad_checkpointing"):
@@ -260,7 +262,7 @@ class ConvView(View):
         return known[key]
 
     def _found(self) -> _Facts:
-        seen = self.twin()
+        seen = self.twin(own_tensors=True)
         noise = torch.randn(1, 3, *self.preprocess.size, generator=torch.Generator().manual_seed(0))
         image = noise.to(self.device, self.dtype)
         with torch.enable_grad():

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, one_line
+from vitreous.models.changes import structure
 from vitreous.models.fingerprint import fingerprint
 from vitreous.models.labels import check_count
-from vitreous.models.pooling import Pooling
+from vitreous.models.pooling import Pooling, infer_pooling
 from vitreous.models.preprocess import Preprocess
-from vitreous.models.proof import structure
 from vitreous.models.view import View
 from vitreous.models.weights import Weights
 from vitreous.models.windows import Windows
 
-__all__ = ["InsideView", "Reached", "chosen", "instead", "same_row"]
+__all__ = ["InsideView", "Reached", "chosen", "instead"]
 
 
 class _Facts(NamedTuple):
@@ -34,7 +34,7 @@ class _Facts(NamedTuple):
     shapes: tuple[Any, ...]
     """Of every block's output: how long a tuple it is, 0 for a tensor, and the dimensions of its first tensor."""
     classes: int
-    pooling: str
+    pooling: Pooling
 
 
 _known: WeakKeyDictionary[nn.Module, tuple[Any, _Facts]] = WeakKeyDictionary()
@@ -65,6 +65,7 @@ class InsideView(View):
         output: str | int | None = None,
     ) -> None:
         self.model, self.inner, self.path, self.output = model, inner, path, output
+        self.part_of_model = path, output
         self.family = inner.family
         self.name = name or (f"{type(model).__name__} around {inner.name}" if path else inner.name)
         inner.name = self.name
@@ -75,8 +76,7 @@ class InsideView(View):
         self.preprocess = inner.preprocess = preprocess or inner.preprocess
         self.pooling, self.classes = inner.pooling, 0
         facts = self._facts()
-        self._shapes = facts.shapes
-        self.pooling, self.classes = Pooling(facts.pooling, self.prefix), facts.classes
+        self.pooling, self.classes = facts.pooling, facts.classes
         self.labels = labels or (inner.labels if inner.labels and len(inner.labels) == self.classes else None)
         check_count(self.name, labels, self.classes)
 
@@ -130,14 +130,22 @@ class InsideView(View):
         now = (self.path, self.output, self.preprocess.size, *structure(self.model))
         then, facts = _known.get(self.model, (None, None))
         if facts is None or then != now:
-            facts = self._found()
-            self._shapes = facts.shapes
-            facts = facts._replace(pooling=self._read(facts.pooling))
+            shapes, classes = self._found()
+            self._shapes = shapes
+            pooling = infer_pooling(self, self.inner.pooling)
+            if pooling is None:
+                raise ModelError(f"{self.name}: its output does not depend on what the last block of {self.path} gives")
+            facts = _Facts(shapes, classes, pooling)
             _known[self.model] = now, facts
+        self._shapes = facts.shapes
         return facts
 
-    def _found(self) -> _Facts:
-        seen, pooled = self.twin(), list[Any]()
+    def read_pooling(self) -> Pooling:
+        return self._facts().pooling
+
+    def _found(self) -> tuple[tuple[Any, ...], int]:
+        """Return the shapes that blocks give, and the number of classes."""
+        seen = self.twin(own_tensors=True)
         shapes: list[tuple[int, int]] = []
 
         def telling(own: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
@@ -153,8 +161,6 @@ class InsideView(View):
             shapes.append((0 if whole else len(out), (out if whole else out[0]).ndim))
 
         told = [(block, telling(block.forward, shape)) for block in map(seen.inner.block_at, range(self.depth))]
-        pool = seen.inner.pool_at()
-        told += [] if pool is None else [(pool, telling(pool.forward, pooled.append))]
         off = torch.autocast(self.device.type, enabled=False)
         try:
             with torch.inference_mode(False), torch.no_grad(), off, instead(told):
@@ -168,45 +174,27 @@ class InsideView(View):
             raise ModelError(
                 f"{self.name}: its forward runs {len(shapes)} blocks, {self.path or 'it'} has {self.depth}"
             )
-        kind = self.inner.pooling.kind if pooled or pool is None else "avg"
-        return _Facts(tuple(shapes), logits.shape[1], kind)
+        return tuple(shapes), logits.shape[1]
 
     def _blank(self) -> Tensor:
         return torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=self.device)
-
-    def _read(self, usual: str) -> str:
-        """Return the kind of pooling: the usual one, or what the tokens with a gradient say."""
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
-            draws, last = torch.Generator().manual_seed(0), self.depth - 1
-            high, wide = self.grid(layer=last)
-            shape = (1, self.prefix + high * wide, self.width_at(last))
-            tokens = torch.randn(shape, generator=draws).to(self.device, self.dtype).requires_grad_()
-            logits = self.finish(tokens)
-            weights = torch.randn(logits.shape, generator=draws).to(logits)
-            (gradient,) = torch.autograd.grad((logits * weights).sum(), tokens, allow_unused=True)
-        if gradient is None or not bool((gradient != 0).any()):
-            raise ModelError(f"{self.name}: its output does not depend on what the last block of {self.path} gives")
-        sizes = gradient[0].double().norm(dim=1)
-        read = sizes > 1e-9 * sizes.max()
-        if same_row(Pooling(usual, self.prefix), read):
-            return usual
-        for kind in ("token", "pair", "avg", "token_avg", "avg_all"):
-            if kind == "token_avg" and not sizes[0] > sizes[self.prefix :].mean() * len(sizes) ** 0.5:
-                continue  # one among equals
-            if same_row(Pooling(kind, self.prefix), read):
-                return kind
-        raise ModelError(f"{self.name} reads {int(read.sum())} of {len(read)} tokens in a way that is not known")
 
     # -- as inside -------------------------------------------------------------------------------------
 
     def block_at(self, layer: int) -> nn.Module:
         return self.inner.block_at(layer)
 
+    def pool_at(self) -> nn.Module | None:
+        return self.inner.pool_at()
+
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         return self.inner.grid(inputs, layer)
 
     def _site(self, layer: int, name: str) -> nn.Module:
         return self.inner.site(layer, name)
+
+    def branch(self, layer: int, name: str) -> tuple[nn.Module, Tensor | None]:
+        return self.inner.branch(layer, name)
 
     def calls(self, layer: int | None) -> Mapping[str, int]:
         return self.inner.calls(layer)
@@ -266,11 +254,3 @@ def instead(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterato
         for attributes, own in before:
             attributes.pop("forward")
             attributes.update({} if own is None else {"forward": own})
-
-
-def same_row(pooling: Pooling, read: Tensor) -> bool:
-    """Say whether a pooling reads exactly these tokens ``[N]``."""
-    expected = torch.zeros_like(read)
-    for rows in pooling.rows:
-        expected[rows] = True
-    return bool((expected == read).all())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
+from vitreous.models.pooling import Pooling
 from vitreous.models.view import View
 from vitreous.models.weights import Weights
 from vitreous.models.windows import Windows
@@ -26,7 +27,7 @@ class SubView(View):
         self.model, self.family = whole.model, whole.family
         self.name = f"{whole.name}[{first}:]"
         self.depth, self.width, self.heads = whole.depth - first, whole.width, whole.heads
-        self.prefix, self.pooling, self.drops_tokens = whole.prefix, whole.pooling, whole.drops_tokens
+        self.prefix, self.drops_tokens = whole.prefix, whole.drops_tokens
         self.preprocess, self.classes, self.labels = whole.preprocess, whole.classes, whole.labels
         self.attends, self.stream, self.rectifies = whole.attends, whole.stream, whole.rectifies
         self.cam_site = whole.cam_site
@@ -35,6 +36,16 @@ class SubView(View):
         later = [range(max(0, s.start - first), s.stop - first) for s in whole.stages]
         self.stages = tuple(stage for stage in later if len(stage))
         self._inputs = inputs
+
+    @property
+    def pooling(self) -> Pooling:  # type: ignore[override]
+        """That of the whole model, also after it was changed."""
+        return self.whole.pooling
+
+    @property
+    def deviations(self) -> Mapping[str, str]:  # type: ignore[override]
+        """Likewise."""
+        return self.whole.deviations
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -69,6 +80,15 @@ class SubView(View):
 
     def windows(self, layer: int) -> Windows | None:
         return self.whole.windows(layer + self.first)
+
+    def is_plain(self, layer: int) -> bool:
+        return self.whole.is_plain(layer + self.first)
+
+    def branch(self, layer: int, name: str) -> tuple[nn.Module, Tensor | None]:
+        return self.whole.branch(layer + self.first, name)
+
+    def describe_deviation(self, layer: int) -> str:
+        return self.whole.describe_deviation(layer + self.first)
 
     def weights(self, layer: int) -> Weights:
         return self.whole.weights(layer + self.first)

@@ -1,44 +1,90 @@
 """A view is proven: on its first inputs it is compared with the model's own forward.
 
 A subclass, a patched ``forward`` or a hook at the root may compute something else than the parts that a view runs. What
-a model says is then not what would be explained, and it is refused.
+a model says is then not what would be explained, and it is refused. How tokens are pooled, which modules are not as
+their library built them, and which tensors a forward writes is found on the same occasion. All of it is found again
+when anything was changed that decides what a forward does: ``changes.structure``, compared at every call.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, one_line
+from vitreous.models.changes import Watch, Writes, deviations, state_names, structure
+from vitreous.models.pooling import Pooling
+from vitreous.models.twin import writers
 
 if TYPE_CHECKING:
     from vitreous.models.view import View
 
 __all__ = ["gap", "prove", "structure"]
 
-_proven: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
+
+class _Record(NamedTuple):
+    """What was found about a model when it was verified."""
+
+    structure: list[int]
+    watch: Watch
+    pooling: Pooling | None
+    """``None`` where what the view says holds."""
+    deviations: dict[str, str]
+    layers: frozenset[int]
+
+
+_proven: WeakKeyDictionary[nn.Module, dict[Any, _Record]] = WeakKeyDictionary()
 
 
 def prove(view: View, inputs: Tensor) -> None:
     """Compare the view with its model on the first of these images, unless both were found equal before.
 
-    The copy that passes run on is held against the model too, if that is in evaluation mode. Cost: two or three
-    forwards of one image, once for each structure of a model and size of its inputs.
+    The copy that passes run on is held against the model too, if that is in evaluation mode and its forward writes
+    nothing. Cost: two or three forwards of one image, once for each structure of a model and size of its inputs.
     """
-    now = (type(view), tuple(inputs.shape[1:]), inputs.dtype, *structure(view.model))
-    if _proven.get(view.model) == now:
-        return
-    seen, image = view.twin(), inputs[:1].detach()
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+    key = (type(view), view.part_of_model, tuple(inputs.shape[1:]), inputs.dtype)
+    record, now = _proven.get(view.model, {}).get(key), structure(view.model)
+    if record is None or record.structure != now or not record.watch.holds():
+        record = _verify(view, inputs[:1].detach())
+        records = {k: r for k, r in _proven.get(view.model, {}).items() if r.structure == record.structure}
+        if record.pooling is not None or view.has_own_pooling:  # a head of zeros may be trained, and read tokens then
+            _proven[view.model] = {**records, key: record}
+    if view.deviations is not record.deviations:
+        view.pooling, view.deviations, view.deviating = record.pooling or view.pooling, record.deviations, record.layers
+
+
+def _verify(view: View, image: Tensor) -> _Record:
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(image.device.type, enabled=False):
         image = image.clone() if image.is_inference() else image
+        seen, other = (view.twin(own_tensors=True) for _ in range(2))
+        written = [Writes(view.model, each.model) for each in (seen, other)]
         logits = seen.finish(seen.run(seen.embed(image)))
-        _compare(view, logits, _own(seen, image), "its own forward")
-        if not any(module.training for module in view.model.modules()):
+        _compare(view, logits, _own(other, image), "its own forward")
+        tensors = frozenset().union(*(each.tensors() for each in written))
+        for module, names in written[1].names().items():
+            state_names[module] = state_names.get(module, frozenset()) | names
+        writers[view.model] = tensors
+        has_state = bool(tensors) or any(module in state_names for module in view.model.modules())
+        if not has_state and not any(module.training for module in view.model.modules()):
             _compare(view, logits, _own(view, image), "the model itself, called as it is,")
-    _proven[view.model] = now
+    odd = deviations(view.model)
+    pooling = None if view.has_own_pooling else view.read_pooling()
+    return _Record(structure(view.model), Watch(view.model), pooling, odd, _layers(view, odd))
+
+
+def _layers(view: View, odd: dict[str, str]) -> frozenset[int]:
+    """Return the blocks in which a module is not as its library built it."""
+    if not odd:
+        return frozenset()
+    modules = {id(view.model.get_submodule(path)) for path in odd}
+    try:
+        blocks = [view.block_at(layer) for layer in range(view.depth)]
+    except ModelError:  # it does not tell its blocks
+        return frozenset(range(view.depth))
+    return frozenset(layer for layer, block in enumerate(blocks) if any(id(m) in modules for m in block.modules()))
 
 
 def gap(logits: Tensor, expected: Tensor) -> tuple[float, bool]:
@@ -77,11 +123,3 @@ def _compare(view: View, logits: Tensor, expected: Any, whose: str) -> None:
             f"{view.name} computes something else than its parts: {whose} says class {said}, its blocks and head class "
             f"{would} (logits differ by {off:.1e}); a subclass, a patched forward or a hook changes it"
         )
-
-
-def structure(model: nn.Module) -> list[Any]:
-    """Return what decides which parts a forward runs through: modules, their forwards and their hooks."""
-    return [
-        (id(m), id(type(m).forward), id(vars(m).get("forward")), *m._forward_hooks, *m._forward_pre_hooks)
-        for m in model.modules()
-    ]

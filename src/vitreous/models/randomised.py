@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
+from vitreous.models.changes import structure
 from vitreous.models.parts import SubView
-from vitreous.models.proof import structure
 from vitreous.models.twin import twin
 from vitreous.models.view import View
 from vitreous.words import check_choice

@@ -14,7 +14,7 @@ from vitreous.code_digest import code_digest, is_external
 from vitreous.errors import ModelError, TargetError
 from vitreous.models.fingerprint import code_of, fingerprint
 from vitreous.models.labels import check_index, find_label, short_label
-from vitreous.models.pooling import Pooling
+from vitreous.models.pooling import Pooling, infer_pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.proof import prove
 from vitreous.models.recipe import Recipe
@@ -75,6 +75,14 @@ class View(ABC):
     """How it was loaded; ``None`` for a model that was in hand."""
     user: View | None = None
     """The user's view, where this is a twin of it: hooks and flags on a twin's modules are nobody else's."""
+    declared_pooling: Pooling | None = None
+    """What the adapter said of the pooling, once it was compared with the model."""
+    part_of_model: tuple[Any, ...] = ()
+    """What this view takes of its model, where another view of the same class could take something else."""
+    deviations: Mapping[str, str] = {}
+    """Where the model is not as its library built it, and how: path to hook, adapter or class. Read by ``prove``."""
+    deviating: frozenset[int] = frozenset()
+    """The blocks in which that is so."""
 
     # -- the three verbs -------------------------------------------------------------------------------
 
@@ -153,6 +161,36 @@ class View(ABC):
         """Return which patches of ``grid(layer=layer)`` see each other, where that is not all of them."""
         return None
 
+    def is_plain(self, layer: int) -> bool:
+        """Whether a block is as its library built it, so that what is known of its class holds without a test."""
+        return layer not in self.deviating
+
+    def branch(self, layer: int, name: str) -> tuple[nn.Module, Tensor | None]:
+        """Return the module whose output, times a gain if there is one, ``attn`` or ``mlp`` adds to the stream."""
+        return self.site(layer, name), None
+
+    def describe_deviation(self, layer: int) -> str:
+        """Say where a block is not as its library built it, and how."""
+        if self.is_plain(layer):
+            return "its own code"
+        modules = {id(part) for part in self.block_at(layer).modules()}
+        told = [f"{why} at {path}" for path, why in self.deviations.items() if self._has(path, modules)]
+        return ", ".join(told[:3]) + (", …" if len(told) > 3 else "")
+
+    def _has(self, path: str, modules: set[int]) -> bool:
+        return id(self.model.get_submodule(path)) in modules
+
+    @property
+    def has_own_pooling(self) -> bool:
+        """Whether only the adapter can tell how tokens are pooled: one of another package, or one without tokens."""
+        return self.attends == "nowhere" or is_external(type(self))
+
+    def read_pooling(self) -> Pooling | None:
+        """Return how tokens are pooled, as the model does it now; ``None`` where nothing depends on any token."""
+        if self.declared_pooling is None:
+            self.declared_pooling = self.pooling
+        return infer_pooling(self, self.declared_pooling)
+
     def weights(self, layer: int) -> Weights:
         """Return how attention's values reach the residual stream: only methods that cut it into shares ask."""
         raise ModelError(f"{self.name} does not tell its projections, so that its stream cannot be cut into shares")
@@ -182,16 +220,17 @@ class View(ABC):
                 tokens = seen.pick(tokens, keep)
             return seen.finish(seen.run(tokens, keep=keep))
 
-    def twin(self: V) -> V:
+    def twin(self: V, own_tensors: bool = False) -> V:
         """Return this view of a structural copy of its model, in evaluation mode, that shares the weights.
 
+        With ``own_tensors`` it shares no buffer; otherwise it does, but for those that a forward is known to write.
         Everything that runs the model does so on a twin of its own: the user's modules are never touched.
         """
         if self.user is not None:
             return self
-        made = twin(self, View)
-        made.user = self
-        return made
+        copied = twin(self, View, own_tensors=own_tensors)
+        copied.user = self
+        return copied
 
     def prove(self, inputs: Tensor) -> None:
         """Refuse a model whose own forward says something else than this view: tried once, on the first inputs."""

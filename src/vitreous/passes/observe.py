@@ -49,7 +49,9 @@ class Observer(TorchFunctionMode):
         self.pooling = False
         self.seen: Counter[str] = Counter()
         self._attention: Tensor | None = None
+        self._mixing: Tensor | None = None  # the same after casts and dropout: what values must be multiplied with
         self._parts: dict[str, Tensor] = {}  # of the block now running, for those who want it whole
+        self._branches: dict[str, Tensor] = {}  # what attention and MLP of that block add, where that is compared
         self._biases = any(keep.site == "biases" for keep in keeps)
         self._steered = dict(rules.table)
         self._strict = rules.currency == "relevance"
@@ -73,7 +75,7 @@ class Observer(TorchFunctionMode):
         finally:
             for handle in handles:
                 handle.remove()
-            self.layer, self.pooling, self._attention = None, False, None
+            self.layer, self.pooling, self._attention, self._mixing = None, False, None, None
         self._check(layer)
 
     def note(self, site: str, layer: int, value: Tensor) -> None:
@@ -91,6 +93,8 @@ class Observer(TorchFunctionMode):
             self._parts = {"input": value.detach()}
         elif site == "output":
             self._parts["output"] = value.detach()
+            if "middle" in self._parts and not self.view.is_plain(layer):
+                self._check_stream(layer, value)
             if "attention" in self._parts:
                 for keep in self._wanted("block", layer):
                     if not keep.grad:
@@ -102,6 +106,8 @@ class Observer(TorchFunctionMode):
         self.trace.store(keep, layer, keep.reduce(self.view, self._seen(keep.site, value, layer), slope))
 
     def _store_block(self, keep: Keep, layer: int, parts: dict[str, Tensor], gradient: Tensor | None) -> None:
+        if "middle" not in parts:
+            raise TraceError(f"{self.view.name}: block {layer} never runs its second norm; what enters it is not known")
         block = Block(layer, **{name: self._seen("block", part) for name, part in parts.items()})
         self.trace.store(keep, layer, keep.reduce(self.view, block, gradient))
 
@@ -144,8 +150,35 @@ class Observer(TorchFunctionMode):
             def before(module: nn.Module, args: Any) -> None:
                 self._parts["middle"] = args[0].detach()
 
-            handles.append(self.view.site(layer, "norm2").register_forward_pre_hook(before))
+            # before any pre-hook of the user's, whose change never reaches the stream
+            handles.append(self.view.site(layer, "norm2").register_forward_pre_hook(before, prepend=True))
+            handles += [] if self.view.is_plain(layer) else self._hook_branches(layer)
         return handles
+
+    def _hook_branches(self, layer: int) -> list[Any]:
+        """Watch what attention and MLP add in a block that is not as its library built it."""
+        handles, self._branches = list[Any](), {}
+        for name in ("attn", "mlp"):
+            module, gain = self.view.branch(layer, name)
+
+            def hook(module: nn.Module, args: Any, output: Any, name: str = name, gain: Any = gain) -> None:
+                added = (output if isinstance(output, Tensor) else output[0]).detach()
+                self._branches[name] = added if gain is None else gain * added
+
+            handles.append(module.register_forward_hook(hook))
+        return handles
+
+    def _check_stream(self, layer: int, output: Tensor) -> None:
+        """Refuse a block that adds something else to the stream than its attention and its MLP."""
+        stream, middle, output = self._parts["input"], self._parts["middle"], output.detach()
+        for name, before, after in (("attn", stream, middle), ("mlp", middle, output)):
+            added = self._branches.get(name)
+            size = 16 * torch.finfo(after.dtype).eps * max(before.abs().max(), after.abs().max())
+            if added is None or not (before + added - after).abs().max() <= size:
+                raise TraceError(
+                    f"{self.view.name}: block {layer} adds something else to its residual stream than attention and "
+                    f"MLP ({self.view.describe_deviation(layer)}), so that what they add cannot be told"
+                )
 
     def _check(self, layer: int | None) -> None:
         """Hold the operations that someone asked for against those that the adapter declares."""
@@ -173,7 +206,10 @@ class Observer(TorchFunctionMode):
             args, kwargs = wide(args), {name: wide(each) for name, each in kwargs.items()}
         kind = OPERATIONS.get(func)
         if kind is None:
-            return func(*args, **kwargs) if not self._strict else self._carried(func, args, kwargs)
+            out = func(*args, **kwargs) if not self._strict else self._carried(func, args, kwargs)
+            if self._mixing is not None and args and args[0] is self._mixing and _passes_on(func):
+                self._mixing = out
+            return out
         before = self.layer is None and not self.pooling
         if kind in ("linear", "conv") and self._embeds(before):
             kind = "embedding"
@@ -343,10 +379,11 @@ class Observer(TorchFunctionMode):
         call = Call("softmax", func, args, kwargs, self.view, self.layer)
         attention: Tensor = call.plain() if rule is None else rule(call)
         if self.layer is not None and self.layer in self.changes:
-            self._attention = self._changed(self.changes[self.layer], attention, self.layer)
-            return self._attention
+            attention = self._changed(self.changes[self.layer], attention, self.layer)
+            self._attention = self._mixing = attention
+            return attention
         self.note("pool" if self.pooling else "attention", 0 if self.pooling else self.layer or 0, attention)
-        self._attention = attention
+        self._attention = self._mixing = attention
         return attention
 
     def _matmul(self, func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -354,9 +391,15 @@ class Observer(TorchFunctionMode):
         left, right = args[:2]
         mixes = self._attention is not None and left.shape == self._attention.shape
         if mixes and self.layer is not None:
+            wanted = self.changes or self._wanted("attention", self.layer) or self._wanted("block", self.layer)
+            if wanted and left is not self._mixing:
+                raise TraceError(
+                    f"{self.view.name}: block {self.layer} changes its attention weights after their softmax "
+                    f"({self.view.describe_deviation(self.layer)}), so that those that are seen are not those that mix"
+                )
             self.note("values", self.layer, right)
             self._note_block(self.layer, self._attention, right)
-            self._attention = None
+            self._attention = self._mixing = None
         return self._steer("matmul", func, args, kwargs)  # type: ignore[no-any-return]
 
     def _note_block(self, layer: int, attention: Any, values: Tensor) -> None:
@@ -389,6 +432,11 @@ class Observer(TorchFunctionMode):
 
 _COUNTED = ("attention", "norm", "activation", "gate")
 """What adapters declare how often it happens."""
+
+
+def _passes_on(func: Any) -> bool:
+    """Whether a function gives attention weights back as they are: a cast, or a dropout in evaluation mode."""
+    return getattr(func, "__name__", "") in (*CASTS, "dropout", "contiguous", "clone", "detach")
 
 
 def _tensors(out: Any) -> Sequence[Any]:

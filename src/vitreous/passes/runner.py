@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from vitreous.errors import ModelError, TraceError
 from vitreous.models import View
+from vitreous.models.proof import gap
+from vitreous.models.weights import merged
 from vitreous.passes.ask import BETWEEN, Keep, Pass
 from vitreous.passes.observe import Observer
 from vitreous.passes.rules import PLAIN, Rules
@@ -57,7 +59,10 @@ def run_targets(
     plain = torch.autocast(inputs.device.type, enabled=False)  # the model's own precision, whatever surrounds the call
     with torch.inference_mode(False), plain, torch.set_grad_enabled(ask.backward):
         inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
-        logits, root = _forward(view, inputs, ask, observer)
+        with _merged(view, ask):
+            logits, root = _forward(view, inputs, ask, observer)
+        if view.deviations and _is_by_layer(ask):
+            _refuse_other_logits(view, inputs, logits)
         forward.logits = logits.detach()
         if ask.rules.currency == "relevance":
             forward.logits = forward.logits.to(view.dtype)
@@ -73,6 +78,29 @@ def run_targets(
         for keep in ask.keeps:
             trace[keep]  # an empty answer is an error here and not a strange picture later
     return traces
+
+
+def _is_by_layer(ask: Pass) -> bool:
+    """Whether it matters which layers a linear map is made of: to rules of relevance, and to who asks for biases."""
+    return ask.rules.currency == "relevance" or any(keep.site == "biases" for keep in ask.keeps)
+
+
+def _merged(view: View, ask: Pass) -> AbstractContextManager[None]:
+    if not view.deviations or not _is_by_layer(ask):
+        return nullcontext()
+    return merged(view.model, view.deviations)
+
+
+def _refuse_other_logits(view: View, inputs: Tensor, logits: Tensor) -> None:
+    """Refuse a model that says something else once its adapters are merged: it reads a layer instead of running it."""
+    with torch.no_grad():
+        expected = view.finish(view.run(view.embed(inputs)))
+    off, different = gap(logits.detach().to(expected.dtype), expected)
+    if different:
+        raise TraceError(
+            f"{view.name}: with its adapters and hooks merged into its layers logits differ by {off:.1e}; merge them "
+            "before explaining"
+        )
 
 
 def refuse_not_finite(view: View, logits: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from vitreous.methods.along.path import SMALL, Feedback
 from vitreous.methods.readout import at_least_float32, attention_site, head_mean
 from vitreous.methods.registry import register
-from vitreous.methods.shares import head_projection
+from vitreous.methods.shares import block_weights, head_projection
 from vitreous.models import View
 from vitreous.passes import Block, Keep, Reduce
 
@@ -37,7 +37,7 @@ def by_heads(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
 def by_tokens(view: View, block: Block, gradient: Tensor | None) -> Tensor:
     """``mean_h A diag m`` with ``m[j] = ||P v[j]|| / ||x[j]||``: what attention moves of a token, in parts of it."""
     attention, values, stream = (at_least_float32(each) for each in (block.attention, block.values, block.input))
-    projection, deviation = head_projection(view.weights(block.layer), attention, values)
+    projection, deviation = head_projection(block_weights(view, block), attention, values)
     moved = torch.einsum("bhnd,hkd->bnk", values, projection)
     size = moved.norm(dim=-1) / stream.norm(dim=-1).clamp(min=SMALL)
     matrix: Tensor = attention.mean(dim=1) * size.unsqueeze(1)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitreous.errors import ModelError
 from vitreous.models.fingerprint import fingerprint_of
@@ -143,6 +143,9 @@ class HFZeroShot(HFTower):
         else:
             image = self.model.visual_projection(self.tower.post_layernorm(tokens[:, 0, :]))
         return self._compare(image)
+
+    def pool_at(self) -> nn.Module | None:
+        return self.tower.head if self._siglip else None
 
     def original(self, inputs: Tensor) -> Tensor:
         image = self.model.get_image_features(pixel_values=inputs, **self._interpolated(inputs))

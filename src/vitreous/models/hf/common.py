@@ -175,7 +175,7 @@ class HFView(View):
     def weights(self, layer: int) -> Weights:
         block = self.blocks[layer]
         projection = part(block, "attention.o_proj", "attention.output.dense", "self_attn.out_proj")
-        scales = [getattr(getattr(block, f"layer_scale{i}", None), "lambda1", None) for i in (1, 2)]
+        scales = [getattr(block, f"layer_scale{i}", None) for i in (1, 2)]
         norms = [self.site(layer, name) for name in ("norm1", "norm2")]
         return Weights.of(norms[0], projection, norms[1], scales=(scales[0], scales[1]))
 

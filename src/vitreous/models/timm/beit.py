@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,13 +39,27 @@ class TimmBeit(TimmColumn):
     def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         block, shared = self.model.blocks[layer], self.model.rel_pos_bias
         common = None if shared is None else shared()
-        bias = _bias(block.attn, common)
+        bias = None if keep is None else _bias(block.attn, common)
         if keep is None or bias is None:
             return block(tokens, shared_rel_pos_bias=common)  # type: ignore[no-any-return]
-        mixed = _attend(block.attn, block.norm1(tokens), _pick_pairs(bias, keep))
-        tokens = tokens + block.drop_path1(_scaled(mixed, block.gamma_1))
-        branch = block.mlp(block.norm2(tokens))
-        return tokens + block.drop_path2(_scaled(branch, block.gamma_2))  # type: ignore[no-any-return]
+        picked = _pick_pairs(bias, keep)
+        if block.attn.relative_position_bias_table is None:
+            return block(tokens, shared_rel_pos_bias=picked)  # type: ignore[no-any-return]
+        with _answering(block.attn, "_get_rel_pos_bias", picked):
+            return block(tokens, shared_rel_pos_bias=None)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _answering(module: nn.Module, method: str, answer: Tensor) -> Iterator[None]:
+    """Let a method of a twin's module return something else for a while."""
+    attributes = vars(module)
+    before = attributes.get(method)
+    attributes[method] = lambda: answer
+    try:
+        yield
+    finally:
+        attributes.pop(method)
+        attributes.update({} if before is None else {method: before})
 
 
 def _bias(attention: Any, common: Tensor | None) -> Tensor | None:
@@ -58,19 +74,3 @@ def _pick_pairs(bias: Tensor, keep: Tensor) -> Tensor:
     """Return the bias ``[B, H, 1 + k, 1 + k]`` between the class token and the kept patches of each image."""
     rows = F.pad(keep.long() + 1, (1, 0))  # the class token, at 0, is always there
     return bias[:, rows.unsqueeze(2), rows.unsqueeze(1)].transpose(0, 1)
-
-
-def _attend(attention: Any, x: Tensor, bias: Tensor) -> Tensor:
-    """timm's attention from its own parts, for a bias that differs from image to image."""
-    biases = None
-    if attention.q_bias is not None:
-        biases = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias))
-    qkv = F.linear(x, attention.qkv.weight, biases)
-    query, key, value = qkv.reshape(*x.shape[:2], 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
-    dropout = attention.attn_drop.p if attention.training else 0.0
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
-    return attention.proj_drop(attention.proj(mixed.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
-
-
-def _scaled(branch: Tensor, gamma: nn.Parameter | None) -> Tensor:
-    return branch if gamma is None else gamma * branch

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import timm.data
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from vitreous.errors import HeadError, ModelError
 from vitreous.models.labels import check_count
@@ -19,6 +20,7 @@ from vitreous.models.weights import Weights
 
 __all__ = ["TimmColumn", "TimmView", "norms"]
 
+_WEIGHT_NORMS = parametrizations.__name__
 _SCALES = {"attn": ("ls1", "gamma_1"), "mlp": ("ls2", "gamma_2")}
 """Where a block keeps LayerScale: a module in some families, a parameter in others."""
 
@@ -147,11 +149,17 @@ class TimmColumn(TimmView):
         site: nn.Module = getattr(block, name) if scaled is None or isinstance(scaled, nn.Identity) else scaled
         return site
 
+    def branch(self, layer: int, name: str) -> tuple[nn.Module, Tensor | None]:
+        if name not in self.unseen:
+            return super().branch(layer, name)
+        block = self.model.blocks[layer]
+        return getattr(block, name), getattr(block, _SCALES[name][1])
+
     def weights(self, layer: int) -> Weights:
         block = self.model.blocks[layer]
         if getattr(block.attn, "gate", None) is not None:
             raise ModelError(f"{self.name} gates what attention brings, so that its stream cannot be cut into shares")
-        scales = [getattr(getattr(block, m, None), "gamma", getattr(block, p, None)) for m, p in _SCALES.values()]
+        scales = [getattr(block, module, getattr(block, vector, None)) for module, vector in _SCALES.values()]
         inner = getattr(block.attn, "norm", None)
         return Weights.of(block.norm1, block.attn.proj, block.norm2, inner=inner, scales=(scales[0], scales[1]))
 
@@ -176,8 +184,9 @@ class TimmColumn(TimmView):
 
 
 def norms(*parts: nn.Module) -> int:
-    """Return how many normalisations these modules hold."""
-    return sum("norm" in type(module).__name__.lower() for part in parts for module in part.modules())
+    """Return how many normalisations these modules hold; torch's ways to normalise a weight are none."""
+    kinds = [type(module) for part in parts for module in part.modules()]
+    return sum("norm" in kind.__name__.lower() and kind.__module__ != _WEIGHT_NORMS for kind in kinds)
 
 
 @cache

@@ -89,7 +89,7 @@ class TorchvisionViT(View):
 
     def weights(self, layer: int) -> Weights:
         block = self.model.encoder.layers[layer]
-        return Weights.of(block.ln_1, block.self_attention.out_proj, block.ln_2)
+        return Weights.of(block.ln_1, block.self_attention.out_proj.weight, block.ln_2)  # read there, and never run
 
     def calls(self, layer: int | None) -> Mapping[str, int]:
         if layer is None:
