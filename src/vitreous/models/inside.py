@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, one_line
-from vitreous.models.fingerprint import fingerprint
 from vitreous.models.labels import check_count
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
@@ -222,9 +221,6 @@ class InsideView(View):
 
     def check_inputs(self, inputs: Tensor) -> None:
         self.inner.check_inputs(inputs)
-
-    def _fingerprint(self) -> str:
-        return fingerprint(self.model) + ("" if self.output is None else f":{self.output}")
 
     def __repr__(self) -> str:
         where = f"inside .{self.path}" if self.path else "with a head of its own"
