@@ -27,7 +27,7 @@ _GETTERS = frozenset(("getattr", "setattr", "vars", "__dict__"))
 _SHORTEST_PIECE = 3
 _STORES = ("STORE_ATTR", "DELETE_ATTR")
 _LOADED_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
-_LOADED_VARIABLES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_GLOBAL", "LOAD_NAME")
+_LOADED_VARIABLES = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_GLOBAL", "LOAD_NAME")
 _STORED_VARIABLES = ("STORE_DEREF", "STORE_GLOBAL")
 
 
@@ -156,14 +156,16 @@ def _facts(code: types.CodeType) -> _Facts:
 
 
 def _is_variable(step: dis.Instruction, name: str) -> bool:
-    return step.opname in _LOADED_VARIABLES and step.argval == name
+    """Whether a step loads a variable of the function last; some Pythons load two at once."""
+    last = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+    return step.opname.startswith("LOAD_FAST") and last == name
 
 
 def _add_target(step: dis.Instruction, attributes: set[str], variables: set[str]) -> None:
     """Note what is changed in place: an attribute, or a variable that is not of the function itself."""
     if step.opname in _LOADED_ATTRIBUTES:
         attributes.add(str(step.argval))
-    elif step.opname in _LOADED_VARIABLES and step.opname != "LOAD_FAST":
+    elif step.opname in _LOADED_VARIABLES:
         variables.add(str(step.argval))
 
 
