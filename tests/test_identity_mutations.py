@@ -283,7 +283,8 @@ def test_a_wrapped_model_is_the_model_inside() -> None:
 PROCESS = """
 import sys
 sys.path.insert(0, {tests!r})
-from mutations import FAMILIES, VIT, identity, sparse
+from families import FAMILIES
+from mutations import VIT, identity, sparse
 for make, change in ((FAMILIES["vit"], None), (FAMILIES["vit"], VIT["hook_object"]), (sparse, None)):
     model = make()
     change and change(model)
