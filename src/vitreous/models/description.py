@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from vitreous.code_digest import functions_of, is_external, is_unknown, names_read, writes_of
+from vitreous.code_digest import code_digest, functions_of, is_external, is_unknown, names_read, writes_of
 
 if TYPE_CHECKING:
     from vitreous.models.view import View

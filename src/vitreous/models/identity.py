@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
-from vitreous.code_digest import is_external, is_unknown
+from vitreous.code_digest import code_digest, is_external, is_unknown
 from vitreous.errors import VitreousWarning
 from vitreous.models.description import Description, digest_of, settled, type_name
 from vitreous.models.fingerprint import fingerprint_of, state_of
