@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from mutations import (
     in_place,
     one_element_in_the_middle,
     sparse,
+    swap_parameter,
 )
 from plug_ins import PlugIns
 from vitreous.errors import VitreousWarning
@@ -340,6 +342,24 @@ def test_what_is_stored_has_the_weights_it_was_made_with(tmp_path: Path) -> None
     with pytest.warns(VitreousWarning, match=r"^the model was changed before its result was stored"):
         archive.save(first)
     assert archive.find(tmp_path / "photos" / "0000.png", vt.question(model, "gradient", 1)) is None
+
+
+def test_a_result_outlives_its_model_and_is_known_by_its_weights(tmp_path: Path) -> None:
+    photo = photos(tmp_path / "photos", 1) / "0000.png"
+    archive = vt.Archive(tmp_path / "archive")
+    archive.save(vt.explain(FAMILIES["vit"](), photo, "gradient", 1))
+    assert archive.find(photo, vt.question(FAMILIES["vit"](), "gradient", 1)) is not None
+    model: Any = FAMILIES["vit"]()
+    result = vt.explain(model, photo, "ixg", 1)
+    swapped, alive = weakref.ref(model.norm.weight), weakref.ref(model)
+    swap_parameter(model)
+    vt.explain(model, photo, "ixg", 1)
+    assert swapped() is None
+    del model
+    assert alive() is None, "a result does not keep its model"
+    with pytest.warns(VitreousWarning, match=r"^the model was changed before its result was stored"):
+        archive.save(result)
+    assert pickle.loads(pickle.dumps(vt.explain(FAMILIES["vit"](), photo, "gradient", 1))).identity["weights"]
 
 
 def test_code_that_cannot_be_known_is_never_found_again(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class _Facts(NamedTuple):
 
 
 class Description:
-    """A model, and its view if there is one, as plain data: ``lines``, ``tensors`` and ``code``."""
+    """A model, and its view if there is one, as plain data: ``lines``, ``tensors``, ``view_tensors`` and ``code``."""
 
     def __init__(self, model: nn.Module, view: View | None = None) -> None:
         self.lines: list[Any] = []
@@ -87,8 +87,11 @@ class Description:
                 self._hooks("", name, hooks_of_all)
         for path, part in self._modules:  # grows where modules are found that are not registered
             self._module(path, part)
+        of_model = len(self.tensors)
         if view is not None:
             self.lines.append(self._view(view))
+        self.view_tensors = self.tensors[of_model:]
+        del self.tensors[of_model:]
 
     @cached_property
     def code(self) -> str:
@@ -98,7 +101,7 @@ class Description:
         if not external and not self.external:
             return ""
         names = {id(part): f"module {path}" for path, part in self._modules}
-        names |= {id(tensor): f"tensor {name}" for name, tensor in self.tensors}
+        names |= {id(tensor): f"tensor {name}" for name, tensor in (*self.tensors, *self.view_tensors)}
         digest = code_digest((external, sorted(self.external.items())), names)
         return settled(self._modules[0][1], digest)
 

@@ -9,14 +9,15 @@ place of others. Device, training mode, gradient flags, names of classes and pla
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, finalize, ref
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitreous.code_digest import code_digest, is_external, is_unknown
 from vitreous.errors import VitreousWarning
@@ -31,6 +32,7 @@ __all__ = ["ModelIdentity", "Snapshot", "state"]
 
 _UNKNOWN = "unknown "
 _known: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
+_waiting: WeakKeyDictionary[nn.Module, tuple[finalize[Any, Any], WeakSet[Snapshot]]] = WeakKeyDictionary()
 _guard = Lock()
 
 
@@ -72,39 +74,43 @@ class ModelIdentity:
 
 
 class Snapshot:
-    """A model at one moment. Its weights are only read when the digest is asked for, and then all of them.
+    """A model at one moment. Its weights are read when the identity is asked for.
 
-    They must not have changed in between. Cost: a millisecond or two, and a tenth of a forward with the digest.
+    They must not have changed in between: nobody can say then which they were. Cost: two milliseconds, and a tenth of a
+    forward for the identity. With ``outlives_model`` they are read when the model goes, if nobody has asked before.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, outlives_model: bool = False) -> None:
         origin = view if view.user is None else view.user
         description = Description(origin.model, origin)
-        self._module, self._state = ref(origin.model), state_of(description.tensors)
+        self._module, self._view_tensors = ref(origin.model), description.view_tensors
+        self._state = state_of([*description.tensors, *self._view_tensors])
+        self._weights = ""
         self._parts = {
             "structure": digest_of(description.lines),
             "preprocessing": _preprocessing_of(origin.preprocess),
             "code": "+".join(filter(None, (description.code, origin.factory))),
         }
-        self._facts_of_view = [(name, each) for name, each in description.tensors if name.startswith("view.")]
+        if outlives_model:
+            _wait(origin.model, description.tensors, self)
 
-    @cached_property
+    @property
     def identity(self) -> ModelIdentity:
         """What the model was when this was taken, with every byte of its weights.
 
-        If they were changed since, or the model is gone, nobody can say: this is then equal to no other.
+        If they were changed since, this is equal to no other identity, and a warning says so.
         """
         module = self._module()
-        tensors = None if module is None else [*Description(module).tensors, *self._facts_of_view]
-        if module is None or tensors is None or state_of(tensors) != self._state:
-            why = "is gone" if module is None else "was changed"
-            text = f"the model {why} before its result was stored: the result is kept, and never used again"
+        if not self._weights and module is not None:
+            self.read(Description(module).tensors)
+            if not self._weights.startswith(_UNKNOWN):
+                with _guard:
+                    _known[module] = self._state, self._weights
+        self._weights = self._weights or _UNKNOWN + uuid4().hex
+        if self._weights.startswith(_UNKNOWN):
+            text = "the model was changed before its result was stored: what is stored now is never used again"
             warnings.warn(text, VitreousWarning, stacklevel=3)
-            return ModelIdentity(_UNKNOWN + uuid4().hex, **self._parts)
-        digest = fingerprint_of(tensors)
-        with _guard:
-            _known[module] = self._state, digest
-        return ModelIdentity(digest, **self._parts)
+        return ModelIdentity(self._weights, **self._parts)
 
     @property
     def recent(self) -> ModelIdentity:
@@ -113,6 +119,36 @@ class Snapshot:
         with _guard:
             then, digest = (None, "") if module is None else _known.get(module, (None, ""))
         return ModelIdentity(digest, **self._parts) if then == self._state else self.identity
+
+    def read(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Read the weights, unless that was done or they are not the same any more."""
+        named = [*tensors, *self._view_tensors]
+        if not self._weights:
+            is_same = state_of(named) == self._state
+            self._weights = fingerprint_of(named) if is_same else _UNKNOWN + uuid4().hex
+
+
+def _wait(module: nn.Module, tensors: Sequence[tuple[str, Tensor]], snapshot: Snapshot) -> None:
+    """Read the weights of a model for its snapshots when it goes, as after ``explain(load(name), image)``.
+
+    Aliases of the latest tensors are held: these have no hooks, which may refer to the model and keep it alive.
+    """
+    aliases = [(name, tensor.detach()) for name, tensor in tensors]
+    with _guard:
+        before = _waiting.get(module)
+        snapshots = WeakSet[Snapshot]() if before is None else before[1]
+        snapshots.add(snapshot)
+        finalizer = finalize(module, _read_all, aliases, snapshots)
+        finalizer.atexit = False
+        _waiting[module] = finalizer, snapshots
+    if before is not None:
+        before[0].detach()
+
+
+def _read_all(tensors: Sequence[tuple[str, Tensor]], snapshots: WeakSet[Snapshot]) -> None:
+    for snapshot in list(snapshots):
+        with suppress(Exception):  # such as a device that is gone too
+            snapshot.read(tensors)
 
 
 def state(module: nn.Module) -> Any:

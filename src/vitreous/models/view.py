@@ -200,11 +200,11 @@ class View(ABC):
     @property
     def identity(self) -> ModelIdentity:
         """What its numbers depend on beside the inputs; every byte of the weights is read."""
-        return self.snapshot().identity
+        return Snapshot(self).identity
 
     def snapshot(self) -> Snapshot:
-        """Return what the model is now; its weights are read when its identity is asked for."""
-        return Snapshot(self)
+        """Return what the model is now, for a result in memory; its weights are read when the identity is asked for."""
+        return Snapshot(self, outlives_model=True)
 
     @property
     def fingerprint(self) -> str:

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from vitreous import __version__, disk
 from vitreous.errors import VitreousError
-from vitreous.models import View
+from vitreous.models import Snapshot, View
 from vitreous.models.parts import SubView
 from vitreous.passes.memory import InnerBatch
 from vitreous.passes.session import Session
@@ -80,7 +80,7 @@ def world_statistics(
             _kept.move_to_end(key)
     if known is None:
         key = _key(view, (high, wide), site)
-        is_lasting = not view.snapshot().recent.has_unknown_code  # otherwise nobody ever finds it again
+        is_lasting = not Snapshot(view).recent.has_unknown_code  # otherwise nobody ever finds it again
         known = _read(key, view, (high, wide)) if is_lasting else None
         if known is None:
             known = _sealed(key, view, _made(view, (high, wide), site, at_once, tick, expect))

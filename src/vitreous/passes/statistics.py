@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitreous import disk
 from vitreous.errors import ModelError, VitreousError, one_line
-from vitreous.models import View
+from vitreous.models import Snapshot, View
 from vitreous.models.fingerprint import fingerprint_of
 from vitreous.passes.ask import Keep, Pass
 from vitreous.passes.random import Draws
@@ -229,7 +229,7 @@ def maker_of(view: View, recent: bool = False) -> str:
 
     Every byte of the weights is read; with ``recent``, only where they seem to have changed since the last time.
     """
-    snapshot = view.snapshot()
+    snapshot = Snapshot(view)
     told = [str(snapshot.recent if recent else snapshot.identity), str(view.dtype)]
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
