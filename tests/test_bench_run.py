@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import vitreous as vt
 from bench_tiny import METHODS, METRICS, assert_close, assert_same, bench, copied, of_folder, photos, ran, tiny
 from commands import run as command
 from vitreous.bench.engines.progress import status
@@ -256,18 +257,15 @@ def test_a_report_without_pictures_has_the_rows_of_one_with_them(tmp_path: Path)
 
 
 def test_out_of_memory_halves_and_is_a_new_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    most, loaded = 3, Bench._load
+    most, kind = 3, type(vt.load("world", device="cpu"))
+    embed = kind.embed
 
-    def tight(module: Any, given: Any) -> None:
-        if len(given[0]) > most:
+    def tight(self: Any, inputs: torch.Tensor) -> torch.Tensor:
+        if len(inputs) > most:
             raise torch.OutOfMemoryError("out of memory, says the test")
+        return embed(self, inputs)
 
-    def load(self: Bench, spec: Any) -> Any:
-        view = loaded(self, spec)
-        view.model.patch_embed.register_forward_pre_hook(tight)
-        return view
-
-    monkeypatch.setattr(Bench, "_load", load)
+    monkeypatch.setattr(kind, "embed", tight)
     store = ran(tiny(images=8, unit=4), tmp_path / "run")
     monkeypatch.undo()
     plans = store.plans()

@@ -21,6 +21,7 @@ import vitreous as vt
 from commands import MODEL, photographs, run
 from families import FAMILIES, images
 from vitreous import disk
+from vitreous.errors import VitreousWarning
 from vitreous.passes import scenes
 from vitreous.passes.scenes import SCENES, world_statistics
 from vitreous.passes.statistics import Statistics
@@ -108,22 +109,30 @@ def test_what_else_the_numbers_follow_from(fresh: Path, ran: list[int], monkeypa
     assert sum(ran) == 7 * SCENES
 
 
-def test_hooks_change_numbers_and_are_not_kept(fresh: Path, ran: list[int]) -> None:
+def test_hooks_and_patches_have_statistics_of_their_own(fresh: Path, ran: list[int]) -> None:
     model = FAMILIES["vit"]()
-    plain = world_statistics(vt.view(model), (32, 32), "norm1").moments["norm1", 1].mean
+    plain = explained(model)
     handle = model.blocks[0].register_forward_hook(lambda module, args, out: out.flip(-1))
-    twin = vt.view(model).twin()
-    steered = world_statistics(twin, (32, 32), "norm1").moments["norm1", 1].mean
-    assert not torch.allclose(steered, plain, rtol=1e-2)
-    assert world_statistics(twin, (32, 32), "norm1").moments["norm1", 1].mean is steered
+    flipped = explained(model)
+    assert not torch.equal(flipped, plain)
+    assert torch.equal(explained(model), flipped)
     assert sum(ran) == 2 * SCENES
     handle.remove()
-    only(fresh)
-    scenes._kept.clear()
-    assert torch.equal(world_statistics(vt.view(model), (32, 32), "norm1").moments["norm1", 1].mean, plain)
+    assert torch.equal(explained(model), plain)
     assert sum(ran) == 2 * SCENES
     model.blocks[0].mlp.forward = lambda tokens: -tokens
-    assert not torch.allclose(world_statistics(vt.view(model), (32, 32), "norm1").moments["norm1", 1].mean, plain)
+    assert not torch.equal(explained(model), plain)
+    assert len(list(fresh.iterdir())) == 3
+
+
+def test_statistics_of_code_that_cannot_be_known_stay_in_memory(fresh: Path, ran: list[int]) -> None:
+    model, lock = FAMILIES["vit"](), threading.Lock()
+    model.blocks[0].mlp.forward = lambda tokens: -tokens if lock else tokens
+    with pytest.warns(VitreousWarning, match="cannot be known"):
+        first = explained(model)
+    assert torch.equal(explained(model, forget=False), first)
+    assert sum(ran) == SCENES
+    assert not fresh.exists() or not list(fresh.iterdir())
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

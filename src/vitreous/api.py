@@ -17,11 +17,11 @@ from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.judge.check import check
 from vitreous.judge.heeded import heeded
 from vitreous.methods import Answer, Method, answer, effort, method, to_grid
-from vitreous.models import View, load, register_adapter, view
+from vitreous.models import Snapshot, View, load, register_adapter, view
 from vitreous.passes import Session, Target, Targets, TargetSpec
 from vitreous.passes.memory import InnerBatch, budget_bytes
 from vitreous.passes.target import ClassSets
-from vitreous.results import Comparison, Explanation, Origin, Prediction, Question
+from vitreous.results import Comparison, Explanation, Identity, Origin, Prediction, Question
 from vitreous.show.bar import followed
 from vitreous.words import defaults
 from vitreous.words.several import split
@@ -131,7 +131,8 @@ def explain_each(
             done = places[-1] + 1
             if tell is not None:
                 tell(done, total)
-            yield from _explanations(session, looked_at, batch, Origin(ref(model), how), answered, grid)
+            origin = Origin(ref(model), how)
+            yield from _explanations(session, looked_at.snapshot(), looked_at, batch, origin, answered, grid)
     targets.finish(source.place)
     sets.finish(source.place)
 
@@ -195,7 +196,7 @@ def compare(
         raise VitreousError("there is nothing to compare: give at least one method and one target")
     if methods is not None:
         heeded(hows, None, value)  # a tile of a method that knows no class names none
-    rows = []
+    rows, snapshot = [], looked_at.snapshot()
     work = sum(how.forwards(looked_at) for how in hows)
     with followed(progress, "comparing") as tell:
         for done, each in enumerate(targets):
@@ -206,7 +207,7 @@ def compare(
             answers = answer(session, hows)
             rows.append(
                 [
-                    _explanations(session, looked_at, [picture], Origin(ref(model), how), one, None)[0]
+                    _explanations(session, snapshot, looked_at, [picture], Origin(ref(model), how), one, None)[0]
                     for how, one in zip(hows, answers, strict=True)
                 ]
             )
@@ -283,7 +284,13 @@ def _session(
 
 
 def _explanations(
-    session: Session, looked_at: View, batch: Sequence[Picture], origin: Origin, answered: Answer, grid: str | None
+    session: Session,
+    snapshot: Snapshot,
+    looked_at: View,
+    batch: Sequence[Picture],
+    origin: Origin,
+    answered: Answer,
+    grid: str | None,
 ) -> list[Explanation]:
     target, how = session.target, origin.method
     maps = to_grid(answered.map, grid, looked_at, session.inputs).cpu()
@@ -291,7 +298,9 @@ def _explanations(
     best = probabilities.argmax(dim=1)
     asked = None
     if target.function is None:
-        asked = Question.of(looked_at, how, None, (), target.value, target.only, grid=grid, seed=session.seed)
+        asked = Question.of(
+            looked_at, how, None, (), target.value, target.only, grid=grid, seed=session.seed, read_weights=False
+        )
     made = []
     for i, picture in enumerate(batch):
         explained = None if target.classes is None else int(target.classes[i])
@@ -317,7 +326,7 @@ def _explanations(
                 asked=target.value,
                 identity=None
                 if asked is None
-                else replace(asked, against=rivals, among=among).identity(picture.digest, explained),
+                else Identity(replace(asked, against=rivals, among=among), snapshot, picture.digest, explained),
                 only=target.only or (),
                 among=among,
                 against=rivals,

@@ -15,8 +15,9 @@ from vitreous.code_digest import is_external, is_unknown
 from vitreous.errors import VitreousError
 from vitreous.judge.foreign import Foreign
 from vitreous.metrics import metric
+from vitreous.models import ModelIdentity
 
-__all__ = ["change_messages", "check_code", "check_model", "stale_units", "weights_of"]
+__all__ = ["change_messages", "check_code", "check_model", "refuse_other_model", "stale_units"]
 
 
 def stale_units(settings: Sequence[Setting], plans: Sequence[RecordedPlan], finished: Collection[str]) -> list[str]:
@@ -105,14 +106,19 @@ def _refuse(name: str, planned: str, here: str) -> None:
         raise VitreousError(f"{name} {text}; give every worker the same ones, or start the run again")
 
 
-def check_model(setting: Setting, fingerprint: str) -> None:
+def check_model(setting: Setting, identity: ModelIdentity) -> None:
     """Refuse a model that is not the one a unit was planned with."""
-    if weights_of(fingerprint) != weights_of(setting.fingerprint):
-        raise VitreousError(f"{setting.label} has other weights than this run was planned with")
-    if not any(is_unknown(code) for code in setting.fingerprint.split("+")):
-        _refuse(setting.label, setting.fingerprint, fingerprint)
+    planned = ModelIdentity.parse(setting.fingerprint)
+    refuse_other_model(setting, identity, "give every worker the same model, or start the run again")
+    if not planned.has_unknown_code:
+        _refuse(setting.label, planned.code, identity.code)
 
 
-def weights_of(fingerprint: str) -> str:
-    """Return the part of a model's fingerprint that is not of code."""
-    return fingerprint.partition("+")[0]
+def refuse_other_model(setting: Setting, identity: ModelIdentity, advice: str) -> None:
+    """Refuse a model that differs in more than its code from the one that a run has under this label."""
+    planned = ModelIdentity.parse(setting.fingerprint)
+    different = identity.differences(planned, code=False)
+    if different and not planned.structure:
+        different = "another identity (an earlier version of Vitreous knew less of a model)"
+    if different:
+        raise VitreousError(f"{setting.label} has {different} than this run was begun with; {advice}")

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitreous.bench.code_changes import change_messages, stale_units, weights_of
+from vitreous.bench.code_changes import change_messages, refuse_other_model, stale_units
 from vitreous.bench.hows import method_of
 from vitreous.bench.part import Options, Part, changed
 from vitreous.bench.planning import Cell, as_before, asks_more, missing_units, open_tasks, places, sources, wanted_units
@@ -22,7 +22,7 @@ from vitreous.bench.work import Job, Worker, modes_of
 from vitreous.data import Sample
 from vitreous.data.progress import Progress
 from vitreous.errors import VitreousError, VitreousWarning, one_line
-from vitreous.models import Preprocess, View, load
+from vitreous.models import ModelIdentity, Preprocess, View, load
 from vitreous.world.source import add_world
 
 __all__ = ["TRIES", "Bench", "Options", "Part", "UnitsFailed"]
@@ -146,12 +146,12 @@ class Bench:
         return found
 
     def _refuse_changes(self, settings: Sequence[Setting], plans: Sequence[RecordedPlan]) -> None:
-        """Refuse to go on with other weights or pictures under names that the run knows."""
-        weights = {known.label: weights_of(known.fingerprint) for plan in plans for known in plan.settings}
+        """Refuse to go on with other models or pictures under names that the run knows."""
+        models = {known.label: known for plan in plans for known in plan.settings}
         for setting in settings:
-            if weights.get(setting.label) not in (None, weights_of(setting.fingerprint)):
-                text = "has other weights than this run was begun with; choose another place for the new ones"
-                raise VitreousError(f"{setting.label} {text}")
+            if setting.label in models:
+                identity = ModelIdentity.parse(setting.fingerprint)
+                refuse_other_model(models[setting.label], identity, "choose another place for the new ones")
         for part in self.parts:
             self._refuse_pictures(part, plans)
 

@@ -116,11 +116,11 @@ class Worker:
             self._checked.add(key)
 
     def view(self, setting: Setting) -> View:
-        """Return the model of a setting; the weights must be those that were planned with."""
+        """Return the model of a setting, which must be the one that was planned with."""
         if self._view is None or self._view[0] != setting.fingerprint:
             self._view = None  # the old one goes before the new one comes
             loaded = self.load(setting)
-            check_model(setting, loaded.fingerprint)
+            check_model(setting, loaded.identity)
             self._view = setting.fingerprint, loaded
         return self._view[1]
 

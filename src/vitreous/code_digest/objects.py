@@ -8,12 +8,13 @@ import hashlib
 import json
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 from uuid import uuid4
 
 from vitreous.code_digest.sources import is_from_file, is_library, report, source_of
+from vitreous.code_digest.writes import writes_of
 from vitreous.errors import one_line
 
 __all__ = ["code_digest", "is_external", "is_unknown"]
@@ -37,14 +38,15 @@ def is_unknown(digest: str) -> bool:
     return digest.startswith(_UNKNOWN)
 
 
-def code_digest(thing: Any) -> str:
+def code_digest(thing: Any, names: Mapping[int, str] | None = None) -> str:
     """Return a digest of the code of a class, a function or an object, and of the values that are bound in it.
 
+    Objects in ``names``, by ``id``, count by these names alone: such as the modules of a model that has its own digest.
     It does not depend on where files lie, nor on their line ends. Nothing is imported for it. Where the code cannot be
     known a warning says why, and the digest is one that nothing else ever has.
     """
     try:
-        description = _Description()
+        description = _Description(names=names)
         text = json.dumps([description.of(thing), sorted(description.sources.items())])
     except Exception as error:  # whatever an object does when it is looked at: then it cannot be known
         why = str(error) if isinstance(error, _UnknownCode) else type(error).__name__
@@ -57,7 +59,8 @@ def code_digest(thing: Any) -> str:
 class _Description:
     """Describes objects as plain data, each object once."""
 
-    def __init__(self, sources: dict[str, Any] | None = None) -> None:
+    def __init__(self, sources: dict[str, Any] | None = None, names: Mapping[int, str] | None = None) -> None:
+        self.names: Mapping[int, str] = {} if names is None else names
         self.sources: dict[str, Any] = {} if sources is None else sources
         self.numbers: dict[int, int] = {}
         self.alive: list[Any] = []  # so that no two objects have one id
@@ -68,7 +71,10 @@ class _Description:
         if type(value) is tuple:  # which tuples are one object is up to the compiler
             return ["tuple", *map(self.of, value)]
         if type(value) in (set, frozenset):  # their order is that of hashes, another one in every process
-            return [type(value).__name__, *sorted(json.dumps(_Description(self.sources).of(each)) for each in value)]
+            members = (json.dumps(_Description(self.sources, self.names).of(each)) for each in value)
+            return [type(value).__name__, *sorted(members)]
+        if id(value) in self.names:
+            return ["name", self.names[id(value)]]
         if id(value) in self.numbers:
             return ["again", self.numbers[id(value)]]
         self.numbers[id(value)] = len(self.numbers)
@@ -97,7 +103,7 @@ class _Description:
         if isinstance(value, partial):
             return ["partial", *map(self.of, (value.func, value.args, value.keywords))]
         if isinstance(value, types.MethodType):
-            return ["method", self.of(value.__func__), self.of(value.__self__)]
+            return ["method", self.of(value.__func__), self._owner(value.__self__, value.__func__)]
         inner = _wrapped_functions(value)
         if inner is not None:
             return [type(value).__name__, *map(self.of, inner)]
@@ -110,10 +116,20 @@ class _Description:
             return array
         if _home(value).partition(".")[0] == "vitreous" and isinstance(getattr(value, "fingerprint", None), str):
             return [type(value).__qualname__, value.fingerprint]  # models, methods and statistics know their own
+        if callable(value) and is_external(value):
+            return self._reduced(value, writes_of([type(value).__call__], type(value)).attributes)
         return self._reduced(value)
 
-    def _reduced(self, value: Any) -> Any:
-        """Describe an object by what it would be stored as."""
+    def _owner(self, value: Any, method: Any) -> Any:
+        """Describe the object that a method is bound to, without what that method writes."""
+        if isinstance(value, type) or not is_external(value) or id(value) in self.numbers.keys() | self.names.keys():
+            return self.of(value)
+        self.numbers[id(value)] = len(self.numbers)
+        self.alive.append(value)
+        return self._reduced(value, writes_of([method], type(value)).attributes)
+
+    def _reduced(self, value: Any, written: frozenset[str] = frozenset()) -> Any:
+        """Describe an object by what it would be stored as, but for the attributes that its code writes."""
         try:
             reduce = copyreg.dispatch_table.get(type(value))
             stored = value.__reduce_ex__(4) if reduce is None else reduce(value)
@@ -123,6 +139,8 @@ class _Description:
             home, wrapped = str(getattr(value, "__module__", "")), getattr(value, "__wrapped__", None)
             return ["object", self.of(type(value)), stored, self._has_source(home), self.of(wrapped)]
         parts = [list(part) if isinstance(part, Iterator) else part for part in stored[:5]]
+        if written and len(parts) > 2 and isinstance(parts[2], dict):
+            parts[2] = {name: each for name, each in parts[2].items() if name not in written}
         return ["object", self.of(type(value)), *map(self.of, parts)]
 
     # -- code --------------------------------------------------------------------------------------------
@@ -148,12 +166,16 @@ class _Description:
             if owner is not None and not isinstance(owner, types.ModuleType):
                 return ["function", name, self.of(owner)]
             return ["function", home, name, self._has_source(home)]
-        bound = [_contents(function.__closure__), function.__defaults__, function.__kwdefaults__]
+        written = writes_of([function]).variables
+        variables = zip(code.co_freevars, function.__closure__ or (), strict=False)
+        cells = [cell for name, cell in variables if name not in written]
+        bound = [_contents(cells), function.__defaults__, function.__kwdefaults__]
         told = ["function", *map(self.of, bound)]
         if not is_external(function) or (is_from_file(code, home) and self._has_source(home)):
             return [home, name, *told, *([self._code(code)] if "<" in name else [])]  # several may have that name
         globals_, imports = _references(code)
-        used = [[each, self.of(function.__globals__[each])] for each in globals_ if each in function.__globals__]
+        read = [each for each in globals_ if each in function.__globals__ and each not in written]
+        used = [[each, self.of(function.__globals__[each])] for each in read]
         return [self._code(code), *told, used, [[each, self._has_source(each)] for each in imports]]
 
     def _code(self, code: types.CodeType) -> Any:
@@ -169,9 +191,9 @@ def _in_order(values: dict[Any, Any]) -> list[tuple[Any, Any]]:
         return list(values.items())
 
 
-def _contents(cells: tuple[Any, ...] | None) -> list[Any]:
+def _contents(cells: Iterable[Any]) -> list[Any]:
     found = []
-    for cell in cells or ():
+    for cell in cells:
         try:
             found.append(cell.cell_contents)
         except ValueError:  # a variable that is not set yet

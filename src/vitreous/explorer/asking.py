@@ -41,7 +41,7 @@ def map_of(e: vt.Explanation) -> dict[str, Any]:
         "caption": e.caption,
         "class_specific": e.class_specific,
         "value": e.value,
-        "identity": e.identity,
+        "identity": None if e.identity is None else dict(e.identity),
     }
 
 

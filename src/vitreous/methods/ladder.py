@@ -11,7 +11,7 @@ from torch import nn
 
 from vitreous.errors import VitreousWarning
 from vitreous.methods.registry import method
-from vitreous.models import View, view
+from vitreous.models import Snapshot, View, view
 from vitreous.passes.scenes import seen_scenes
 from vitreous.words.defaults import ladder
 
@@ -59,7 +59,7 @@ def _half_agrees(looked_at: View) -> bool:
     """Say whether float16 may stand in for float32 on a GPU; tried once for the weights of a model."""
     if looked_at.device.type != "cuda" or looked_at.dtype != torch.float32 or len(looked_at.preprocess.mean) != 3:
         return False
-    key = (looked_at.fingerprint, looked_at.preprocess.size)
+    key = (str(Snapshot(looked_at).recent), looked_at.preprocess.size)
     if key not in _agrees:
         inputs = looked_at.cast(seen_scenes(looked_at, looked_at.preprocess.size, 0, _SCENES))
         exact, seen = looked_at.logits(inputs), looked_at.twin()

@@ -1,5 +1,6 @@
 """Models: one adapter per family; a ``View`` is a model plus the few facts everyone needs."""
 
+from vitreous.models.identity import ModelIdentity, Snapshot
 from vitreous.models.parts import BesideView, SubView
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Box, Preprocess
@@ -13,10 +14,12 @@ __all__ = [
     "BesideView",
     "Adapter",
     "Box",
+    "ModelIdentity",
     "ModelInfo",
     "Norm",
     "Pooling",
     "Preprocess",
+    "Snapshot",
     "SubView",
     "View",
     "Weights",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any
@@ -17,7 +17,7 @@ from vitreous.errors import ImageError, ModelError, VitreousError, VitreousWarni
 from vitreous.models.geometry import measure_region
 from vitreous.models.preprocess import FILTERS, Box, Preprocess
 
-__all__ = ["OWN", "Function", "Transform", "match"]
+__all__ = ["OWN", "Function", "Transform", "match", "steps_of"]
 
 Function = Callable[[Image.Image], Any]
 
@@ -103,6 +103,9 @@ class Transform(Preprocess):
         known = None if self.mode == OWN else super().region(width, height)
         return _measured(self, width, height) or known
 
+    def steps(self) -> tuple[Any, ...]:
+        return tuple(steps_of(self.function))
+
     def _colours(self, photo: Image.Image) -> np.ndarray[Any, np.dtype[np.float64]]:
         tensor = _call(self.function, photo).double()
         mean, std = (torch.tensor(values).double().view(-1, 1, 1) for values in (self.mean, self.std))
@@ -130,6 +133,16 @@ def _measured(transform: Transform, width: int, height: int) -> Box | None:
         return measure_region(transform._colours, width, height)
     except Exception:  # the call for the photograph itself says why
         return None
+
+
+def steps_of(function: Any) -> Iterator[Any]:
+    """Yield a function, or what a chain of functions such as a ``Compose`` is made of."""
+    steps = getattr(function, "transforms", None)
+    if isinstance(steps, list | tuple):
+        for step in steps:
+            yield from steps_of(step)
+    else:
+        yield function
 
 
 # -- asking it -------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from vitreous.errors import ModelError, VitreousWarning, nearest, one_line
 from vitreous.models.changes import structure
-from vitreous.models.fingerprint import fingerprint
 from vitreous.models.inside import Reached, chosen, instead
 from vitreous.models.labels import check_count
 from vitreous.models.pooling import Pooling
@@ -219,10 +218,6 @@ class ConvView(View):
                 f"{self.name} takes images [B, 3, {high}, {wide}], got {list(inputs.shape)}; "
                 "give img_size= to load, or preprocess= to view"
             )
-
-    def _fingerprint(self) -> str:
-        told = [str(each) for each in (self.cut, self.output) if each not in ("", None)]
-        return ":".join([fingerprint(self.model), *told])
 
     def _features(self, tokens: Tensor, layer: int) -> Tensor:
         _, high, wide = self._shapes[layer]

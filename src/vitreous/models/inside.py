@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from vitreous.errors import ModelError, one_line
 from vitreous.models.changes import structure
-from vitreous.models.fingerprint import fingerprint
 from vitreous.models.labels import check_count
 from vitreous.models.pooling import Pooling, infer_pooling
 from vitreous.models.preprocess import Preprocess
@@ -210,9 +209,6 @@ class InsideView(View):
 
     def check_inputs(self, inputs: Tensor) -> None:
         self.inner.check_inputs(inputs)
-
-    def _fingerprint(self) -> str:
-        return fingerprint(self.model) + ("" if self.output is None else f":{self.output}")
 
     def __repr__(self) -> str:
         where = f"inside .{self.path}" if self.path else "with a head of its own"

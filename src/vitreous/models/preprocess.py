@@ -87,6 +87,10 @@ class Preprocess:
         """Return everything that tells one preprocessing from another, by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
+    def steps(self) -> tuple[Any, ...]:
+        """Return the functions that it is made of, where it is not data alone."""
+        return ()
+
     def _region(self, width: int, height: int) -> Box:
         scaled, (left, top) = self._placed(width, height)
         across, down = width / scaled[0], height / scaled[1]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitreous.models.fingerprint import state
+from vitreous.models.identity import state
 from vitreous.models.preprocess import Preprocess
 
 __all__ = ["Recipe"]
@@ -21,7 +21,7 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True)
 class Recipe:
-    """The arguments of ``load``, and the state of the weights right after it."""
+    """The arguments of ``load``, and the state of the model right after it."""
 
     name: str
     options: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Recipe:
         return cls(name, {key: value for key, value in options.items() if value is not None}, state(module))
 
     def holds(self, module: nn.Module) -> bool:
-        """Whether the weights are still those that were loaded."""
+        """Whether the model is still what was loaded."""
         return bool(state(module) == self.weights)
 
     @property

@@ -7,7 +7,7 @@ pixels of some pictures, with the versions that are installed; any other transfo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 
 from vitreous.errors import ModelError, one_line
-from vitreous.models.callables import OWN, Transform, match
+from vitreous.models.callables import OWN, Transform, match, steps_of
 from vitreous.models.preprocess import Preprocess
 
 __all__ = ["OWN", "Transform", "as_preprocess", "match", "preprocess_of", "timm_preprocess"]
@@ -76,19 +76,10 @@ def _by_timm(data: Preprocess) -> Preprocess:
     return match(function, data)
 
 
-def _steps(given: Any) -> Iterator[Any]:
-    steps = getattr(given, "transforms", None)
-    if isinstance(steps, list | tuple):
-        for step in steps:
-            yield from _steps(step)
-    else:
-        yield given
-
-
 def _of_steps(given: Any) -> Preprocess | None:
     """Read resize, centre crop and normalisation from a ``Compose``, or from the transform of torchvision's weights."""
     found: dict[str, Any] = {}
-    for step in _steps(given):
+    for step in steps_of(given):
         kind = type(step).__name__
         if kind == "ImageClassification":
             found = {"size": step.resize_size, "crop": step.crop_size, "filter": step.interpolation}

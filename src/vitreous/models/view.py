@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitreous.code_digest import code_digest, is_external
 from vitreous.errors import ModelError, TargetError
-from vitreous.models.fingerprint import code_of, fingerprint
+from vitreous.models.identity import ModelIdentity, Snapshot
 from vitreous.models.labels import check_index, find_label, short_label
 from vitreous.models.pooling import Pooling, infer_pooling
 from vitreous.models.preprocess import Preprocess
@@ -238,18 +237,18 @@ class View(ABC):
             prove(self, inputs)
 
     @property
+    def identity(self) -> ModelIdentity:
+        """What its numbers depend on beside the inputs; every byte of the weights is read."""
+        return Snapshot(self).identity
+
+    def snapshot(self) -> Snapshot:
+        """Return what the model is now, for a result in memory; its weights are read when the identity is asked for."""
+        return Snapshot(self, outlives_model=True)
+
+    @property
     def fingerprint(self) -> str:
-        """A digest of the weights, and of all else that its numbers depend on beside the inputs.
-
-        The code of a model, a view or an adapter from elsewhere comes after a plus.
-        """
-        if self.user is not None:
-            return self.user.fingerprint
-        code = (code_of(self.model), code_digest(type(self)) if is_external(type(self)) else "", self.factory)
-        return "+".join([self._fingerprint(), *(each for each in code if each)])
-
-    def _fingerprint(self) -> str:
-        return fingerprint(self.model)
+        """The identity in one text: digests of weights, structure and preprocessing, and of code after a plus."""
+        return str(self.identity)
 
     def pick(self, tokens: Tensor, keep: Tensor) -> Tensor:
         """Return the prefix tokens and the patch tokens ``keep`` (``[B, k]``), each with the position it had."""

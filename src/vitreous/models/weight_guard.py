@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import ModelChangedError
-from vitreous.models.fingerprint import fingerprint_of, state
-from vitreous.models.proof import structure
+from vitreous.models.changes import structure
+from vitreous.models.fingerprint import fingerprint_of
+from vitreous.models.identity import state
 
 if TYPE_CHECKING:
     from vitreous.models.view import View

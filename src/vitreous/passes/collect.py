@@ -66,6 +66,8 @@ def statistics(
     with disk.lock(out, patience=0):
         begun = _begin(looked_at, source, Path(out), partial, overwrite, resume)
         collected = _collect(looked_at, source, begun, partial, batch_size, memory, progress)
+        if collected.maker != maker_of(looked_at):
+            raise VitreousError(f"{looked_at.name} was changed while its statistics were collected; start again")
         collected.save(out, overwrite=True, held=True)
         disk.discard(partial)
     return replace(collected, path=str(out))

@@ -10,13 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -24,7 +22,7 @@ from torch.nn import functional as F
 
 from vitreous import __version__, disk
 from vitreous.errors import VitreousError
-from vitreous.models import View
+from vitreous.models import Snapshot, View
 from vitreous.models.parts import SubView
 from vitreous.passes.memory import InnerBatch
 from vitreous.passes.session import Session
@@ -43,7 +41,6 @@ _AT_ONCE = 8  # always: the last bits shall not depend on anyone's budget
 _MOST_KEPT, _MOST_BYTES = 16, 2**29
 _log = logging.getLogger(__name__)
 _kept: OrderedDict[str, Statistics] = OrderedDict()
-_steered: WeakKeyDictionary[View, dict[str, Statistics]] = WeakKeyDictionary()
 _guard = Lock()
 
 Told = Callable[[int], None]
@@ -76,22 +73,19 @@ def world_statistics(
     first time; none afterwards.
     """
     high, wide = (int(side) for side in size)
-    key = _key(view, (high, wide), site)
-    if _is_steered(view):  # hooks may change the numbers, and no digest tells: kept for this copy of the model only
-        with _guard:
-            own = _steered.setdefault(view, {}) if view.user is not None else {}
-        if key not in own:
-            own[key] = _sealed(key, view, _made(view, (high, wide), site, at_once, tick, expect))
-        return own[key]
+    key = _key(view, (high, wide), site, recent=True)
     with _guard:
         known = _kept.get(key)
         if known is not None:
             _kept.move_to_end(key)
     if known is None:
-        known = _read(key, view, (high, wide))
+        key = _key(view, (high, wide), site)
+        is_lasting = not Snapshot(view).recent.has_unknown_code  # otherwise nobody ever finds it again
+        known = _read(key, view, (high, wide)) if is_lasting else None
         if known is None:
             known = _sealed(key, view, _made(view, (high, wide), site, at_once, tick, expect))
-            _write(key, known)
+            if is_lasting:
+                _write(key, known)
         _remember(key, known)
     return replace(known, model=view.name)
 
@@ -148,18 +142,10 @@ def _seal(key: str, made: Statistics) -> str:
     return hashlib.blake2b(f"{key} {made.fingerprint}".encode(), digest_size=16).hexdigest()
 
 
-def _key(view: View, size: tuple[int, int], site: str) -> str:
+def _key(view: View, size: tuple[int, int], site: str, recent: bool = False) -> str:
     """Return a digest of all that the numbers follow from; names are none of it."""
-    built = re.sub(r"0x[0-9a-fA-F]+", "", repr(view.model))
-    facts = view.family, view.depth, view.heads, view.prefix, site, built
-    told = [maker_of(view), size, SCENES, VERSION, __version__, facts]
+    told = [maker_of(view, recent), size, site, SCENES, VERSION, __version__]
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
-
-
-def _is_steered(view: View) -> bool:
-    """Whether someone hung a hook on the model, or gave a part of it another forward."""
-    model = (view.user or view).model
-    return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
 
 
 def _remember(key: str, made: Statistics) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitreous import disk
 from vitreous.errors import ModelError, VitreousError, one_line
-from vitreous.models import View
+from vitreous.models import Snapshot, View
 from vitreous.models.fingerprint import fingerprint_of
 from vitreous.passes.ask import Keep, Pass
 from vitreous.passes.random import Draws
@@ -96,6 +96,8 @@ class Statistics:
     pictures: str = ""
     path: str | None = None
     maker: str = ""
+    _compared: set[str] = field(default_factory=set, init=False, repr=False)
+    """Makers that models of this process were found to be, by every byte of their weights."""
 
     @property
     def told(self) -> str:
@@ -159,9 +161,15 @@ class Statistics:
         if len(moments.mean) > 1 and self.size != tuple(size):
             made, given = (f"{high} x {wide}" for high, wide in (self.size, size))
             raise ModelError(f"the statistics {self} were made at {made}, the input is {given}; pool them over tokens")
-        if self.maker and self.maker != maker_of(view):
+        if self.maker and not self._is_of(view):
             raise ModelError(f"the statistics {self} were made with other weights or settings of {view.name}")
         return moments
+
+    def _is_of(self, view: View) -> bool:
+        """Whether a model is the one they were made with; every byte of its weights is compared once."""
+        maker = maker_of(view, recent=self.maker in self._compared)
+        self._compared.add(maker)
+        return maker == self.maker
 
     # -- files -----------------------------------------------------------------------------------------
 
@@ -216,9 +224,13 @@ def _checked(moments: Moments) -> Moments:
     return moments
 
 
-def maker_of(view: View) -> str:
-    """Return a digest of what activations depend on beside the pictures: weights, preprocessing, precision."""
-    told = [view.fingerprint, repr(view.preprocess), str(view.dtype)]
+def maker_of(view: View, recent: bool = False) -> str:
+    """Return a digest of what activations depend on beside the pictures: the model's identity and its precision.
+
+    Every byte of the weights is read; with ``recent``, only where they seem to have changed since the last time.
+    """
+    snapshot = Snapshot(view)
+    told = [str(snapshot.recent if recent else snapshot.identity), str(view.dtype)]
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
 
@@ -236,7 +248,7 @@ def statistics_of(view: View, inputs: Tensor, source: str, sites: Sequence[str] 
             mean, square, *other = kept.double().cpu()
             moments[keep.site, layer] = Moments(mean, square, len(inputs), *(each.long() for each in other))
     high, wide = inputs.shape[-2:]
-    return Statistics(view.name, (high, wide), source, len(inputs), moments, maker=maker_of(view))
+    return Statistics(view.name, (high, wide), source, len(inputs), moments, maker=maker_of(view, recent=True))
 
 
 def noise(view: View, count: int, size: Sequence[int], seed: int, batch: int) -> Iterator[Tensor]:

@@ -4,7 +4,7 @@ from vitreous.results.archive import Archive
 from vitreous.results.checkup import Checkup, Finding
 from vitreous.results.comparison import Comparison
 from vitreous.results.explanation import Explanation, Origin, Prediction
-from vitreous.results.identity import Question
+from vitreous.results.identity import Identity, Question
 from vitreous.results.table import Table
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Comparison",
     "Explanation",
     "Finding",
+    "Identity",
     "Origin",
     "Prediction",
     "Question",

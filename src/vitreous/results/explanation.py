@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -89,7 +89,7 @@ class Explanation:
     names: tuple[str, ...] = ()
     box: Box | None = None
     source: str | None = None
-    identity: dict[str, str] | None = None
+    identity: Mapping[str, str] | None = None
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     photo: Image.Image | None = field(default=None, repr=False)
     checkup: Checkup | None = field(default=None, repr=False)
@@ -328,7 +328,7 @@ class Explanation:
             "grid": list(self.map.shape),
             "input_size": [self.image.height, self.image.width],
             "extras": sorted(self.extras),
-            "identity": self.identity,
+            "identity": None if self.identity is None else dict(self.identity),
             **({"classes": list(self.names)} if self.names else {}),
             **({"only": list(self.only)} if self.only else {}),
             **({"among": list(self.among)} if self.among else {}),

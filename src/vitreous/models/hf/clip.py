@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
-from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.hf.common import HALVES, HFView
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.twin import twin
@@ -105,9 +104,6 @@ class HFZeroShot(HFTower):
         text = text.detach().to(self.device, self.dtype)
         self.text = text / text.norm(p=2, dim=-1, keepdim=True)
         return len(text)
-
-    def _fingerprint(self) -> str:
-        return f"{super()._fingerprint()}-{fingerprint_of([('text', self.text)])}"
 
     @property
     def _text_width(self) -> int:
