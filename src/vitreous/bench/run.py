@@ -14,7 +14,7 @@ from vitreous.bench.code_changes import change_messages, stale_units, weights_of
 from vitreous.bench.hows import method_of
 from vitreous.bench.part import Options, Part, changed
 from vitreous.bench.planning import Cell, as_before, asks_more, missing_units, open_tasks, places, sources, wanted_units
-from vitreous.bench.protocol import ModelSpec, Protocol, protocol_of_json
+from vitreous.bench.protocol import ModelSpec, Protocol
 from vitreous.bench.store import Found, RecordedPlan, Store
 from vitreous.bench.units import Setting, Task, Unit
 from vitreous.bench.versions import mixed, versions
@@ -55,15 +55,6 @@ class Bench:
         self.parts = [Part(each, self.options) for each in self.protocol.parts()]
         self.store = Store(out)
         self._places: tuple[int, dict[Cell, str]] | None = None
-
-    @classmethod
-    def of_run(cls, out: str | Path, options: Options) -> Bench:
-        """Open a run as it was begun: the protocol is the recorded one."""
-        manifest = Store.open(out).manifest()
-        assert manifest is not None
-        known = manifest["wanted"]
-        given = {name: known[name] for name in ("data", "images", "checkpoint")}
-        return cls(protocol_of_json(known["protocol"]), out, dataclasses.replace(options, **given))
 
     @cached_property
     def worker(self) -> Worker:
