@@ -245,7 +245,7 @@ class _Check:
             ("judge.upsample", (judge.upsample,), ("bilinear", "nearest")),
             ("judge.ties", (judge.ties,), ("random", "raster", "reverse_raster")),
             ("judge.nonfinite", (judge.nonfinite,), ("exclude", "lowest", "raise")),
-            ("judge.reference", () if judge.reference is None else (judge.reference,), made.methods),
+            ("judge.reference", (judge.reference,) if judge.reference and self.file.strict else (), made.methods),
         ):
             for word in given:
                 choice(key, word, known)

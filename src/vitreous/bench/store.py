@@ -273,16 +273,20 @@ class Store:
 
         A file that cannot be opened is an error: what it holds may be whole.
         """
-        broken: dict[str, str] = {}
+        broken = dict(self.damage())
+        for unit in broken:
+            with self.claim(unit) as mine:
+                if mine:
+                    disk.discard(self._unit(unit))
+        return broken
+
+    def damage(self) -> Iterator[tuple[str, str]]:
+        """Yield every unit with damaged content, and what is wrong with it."""
         for unit in sorted(self.finished()):
             try:
                 self._read(unit)
             except DamagedUnit as error:
-                broken[unit] = str(error)
-                with self.claim(unit) as mine:
-                    if mine:
-                        disk.discard(self._unit(unit))
-        return broken
+                yield unit, str(error)
 
     @contextmanager
     def claim(self, unit: str) -> Iterator[bool]:
@@ -297,7 +301,11 @@ class Store:
 
     def write(self, unit: str, arrays: Mapping[str, NDArray[Any]], said: Mapping[str, Any]) -> None:
         """Write what a unit found; the caller holds its claim."""
-        disk.write_file(_no_link(self._unit(unit)), packed(arrays, said), overwrite=True, held=True)
+        self.put(unit, packed(arrays, said))
+
+    def put(self, unit: str, content: bytes) -> None:
+        """Write the file of a unit as it is; the caller holds its claim."""
+        disk.write_file(_no_link(self._unit(unit)), content, overwrite=True, held=True)
 
     def read(self, unit: str) -> Found | None:
         """Return what a unit found; ``None`` where it is missing or its content is damaged."""
