@@ -52,7 +52,7 @@ def test_packages_of_others_say_their_version(tmp_path: Path, monkeypatch: pytes
     theirs = ModuleType("theirs")
     theirs.explain = lambda view, inputs, classes: inputs.sum(dim=1)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "theirs", theirs)
-    hows = {text: method_of(text) for text in ("generic", "theirs:explain")}
+    hows = {text: method_of(text, ["theirs:explain"]) for text in ("generic", "theirs:explain")}
     assert "theirs" not in versions(hows), "it offers none"
     theirs.__version__ = "1.2"  # type: ignore[attr-defined]
     assert versions(hows)["theirs"] == "1.2"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from vitreous.bench.hows import is_code
 from vitreous.bench.protocol import (
     DataSpec,
     JudgeSpec,
@@ -30,7 +31,7 @@ from vitreous.metrics import metric
 from vitreous.words.defaults import BASELINES
 from vitreous.words.several import split
 
-__all__ = ["Changes", "apply_changes", "resume_protocol"]
+__all__ = ["Changes", "apply_changes", "refuse_unnamed_code", "resume_protocol"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ def resume_protocol(named: Protocol, wanted: Mapping[str, Any] | None) -> tuple[
     """
     if wanted is None:
         return named, []
+    if "protocol" not in wanted:
+        raise VitreousError("run.json: wanted.protocol is missing")
     run = protocol_of_json(wanted["protocol"])
     if run.name != named.name:
         return named, [f"this was a run of {run.name}, and is one of {named.name} now", *_differences(run, named)]
@@ -83,6 +86,18 @@ def apply_changes(
     changed = _change_metrics(changed, known, changes.metrics, plans)
     changed = _change_seeds(changed, known, changes.seeds, plans)
     return changed, _differences(protocol, changed, dropped_only=True)
+
+
+def refuse_unnamed_code(protocol: Protocol, named: Protocol, changes: Changes) -> None:
+    """Refuse rows whose code only the files of the run name: they may be from anybody, and importing runs code."""
+    texts = {part for text in changes.methods for part in (text.lstrip("+"), *split(text.lstrip("+")))}
+    for label, spelling in protocol.methods.items():
+        if is_code(spelling) and spelling not in named.methods.values() and not texts & {label, spelling}:
+            text = one_line(label)
+            raise VitreousError(
+                f"the run has the row {text}, which imports {one_line(spelling)}, and this command does not name it: "
+                f"add --method '+{text}' if you trust that code, or --method='-{text}' to go on without"
+            )
 
 
 # -- one option at a time ----------------------------------------------------------------------------------

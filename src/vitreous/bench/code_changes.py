@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -88,14 +88,14 @@ def _may(mark: str) -> str:
 
 @cache
 def _owner(spelling: str) -> str:
-    how = method_of(spelling)
+    how = method_of(spelling, [spelling])  # of a setting that was just decided, by what the user names
     return "your" if isinstance(how, Foreign) or any(is_external(type(part)) for part in how.parts()) else "the"
 
 
-def check_code(setting: Setting, unit: Unit) -> None:
+def check_code(setting: Setting, unit: Unit, method: Callable[[Setting, str], Any]) -> None:
     """Refuse to do a unit with another method or metric than it was planned with, such as on a machine of a cluster."""
     for name in unit.methods:
-        _refuse(name, setting.marks[name], mark_of(setting.methods[name], method_of(setting.methods[name])))
+        _refuse(name, setting.marks[name], mark_of(setting.methods[name], method(setting, name)))
     for name in unit.metrics:
         _refuse(name, setting.metric_mark(name), metric(setting.metrics[name]).code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,28 @@ from typing import Any
 from vitreous.bench.units import digest_of
 from vitreous.code_digest import code_digest, is_unknown
 from vitreous.data import file_digest
-from vitreous.errors import SpellingError
+from vitreous.errors import SpellingError, one_line
 from vitreous.judge.foreign import Foreign, named
 from vitreous.methods import Method
 
-__all__ = ["mark_of", "method_of"]
+__all__ = ["is_code", "mark_of", "method_of"]
 
 
-def method_of(text: str) -> Method | Foreign:
-    """Understand a spelling, a folder of maps, or a callable as ``package.module:name``."""
+def is_code(text: str) -> bool:
+    """Whether a method is a callable to be imported, written ``package.module:name``."""
     place, _, name = text.partition(":")
-    if name.isidentifier() and all(part.isidentifier() for part in place.split(".")):
+    return name.isidentifier() and all(part.isidentifier() for part in place.split("."))
+
+
+def method_of(text: str, imports: Collection[str] = ()) -> Method | Foreign:
+    """Understand a spelling, a folder of maps, or a callable as ``package.module:name``.
+
+    A callable is imported only if it is one of ``imports``, those that the user has named: the files of a run name
+    callables too, and may be from anybody.
+    """
+    if is_code(text):
+        if text not in imports:
+            raise SpellingError(f"{one_line(text)} is code to import, which this command does not name")
         (how,) = named({text: _imported(text)}).values()
         return how
     (how,) = named([text]).values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,13 +14,15 @@ from vitreous.bench.protocol import ModelSpec, Protocol
 from vitreous.bench.units import Setting
 from vitreous.data import Sample
 from vitreous.data.sets import open_source
-from vitreous.errors import VitreousError, one_line
+from vitreous.errors import VitreousError, nearest, one_line
+from vitreous.judge.foreign import Foreign
 from vitreous.judge.plan import Plan
+from vitreous.methods import Method
 from vitreous.metrics import metric
 from vitreous.models import View
 from vitreous.words import defaults
 
-__all__ = ["Options", "Part", "changed"]
+__all__ = ["Options", "Part", "changed", "check_labels"]
 
 _ON_A_CPU = 8  # pictures of a unit: a unit is what is lost when a run is stopped, and what workers share
 
@@ -89,10 +91,14 @@ class Part:
             raise VitreousError(changed(name, source.word, number is None))
         return source.sample(view, number)
 
+    def method(self, text: str) -> Method | Foreign:
+        """Return what a row of this protocol means; what only the files of a run name is not imported."""
+        return method_of(text, self.protocol.methods.values())
+
     def check(self) -> None:
         """Refuse what cannot be understood before a model is loaded."""
         for text in self.protocol.methods.values():
-            method_of(text)
+            self.method(text)
         for text in self.protocol.judge.metrics:
             metric(text)
 
@@ -101,7 +107,7 @@ class Part:
         judge, source, size = self.protocol.judge, self.pictures.source, view.preprocess.size
         methods = self.protocol.methods_of(spec)
         methods |= {name: name for name in defaults.BASELINES if judge.baselines and name not in methods}
-        hows = {name: method_of(spelling) for name, spelling in methods.items()}
+        hows = {name: self.method(spelling) for name, spelling in methods.items()}
         metrics = {spelling: metric(spelling) for spelling in judge.metrics}
         memory = judge.memory if self.options.memory is None else self.options.memory
         plan = Plan.of(view, (size[0], size[1]), hows, metrics, batch=judge.batch, memory=memory)
@@ -134,6 +140,24 @@ class Part:
             states=plan.states,
             threads=self.options.threads,
         )
+
+
+def check_labels(options: Options, protocols: Sequence[Protocol]) -> None:
+    """Refuse places and weights for labels that no model or data set of these protocols has."""
+    models = list(dict.fromkeys(model.label for each in protocols for model in each.models))
+    sets = list(dict.fromkeys(data.label for each in protocols for data in (each.data, *each.also)))
+    places = options.data if isinstance(options.data, Mapping) else {}
+    for option, noun, labels, known in (
+        ("checkpoint", "model", options.checkpoint or {}, models),
+        ("data", "data set", places, sets),
+    ):
+        for label in labels:
+            if label not in known:
+                text = f"--{option} {one_line(label)}=…: {protocols[0].name} has no {noun} {one_line(repr(label))}"
+                if known == [""]:
+                    raise VitreousError(f"{text}, only one without a label: give --data PATH")
+                listed = ", ".join(one_line(each) for each in known)
+                raise VitreousError(f"{text}; there is {listed}{nearest(label, known)}")
 
 
 def changed(name: str, word: str, lost: bool) -> str:

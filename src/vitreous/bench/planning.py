@@ -14,6 +14,7 @@ from typing import Any
 
 from vitreous.bench.store import RecordedPlan
 from vitreous.bench.units import Setting, Task, Unit
+from vitreous.errors import VitreousError, one_line
 
 __all__ = [
     "Cell",
@@ -142,6 +143,9 @@ def sources(where: Mapping[Cell, str], setting: Setting, unit: Unit, modes: Sequ
         for name in unit.methods
         for mode in modes
     ]
+    missing = next((cell for cell in wanted if cell not in where), None)
+    if missing is not None:
+        raise VitreousError(f"unit {unit.id} reads maps of {one_line(missing[3])} that no unit of the run makes")
     return {cell: where[cell] for cell in wanted}
 
 

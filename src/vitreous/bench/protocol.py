@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from vitreous.errors import VitreousError, nearest, one_line
 
@@ -49,8 +49,6 @@ REQUIRES = {
     "training": "models that are trained first",
 }
 _FOLDER = Path(__file__).parent / "protocols"
-
-S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -295,15 +293,8 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
 
 
-def protocol_of_json(data: Mapping[str, Any]) -> Protocol:
-    """Return the protocol that a run was begun with."""
-    some = {name: value for name, value in data.items() if name != "schema"}
-    some["models"] = tuple(_spec(ModelSpec, each) for each in some["models"])
-    some["data"], some["judge"] = _spec(DataSpec, some["data"]), _spec(JudgeSpec, some["judge"])
-    some["also"] = tuple(_spec(DataSpec, each) for each in some["also"])
-    some["published"] = tuple(_spec(Published, each) for each in some["published"])
-    return _spec(Protocol, some)
+def protocol_of_json(data: Any, where: str = "the protocol of the run") -> Protocol:
+    """Return the protocol that a run was begun with; ``where`` is what a complaint calls its file."""
+    from vitreous.bench.protocol_file import recorded_protocol
 
-
-def _spec(kind: type[S], data: Mapping[str, Any]) -> S:
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+    return recorded_protocol(data, where)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import sys
-import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
+from vitreous import disk
 from vitreous.bench.protocol import (
     CHOOSE,
     PRECISIONS,
@@ -25,9 +23,10 @@ from vitreous.bench.protocol import (
     Protocol,
     Published,
 )
+from vitreous.bench.records import Checker, parse_json
 from vitreous.errors import VitreousError, nearest, one_line
 
-__all__ = ["read_file", "read_record"]
+__all__ = ["read_file", "read_record", "recorded_protocol"]
 
 _AXES = ("methods", "metrics", "models", "data")
 _MOST_BYTES = 2**24
@@ -45,13 +44,21 @@ def read_record(path: Path) -> Protocol:
     """Read the protocol of a run as its report wrote it, in JSON; it may lack rows of which there are printed cells."""
     file = _File(path)
     try:
-        told = json.loads(file.content())
-    except (ValueError, RecursionError) as error:
+        told = parse_json(file.content().encode())
+    except ValueError as error:
         raise VitreousError(f"{path}: is no JSON: {one_line(str(error))}") from None
     if not isinstance(told, dict) or told.pop("schema", None) != SCHEMA:
         raise VitreousError(f"{path}: is no protocol of the schema {SCHEMA!r}")
     file.told = _without_gaps(told)
     return file.recorded()
+
+
+def recorded_protocol(data: Any, where: str) -> Protocol:
+    """Return the protocol that the manifest of a run holds as data; ``where`` is what complaints call the file."""
+    if not isinstance(data, dict):
+        raise VitreousError(f"{where}: is no table")
+    told = {key: value for key, value in data.items() if key != "schema"}
+    return _File(where, told).recorded()
 
 
 def _without_gaps(told: Any) -> Any:
@@ -84,29 +91,29 @@ class _Whole:
 _TABLES = ("models", "data", "also", "judge", "methods", "absent", "layout", "published")
 
 
-class _File:
+class _File(Checker):
     """One file; complaints name it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.told: dict[str, Any] = {}
+    def __init__(self, path: str | Path, told: dict[str, Any] | None = None) -> None:
+        super().__init__(path, strict=told is None)
+        self.told: dict[str, Any] = told or {}
 
     def protocol(self) -> Protocol:
         told = self.told
-        whole = self._record(_Whole, {key: told[key] for key in told if key not in _TABLES}, "", also=_TABLES)
+        whole = self.record(_Whole, {key: told[key] for key in told if key not in _TABLES}, "", also=_TABLES)
         if whole.schema != SCHEMA:
             raise self.wrong("schema", whole.schema, f"this version reads {SCHEMA}")
         if not (whole.scale > 0 and math.isfinite(whole.scale)):
             raise self.wrong("scale", whole.scale, "published numbers are divided by it")
-        layout = self._record(_Layout, self._table("layout"), "layout")
-        data = self._record(DataSpec, self._table("data", needed=True), "data")
+        layout = self.record(_Layout, self._table("layout"), "layout")
+        data = self.record(DataSpec, self._table("data", needed=True), "data")
         cells = [replace(cell, data=cell.data or data.label) for cell in self._records(Published, "published")]
         made = Protocol(
-            name=self.path.stem,
+            name=Path(self.path).stem,
             title=whole.title,
             models=self._records(ModelSpec, "models", least=1),
             data=data,
-            judge=self._record(JudgeSpec, self._table("judge", needed=True), "judge"),
+            judge=self.record(JudgeSpec, self._table("judge", needed=True), "judge"),
             methods=self._texts("methods", needed=True),
             paper=whole.paper,
             table=whole.table,
@@ -126,15 +133,15 @@ class _File:
         """Return a protocol whose records are those of ``Protocol.to_json``."""
         tables = {
             "models": self._records(ModelSpec, "models", least=1),
-            "data": self._record(DataSpec, self._table("data", needed=True), "data"),
+            "data": self.record(DataSpec, self._table("data", needed=True), "data"),
             "also": self._records(DataSpec, "also"),
-            "judge": self._record(JudgeSpec, self._table("judge", needed=True), "judge"),
+            "judge": self.record(JudgeSpec, self._table("judge", needed=True), "judge"),
             "published": self._records(Published, "published"),
             "methods": self._texts("methods", needed=True),
             "absent": self._texts("absent"),
         }
         rest = {key: value for key, value in self.told.items() if key not in tables}
-        made = self._record(Protocol, rest, "", filled=tables)
+        made = self.record(Protocol, rest, "", filled=tables)
         check = _Check(self, made)
         check.words()
         for place, model in enumerate(made.models):
@@ -143,10 +150,6 @@ class _File:
             check.data(where, data)
         return made
 
-    def wrong(self, key: str, value: Any, complaint: str) -> VitreousError:
-        shown = one_line(repr(value))
-        return VitreousError(f"{self.path}: {key} = {shown if len(shown) < 120 else shown[:117] + '...'}: {complaint}")
-
     def choice(self, key: str, value: str, known: Sequence[str] | Mapping[str, Any]) -> None:
         if value not in known:
             said = ", ".join(known) if len(known) <= 20 else f"{len(known)} are known"
@@ -154,13 +157,9 @@ class _File:
 
     def content(self) -> str:
         try:
-            with self.path.open("rb") as file:
-                content = file.read(_MOST_BYTES + 1)
+            return disk.read_file(self.path, _MOST_BYTES).decode()
         except OSError as error:
             raise VitreousError(f"{self.path}: cannot be read: {error.strerror}") from None
-        if len(content) > _MOST_BYTES:
-            raise VitreousError(f"{self.path}: is larger than {_MOST_BYTES} bytes, which no protocol is")
-        return content.decode()
 
     def toml(self) -> dict[str, Any]:
         try:
@@ -184,7 +183,7 @@ class _File:
     def _texts(self, key: str, needed: bool = False) -> dict[str, str]:
         told = self._table(key, needed)
         for label, text in told.items():
-            _typed(self, text, str, f"{key}.{one_line(repr(label))}")
+            self.value(text, str, f"{key}.{one_line(repr(label))}")
         if needed and not told:
             raise VitreousError(f"{self.path}: [{key}] is empty")
         return dict(told)
@@ -195,46 +194,7 @@ class _File:
             raise self.wrong(key, told, f"must be a list of tables, [[{key}]]")
         if len(told) < least:
             raise VitreousError(f"{self.path}: [[{key}]] is missing")
-        return tuple(self._record(kind, each, f"{key}[{place}]") for place, each in enumerate(told))
-
-    def _record(
-        self,
-        kind: type[T],
-        told: dict[str, Any],
-        where: str,
-        also: Sequence[str] = (),
-        filled: Mapping[str, Any] = types.MappingProxyType({}),
-    ) -> T:
-        hints, fields = get_type_hints(kind), dataclasses.fields(kind)  # type: ignore[arg-type]
-        names = [each.name for each in fields]
-        dot = f"{where}." if where else ""
-        for key, value in told.items():
-            if key not in names:
-                known = (*names, *also)
-                raise self.wrong(f"{dot}{one_line(key)}", value, f"unknown key{nearest(key, known)}")
-        for each in fields:
-            given = each.name in told or each.name in filled
-            if each.default is MISSING and each.default_factory is MISSING and not given:
-                raise VitreousError(f"{self.path}: {dot}{each.name} is missing")
-        return kind(**{key: _typed(self, value, hints[key], f"{dot}{key}") for key, value in told.items()}, **filled)
-
-
-def _typed(file: _File, value: Any, kind: Any, key: str) -> Any:
-    """Return a value as its field wants it; a whole number is a number too."""
-    if get_origin(kind) in (Union, types.UnionType):
-        return _typed(file, value, get_args(kind)[0], key)  # the other is None, which TOML does not have
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise file.wrong(key, value, "must be a list")
-        return tuple(_typed(file, each, get_args(kind)[0], f"{key}[{place}]") for place, each in enumerate(value))
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind or (kind is str and not value.strip()):
-        names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-        raise file.wrong(key, value, f"must be {names[kind]}{', and not empty' if value == '' else ''}")
-    if kind is float and not math.isfinite(value):
-        raise file.wrong(key, value, "must be finite")
-    return value
+        return tuple(self.record(kind, each, f"{key}[{place}]") for place, each in enumerate(told))
 
 
 def _scaled(cell: Published, scale: float) -> Published:
@@ -285,7 +245,7 @@ class _Check:
             ("judge.upsample", (judge.upsample,), ("bilinear", "nearest")),
             ("judge.ties", (judge.ties,), ("random", "raster", "reverse_raster")),
             ("judge.nonfinite", (judge.nonfinite,), ("exclude", "lowest", "raise")),
-            ("judge.reference", () if judge.reference is None else (judge.reference,), made.methods),
+            ("judge.reference", (judge.reference,) if judge.reference and self.file.strict else (), made.methods),
         ):
             for word in given:
                 choice(key, word, known)

@@ -5,23 +5,26 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from vitreous.bench.code_changes import change_messages, refuse_other_model, stale_units
-from vitreous.bench.hows import method_of
+from vitreous.bench.hows import is_code, method_of
 from vitreous.bench.part import Options, Part, changed
 from vitreous.bench.planning import Cell, as_before, asks_more, missing_units, open_tasks, places, sources, wanted_units
-from vitreous.bench.protocol import ModelSpec, Protocol, protocol_of_json
+from vitreous.bench.protocol import ModelSpec, Protocol
 from vitreous.bench.store import Found, RecordedPlan, Store
 from vitreous.bench.units import Setting, Task, Unit
 from vitreous.bench.versions import mixed, versions
 from vitreous.bench.work import Job, Worker, modes_of
 from vitreous.data import Sample
 from vitreous.data.progress import Progress
-from vitreous.errors import VitreousError, VitreousWarning, one_line
+from vitreous.errors import ImageError, VitreousError, VitreousWarning, one_line
+from vitreous.judge.foreign import Foreign
+from vitreous.methods import Method
 from vitreous.models import ModelIdentity, Preprocess, View, load
 from vitreous.world.source import add_world
 
@@ -55,22 +58,25 @@ class Bench:
         self.parts = [Part(each, self.options) for each in self.protocol.parts()]
         self.store = Store(out)
         self._places: tuple[int, dict[Cell, str]] | None = None
-
-    @classmethod
-    def of_run(cls, out: str | Path, options: Options) -> Bench:
-        """Open a run as it was begun: the protocol is the recorded one."""
-        manifest = Store.open(out).manifest()
-        assert manifest is not None
-        known = manifest["wanted"]
-        given = {name: known[name] for name in ("data", "images", "checkpoint")}
-        return cls(protocol_of_json(known["protocol"]), out, dataclasses.replace(options, **given))
+        self._obstacles: dict[tuple[Any, ...], str] = {}
 
     @cached_property
     def worker(self) -> Worker:
-        return Worker(_Everywhere(self.parts), self._loaded, lambda setting, name: method_of(setting.methods[name]))
+        return Worker(_Everywhere(self.parts), self._loaded, lambda setting, name: self._method(setting.methods[name]))
+
+    def _method(self, text: str) -> Method | Foreign:
+        return method_of(text, self.protocol.methods.values())
 
     def _loaded(self, setting: Setting) -> View:
         return self._load(next(spec for spec in self.protocol.models if spec.label == setting.label))
+
+    def _spec(self, setting: Setting) -> ModelSpec | None:
+        """Return the model that a setting is of, which may have another label now; ``None`` if it is not wanted."""
+        specs = {spec.label: spec for spec in self.protocol.models}
+        if setting.label in specs:
+            return specs[setting.label]
+        known = (other for plan in self.store.plans() for other in plan.settings if other.label in specs)
+        return next((specs[other.label] for other in known if other.identity == setting.identity), None)
 
     def _load(self, spec: ModelSpec) -> View:
         checkpoint = (self.options.checkpoint or {}).get(spec.label, spec.checkpoint)
@@ -106,7 +112,7 @@ class Bench:
         decided = self._decided()
         self._refuse_changes([setting for setting, _ in decided], self.store.plans())
         self.store = Store.create(self.store.path, wanted, self.seen)
-        self.store.mend()
+        self._warn_damaged(self.store.mend())
         with self.store.planning() as plans:
             self._refuse_changes([setting for setting, _ in decided], plans)
             settings = [as_before(setting, plans) for setting, _ in decided]
@@ -124,11 +130,50 @@ class Bench:
         for text in changes:
             warnings.warn(text, VitreousWarning, stacklevel=2)
         self._tell_versions()
+        self._warn_left()
         return self.store
 
     @property
     def _versions(self) -> dict[str, str]:
-        return versions({text: method_of(text) for text in self.protocol.methods.values()})
+        return versions({text: self._method(text) for text in self.protocol.methods.values()})
+
+    def _warn_damaged(self, broken: Mapping[str, str]) -> None:
+        if broken:
+            unit, why = next(iter(broken.items()))
+            files = f"units/{unit}.npz is" if len(broken) == 1 else f"{len(broken)} files such as units/{unit}.npz are"
+            text = f"{self.store.path}: {files} damaged and made again: {why}"
+            warnings.warn(text, VitreousWarning, stacklevel=3)
+
+    def _warn_left(self) -> None:
+        """Say which units of the run are left, since they are of what is not wanted or not named now."""
+        left = [
+            (plan, unit) for plan, task in open_tasks(self.store.plans(), self.store.finished()) for unit in task.units
+        ]
+        reasons = Counter(reason for plan, unit in left if (reason := self._obstacle(plan, unit)))
+        for reason, count in reasons.items():
+            units = "1 unfinished unit is" if count == 1 else f"{count} unfinished units are"
+            warnings.warn(f"{self.store.path}: {units} left: {reason}", VitreousWarning, stacklevel=3)
+
+    def _obstacle(self, plan: RecordedPlan, unit: Unit) -> str:
+        """Return why a unit of the run cannot be done by this command; nothing if it can."""
+        key = plan.revision, unit.setting, unit.methods, unit.pictures
+        if key not in self._obstacles:
+            self._obstacles[key] = self._find_obstacle(plan, unit)
+        return self._obstacles[key]
+
+    def _find_obstacle(self, plan: RecordedPlan, unit: Unit) -> str:
+        setting = plan.settings[unit.setting]
+        code = next((setting.methods[name] for name in unit.methods if self._is_foreign(setting.methods[name])), None)
+        if code is not None:
+            return f"{one_line(code)} is code to import, which this command does not name"
+        if self._spec(setting) is None:
+            return f"the model {one_line(setting.label)} is not wanted now"
+        if _part_of(self.parts, setting.data, unit.pictures) is None:
+            return f"the pictures {one_line(setting.data)} are not wanted now"
+        return ""
+
+    def _is_foreign(self, spelling: str) -> bool:
+        return is_code(spelling) and spelling not in self.protocol.methods.values()
 
     def _tell_versions(self) -> None:
         """Say so where another version goes on with what is there."""
@@ -171,15 +216,44 @@ class Bench:
     # -- running -----------------------------------------------------------------------------------------
 
     def tasks(self, shard: tuple[int, int] | None = None) -> list[tuple[RecordedPlan, Task]]:
-        """Return what is left to do; of a ``shard`` (i, n), counted from 0, its part."""
-        return open_tasks(self.store.plans(), self.store.finished(), shard)
+        """Return what is left to do and can be done here; of a ``shard`` (i, n), counted from 0, its part."""
+        tasks = open_tasks(self.store.plans(), self.store.finished(), shard)
+        possible = ((plan, [unit for unit in task.units if not self._obstacle(plan, unit)]) for plan, task in tasks)
+        return [(plan, Task(tuple(units))) for plan, units in possible if units]
+
+    def refuse_unreadable(self) -> None:
+        """Refuse a run that is done if no picture of a data set could be read: it has found nothing."""
+        plans = self.store.plans()
+        for part in self.parts:
+            wanted, unreadable = set(part.pictures.digests), dict[str, str]()
+            for plan, unit in wanted_units(plans):
+                if unit.judges or wanted.isdisjoint(unit.pictures):
+                    continue
+                said = self.store.said(unit.id)
+                if said is None or said.get("pictures") or said.get("unsure"):
+                    break
+                unreadable |= {plan.names[picture]: why for picture, why in said.get("unreadable", {}).items()}
+            else:
+                if unreadable:
+                    word, why = part.pictures.source.word, next(iter(unreadable.values()))
+                    raise ImageError(one_line(f"none of the {len(wanted)} pictures of {word} can be read: {why}"))
 
     def job(self, plan: RecordedPlan, piece: Unit) -> Job:
         """Return a unit with all that it needs."""
-        setting = plan.settings[piece.setting]
+        setting = self._current(plan.settings[piece.setting], piece)
         names = {picture: plan.names[picture] for picture in piece.pictures}
         where = sources(self._where(), setting, piece, modes_of(setting, piece)) if piece.judges else {}
         return Job(piece, setting, plan.revision, names, where)
+
+    def _current(self, setting: Setting, unit: Unit) -> Setting:
+        """Return a setting with the labels that its model and pictures have in this protocol."""
+        spec, part = self._spec(setting), _part_of(self.parts, setting.data, unit.pictures)
+        if spec is None or part is None:
+            raise VitreousError(f"unit {unit.id} is of a model or of pictures that are not wanted now")
+        labels = spec.label, part.protocol.data.label
+        if labels == (setting.label, setting.data):
+            return setting
+        return dataclasses.replace(setting, label=labels[0], data=labels[1])
 
     def _where(self) -> dict[Cell, str]:
         plans = self.store.plans()
@@ -295,3 +369,9 @@ class _Everywhere:
 
     def sample(self, data: str, name: str, digest: str, view: View) -> Sample:
         return next(part for part in self.parts if part.protocol.data.label == data).sample(name, digest, view)
+
+
+def _part_of(parts: Sequence[Part], label: str, pictures: Sequence[str]) -> Part | None:
+    """Return the data set with this label, or the one that has these pictures under another label now."""
+    named = (part for part in parts if part.protocol.data.label == label)
+    return next(named, None) or next((part for part in parts if part.names.keys() >= set(pictures)), None)

@@ -5,36 +5,38 @@
     units/<id>.npz       what a unit found; numpy alone reads it
     failures/<id>.json   what went wrong with a unit, and how often it was tried
 
-Files appear whole, by one rename. A unit's file that cannot be read is taken for missing, and made again.
+Files appear whole, by one rename. A run may come from anybody: what it says is checked before it is used, and a file
+that cannot be opened is one line. A unit of which the content is damaged is taken for missing, and made again.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
-import zlib
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from vitreous import __version__, disk
-from vitreous.bench.units import Setting, Unit
-from vitreous.errors import VitreousError
+from vitreous.bench.protocol import Protocol, protocol_of_json
+from vitreous.bench.records import Checker, read_json
+from vitreous.bench.unit_file import DamagedUnit, Found, check_unit, packed, read_unit, unpacked
+from vitreous.bench.units import Setting, Unit, is_digest
+from vitreous.errors import VitreousError, one_line
 
 __all__ = ["SCHEMA", "Found", "RecordedPlan", "Store", "packed", "unpacked"]
 
 SCHEMA = "vitreous.run/1"
-Found = tuple[dict[str, NDArray[Any]], dict[str, Any]]
-"""The arrays of a unit, and what is to be said about them."""
 
 _MOST_REASON = 500  # characters
+_MOST_UNIT = 2**31  # bytes: a unit is some megabytes
 _PATIENCE = 600.0  # seconds: planning opens models
-_BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+_PLAN = re.compile(r"[0-9]{4,9}\.json")
 
 
 class RecordedPlan:
@@ -70,11 +72,77 @@ class RecordedPlan:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RecordedPlan:
-        settings = [Setting.from_json(each) for each in data["settings"]]
-        units = [Unit.from_json(each) for each in data["units"]]
-        known = data["names"], data["replaces"], data.get("versions")
-        return cls(data["revision"], settings, units, data["why"], *known)
+    def from_json(cls, data: Any, file: str | Path) -> RecordedPlan:
+        """Return the plan that a file records; what it cannot mean is refused in a line."""
+        check = Checker(file)
+        made = check.record(_Plan, data)
+        if made.schema != _PLAN_SCHEMA:
+            raise check.wrong("schema", made.schema, f"this version reads {_PLAN_SCHEMA}")
+        settings = [Setting.from_json(own, check, f"settings[{n}]") for n, own in enumerate(made.settings)]
+        units = [Unit.from_json(own, check, f"units[{n}]") for n, own in enumerate(made.units)]
+        for number, unit in enumerate(units):
+            unit.check(settings, made.settings, check, f"units[{number}]")
+            lost = next((picture for picture in unit.pictures if picture not in made.names), None)
+            if lost is not None:
+                raise check.wrong(f"units[{number}].pictures", lost, "has no name in names")
+        for number, unit_id in enumerate(made.replaces):
+            if not is_digest(unit_id):
+                raise check.wrong(f"replaces[{number}]", unit_id, "is no digest")
+        if made.revision < 1:
+            raise check.wrong("revision", made.revision, "must be at least 1")
+        return cls(made.revision, settings, units, made.why, made.names, made.replaces, made.versions)
+
+
+_PLAN_SCHEMA = "vitreous.plan/1"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The keys of a plan's file."""
+
+    revision: int
+    settings: tuple[Any, ...]
+    units: tuple[Any, ...]
+    why: str
+    names: Mapping[str, str]
+    replaces: tuple[str, ...]
+    schema: str = _PLAN_SCHEMA
+    versions: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """The keys of ``run.json``."""
+
+    schema: str
+    wanted: Mapping[str, Any]
+    vitreous: str = "?"
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a manifest says that is read again, beside the protocols."""
+
+    images: int | None = None
+    checkpoint: Mapping[str, str] | None = None
+    sources: tuple[Mapping[str, Any], ...] = ()
+    pictures: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
+
+
+def _check_manifest(data: Any, file: Path) -> dict[str, Any]:
+    check = Checker(file)
+    if isinstance(data, dict) and data.get("schema") != SCHEMA:
+        raise check.wrong("schema", data.get("schema"), f"this version reads {SCHEMA}")
+    wanted = check.record(_Manifest, data).wanted
+    names = _Wanted.__dataclass_fields__
+    check.record(_Wanted, {key: value for key, value in wanted.items() if key in names}, "wanted")
+    for key in ("protocol", "named"):
+        if key in wanted:
+            protocol_of_json(wanted[key], f"{file}: wanted.{key}")
+    places = wanted.get("data")
+    if not isinstance(places, str | None):
+        check.value(places, Mapping[str, str], "wanted.data")
+    return dict(data)
 
 
 class Store:
@@ -83,6 +151,7 @@ class Store:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._plans: dict[str, RecordedPlan] = {}
+        self._units: tuple[int, dict[str, Unit]] = 0, {}
 
     # -- the run -----------------------------------------------------------------------------------------
 
@@ -97,14 +166,14 @@ class Store:
         with disk.lock(store.path / "run"):
             known = store.manifest()
             if known is None:
-                if any(not each.name.startswith(".vitreous-") for each in store.path.iterdir()):
+                if any(not name.startswith(".vitreous-") for name in os.listdir(store.path)):
                     raise VitreousError(f"{path} holds something that is no run of ours; choose another place")
                 store._write("run.json", {"schema": SCHEMA, "vitreous": __version__, "wanted": dict(wanted)})
             elif known["wanted"] != (new := json.loads(json.dumps(wanted))):
                 protocols = [each.get("protocol") for each in (seen or {}, new)]
                 if seen is not None and known["wanted"].get("protocol") not in protocols:
                     raise VitreousError(f"{path} was changed by another command meanwhile: run this one again")
-                store._write("run.json", {**known, "wanted": dict(wanted)})  # extended: earlier units stay
+                store._write("run.json", {**known, "wanted": dict(wanted)}, overwrite=True)  # extended: units stay
         return store
 
     @classmethod
@@ -117,27 +186,39 @@ class Store:
 
     def manifest(self) -> dict[str, Any] | None:
         """Return what ``run.json`` says; ``None`` where there is none."""
+        file = self.path / "run.json"
         try:
-            data: dict[str, Any] = json.loads((self.path / "run.json").read_text())
+            return _check_manifest(read_json(file), file)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
-            raise VitreousError(f"{self.path / 'run.json'} cannot be read: {error}") from None
-        if data.get("schema") != SCHEMA:
-            raise VitreousError(f"{self.path} has the schema {data.get('schema')!r}, not {SCHEMA!r}")
-        return data
+
+    def protocol(self) -> Protocol:
+        """Return the protocol that this is a run of."""
+        wanted = (self.manifest() or {}).get("wanted", {})
+        if "protocol" not in wanted:
+            raise VitreousError(f"{self.path / 'run.json'}: wanted.protocol is missing")
+        return protocol_of_json(wanted["protocol"], f"{self.path / 'run.json'}: wanted.protocol")
 
     # -- plans -------------------------------------------------------------------------------------------
 
     def plans(self) -> list[RecordedPlan]:
         """Return every plan, the first one first."""
-        for file in sorted((self.path / "plans").glob("[0-9]*.json")):
-            if file.name not in self._plans:  # what is written is never changed
-                try:
-                    self._plans[file.name] = RecordedPlan.from_json(json.loads(file.read_text()))
-                except (OSError, ValueError, KeyError, TypeError) as error:
-                    raise VitreousError(f"{file} cannot be read: {error!r:.200}") from None
+        names = [name for name in self._names("plans") if _PLAN.fullmatch(name)]
+        for number, name in enumerate(sorted(names, key=lambda name: int(name[:-5])), 1):
+            if name not in self._plans:  # what is written is never changed
+                plan = self._read_plan(name)
+                if plan.revision != number or name != _plan_name(number):
+                    known = "" if plan.revision == int(name[:-5]) else f", and says that it is plan {plan.revision}"
+                    raise VitreousError(f"{self.path / 'plans' / name} is plan file {number} of the run{known}")
+                self._plans[name] = plan
         return list(self._plans.values())
+
+    def _read_plan(self, name: str) -> RecordedPlan:
+        file = self.path / "plans" / name
+        try:
+            return RecordedPlan.from_json(read_json(file), file)
+        except FileNotFoundError:
+            raise VitreousError(f"{file} leads nowhere") from None
 
     def add_plan(
         self,
@@ -150,7 +231,7 @@ class Store:
     ) -> RecordedPlan:
         """Record a plan under the next number; the caller holds ``planning``."""
         plan = RecordedPlan(len(self.plans()) + 1, settings, units, why, names, replaces, versions)
-        self._write(f"plans/{plan.revision:04d}.json", plan.to_json())
+        self._write(f"plans/{_plan_name(plan.revision)}", plan.to_json())
         return plan
 
     @contextmanager
@@ -162,20 +243,50 @@ class Store:
     # -- units -------------------------------------------------------------------------------------------
 
     def _unit(self, unit: str) -> Path:
+        if not is_digest(unit):
+            raise VitreousError(f"{one_line(repr(unit))[:100]} is no unit of {self.path}: it is no digest")
         return self.path / "units" / f"{unit}.npz"
 
-    def finished(self) -> set[str]:
-        """Return the units whose files are there; ``mend`` takes away what cannot be read."""
-        return {file.stem for file in (self.path / "units").glob("*.npz")}
+    def _planned(self, unit: str) -> Unit | None:
+        """Return what a plan says about a unit; plans are read again where none of those at hand has it."""
+        if unit not in self._units[1]:
+            plans = self.plans()
+            if len(plans) != self._units[0]:
+                self._units = len(plans), {own.id: own for plan in plans for own in plan.units}
+        return self._units[1].get(unit)
 
-    def mend(self) -> list[str]:
-        """Remove unit files that are cut short or damaged, so that they are made again; return their ids."""
-        broken = [unit for unit in sorted(self.finished()) if self.read(unit) is None]
+    def _names(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder of the run."""
+        try:
+            return sorted(os.listdir(self.path / folder))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise VitreousError(f"{self.path / folder} cannot be read: {error.strerror}") from None
+
+    def finished(self) -> set[str]:
+        """Return the units whose files are there; ``mend`` takes away what is damaged."""
+        return {name[:-4] for name in self._names("units") if name.endswith(".npz") and is_digest(name[:-4])}
+
+    def mend(self) -> dict[str, str]:
+        """Remove unit files with damaged content, so that they are made again; return what is wrong with each.
+
+        A file that cannot be opened is an error: what it holds may be whole.
+        """
+        broken = dict(self.damage())
         for unit in broken:
             with self.claim(unit) as mine:
                 if mine:
                     disk.discard(self._unit(unit))
         return broken
+
+    def damage(self) -> Iterator[tuple[str, str]]:
+        """Yield every unit with damaged content, and what is wrong with it."""
+        for unit in sorted(self.finished()):
+            try:
+                self._read(unit)
+            except DamagedUnit as error:
+                yield unit, str(error)
 
     @contextmanager
     def claim(self, unit: str) -> Iterator[bool]:
@@ -190,74 +301,99 @@ class Store:
 
     def write(self, unit: str, arrays: Mapping[str, NDArray[Any]], said: Mapping[str, Any]) -> None:
         """Write what a unit found; the caller holds its claim."""
-        disk.write_file(self._unit(unit), packed(arrays, said), overwrite=True, held=True)
+        self.put(unit, packed(arrays, said))
+
+    def put(self, unit: str, content: bytes) -> None:
+        """Write the file of a unit as it is; the caller holds its claim."""
+        disk.write_file(_no_link(self._unit(unit)), content, overwrite=True, held=True)
 
     def read(self, unit: str) -> Found | None:
-        """Return what a unit found; ``None`` where it is missing, cut short or damaged."""
-        try:
-            return unpacked(self._unit(unit).read_bytes())
-        except _BROKEN:
-            return None
+        """Return what a unit found; ``None`` where it is missing or its content is damaged."""
+        with suppress(DamagedUnit):
+            return self._read(unit)
+        return None
 
-    def content(self, unit: str) -> bytes:
-        """Return the file of a finished unit as it is."""
-        return self._unit(unit).read_bytes()
+    def some(self, unit: str, names: Iterable[str]) -> Found | None:
+        """Return some arrays of a unit and its words; what else is in it stays on disk."""
+        with suppress(DamagedUnit, KeyError):
+            return self._read(unit, names)
+        return None
 
     def said(self, unit: str) -> dict[str, Any] | None:
         """Return the words of a unit without its arrays."""
         found = self.some(unit, ())
         return None if found is None else found[1]
 
-    def some(self, unit: str, names: Iterable[str]) -> Found | None:
-        """Return some arrays of a unit and its words; what else is in it stays on disk."""
+    def _read(self, unit: str, names: Iterable[str] | None = None) -> Found | None:
+        path = self._unit(unit)
         try:
-            with np.load(self._unit(unit), allow_pickle=False) as file:
-                return {name: file[name] for name in names}, _words(file["said.json"])
-        except _BROKEN:
+            with disk.open_file(path, _MOST_UNIT) as file:
+                found = read_unit(file, os.fstat(file.fileno()).st_size, names)
+        except FileNotFoundError:
             return None
+        except OSError as error:
+            raise VitreousError(one_line(f"{path} cannot be read: {error.strerror or error}")) from None
+        except VitreousError as error:
+            raise VitreousError(f"{path} {error}") from None
+        check_unit(found, unit, self._planned(unit), whole=names is None)
+        return found
+
+    def content(self, unit: str) -> bytes:
+        """Return the file of a finished unit as it is."""
+        path = self._unit(unit)
+        try:
+            return disk.read_file(path, _MOST_UNIT)
+        except OSError as error:
+            raise VitreousError(one_line(f"{path} cannot be read: {error.strerror or error}")) from None
 
     @property
     def size(self) -> int:
         """Bytes of all unit files."""
-        return sum(file.stat().st_size for file in (self.path / "units").glob("*.npz"))
+        total = 0
+        for unit in self.finished():
+            with suppress(FileNotFoundError):
+                total += os.lstat(self._unit(unit)).st_size
+        return total
 
     # -- failures ----------------------------------------------------------------------------------------
 
     def note_failure(self, unit: str, reason: str) -> int:
         """Record that a unit failed, and return how often it has."""
+        name = f"failures/{self._unit(unit).stem}.json"
         with disk.lock(self.path / "failures" / "note"):
             tries = [*self.failures().get(unit, []), reason[:_MOST_REASON]]
-            self._write(f"failures/{unit}.json", {"schema": "vitreous.failure/1", "tries": tries})
+            self._write(name, {"schema": "vitreous.failure/1", "tries": tries}, overwrite=True)
         return len(tries)
 
     def failures(self) -> dict[str, list[str]]:
         """Return why units failed, try by try."""
         found: dict[str, list[str]] = {}
-        for file in sorted((self.path / "failures").glob("*.json")):
-            with suppress(OSError, ValueError, KeyError):
-                found[file.stem] = json.loads(file.read_text())["tries"]
+        for name in self._names("failures"):
+            file, unit = self.path / "failures" / name, name.removesuffix(".json")
+            if name != unit and is_digest(unit):
+                with suppress(FileNotFoundError):
+                    found[unit] = _tries(read_json(file), file)
         return found
 
-    def _write(self, name: str, data: Any) -> None:
+    def _write(self, name: str, data: Any, *, overwrite: bool = False) -> None:
         text = json.dumps(data, indent=1, allow_nan=False, default=str) + "\n"
-        disk.write_file(self.path / name, text.encode(), overwrite=True)
+        disk.write_file(_no_link(self.path / name), text.encode(), overwrite=overwrite)
 
 
-def packed(arrays: Mapping[str, NDArray[Any]], said: Mapping[str, Any]) -> bytes:
-    """Return arrays and words as the bytes of one ``.npz`` file."""
-    words = np.frombuffer(json.dumps(said, allow_nan=True, default=str).encode(), dtype=np.uint8)
-    file = io.BytesIO()
-    np.savez(file, **dict(arrays), **{"said.json": words})  # type: ignore[arg-type]
-    return file.getvalue()
+def _tries(data: Any, file: Path) -> list[str]:
+    check = Checker(file)
+    if not isinstance(data, dict) or "tries" not in data:
+        raise check.wrong("tries", data, "must be a list of reasons; remove the file to go on")
+    tries: tuple[str, ...] = check.value(data["tries"], tuple[str, ...], "tries")
+    return list(tries)
 
 
-def unpacked(content: bytes) -> Found:
-    """Return the arrays and words of such a file; every member's checksum is verified as it is read."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-    return arrays, _words(arrays.pop("said.json"))
+def _plan_name(number: int) -> str:
+    return f"{number:04d}.json"
 
 
-def _words(stored: NDArray[Any]) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(stored.tobytes())
-    return said
+def _no_link(file: Path) -> Path:
+    """Return a file to write, without the link that may have its name: a run must not write elsewhere."""
+    if file.is_symlink():
+        disk.discard(file)
+    return file

@@ -8,18 +8,40 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-__all__ = ["Setting", "Task", "Unit", "digest_of"]
+from vitreous.bench.records import Checker
+
+__all__ = ["Setting", "Task", "Unit", "digest_of", "is_digest"]
+
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_PICTURE = re.compile(r"[0-9a-z]{8,64}")
+_CHOICES = {
+    "target": ("pred", "label", "given"),
+    "value": ("logit", "prob", "logprob"),
+    "precision": ("float32", "float16", "bfloat16"),
+    "upsample": ("bilinear", "nearest"),
+    "ties": ("random", "raster", "reverse_raster"),
+    "nonfinite": ("exclude", "lowest", "raise"),
+}
+_MODES = ("given", "pred", "label")
+_RANGES = {"images": 2**31, "inner": 2**31, "states": 2**31, "threads": 2**12}
+_MOST_SIDE = 2**15
 
 
 def digest_of(value: Any) -> str:
     """Return a digest of plain data."""
     text = json.dumps(value, sort_keys=True, default=str, allow_nan=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def is_digest(text: Any) -> bool:
+    """Whether this is what ``digest_of`` returns: units are files of this name, so that nothing else may be one."""
+    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)
@@ -86,11 +108,22 @@ class Setting:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Setting:
-        some = dict(data)
-        some["size"], some["modes"] = tuple(some["size"]), tuple(some["modes"])
-        some["classes"] = None if some["classes"] is None else tuple(some["classes"])
-        return cls(**some)
+    def from_json(cls, data: Any, check: Checker, key: str) -> Setting:
+        """Return the setting that a plan records, with every value checked."""
+        made = check.record(cls, data, key)
+        for name, options in _CHOICES.items():
+            if getattr(made, name) not in options:
+                raise check.wrong(f"{key}.{name}", getattr(made, name), f"is not one of {', '.join(options)}")
+        for name, most in _RANGES.items():
+            if not 1 <= getattr(made, name) <= most:
+                raise check.wrong(f"{key}.{name}", getattr(made, name), f"must be from 1 to {most}")
+        if not all(1 <= side <= _MOST_SIDE for side in made.size):
+            raise check.wrong(f"{key}.size", list(made.size), f"must be from 1 to {_MOST_SIDE}")
+        if not made.modes or not set(made.modes) <= set(_MODES):
+            raise check.wrong(f"{key}.modes", list(made.modes), f"are kinds of class, of {', '.join(_MODES)}")
+        if made.marks.keys() != made.methods.keys():
+            raise check.wrong(f"{key}.marks", sorted(made.marks), "must be there for each of the methods and no other")
+        return made
 
 
 @dataclass(frozen=True)
@@ -122,20 +155,27 @@ class Unit:
         metrics: Sequence[str] = (),
     ) -> Unit:
         """Return the unit with its digest."""
-        facts = {
-            **setting.to_json(),
-            **dict.fromkeys(("label", "model", "data")),  # words for it: weights and pictures have digests
-            "methods": {name: [setting.methods[name], setting.marks[name]] for name in sorted(methods)},
-            "marks": None,
-            "modes": list(modes),
-            "metrics": {name: setting.metrics[name] for name in sorted(metrics)},
-            "metric_marks": {name: setting.metric_mark(name) for name in metrics if setting.metric_mark(name)},
-            "seed": seed,
-            "pictures": list(pictures),
-        }
-        facts = {name: fact for name, fact in facts.items() if fact or name != "metric_marks"}
         lists = tuple(pictures), tuple(sorted(methods)), tuple(modes), tuple(metrics)
-        return cls(digest_of(facts), number, seed, *lists)
+        unit = cls("", number, seed, *lists)
+        return replace(unit, id=unit.digest(setting, setting.to_json()))
+
+    def digest(self, setting: Setting, recorded: Mapping[str, Any]) -> str:
+        """Return the digest of all that this unit depends on; ``recorded`` is the setting as its plan has it.
+
+        An earlier version may have recorded fewer values: they are not in its digests.
+        """
+        facts = {
+            **recorded,
+            **dict.fromkeys(("label", "model", "data")),  # words for it: weights and pictures have digests
+            "methods": {name: [setting.methods[name], setting.marks[name]] for name in sorted(self.methods)},
+            "marks": None,
+            "modes": list(self.modes),
+            "metrics": {name: setting.metrics[name] for name in sorted(self.metrics)},
+            "metric_marks": {name: setting.metric_mark(name) for name in self.metrics if setting.metric_mark(name)},
+            "seed": self.seed,
+            "pictures": list(self.pictures),
+        }
+        return digest_of({name: fact for name, fact in facts.items() if fact or name != "metric_marks"})
 
     @property
     def judges(self) -> bool:
@@ -146,9 +186,37 @@ class Unit:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Unit:
-        pictures, methods, modes, metrics = (tuple(data[name]) for name in ("pictures", "methods", "modes", "metrics"))
-        return cls(data["id"], data["setting"], data["seed"], pictures, methods, modes, metrics)
+    def from_json(cls, data: Any, check: Checker, key: str) -> Unit:
+        """Return the unit that a file records, with every value checked that can be without its setting."""
+        made = check.record(cls, data, key)
+        if not is_digest(made.id):
+            raise check.wrong(f"{key}.id", made.id, "is no digest")
+        for name in ("pictures", "methods", "modes", "metrics"):
+            values = getattr(made, name)
+            if len(set(values)) < len(values):
+                raise check.wrong(f"{key}.{name}", list(values), "has something twice")
+        if not all(map(_PICTURE.fullmatch, made.pictures)) or not made.pictures:
+            raise check.wrong(f"{key}.pictures", list(made.pictures), "must be digests")
+        if not made.methods or bool(made.modes) == bool(made.metrics) or not set(made.modes) <= set(_MODES):
+            raise check.wrong(key, made.id, "must have methods, and either metrics or kinds of class")
+        return made
+
+    def check(
+        self, settings: Sequence[Setting], recorded: Sequence[Mapping[str, Any]], where: Checker, key: str
+    ) -> None:
+        """Refuse a unit that is not what its plan can mean: its id must be the digest of its content."""
+        if not 0 <= self.setting < len(settings):
+            raise where.wrong(f"{key}.setting", self.setting, f"there are {len(settings)} settings, counted from 0")
+        setting = settings[self.setting]
+        for name, labels, known in (
+            ("methods", self.methods, setting.methods),
+            ("metrics", self.metrics, setting.metrics),
+        ):
+            for label in labels:
+                if label not in known:
+                    raise where.wrong(f"{key}.{name}", label, f"is not among the {name} of its setting")
+        if self.digest(setting, recorded[self.setting]) != self.id:
+            raise where.wrong(f"{key}.id", self.id, "is not the digest of its content")
 
 
 @dataclass(frozen=True)

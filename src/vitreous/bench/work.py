@@ -112,7 +112,7 @@ class Worker:
         """Refuse other code than this unit was planned with: looked at once, since files of maps are read for it."""
         key = (*(setting.marks[name] for name in piece.methods), *(setting.metric_mark(name) for name in piece.metrics))
         if key not in self._checked:
-            check_code(setting, piece)
+            check_code(setting, piece, self.how)
             self._checked.add(key)
 
     def view(self, setting: Setting) -> View:

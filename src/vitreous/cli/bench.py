@@ -125,9 +125,10 @@ def run(
     """
     part = _shard(shard)
     places = options.places(data)
-    from vitreous.bench.changes import Changes, apply_changes, resume_protocol
+    from vitreous.bench.changes import Changes, apply_changes, refuse_unnamed_code, resume_protocol
     from vitreous.bench.engines import ENGINES
     from vitreous.bench.engines import run as work
+    from vitreous.bench.part import check_labels
     from vitreous.bench.protocol import PRECISIONS
     from vitreous.bench.run import Bench, Options
     from vitreous.bench.store import Store
@@ -149,6 +150,8 @@ def run(
     start, told = resume_protocol(named, seen or None)
     changes = Changes(method or (), metric or (), seed or (), model or (), img_size, precision)
     changed, dropped = apply_changes(start, changes, named, Store(out).plans())
+    refuse_unnamed_code(changed, named, changes)
+    check_labels(how, [changed, named])
     if seen:
         how, fewer = _resumed(how, seen)
         told += [*dropped, *fewer]

@@ -256,13 +256,14 @@ def print_json(content: Any) -> None:
 def read_text(path: Path, what: str) -> str:
     """Return the text of a small file; one that has no end, such as a device, is not read to it."""
     try:
-        with open(path, "rb") as file:
+        with disk.open_file(path) as file:
             data = file.read(_MOST_TEXT + 1)
         if len(data) > _MOST_TEXT:
             raise VitreousError(f"{what} {path} cannot be read: it has more than {_MOST_TEXT // 2**20} MiB")
         return data.decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        raise VitreousError(f"{what} {path} cannot be read: {error}") from None
+        said = getattr(error, "strerror", None) or error
+        raise VitreousError(f"{what} {path} cannot be read: {said}") from None
 
 
 @contextmanager

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+
+from vitreous import disk
 
 __all__ = ["masks"]
 
@@ -13,11 +16,10 @@ _MOST_BYTES = 2**28
 def masks(folder: Path) -> frozenset[str]:
     """Return the names of the masks that the ``scenes.json`` of a folder lists; none where there is no such file."""
     place = folder / "scenes.json"
-    if not place.is_file():
+    if not os.path.isfile(place):
         return frozenset()
     try:
-        with open(place, "rb") as file:
-            told = json.loads(file.read(_MOST_BYTES))
+        told = json.loads(disk.read_file(place, _MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return frozenset()
     scenes = told.get("scenes") if isinstance(told, dict) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vitreous import disk
 from vitreous.data.pictures import Picture
 from vitreous.data.truth import Array, Truth, photo_size
 from vitreous.errors import ImageError, one_line
@@ -36,7 +38,7 @@ def read_regions(path: str | Path, *, trimap: bool | None = None, ignore: int | 
     bottom): pixels of the photograph, or shares of its width and height where no number of the file is above 1.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         by_stem = _folder(path)
         return lambda picture: _of_mask(picture, _named_like(by_stem, picture, path), trimap, ignore)
     told = _json(path)
@@ -64,7 +66,11 @@ def read_regions(path: str | Path, *, trimap: bool | None = None, ignore: int | 
 
 def _folder(path: Path) -> dict[str, list[Path]]:
     by_stem: dict[str, list[Path]] = {}
-    for each in sorted(path.iterdir()):
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        raise ImageError(f"the folder {path} cannot be read: {error.strerror}") from None
+    for each in (path / name for name in names):
         if each.suffix.lower() in _MASKS:
             by_stem.setdefault(each.stem, []).append(each)
     if not by_stem:
@@ -85,7 +91,7 @@ def _place(table: Path, picture: Picture, name: str) -> Path:
     """Return where a mask named in a table is: beside the table or the picture, or in a folder named like the table."""
     folders = [table.parent, table.with_suffix(""), *([picture.path.parent] if picture.path else [])]
     for folder in folders:
-        if (folder / name).is_file():
+        if os.path.isfile(folder / name):
             return folder / name
     raise ImageError(f"the mask {name} of {picture.name} is neither beside {table} nor beside the picture")
 
@@ -95,7 +101,7 @@ def _numbers(place: Path) -> Array:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(place) as opened:
+            with disk.open_file(place) as file, Image.open(file) as opened:
                 values = np.asarray(opened if opened.mode in ("1", "L", "P", "I", "I;16") else opened.convert("RGB"))
     except (OSError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(f"the mask {place} cannot be read: {one_line(str(error))}") from None
@@ -129,8 +135,7 @@ def _of_scene(picture: Picture, place: Path, owners: Mapping[str, int]) -> Truth
 
 def _json(path: Path) -> Any:
     try:
-        with open(path, "rb") as file:
-            return json.loads(file.read(_MOST_BYTES))
+        return json.loads(disk.read_file(path, _MOST_BYTES))
     except OSError as error:
         raise ImageError(f"regions {path} cannot be read: {one_line(error.strerror or str(error))}") from None
     except (ValueError, RecursionError) as error:

@@ -12,12 +12,13 @@ from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from vitreous import disk
 from vitreous.data.beside import masks
 from vitreous.data.colours import Colours
 from vitreous.data.items import each_of, is_table, without_labels
@@ -63,7 +64,7 @@ def file_digest(path: str | Path) -> str:
     """Return a digest of the bytes of a file."""
     digest = hashlib.blake2b(digest_size=16)
     try:
-        with open(path, "rb") as file:
+        with disk.open_file(path) as file:
             while part := file.read(2**20):
                 digest.update(part)
     except OSError as error:
@@ -77,17 +78,18 @@ def open_photo(path: str | Path | BytesIO) -> Image.Image:
         return _read_photo(path, "the picture")
     path = Path(path)
     _refuse_absent(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ImageError(f"{path} is not a file")
     try:
-        if not path.stat().st_size:
-            raise ImageError(f"{path} is empty (0 bytes)")
+        with disk.open_file(path) as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise ImageError(f"{path} is empty (0 bytes)")
+            return _read_photo(file, str(path))
     except OSError as error:
         raise ImageError(f"{path} cannot be read: {_reason(error)}") from None
-    return _read_photo(path, str(path))
 
 
-def _read_photo(source: Path | BytesIO, name: str) -> Image.Image:
+def _read_photo(source: BinaryIO, name: str) -> Image.Image:
     try:
         with _open(source, name) as opened:
             return _upright(opened, name)
@@ -103,15 +105,17 @@ def image_files(path: str | Path) -> list[Path]:
     """Return the pictures of a folder in order, or the one file itself; masks of a folder of scenes are no pictures."""
     path = Path(path)
     _refuse_absent(path)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return [path]
     try:
         others = masks(path)
-        found = (each for each in path.iterdir() if each.name not in others)
-        files = sorted(each for each in found if each.suffix.lower() in _SUFFIXES and each.is_file())
+        found = (path / name for name in os.listdir(path) if name not in others)
+        files = sorted(each for each in found if each.suffix.lower() in _SUFFIXES and os.path.isfile(each))
     except OSError as error:
         raise ImageError(f"the folder {path} cannot be read: {_reason(error)}") from None
     if not files:
+        if not os.access(path, os.X_OK):
+            raise ImageError(f"the folder {path} cannot be read: Permission denied")
         inside = next((each for each in sorted(path.glob("*/*")) if each.suffix.lower() in _SUFFIXES), None)
         hint = f" itself, only in folders inside it such as {inside.parent.name}" if inside else ""
         raise ImageError(f"no images in the folder {path}{hint}")
@@ -119,8 +123,13 @@ def image_files(path: str | Path) -> list[Path]:
 
 
 def _refuse_absent(path: Path) -> None:
-    if os.path.exists(path):  # unlike Path.exists, false for impossible names too
+    try:
+        os.stat(path)
         return
+    except PermissionError as error:
+        raise ImageError(f"{path} cannot be read: {_reason(error)}") from None
+    except (OSError, ValueError):  # impossible names too
+        pass
     if address := re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):/", str(path)):
         raise ImageError(f"{path} is an address ({address[1]}), and nothing is fetched: download it and give the file")
     raise ImageError(f"no such file: {path}")
@@ -220,14 +229,14 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array).convert("RGB")
 
 
-def _open(path: Path | BytesIO, name: str) -> Image.Image:
+def _open(file: BinaryIO, name: str) -> Image.Image:
     """Open a file unless it claims more pixels than PIL's own limit, which PIL itself enforces from twice that on."""
     limit = Image.MAX_IMAGE_PIXELS
     advice = "make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
     try:
         with _quiet, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = Image.open(path, formats=_FORMATS)
+            opened = Image.open(file, formats=_FORMATS)
     except Image.DecompressionBombError as error:
         told = re.search(r"\d+ pixels", str(error))
         raise ImageError(f"{name} has {told[0] if told else 'too many pixels'}, over {limit}; {advice}") from None
@@ -272,6 +281,8 @@ def _eight_bits(values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return one_line(error.strerror)
     lines = str(error).strip().splitlines()
     return one_line(lines[0]) if lines else f"broken file ({type(error).__name__})"
 

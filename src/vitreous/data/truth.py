@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vitreous import disk
 from vitreous.data.pictures import Picture
 from vitreous.errors import ImageError
 from vitreous.models import Box
@@ -128,7 +129,7 @@ def photo_size(picture: Picture) -> tuple[int, int]:
         return picture.photo.size
     if picture.path is None:
         raise ImageError(f"{picture.name} is no photograph: give what is known in the pixels of the tensor")
-    with Image.open(picture.path) as opened:
+    with disk.open_file(picture.path) as file, Image.open(file) as opened:
         wide, high = opened.size
         return (high, wide) if opened.getexif().get(_ORIENTATION, 1) >= 5 else (wide, high)
 

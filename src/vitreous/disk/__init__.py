@@ -9,8 +9,8 @@ folder is ours if it holds a manifest of ours and nothing else than the files th
 from vitreous.disk.cache import SWITCH, cache_folder, cached
 from vitreous.disk.names import safe_name, slug
 from vitreous.disk.places import Busy, check_file, check_folder, holds, lock, manifest_of
-from vitreous.disk.read import read_folder
-from vitreous.disk.write import Content, Draft, discard, folder, recover, write_file
+from vitreous.disk.read import open_file, read_file, read_folder
+from vitreous.disk.write import Content, Draft, discard, folder, new_folder, recover, write_file
 
 __all__ = [
     "SWITCH",
@@ -26,6 +26,9 @@ __all__ = [
     "holds",
     "lock",
     "manifest_of",
+    "new_folder",
+    "open_file",
+    "read_file",
     "read_folder",
     "recover",
     "safe_name",

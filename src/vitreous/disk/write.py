@@ -28,7 +28,7 @@ from vitreous.disk.places import (
 )
 from vitreous.errors import VitreousError
 
-__all__ = ["Content", "Draft", "discard", "folder", "recover", "write_file"]
+__all__ = ["Content", "Draft", "discard", "folder", "new_folder", "recover", "write_file"]
 
 Content = bytes | Callable[[BinaryIO], object]
 """What a file shall hold: bytes, or a function that writes them into an open file."""
@@ -39,15 +39,19 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of Linux
 class Draft:
     """A folder that is being written: nobody sees it before it is whole."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, place: Path, nested: bool = False) -> None:
+        """``nested``: names may have folders in them."""
+        self.place, self.nested = place, nested
         self.names: list[str] = []
 
     def write(self, name: str, content: Content) -> None:
         """Write one file."""
-        if name != safe_name(name) or name in self.names:
+        parts = name.split("/") if self.nested else [name]
+        if any(part != safe_name(part) for part in parts) or name in self.names:
             raise VitreousError(f"{name!r} is no name for a new file of a result")
         self.names.append(name)
+        if len(parts) > 1:
+            (self.place / name).parent.mkdir(parents=True, exist_ok=True)
         _write(self.place / name, content)
 
     def finish(self, manifest: Mapping[str, Any], name: str = "manifest.json") -> None:
@@ -80,6 +84,27 @@ def folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Draft]:
                 if not any(name in MANIFESTS for name in draft.names):
                     raise VitreousError(f"{path} was not finished: it has no manifest")
                 _publish(new, place, beside / "old")
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Draft]:
+    """Give a draft beside ``path``; it becomes that folder when the block ends well, unless something is there.
+
+    Where a folder holds something already, the draft goes away at the end: the block has taken what it needs of it.
+    """
+    with told(path):
+        place = named(path)
+        with lock(place):
+            _clean(place)
+            beside = private(place)
+            try:
+                os.mkdir(beside)
+                os.mkdir(beside / "new")
+                yield Draft(beside / "new", nested=True)
+                if not os.path.lexists(place) or (place.is_dir() and not os.listdir(place)):
+                    _publish(beside / "new", place, beside / "old")
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from vitreous import View
 from vitreous.bench.gather import gather
-from vitreous.bench.protocol import Protocol, protocol_of_json
 from vitreous.bench.report.finding import Finding
 from vitreous.bench.report.page import lead, state
 from vitreous.errors import VitreousError, one_line
@@ -103,7 +102,7 @@ class Run:
 
     def _read(self, store: Guarded) -> Opened:
         manifest = _manifest(store)
-        protocol: Protocol = protocol_of_json(manifest["wanted"]["protocol"])
+        protocol = store.protocol()
         plans = store.plans()
         photos = photos_of(protocol, manifest["wanted"], plans, self.data)
         known = {label: each for label, each in photos.items() if not isinstance(each, str)}

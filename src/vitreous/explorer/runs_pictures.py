@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL import Image
 
-from vitreous import View
+from vitreous import View, disk
 from vitreous.bench.pictures import digest_of_entry
 from vitreous.bench.protocol import Protocol
 from vitreous.bench.report.pictures import Sight
@@ -85,7 +85,7 @@ class Photos:
         if entry.opener is None and entry.path is not None:
             if entry.path.stat().st_size > _MOST_BYTES:
                 raise Refused(413, f"{entry.name} has more than {_MOST_BYTES // 2**20} MiB")
-            return entry.path.read_bytes()
+            return disk.read_file(entry.path, _MOST_BYTES)
         with _one:
             opened = entry.open()
         if not isinstance(opened, Image.Image):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous import disk
 from vitreous.data import Sample
 from vitreous.errors import ImageError, MapError, ModelError, SpellingError, VitreousError
 from vitreous.methods import Method, method
@@ -125,11 +126,12 @@ def _folder(folder: Path) -> Foreign:
 
 def _loaded(path: Path) -> Any:
     try:
-        return np.load(path, allow_pickle=False)
+        with disk.open_file(path) as file:
+            return np.load(file, allow_pickle=False)
     except FileNotFoundError:
         raise MapError(f"there is no map {path}") from None
     except (OSError, ValueError) as error:
-        raise MapError(f"the map {path} cannot be read: {error}") from None
+        raise MapError(f"the map {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _ready(maps: Any) -> Foreign:

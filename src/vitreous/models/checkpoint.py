@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vitreous import disk
 from vitreous.errors import CheckpointError, one_line
 from vitreous.models.translate import translate
 from vitreous.models.unpickle import Stub, unpickle
@@ -78,6 +79,7 @@ def classes_in(tensors: Mapping[str, Tensor]) -> int | None:
 
 def _content(path: Path) -> Any:
     try:
+        disk.open_file(path).close()  # the readers below would wait for a pipe
         if path.suffix == ".safetensors":
             return load_file(path)
         try:

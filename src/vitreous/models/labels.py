@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitreous import disk
 from vitreous.errors import ModelError, TargetError, one_line
 from vitreous.models.suggest import suggested
 
@@ -38,7 +39,7 @@ def check_count(name: str, given: Sequence[str] | None, classes: int) -> None:
 
 def _file(path: Path) -> Any:
     try:
-        with open(path, "rb") as file:
+        with disk.open_file(path) as file:
             data = file.read(_MOST_TEXT + 1)
         if len(data) > _MOST_TEXT:
             raise ModelError(f"labels {path} cannot be read: more than {_MOST_TEXT // 2**20} MiB")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vitreous.code_digest import is_external
 from vitreous.errors import ModelError, TargetError
 from vitreous.models.identity import ModelIdentity, Snapshot
 from vitreous.models.labels import check_index, find_label, short_label

@@ -43,3 +43,4 @@ def run(
         raise VitreousError(f"{named} belongs to the engine ray")
     else:
         run_local(bench, workers, shard, progress)
+    bench.refuse_unreadable()

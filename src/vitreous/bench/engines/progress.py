@@ -98,9 +98,9 @@ def status(store: Store) -> Status:
             broken += [unit.id] if unit.id in finished else []
             continue
         done[label] += 1
-        seconds += said["seconds"]
+        seconds += said.get("seconds", 0.0)
         versions[said.get("versions", {}).get("vitreous", "unknown")] += 1
-        took[label, unit.judges].append(said["seconds"] / len(unit.pictures))
+        took[label, unit.judges].append(said.get("seconds", 0.0) / len(unit.pictures))
         for what, reasons in out.items():
             reasons |= {plan.names[picture]: why for picture, why in said.get(what, {}).items()}
         for name, reasons in said.get("raised", {}).items():

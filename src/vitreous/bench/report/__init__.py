@@ -9,7 +9,7 @@ from typing import Any
 
 from vitreous import disk
 from vitreous.bench.gather import gather
-from vitreous.bench.protocol import Protocol, protocol_of_json
+from vitreous.bench.protocol import Protocol
 from vitreous.bench.report.files import contents
 from vitreous.bench.report.finding import Finding
 from vitreous.bench.report.ledger import Ledger
@@ -86,7 +86,7 @@ def findings_of(
 ) -> tuple[tuple[Finding, ...], Sight]:
     """Read what a run has found so far, and open its pictures if they are at hand; arguments as for ``report``."""
     wanted = (store.manifest() or {})["wanted"]
-    protocol = protocol_of_json(wanted["protocol"])
+    protocol = store.protocol()
     sight = _sight(store, protocol, wanted, data)
     findings = tuple(Finding.of(each, protocol, reference) for each in gather(store, sight.known))
     if not findings:

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vitreous import disk
 from vitreous.data.sets.source import Entry
 from vitreous.errors import ImageError, SpellingError, one_line
 from vitreous.words import check_choice
 
 __all__ = ["CHOICES", "chosen"]
 
+_MOST_BYTES = 2**28
 CHOICES = ("first", "random", "per-class", "listed")
 
 
@@ -128,10 +130,11 @@ def _names(word: str, listed: Iterable[str] | str | Path) -> list[str]:
         names: Any = list(listed)
     else:
         try:
-            text = Path(listed).read_text(encoding="utf-8-sig")
+            text = disk.read_file(listed, _MOST_BYTES).decode("utf-8-sig")
             names = json.loads(text) if Path(listed).suffix.lower() == ".json" else text.splitlines()
         except (OSError, ValueError, RecursionError) as error:
-            raise ImageError(f"{word}: the list {listed} cannot be read: {one_line(str(error))}") from None
+            said = getattr(error, "strerror", None) or str(error)
+            raise ImageError(f"{word}: the list {listed} cannot be read: {one_line(said)}") from None
     if isinstance(names, list):
         names = [each.get("file") if isinstance(each, dict) else each for each in names]
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vitreous import disk
 from vitreous.data.sets.kinds import Found, source_kind
 from vitreous.data.sets.listing import content, first_there, folder_at, misfit, read_lines
 from vitreous.data.sets.source import Entry
@@ -143,7 +144,7 @@ class _Unpickler(pickle.Unpickler):
 def read_pickle(word: str, place: Path) -> Any:
     """Return what a pickle of numbers, text and arrays holds; anything else is refused by name."""
     try:
-        with open(place, "rb") as file:
+        with disk.open_file(place) as file:
             return _Unpickler(file, encoding="bytes").load()
     except Exception as error:  # foreign bytes can break a reader anywhere
         raise misfit(

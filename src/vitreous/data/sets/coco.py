@@ -7,6 +7,7 @@ the kite; no monitor for the tv; no toilet seat for the toilet). 21 of the 80 ca
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,8 +52,8 @@ def coco(path: Path, split: str = "val2017", least_area: float = 0.01, classes: 
         raise SpellingError(f"least_area={least_area} must lie between 0 and 1")
     place = path if path.suffix.lower() == ".json" else path / "annotations" / f"instances_{split}.json"
     root = place.parent.parent if path.suffix.lower() == ".json" else folder_at("coco", path, _EXPECTED)
-    if not place.is_file():
-        raise misfit("coco", _EXPECTED, content(root) if root.is_dir() else "there is no such file", root)
+    if not os.path.isfile(place):
+        raise misfit("coco", _EXPECTED, content(root) if os.path.isdir(root) else "there is no such file", root)
     told = read_json("coco", place)
     if not isinstance(told, dict) or not all(isinstance(told.get(part), list) for part in _PARTS):
         raise misfit("coco", "lists of images, annotations and categories", f"it is {told!r:.60}", place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from vitreous.data.sets.kinds import Found, source_kind
@@ -58,7 +59,7 @@ def masks(path: Path) -> Found:
     """
     expected = "pictures with a mask each: images/ and masks/, or x.jpg beside x.png or x_mask.png"
     folder_at("masks", path, expected)
-    apart = (path / "images").is_dir() and (path / "masks").is_dir()
+    apart = os.path.isdir(path / "images") and os.path.isdir(path / "masks")
     shown = pictures_in(path / "images" if apart else path)
     stems: dict[str, list[Path]] = {}
     for each in pictures_in(path / "masks") if apart else shown:

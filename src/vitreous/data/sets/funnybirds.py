@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous import disk
 from vitreous.data.pictures import Picture, open_photo
 from vitreous.data.sets.kinds import Found, source_kind
 from vitreous.data.sets.listing import content, folder_at, misfit
@@ -22,6 +24,7 @@ from vitreous.words import check_choice
 __all__ = ["FunnyBirdsFiles", "Layout"]
 
 Colour = tuple[int, int, int]
+_MOST_BYTES = 2**31
 _WORD = "funnybirds"
 _EXPECTED = "classes.json, dataset_test.json, test/ and test_part_map/, as in the released FunnyBirds.zip"
 _MAX_OBJECTS = 50
@@ -102,7 +105,7 @@ class FunnyBirdsFiles:
     def of(cls, root: str | Path, layout: Layout | None = None) -> FunnyBirdsFiles:
         """Read the tables of a folder; pictures are opened later."""
         root, layout = Path(root), layout or Layout()
-        if not root.is_dir():
+        if not os.path.isdir(root):
             raise ImageError(f"no such folder of birds: {root}")
         variants = _variants(layout.path(root, layout.classes), layout.parts)
         table = layout.path(root, layout.table)
@@ -188,7 +191,7 @@ def funnybirds(path: Path, split: str = "test") -> Found:
     expected = _EXPECTED.replace("test", split)
     folder_at(_WORD, path, expected)
     for each in (layout.classes, layout.table, "{split}", "{split}_part_map"):
-        if not layout.path(path, each).exists():
+        if not os.path.exists(layout.path(path, each)):
             raise misfit(_WORD, expected, content(path), path)
     files = FunnyBirdsFiles.of(path, layout)
     entries = []
@@ -213,7 +216,7 @@ def _colour(row: Array) -> Colour:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"))
+        return json.loads(disk.read_file(path, _MOST_BYTES).decode("utf-8-sig"))
     except OSError as error:
         raise ImageError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

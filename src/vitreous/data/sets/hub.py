@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -56,7 +57,7 @@ def hf(path: Path, split: str | None = None, image: str | None = None, label: st
 
 def _table(datasets: Any, path: Path, split: str | None) -> Any:
     try:
-        if path.is_dir() and ((path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file()):
+        if any(os.path.isfile(path / name) for name in ("dataset_info.json", "dataset_dict.json")):
             found = datasets.load_from_disk(str(path))
         else:
             found = datasets.load_dataset(path.as_posix())

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vitreous import disk
 from vitreous.data.beside import masks
 from vitreous.data.pictures import _SUFFIXES
 from vitreous.errors import ImageError, one_line
@@ -69,11 +70,7 @@ def content(folder: Path) -> str:
 def read_json(word: str, path: Path) -> Any:
     """Return what a JSON file holds."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise ImageError(f"{word}: {path} is larger than {_MOST_BYTES} bytes")
-        return json.loads(data.decode("utf-8-sig"))
+        return json.loads(disk.read_file(path, _MOST_BYTES).decode("utf-8-sig"))
     except OSError as error:
         raise ImageError(f"{word}: {path} cannot be read: {one_line(error.strerror or str(error))}") from None
     except (ValueError, RecursionError) as error:
@@ -83,9 +80,10 @@ def read_json(word: str, path: Path) -> Any:
 def read_lines(word: str, path: Path) -> list[str]:
     """Return the lines of a text file."""
     try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
+        return disk.read_file(path, _MOST_BYTES).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
-        raise ImageError(f"{word}: {path} cannot be read: {one_line(str(error))}") from None
+        said = getattr(error, "strerror", None) or str(error)
+        raise ImageError(f"{word}: {path} cannot be read: {one_line(said)}") from None
 
 
 def _inside(folder: Path) -> list[tuple[Path, bool]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ def imagenet_s(path: Path, split: str = "validation") -> Found:
     """ImageNet-S: pictures and masks that number the classes as red + 256 green; 0 is other, 1000 is ignored."""
     folder_at(_S, path, _EXPECTED_S)
     shown, masks = path / split, path / f"{split}-segmentation"
-    if not shown.is_dir() or not masks.is_dir():
+    if not os.path.isdir(shown) or not os.path.isdir(masks):
         raise misfit(_S, _EXPECTED_S.replace("validation", split), content(path), path)
     wnids = [each.name for each in folders(masks)]
     numbers = {wnid: number for number, wnid in enumerate(sorted(wnids), 1)} if len(wnids) in _SIZES else {}
@@ -69,9 +70,11 @@ def _numbered(mask: Path, number: int | None, picture: Picture) -> Truth:
 @source_kind(_SEGMENTATION)
 def imagenet_segmentation(path: Path) -> Found:
     """ImageNet-Segmentation (Guillaumin et al.): 4,276 images and masks in one HDF5 file; needs h5py."""
-    place = path / "gtsegs_ijcv.mat" if path.is_dir() else path
-    if not place.is_file():
-        raise misfit(_SEGMENTATION, _EXPECTED_FILE, content(path) if path.is_dir() else "there is no such file", path)
+    place = path / "gtsegs_ijcv.mat" if os.path.isdir(path) else path
+    if not os.path.isfile(place):
+        raise misfit(
+            _SEGMENTATION, _EXPECTED_FILE, content(path) if os.path.isdir(path) else "there is no such file", path
+        )
     try:
         h5py = importlib.import_module("h5py")
     except ImportError:

@@ -6,12 +6,14 @@ import csv
 import io
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitreous import disk
 from vitreous.data.known import _of_mask
 from vitreous.data.pictures import Picture
 from vitreous.data.sets.kinds import Found, source_kind
@@ -24,6 +26,7 @@ from vitreous.models import Box
 
 __all__ = ["table_beside"]
 
+_MOST_BYTES = 2**31
 _UNITS = ("pixels", "fractions")
 _COLUMNS = "file, and of label, boxes, unit, mask, group what there is"
 
@@ -33,12 +36,13 @@ def of_csv(path: Path) -> Found:
     """A CSV file with columns file, label, boxes, unit, mask, group; only file is needed."""
     table = _file("csv", path, "a CSV file")
     try:
-        text = table.read_text(encoding="utf-8-sig")
+        text = disk.read_file(table, _MOST_BYTES).decode("utf-8-sig")
         lines = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
         rows = [{k: v for k, v in row.items() if k is not None and v not in (None, "")} for row in lines]
         columns = list(lines.fieldnames or ())
     except (OSError, ValueError, csv.Error) as error:
-        raise ImageError(f"csv: {path} cannot be read: {one_line(str(error))}") from None
+        said = getattr(error, "strerror", None) or str(error)
+        raise ImageError(f"csv: {path} cannot be read: {one_line(said)}") from None
     if "file" not in columns:
         held = f"its columns are {', '.join(map(one_line, columns[:6]))}" if columns else "it is empty"
         raise misfit("csv", f"columns {_COLUMNS}", held, path)
@@ -55,8 +59,8 @@ def of_json(path: Path) -> Found:
 def pets(path: Path) -> Found:
     """A folder of pets and their trimaps with a table of the folder's name beside it: 1 animal, 2 ground, 3 border."""
     table = path if path.suffix.lower() == ".json" else table_beside(path)
-    if table is None or not table.is_file():
-        where = content(path.parent) if path.parent.is_dir() else "there is no such folder"
+    if table is None or not os.path.isfile(table):
+        where = content(path.parent) if os.path.isdir(path.parent) else "there is no such folder"
         raise misfit("pets", f"pictures, trimaps and, beside it, {path.name}.json", where, path)
     found = _of_json("pets", table)
     bare = next((each for each in found.entries if each.mask is None or each.label is None), None)
@@ -76,8 +80,8 @@ def _trimap(mask: Path, picture: Picture) -> Truth:
 
 
 def _file(word: str, path: Path, expected: str) -> Path:
-    if not path.is_file():
-        raise misfit(word, expected, "it is a folder" if path.is_dir() else "there is no such file", path)
+    if not os.path.isfile(path):
+        raise misfit(word, expected, "it is a folder" if os.path.isdir(path) else "there is no such file", path)
     return path
 
 
