@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ _KINDS = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
 }
-_MOST_SHORT, _MOST_UPLOADS, _DECODERS = 64, 4, 2
+_MOST_SHORT, _MOST_ARRIVING, _MOST_UPLOADS, _DECODERS = 64, 16, 4, 2
 
 Answered = Callable[..., Awaitable[Response]]
 
@@ -54,7 +55,7 @@ class Explorer:
         self.desk = Desk(models, memory, options)
         limits = {"bytes": MOST_BYTES, "pixels": MOST_PIXELS, "tasks": MOST_TASKS, "passes": typed.MOST_PASSES}
         self.first = shelves.start(self.desk.models, runs) | {"limits": limits}
-        self.uploads = asyncio.Semaphore(_MOST_UPLOADS)
+        self.arriving, self.uploads = asyncio.Semaphore(_MOST_ARRIVING), asyncio.Semaphore(_MOST_UPLOADS)
         self.long = Worker("vitreous jobs", MOST_QUEUED, behind=True)
         self.short = Worker("vitreous questions", _MOST_SHORT)
         self.decoders = [(Worker("vitreous uploads", _MOST_UPLOADS), Decoder()) for _ in range(_DECODERS)]
@@ -123,8 +124,9 @@ class Explorer:
 
     async def upload(self, request: Request) -> Response:
         name = request.query_params.get("name", "picture")[:200]
-        async with self.uploads:  # each may hold much, and fifty at once more than there is
-            data = await body(request, MOST_BYTES)
+        async with AsyncExitStack() as held:  # each may hold much, and fifty at once more than there is
+            data = await body(request, MOST_BYTES, lambda: held.enter_async_context(self.arriving))
+            await held.enter_async_context(self.uploads)
             worker, decoder = min(self.decoders, key=lambda pair: pair[0].busy)
             add = self.desk.pictures.add
             photo = await soon(worker, lambda job: add(data, name, decoder), request.is_disconnected)
