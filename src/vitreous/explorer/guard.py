@@ -81,7 +81,7 @@ class Guard:
         async def counted() -> MutableMapping[str, Any]:
             nonlocal arrives
             message = await receive()
-            if arrives and not message.get("more_body", False):
+            if arrives and message["type"] == "http.request" and not message.get("more_body", False):
                 arrives = False
                 self.at_once += 1
             return message
