@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import socket
 import struct
+import sys
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -41,7 +44,7 @@ def test_an_upload_that_is_too_large_is_refused_before_it_is_read(client: Client
 
 def test_what_an_upload_says_about_its_length_is_not_believed(client: Client) -> None:
     """In chunks, and without an end: it is cut off as soon as it is too much."""
-    from vitreous.explorer.pictures import MOST_BYTES
+    from vitreous.explorer.decoder import MOST_BYTES
 
     def chunks() -> Iterator[bytes]:
         for _ in range(MOST_BYTES // 2**20 + 8):
@@ -237,3 +240,119 @@ def test_what_is_no_http(client: Client, data: bytes) -> None:
         while plain.recv(65536):
             pass
     assert client.get("/api/start").status == 200
+
+
+# -- pictures that take a decoder long or much -----------------------------------------------------------
+
+
+def jpeg_of_many_scans(side: int, scans: int) -> bytes:
+    """A progressive JPEG whose last scan, which changes nothing, comes again and again."""
+    buffer = io.BytesIO()
+    Image.new("L", (side, side), 128).save(buffer, "JPEG", progressive=True)
+    data = buffer.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * scans + b"\xff\xd9"
+
+
+def animation(form: str) -> bytes:
+    """Frames of which only the first is looked at."""
+    buffer = io.BytesIO()
+    frames = [Image.new("RGB", (600, 600), (shade, 0, 0)) for shade in range(120)]
+    how = {"compression": "tiff_deflate"} if form == "TIFF" else {}
+    frames[0].save(buffer, form, save_all=True, append_images=frames[1:], **how)
+    return buffer.getvalue()
+
+
+def test_a_picture_that_takes_long_to_decode_is_refused_and_holds_nobody_up(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitreous.explorer import decoder
+
+    monkeypatch.setattr(decoder, "DEADLINE", 1.0)
+    bomb = jpeg_of_many_scans(4000, 20_000)  # a hundred seconds
+    with ThreadPoolExecutor(4) as several:
+        found = [several.submit(refused, client, "POST", "/api/pictures", bomb) for _ in range(4)]
+        while not all(each.done() for each in found):
+            assert client.get("/api/start").status == 200
+            assert client.post("/api/predict", SCENE).status == 200
+    assert [each.result() for each in found] == [422] * 4
+    monkeypatch.undo()
+    assert client.upload(Image.new("RGB", (32, 32)))
+
+
+def test_a_picture_that_unpacks_to_gigabytes_beside_its_pixels_is_refused(client: Client) -> None:
+    assert refused(client, "POST", "/api/pictures", zlib_bomb()) in (413, 415)
+    assert client.upload(Image.new("RGB", (32, 32)))
+
+
+def zlib_bomb() -> bytes:
+    """A PNG of a few pixels with a gigabyte of text and of an image profile."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    packer = zlib.compressobj(9)
+    zeros = b"".join([packer.compress(bytes(2**20)) for _ in range(1024)] + [packer.flush()])
+    plain = png(2, 2, bytes(14))
+    return plain[:33] + chunk(b"iCCP", b"x\0\0" + zeros) + chunk(b"zTXt", b"x\0\0" + zeros) + plain[33:]
+
+
+@pytest.mark.parametrize("form", ["GIF", "WEBP", "TIFF", "PNG"])
+def test_a_long_animation_is_its_first_frame(client: Client, form: str) -> None:
+    found = client.post("/api/pictures", animation(form))
+    assert (found.status, found.json["width"], found.json["height"]) == (200, 600, 600)
+
+
+@pytest.mark.parametrize(("mode", "form"), [("RGB", "JPEG"), ("RGBA", "PNG"), ("F", "TIFF"), ("CMYK", "TIFF")])
+def test_the_largest_ordinary_pictures_are_decoded(mode: str, form: str) -> None:
+    """Fifty million pixels fit into the memory and the time that a decoder has."""
+    from vitreous.explorer.decoder import MOST_PIXELS, Decoder
+
+    buffer = io.BytesIO()
+    how = {"compression": "tiff_deflate"} if form == "TIFF" else {}
+    Image.new(mode, (10_000, MOST_PIXELS // 10_000)).save(buffer, form, **how)
+    decoder = Decoder()
+    try:
+        assert decoder.decode(buffer.getvalue()).size == (10_000, MOST_PIXELS // 10_000)
+    finally:
+        decoder.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the memory of a process has no bound")
+def test_a_picture_that_takes_more_memory_than_allowed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitreous.errors import VitreousError
+    from vitreous.explorer import decoder
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (10_000, 5_000)).save(buffer, "JPEG")
+    monkeypatch.setattr(decoder, "MOST_MEMORY", 600 * 2**20)
+    small = decoder.Decoder()
+    try:
+        assert small.decode(png(2, 2, bytes(14))).size == (2, 2)
+        with pytest.raises(VitreousError, match="more memory than there is for one"):
+            small.decode(buffer.getvalue())
+        assert small.decode(png(2, 2, bytes(14))).size == (2, 2)
+    finally:
+        small.close()
+
+
+def test_a_decoder_that_dies_is_replaced(client: Client) -> None:
+    for _, decoder in client.explorer.decoders:
+        decoder._process.kill()
+    statuses = {client.post("/api/pictures", png(2, 2, bytes(14))).status for _ in range(6)}
+    assert statuses <= {200, 415}
+    assert client.upload(Image.new("RGB", (32, 32)))
+
+
+def test_a_decoder_does_not_import_what_lies_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitreous.explorer.decoder import Decoder
+
+    (tmp_path / "PIL.py").write_text("raise SystemExit")
+    monkeypatch.chdir(tmp_path)
+    decoder = Decoder()
+    try:
+        assert decoder.decode(png(2, 2, bytes(14))).size == (2, 2)
+    finally:
+        decoder.close()

@@ -5,33 +5,30 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
 from vitreous import disk
 from vitreous.data.beside import masks
 from vitreous.data.colours import Colours
 from vitreous.data.items import each_of, is_table, without_labels
-from vitreous.errors import ImageError, one_line
+from vitreous.decoding import decode
+from vitreous.decoding import reason as _reason
+from vitreous.decoding import upright as _upright
+from vitreous.errors import ImageError
 from vitreous.models import Box, View
 
 __all__ = ["OnError", "Picture", "count", "file_digest", "image_files", "is_single", "open_photo", "pictures"]
 
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""What a file may hold, whatever its name: other readers of PIL start programs, or are little tried."""
-
-_quiet = Lock()  # filters of warnings belong to all threads
 _UNSEEN = Image.new("RGB", (1, 1))
 
 OnError = Callable[[Path, ImageError], None]
@@ -75,7 +72,7 @@ def file_digest(path: str | Path) -> str:
 def open_photo(path: str | Path | BytesIO) -> Image.Image:
     """Read a photograph: upright, in RGB, the first frame of a moving one; nothing larger than PIL allows."""
     if isinstance(path, BytesIO):
-        return _read_photo(path, "the picture")
+        return decode(path, "the picture")
     path = Path(path)
     _refuse_absent(path)
     if not os.path.isfile(path):
@@ -84,21 +81,9 @@ def open_photo(path: str | Path | BytesIO) -> Image.Image:
         with disk.open_file(path) as file:
             if not os.fstat(file.fileno()).st_size:
                 raise ImageError(f"{path} is empty (0 bytes)")
-            return _read_photo(file, str(path))
+            return decode(file, str(path))
     except OSError as error:
         raise ImageError(f"{path} cannot be read: {_reason(error)}") from None
-
-
-def _read_photo(source: BinaryIO, name: str) -> Image.Image:
-    try:
-        with _open(source, name) as opened:
-            return _upright(opened, name)
-    except UnidentifiedImageError:
-        raise ImageError(f"{name} is not an image that can be read") from None
-    except ImageError:
-        raise
-    except Exception as error:  # foreign bytes can break a reader anywhere
-        raise ImageError(f"{name} cannot be read: {_reason(error)}") from None
 
 
 def image_files(path: str | Path) -> list[Path]:
@@ -227,64 +212,6 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
             raise ImageError(f"an array of {array.dtype} must hold bytes, or floats from 0 to 1")
         array = (array * 255).round().astype(np.uint8)
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array).convert("RGB")
-
-
-def _open(file: BinaryIO, name: str) -> Image.Image:
-    """Open a file unless it claims more pixels than PIL's own limit, which PIL itself enforces from twice that on."""
-    limit = Image.MAX_IMAGE_PIXELS
-    advice = "make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
-    try:
-        with _quiet, warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = Image.open(file, formats=_FORMATS)
-    except Image.DecompressionBombError as error:
-        told = re.search(r"\d+ pixels", str(error))
-        raise ImageError(f"{name} has {told[0] if told else 'too many pixels'}, over {limit}; {advice}") from None
-    wide, high = opened.size
-    if limit is not None and wide * high > limit:
-        opened.close()
-        raise ImageError(f"{name} has {wide} x {high} pixels, over {limit}; {advice}")
-    return opened
-
-
-def _upright(image: Image.Image, name: str) -> Image.Image:
-    """Turn a picture by its EXIF orientation and convert it to RGB."""
-    try:
-        return _rgb(ImageOps.exif_transpose(image), name)
-    except ImageError:
-        raise
-    except Exception as error:  # PIL reads lazily: a broken file shows here
-        raise ImageError(f"{name} cannot be read: {_reason(error)}") from None
-
-
-def _rgb(image: Image.Image, name: str) -> Image.Image:
-    """Convert to RGB. Transparency is left out: the colours below it are what a training pipeline shows a model.
-
-    Modes with more than eight bits are scaled where PIL would cut them off: floats up to 1, integers of 16 bits.
-    """
-    if image.mode == "F" or image.mode.startswith("I"):
-        image = Image.fromarray(_eight_bits(np.asarray(image), name))
-    elif image.mode in ("P", "PA", "RGBa", "La"):  # the direct way warns, or does not exist
-        image = image.convert("LA" if image.mode == "La" else "RGBA")
-    return image.convert("RGB")
-
-
-def _eight_bits(values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-    """Scale grey values to bytes: those up to 1 (floats), 255 or 65535, whichever is the first to hold them all."""
-    floats = np.issubdtype(values.dtype, np.floating)
-    least, most = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
-    if not (0 <= least and most <= 65535):  # nor NaN
-        raise ImageError(f"{name} holds values from {least:g} to {most:g}; scale them to 0..1, 255 or 65535 first")
-    top = 1 if floats and most <= 1 else 255 if most <= 255 else 65535
-    scaled: np.ndarray[Any, Any] = np.rint(values * np.float32(255 / top)).astype(np.uint8)
-    return scaled
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return one_line(error.strerror)
-    lines = str(error).strip().splitlines()
-    return one_line(lines[0]) if lines else f"broken file ({type(error).__name__})"
 
 
 def _from_tensor(tensor: torch.Tensor, view: View, at: int, seen: bool, colours: Colours) -> Iterator[Picture]:

@@ -6,13 +6,14 @@ the system cannot exchange names it steps aside first, and ``recover`` puts it b
 folder is ours if it holds a manifest of ours and nothing else than the files that the manifest lists.
 """
 
-from vitreous.disk.cache import SWITCH, cache_folder, cached
+from vitreous.disk.cache import SIZE_SWITCH, SWITCH, cache_folder, cached, mark_used, trim_cache
 from vitreous.disk.names import safe_name, slug
 from vitreous.disk.places import Busy, check_file, check_folder, holds, lock, manifest_of
 from vitreous.disk.read import open_file, read_file, read_folder
 from vitreous.disk.write import Content, Draft, discard, folder, new_folder, recover, write_file
 
 __all__ = [
+    "SIZE_SWITCH",
     "SWITCH",
     "Busy",
     "Content",
@@ -26,6 +27,7 @@ __all__ = [
     "holds",
     "lock",
     "manifest_of",
+    "mark_used",
     "new_folder",
     "open_file",
     "read_file",
@@ -33,5 +35,6 @@ __all__ = [
     "recover",
     "safe_name",
     "slug",
+    "trim_cache",
     "write_file",
 ]

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
+import time
+import warnings
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["SWITCH", "cache_folder", "cached"]
+from vitreous.errors import VitreousWarning, one_line
+
+__all__ = ["SIZE_SWITCH", "SWITCH", "cache_folder", "cached", "mark_used", "trim_cache"]
 
 SWITCH = "VITREOUS_CACHE"
 """The variable of the environment that names the folder; set but empty, nothing is kept on disk."""
+
+SIZE_SWITCH = "VITREOUS_CACHE_SIZE"
+"""The variable of the environment that says how many GiB the folder may hold."""
+_SIZE = 2.0  # GiB
+_ENTRY = re.compile(r"world-[0-9a-f]{32}\.safetensors")
+_DRAFT = re.compile(r"\.vitreous-[0-9a-f]{16}-[0-9a-f]{8}")  # what a writer that died has left: see places.private
+_DAY = 86_400.0  # seconds after which no writer is still at work on a draft
 
 
 def cache_folder() -> Path | None:
@@ -34,6 +48,58 @@ def cached(name: str) -> Path | None:
         return place if not os.path.lexists(place) or (place.is_file() and not place.is_symlink()) else None
     except (OSError, ValueError):
         return None
+
+
+def mark_used(path: Path) -> None:
+    """Note that an entry was of use just now: those that were not for longest leave first."""
+    with suppress(OSError):
+        os.utime(path)
+
+
+def trim_cache() -> None:
+    """Remove the entries that were not used for longest, until the rest fits; other files in the folder stay.
+
+    Other processes may do the same meanwhile, or read what is removed: a reader keeps what it has open, or finds
+    nothing and makes it again.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return
+    entries = []
+    with suppress(OSError), os.scandir(folder) as listed:
+        for entry in listed:
+            with suppress(OSError):
+                stat = entry.stat(follow_symlinks=False)
+                is_old_draft = _DRAFT.fullmatch(entry.name) and stat.st_mtime < time.time() - _DAY
+                if entry.is_file(follow_symlinks=False) and (is_old_draft or _ENTRY.fullmatch(entry.name)):
+                    entries.append((stat.st_mtime_ns, entry.path, stat.st_size))
+    excess = sum(size for _, _, size in entries) - _limit()
+    for used, path, size in sorted(entries):
+        if excess <= 0:
+            return
+        with suppress(OSError):
+            if os.lstat(path).st_mtime_ns != used:  # it was of use since
+                continue
+            os.unlink(path)
+        if not os.path.lexists(path):
+            excess -= size
+
+
+def _limit() -> float:
+    """Return how many bytes the entries may have together."""
+    given = os.environ.get(SIZE_SWITCH, "").strip()
+    try:
+        size = float(given) if given else _SIZE
+    except ValueError:
+        size = math.nan
+    if not size >= 0:
+        warnings.warn(
+            one_line(f"{SIZE_SWITCH}={given} is not a number of GiB; the cache folder may hold {_SIZE:g}"),
+            VitreousWarning,
+            stacklevel=3,
+        )
+        size = _SIZE
+    return size * 2**30
 
 
 def _usual() -> Path | None:

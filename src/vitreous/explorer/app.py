@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import vitreous as vt
 from vitreous.errors import VitreousError, one_line
 from vitreous.explorer import downloads, lines, shelves, trying, typed
 from vitreous.explorer.bodies import answered, body, read_json
+from vitreous.explorer.decoder import MOST_BYTES, MOST_PIXELS, Decoder
 from vitreous.explorer.desk import Desk
 from vitreous.explorer.guard import Guard
 from vitreous.explorer.jobs import MOST_QUEUED, MOST_TASKS, Job, Worker, soon, streamed
-from vitreous.explorer.pictures import MOST_BYTES, MOST_PIXELS
 from vitreous.explorer.tasks import works
 from vitreous.explorer.wire import LONGEST_SPELLING, Question, Refused, given_mask, png_bytes, text, whole
 from vitreous.words import check_choice
@@ -32,7 +33,7 @@ _KINDS = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
 }
-_MOST_SHORT, _MOST_UPLOADS = 64, 4
+_MOST_SHORT, _MOST_ARRIVING, _MOST_UPLOADS, _DECODERS = 64, 16, 4, 2
 
 Answered = Callable[..., Awaitable[Response]]
 
@@ -54,20 +55,26 @@ class Explorer:
         self.desk = Desk(models, memory, options)
         limits = {"bytes": MOST_BYTES, "pixels": MOST_PIXELS, "tasks": MOST_TASKS, "passes": typed.MOST_PASSES}
         self.first = shelves.start(self.desk.models, runs) | {"limits": limits}
-        self.uploads = asyncio.Semaphore(_MOST_UPLOADS)
+        self.arriving, self.uploads = asyncio.Semaphore(_MOST_ARRIVING), asyncio.Semaphore(_MOST_UPLOADS)
         self.long = Worker("vitreous jobs", MOST_QUEUED, behind=True)
         self.short = Worker("vitreous questions", _MOST_SHORT)
+        self.decoders = [(Worker("vitreous uploads", _MOST_UPLOADS), Decoder()) for _ in range(_DECODERS)]
 
     def drop(self) -> None:
         """Take no more work, and stop all there is at its next tick."""
-        for worker in (self.long, self.short):
+        for worker in self._workers():
             worker.end()
+        for _, decoder in self.decoders:
+            decoder.close()
 
     def close(self, seconds: float = 1.0) -> bool:
         """Stop all work; return whether all of it has ended within some seconds."""
         self.drop()
-        ended = [worker.join(seconds) for worker in (self.long, self.short)]
+        ended = [worker.join(seconds) for worker in self._workers()]
         return all(ended)
+
+    def _workers(self) -> list[Worker]:
+        return [self.long, self.short, *(worker for worker, _ in self.decoders)]
 
     # -- the page --------------------------------------------------------------------------------------
 
@@ -117,9 +124,12 @@ class Explorer:
 
     async def upload(self, request: Request) -> Response:
         name = request.query_params.get("name", "picture")[:200]
-        async with self.uploads:  # each may hold much, and fifty at once more than there is
-            data = await body(request, MOST_BYTES)
-            photo = await self._short(request, lambda: self.desk.pictures.add(data, name))
+        async with AsyncExitStack() as held:  # each may hold much, and fifty at once more than there is
+            data = await body(request, MOST_BYTES, lambda: held.enter_async_context(self.arriving))
+            await held.enter_async_context(self.uploads)
+            worker, decoder = min(self.decoders, key=lambda pair: pair[0].busy)
+            add = self.desk.pictures.add
+            photo = await soon(worker, lambda job: add(data, name, decoder), request.is_disconnected)
         size = {"width": photo.image.width, "height": photo.image.height}
         return answered({"picture": photo.picture, "name": photo.name, **size})
 

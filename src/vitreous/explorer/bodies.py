@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
 from vitreous.explorer.wire import Refused
 
 __all__ = ["answered", "body", "read_json"]
 
 MOST_JSON = 2 * 2**20
-_PATIENCE = 60.0  # seconds that a request may take to arrive
+_LITTLE = 2**20  # bytes that are held without asking for room
+_SILENCE = 5.0  # seconds between two parts of a body
+_PATIENCE, _SLOWEST = 10.0, 2**16
+"""A body arrives within so many seconds, and one more for so many bytes of it that have arrived."""
+
+Room = Callable[[], Awaitable[object]]
 
 
 def answered(content: Any, status: int = 200) -> Response:
@@ -22,25 +30,34 @@ def answered(content: Any, status: int = 200) -> Response:
     return Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
 
 
-async def body(request: Request, most: int) -> bytes:
-    """Read what a request brings, as long as it is not too much; what it says about its length is not believed."""
+async def body(request: Request, most: int, room: Room | None = None) -> bytes:
+    """Read what a request brings, as long as it is not too much; what it says about its length is not believed.
+
+    ``room`` is awaited once before much is held in memory: whoever sends little, or nothing, takes no one's place.
+    """
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > most:
         raise Refused(413, f"the request has {declared[:20]} bytes, over {most:,}")
+    parts, total, waited = request.stream(), 0, time.monotonic()
+    data = bytearray()
     try:
-        return await asyncio.wait_for(_read(request, most), _PATIENCE)
+        while True:
+            left = waited + _PATIENCE + total / _SLOWEST - time.monotonic()
+            data += await asyncio.wait_for(anext(parts), max(0.0, min(left, _SILENCE)))
+            total = len(data)
+            if total > most:
+                raise Refused(413, f"the request has more than {most:,} bytes")
+            if room is not None and total > _LITTLE:
+                before = time.monotonic()
+                await room()
+                waited += time.monotonic() - before
+                room = None
+    except StopAsyncIteration:
+        return bytes(data)
     except asyncio.TimeoutError:
-        raise Refused(408, f"the request did not arrive within {_PATIENCE:g} seconds") from None
-
-
-async def _read(request: Request, most: int) -> bytes:
-    parts, total = [], 0
-    async for part in request.stream():
-        total += len(part)
-        if total > most:
-            raise Refused(413, f"the request has more than {most:,} bytes")
-        parts.append(part)
-    return b"".join(parts)
+        raise Refused(408, "the request arrives too slowly, or not at all") from None
+    except ClientDisconnect:
+        raise Refused(499, "nobody waits for this any more") from None
 
 
 async def read_json(request: Request) -> dict[str, Any]:

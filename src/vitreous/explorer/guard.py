@@ -51,6 +51,7 @@ class Guard:
         self.app, self.token = app, token
         self.names = None if names is None else frozenset(names)
         self.at_once = 0
+        """Requests that have arrived and are being answered; those that never do shall not keep others out."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -74,15 +75,25 @@ class Guard:
         if refused is not None:
             await answer(marked, *refused)
             return
-        self.at_once += 1
+        arrives = _has_body(scope)
+        self.at_once += not arrives
+
+        async def counted() -> MutableMapping[str, Any]:
+            nonlocal arrives
+            message = await receive()
+            if arrives and message["type"] == "http.request" and not message.get("more_body", False):
+                arrives = False
+                self.at_once += 1
+            return message
+
         try:
-            await self.app(scope, receive, marked)
+            await self.app(scope, counted, marked)
         except Exception:
             _log.exception("%s %s went wrong", scope["method"], scope["path"])
             if not begun:
                 await answer(marked, 500, "this went wrong inside the explorer")
         finally:
-            self.at_once -= 1
+            self.at_once -= not arrives
 
     def _refused(self, scope: Scope) -> tuple[int, str] | None:
         """Return the status and the reason if this request is not answered."""
@@ -112,6 +123,12 @@ class Guard:
         if self.at_once >= MOST_AT_ONCE:
             return 503, f"{self.at_once} requests are being answered, at most {MOST_AT_ONCE}; try again"
         return None
+
+
+def _has_body(scope: Scope) -> bool:
+    """Whether a body follows the head of a request."""
+    headers = {bytes(name).lower(): value for name, value in scope["headers"]}
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 def _marked(headers: Iterable[tuple[bytes, bytes]], path: str) -> list[tuple[bytes, bytes]]:

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import re
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 # The facade reads pictures only together with a model; these are looked at before one is chosen.
 from vitreous import world
-from vitreous.data.pictures import open_photo
-from vitreous.errors import ImageError, one_line
+from vitreous.errors import one_line
+from vitreous.explorer.decoder import Decoder
 from vitreous.explorer.wire import Refused
 
-__all__ = ["MOST_BYTES", "MOST_PIXELS", "Photo", "Pictures", "scene_of", "scenes"]
+__all__ = ["Photo", "Pictures", "scene_of", "scenes"]
 
-MOST_BYTES = 20 * 2**20
-MOST_PIXELS = 50_000_000
 _KEPT = 256 * 2**20
 """Bytes of pixels that all pictures together may hold; the newest is kept whatever its size."""
 _MOST_KEPT = 200
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # what the library itself reads
 _LEVEL = 0.5
 _SIDE = 128
 _KINDS = ("plain", "pairs", "shortcut", "moved", "difficult", "bare")
@@ -77,13 +72,9 @@ class Pictures:
         self._kept: OrderedDict[str, Photo] = OrderedDict()
         self._guard = Lock()
 
-    def add(self, data: bytes, name: str) -> Photo:
-        """Read an upload as the library reads a file; refuse what is too large before a pixel of it is decoded."""
-        _check(data)
-        try:
-            image = open_photo(io.BytesIO(data))
-        except ImageError as error:
-            raise Refused(415, str(error)) from None
+    def add(self, data: bytes, name: str, decoder: Decoder) -> Photo:
+        """Decode an upload, and keep it."""
+        image = decoder.decode(data)
         photo = Photo(f"p-{hashlib.sha256(data).hexdigest()[:16]}", one_line(name)[:200] or "picture", image)
         return self._keep(photo)
 
@@ -108,25 +99,6 @@ class Pictures:
 
     def _bytes(self) -> int:
         return sum(3 * each.image.width * each.image.height for each in self._kept.values())
-
-
-def _check(data: bytes) -> None:
-    """Look at the header alone."""
-    if not data:
-        raise Refused(415, "the picture is empty (0 bytes)")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
-                wide, high = opened.size
-    except Image.DecompressionBombError:
-        raise Refused(413, f"the picture has more than {MOST_PIXELS:,} pixels; make it smaller") from None
-    except UnidentifiedImageError:
-        raise Refused(415, "this is not a picture that can be read") from None
-    except Exception as error:  # foreign bytes can break a reader anywhere
-        raise Refused(415, f"the picture cannot be read: {type(error).__name__}") from None
-    if wide * high > MOST_PIXELS:
-        raise Refused(413, f"the picture has {wide} x {high} pixels, over {MOST_PIXELS:,}; make it smaller")
 
 
 def scene_of(picture: str) -> tuple[str, int] | None:

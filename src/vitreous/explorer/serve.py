@@ -21,6 +21,7 @@ from vitreous import disk
 from vitreous.bench.store import Store
 from vitreous.errors import VitreousError
 from vitreous.explorer.app import Explorer, made_app
+from vitreous.explorer.connections import BACKLOG, TimedProtocol
 from vitreous.explorer.guard import LOOPBACK
 from vitreous.explorer.runs import router
 
@@ -58,6 +59,8 @@ class Server:
         names = [*LOOPBACK, shown.lower()] if local else None
         guard = made_app(self.explorer, self.token, names, [router(runs, data, models)])
         how: dict[str, Any] = {
+            "http": TimedProtocol,
+            "backlog": BACKLOG,
             "proxy_headers": False,  # nobody stands before it, so no header may say who asks
             "server_header": False,
             "log_config": None,  # what goes wrong is logged by the guard
@@ -107,7 +110,7 @@ def bound(host: str, port: int) -> socket.socket:
         if os.name != "nt":  # there it would share a port that is taken
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(place)
-        made.listen(128)
+        made.listen(BACKLOG)
     except OSError as error:
         made.close()
         if port and error.errno in _TAKEN:

@@ -180,6 +180,7 @@ def _read(key: str, view: View, size: tuple[int, int]) -> Statistics | None:
         found = replace(found, model=view.name, moments=moments, path=None)
         facts = found.source, found.count, found.size, found.maker
         if facts == ("world", SCENES, size, maker_of(view)) and found.pictures == _seal(key, found):
+            disk.mark_used(path)
             return found
         reason = "it is of another model, or its numbers were changed"
     except (OSError, ValueError, VitreousError) as error:
@@ -196,6 +197,7 @@ def _write(key: str, made: Statistics) -> None:
     try:
         with disk.lock(path, patience=0):  # whoever holds it writes the same
             made.save(path, overwrite=True, held=True)
+        disk.trim_cache()
     except (OSError, ValueError, VitreousError) as error:
         _log.info("statistics are not kept on disk: %s", error)
 
