@@ -173,6 +173,21 @@ def test_a_draft_without_a_manifest_is_not_published(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    """Nor a device: a program of root could exchange it for a file, for everybody."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "link"):
+        for write in (
+            lambda path: disk.write_file(path, b"x", overwrite=True),
+            lambda path: disk.check_file(path, True),
+        ):
+            with pytest.raises(VitreousError, match="it is no regular file, and not replaced by one"):
+                write(tmp_path / name)
+    assert (tmp_path / "pipe").is_fifo()
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "twice"])
 def test_files_of_a_draft_stay_inside_it(tmp_path: Path, name: str) -> None:
     def fill() -> None:

@@ -330,6 +330,8 @@ class Store:
             with disk.open_file(path, _MOST_UNIT) as file:
                 found = read_unit(file, os.fstat(file.fileno()).st_size, names)
         except FileNotFoundError:
+            if path.is_symlink():
+                raise VitreousError(f"{path} cannot be read: it is a link that leads nowhere") from None
             return None
         except OSError as error:
             raise VitreousError(one_line(f"{path} cannot be read: {error.strerror or error}")) from None

@@ -180,7 +180,7 @@ def check_unit(found: Found, name: str, planned: Unit | None = None, *, whole: b
     if any(not {"own", "shared", "maps"} >= cost.keys() for cost in words.costs):
         raise DamagedUnit("its costs are no seconds of methods")
     told = [*words.pictures, *words.unreadable, *words.unsure]
-    if len(set(told)) < len(told) or not set(told) <= set(unit.pictures):
+    if len(set(words.pictures)) < len(words.pictures) or not set(told) <= set(unit.pictures):
         raise DamagedUnit("its pictures are not those of the unit")
     if words.spellings and len(words.spellings) != len(unit.methods):
         raise DamagedUnit("it has not one spelling for each method")

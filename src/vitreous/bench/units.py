@@ -45,6 +45,18 @@ def is_digest(text: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class _Prepared:
+    """What every setting says about how pictures are prepared."""
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop: float
+    mode: str
+
+
+@dataclass(frozen=True)
 class Setting:
     """How the units of one model are run: the recorded numbers of a ``judge.Plan``, and who the model is.
 
@@ -111,14 +123,17 @@ class Setting:
     def from_json(cls, data: Any, check: Checker, key: str) -> Setting:
         """Return the setting that a plan records, with every value checked."""
         made = check.record(cls, data, key)
+        names = _Prepared.__dataclass_fields__
+        prepared = {name: value for name, value in made.preprocess.items() if name in names}
+        size = check.record(_Prepared, prepared, f"{key}.preprocess").size
         for name, options in _CHOICES.items():
             if getattr(made, name) not in options:
                 raise check.wrong(f"{key}.{name}", getattr(made, name), f"is not one of {', '.join(options)}")
         for name, most in _RANGES.items():
             if not 1 <= getattr(made, name) <= most:
                 raise check.wrong(f"{key}.{name}", getattr(made, name), f"must be from 1 to {most}")
-        if not all(1 <= side <= _MOST_SIDE for side in made.size):
-            raise check.wrong(f"{key}.size", list(made.size), f"must be from 1 to {_MOST_SIDE}")
+        if not all(1 <= side <= _MOST_SIDE for side in (*made.size, *size)):
+            raise check.wrong(f"{key}.size", [*made.size, *size], f"must be from 1 to {_MOST_SIDE}")
         if not made.modes or not set(made.modes) <= set(_MODES):
             raise check.wrong(f"{key}.modes", list(made.modes), f"are kinds of class, of {', '.join(_MODES)}")
         if made.marks.keys() != made.methods.keys():

@@ -161,6 +161,8 @@ def refuse_folder(path: str | Path, place: Path, overwrite: bool) -> None:
 def refuse_file(path: str | Path, place: Path, overwrite: bool) -> None:
     if place.is_dir():
         raise VitreousError(f"could not write {path}: it is a folder")
+    if os.path.lexists(place) and not place.is_file():  # such as a device, which root could replace
+        raise VitreousError(f"could not write {path}: it is no regular file, and not replaced by one")
     if os.path.lexists(place) and not overwrite:
         raise VitreousError(f"{path} is there already; choose another place or allow overwriting")
 

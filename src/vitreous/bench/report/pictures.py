@@ -54,6 +54,8 @@ def _preprocess(setting: Setting) -> Preprocess:
     """Return a run's preprocessing as data; that of a ``Transform`` crops the same picture, up to its rounding."""
     recorded = {name: tuple(v) if isinstance(v, list) else v for name, v in setting.preprocess.items()}
     data: dict[str, Any] = {each.name: recorded[each.name] for each in fields(Preprocess)}
+    if len(data["mean"]) != 3 or data["crop"] <= 0:
+        raise VitreousError(f"{setting.label}: the run does not say how pictures are prepared for it")
     return Preprocess(**data)
 
 
