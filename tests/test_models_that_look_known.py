@@ -184,7 +184,7 @@ def test_an_output_that_is_no_sum_of_shares(place: str) -> None:
 def test_a_projection_that_is_not_affine_is_refused() -> None:
     odd = model()
     odd.blocks[2].attn.proj.register_forward_hook(lambda module, args, output: output.relu())
-    with pytest.raises(VitreousError, match="Linear with a forward hook does not compute what is linear"):
+    with pytest.raises(VitreousError, match="block 2: Linear with a forward hook does not compute what is linear"):
         vt.method("attin").attribute(odd, images(odd, 1), target=1)
     checks = {check.name: check for check in vt.doctor(odd).checks}
     assert checks["shares add up to what attention adds"].verdict == "failed"
