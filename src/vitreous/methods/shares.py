@@ -10,7 +10,7 @@ from vitreous.methods.readout import at_least_float32
 from vitreous.models import Norm, View, Weights
 from vitreous.passes import Block
 
-__all__ = ["Shares", "block_weights", "head_projection"]
+__all__ = ["Shares", "block_weights", "head_projection", "layer_weights"]
 
 _AT_ONCE = 2**26
 """How many numbers of ``[rows, N, D]`` shares may exist at once."""
@@ -92,13 +92,24 @@ class Shares:
         return out if self.weights.scale is None else out * self.weights.scale.to(out.dtype)
 
 
+def layer_weights(view: View, layer: int) -> Weights:
+    """Return the weights of a block; a refusal names it."""
+    try:
+        return view.weights(layer)
+    except ModelError as error:
+        if view.is_plain(layer):
+            raise
+        advice = "merge what was added into the weights, or take a method that reads none, such as generic"
+        raise ModelError(f"{view.name}, block {layer}: {error}; {advice}") from None
+
+
 def block_weights(view: View, block: Block, always: bool = False) -> Weights:
     """Return the weights of a block, or refuse those that do not make of the values what its attention adds.
 
     Only a block that is not as its library built it is compared, unless ``always``: less what the weights make of the
     values, every token must be given the same vector, a bias.
     """
-    weights = view.weights(block.layer)
+    weights = layer_weights(view, block.layer)
     if view.is_plain(block.layer) and not always:
         return weights
     attention, values, stream, middle = (

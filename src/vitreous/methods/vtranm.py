@@ -11,7 +11,7 @@ from vitreous.methods.attention import mean_row
 from vitreous.methods.base import Answer, Method
 from vitreous.methods.readout import at_least_float32, positive, push, start_keeps, start_row
 from vitreous.methods.registry import register
-from vitreous.methods.shares import block_weights, head_projection
+from vitreous.methods.shares import block_weights, head_projection, layer_weights
 from vitreous.models import Norm, View
 from vitreous.passes import VALUES, Block, Keep, Pass, Session, Trace
 from vitreous.words import check_choice
@@ -90,7 +90,7 @@ class MLPWeights(Measure):
     """``W`` of a block's MLP: ``[B, N]``."""
 
     def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
-        before = self.before(view.weights(block.layer).norm2, at_least_float32(block.middle))
+        before = self.before(layer_weights(view, block.layer).norm2, at_least_float32(block.middle))
         after = at_least_float32(block.output) - at_least_float32(block.middle)
         return self.weigh(before.norm(dim=-1), after.norm(dim=-1), (before * after).sum(dim=-1))
 

@@ -150,11 +150,12 @@ def affine(module: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def merged(model: nn.Module, paths: Iterable[str]) -> Iterator[None]:
+def merged(model: nn.Module, paths: Iterable[str]) -> Iterator[list[Any]]:
     """Inside, each affine part of a twin that is no plain linear layer is one: an adapter beside a layer, a hook on it.
 
     Rules of relevance belong to operations: a layer with an adapter would be three of them, and be explained otherwise
-    than the same layer after merging. ``paths`` lead to what is not plain; what is not affine stays as it is.
+    than the same layer after merging. ``paths`` lead to what is not plain; what is not affine stays as it is. Yields
+    what was merged.
     """
     swapped = list[tuple[dict[str, Any], str, nn.Module]]()
     try:
@@ -176,7 +177,7 @@ def merged(model: nn.Module, paths: Iterable[str]) -> Iterator[None]:
             layer.weight, layer.bias = (nn.Parameter(each, requires_grad=False) for each in (weight, bias))
             swapped.append((parent._modules, name, module))
             parent._modules[name] = layer
-        yield
+        yield swapped
     finally:
         for modules, name, module in reversed(swapped):
             modules[name] = module

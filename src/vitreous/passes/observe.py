@@ -21,8 +21,9 @@ from vitreous.errors import TraceError
 from vitreous.models import View
 from vitreous.passes.ask import BETWEEN, Block, Change, Keep
 from vitreous.passes.biases import add_shares, no_shares
+from vitreous.passes.branches import Branches, changed_weights, hook_middle, refuse_without_middle
 from vitreous.passes.multihead import written_out
-from vitreous.passes.operations import CASTS, OPERATIONS, is_carrier, wide
+from vitreous.passes.operations import CASTS, OPERATIONS, gives_back, is_carrier, tensors_in, wide
 from vitreous.passes.rules import Attend, AttentionCall, AttentionRule, Call, Rules, weights
 from vitreous.passes.trace import Trace
 
@@ -51,7 +52,7 @@ class Observer(TorchFunctionMode):
         self._attention: Tensor | None = None
         self._mixing: Tensor | None = None  # the same after casts and dropout: what values must be multiplied with
         self._parts: dict[str, Tensor] = {}  # of the block now running, for those who want it whole
-        self._branches: dict[str, Tensor] = {}  # what attention and MLP of that block add, where that is compared
+        self._branches: Branches | None = None  # what attention and MLP of that block add, where that is compared
         self._biases = any(keep.site == "biases" for keep in keeps)
         self._steered = dict(rules.table)
         self._strict = rules.currency == "relevance"
@@ -93,21 +94,20 @@ class Observer(TorchFunctionMode):
             self._parts = {"input": value.detach()}
         elif site == "output":
             self._parts["output"] = value.detach()
-            if "middle" in self._parts and not self.view.is_plain(layer):
-                self._check_stream(layer, value)
+            if self._branches is not None:
+                self._branches.check(self._parts)
             if "attention" in self._parts:
                 for keep in self._wanted("block", layer):
                     if not keep.grad:
                         self._store_block(keep, layer, self._parts, None)
-            self._parts = {}
+            self._parts, self._branches = {}, None
 
     def _store(self, keep: Keep, layer: int, value: Tensor, gradient: Tensor | None = None) -> None:
         slope = None if gradient is None or not keep.grad else self._seen(keep.site, gradient, layer)
         self.trace.store(keep, layer, keep.reduce(self.view, self._seen(keep.site, value, layer), slope))
 
     def _store_block(self, keep: Keep, layer: int, parts: dict[str, Tensor], gradient: Tensor | None) -> None:
-        if "middle" not in parts:
-            raise TraceError(f"{self.view.name}: block {layer} never runs its second norm; what enters it is not known")
+        refuse_without_middle(self.view, layer, parts)
         block = Block(layer, **{name: self._seen("block", part) for name, part in parts.items()})
         self.trace.store(keep, layer, keep.reduce(self.view, block, gradient))
 
@@ -146,39 +146,11 @@ class Observer(TorchFunctionMode):
 
                 handles.append(self.view.site(layer, site).register_forward_hook(hook))
         if self._wanted("block", layer):
-
-            def before(module: nn.Module, args: Any) -> None:
-                self._parts["middle"] = args[0].detach()
-
-            # before any pre-hook of the user's, whose change never reaches the stream
-            handles.append(self.view.site(layer, "norm2").register_forward_pre_hook(before, prepend=True))
-            handles += [] if self.view.is_plain(layer) else self._hook_branches(layer)
+            handles.append(hook_middle(self.view, layer, self._parts))
+            if not self.view.is_plain(layer):
+                self._branches = Branches(self.view, layer)
+                handles += self._branches.handles
         return handles
-
-    def _hook_branches(self, layer: int) -> list[Any]:
-        """Watch what attention and MLP add in a block that is not as its library built it."""
-        handles, self._branches = list[Any](), {}
-        for name in ("attn", "mlp"):
-            module, gain = self.view.branch(layer, name)
-
-            def hook(module: nn.Module, args: Any, output: Any, name: str = name, gain: Any = gain) -> None:
-                added = (output if isinstance(output, Tensor) else output[0]).detach()
-                self._branches[name] = added if gain is None else gain * added
-
-            handles.append(module.register_forward_hook(hook))
-        return handles
-
-    def _check_stream(self, layer: int, output: Tensor) -> None:
-        """Refuse a block that adds something else to the stream than its attention and its MLP."""
-        stream, middle, output = self._parts["input"], self._parts["middle"], output.detach()
-        for name, before, after in (("attn", stream, middle), ("mlp", middle, output)):
-            added = self._branches.get(name)
-            size = 16 * torch.finfo(after.dtype).eps * max(before.abs().max(), after.abs().max())
-            if added is None or not (before + added - after).abs().max() <= size:
-                raise TraceError(
-                    f"{self.view.name}: block {layer} adds something else to its residual stream than attention and "
-                    f"MLP ({self.view.describe_deviation(layer)}), so that what they add cannot be told"
-                )
 
     def _check(self, layer: int | None) -> None:
         """Hold the operations that someone asked for against those that the adapter declares."""
@@ -202,12 +174,13 @@ class Observer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        of_attention = self._mixing is not None and bool(args) and args[0] is self._mixing
         if self._strict:  # relevance is walked in float64, and so is the forward before it
             args, kwargs = wide(args), {name: wide(each) for name, each in kwargs.items()}
         kind = OPERATIONS.get(func)
         if kind is None:
             out = func(*args, **kwargs) if not self._strict else self._carried(func, args, kwargs)
-            if self._mixing is not None and args and args[0] is self._mixing and _passes_on(func):
+            if of_attention and gives_back(func):
                 self._mixing = out
             return out
         before = self.layer is None and not self.pooling
@@ -221,7 +194,7 @@ class Observer(TorchFunctionMode):
         if kind == "softmax":
             return self._softmax(func, args, kwargs)
         if kind == "matmul":
-            return self._matmul(func, args, kwargs)
+            return self._matmul(func, args, kwargs, of_attention)
         if kind == "activation" and self.view.calls(self.layer).get("gate", 0) and func in (F.gelu, F.silu):
             kind = "gate"
         return self._steer(kind, func, args, kwargs)
@@ -254,7 +227,7 @@ class Observer(TorchFunctionMode):
         out = func(*args, **kwargs)
         if getattr(func, "__name__", "") in CASTS and isinstance(out, Tensor) and out.is_floating_point():
             return args[0]
-        flows = any(isinstance(each, Tensor) and each.requires_grad for each in (out, *_tensors(out)))
+        flows = any(isinstance(each, Tensor) and each.requires_grad for each in (out, *tensors_in(out)))
         if flows and not is_carrier(func):
             place = "the head" if self.pooling else "the embedding" if self.layer is None else f"block {self.layer}"
             name = getattr(func, "__name__", str(func))
@@ -380,23 +353,19 @@ class Observer(TorchFunctionMode):
         attention: Tensor = call.plain() if rule is None else rule(call)
         if self.layer is not None and self.layer in self.changes:
             attention = self._changed(self.changes[self.layer], attention, self.layer)
-            self._attention = self._mixing = attention
-            return attention
-        self.note("pool" if self.pooling else "attention", 0 if self.pooling else self.layer or 0, attention)
+        else:
+            self.note("pool" if self.pooling else "attention", 0 if self.pooling else self.layer or 0, attention)
         self._attention = self._mixing = attention
         return attention
 
-    def _matmul(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+    def _matmul(self, func: Any, args: Any, kwargs: Any, of_attention: bool = True) -> Tensor:
         """The product that follows a written-out attention, perhaps cast or dropped out, shows the values."""
         left, right = args[:2]
         mixes = self._attention is not None and left.shape == self._attention.shape
         if mixes and self.layer is not None:
             wanted = self.changes or self._wanted("attention", self.layer) or self._wanted("block", self.layer)
-            if wanted and left is not self._mixing:
-                raise TraceError(
-                    f"{self.view.name}: block {self.layer} changes its attention weights after their softmax "
-                    f"({self.view.describe_deviation(self.layer)}), so that those that are seen are not those that mix"
-                )
+            if wanted and not of_attention:
+                raise changed_weights(self.view, self.layer)
             self.note("values", self.layer, right)
             self._note_block(self.layer, self._attention, right)
             self._attention = self._mixing = None
@@ -414,9 +383,7 @@ class Observer(TorchFunctionMode):
             if keep.grad:
                 attention.register_hook(lambda gradient, keep=keep: self._store_block(keep, layer, parts, gradient))
 
-    # -- biases ----------------------------------------------------------------------------------------
-
-    def _biased(self, out: Tensor, bias: Tensor | None) -> Tensor:
+    def _biased(self, out: Tensor, bias: Tensor | None) -> None:
         """Sum what the biases of a block do, each where it is added."""
         layer = self.view.depth if self.pooling else self.layer or 0
         keeps = self._wanted("biases", layer)
@@ -427,17 +394,7 @@ class Observer(TorchFunctionMode):
                     add_shares(self.trace, keep, layer, self._seen("biases", bias), self._seen("biases", gradient))
 
             out.register_hook(hook)  # type: ignore[no-untyped-call]
-        return out
 
 
 _COUNTED = ("attention", "norm", "activation", "gate")
 """What adapters declare how often it happens."""
-
-
-def _passes_on(func: Any) -> bool:
-    """Whether a function gives attention weights back as they are: a cast, or a dropout in evaluation mode."""
-    return getattr(func, "__name__", "") in (*CASTS, "dropout", "contiguous", "clone", "detach")
-
-
-def _tensors(out: Any) -> Sequence[Any]:
-    return out if isinstance(out, list | tuple) else ()

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["CARRIERS", "CASTS", "IN_PLACE", "KINDS", "OPERATIONS", "RELUS", "is_carrier", "wide"]
+__all__ = [
+    "CARRIERS",
+    "CASTS",
+    "IN_PLACE",
+    "KINDS",
+    "OPERATIONS",
+    "RELUS",
+    "gives_back",
+    "is_carrier",
+    "tensors_in",
+    "wide",
+]
 
 KINDS = (
     "linear", "conv", "matmul", "add", "product", "mean", "softmax", "norm", "activation", "gate", "attention",
@@ -68,3 +79,13 @@ def wide(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     return type(value)(wide(each) for each in value) if type(value) in (list, tuple) else value
+
+
+def gives_back(func: Any) -> bool:
+    """Whether a function gives numbers back as they are, and where they are: a cast, or dropout in evaluation mode."""
+    return getattr(func, "__name__", "") in (*CASTS, "dropout", "contiguous", "clone", "detach")
+
+
+def tensors_in(out: Any) -> Sequence[Any]:
+    """Return what a function gives that returns several things."""
+    return out if isinstance(out, list | tuple) else ()

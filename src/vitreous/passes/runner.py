@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,9 +60,9 @@ def run_targets(
     plain = torch.autocast(inputs.device.type, enabled=False)  # the model's own precision, whatever surrounds the call
     with torch.inference_mode(False), plain, torch.set_grad_enabled(ask.backward):
         inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
-        with _merged(view, ask):
+        with _merged(view, ask) as changed:
             logits, root = _forward(view, inputs, ask, observer)
-        if view.deviations and _is_by_layer(ask):
+        if changed:
             _refuse_other_logits(view, inputs, logits)
         forward.logits = logits.detach()
         if ask.rules.currency == "relevance":
@@ -85,9 +86,9 @@ def _is_by_layer(ask: Pass) -> bool:
     return ask.rules.currency == "relevance" or any(keep.site == "biases" for keep in ask.keeps)
 
 
-def _merged(view: View, ask: Pass) -> AbstractContextManager[None]:
+def _merged(view: View, ask: Pass) -> AbstractContextManager[list[Any]]:
     if not view.deviations or not _is_by_layer(ask):
-        return nullcontext()
+        return nullcontext([])
     return merged(view.model, view.deviations)
 
 
