@@ -4,6 +4,9 @@ Run ``python benchmarks/overhead.py``. All times come from one run on one machin
 the figures that matter are the ratios of medians. The yardstick is the model with explicit attention (as every tool
 that needs attention runs it), forward and gradient of one logit with respect to the input, weights frozen. A
 convolutional network (``--model resnet50``) has its own list: what a gradient gives, and guided backpropagation.
+
+``--identity`` times what it costs to know a model instead, over the bare forward of one image: every call of
+``explain`` notes what the model is, and what is stored reads every byte of its weights.
 """
 
 from __future__ import annotations
@@ -62,7 +65,21 @@ def _works(view: vt.View, images: torch.Tensor) -> dict[str, Callable[[], None]]
     }
 
 
-def timed(work: Callable[[], None], device: str, clock: Callable[[], float]) -> float:
+def _identities(view: vt.View, image: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """What it costs to know a model; the yardstick first."""
+
+    def forward() -> None:
+        with torch.no_grad():
+            view.model(image)
+
+    return {
+        "bare forward of one image": forward,
+        "noted, as for each explain": view.snapshot,
+        "every byte, as for each batch stored": lambda: view.identity,
+    }
+
+
+def timed(work: Callable[[], object], device: str, clock: Callable[[], float]) -> float:
     start = clock()
     work()
     if device != "cpu":
@@ -78,6 +95,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--busy", action="store_true", help="count the processor's time, where others use it too")
+    parser.add_argument("--identity", action="store_true", help="time what it costs to know the model")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
 
@@ -87,7 +105,10 @@ def main() -> None:
     view = vt.view(model)
     images = torch.randn(options.batch, 3, *view.preprocess.size).to(view.device, view.dtype)
 
-    works, clock = _works(view, images), time.process_time if options.busy else time.perf_counter
+    clock = time.process_time if options.busy else time.perf_counter
+    if options.identity:
+        print(f"the first identity in a process: {timed(lambda: view.identity, options.device, clock) * 1000:.1f} ms")
+    works: dict[str, Callable[[], object]] = {**(_identities if options.identity else _works)(view, images)}
     yardstick, limits = next(iter(works)), LIMITS if view.stream else dict.fromkeys(CNN, 1.3)
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for work in works.values():
@@ -100,8 +121,8 @@ def main() -> None:
     print(f"{options.model}, batch {options.batch}, {options.dtype} on {options.device}, {threads} threads")
     for name, median in medians.items():
         limit = f"  (at most {limits[name]})" if name in limits else ""
-        print(f"{name:28s} {median * 1000:9.1f} ms {median / medians[yardstick]:6.2f} x{limit}")
-    if view.stream:
+        print(f"{name:36s} {median * 1000:9.1f} ms {median / medians[yardstick]:6.2f} x{limit}")
+    if view.stream and not options.identity:
         extra = medians["skipplus(decompx)"] / medians["decompx"] - 1
         print(f"skipplus(decompx) over decompx: {extra:+.1%}  (at most +10 %)")
     if options.out:

@@ -16,6 +16,25 @@ from vitreous.models import ModelIdentity
 PREPROCESS = vt.Preprocess((32, 32))
 
 
+class Power:
+    """A function with a setting and a counter, as people write them."""
+
+    def __init__(self, exponent: float) -> None:
+        self.exponent, self.count = exponent, 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x**self.exponent
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def note(self, value: float) -> None:
+        self.total += value
+
+
 class Sparse(nn.Module):
     """A network that reads some of its places only: a ratio that matters, a buffer that is not stored, a cache."""
 
@@ -26,7 +45,9 @@ class Sparse(nn.Module):
         self.features = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.BatchNorm2d(8), nn.ReLU())
         self.head = nn.Linear(8, 5)
         self.drop_ratio, self.mode, self.calls = 0.25, "mean", 0
-        self.settings = {"power": 1.0, "reduce": [1, 2]}
+        self.settings = {"scale": 1.0, "reduce": [1, 2]}
+        self.power, self.meter, self.functional = Power(1.0), Meter(), nn.functional
+        self.mask = torch.eye(8).to_sparse()
         self.register_buffer("table", torch.linspace(0, 1, 144), persistent=False)
         self.register_buffer("latest", torch.zeros(2), persistent=False)
         self.hidden = [nn.Linear(5, 5)]
@@ -41,7 +62,9 @@ class Sparse(nn.Module):
         self.past.append(float(x.detach().mean()))
         self.latest[0] = x.mean()
         features = self.features(x).flatten(2)
-        features = features * self.table[: features.shape[-1]] ** self.settings["power"]
+        self.meter.note(1.0)
+        features = features * self.power(self.table[: features.shape[-1]]) * self.settings["scale"]
+        features = self.functional.relu(self.mask.to_dense() @ features)
         left = features[..., int(self.drop_ratio * features.shape[-1]) :]
         pooled = left.mean(dim=2) if self.mode == "mean" else left.amax(dim=2)
         return self.hidden[0](self.head(pooled))
@@ -261,8 +284,10 @@ SPARSE: dict[str, Callable[[Any], Any]] = {
     "buffer that is not stored": lambda model: model.table.mul_(1.01),
     "ratio": _set("drop_ratio", 0.5),
     "word": _set("mode", "max"),
-    "setting in a dictionary": lambda model: model.settings.update(power=2.0),
+    "setting in a dictionary": lambda model: model.settings.update(scale=2.0),
     "setting in a list in it": lambda model: model.settings["reduce"].append(3),
+    "setting of an object": lambda model: setattr(model.power, "exponent", 2.0),
+    "tensor that is no buffer": lambda model: model.mask.values().mul_(2),
     "module that is not registered": lambda model: model.hidden[0].bias.data.fill_(3),
     "eps": lambda model: setattr(model.features[1], "eps", 0.1),
     "stride": lambda model: setattr(model.features[0], "stride", (2, 2)),

@@ -48,13 +48,14 @@ class Writes(NamedTuple):
 def writes_of(functions: Iterable[Any], owner: type | None = None, until: type = object) -> Writes:
     """Return what functions write, those included that they may call: methods of ``owner`` and global functions.
 
-    Methods that ``until`` has are not followed, nor functions of Python and torch.
+    Methods that ``until`` has are not followed, nor functions of other files of Python and libraries.
     """
     own: set[str] = set()
     other: set[str] = set()
     variables: set[str] = set()
     read: set[str] = set()
     visited: set[types.CodeType] = set()
+    homes = frozenset() if owner is None else frozenset(str(each.__module__) for each in owner.__mro__)
     waiting = [(function, True) for every in functions for function in functions_of(every)]
     while waiting:
         function, is_method = waiting.pop()
@@ -67,7 +68,7 @@ def writes_of(functions: Iterable[Any], owner: type | None = None, until: type =
         variables |= facts.variables
         read |= facts.attributes
         waiting += [(each, True) for each in _methods(owner, facts.attributes, until)]
-        waiting += [(each, False) for each in _called(function, facts.globals)]
+        waiting += [(each, False) for each in _called(function, facts.globals, homes)]
     return Writes(frozenset(own), frozenset(other), frozenset(variables), frozenset(read))
 
 
@@ -104,12 +105,13 @@ def _methods(owner: type | None, names: Iterable[str], until: type) -> Iterator[
                 yield from functions_of(vars(each)[name])
 
 
-def _called(function: types.FunctionType, names: Iterable[str]) -> Iterator[types.FunctionType]:
+def _called(function: types.FunctionType, names: Iterable[str], homes: frozenset[str]) -> Iterator[types.FunctionType]:
+    """Yield the global functions of these names: of a library, only those beside a class that is followed."""
     for name in names:
         value = function.__globals__.get(name)
         if isinstance(value, types.FunctionType):
             package = str(value.__globals__.get("__name__", "")).partition(".")[0]
-            if package not in ("torch", "numpy") and (package in ("timm", "transformers") or not is_library(package)):
+            if str(value.__globals__.get("__name__")) in homes or not is_library(package):
                 yield value
 
 

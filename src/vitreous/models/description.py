@@ -44,6 +44,8 @@ _NO_SETTINGS = frozenset(
 _NO_CODE_OF_MODELS = ("torch.nn.modules.module", "transformers.modeling_utils", "transformers.utils")
 _FACTS_OF_VIEWS = frozenset(("model", "name", "labels", "preprocess", "recipe", "factory", "user", "family"))
 """What is left out of the facts of a view: names, and what has a digest of its own."""
+_RECORDER = "transformers.utils.output_capturing"
+"""Its hooks stay on a model once somebody has asked for hidden states."""
 _DEPTH = 8  # of objects in objects
 _MOST_FACTS = 64
 
@@ -61,6 +63,8 @@ class _Facts(NamedTuple):
     """Attributes of other objects than the one whose method it is."""
     own: Mapping[type, frozenset[str]]
     """By class, what its forward writes on itself."""
+    called: frozenset[str]
+    """Names that forwards and hooks read: methods of other objects that they may call among them."""
 
 
 class Description:
@@ -137,7 +141,8 @@ class Description:
                 self._hooks(path, name, attributes[name])
 
     def _hooks(self, path: str, kind: str, hooks: Mapping[int, Any]) -> None:
-        for number, hook in enumerate(hooks.values()):
+        own = [hook for hook in hooks.values() if getattr(hook, "__module__", None) != _RECORDER]
+        for number, hook in enumerate(own):
             self.lines.append(("hook", path, kind, self._plain(hook, f"{path} {kind} {number}")))
 
     def _counts(self, kind: type, name: str) -> bool:
@@ -164,14 +169,16 @@ class Description:
         if isinstance(value, _BY_TEXT):
             return str(value)
         if isinstance(value, Tensor):
+            if value.is_meta:
+                return "tensor without values", str(value.dtype), tuple(value.shape)
             self.tensors.append((place, value))
             return "tensor"
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return str(value.dtype), value.shape, hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
         if isinstance(value, nn.Module):
             return self._reference(value, place)
-        if isinstance(value, type):
-            return self._code(value, place, type_name(value))
+        if isinstance(value, type | types.ModuleType):
+            return self._code(value, place, type_name(value) if isinstance(value, type) else value.__name__)
         return type_name(kind) if depth > _DEPTH else self._compound(value, place, depth + 1)
 
     def _compound(self, value: Any, place: str, depth: int) -> Any:
@@ -179,8 +186,11 @@ class Description:
         if isinstance(value, tuple | list):
             return [kind.__name__, *(self._plain(each, f"{place}[{n}]", depth) for n, each in enumerate(value))]
         if isinstance(value, _DICTS):
-            items = {str(key): self._plain(each, f"{place}[{key}]", depth) for key, each in value.items()}
-            return [kind.__name__, *items.items()]
+            items = [(repr(self._plain(key, place, depth)), each) for key, each in value.items()]
+            return [
+                kind.__name__,
+                *((key, self._plain(each, f"{place}[{key}]", depth)) for key, each in sorted(items, key=_first)),
+            ]
         if isinstance(value, set | frozenset):
             return [kind.__name__, *sorted(repr(self._plain(each, place, depth)) for each in value)]
         if isinstance(value, partial):
@@ -201,8 +211,14 @@ class Description:
         """Describe an object of some class by those of its attributes that the model's code may read."""
         kind = type(value)
         line: list[Any] = [self._code(kind, f"class of {place}", type_name(kind))]
-        for name, each in sorted(getattr(value, "__dict__", {}).items(), key=lambda item: str(item[0])):
-            if name in self._facts.read and name not in self._facts.written and name not in _NO_SETTINGS:
+        read, written = self._facts.read, self._facts.written | _NO_SETTINGS
+        if is_external(kind) or callable(value):
+            members = {name: member for above in kind.__mro__[-2::-1] for name, member in vars(above).items()}
+            read |= names_read(members.values())
+            calls = [member for name, member in members.items() if name in self._facts.called or name == "__call__"]
+            written |= writes_of(calls, kind).attributes
+        for name, each in sorted(getattr(value, "__dict__", {}).items(), key=_first):
+            if name in read and name not in written:
                 line.append((name, self._plain(each, f"{place}.{name}", depth)))
         return line
 
@@ -230,7 +246,7 @@ class Description:
         for name in sorted(vars(view)):
             value = vars(view)[name]
             if not name.startswith("_") and name not in _FACTS_OF_VIEWS and not callable(value):
-                inner = hasattr(value, "model") and hasattr(value, "embed")
+                inner = hasattr(value, "model") and hasattr(value, "embed") and not isinstance(value, nn.Module)
                 line.append((name, self._view(value) if inner else self._plain(value, f"view.{name}")))
         return line
 
@@ -297,17 +313,22 @@ def _read_facts(kinds: Sequence[type], functions: Sequence[tuple[Any, type | Non
             home = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
             members += [each for each in list(home.values()) if isinstance(each, types.FunctionType)]
     writes = {kind: writes_of([kind.forward], kind, nn.Module) for kind in kinds if issubclass(kind, nn.Module)}
-    hung = [writes_of([member], owner).attributes for member, owner in functions]
+    hung = [writes_of([member], owner) for member, owner in functions]
     read = names_read(members)
     return _Facts(
         frozenset(name for name in read if not name.startswith("*")),
         tuple(name[1:] for name in read if name.startswith("*")),
-        frozenset().union(*hung, *(each.other for each in writes.values())),
+        frozenset().union(*(each.attributes for each in hung), *(each.other for each in writes.values())),
         {kind: each.own for kind, each in writes.items()},
+        frozenset().union(*(each.read for each in (*hung, *writes.values()))),
     )
 
 
 # -- words ---------------------------------------------------------------------------------------------
+
+
+def _first(item: tuple[Any, Any]) -> str:
+    return str(item[0])
 
 
 def type_name(kind: type) -> str:

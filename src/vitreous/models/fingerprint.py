@@ -28,7 +28,7 @@ _PROBES = 8
 
 def fingerprint_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Return the digest of named tensors, of every byte. Cost: about a tenth of a forward; one synchronisation."""
-    named = list(tensors)
+    named = [(name, _dense(tensor)) for name, tensor in tensors]
     digest = hashlib.blake2b(digest_size=16)
     with torch.no_grad():
         for (name, tensor), sums in zip(named, _sums([tensor for _, tensor in named]), strict=True):
@@ -43,8 +43,17 @@ def state_of(tensors: Sequence[tuple[str, Tensor]]) -> Any:
     What is written through ``tensor.data`` or NumPy leaves no trace in a version: a few values of each tensor tell, if
     they are among those that changed. That is enough to look up what is in memory, never for what is on disk.
     """
-    versions = tuple((name, t.data_ptr(), None if t.is_inference() else t._version) for name, t in tensors)
-    return versions, _probes([tensor for _, tensor in tensors])
+    versions = tuple((name, _place(t), None if t.is_inference() else t._version) for name, t in tensors)
+    return versions, _probes([_dense(tensor) for _, tensor in tensors])
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.layout is torch.strided else tensor.detach().to_dense()
+
+
+def _place(tensor: Tensor) -> int:
+    """Return where the values are; of a sparse tensor, which has no one place, itself."""
+    return tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def _sums(tensors: Sequence[Tensor]) -> list[bytes]:
