@@ -14,9 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.bench.store import packed, unpacked
+from bench_tiny import bench, tiny
+from vitreous.bench.changes import Changes, refuse_unnamed_code, resume_protocol
+from vitreous.bench.engines import run as work
+from vitreous.bench.store import Store, packed, unpacked
 from vitreous.bench.units import digest_of
 
+PLAN = "plans/0001.json"
 VALUES: tuple[Any, ...] = (
     *(
         None,
@@ -172,3 +176,27 @@ def zipped(members: dict[str, bytes], **how: Any) -> bytes:
         for name, content in members.items():
             archive.writestr(name, content)
     return out.getvalue()
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """The files of a run as members of a packed one."""
+    files = [each for each in sorted(run.rglob("*")) if each.is_file() and not each.name.startswith(".vitreous-")]
+    return {each.relative_to(run).as_posix(): each.read_bytes() for each in files}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*"))
+
+
+def first_unit(run: Path) -> Path:
+    return run / "units" / f"{words(run, PLAN)['units'][0]['id']}.npz"
+
+
+def resume(run: Path, **more: Any) -> None:
+    """Go on with a run by its protocol, as the command does."""
+    manifest = Store(run).manifest()
+    assert manifest is not None
+    named = tiny(images=2, **more)
+    protocol, _ = resume_protocol(named, manifest["wanted"])
+    refuse_unnamed_code(protocol, named, Changes())
+    work(bench(protocol, run), workers=1)

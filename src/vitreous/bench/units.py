@@ -19,7 +19,7 @@ from vitreous.bench.records import Checker
 __all__ = ["Setting", "Task", "Unit", "digest_of", "is_digest"]
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_PICTURE = re.compile(r"[0-9a-z]{8,64}")
+_PICTURE = re.compile(r"[^\W_]{8,64}")
 _CHOICES = {
     "target": ("pred", "label", "given"),
     "value": ("logit", "prob", "logprob"),
