@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from io import BytesIO
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -22,7 +21,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _quiet = Lock()  # filters of warnings belong to all threads
 
 
-def decode(source: Path | BytesIO, name: str) -> Image.Image:
+def decode(source: Path | BinaryIO, name: str) -> Image.Image:
     """Return the photograph of an open file or a path: upright, in RGB; its first frame if it has several."""
     try:
         with _open(source, name) as opened:
@@ -35,14 +34,14 @@ def decode(source: Path | BytesIO, name: str) -> Image.Image:
         raise ImageError(f"{name} cannot be read: {reason(error)}") from None
 
 
-def _open(path: Path | BytesIO, name: str) -> Image.Image:
+def _open(source: Path | BinaryIO, name: str) -> Image.Image:
     """Open a file unless it claims more pixels than PIL's own limit, which PIL itself enforces from twice that on."""
     limit = Image.MAX_IMAGE_PIXELS
     advice = "make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
     try:
         with _quiet, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = Image.open(path, formats=FORMATS)
+            opened = Image.open(source, formats=FORMATS)
     except Image.DecompressionBombError as error:
         told = re.search(r"\d+ pixels", str(error))
         raise ImageError(f"{name} has {told[0] if told else 'too many pixels'}, over {limit}; {advice}") from None
@@ -88,5 +87,7 @@ def _eight_bits(values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]
 
 def reason(error: Exception) -> str:
     """Return the first line of what a reader complains about."""
+    if isinstance(error, OSError) and error.strerror:
+        return one_line(error.strerror)
     lines = str(error).strip().splitlines()
     return one_line(lines[0]) if lines else f"broken file ({type(error).__name__})"
