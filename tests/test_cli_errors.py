@@ -89,7 +89,7 @@ def test_wrong_options(here: Path, case: str, command: str) -> None:
         ("gradcam(layer=99)", r"99"),
         ("gradcam(nonsense=1)", r"nonsense"),
         ("ixg)", r"at character 4"),
-        ("", r"expected a method name"),
+        ("", r"the argument after --method is empty"),
     ],
 )
 def test_wrong_methods(here: Path, spelling: str, named: str) -> None:

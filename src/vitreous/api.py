@@ -23,7 +23,7 @@ from vitreous.passes.memory import InnerBatch, budget_bytes
 from vitreous.passes.target import ClassSets
 from vitreous.results import Comparison, Explanation, Identity, Origin, Prediction, Question
 from vitreous.show.bar import followed
-from vitreous.words import defaults
+from vitreous.words import check_memory, defaults
 from vitreous.words.several import split
 from vitreous.world.adapter import ADAPTER as WORLD
 
@@ -110,6 +110,7 @@ def explain_each(
     A file that cannot be read is an error. With ``on_error``, it is called with the path and the error instead, and the
     other pictures go on, each with its own target.
     """
+    check_memory(memory)
     looked_at = view(model)
     how = _method(method, effort, looked_at)
     heeded([how], target, value)
@@ -180,6 +181,7 @@ def compare(
     ``methods``: a list, one, or a text of several with commas between them. Without them: some well-known ones, and
     what ``effort`` means for this model. Both may be given.
     """
+    check_memory(memory)
     looked_at = view(model)
     named: list[str | Method] = []
     given = defaults.compared(looked_at.stream) if methods is None else methods

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -42,7 +43,7 @@ def birds(
     oracle: Annotated[bool, typer.Option(help="Maps made of the interventions themselves: what can be had.")] = False,
     baselines: Annotated[bool, typer.Option(help="Random, constant and centre maps for comparison.")] = True,
     out: Annotated[Optional[Path], typer.Option(help="Write the results as .json or .csv.")] = None,  # noqa: UP045
-    batch_size: Annotated[Optional[int], typer.Option(min=1, help="States at once.")] = None,  # noqa: UP045
+    batch_size: options.BatchSize = None,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
@@ -68,10 +69,10 @@ def birds(
         raise VitreousError("give --folder or --shortcut, not both: the shortcut is one of the world's scenes")
     asked_for = options.spelled(method or (), "method")
     for each in asked_for:
-        if not Path(each).is_dir() and each not in STEPS:
+        if not os.path.isdir(each) and each not in STEPS:
             vt.method(each)
     options.check_out(out, overwrite, ".json", ".csv")
-    if folder is not None and not folder.is_dir():
+    if folder is not None and not os.path.isdir(folder):
         raise VitreousError(f"no such folder of birds: {folder}")
     source: Any = folder or vt.world.World(n=scenes, start=start, shortcut=shortcut)
     name = model or word or "world"

@@ -52,7 +52,7 @@ def explain(
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    batch_size: Annotated[Optional[int], typer.Option(min=1, help="Pictures at once.")] = None,  # noqa: UP045
+    batch_size: options.BatchSize = None,
     memory: options.Memory = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -67,6 +69,8 @@ def _root(
 
 def main() -> None:
     """Run the command line: 0 when all went well, 2 for bad input, 130 after Ctrl-C."""
+    if sys.stdout is None:  # closed by whoever started this: print nothing, and give no file its number
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may hold what a terminal cannot show
@@ -74,21 +78,46 @@ def main() -> None:
     arguments = current([each for each in sys.argv[1:] if each != "--debug"])
     warnings.showwarning = _Told(arguments)
     try:
+        _refuse_empty(arguments)
         code = app(arguments, prog_name="vitreous", standalone_mode=False)
         if code == 130:  # typer turns Ctrl-C into this
             raise KeyboardInterrupt
+        sys.stdout.flush()
     except VitreousError as error:
         if debug:
             raise
         code = _tell("error", in_options(str(error), arguments), 2)
     except (KeyboardInterrupt, typer.Abort):
         code = _tell("stopped", "what was finished is kept", 130)
+    except BrokenPipeError:  # whoever read what is printed, such as head, has read enough
+        code = 2
+        _drop_output()
+    except OSError as error:  # a name that no file system takes, a full disk
+        if debug:
+            raise
+        code = _tell("error", ": ".join(map(str, filter(None, (error.filename, error.strerror or error)))), 2)
+        _drop_output()
     except Exception as error:
         message = getattr(error, "format_message", None)  # typer's own complaint about the arguments
         if message is None or debug:
             raise
         code = _tell("error", f"{message()} (see --help)", 2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _drop_output() -> None:
+    """Let the interpreter not fail again when it ends, on what is still to be printed."""
+    with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse empty arguments, such as variables of a shell that are not set: as a path they are the current folder."""
+    for before, argument in zip(["vitreous", *arguments], arguments, strict=False):
+        if not argument:
+            raise VitreousError(f"the argument after {before} is empty")
+        if argument.startswith("--") and argument.endswith("=") and argument.count("=") == 1:
+            raise VitreousError(f"there is nothing after {argument}")
 
 
 def _tell(kind: str, text: str, code: int) -> int:

@@ -18,12 +18,17 @@ from rich.text import Text
 
 from vitreous import disk
 from vitreous.errors import VitreousError, one_line
-from vitreous.words import check_choice
+from vitreous.words import check_choice, check_memory
 from vitreous.words.defaults import STEPS
 from vitreous.words.several import split
 
 if TYPE_CHECKING:
     from vitreous import View
+
+
+def _checked_memory(memory: Optional[float]) -> Optional[float]:  # noqa: UP045
+    check_memory(memory)
+    return memory
 
 
 # typer reads these at run time, on Python 3.10 too, hence Optional
@@ -66,7 +71,11 @@ NamedModel = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU where there is one.")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")]
-Memory = Annotated[Optional[float], typer.Option(min=0, help="Memory budget in GiB.")]  # noqa: UP045
+Memory = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(callback=_checked_memory, help="Memory budget in GiB."),
+]
+BatchSize = Annotated[Optional[int], typer.Option(min=1, max=65_536, help="Pictures or states at once.")]  # noqa: UP045
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and warnings.")]
@@ -293,4 +302,4 @@ def pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
 
 def place(given: str) -> str:
     """Return a path that holds wherever a run is resumed; what is no path, such as a name on a hub, as it is."""
-    return str(Path(given).resolve()) if Path(given).exists() else given
+    return os.path.realpath(given) if os.path.exists(given) else given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -49,7 +50,7 @@ def score(
         typer.Option(metavar="DIR", help="Draw bars, curves and bins of every metric into a new folder, as SVG."),
     ] = None,
     half: Annotated[bool, typer.Option(help="Half precision, audited against float32.")] = False,
-    batch_size: Annotated[Optional[int], typer.Option(min=1, help="States at once.")] = None,  # noqa: UP045
+    batch_size: options.BatchSize = None,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
@@ -77,7 +78,7 @@ def score(
     methods, metrics = options.spelled(method or (), "method"), options.spelled(metric or defaults.METRICS, "metric")
     judges = [vt.metric(each) for each in metrics]
     for each in methods:
-        if not Path(each).is_dir():
+        if not os.path.isdir(each):
             vt.method(each)
     options.check_out(out, overwrite, ".json", ".csv")
     if figures is not None:

@@ -22,7 +22,7 @@ def stats(
     out: Annotated[Path, typer.Option(help="The file that is written.")] = Path("statistics.safetensors"),
     noise: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=2, help="Take so many images of uniform noise instead of pictures."),
+        typer.Option(min=2, max=1_000_000, help="Take so many images of uniform noise instead of pictures."),
     ] = None,
     checkpoint: options.Checkpoint = None,
     pretrained: options.Pretrained = True,
@@ -31,7 +31,7 @@ def stats(
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    batch_size: Annotated[Optional[int], typer.Option(min=1, help="Pictures at once.")] = None,  # noqa: UP045
+    batch_size: options.BatchSize = None,
     memory: options.Memory = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,

@@ -27,7 +27,7 @@ def trial(
     value: Annotated[str, typer.Option(help="What the oracle measures the loss of: logit or prob.")] = "logit",
     out: Annotated[Optional[Path], typer.Option(help="Write the trial as .json.")] = None,  # noqa: UP045
     half: Annotated[bool, typer.Option(help="Half precision.")] = False,
-    batch_size: Annotated[Optional[int], typer.Option(min=1, help="States at once.")] = None,  # noqa: UP045
+    batch_size: options.BatchSize = None,
     device: options.Device = "auto",
     memory: options.Memory = None,
     overwrite: options.Overwrite = False,

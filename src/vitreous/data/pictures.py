@@ -88,6 +88,8 @@ def open_photo(path: str | Path | BytesIO) -> Image.Image:
 
 def image_files(path: str | Path) -> list[Path]:
     """Return the pictures of a folder in order, or the one file itself; masks of a folder of scenes are no pictures."""
+    if not str(path):  # which Path would take for the current folder
+        raise ImageError("the path of a picture is empty")
     path = Path(path)
     _refuse_absent(path)
     if not os.path.isdir(path):
@@ -166,6 +168,8 @@ def pictures(
     """
     colours = colours or Colours(view)
     if isinstance(source, str | Path):
+        if not str(source):  # which Path would take for the current folder
+            raise ImageError("the path of a picture is empty")
         yield from _from_files(Path(source), view, on_error)
     elif isinstance(source, Image.Image):
         yield _from_photo(_upright(source, "the picture"), view, "image" if at is None else f"image-{at}")

@@ -18,6 +18,7 @@ from vitreous.explorer import trying, typed
 from vitreous.explorer.listening import listening
 from vitreous.explorer.pictures import Photo, Pictures
 from vitreous.explorer.wire import Question, Refused
+from vitreous.words import check_memory
 from vitreous.words.defaults import known_as
 
 __all__ = ["Desk", "Made", "Tick"]
@@ -87,6 +88,7 @@ class Desk:
     def __init__(
         self, models: Mapping[str, vt.View], memory: float | None = None, options: Mapping[str, Any] | None = None
     ) -> None:
+        check_memory(memory)
         self.options = dict(options or {})
         self.models, self.memory, self.pictures = dict(models), memory, Pictures()
         if memory is None and all(view.device.type == "cpu" for view in models.values()):

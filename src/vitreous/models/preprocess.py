@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+
+_LONGEST = 32768  # pixels of a side
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,19 @@ class Preprocess:
             raise ModelError(f"unknown interpolation {self.interpolation!r}; known: {', '.join(FILTERS)}")
         if self.mode not in ("center", "squash", "border"):
             raise ModelError(f"unknown crop mode {self.mode!r}; known: center, squash, border")
+        for name in ("size", "mean", "std"):
+            if not isinstance(getattr(self, name), Sequence):
+                raise ModelError(f"preprocess: {name}={getattr(self, name)!r:.60} is not a tuple of numbers")
+        if len(self.size) != 2 or not all(map(_is_side, self.size)):
+            raise ModelError(f"preprocess: size={self.size!r:.60} is not a height and a width from 1 to {_LONGEST}")
+        if not all(map(_is_finite, self.mean)):
+            raise ModelError(f"preprocess: mean={self.mean!r:.60} holds what is not a finite number")
+        if not all(_is_finite(value) and value > 0 for value in self.std):
+            raise ModelError(f"preprocess: std={self.std!r:.60} holds what is not a finite number above 0")
+        if len(self.mean) != len(self.std):
+            raise ModelError(f"preprocess: {len(self.mean)} values of mean do not go with {len(self.std)} of std")
+        if not (_is_finite(self.crop) and self.crop > 0):
+            raise ModelError(f"preprocess: crop={self.crop!r:.60} is not a finite number above 0")
 
     def see(self, photo: Image.Image) -> tuple[Image.Image, Box]:
         """Return the picture the model sees, at its input size, and where it lies in the photograph."""
@@ -101,7 +118,7 @@ class Preprocess:
         if width < 1 or height < 1:
             raise ImageError(f"picture of {width} x {height} pixels is empty")
         scaled = self._scaled_size(width, height)
-        if max(scaled) > 32768 and max(scaled) > 4 * max(self.size):
+        if max(scaled) > _LONGEST and max(scaled) > 4 * max(self.size):
             raise ImageError(f"picture of {width} x {height} pixels is too long and thin for a {self.size} crop")
         high, wide = self.size
         return scaled, (_margin(scaled[0], wide), _margin(scaled[1], high))
@@ -123,6 +140,14 @@ class Preprocess:
     @staticmethod
     def _channel(values: tuple[float, ...]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
+
+
+def _is_side(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and 1 <= int(value) <= _LONGEST
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
 
 
 def _margin(length: int, wanted: int) -> int:

@@ -235,6 +235,7 @@ class View(ABC):
     def prove(self, inputs: Tensor) -> None:
         """Refuse a model whose own forward says something else than this view: tried once, on the first inputs."""
         if self.user is None:
+            self._check_values(inputs)
             prove(self, inputs)
 
     @property
@@ -307,10 +308,24 @@ class View(ABC):
 
     def cast(self, inputs: Tensor) -> Tensor:
         """Move inputs to the model's device and dtype."""
+        self._check_values(inputs)
         return inputs.to(self.device, self.dtype)
+
+    def _check_values(self, inputs: Tensor) -> None:
+        """Refuse what has no values, and a model of images that are not in three colours."""
+        if self.device.type == "meta":
+            raise ModelError(f"{self.name} has no weights: it is on the meta device; load them first")
+        if inputs.is_meta:
+            raise ModelError("the inputs have no values: they are on the meta device")
+        if self.attends != "nowhere":
+            first = next((each for each in self.model.modules() if isinstance(each, nn.Conv2d)), None)
+            is_patches = first is not None and first.kernel_size == first.stride
+            if first is not None and is_patches and first.in_channels != 3:
+                raise ModelError(f"{self.name} takes images of {first.in_channels} channels; only 3 are supported")
 
     def check_inputs(self, inputs: Tensor) -> None:
         """Refuse inputs that the model cannot take, by name and shape."""
+        self._check_values(inputs)
         high, wide = self.preprocess.size
         if inputs.ndim != 4 or inputs.shape[1] != 3:
             raise ModelError(f"{self.name} takes images [B, 3, {high}, {wide}], got {list(inputs.shape)}")

@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from vitreous.errors import VitreousError
 from vitreous.models import View
+from vitreous.words import check_memory
 
 __all__ = ["InnerBatch", "budget_bytes", "in_parts", "inner_batch"]
 
@@ -23,11 +23,10 @@ _GIB = 2**30
 
 def budget_bytes(device: torch.device, budget: float | None = None) -> float:
     """Return ``budget`` GiB in bytes; without one, 4 GiB on a CPU and 60 % of what is free on a GPU."""
+    check_memory(budget)
     if budget is None:
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
         budget = max(1.0, 0.6 * free / _GIB) if free else 4.0
-    if not 0 <= budget < math.inf:
-        raise VitreousError(f"memory={budget} is not a number of GiB")
     return budget * _GIB
 
 

@@ -1,6 +1,6 @@
 """Words: the language that methods and metrics share. How things are named, spelled, kept by name and cited."""
 
-from vitreous.words.choices import at_least, check_choice
+from vitreous.words.choices import at_least, check_choice, check_memory
 from vitreous.words.papers import PAPERS, Paper, cited, credit
 from vitreous.words.parameters import Parameter, parameters_of
 from vitreous.words.rooms import listed_by
@@ -14,6 +14,7 @@ __all__ = [
     "Shelf",
     "at_least",
     "check_choice",
+    "check_memory",
     "cited",
     "credit",
     "listed_by",

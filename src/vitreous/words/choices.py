@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
+from typing import Any
 
-from vitreous.errors import SpellingError
+from vitreous.errors import SpellingError, VitreousError
 
-__all__ = ["at_least", "check_choice"]
+__all__ = ["at_least", "check_choice", "check_memory"]
+
+_MOST_MEMORY = 2**20  # GiB
 
 
 def check_choice(name: str, given: str, choices: Sequence[str]) -> None:
@@ -19,3 +23,11 @@ def at_least(name: str, value: float, least: float) -> None:
     """Refuse a number that is too small to mean anything."""
     if not value >= least:
         raise SpellingError(f"{name}={value} must be at least {least:g}")
+
+
+def check_memory(memory: Any) -> None:
+    """Refuse a budget that is no number of GiB; without one, there is a default."""
+    if memory is None:
+        return
+    if isinstance(memory, bool) or not isinstance(memory, Real) or not 0 < float(memory) <= _MOST_MEMORY:
+        raise VitreousError(f"memory={memory!r:.60} is not a number of GiB: give one above 0 and up to {_MOST_MEMORY}")

@@ -20,6 +20,8 @@ def window(size: int, given: int | None = None) -> int:
         return 2 * round(2 * size / _USUAL) + 1
     if given < 1 or given % 2 == 0:
         raise VitreousError(f"dilation={given} is not an odd number of pixels, 1 for none")
+    if given > 2 * size + 1:
+        raise VitreousError(f"dilation={given} is wider than images of {size} pixels")
     return given
 
 
