@@ -7,7 +7,7 @@ import torch
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.models.proof import _rounding, gap
+from vitreous.models.proof import gap, rounding
 
 
 def test_a_class_that_is_shut_out_is_equal_to_itself() -> None:
@@ -35,7 +35,7 @@ def test_a_model_that_shuts_out_a_class_is_explained() -> None:
         (torch.float16, "cpu", False, 1e-2),
     ],
 )
-def test_what_counts_as_rounding(dtype: torch.dtype, device: str, short: bool, limit: float) -> None:
+def test_what_counts_asrounding(dtype: torch.dtype, device: str, short: bool, limit: float) -> None:
     """A GPU whose convolutions may round to ten bits is believed that far, and no further."""
     with torch.backends.cudnn.flags(allow_tf32=short):
-        assert _rounding(dtype, device) == limit
+        assert rounding(dtype, device) == limit

@@ -8,6 +8,7 @@ from torch import Tensor
 from vitreous.errors import ModelError
 from vitreous.methods.readout import at_least_float32
 from vitreous.models import Norm, View, Weights
+from vitreous.models.proof import rounding
 from vitreous.passes import Block
 
 __all__ = ["Shares", "block_weights", "head_projection", "layer_weights"]
@@ -120,7 +121,8 @@ def block_weights(view: View, block: Block, always: bool = False) -> Weights:
     moved = mixed @ weights.projection.to(mixed.dtype).T
     rest = middle - stream - moved
     eps = torch.finfo(view.dtype).eps
-    allowed = max(1e-4, 16 * eps) * moved.abs().max() + 16 * eps * torch.maximum(stream.abs().max(), middle.abs().max())
+    near = max(rounding(view.dtype, view.device.type), 16 * eps)
+    allowed = near * moved.abs().max() + 16 * eps * torch.maximum(stream.abs().max(), middle.abs().max())
     if not (rest - rest[:1, :1]).abs().max() <= allowed:
         raise ModelError(
             f"{view.name}: attention of block {block.layer} adds something else than its weights make of its values "

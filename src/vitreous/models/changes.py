@@ -21,7 +21,17 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
-__all__ = ["LIBRARIES", "Watch", "Writes", "deviation", "deviations", "state_names", "structure", "tensors_of"]
+__all__ = [
+    "LIBRARIES",
+    "Watch",
+    "Writes",
+    "deviation",
+    "deviations",
+    "note_state",
+    "state_names",
+    "structure",
+    "tensors_of",
+]
 
 LIBRARIES = ("torch", "timm", "transformers", "torchvision", "vitreous")
 _NEUTRAL = ("builtins", "abc", "typing", "collections", "enum")
@@ -35,13 +45,22 @@ state_names: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
 """Attributes of a module that its own forward sets: they change with every call and are no setting."""
 
 
+_with_state: set[int] = set()
+"""Where these are kept: identities, which are looked up faster."""
+
+
+def note_state(module: nn.Module, names: frozenset[str]) -> None:
+    """Remember which attributes a module's own forward sets."""
+    state_names[module] = state_names.get(module, frozenset()) | names
+    _with_state.add(id(module))
+
+
 # -- the digest --------------------------------------------------------------------------------------------
 
 
 def structure(model: nn.Module) -> list[int]:
     """Return what is another when a module, a hook, a method of a class or a setting of a module was changed."""
     kinds, seen, parts, waiting = set[type](), set[int](), list[int](), [model]
-    any_state = len(state_names) > 0
     while waiting:
         module = waiting.pop()
         number = id(module)
@@ -50,7 +69,7 @@ def structure(model: nn.Module) -> list[int]:
         seen.add(number)
         kinds.add(type(module))
         attributes = module.__dict__
-        if any_state or next(islice(attributes, _LAST, None), "") != "_modules":
+        if number in _with_state or next(islice(attributes, _LAST, None), "") != "_modules":
             parts.append(hash((number, *map(id, _settings(module, attributes)))))
         else:  # the same, quickly
             parts.append(hash((number, *map(id, islice(attributes.values(), _LAST + 1, None)))))

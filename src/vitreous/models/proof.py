@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, one_line
-from vitreous.models.changes import Watch, Writes, deviations, state_names, structure
+from vitreous.models.changes import Watch, Writes, deviations, note_state, state_names, structure
 from vitreous.models.pooling import Pooling
 from vitreous.models.twin import writers
 
 if TYPE_CHECKING:
     from vitreous.models.view import View
 
-__all__ = ["gap", "prove", "structure"]
+__all__ = ["gap", "prove", "rounding"]
 
 
 class _Record(NamedTuple):
@@ -65,7 +65,7 @@ def _verify(view: View, image: Tensor) -> _Record:
         _compare(view, logits, _own(other, image), "its own forward")
         tensors = frozenset().union(*(each.tensors() for each in written))
         for module, names in written[1].names().items():
-            state_names[module] = state_names.get(module, frozenset()) | names
+            note_state(module, names)
         writers[view.model] = tensors
         has_state = bool(tensors) or any(module in state_names for module in view.model.modules())
         if not has_state and not any(module.training for module in view.model.modules()):
@@ -93,10 +93,10 @@ def gap(logits: Tensor, expected: Tensor) -> tuple[float, bool]:
     same = (one == other) | (one.isnan() & other.isnan())  # a class may be shut out with minus infinity
     off = float(torch.where(same, 0.0, (one - other).abs()).max())
     size = max(1.0, float(other[other.isfinite()].abs().max()) if other.isfinite().any() else 1.0)
-    return off, not off <= _rounding(expected.dtype, expected.device.type) * size
+    return off, not off <= rounding(expected.dtype, expected.device.type) * size
 
 
-def _rounding(dtype: torch.dtype, device: str) -> float:
+def rounding(dtype: torch.dtype, device: str) -> float:
     """Return by how much equal sums may differ: a GPU may multiply float32 in TF32, with ten bits behind the point."""
     if dtype in (torch.float16, torch.bfloat16):
         return 1e-2

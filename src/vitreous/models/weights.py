@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from vitreous.errors import ModelError, one_line
 from vitreous.models.changes import LIBRARIES, deviation, deviations
+from vitreous.models.proof import rounding
 
 __all__ = ["Norm", "Weights", "affine", "is_plain", "linear_weights", "merged"]
 
-_EXACT = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float64: 1e-8}
-"""How far a module may be from the weights that are taken for it, in parts of the largest output."""
+_EXACT = {torch.bfloat16: 5e-2, torch.float64: 1e-8}
+"""How far a module may be from the weights that are taken for it, in parts of the largest output, if not as usual."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def _check(module: Any, what: str, module_output: tuple[Tensor, Tensor], expecte
     for output in module_output:
         size = float(output.abs().max())
         if output.shape != expected.shape or not float((output - expected).abs().max()) <= (
-            _EXACT.get(output.dtype, 1e-4) * max(size, 1e-6)
+            _EXACT.get(output.dtype, rounding(output.dtype, output.device.type)) * max(size, 1e-6)
         ):
             raise ModelError(f"{_described(module)} does not compute what is {what}: no weights tell what it does")
 
