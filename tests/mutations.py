@@ -46,7 +46,7 @@ class Sparse(nn.Module):
         self.head = nn.Linear(8, 5)
         self.drop_ratio, self.mode, self.calls = 0.25, "mean", 0
         self.settings = {"scale": 1.0, "reduce": [1, 2]}
-        self.power, self.meter, self.functional = Power(1.0), Meter(), nn.functional
+        self.power, self.meter, self.activation = Power(1.0), Meter(), nn.functional.relu
         self.mask = torch.eye(8).to_sparse()
         self.register_buffer("table", torch.linspace(0, 1, 144), persistent=False)
         self.register_buffer("latest", torch.zeros(2), persistent=False)
@@ -64,7 +64,7 @@ class Sparse(nn.Module):
         features = self.features(x).flatten(2)
         self.meter.note(1.0)
         features = features * self.power(self.table[: features.shape[-1]]) * self.settings["scale"]
-        features = self.functional.relu(self.mask.to_dense() @ features)
+        features = self.activation(self.mask.to_dense() @ features)
         left = features[..., int(self.drop_ratio * features.shape[-1]) :]
         pooled = left.mean(dim=2) if self.mode == "mean" else left.amax(dim=2)
         return self.hidden[0](self.head(pooled))

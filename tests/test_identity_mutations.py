@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import vitreous as vt
 from bench_tiny import photos
+from commands import MODEL, run
 from families import FAMILIES, images
 from families_hf import FAMILIES as HF
 from families_timm import FAMILIES as TIMM
@@ -38,6 +39,7 @@ from mutations import (
     swap_parameter,
 )
 from plug_ins import PlugIns
+from vitreous.code_digest import sources
 from vitreous.errors import VitreousWarning
 from vitreous.models import ModelIdentity
 from vitreous.models.fingerprint import fingerprint_of
@@ -328,6 +330,14 @@ def test_weights_are_read_only_where_something_is_stored(read_weights: list[int]
     assert len(read_weights) == 2, "what is written is known by every byte, also where nothing seems to have changed"
 
 
+def test_the_command_line_reads_weights_once_for_all_questions(read_weights: list[int], tmp_path: Path) -> None:
+    given = ("explain", photos(tmp_path / "photos", 1), *MODEL, "--method", "gradient", "--method", "ixg")
+    assert run(*given, "--out", tmp_path / "out").code == 0
+    assert len(read_weights) == 2, "for what each method stores"
+    assert "2 left out" in run(*given, "--out", tmp_path / "out", "--resume").out
+    assert len(read_weights) == 3, "once to look for the answers of both"
+
+
 def test_what_is_stored_has_the_weights_it_was_made_with(tmp_path: Path) -> None:
     model: Any = FAMILIES["vit"]()
     archive = vt.Archive(tmp_path / "archive")
@@ -362,10 +372,15 @@ def test_a_result_outlives_its_model_and_is_known_by_its_weights(tmp_path: Path)
     assert pickle.loads(pickle.dumps(vt.explain(FAMILIES["vit"](), photo, "gradient", 1))).identity["weights"]
 
 
-def test_code_that_cannot_be_known_is_never_found_again(tmp_path: Path) -> None:
+def test_code_that_cannot_be_known_is_never_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_reported", set())
     model, lock = FAMILIES["vit"](), threading.Lock()
     before = identity(model)
-    model.blocks[0].register_forward_hook(lambda module, args, output: output if lock else None)
+
+    def kept(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        return output if lock else None
+
+    model.blocks[0].register_forward_hook(kept)
     with pytest.warns(VitreousWarning, match="cannot be known"):
         after = identity(model)
     with warnings.catch_warnings():

@@ -21,6 +21,7 @@ import vitreous as vt
 from commands import MODEL, photographs, run
 from families import FAMILIES, images
 from vitreous import disk
+from vitreous.code_digest import sources
 from vitreous.errors import VitreousWarning
 from vitreous.passes import scenes
 from vitreous.passes.scenes import SCENES, world_statistics
@@ -125,10 +126,17 @@ def test_hooks_and_patches_have_statistics_of_their_own(fresh: Path, ran: list[i
     assert len(list(fresh.iterdir())) == 3
 
 
-def test_statistics_of_code_that_cannot_be_known_stay_in_memory(fresh: Path, ran: list[int]) -> None:
+def test_statistics_of_code_that_cannot_be_known_stay_in_memory(
+    fresh: Path, ran: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_reported", set())
     model, lock = FAMILIES["vit"](), threading.Lock()
-    model.blocks[0].mlp.forward = lambda tokens: -tokens if lock else tokens
-    with pytest.warns(VitreousWarning, match="cannot be known"):
+
+    def negated(tokens: Tensor) -> Tensor:
+        return -tokens if lock else tokens
+
+    model.blocks[0].mlp.forward = negated
+    with pytest.warns(VitreousWarning, match="the code of your VisionTransformer cannot be known"):
         first = explained(model)
     assert torch.equal(explained(model, forget=False), first)
     assert sum(ran) == SCENES

@@ -301,7 +301,7 @@ def _explanations(
     asked = None
     if target.function is None:
         asked = Question.of(
-            looked_at, how, None, (), target.value, target.only, grid=grid, seed=session.seed, read_weights=False
+            looked_at, how, None, (), target.value, target.only, grid=grid, seed=session.seed, snapshot=snapshot
         )
     made = []
     for i, picture in enumerate(batch):
@@ -328,7 +328,7 @@ def _explanations(
                 asked=target.value,
                 identity=None
                 if asked is None
-                else Identity(replace(asked, against=rivals, among=among), snapshot, picture.digest, explained),
+                else Identity(replace(asked, against=rivals, among=among), picture.digest, explained),
                 only=target.only or (),
                 among=among,
                 against=rivals,

@@ -38,10 +38,11 @@ def is_unknown(digest: str) -> bool:
     return digest.startswith(_UNKNOWN)
 
 
-def code_digest(thing: Any, names: Mapping[int, str] | None = None) -> str:
+def code_digest(thing: Any, names: Mapping[int, str] | None = None, noun: str = "") -> str:
     """Return a digest of the code of a class, a function or an object, and of the values that are bound in it.
 
     Objects in ``names``, by ``id``, count by these names alone: such as the modules of a model that has its own digest.
+    ``noun`` is what a warning calls the thing.
     It does not depend on where files lie, nor on their line ends. Nothing is imported for it. Where the code cannot be
     known a warning says why, and the digest is one that nothing else ever has.
     """
@@ -50,7 +51,7 @@ def code_digest(thing: Any, names: Mapping[int, str] | None = None) -> str:
         text = json.dumps([description.of(thing), sorted(description.sources.items())])
     except Exception as error:  # whatever an object does when it is looked at: then it cannot be known
         why = str(error) if isinstance(error, _UnknownCode) else type(error).__name__
-        name = one_line(str(getattr(thing, "__qualname__", type(thing).__qualname__)))
+        name = one_line(noun or str(getattr(thing, "__qualname__", type(thing).__qualname__)))
         report(f"the code of {name} cannot be known ({one_line(why)}): what it computes is never used again")
         return _UNKNOWN + uuid4().hex
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -20,6 +20,7 @@ from vitreous.explorer.runs_pictures import Data, photos_of
 from vitreous.explorer.runs_store import Guarded
 from vitreous.explorer.runs_table import table
 from vitreous.explorer.wire import Refused
+from vitreous.models import Snapshot
 
 __all__ = ["Opened", "Run"]
 
@@ -121,7 +122,7 @@ class Run:
     def _loaded(self, finding: Finding) -> tuple[str, View] | None:
         """Return the loaded model with the weights of this part."""
         own = finding.gathered.setting.fingerprint
-        return next((each for each in self.views.items() if each[1].fingerprint == own), None)
+        return next((each for each in self.views.items() if str(Snapshot(each[1]).recent) == own), None)
 
 
 def _manifest(store: Guarded) -> dict[str, Any]:

@@ -106,7 +106,8 @@ class Description:
             return ""
         names = {id(part): f"module {path}" for path, part in self._modules}
         names |= {id(tensor): f"tensor {name}" for name, tensor in (*self.tensors, *self.view_tensors)}
-        digest = code_digest((external, sorted(self.external.items())), names)
+        noun = f"your {type(self._modules[0][1]).__name__}"
+        digest = code_digest((external, sorted(self.external.items())), names, noun)
         return settled(self._modules[0][1], digest)
 
     # -- modules ---------------------------------------------------------------------------------------

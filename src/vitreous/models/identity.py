@@ -32,6 +32,7 @@ __all__ = ["ModelIdentity", "Snapshot", "state"]
 
 _UNKNOWN = "unknown "
 _known: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
+_asked: WeakKeyDictionary[nn.Module, Snapshot] = WeakKeyDictionary()
 _waiting: WeakKeyDictionary[nn.Module, tuple[finalize[Any, Any], WeakSet[Snapshot]]] = WeakKeyDictionary()
 _guard = Lock()
 
@@ -77,12 +78,12 @@ class Snapshot:
     """A model at one moment. Its weights are read when the identity is asked for.
 
     They must not have changed in between: nobody can say then which they were. Cost: two milliseconds, and a tenth of a
-    forward for the identity. With ``outlives_model`` they are read when the model goes, if nobody has asked before.
+    forward for the identity.
     """
 
-    def __init__(self, view: View, outlives_model: bool = False) -> None:
+    def __init__(self, view: View, description: Description | None = None) -> None:
         origin = view if view.user is None else view.user
-        description = Description(origin.model, origin)
+        description = description or Description(origin.model, origin)
         self._module, self._view_tensors = ref(origin.model), description.view_tensors
         self._state = state_of([*description.tensors, *self._view_tensors])
         self._weights = ""
@@ -91,8 +92,26 @@ class Snapshot:
             "preprocessing": _preprocessing_of(origin.preprocess),
             "code": "+".join(filter(None, (description.code, origin.factory))),
         }
-        if outlives_model:
-            _wait(origin.model, description.tensors, self)
+
+    @classmethod
+    def of_result(cls, view: View) -> Snapshot:
+        """Return one for what may outlive the model: it is read when that goes, if nobody has asked before."""
+        origin = view if view.user is None else view.user
+        description = Description(origin.model, origin)
+        taken = cls(origin, description)
+        _wait(origin.model, description.tensors, taken)
+        return taken
+
+    @classmethod
+    def of_question(cls, view: View) -> Snapshot:
+        """Return the one of an earlier question, if it was not read yet and nothing seems to have changed."""
+        taken, module = cls(view), (view if view.user is None else view.user).model
+        with _guard:
+            earlier = _asked.get(module)
+            is_same = earlier is not None and (earlier._state, earlier._parts) == (taken._state, taken._parts)
+            if earlier is None or earlier._weights or not is_same:
+                earlier = _asked[module] = taken
+            return earlier
 
     @property
     def identity(self) -> ModelIdentity:
@@ -160,6 +179,6 @@ def state(module: nn.Module) -> Any:
 def _preprocessing_of(preprocess: Preprocess) -> str:
     """Return the digest of a preprocessing: its numbers, and the code of a user's function."""
     steps = [each for each in preprocess.steps() if is_external(each)]
-    code = settled(preprocess, code_digest(steps)) if steps else ""
+    code = settled(preprocess, code_digest(steps, noun="your preprocess")) if steps else ""
     numbers = sorted(preprocess.to_json().items())
     return code if is_unknown(code) else digest_of([type_name(type(preprocess)), numbers, code])

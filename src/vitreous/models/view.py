@@ -245,7 +245,7 @@ class View(ABC):
 
     def snapshot(self) -> Snapshot:
         """Return what the model is now, for a result in memory; its weights are read when the identity is asked for."""
-        return Snapshot(self, outlives_model=True)
+        return Snapshot.of_result(self)
 
     @property
     def fingerprint(self) -> str:

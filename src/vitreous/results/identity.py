@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -45,15 +45,13 @@ class Question:
         among: tuple[int, ...] = (),
         grid: str | None = None,
         seed: int = 0,
-        *,
-        read_weights: bool = True,
+        snapshot: Snapshot | None = None,
     ) -> Question:
-        """Put a question to a model; without ``read_weights``, its identity is still to be filled in."""
-        facts = {
-            "weights": view.fingerprint if read_weights else "",
-            "dtype": str(view.dtype),
-            "device": view.device.type,
-        }
+        """Put a question to a model; its weights are read when an answer is looked for or stored.
+
+        ``snapshot`` is what the model was when it was answered.
+        """
+        facts = _Facts(snapshot or Snapshot.of_question(view), str(view.dtype), view.device.type)
         return cls(facts, how.fingerprint, target, against, " and ".join(how.values(value)), classes, among, grid, seed)
 
     def digest(self, picture: str, target: int | None) -> str:
@@ -76,22 +74,15 @@ class Question:
         return bool(target == wanted and asked == self.digest(picture, target))
 
 
-class Identity(Mapping[str, str]):
-    """The identity of an answer in memory: the weights are read the first time that someone looks at it.
-
-    The answers of one batch share a ``snapshot``, so that the weights are read once for all of them.
-    """
-
-    def __init__(self, question: Question, snapshot: Snapshot, picture: str, target: int | None) -> None:
-        self._question, self._snapshot, self._picture, self._target = question, snapshot, picture, target
+class _Lazy(Mapping[str, str]):
+    """Words that are found out the first time that someone looks at them."""
 
     @cached_property
-    def _parts(self) -> dict[str, str]:
-        facts = {**self._question.facts, "weights": str(self._snapshot.identity)}
-        return replace(self._question, facts=facts).identity(self._picture, self._target)
+    def _parts(self) -> Mapping[str, str]:
+        raise NotImplementedError
 
     def __getitem__(self, name: str) -> str:
-        return self._picture if name == "picture" else self._parts[name]
+        return self._parts[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -100,7 +91,37 @@ class Identity(Mapping[str, str]):
         return len(self._parts)
 
     def __repr__(self) -> str:
-        return f"Identity(picture={self._picture!r})"
+        return f"{type(self).__name__}()"
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)  # another process has no model to look at
+
+
+class _Facts(_Lazy):
+    """The facts of a model: its weights are read once for all questions that were asked of it before."""
+
+    def __init__(self, snapshot: Snapshot, dtype: str, device: str) -> None:
+        self._snapshot, self._known = snapshot, {"dtype": dtype, "device": device}
+
+    @cached_property
+    def _parts(self) -> Mapping[str, str]:
+        return {"weights": str(self._snapshot.identity), **self._known}
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _Facts) and self._snapshot is other._snapshot:
+            return self._known == other._known
+        return super().__eq__(other)
+
+
+class Identity(_Lazy):
+    """The identity of an answer in memory: the weights are read once for all answers of a batch."""
+
+    def __init__(self, question: Question, picture: str, target: int | None) -> None:
+        self._question, self._picture, self._target = question, picture, target
+
+    @cached_property
+    def _parts(self) -> Mapping[str, str]:
+        return self._question.identity(self._picture, self._target)
+
+    def __getitem__(self, name: str) -> str:
+        return self._picture if name == "picture" else self._parts[name]
