@@ -12,15 +12,19 @@ import numpy as np
 import pytest
 
 import vitreous as vt
+from bench_store import SETTING
 from bench_tiny import bench, photos, ran, tiny
 from commands import MODEL, run
+from families import FAMILIES
 from mutations import (
     eps,
     hook,
+    identity,
     other_method,
     through_data,
 )
 from plug_ins import HELPERS, METHOD, METRIC, PlugIns
+from vitreous.bench.code_changes import refuse_other_model
 from vitreous.bench.gather import gather
 from vitreous.bench.protocol import DataSpec, ModelSpec
 from vitreous.bench.run import Bench
@@ -250,3 +254,8 @@ def test_bench_refuses_another_model_in_one_line(tmp_path: Path, monkeypatch: py
     assert told.err.strip().endswith("choose another place for the new ones")
     assert "net has other preprocessing than this run was begun with" in told.err
     assert "Traceback" not in told.err
+
+
+def test_runs_of_earlier_versions_are_refused_with_the_reason() -> None:
+    with pytest.raises(VitreousError, match=r"^world has another identity \(an earlier version .*\) than this run was"):
+        refuse_other_model(replace(SETTING, label="world"), identity(FAMILIES["vit"]()), "choose another place")

@@ -9,6 +9,7 @@ from vitreous.errors import ModelError
 from vitreous.methods.readout import at_least_float32
 from vitreous.models import Norm, View, Weights
 from vitreous.models.proof import rounding
+from vitreous.models.weights import UnverifiedError
 from vitreous.passes import Block
 
 __all__ = ["Shares", "block_weights", "head_projection", "layer_weights"]
@@ -97,11 +98,9 @@ def layer_weights(view: View, layer: int) -> Weights:
     """Return the weights of a block; a refusal names it."""
     try:
         return view.weights(layer)
-    except ModelError as error:
-        if view.is_plain(layer):
-            raise
+    except UnverifiedError as error:
         advice = "merge what was added into the weights, or take a method that reads none, such as generic"
-        raise ModelError(f"{view.name}, block {layer}: {error}; {advice}") from None
+        raise UnverifiedError(f"{view.name}, block {layer}: {error}; {advice}") from None
 
 
 def block_weights(view: View, block: Block, always: bool = False) -> Weights:

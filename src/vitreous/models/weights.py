@@ -19,10 +19,14 @@ from vitreous.errors import ModelError, one_line
 from vitreous.models.changes import LIBRARIES, deviation, deviations
 from vitreous.models.proof import rounding
 
-__all__ = ["Norm", "Weights", "affine", "is_plain", "linear_weights", "merged"]
+__all__ = ["Norm", "UnverifiedError", "Weights", "affine", "is_plain", "linear_weights", "merged"]
 
 _EXACT = {torch.bfloat16: 5e-2, torch.float64: 1e-8}
 """How far a module may be from the weights that are taken for it, in parts of the largest output, if not as usual."""
+
+
+class UnverifiedError(ModelError):
+    """No weights were found that do what a module does."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ def affine(module: nn.Module) -> tuple[Tensor, Tensor]:
     """
     sizes = [size for part in module.modules() if isinstance(size := getattr(part, "in_features", None), int)]
     if not sizes:
-        raise ModelError(f"{type(module).__name__} does not say how wide its inputs are (in_features)")
+        raise UnverifiedError(f"{type(module).__name__} does not say how wide its inputs are (in_features)")
     width, like = sizes[0], _first_parameter(module)
     _, rows = _both(module, torch.cat([torch.zeros(1, width), torch.eye(width)]).to(like))
     bias, weight = rows[0], (rows[1:] - rows[0]).T.contiguous()
@@ -224,7 +228,7 @@ def _both(module: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
             alone, together = module(rows[:, None])[:, 0], module(rows[None])[0]
         except Exception as error:  # a forward or a hook of the user's own can fail anywhere
             reason = one_line(f"{type(error).__name__}: {error}")[:200]
-            raise ModelError(f"{_described(module)} cannot be run on its own ({reason})") from error
+            raise UnverifiedError(f"{_described(module)} cannot be run on its own ({reason})") from error
     return alone, together
 
 
@@ -234,7 +238,7 @@ def _check(module: Any, what: str, module_output: tuple[Tensor, Tensor], expecte
         if output.shape != expected.shape or not float((output - expected).abs().max()) <= (
             _EXACT.get(output.dtype, rounding(output.dtype, output.device.type)) * max(size, 1e-6)
         ):
-            raise ModelError(f"{_described(module)} does not compute what is {what}: no weights tell what it does")
+            raise UnverifiedError(f"{_described(module)} does not compute what is {what}: no weights tell what it does")
 
 
 def _described(module: nn.Module) -> str:
@@ -253,7 +257,7 @@ def _is_rms(module: nn.Module) -> bool:
 def _first_parameter(module: nn.Module) -> Tensor:
     found = next(module.parameters(), None)
     if found is None:
-        raise ModelError(f"{_described(module)} has no parameters that tell where and how it computes")
+        raise UnverifiedError(f"{_described(module)} has no parameters that tell where and how it computes")
     return found.detach()
 
 
