@@ -42,8 +42,13 @@ _NO_SETTINGS = frozenset(
 )
 """Names, labels and places that libraries keep beside a model."""
 _NO_CODE_OF_MODELS = ("torch.nn.modules.module", "transformers.modeling_utils", "transformers.utils")
-_FACTS_OF_VIEWS = frozenset(("model", "name", "labels", "preprocess", "recipe", "factory", "user", "family"))
-"""What is left out of the facts of a view: names, and what has a digest of its own."""
+_FACTS_OF_VIEWS = frozenset(
+    (
+        *("model", "name", "labels", "preprocess", "recipe", "factory", "user", "family"),
+        *("declared_pooling", "deviations", "deviating"),
+    )
+)
+"""What is left out of the facts of a view: names, what has a digest of its own, and what verification notes."""
 _RECORDER = "transformers.utils.output_capturing"
 """Its hooks stay on a model once somebody has asked for hidden states."""
 _DEPTH = 8  # of objects in objects
@@ -246,6 +251,8 @@ class Description:
         line: list[Any] = [self._code(type(view), "view", type_name(type(view)))]
         for name in sorted(vars(view)):
             value = vars(view)[name]
+            if name == "pooling" and view.declared_pooling is not None:  # what is inferred follows from the model
+                value = view.declared_pooling
             if not name.startswith("_") and name not in _FACTS_OF_VIEWS and not callable(value):
                 inner = hasattr(value, "model") and hasattr(value, "embed") and not isinstance(value, nn.Module)
                 line.append((name, self._view(value) if inner else self._plain(value, f"view.{name}")))
