@@ -48,7 +48,7 @@ class Sparse(nn.Module):
         self.settings = {"scale": 1.0, "reduce": [1, 2]}
         self.power, self.meter, self.activation = Power(1.0), Meter(), nn.functional.relu
         self.mask = torch.eye(8).to_sparse()
-        self.register_buffer("table", torch.linspace(0, 1, 144), persistent=False)
+        self.register_buffer("table", torch.linspace(0, 1, 256), persistent=False)
         self.register_buffer("latest", torch.zeros(2), persistent=False)
         self.hidden = [nn.Linear(5, 5)]
         self.sizes: dict[Any, Any] = {}

@@ -184,7 +184,7 @@ class Writes:
         return {
             path
             for path, tensor, version, own in self._tensors
-            if tensor._version != version or not torch.equal(tensor, own)
+            if tensor._version != version or not _is_equal(tensor, own)
         }
 
     def names(self) -> dict[nn.Module, frozenset[str]]:
@@ -194,6 +194,16 @@ class Writes:
             for ((_, module), changed), before in zip(self._pairs, self._names, strict=True)
         }
         return {module: names for module, names in found.items() if names}
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of any layout hold the same values; where they cannot be compared, versions must do."""
+    if one.layout is not torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    try:
+        return torch.equal(one, other)
+    except (NotImplementedError, RuntimeError):
+        return True
 
 
 # -- what is not as the library built it -------------------------------------------------------------------
