@@ -25,9 +25,9 @@ from torch import Tensor
 
 import vitreous as vt
 from vitreous.metrics import Answers, Geometry, Info, Metric, Need
-from vitreous.metrics.noise import uniform_copies
+from vitreous.metrics.ranking import enlarged
+from vitreous.metrics.robustness import uniform_copies
 from vitreous.metrics.similarity import SIMILARITIES
-from vitreous.metrics.states.rank import enlarged
 
 MOST = 1e-5
 SIZE = 64

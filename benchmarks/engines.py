@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from vitreous.bench.engines import run
-from vitreous.bench.engines.local import _Several
-from vitreous.bench.protocol import Protocol, read
-from vitreous.bench.run import Bench, Options
+from vitreous.benchmark.data import Options
+from vitreous.benchmark.executors import _Several, run
+from vitreous.benchmark.protocol import Protocol, read
+from vitreous.benchmark.run import Bench
 
 GOAL = 0.6
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import vitreous as vt
-from vitreous.explorer.serve import Server, bound
+from vitreous.web.serve import Server, bound
 
 GOALS = {"page": 1.0, "first paint": 1.0, "prediction": 1.0, "map": 1.0, "try": 0.3}
 PICTURE = "scene-plain-{}"

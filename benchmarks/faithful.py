@@ -32,7 +32,7 @@ from torch import Tensor
 
 import vitreous as vt
 from vitreous.methods import answer
-from vitreous.passes import Session, Target
+from vitreous.tracing import Session, Target
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "attention": (

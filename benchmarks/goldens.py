@@ -133,7 +133,8 @@ def photographs() -> Iterator[Entry]:
 
 
 def benchmark() -> Iterator[Entry]:
-    from vitreous.bench.run import Bench, Options
+    from vitreous.benchmark.data import Options
+    from vitreous.benchmark.run import Bench
 
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(tiny(metrics=("deletion(steps=2)", "insdel(steps=2)")), Path(folder) / "run", Options())

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitreous as vt
-from vitreous.data.pictures import open_photo
+from vitreous.datasets.images import open_photo
 from vitreous.metrics.bootstrap import mean, resampled
 
 FOLDER = "imagenet-val-1k"

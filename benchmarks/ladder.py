@@ -26,9 +26,9 @@ from systems import METRICS
 from torch.nn.functional import adaptive_avg_pool2d
 
 import vitreous as vt
-from vitreous.judge.check import agreement
+from vitreous.evaluation.checks import agreement
 from vitreous.metrics import intervals
-from vitreous.words.defaults import STEPS
+from vitreous.registry.defaults import STEPS
 
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "deit": ("timm/deit_tiny_patch16_224", {}, "deit_tiny_patch16_224.fp16.safetensors"),

@@ -21,7 +21,7 @@ from ladder import halves, on_world, read
 from systems import METRICS as ALL
 
 import vitreous as vt
-from vitreous.words.defaults import STEPS
+from vitreous.registry.defaults import STEPS
 from vitreous.world import World
 
 METRICS = {short: ALL[short] for short in ("insdel", "insertion", "deletion")}

@@ -32,7 +32,7 @@ from torch import Tensor
 
 import vitreous as vt
 from vitreous.methods import answer
-from vitreous.passes import Session, Target
+from vitreous.tracing import Session, Target
 
 PARTS = ("ladder", "skipplus", "vtranm", "var", "plus", "coiba", "tis", "memory")
 EVERY = "every"

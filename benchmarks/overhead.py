@@ -24,7 +24,7 @@ import torch
 
 import vitreous as vt
 from vitreous.methods import answer, method
-from vitreous.passes import Session, Target
+from vitreous.tracing import Session, Target
 
 SHARED = "raw_attention, rollout, generic, attcam, gradient, ixg, gradcam, hirescam, plus(ixg), skipplus(ixg)"
 SINGLE = ("generic", "ixg", "gradcam", "hirescam", "attcam", "rollout", "decompx", "skipplus(decompx)", "saliency")

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 import vitreous as vt
 from vitreous import demo
-from vitreous.data.pictures import pictures
+from vitreous.datasets.images import pictures
 from vitreous.metrics import Geometry, Maps, Pool
 
 OBJECTS = {"saliency": Saliency, "input_x_gradient": InputXGradient}

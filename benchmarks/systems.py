@@ -31,7 +31,7 @@ from torch import Tensor
 
 import vitreous as vt
 from vitreous.metrics import intervals
-from vitreous.passes import VALUES
+from vitreous.tracing import VALUES
 
 PRED = "explain=pred, score=pred"
 METRICS = {

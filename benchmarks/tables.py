@@ -20,14 +20,15 @@ from pathlib import Path
 from known import FOLDER
 from ladder import MODELS
 
-from vitreous.bench.engines import run
-from vitreous.bench.gather import gather
-from vitreous.bench.pack import pack, unpack
-from vitreous.bench.protocol import DataSpec, Protocol, protocol_of_json, read, replace_model
-from vitreous.bench.report.finding import Finding
-from vitreous.bench.report.ledger import Ledger
-from vitreous.bench.run import Bench, Options
-from vitreous.results.formats import markdown
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.data import Options
+from vitreous.benchmark.executors import run
+from vitreous.benchmark.pack import pack, unpack
+from vitreous.benchmark.protocol import DataSpec, Protocol, protocol_of_json, read, replace_model
+from vitreous.benchmark.reproduction import Ledger
+from vitreous.benchmark.run import Bench
+from vitreous.benchmark.summary import Finding
+from vitreous.results.table import markdown
 
 PETS = "pets-200"
 NAMES = {"deit": "DeiT-Tiny", "dinov2": "DINOv2-S"}

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vitreous.judge.trial import trial
-from vitreous.results.trial import Trial
+from vitreous.evaluation.meta_evaluation import trial
+from vitreous.results.diagnostics import Trial
 
 
 def main() -> None:

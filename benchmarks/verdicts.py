@@ -3,7 +3,8 @@
 Run ``PYTHONPATH=src python benchmarks/verdicts.py --data FOLDER --device cuda --images 200 --json verdicts.json``. The
 folder has ``imagenet-val-1k/`` with its JSON, and the weights of DeiT-Tiny, of DINOv2-S with a linear head and of
 EfficientNet-Lite0; without ``--data`` only the bundled models and their scenes are tried. The test itself is the
-library's (``vitreous.judge.evidence``): the strongest fifth of the patches of a map is blurred away and left alone, and
+library's (``vitreous.evaluation.evidence``): the strongest fifth of the patches of a map is blurred away and left
+alone, and
 the probability of the predicted class is held against the same patches in other places. Maps:
 
 - ``quick``, and ``careful`` with ``--careful``: what ``explain`` makes
@@ -35,10 +36,10 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 import vitreous as vt
-from vitreous.judge.evidence import MOST, Evidence, blurred, moved, on_pixels, strongest
-from vitreous.passes import probabilities
-from vitreous.passes.random import Draws
-from vitreous.show.why import printed
+from vitreous.evaluation.evidence import MOST, Evidence, blurred, moved, on_pixels, strongest
+from vitreous.html import printed
+from vitreous.tracing import probabilities
+from vitreous.tracing.prng import Draws
 from vitreous.world import PARTS, World, telling_part
 
 PHOTOGRAPHS = {**MODELS, "lite0": ("timm/tf_efficientnet_lite0", {}, "tf_efficientnet_lite0.fp16.safetensors")}

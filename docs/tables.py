@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import vitreous as vt
-from vitreous.words import credit
+from vitreous.registry import credit
 
 ROOT = Path(__file__).resolve().parent.parent
 METRICS = ROOT / "docs" / "metrics"

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from bench_tiny import bench, tiny
-from vitreous.bench.changes import Changes, refuse_unnamed_code, resume_protocol
-from vitreous.bench.engines import run as work
-from vitreous.bench.store import Store, packed, unpacked
-from vitreous.bench.units import digest_of
+from vitreous.benchmark.changes import Changes, refuse_unnamed_code, resume_protocol
+from vitreous.benchmark.executors import run as work
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.unit_file import packed, unpacked
+from vitreous.benchmark.units import digest_of
 
 PLAN = "plans/0001.json"
 VALUES: tuple[Any, ...] = (

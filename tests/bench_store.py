@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol
-from vitreous.bench.store import Store
-from vitreous.bench.units import Setting, Unit
-from vitreous.judge.explaining import Cost
+from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.units import Setting, Unit
+from vitreous.evaluation.runner import Cost
 
 METHODS = {"generic": "generic", "ours": "rollout", "random": "random"}
 METRICS = {"insertion": "insertion", "deletion": "deletion"}

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.bench.planning import map_cell, score_cell, wanted_units
-from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol
-from vitreous.bench.run import Bench, Options
-from vitreous.bench.store import Store
+from vitreous.benchmark.data import Options
+from vitreous.benchmark.plan import map_cell, score_cell, wanted_units
+from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol
+from vitreous.benchmark.run import Bench
+from vitreous.benchmark.store import Store
 
 METHODS = ("raw_attention", "rollout")
 METRICS = ("deletion(steps=2)",)

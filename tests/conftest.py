@@ -99,7 +99,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many scenes of the world went through a model at once, each time that some did."""
-    from vitreous.passes import scenes
+    from vitreous.tracing import statistics_collect as scenes
 
     counted: list[int] = []
     real = scenes.statistics_of

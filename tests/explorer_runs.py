@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published
-from vitreous.bench.run import Bench, Options
-from vitreous.bench.store import Store
-from vitreous.bench.units import Unit
+from vitreous.benchmark.data import Options
+from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published
+from vitreous.benchmark.run import Bench
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.units import Unit
 
 METRICS = ("deletion(steps=4)", "gini", "token_deletion_aopc")
 METHODS = {"<i>mine</i>": "rollout", "generic": "generic", "tis": "tis", "saliency": "saliency"}
@@ -146,7 +147,7 @@ def served(runs: Mapping[str, Path], **more: Any) -> Iterator[Client]:
     import uvicorn
     from fastapi import FastAPI
 
-    from vitreous.explorer.runs import router
+    from vitreous.web.runs import router
 
     app = FastAPI()
     app.include_router(router(runs, **more))

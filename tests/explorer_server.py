@@ -122,7 +122,7 @@ def served(
     **more: Any,
 ) -> Iterator[Client]:
     """Run a server until the block ends; afterwards nothing of it may be left."""
-    from vitreous.explorer.serve import Server, bound
+    from vitreous.web.serve import Server, bound
 
     views = views or {name: world(name) for name in models or ("world",)}
     server = Server(bound(host, 0), host, views, runs or {}, **({"memory": 0.25} | more))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from vitreous.world import PARTS, Creature, Scene, Thing
-from vitreous.world.creatures import BODY, OBJECTS, Stroke, strokes
+from vitreous.world.species import BODY, OBJECTS, Stroke, strokes
 
 INK = "2b2233"
 PIGMENTS = ("5b8c4a", "a7c957", "e9c46a", "d98e5f", "9c6b4f", "8d99ae", "c8d5e6", "b56576", "f2e8cf", "6d597a")

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from vitreous.metrics import Explained, Images, Metric, Need, TruthOf, register
-from vitreous.metrics.registry import SHELF
+from vitreous.metrics.base import SHELF
 from vitreous.models import View
 
 __all__ = ["planted"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vitreous.methods import registry as methods
-from vitreous.metrics import registry as metrics
+from vitreous.metrics import base as metrics
 
 __all__ = ["PlugIns"]
 
@@ -37,7 +37,7 @@ METRIC = """
 from dataclasses import dataclass
 
 from vitreous.metrics import Metric
-from vitreous.metrics.registry import register
+from vitreous.metrics.base import register
 
 
 @register("mean_value", family="mine")

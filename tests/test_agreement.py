@@ -16,9 +16,9 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
 from vitreous.errors import SpellingError, VitreousError
-from vitreous.judge.agreement import agreement, best_layers, layer_methods
+from vitreous.evaluation.agreement import agreement, best_layers, layer_methods
 from vitreous.metrics.bootstrap import resamples
-from vitreous.results.agreement import Agreement
+from vitreous.results.diagnostics import Agreement
 
 METHODS = ["ixg", "generic", "input_x_gradient"]
 

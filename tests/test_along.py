@@ -13,7 +13,7 @@ import vitreous as vt
 from families import FAMILIES, golden, images, proven
 from vitreous.errors import ModelError, SpellingError
 from vitreous.methods.base import answer
-from vitreous.passes import Session, Target
+from vitreous.tracing import Session, Target
 
 MODEL, IMAGE = golden()
 

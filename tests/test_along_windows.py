@@ -16,7 +16,7 @@ from families import images
 from slow_windows import ODD, SWINS, Slow, hf, slow_of, timm
 from vitreous.errors import ModelError
 from vitreous.methods.base import answer
-from vitreous.passes import Keep, Pass, Session, Target, whole
+from vitreous.tracing import Keep, Pass, Session, Target, whole
 
 
 @pytest.fixture(params=SWINS)

@@ -12,7 +12,7 @@ import vitreous as vt
 from every import EVERY, look_at
 from families import golden, images
 from vitreous.errors import ModelError, SpellingError
-from vitreous.methods.perturbation.atman import Suppressed
+from vitreous.methods.feature_perturbation import Suppressed
 
 CLASS = 1
 

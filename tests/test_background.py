@@ -16,10 +16,10 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from families_cnn import FAMILIES as CNNS
-from vitreous.bench.hows import mark_of, method_of
-from vitreous.data import pictures
+from vitreous.benchmark.methods import mark_of, method_of
+from vitreous.datasets import pictures
 from vitreous.errors import ImageError, ModelError, SpellingError
-from vitreous.methods.paths.background import Background
+from vitreous.methods.integrated_gradients import Background
 
 TARGET = 2
 SHAP = vt.method("gradient_shap(samples=6)")

@@ -19,7 +19,7 @@ from PIL import Image
 import vitreous as vt
 from commands import MODEL, run, tree
 from families import FAMILIES, images
-from vitreous.data.pictures import image_files, open_photo
+from vitreous.datasets.images import image_files, open_photo
 from vitreous.errors import ImageError, ModelError, VitreousError
 
 RNG = np.random.default_rng(0)

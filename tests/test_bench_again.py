@@ -15,8 +15,8 @@ import pytest
 from bench_tiny import tiny
 from commands import run as command
 from test_bench_changes import QUICK, two_sets
-from vitreous.bench.protocol import Published, read, shipped
-from vitreous.bench.store import Store
+from vitreous.benchmark.protocol import Published, read, shipped
+from vitreous.benchmark.store import Store
 from vitreous.errors import VitreousError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,11 +13,11 @@ import vitreous as vt
 from bench_store import a_run, protocol
 from bench_tiny import of_folder, photos, ran, tiny
 from commands import run as command
-from vitreous.bench.engines.progress import status
-from vitreous.bench.gather import gather
-from vitreous.bench.protocol import DataSpec, JudgeSpec, read
-from vitreous.bench.report import report
-from vitreous.data import read_samples
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.protocol import DataSpec, JudgeSpec, read
+from vitreous.benchmark.report import report
+from vitreous.benchmark.store import status
+from vitreous.datasets import read_samples
 from vitreous.errors import VitreousError
 
 MODULE = """

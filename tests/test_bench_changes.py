@@ -12,11 +12,12 @@ import pytest
 from bench_tiny import TOML, bench, tiny
 from commands import Result
 from commands import run as command
-from vitreous.bench.changes import Changes, apply_changes, resume_protocol
-from vitreous.bench.protocol import DataSpec, ModelSpec, Protocol, protocol_of_json, read
-from vitreous.bench.run import Bench, Options
-from vitreous.bench.store import Store
-from vitreous.bench.work import Worker
+from vitreous.benchmark.changes import Changes, apply_changes, resume_protocol
+from vitreous.benchmark.data import Options
+from vitreous.benchmark.protocol import DataSpec, ModelSpec, Protocol, protocol_of_json, read
+from vitreous.benchmark.run import Bench
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.worker import Worker
 from vitreous.errors import VitreousError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

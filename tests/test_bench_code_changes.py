@@ -14,10 +14,9 @@ from bench_tiny import bench, photos, ran, tiny
 from commands import MODEL
 from commands import run as command
 from plug_ins import HELPERS, METHOD, METRIC, PlugIns
-from vitreous.bench.engines.progress import status
-from vitreous.bench.gather import gather
-from vitreous.bench.protocol import Protocol
-from vitreous.bench.store import Store
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.protocol import Protocol
+from vitreous.benchmark.store import Store, status
 from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.models import registry
 
@@ -156,7 +155,7 @@ def test_code_that_cannot_be_known_is_computed_each_time(plug_ins: PlugIns, tmp_
 
 
 ADAPTER = """
-from vitreous.world.adapter import ADAPTER
+from vitreous.world.models import ADAPTER
 
 
 class Mine:

@@ -12,12 +12,12 @@ import torch
 import vitreous as vt
 from bench_tiny import photos, ran, tiny
 from commands import run as command
-from vitreous.bench.engines.progress import status
-from vitreous.bench.gather import gather
-from vitreous.bench.protocol import DataSpec, read
-from vitreous.bench.report import report
-from vitreous.bench.run import Bench, Options
-from vitreous.bench.store import Store
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.data import Options
+from vitreous.benchmark.protocol import DataSpec, read
+from vitreous.benchmark.report import report
+from vitreous.benchmark.run import Bench
+from vitreous.benchmark.store import Store, status
 from vitreous.errors import VitreousError
 
 

@@ -15,17 +15,17 @@ import vitreous as vt
 from bench_store import METHODS, SETTING, begun, judged, judging, mapped, planned, protocol
 from bench_tiny import ran, tiny
 from families import FAMILIES, images
-from vitreous.bench.gather import gather
-from vitreous.bench.report.finding import Finding
-from vitreous.bench.report.sections import cost
-from vitreous.bench.units import Unit
-from vitreous.data import read_samples
-from vitreous.judge.explaining import Cost, Explaining
-from vitreous.judge.foreign import Foreign
-from vitreous.judge.plan import Plan
-from vitreous.judge.unit import mapped as explained
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.report_sections import cost
+from vitreous.benchmark.summary import Finding
+from vitreous.benchmark.units import Unit
+from vitreous.datasets import read_samples
+from vitreous.evaluation.config import Plan
+from vitreous.evaluation.explainers import Foreign
+from vitreous.evaluation.runner import Cost, Explaining
+from vitreous.evaluation.runner import mapped as explained
 from vitreous.methods import answer
-from vitreous.passes import Session, Target
+from vitreous.tracing import Session, Target
 
 SPELLINGS = ["raw_attention", "generic", "ixg", "decompx", "logprob(ixg)", "smooth(ixg, samples=3)", "random"]
 

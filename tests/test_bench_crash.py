@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from bench_tiny import TOML, assert_same, ran
-from vitreous.bench.engines.progress import status
-from vitreous.bench.protocol import read
-from vitreous.bench.store import Store
+from vitreous.benchmark.protocol import read
+from vitreous.benchmark.store import Store, status
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals as on POSIX")
 IMAGES = 12

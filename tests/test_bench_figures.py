@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from bench_store import METRICS, SETTING, a_run, begun, judged, judging, protocol, score
-from vitreous.bench.gather import gather
-from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, read, shipped
-from vitreous.bench.report import drawn
-from vitreous.bench.report.drawn import drawings
-from vitreous.bench.report.finding import Finding
-from vitreous.bench.report.scores import overview
-from vitreous.bench.store import Store
+from vitreous.benchmark import report_images as drawn
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, read, shipped
+from vitreous.benchmark.report_images import drawings
+from vitreous.benchmark.report_sections import overview
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.summary import Finding
 from vitreous.metrics import metric
-from vitreous.results.sweep import sweeps
+from vitreous.results.table_plots import sweeps
 
 pytest.importorskip("matplotlib")
 

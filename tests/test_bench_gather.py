@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bench_store import METHODS, METRICS, SETTING, begun, judged, judging, mapped, planned, protocol, saved, score
-from vitreous.bench.gather import gather
-from vitreous.bench.protocol import DataSpec
-from vitreous.bench.store import Store
-from vitreous.bench.units import Unit
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.protocol import DataSpec
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.units import Unit
 
 
 def test_cells_stand_where_they_belong(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ import pytest
 from bench_mutants import PLAN, contents, first_unit, renumber, repacked, resume, words, write, zipped
 from bench_tiny import TOML, assert_same, bench, copied, ran, tiny
 from commands import run as command
-from vitreous.bench.engines import run as work
-from vitreous.bench.engines.progress import status
-from vitreous.bench.pack import pack, unpack
-from vitreous.bench.protocol import DataSpec, ModelSpec
-from vitreous.bench.report import report
-from vitreous.bench.store import Store, unpacked
+from vitreous.benchmark.executors import run as work
+from vitreous.benchmark.pack import pack, unpack
+from vitreous.benchmark.protocol import DataSpec, ModelSpec
+from vitreous.benchmark.report import report
+from vitreous.benchmark.store import Store, status
+from vitreous.benchmark.unit_file import unpacked
 from vitreous.errors import VitreousError, VitreousWarning
 
 
@@ -256,7 +256,7 @@ def test_the_manifest_of_a_run_does_not_choose_what_is_imported(run: Path, tmp_p
     assert status(Store(run)).done == 2
     assert report(run).findings[0].table.methods == ("raw_attention", "rollout")
     unpack(pack(run, tmp_path / "run.zip"), tmp_path / "there")
-    open_run = pytest.importorskip("vitreous.explorer.runs_open")
+    open_run = pytest.importorskip("vitreous.web.run_view")
     assert open_run.Run(run).opened().parts
     assert not imported()
 

@@ -16,10 +16,9 @@ import pytest
 from bench_mutants import PLAN, contents, first_unit, mutant, names, resume, write, zipped
 from bench_tiny import TOML, assert_same, copied, of_folder, photos, ran, tiny
 from commands import run as command
-from vitreous.bench.engines.progress import status
-from vitreous.bench.pack import pack, unpack
-from vitreous.bench.report import report
-from vitreous.bench.store import Store
+from vitreous.benchmark.pack import pack, unpack
+from vitreous.benchmark.report import report
+from vitreous.benchmark.store import Store, status
 from vitreous.errors import VitreousError, VitreousWarning
 
 
@@ -62,7 +61,7 @@ def test_a_broken_disk_is_not_taken_for_damage(run: Path, monkeypatch: pytest.Mo
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
-        from vitreous.disk import read as reading
+        from vitreous.io import reading
 
         real = io.BufferedReader
 

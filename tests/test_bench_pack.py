@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench_tiny import METRICS, bench, ran, tiny
-from vitreous.bench.gather import gather
-from vitreous.bench.pack import pack, unpack
-from vitreous.bench.store import Store
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.pack import pack, unpack
+from vitreous.benchmark.store import Store
 from vitreous.errors import VitreousError
 
 

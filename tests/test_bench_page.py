@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published
-from vitreous.bench.report import report
-from vitreous.bench.run import Bench, Options
-from vitreous.bench.store import Store
-from vitreous.bench.units import Unit
+from vitreous.benchmark.data import Options
+from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published
+from vitreous.benchmark.report import report
+from vitreous.benchmark.run import Bench
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.units import Unit
 
 METRICS = ("deletion(steps=4)", "gini")
 METHODS = {"<i>mine</i>": "rollout", "generic": "generic", "saliency": "saliency"}

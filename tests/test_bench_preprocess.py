@@ -12,10 +12,10 @@ from PIL import Image
 
 import vitreous as vt
 from bench_tiny import bench, of_folder, photos
-from vitreous.bench.gather import gather
-from vitreous.bench.protocol import ModelSpec
-from vitreous.bench.report import report
-from vitreous.bench.report.pictures import Sight
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.protocol import ModelSpec
+from vitreous.benchmark.report import report
+from vitreous.benchmark.report_images import Sight
 from vitreous.models.transforms import Transform
 
 hf = pytest.importorskip("transformers")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from bench_tiny import arrays, assert_same, bench, of_folder, photos, ran, tiny
-from vitreous.bench.engines import rays
-from vitreous.bench.engines import run as run_engine
-from vitreous.bench.engines.progress import status
+from vitreous.benchmark import ray_executor as rays
+from vitreous.benchmark.executors import run as run_engine
+from vitreous.benchmark.store import status
 from vitreous.errors import VitreousError, VitreousWarning
 
 ray = pytest.importorskip("ray")

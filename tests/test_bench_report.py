@@ -15,16 +15,14 @@ import typer
 from typer.testing import CliRunner
 
 from bench_store import METHODS, METRICS, SETTING, a_run, begun, judged, judging, planned, protocol, score
-from vitreous.bench.gather import gather
-from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published, read, replace_model
-from vitreous.bench.report import report
-from vitreous.bench.report.finding import Finding
-from vitreous.bench.report.ledger import Ledger, Line
-from vitreous.bench.report.page import commands
-from vitreous.bench.report.scores import scores
-from vitreous.bench.report.sections import flags
-from vitreous.bench.store import Store
-from vitreous.cli.report import report as report_command
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published, read, replace_model
+from vitreous.benchmark.report import commands, report
+from vitreous.benchmark.report_sections import flags, scores
+from vitreous.benchmark.reproduction import Ledger, Line
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.summary import Finding
+from vitreous.cli.benchmark import report as report_command
 from vitreous.errors import VitreousError
 
 
@@ -225,8 +223,8 @@ def test_the_ledger_names_facts(tmp_path: Path) -> None:
 
 def causes(tmp_path: Path, known: Protocol, ran: Protocol, monkeypatch: pytest.MonkeyPatch, **wanted: Any) -> str:
     """Return the causes of one deviation, where ``known`` is what comes along under the name that was run."""
-    monkeypatch.setattr("vitreous.bench.report.ledger.shipped", lambda: ["mine"])
-    monkeypatch.setattr("vitreous.bench.report.ledger.read", lambda name: known)
+    monkeypatch.setattr("vitreous.benchmark.reproduction.shipped", lambda: ["mine"])
+    monkeypatch.setattr("vitreous.benchmark.reproduction.read", lambda name: known)
     ledger = report(a_run(tmp_path, ran, **wanted)).ledger
     assert ledger is not None
     return ledger.lines[0].words

@@ -13,7 +13,7 @@ import pytest
 
 import vitreous as vt
 from explorer_runs import ALL, METRICS, done, planned, whole
-from vitreous.bench.report import report
+from vitreous.benchmark.report import report
 from vitreous.errors import VitreousError
 
 

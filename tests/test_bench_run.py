@@ -17,13 +17,13 @@ import torch
 import vitreous as vt
 from bench_tiny import METHODS, METRICS, assert_close, assert_same, bench, copied, of_folder, photos, ran, tiny
 from commands import run as command
-from vitreous.bench.engines.progress import status
-from vitreous.bench.gather import gather
-from vitreous.bench.run import Bench, Options
-from vitreous.bench.store import Store
-from vitreous.bench.work import Worker
-from vitreous.disk import write as writing
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.data import Options
+from vitreous.benchmark.run import Bench
+from vitreous.benchmark.store import Store, status
+from vitreous.benchmark.worker import Worker
 from vitreous.errors import VitreousError
+from vitreous.io import atomic as writing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from bench_store import METRICS, SETTING, begun, judging, planned, protocol, saved
-from vitreous.bench.gather import Gathered, gather
-from vitreous.bench.protocol import JudgeSpec
-from vitreous.bench.report import report
-from vitreous.bench.report.finding import Finding
-from vitreous.bench.results import results_of
-from vitreous.bench.statistics import averaged, ranks
-from vitreous.bench.store import Store
+from vitreous.benchmark.collect import Gathered, gather
+from vitreous.benchmark.protocol import JudgeSpec
+from vitreous.benchmark.ranking import averaged, ranks
+from vitreous.benchmark.report import report
+from vitreous.benchmark.results import results_of
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.summary import Finding
 from vitreous.errors import VitreousError
 from vitreous.metrics.bootstrap import mean as weighted_mean
 from vitreous.metrics.bootstrap import resampled
@@ -213,7 +213,7 @@ def test_the_explorer_shows_the_spread(tmp_path: Path, browser: Any) -> None:
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
     import vitreous as vt
-    from vitreous.explorer.serve import Server, bound
+    from vitreous.web.serve import Server, bound
 
     several, one = (run_of(tmp_path / name, seeds).path for name, seeds in (("several", SEEDS), ("one", (0,))))
     server = Server(bound("127.0.0.1", 0), "127.0.0.1", {"world": vt.load("world")}, {"several": several, "one": one})

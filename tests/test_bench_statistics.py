@@ -13,14 +13,8 @@ import torch
 from scipy import stats
 
 import vitreous as vt
-from vitreous.bench.statistics import (
-    Statistics,
-    compared,
-    detectable,
-    holm,
-    pairs_of,
-    swapped,
-)
+from vitreous.benchmark.significance import compared, detectable, holm, pairs_of, swapped
+from vitreous.benchmark.summary import Statistics
 from vitreous.errors import VitreousError
 from vitreous.metrics.bootstrap import clustered_error
 

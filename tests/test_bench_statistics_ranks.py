@@ -13,25 +13,23 @@ from scipy import stats
 import vitreous as vt
 from families import FAMILIES, images
 from test_bench_statistics import made, table
-from vitreous.bench.statistics import (
-    Statistics,
+from vitreous.benchmark.ranking import (
     correlations,
     critical_difference,
     friedman,
-    own_perturbation,
+    groups_of,
     ranked,
     ranks,
     seed_scores,
     spread,
     studentised_range,
 )
-from vitreous.bench.statistics.marks import PERTURBS, SHARED
-from vitreous.bench.statistics.ranks import groups_of
+from vitreous.benchmark.summary import PERTURBS, SHARED, Statistics, own_perturbation
 from vitreous.errors import VitreousError
-from vitreous.methods.perturbation.sets import filling
+from vitreous.methods.masking import filling
+from vitreous.metrics.baselines import DROP, SUBSTRATES, substrate_images
 from vitreous.metrics.bootstrap import resamples
-from vitreous.metrics.states.substrate import DROP, SUBSTRATES, substrate_images
-from vitreous.passes import Session, Target
+from vitreous.tracing import Session, Target
 
 RNG = np.random.default_rng(1)
 

@@ -15,12 +15,12 @@ import vitreous as vt
 from bench_store import a_run, begun, judged, judging, planned, protocol
 from bench_tiny import METRICS, bench, ran, tiny
 from commands import run as command
-from vitreous.bench import versions as module
-from vitreous.bench.gather import gather
-from vitreous.bench.hows import method_of
-from vitreous.bench.report import report
-from vitreous.bench.store import Store
-from vitreous.bench.versions import mixed, versions
+from vitreous.benchmark import worker as module
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.methods import method_of
+from vitreous.benchmark.report import report
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.worker import mixed, versions
 from vitreous.errors import VitreousWarning
 
 
@@ -33,14 +33,14 @@ def test_the_code_is_part_of_the_version() -> None:
 
 
 def test_another_file_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bench").mkdir()
-    for room in ("methods", "show"):
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "one.py").write_text("a = 1\n")
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "bench" / "versions.py"))
+    (tmp_path / "benchmark").mkdir()
+    for package in (*module._PACKAGES, "viz"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "one.py").write_text("a = 1\n")
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "benchmark" / "worker.py"))
     own = module._own.__wrapped__
     first = own()
-    (tmp_path / "show" / "one.py").write_text("a = 2\n")  # how it looks changes no number
+    (tmp_path / "viz" / "one.py").write_text("a = 2\n")  # how it looks changes no number
     assert own() == first
     (tmp_path / "methods" / "one.py").write_bytes(b"a = 1\r\n")  # the same lines, as another system writes them
     assert own() == first

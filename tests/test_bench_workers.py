@@ -15,11 +15,10 @@ from PIL import Image
 
 from bench_tiny import TOML, arrays, assert_same, bench, copied, of_folder, photos, ran, tiny
 from commands import run as command
-from vitreous import disk
-from vitreous.bench.engines import run as run_engine
-from vitreous.bench.engines.progress import Pace, in_words, status
-from vitreous.bench.run import Bench
-from vitreous.bench.store import Store
+from vitreous import io as disk
+from vitreous.benchmark.executors import run as run_engine
+from vitreous.benchmark.run import Bench
+from vitreous.benchmark.store import Pace, Store, in_words, status
 from vitreous.errors import VitreousError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

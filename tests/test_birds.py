@@ -11,10 +11,10 @@ import pytest
 from scipy import stats
 
 import vitreous as vt
-from vitreous.judge.birds import Importances, Interventions, disjoint_pairs, sufficient_sets
+from vitreous.evaluation.funnybirds_scores import Importances, Interventions, disjoint_pairs, sufficient_sets
 from vitreous.metrics.similarity import rank_correlation
-from vitreous.results.birds import COLUMNS, Birds, Found
-from vitreous.world.batch import part_table
+from vitreous.results.funnybirds import COLUMNS, Birds, Found
+from vitreous.world.sampling import part_table
 
 P, K, N = 5, 3, 24
 TABLE = part_table().numpy()

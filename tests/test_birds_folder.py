@@ -14,11 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 import vitreous as vt
-from vitreous.bench.pictures import digest_of_entry
-from vitreous.bench.protocol import read, replace_model
-from vitreous.bench.run import Bench, Options
-from vitreous.data.sets import open_source
-from vitreous.judge.birds import Change, Folder, Layout
+from vitreous.benchmark.data import Options, digest_of_entry
+from vitreous.benchmark.protocol import read, replace_model
+from vitreous.benchmark.run import Bench
+from vitreous.datasets.catalog import open_source
+from vitreous.datasets.funnybirds import Layout
+from vitreous.evaluation.funnybirds_data import Change, Folder
 from vitreous.world import CLASSES, NAMES, PARTS, Scene, World, render
 
 LAYOUT = Layout()

@@ -14,8 +14,9 @@ from torch import Tensor
 
 import vitreous as vt
 from test_birds import smallest
-from vitreous.judge.birds import Change, Scenes, disjoint_pairs
-from vitreous.judge.birds.reading import Reader, window
+from vitreous.evaluation.funnybirds import Reader, window
+from vitreous.evaluation.funnybirds_data import Change, Scenes
+from vitreous.evaluation.funnybirds_scores import disjoint_pairs
 from vitreous.world import PARTS, Scene, World, pack, pair, render, unpack
 
 SCENES = World(n=4, start=3)

@@ -11,7 +11,7 @@ import pytest
 from vitreous.errors import VitreousError
 from vitreous.metrics import bins, difference, intervals
 from vitreous.metrics.bootstrap import mean, resampled
-from vitreous.passes.random import Draws
+from vitreous.tracing.prng import Draws
 
 RNG = np.random.default_rng(0)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.methods.bottleneck import Prior, information
-from vitreous.passes.random import Draws
+from vitreous.tracing.prng import Draws
 
 TARGET, SAMPLES = 3, 3
 

@@ -21,11 +21,10 @@ from families import FAMILIES as TRANSFORMERS
 from families import images
 from families_cnn import FAMILIES, Plain, _build
 from vitreous.errors import ModelError, SpellingError
-from vitreous.methods import coiba
-from vitreous.methods.bottleneck import Objective
-from vitreous.methods.bottleneck_places import Blur, grid_after
-from vitreous.passes.random import Draws
-from vitreous.passes.statistics import Moments, Statistics
+from vitreous.methods import iba as coiba
+from vitreous.methods.bottleneck import Blur, Objective, grid_after
+from vitreous.tracing.prng import Draws
+from vitreous.tracing.statistics import Moments, Statistics
 
 TARGET, SAMPLES, STEPS = 3, 3, 5
 SHORT = f"samples={SAMPLES}, steps={STEPS}"

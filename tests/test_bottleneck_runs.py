@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images, proven
-from vitreous.passes import Session, Target
-from vitreous.passes.replace import logits_through
+from vitreous.tracing import Session, Target
+from vitreous.tracing.patching import logits_through
 
 
 def test_a_large_beta_lets_less_pass_everywhere() -> None:

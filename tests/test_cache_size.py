@@ -16,9 +16,9 @@ import torch
 import vitreous as vt
 from families import FAMILIES
 from test_world_cache import SCRIPT, TESTS, explained, only
-from vitreous import disk
-from vitreous.passes import scenes
-from vitreous.passes.statistics import Statistics
+from vitreous import io as disk
+from vitreous.tracing import statistics_collect as scenes
+from vitreous.tracing.statistics import Statistics
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from families import FAMILIES, images
 from test_cams import TARGET, Reference
 from vitreous.models import Pooling, View
 from vitreous.models.preprocess import Preprocess
-from vitreous.passes import Session, Target
-from vitreous.passes.replace import logits_with, replaced
+from vitreous.tracing import Session, Target
+from vitreous.tracing.patching import logits_with, replaced
 
 
 @pytest.fixture(params=["vit", "gap", "deit_distilled", "registers", "nonsquare"])

@@ -15,8 +15,8 @@ from torch import Tensor
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
-from vitreous.judge.check import agreement
-from vitreous.results.checkup import VERDICTS
+from vitreous.evaluation.checks import agreement
+from vitreous.results.diagnostics import CHECK_VERDICTS as VERDICTS
 from vitreous.world import Scene, render
 
 NAMES = ["faithfulness", "stability", "samples", "runner-up", "head"]

@@ -18,7 +18,7 @@ from commands import MODEL, photographs, run
 from families import FAMILIES, _build, images, proven
 from test_check import NAMES, photo
 from vitreous.errors import ModelError, TargetError, VitreousError
-from vitreous.results.checkup import Checkup
+from vitreous.results.diagnostics import Checkup
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import vitreous as vt
 from vitreous.errors import CheckpointError
-from vitreous.models.checkpoint import read
+from vitreous.models.checkpoints import read
 
 NAME = "timm/vit_tiny_patch16_224"
 SMALL: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import vitreous as vt
 from commands import run
 from vitreous.errors import CheckpointError
-from vitreous.models.checkpoint import Checkpoint, read
-from vitreous.models.unpickle import Stub, unpickle
+from vitreous.models.checkpoints import Checkpoint, read
+from vitreous.models.unpickler import Stub, unpickle
 
 NAME = "timm/vit_tiny_patch16_224"
 SMALL: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 3}

@@ -18,7 +18,7 @@ import families_timm
 import families_torchvision
 import vitreous as vt
 from vitreous.errors import CheckpointError
-from vitreous.models.checkpoint import classes_in, fit
+from vitreous.models.checkpoints import classes_in, fit
 
 families_hf = pytest.importorskip("families_hf")
 

@@ -16,8 +16,8 @@ from PIL import Image
 
 import vitreous as vt
 from commands import FILES, MODEL, WITH_LAYERS, photographs, result, run, tree
-from vitreous import disk
-from vitreous.cli.lists import methods
+from vitreous import io as disk
+from vitreous.cli.catalog import methods
 
 
 @pytest.fixture

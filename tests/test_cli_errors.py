@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 
 from commands import MODEL, NAME, WITH_LAYERS, photographs, result, run, tree
-from vitreous import Explanation
 from vitreous.errors import ImageError, VitreousError
-from vitreous.models import hub
+from vitreous.models import registry as hub
+from vitreous.results import Explanation
 
 
 @pytest.fixture

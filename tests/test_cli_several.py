@@ -9,7 +9,7 @@ import pytest
 
 import vitreous as vt
 from commands import MODEL, NAME, photographs, run, tree
-from vitreous.cli.vocabulary import current, in_options
+from vitreous.cli.main import current, in_options
 
 FAST = ("--metric", "deletion(steps=4)", "--no-baselines")
 

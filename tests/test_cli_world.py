@@ -12,7 +12,7 @@ from PIL import Image
 
 from commands import run, tree
 from vitreous.world import World, render
-from vitreous.world.files import read as read_scenes
+from vitreous.world.dataset import read as read_scenes
 
 
 @pytest.fixture

@@ -141,8 +141,8 @@ def test_logprob_shares_one_pass() -> None:
 
 def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
     from vitreous.cli.main import app
-    from vitreous.judge.evaluate import evaluate
-    from vitreous.words import defaults
+    from vitreous.evaluation.evaluate import evaluate
+    from vitreous.registry import defaults
 
     commands = {each.callback.__name__: inspect.signature(each.callback).parameters for each in app.registered_commands}
     python = {each.__name__: inspect.signature(each).parameters for each in (vt.explain, vt.compare, evaluate)}

@@ -13,9 +13,9 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images, proven
 from vitreous.methods import Answer, answer
-from vitreous.methods.consensus import Consensus, match_values
-from vitreous.methods.yardsticks import Centre
-from vitreous.passes import Session, Target
+from vitreous.methods.combinators import Consensus, match_values
+from vitreous.methods.controls import Centre
+from vitreous.tracing import Session, Target
 
 
 def ranks(values: list[float]) -> list[float]:

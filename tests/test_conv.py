@@ -14,7 +14,7 @@ from families import FAMILIES as TRANSFORMERS
 from families import images
 from families_cnn import FAMILIES, Plain, _build
 from vitreous.errors import ModelError
-from vitreous.passes import Keep, Pass, Session, Target, whole
+from vitreous.tracing import Keep, Pass, Session, Target, whole
 
 LAST = {
     "resnet": "layer4.0",

@@ -13,9 +13,9 @@ from families import images
 from families_cnn import FAMILIES
 from localised import SLOW, pixels
 from test_var import definition
-from vitreous.bench.protocol import read
+from vitreous.benchmark.protocol import read
 from vitreous.world import World
-from vitreous.world.adapter import ADAPTER
+from vitreous.world.models import ADAPTER
 
 WORLD = World(n=2, start=3)
 

@@ -24,17 +24,16 @@ from families import FAMILIES
 from test_birds_folder import write_folder
 from test_data_imagenet import VAL, imagenet_s, segments, write_segments
 from test_data_others import coco
-from vitreous.bench.engines.progress import status
-from vitreous.bench.gather import gather
-from vitreous.bench.part import Options, Part
-from vitreous.bench.pictures import digest_of_entry
-from vitreous.bench.protocol import DataSpec, ModelSpec, Protocol, Published
-from vitreous.bench.report import report
-from vitreous.data.sets import open_source, source_words
-from vitreous.data.sets.labels import table, wnids
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.data import Options, Part, digest_of_entry
+from vitreous.benchmark.protocol import DataSpec, ModelSpec, Protocol, Published
+from vitreous.benchmark.report import report
+from vitreous.benchmark.store import status
+from vitreous.datasets.catalog import open_source, source_words
+from vitreous.datasets.class_tables import table, wnids
 from vitreous.errors import ImageError, VitreousError, VitreousWarning
 from vitreous.metrics.bootstrap import mean, resampled
-from vitreous.world.source import add_world
+from vitreous.world.dataset import add_world
 
 add_world()
 
@@ -302,7 +301,7 @@ def test_the_ledger_counts_grids(tmp_path: Path, quads: Any) -> None:
 
 def test_the_explorer_draws_grids_where_their_model_is_loaded(tmp_path: Path, quads: Any) -> None:
     pytest.importorskip("fastapi")
-    from vitreous.explorer.runs_open import Run
+    from vitreous.web.run_view import Run
 
     store = ran(quads(1), tmp_path / "run")
     view = vt.load("timm/test_vit", checkpoint=quads().models[0].checkpoint, img_size=32, device="cpu")

@@ -14,7 +14,7 @@ from PIL import Image
 import vitreous as vt
 from data_made import names, shade
 from families import FAMILIES
-from vitreous.data.sets import open_source
+from vitreous.datasets.catalog import open_source
 from vitreous.errors import ImageError, TargetError
 
 

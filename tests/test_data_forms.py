@@ -18,7 +18,7 @@ import vitreous as vt
 from commands import run
 from every import EVERY
 from families import FAMILIES, images
-from vitreous.data import count, how_many, pictures, read_samples
+from vitreous.datasets import count, how_many, pictures, read_samples
 from vitreous.errors import ImageError, TargetError, VitreousWarning
 
 LABELS = [3, 0, 1, 4, 2]

@@ -14,10 +14,11 @@ from PIL import Image
 import vitreous as vt
 from data_made import SIZE, labels, noise
 from families import FAMILIES
-from vitreous.data import pictures
-from vitreous.data.sets import GridSource, open_source
-from vitreous.data.sets.labels import table, wnids
-from vitreous.data.sets.segmented import _Segments
+from vitreous.datasets import pictures
+from vitreous.datasets.catalog import open_source
+from vitreous.datasets.class_tables import table, wnids
+from vitreous.datasets.grid_source import GridSource
+from vitreous.datasets.imagenet import _Segments
 from vitreous.errors import ImageError
 
 

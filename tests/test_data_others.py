@@ -15,11 +15,11 @@ from PIL import Image
 import vitreous as vt
 from data_made import SIZE, labels, noise
 from families import FAMILIES
-from vitreous.data.sets import open_source
-from vitreous.data.sets.cifar import read_pickle
-from vitreous.data.sets.coco import drawn
-from vitreous.data.sets.labels import table
-from vitreous.data.sets.rle import mask_of_runs, runs_of_text
+from vitreous.datasets.annotations import mask_of_runs, runs_of_text
+from vitreous.datasets.catalog import open_source
+from vitreous.datasets.class_tables import table
+from vitreous.datasets.coco import drawn
+from vitreous.datasets.public import read_pickle
 from vitreous.errors import ImageError, SpellingError
 
 

@@ -18,8 +18,9 @@ from PIL import Image
 import vitreous as vt
 from data_made import names, shade
 from families import FAMILIES
-from vitreous.data.sets import open_source, register_source, rendered, source_words
-from vitreous.data.sets.kinds import KINDS
+from vitreous.datasets.catalog import open_source, source_words
+from vitreous.datasets.catalog import rendered_source as rendered
+from vitreous.datasets.dataset import KINDS, register_source
 from vitreous.errors import ImageError, SpellingError, TargetError, VitreousWarning
 
 
@@ -280,7 +281,7 @@ def test_real_pets_agree_with_their_table(shared: Path) -> None:
 
 
 def test_classes_table_is_imagenet_s(shared: Path) -> None:
-    from vitreous.data.sets.labels import wnids
+    from vitreous.datasets.class_tables import wnids
 
     rows = json.loads((shared / "imagenet-val-1k.json").read_text())
     assert [row["wnid"] for row in sorted(rows, key=lambda row: row["label"])] == list(wnids())
@@ -289,9 +290,9 @@ def test_classes_table_is_imagenet_s(shared: Path) -> None:
 def test_the_world_is_a_source_once_its_room_adds_it() -> None:
     """In a process of its own: elsewhere the benchmark has added it already."""
     told = (
-        "from vitreous.data.sets import open_source\n"
+        "from vitreous.datasets.catalog import open_source\n"
         "try:\n    open_source('world')\nexcept Exception as error:\n    print(error)\n"
-        "from vitreous.world.source import add_world\nadd_world(), add_world()\n"
+        "from vitreous.world.dataset import add_world\nadd_world(), add_world()\n"
         "source = open_source('world', images=2)\nprint(len(source), source.entries[0].open().size)\n"
     )
     out = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout

@@ -9,10 +9,10 @@ import slow
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, golden, images, rounding
-from vitreous.methods.readout import dot
-from vitreous.passes import Pass, Session, Target
-from vitreous.passes.ask import Keep
-from vitreous.passes.rules import FROZEN
+from vitreous.methods.ops import dot
+from vitreous.tracing import Pass, Session, Target
+from vitreous.tracing.records import Keep
+from vitreous.tracing.rules import FROZEN
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,7 +69,7 @@ def test_forward_of_the_frozen_network_is_bit_equal(family):
 
 def test_a_gate_at_exactly_zero_is_one_half():
     """phi(0) = 1/2, where the published quotient would be 0 / 0."""
-    from vitreous.passes.rules.frozen import FrozenGate
+    from vitreous.tracing.rules.gradient import FrozenGate
 
     x = torch.tensor([0.0, 1.0, -2.0], requires_grad=True)
     FrozenGate.apply(x, torch.nn.functional.gelu(x.detach())).sum().backward()

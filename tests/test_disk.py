@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vitreous
-from vitreous import disk
+from vitreous import io as disk
 from vitreous.errors import VitreousError
 
 SCHEMA = {"schema": "vitreous.test/1"}
@@ -149,7 +149,7 @@ def test_a_failed_overwrite_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, exchange: bool
 ) -> None:
     if not exchange:
-        monkeypatch.setattr("vitreous.disk.write._exchanged", lambda one, other: False)
+        monkeypatch.setattr("vitreous.io.atomic._exchanged", lambda one, other: False)
     place = put(tmp_path / "r")
 
     def fill() -> None:
@@ -252,6 +252,6 @@ def test_only_disk_writes() -> None:
         f"{path.name}:{node.lineno}"
         for path in sorted(Path(vitreous.__file__).parent.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if path.parent.name != "disk" and isinstance(node, ast.Call) and _writes(node)
+        if path.parent.name != "io" and isinstance(node, ast.Call) and _writes(node)
     ]
     assert found == []

@@ -229,7 +229,7 @@ def test_failure_names_page_and_line() -> None:
 
 
 def test_promises_name_tests_that_exist() -> None:
-    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     section = page.partition("### Which test checks which promise")[2].partition("\n## ")[0]
     named = re.findall(r"`([\w/]+\.py)`", section)
     assert len(set(named)) > 10

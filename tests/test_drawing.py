@@ -17,7 +17,7 @@ import vitreous as vt
 from families import FAMILIES, images
 from metric_probe import Probe
 from vitreous.metrics import Answers, Drawn, Geometry, Maps, Pool
-from vitreous.metrics.states import drawing
+from vitreous.metrics import evaluator as drawing
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_an_error_of_the_engine_stops_the_threads(
     def fail(*args: Any) -> None:
         raise error("no more")
 
-    monkeypatch.setattr("vitreous.metrics.states.engine.Engine.images", fail)
+    monkeypatch.setattr("vitreous.metrics.batch_runner.Engine.images", fail)
     with pytest.raises(error, match="no more"):
         filled(view, x, maps, Drawn(Dimmed(slow=True), 2)).finish()  # with many threads, adding waits for none of them
     assert gone()

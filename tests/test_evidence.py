@@ -14,9 +14,9 @@ from torch import Tensor
 
 import vitreous as vt
 from families import FAMILIES, _build
-from vitreous.judge.evidence import Evidence, moved, on_pixels, replaced, strongest
-from vitreous.passes.random import Draws
-from vitreous.show.why import percent, printed
+from vitreous.evaluation.evidence import Evidence, moved, on_pixels, replaced, strongest
+from vitreous.html import percent, printed
+from vitreous.tracing.prng import Draws
 
 
 def photo(seed: int = 0) -> Image.Image:

@@ -239,7 +239,7 @@ def test_a_file_in_the_way(made: vt.Explanation, tmp_path: Path) -> None:
     assert content(tmp_path) == {"e": b"a file"}
 
 
-@pytest.mark.parametrize("broken", ["numpy.save", "numpy.savez", "PIL.Image.Image.save", "vitreous.disk.write._open"])
+@pytest.mark.parametrize("broken", ["numpy.save", "numpy.savez", "PIL.Image.Image.save", "vitreous.io.atomic._open"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("odd")])
 def test_all_or_nothing(
     made: vt.Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, error: BaseException

@@ -12,7 +12,7 @@ from PIL import Image
 
 from explorer_page import PICTURE, drawn, explained, percent, scene, visit
 from explorer_server import Client, chances, served, world
-from vitreous import show
+from vitreous import viz as show
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")

@@ -32,7 +32,7 @@ from explorer_runs import (
     served,
     whole,
 )
-from vitreous.bench.report import Report, report
+from vitreous.benchmark.report import Report, report
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -255,8 +255,8 @@ def test_a_loaded_model_is_known_by_its_weights(run: Path) -> None:
 
 def test_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """First nothing is there, then some of it, then all; each time it says so."""
-    monkeypatch.setattr("vitreous.explorer.runs_open._RESTS", 0.0)
-    monkeypatch.setattr("vitreous.explorer.runs_open._SHARE", 0.0)
+    monkeypatch.setattr("vitreous.web.run_view._RESTS", 0.0)
+    monkeypatch.setattr("vitreous.web.run_view._SHARE", 0.0)
     store = planned(tmp_path / "run")
     units = [unit for plan in store.plans() for unit in plan.units]
     with served({"run": store.path}) as client:

@@ -19,9 +19,11 @@ from PIL import Image
 
 from bench_mutants import renumber
 from explorer_runs import Client, arrays, done, protocol, served, whole
-from vitreous.bench.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol
-from vitreous.bench.run import Bench, Options
-from vitreous.bench.store import Store, packed
+from vitreous.benchmark.data import Options
+from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol
+from vitreous.benchmark.run import Bench
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.unit_file import packed
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")

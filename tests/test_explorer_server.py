@@ -15,7 +15,7 @@ from PIL import Image, ImageFilter
 
 import vitreous as vt
 from explorer_server import PAIR, SCENE, Client, chances, decoded, gone, opened, refused, served, world
-from vitreous import show
+from vitreous import viz as show
 from vitreous.world import World, pair, render
 
 pytest.importorskip("fastapi")
@@ -63,7 +63,7 @@ def test_the_start_says_what_there_is(client: Client) -> None:
 
 def test_a_run_is_there_by_a_name_and_nothing_beside_it(tmp_path: Path) -> None:
     from explorer_runs import whole
-    from vitreous.explorer.serve import named_runs
+    from vitreous.web.serve import named_runs
 
     run = whole(tmp_path / "my run")
     (tmp_path / "other").mkdir()

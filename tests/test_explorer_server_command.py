@@ -115,7 +115,7 @@ def test_bound_elsewhere_the_token_is_printed() -> None:
 
 
 def test_a_browser_is_opened_only_if_it_may_be() -> None:
-    from vitreous.explorer.serve import Server, bound
+    from vitreous.web.serve import Server, bound
 
     with mock.patch("webbrowser.open") as opened:
         server = Server(bound("127.0.0.1", 0), "127.0.0.1", {"world": world()}, {})

@@ -50,7 +50,7 @@ def test_values(client: Client) -> None:
 
 def test_a_picture_has_the_overlay_of_the_library(client: Client) -> None:
     """With the look that was asked for, as large as a tile."""
-    from vitreous import show
+    from vitreous import viz as show
 
     (found,) = client.tasks({**PAIR, "kind": "explain", "method": "ixg"})
     seen = Image.open(io.BytesIO(client.get(f"/api/pictures/{PAIR['picture']}?model=world").data))

@@ -87,7 +87,7 @@ def test_more_than_can_wait_is_refused(client: Client, monkeypatch: pytest.Monke
 
 
 def test_an_ask_has_few_tasks_and_all_asks_together_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitreous.explorer.jobs import MOST_TASKS
+    from vitreous.web.jobs import MOST_TASKS
 
     easy = {**SCENE, "kind": "explain", "method": "ixg"}
     assert refused(client, "POST", "/api/ask", {"tasks": [easy] * (MOST_TASKS + 1)}) == 429
@@ -105,7 +105,7 @@ def test_an_ask_has_few_tasks_and_all_asks_together_too(client: Client, monkeypa
 
 def test_whoever_comes_too_late_is_told_in_the_stream(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at the queue and the first line of the answer others may have filled it."""
-    from vitreous.explorer.wire import Refused
+    from vitreous.web.schemas import Refused
 
     def full(jobs: Any) -> None:
         raise Refused(503, "no room")
@@ -214,7 +214,7 @@ def test_what_would_never_end_is_refused_at_once(client: Client, spelling: str) 
 
 
 def test_every_default_is_allowed(client: Client) -> None:
-    from vitreous.explorer.typed import allowed
+    from vitreous.web.completion import allowed
 
     for info in (each for each in vt.methods() if each.models != "ReLU"):
         bases = ", ".join(["ixg", "generic"][: info.bases])
@@ -225,7 +225,8 @@ def test_every_default_is_allowed(client: Client) -> None:
 
 def test_memory_returns(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures and maps leave when there are more than there is room for."""
-    from vitreous.explorer import desk, pictures
+    from vitreous.web import images as pictures
+    from vitreous.web import session as desk
 
     monkeypatch.setattr(pictures, "_KEPT", 3 * 3 * 200 * 200)
     monkeypatch.setattr(client.explorer.desk._made, "_most", 3)
@@ -259,7 +260,7 @@ def test_nothing_runs_after_it_has_stopped() -> None:
 def test_an_error_inside_is_one_line_and_the_next_question_is_answered(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitreous.explorer import trying
+    from vitreous.web import perturbation as trying
 
     def broken(*given: Any, **more: Any) -> Any:
         raise ZeroDivisionError("secret /home/someone")

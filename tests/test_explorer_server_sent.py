@@ -44,7 +44,7 @@ def test_an_upload_that_is_too_large_is_refused_before_it_is_read(client: Client
 
 def test_what_an_upload_says_about_its_length_is_not_believed(client: Client) -> None:
     """In chunks, and without an end: it is cut off as soon as it is too much."""
-    from vitreous.explorer.decoder import MOST_BYTES
+    from vitreous.web.decoder import MOST_BYTES
 
     def chunks() -> Iterator[bytes]:
         for _ in range(MOST_BYTES // 2**20 + 8):
@@ -266,7 +266,7 @@ def animation(form: str) -> bytes:
 def test_a_picture_that_takes_long_to_decode_is_refused_and_holds_nobody_up(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitreous.explorer import decoder
+    from vitreous.web import decoder
 
     monkeypatch.setattr(decoder, "DEADLINE", 1.0)
     bomb = jpeg_of_many_scans(4000, 20_000)  # a hundred seconds
@@ -306,7 +306,7 @@ def test_a_long_animation_is_its_first_frame(client: Client, form: str) -> None:
 @pytest.mark.parametrize(("mode", "form"), [("RGB", "JPEG"), ("RGBA", "PNG"), ("F", "TIFF"), ("CMYK", "TIFF")])
 def test_the_largest_ordinary_pictures_are_decoded(mode: str, form: str) -> None:
     """Fifty million pixels fit into the memory and the time that a decoder has."""
-    from vitreous.explorer.decoder import MOST_PIXELS, Decoder
+    from vitreous.web.decoder import MOST_PIXELS, Decoder
 
     buffer = io.BytesIO()
     how = {"compression": "tiff_deflate"} if form == "TIFF" else {}
@@ -321,7 +321,7 @@ def test_the_largest_ordinary_pictures_are_decoded(mode: str, form: str) -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the memory of a process has no bound")
 def test_a_picture_that_takes_more_memory_than_allowed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitreous.errors import VitreousError
-    from vitreous.explorer import decoder
+    from vitreous.web import decoder
 
     buffer = io.BytesIO()
     Image.new("RGB", (10_000, 5_000)).save(buffer, "JPEG")
@@ -347,7 +347,7 @@ def test_a_decoder_that_dies_is_replaced(client: Client) -> None:
 def test_a_decoder_does_not_import_what_lies_in_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitreous.explorer.decoder import Decoder
+    from vitreous.web.decoder import Decoder
 
     (tmp_path / "PIL.py").write_text("raise SystemExit")
     monkeypatch.chdir(tmp_path)

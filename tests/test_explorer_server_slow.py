@@ -53,7 +53,8 @@ def photo() -> bytes:
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitreous.explorer import bodies, connections
+    from vitreous.web import app as bodies
+    from vitreous.web import connections
 
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
     monkeypatch.setattr(bodies, "_PATIENCE", 0.5)
@@ -90,7 +91,7 @@ def test_a_byte_from_time_to_time_does_not_help(client: Client, kind: str, monke
 
 
 def test_whoever_does_not_read_is_left(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitreous.explorer import connections
+    from vitreous.web import connections
 
     monkeypatch.setattr(connections, "READ_SECONDS", 0.3)
     with socket.socket() as deaf:
@@ -106,7 +107,8 @@ def test_whoever_does_not_read_is_left(client: Client, monkeypatch: pytest.Monke
 
 def test_an_honest_client_is_answered_while_many_stall(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far more connections than there may be, and more half requests than may be answered at once."""
-    from vitreous.explorer import connections, guard
+    from vitreous.web import connections
+    from vitreous.web import security as guard
 
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 64)
     monkeypatch.setattr(guard, "MOST_AT_ONCE", 16)
@@ -122,7 +124,7 @@ def test_an_honest_client_is_answered_while_many_stall(client: Client, monkeypat
 
 
 def test_streams_and_long_answers_outlive_the_deadlines(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitreous.explorer import connections
+    from vitreous.web import connections
 
     shorten(monkeypatch)
     monkeypatch.setattr(connections, "READ_SECONDS", 0.3)

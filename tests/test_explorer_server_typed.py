@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import vitreous as vt
 from explorer_server import SCENE, Client, served, world
-from vitreous.explorer.typed import completions, looked_at
+from vitreous.web.completion import completions, looked_at
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")

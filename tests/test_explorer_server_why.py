@@ -13,7 +13,7 @@ from PIL import Image
 
 import vitreous as vt
 from explorer_server import PAIR, SCENE, Client, chances, decoded, opened, served, world
-from vitreous.explorer.wire import array
+from vitreous.web.schemas import array
 from vitreous.world import World, pair, render
 
 pytest.importorskip("fastapi")

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.bench.careful import careful
-from vitreous.data import read_samples
+from vitreous.benchmark.methods import careful
+from vitreous.datasets import read_samples
 from vitreous.errors import MapError, ModelChangedError
-from vitreous.judge.foreign import named
-from vitreous.judge.plan import Plan
+from vitreous.evaluation.config import Plan
+from vitreous.evaluation.explainers import named
 from vitreous.methods import Answer, Method
 from vitreous.methods import registry as method_registry
 from vitreous.metrics import Curve, Metric, metric
-from vitreous.metrics import registry as metric_registry
+from vitreous.metrics import base as metric_registry
 
 
 @pytest.fixture

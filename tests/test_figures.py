@@ -19,10 +19,9 @@ from families import FAMILIES, images
 from vitreous.errors import VitreousError
 from vitreous.metrics.bootstrap import intervals
 from vitreous.metrics.curves import Curve
-from vitreous.metrics.states.need import Need
-from vitreous.results.figures import states_strip
-from vitreous.results.sweep import sweeps
-from vitreous.show import figures
+from vitreous.metrics.requests import Need
+from vitreous.results.table_plots import states_strip, sweeps
+from vitreous.viz import plots as figures
 
 matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, golden, images, proven
-from vitreous.methods.fullgrad import bias_shares
-from vitreous.methods.readout import dot
-from vitreous.passes import Keep, Pass, Session, Target
-from vitreous.passes.rules import FROZEN
+from vitreous.methods.decomposition import bias_shares
+from vitreous.methods.ops import dot
+from vitreous.tracing import Keep, Pass, Session, Target
+from vitreous.tracing.rules import FROZEN
 
 
 def terms(model: Any, x: Tensor, absolute: bool = False) -> tuple[list[Tensor], list[Tensor]]:

@@ -26,7 +26,7 @@ from PIL import Image
 
 import vitreous as vt
 from commands import FILES, MODEL, WITH_LAYERS, Result, photographs, run
-from vitreous.data.pictures import open_photo
+from vitreous.datasets.images import open_photo
 from vitreous.errors import ImageError
 
 OFTEN = settings(max_examples=2_000, suppress_health_check=list(HealthCheck))

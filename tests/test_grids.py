@@ -12,7 +12,7 @@ from torch import Tensor
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.data import Grids, grids, mosaics
+from vitreous.datasets import Grids, grids, mosaics
 
 
 @pytest.fixture(scope="module")

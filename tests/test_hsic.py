@@ -9,7 +9,7 @@ from scipy.stats import qmc
 
 import vitreous as vt
 from every import look_at
-from vitreous.methods.perturbation.hsic import dependence, designs
+from vitreous.methods.occlusion_rise import dependence, designs
 
 CLASS = 1
 KINDS = ["vit", "gap", "siglip", "nonsquare", "swin", "hf_vit", "tv_vit"]

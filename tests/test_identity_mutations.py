@@ -42,7 +42,7 @@ from plug_ins import PlugIns
 from vitreous.code_digest import sources
 from vitreous.errors import VitreousWarning
 from vitreous.models import ModelIdentity
-from vitreous.models.fingerprint import fingerprint_of
+from vitreous.models.identity import fingerprint_of
 
 
 def mutated(make: Callable[[], nn.Module], change: Callable[[Any], Any]) -> tuple[ModelIdentity, ModelIdentity]:

@@ -24,11 +24,11 @@ from mutations import (
     through_data,
 )
 from plug_ins import HELPERS, METHOD, METRIC, PlugIns
-from vitreous.bench.code_changes import refuse_other_model
-from vitreous.bench.gather import gather
-from vitreous.bench.protocol import DataSpec, ModelSpec
-from vitreous.bench.run import Bench
-from vitreous.bench.store import Store
+from vitreous.benchmark.changes import refuse_other_model
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.protocol import DataSpec, ModelSpec
+from vitreous.benchmark.run import Bench
+from vitreous.benchmark.store import Store
 from vitreous.errors import VitreousError, VitreousWarning
 
 # -- runs --------------------------------------------------------------------------------------------------------------

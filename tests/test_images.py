@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.data.pictures import image_files, open_photo, pictures
+from vitreous.datasets.images import image_files, open_photo, pictures
 from vitreous.errors import ImageError, TargetError
 
 METHOD = "ixg"

@@ -17,8 +17,8 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.metrics.bootstrap import resamples
-from vitreous.metrics.information import THRESHOLDS, Revealed, blurred, median_curve, packed, performance_curve
-from vitreous.passes.random import Draws
+from vitreous.metrics.information_curves import THRESHOLDS, Revealed, blurred, median_curve, packed, performance_curve
+from vitreous.tracing.prng import Draws
 
 ALL = "confidence=0"
 
@@ -250,7 +250,7 @@ def test_median_in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = curves(5)
     (weights,) = resamples(5, 40)
     whole = median_curve(parts, weights)
-    monkeypatch.setattr("vitreous.metrics.information._AT_ONCE", 15)
+    monkeypatch.setattr("vitreous.metrics.information_curves._AT_ONCE", 15)
     np.testing.assert_array_equal(median_curve(parts, weights), whole)
 
 

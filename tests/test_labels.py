@@ -8,7 +8,7 @@ import timm.data
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.errors import ModelError, TargetError
-from vitreous.models.labels import find_label, short_label
+from vitreous.models.class_names import find_label, short_label
 
 LABELS = ["tabby, tabby cat", "crane", "crane, a bird", "Egyptian cat", "drake"]
 

@@ -13,7 +13,7 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES
 from vitreous.errors import ModelError
-from vitreous.models.labels import read_labels
+from vitreous.models.class_names import read_labels
 
 NAMES = ["cat", "dog", "owl, bird", "10", "crane"]
 FORMS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images, proven
-from vitreous.words.defaults import METHOD, STEPS, known_as, ladder
+from vitreous.registry.defaults import METHOD, STEPS, known_as, ladder
 
 # -- steps ---------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ def test_a_witness_of_pixels_and_of_windows() -> None:
 
 def test_a_noisy_layer_is_left_out() -> None:
     """What it is for: one start layer is noise and has most of the mass."""
-    from vitreous.methods.witness import borne_out
+    from vitreous.methods.combinators import borne_out
 
     generator = torch.Generator().manual_seed(0)
     truth = torch.rand(4, 16, 16, generator=generator)

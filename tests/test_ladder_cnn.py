@@ -9,7 +9,7 @@ from torch import nn
 import vitreous as vt
 from families import images
 from families_cnn import FAMILIES
-from vitreous.words.defaults import STEPS, known_as
+from vitreous.registry.defaults import STEPS, known_as
 
 
 def names(spelling: str) -> set[str]:

@@ -15,9 +15,10 @@ from torch import nn
 import vitreous as vt
 from families import FAMILIES
 from vitreous.errors import ModelError
-from vitreous.models import ModelInfo, hub, registry
-from vitreous.models.timm import adapter as timm_adapter
-from vitreous.models.timm import vit as timm_vit
+from vitreous.models import ModelInfo, registry
+from vitreous.models import registry as hub
+from vitreous.models.adapters import timm as timm_adapter
+from vitreous.models.adapters import timm as timm_vit
 
 NAME = "timm/vit_tiny_patch16_224"
 SMALL: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}

@@ -19,8 +19,9 @@ import transformers as hf
 import vitreous as vt
 from families_hf import FAMILIES, LABELS, build, images
 from vitreous.errors import ModelError
-from vitreous.models import Preprocess, hub
-from vitreous.models.hf.load import preprocess_of
+from vitreous.models import Preprocess
+from vitreous.models import registry as hub
+from vitreous.models.transforms import preprocess_of
 
 # -- classes that are prompts --------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, golden, images
 from vitreous.methods import answer
-from vitreous.passes import Session, Target
+from vitreous.tracing import Session, Target
 
 MODEL, IMAGE = golden()
 

@@ -13,8 +13,8 @@ from families import images
 from families_cnn import FAMILIES, RELU, Plain, _build
 from layer_by_layer import Residual, dense, sequential, windows
 from vitreous.errors import SpellingError, TraceError
-from vitreous.passes.rules.composed import COMPOSITES, composed
-from vitreous.passes.rules.linear import AlphaBeta, Linear
+from vitreous.tracing.rules.composites import COMPOSITES, composed
+from vitreous.tracing.rules.lrp import AlphaBeta, Linear
 
 RULES = {
     "epsilon_plus": ("epsilon", "zplus", "zplus"),

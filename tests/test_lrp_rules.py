@@ -13,12 +13,25 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
 from vitreous.errors import SpellingError, TraceError
-from vitreous.passes import Keep, Pass, Rules, Session, Target, whole
-from vitreous.passes.rules import Call, Flows
-from vitreous.passes.rules.chefer import ORIGINAL, OURS, Add, SignSplit, StreamNorm, safe
-from vitreous.passes.rules.composed import DEFAULTS, VOCABULARY, composed
-from vitreous.passes.rules.flows import (
+from vitreous.tracing import Keep, Pass, Rules, Session, Target, whole
+from vitreous.tracing.rules import Call, Flows
+from vitreous.tracing.rules.composites import (
+    DEFAULTS,
+    ORIGINAL,
+    OURS,
+    VOCABULARY,
+    Add,
+    SignSplit,
+    StreamNorm,
+    composed,
+    safe,
+)
+from vitreous.tracing.rules.lrp import (
+    AlphaBeta,
+    Epsilon,
     Factors,
+    Flat,
+    Gamma,
     Halves,
     Identity,
     MeanShare,
@@ -26,8 +39,9 @@ from vitreous.passes.rules.flows import (
     SumShare,
     UniformAttention,
     ValueAttention,
+    WSquare,
+    ZBox,
 )
-from vitreous.passes.rules.linear import AlphaBeta, Epsilon, Flat, Gamma, WSquare, ZBox
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

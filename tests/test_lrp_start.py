@@ -15,9 +15,9 @@ from families import FAMILIES, images
 from families_cnn import FAMILIES as CONVOLUTIONAL
 from vitreous.errors import MapError, TraceError
 from vitreous.methods.lrp import RULES
-from vitreous.passes import Keep, Pass, Session, Target, whole
-from vitreous.passes.rules.composed import composed
-from vitreous.passes.runner import run_targets
+from vitreous.tracing import Keep, Pass, Session, Target, whole
+from vitreous.tracing.rules.composites import composed
+from vitreous.tracing.runner import run_targets
 
 MADE = {**EVERY, **CONVOLUTIONAL}
 SOME = ["vit", "gap", "swin", "siglip", "hf_vit", "tv_vgg", "tv_resnet"]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import vitreous as vt
 from families import FAMILIES, images, proven
 from vitreous.metrics import Answers, Geometry, Maps, Need, Pool
-from vitreous.metrics.states.rank import _finer, flag, order, ranks
-from vitreous.metrics.states.substrate import rise_kernel
+from vitreous.metrics.baselines import rise_kernel
+from vitreous.metrics.ranking import _finer, flag, order, ranks
 from vitreous.models import Pooling, Preprocess, View
 
 LABELS = [0, 3, 1, 4, 2, 0]

@@ -119,7 +119,7 @@ SUBSTRATES: dict[str, Callable[[vt.View, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", SUBSTRATES)
 def test_substrates(model: Any, inputs: Tensor, name: str) -> None:
-    from vitreous.metrics.states.substrate import substrate_images
+    from vitreous.metrics.baselines import substrate_images
 
     view = vt.view(model)
     found = substrate_images(name, inputs, view.preprocess, 0).expand_as(inputs)
@@ -128,8 +128,8 @@ def test_substrates(model: Any, inputs: Tensor, name: str) -> None:
 
 
 def test_uniform_substrate(model: Any, inputs: Tensor) -> None:
-    from vitreous.metrics.states.substrate import SUBSTRATES as KNOWN
-    from vitreous.metrics.states.substrate import substrate_images
+    from vitreous.metrics.baselines import SUBSTRATES as KNOWN
+    from vitreous.metrics.baselines import substrate_images
 
     assert KNOWN["uniform_norm"].random
     preprocess = vt.view(model).preprocess

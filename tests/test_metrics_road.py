@@ -18,8 +18,8 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from metric_probe import Probe
-from vitreous.metrics.states import road
-from vitreous.metrics.states.multigrid import filled
+from vitreous.metrics import baselines as road
+from vitreous.metrics.inpainting import filled
 from vitreous.models import Preprocess
 
 LINEAR = Preprocess(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.25, 0.5, 1.0))
@@ -209,7 +209,7 @@ def test_an_image_cannot_fade_into_it() -> None:
 
 KERNELS = """
 import torch
-from vitreous.metrics.states import fused, stencil
+from vitreous.metrics import fused, stencil
 
 stencil.prove(fused, torch.device("cpu"))
 rougher = fused.rougher

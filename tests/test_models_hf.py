@@ -16,9 +16,9 @@ import vitreous as vt
 from families_hf import FAMILIES, LABELS, build, images
 from vitreous.errors import ModelError
 from vitreous.models import Preprocess, View
-from vitreous.passes import Keep, Pass, Session, Target, whole
-from vitreous.passes.rules import FROZEN, PLAIN, Rules
-from vitreous.passes.trace import Trace
+from vitreous.tracing import Keep, Pass, Session, Target, whole
+from vitreous.tracing.records import Trace
+from vitreous.tracing.rules import FROZEN, PLAIN, Rules
 
 #        depth, prefix tokens, grid, pooling
 FACTS = {

@@ -15,7 +15,7 @@ import vitreous as vt
 from families import images, rounding
 from families_timm import FAMILIES, VARIANTS
 from vitreous.errors import ModelError
-from vitreous.passes import Keep, Pass, Session, Target, whole
+from vitreous.tracing import Keep, Pass, Session, Target, whole
 
 EVERY = {**FAMILIES, **VARIANTS}
 BEIT = ["beit", "beit_shared", "only_shared"]

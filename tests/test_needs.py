@@ -15,9 +15,9 @@ import vitreous as vt
 from families import FAMILIES, images
 from metric_probe import Probe
 from vitreous.metrics import Answers, Explained, GivenMasks, Images, Masks, Need, RandomMasks, TruthOf
-from vitreous.metrics.states.rank import pixel_ranks
-from vitreous.metrics.states.writers import perturbed
-from vitreous.passes.random import Draws
+from vitreous.metrics.perturb import perturbed
+from vitreous.metrics.ranking import pixel_ranks
+from vitreous.tracing.prng import Draws
 
 SIZE = 32 * 32
 
@@ -272,7 +272,7 @@ def test_truth_of_a_photograph_follows_it_into_the_model(view: vt.View, tmp_path
     """A box of the photograph, painted white there, is where the input is white."""
     from PIL import Image
 
-    from vitreous.data import pictures
+    from vitreous.datasets import pictures
 
     pixels = np.zeros((60, 100, 3), np.uint8)
     pixels[20:40, 40:70] = 255

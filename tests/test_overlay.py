@@ -11,7 +11,7 @@ from PIL import Image
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous import show
+from vitreous import viz as show
 from vitreous.errors import ImageError, VitreousError
 
 

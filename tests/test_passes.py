@@ -12,11 +12,11 @@ import vitreous as vt
 from families import FAMILIES, images, proven
 from vitreous.errors import TraceError
 from vitreous.methods import answer
-from vitreous.methods.readout import dot, head_mean, positive
-from vitreous.passes import Keep, Pass, Session, Target, whole
-from vitreous.passes.memory import in_parts, inner_batch
-from vitreous.passes.rules import FROZEN, PLAIN, Rules
-from vitreous.passes.runner import merge, run_targets
+from vitreous.methods.ops import dot, head_mean, positive
+from vitreous.tracing import Keep, Pass, Session, Target, whole
+from vitreous.tracing.memory import in_parts, inner_batch
+from vitreous.tracing.rules import FROZEN, PLAIN, Rules
+from vitreous.tracing.runner import merge, run_targets
 
 
 def session(model: nn.Module) -> Session:
@@ -173,7 +173,7 @@ def test_weights_get_no_gradient_and_need_none():
 
 def test_fused_attention_is_left_alone_when_nobody_asks(monkeypatch):
     """Without a wish for attention the fused kernel runs with its own backward; with one, our backward runs."""
-    from vitreous.passes import observe
+    from vitreous.tracing import observer as observe
 
     ours = []
     monkeypatch.setattr(observe.Attend, "apply", lambda *a: ours.append(1) or F.scaled_dot_product_attention(*a[:3]))
@@ -196,7 +196,7 @@ def test_attention_rows_sum_to_one():
 @pytest.mark.parametrize("kind", ["bool", "float", "causal", "gqa"])
 def test_attention_backward_with_masks_and_grouped_heads(kind):
     """Our hand-written backward against autograd through torch's own function."""
-    from vitreous.passes.rules import Attend, AttentionCall, weights
+    from vitreous.tracing.rules import Attend, AttentionCall, weights
 
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 6, 8, generator=generator, dtype=torch.float64) for _ in range(3))

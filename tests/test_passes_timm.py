@@ -14,8 +14,8 @@ import vitreous as vt
 from families import images, rounding
 from families_timm import FAMILIES, VARIANTS
 from vitreous.errors import VitreousError
-from vitreous.passes import Keep, Pass, Session, Target, whole
-from vitreous.passes.rules import FROZEN
+from vitreous.tracing import Keep, Pass, Session, Target, whole
+from vitreous.tracing.rules import FROZEN
 
 EVERY = {**FAMILIES, **VARIANTS}
 COLUMNS = [family for family in EVERY if not family.startswith("swin")]

@@ -199,7 +199,7 @@ def test_gradient_shap_sums_to_the_mean_difference_in_score():
 
 
 def test_gradient_shap_of_scenes_starts_at_scenes(model):
-    from vitreous.passes.scenes import seen_scenes
+    from vitreous.tracing.statistics_collect import seen_scenes
 
     x = images(model, 1)
     points, _, _ = entering(model, "gradient_shap(samples=4, background=scenes)", x)

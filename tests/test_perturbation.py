@@ -14,8 +14,8 @@ from torch.nn import functional as F
 import vitreous as vt
 from every import CLASS, look_at, value_of
 from families import FAMILIES, golden
-from vitreous.methods.perturbation.rise import enlarging
-from vitreous.passes.random import Draws
+from vitreous.methods.occlusion_rise import enlarging
+from vitreous.tracing.prng import Draws
 
 KINDS = ["vit", "registers", "gap", "siglip", "deit_distilled", "nonsquare", "swin", "hf_vit", "tv_vit"]
 

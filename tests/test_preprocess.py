@@ -18,8 +18,8 @@ from timm.data.transforms import ResizeKeepRatio
 from torchvision import transforms
 
 import vitreous as vt
-from vitreous import Preprocess
 from vitreous.errors import ImageError, ModelError
+from vitreous.models import Preprocess
 from vitreous.models.transforms import Transform, as_preprocess, match
 
 SIZES = [(97, 61), (61, 97), (64, 64), (33, 32), (5, 7), (1, 1), (300, 8), (8, 300), (640, 481)]

@@ -7,7 +7,7 @@ import torch
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.models.proof import gap, rounding
+from vitreous.models.shared_copy import gap, rounding
 
 
 def test_a_class_that_is_shut_out_is_equal_to_itself() -> None:

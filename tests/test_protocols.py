@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import pytest
 import timm
 
-from vitreous import VitreousError, load, models
-from vitreous.bench import protocol_file
-from vitreous.bench.protocol import REQUIRES, Protocol, Published, read, replace_model, shipped
+from vitreous.benchmark import protocol_io as protocol_file
+from vitreous.benchmark.protocol import REQUIRES, Protocol, Published, read, replace_model, shipped
+from vitreous.errors import VitreousError
 from vitreous.methods import method
 from vitreous.metrics import metric
+from vitreous.models import load, models
 
 CELLS = {
     **{"coiba-table1": 120, "coiba-table2": 66, "coiba-difficulty": 0, "coiba-funnybirds": 0, "coiba-ablations": 0},
@@ -263,7 +264,8 @@ def test_json(name: str, every: dict[str, Protocol]) -> None:
 
 def test_names_need_no_torch() -> None:
     code = (
-        "import sys; from vitreous.bench.protocol import shipped; print(shipped()); assert 'torch' not in sys.modules"
+        "import sys; from vitreous.benchmark.protocol import shipped; print(shipped()); "
+        "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "coiba-table1" in done.stdout

@@ -16,8 +16,8 @@ from every import EVERY
 from families import FAMILIES, images
 from vitreous.errors import SpellingError
 from vitreous.metrics import Geometry
-from vitreous.models.randomised import randomised, stages
-from vitreous.passes.random import Draws
+from vitreous.models.randomize import randomised, stages
+from vitreous.tracing.prng import Draws
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
 from vitreous.errors import ModelError, SpellingError
-from vitreous.models.randomised import randomised, stage_parameters, stages
+from vitreous.models.randomize import randomised, stage_parameters, stages
 
 UNMET = ("text_", "mask_token")  # no image meets them
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import vitreous as vt
 from every import ALL
 from families import FAMILIES, images, proven
-from vitreous.methods.refine import regress
+from vitreous.methods.token_subsets import regress
 
 
 def subsets(view: vt.View, x: Tensor, method: vt.Method) -> np.ndarray:
     """Which patches every subset keeps, drawn again for one image alone."""
-    from vitreous.passes import Session, Target
+    from vitreous.tracing import Session, Target
 
     session = Session(view, x[None], Target.of(view, 1, 1), 0)
     high, wide = view.grid(x[None])
@@ -183,7 +183,7 @@ def test_pairs_are_complements_and_halves_have_whole_ones() -> None:
 def test_equal_subsets_are_scored_once() -> None:
     """No subset of an image goes through the model twice."""
     view = vt.view(FAMILIES["vit"]())
-    from vitreous.methods import subsets as module
+    from vitreous.methods import masking as module
 
     seen: list[int] = []
     real = module.scored
@@ -193,7 +193,7 @@ def test_equal_subsets_are_scored_once() -> None:
         assert len({(int(i), *c) for i, c in zip(images, chosen.tolist(), strict=True)}) == len(chosen)
         return real(session, name, tokens, images, chosen, *rest)
 
-    from vitreous.methods import refine as home
+    from vitreous.methods import token_subsets as home
 
     home.scored, before = counted, home.scored
     try:

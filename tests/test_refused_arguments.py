@@ -13,8 +13,8 @@ import torch
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.errors import ImageError, ModelError, VitreousError
-from vitreous.judge.birds.reading import window
-from vitreous.passes.memory import budget_bytes
+from vitreous.evaluation.funnybirds import window
+from vitreous.tracing.memory import budget_bytes
 
 NO_BUDGETS = [0, 0.0, -1, float("nan"), float("inf"), 1e300, 2**40, "2", True]
 
@@ -48,7 +48,7 @@ def test_budgets_of_any_kind_of_number_are_taken() -> None:
 @pytest.mark.parametrize("memory", NO_BUDGETS)
 def test_the_explorer_refuses_the_same_budgets(memory: Any) -> None:
     pytest.importorskip("fastapi")
-    from vitreous.explorer.desk import Desk
+    from vitreous.web.session import Desk
 
     with pytest.raises(VitreousError, match="is not a number of GiB"):
         Desk({}, memory)

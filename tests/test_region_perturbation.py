@@ -12,8 +12,8 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.metrics import Need
-from vitreous.metrics.states.rank import unit_ranks
-from vitreous.metrics.states.writers import perturbed
+from vitreous.metrics.perturb import perturbed
+from vitreous.metrics.ranking import unit_ranks
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from test_metrics_road import solved
-from vitreous.metrics.states import road
+from vitreous.metrics import baselines as road
 
 LABELS = [0, 3]
 

@@ -15,7 +15,7 @@ from every import EVERY
 from families import FAMILIES, images
 from vitreous.errors import SpellingError
 from vitreous.metrics import Geometry
-from vitreous.passes.random import Draws
+from vitreous.tracing.prng import Draws
 
 COPIES = 4
 

@@ -14,11 +14,11 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
 from vitreous.errors import TraceError
-from vitreous.passes import Keep, Pass, Session, Target, whole
-from vitreous.passes.operations import KINDS, OPERATIONS
-from vitreous.passes.rules import FROZEN, PLAIN, AttentionRule, Call, Flows, Rule, Rules
-from vitreous.passes.rules.frozen import Hold, HoldAttention, HoldDeviation, HoldGate
-from vitreous.passes.runner import merge
+from vitreous.tracing import Keep, Pass, Session, Target, whole
+from vitreous.tracing.intercept import KINDS, OPERATIONS
+from vitreous.tracing.rules import FROZEN, PLAIN, AttentionRule, Call, Flows, Rule, Rules
+from vitreous.tracing.rules.gradient import Hold, HoldAttention, HoldDeviation, HoldGate
+from vitreous.tracing.runner import merge
 
 INPUT = Keep("input", whole, (0,), grad=True)
 

@@ -12,11 +12,12 @@ import slow
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, golden, images, proven
-from vitreous.bench.protocol import read
+from vitreous.benchmark.protocol import read
 from vitreous.errors import SpellingError
-from vitreous.methods import mixing, shares
-from vitreous.methods.mixing import Matrix, Row
-from vitreous.passes import Keep, Pass, Session, Target
+from vitreous.methods import value_weighted as mixing
+from vitreous.methods import value_weighted as shares
+from vitreous.methods.value_weighted import Matrix, Row
+from vitreous.tracing import Keep, Pass, Session, Target
 
 MEASURES = ("brought", "brought_share", "brought_or_kept", "through_block", "agreed")
 

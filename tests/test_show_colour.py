@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from vitreous.show import COLOURS, DIVERGING, JET, SEQUENTIAL, Scale, colourise
-from vitreous.show.colour import from_oklab, to_oklab
+from vitreous.viz import COLOURS, DIVERGING, JET, SEQUENTIAL, Scale, colourise
+from vitreous.viz.colormap import from_oklab, to_oklab
 
 
 def oklab(red: int, green: int, blue: int) -> tuple[float, float, float]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitreous.show import SEQUENTIAL, Scale, colourise, heatmap, on_photo, overlay, upsample
+from vitreous.viz import SEQUENTIAL, Scale, colourise, heatmap, on_photo, overlay, upsample
 
 SIZES = [
     ((14, 14), (224, 224)),

@@ -10,9 +10,9 @@ from PIL import Image
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous import show
-from vitreous.show.colour import to_oklab
-from vitreous.show.owners import excess
+from vitreous import viz as show
+from vitreous.viz.colormap import to_oklab
+from vitreous.viz.panel import excess
 
 
 def grey(size: int = 32) -> Image.Image:
@@ -77,7 +77,7 @@ def test_a_class_that_wins_weak_patches_does_not_flood_the_picture():
 def test_shares_of_the_evidence(monkeypatch):
     """The legend counts evidence, not patches: three weak patches are less than a strong one."""
     seen = []
-    room = importlib.import_module("vitreous.show.owners")
+    room = importlib.import_module("vitreous.viz.panel")
     monkeypatch.setattr(room, "_legend", lambda names, owned, tile: seen.append(owned) or grey())
     maps = np.array([[[7.0, 0.0, 0.0, 0.0]], [[0.0, 1.0, 1.0, 1.0]]])
     show.owners(grey(), shares([1, 0], [0, 1], [0, 1], [0.5, 0.5]), maps, ["a", "b"])
@@ -86,7 +86,7 @@ def test_shares_of_the_evidence(monkeypatch):
 
 def test_evidence_is_split_and_nothing_is_lost(monkeypatch):
     seen = []
-    room = importlib.import_module("vitreous.show.owners")
+    room = importlib.import_module("vitreous.viz.panel")
     monkeypatch.setattr(room, "panel", lambda rows, caption, **look: seen.extend(rows[0]) or grey())
     maps = np.array([[[2.0, -1.0, 0.5]], [[1.0, -2.0, 0.5]]])
     show.owners(grey(), shares([1, 0], [0.5, 0.5], [0.75, 0.25]), maps, ["a", "b"])
@@ -139,7 +139,7 @@ def test_images_with_fewer_classes_show_their_own():
 
 def test_a_method_of_ones_own_may_have_a_picture_of_its_own(tmp_path, monkeypatch):
     """An entry in the registry is all it takes: it is saved, shown and listed, for this method and no other."""
-    monkeypatch.setattr("vitreous.show.extras.EXTRAS", registry := dict(show.EXTRAS))
+    monkeypatch.setattr("vitreous.viz.panel.EXTRAS", registry := dict(show.EXTRAS))
     monkeypatch.setattr(show, "EXTRAS", registry)
 
     @show.draws_extra("layers", "Layer by layer", needs=("layers",), made_by="plus({})")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitreous.show import TILE, Cell, Scale, overlay, panel, sheet
-from vitreous.show.legend import statement
-from vitreous.show.panel import _remarks, _scales
-from vitreous.show.text import font
+from vitreous.viz import TILE, Cell, Scale, overlay, panel, sheet
+from vitreous.viz.canvas import font
+from vitreous.viz.legend import statement
+from vitreous.viz.panel import _remarks, _scales
 
 LONG = 'consensus(smooth(integrated_gradients, samples=10, sigma=0.15), var(skipplus(ixg), classes="top:5"))'
 TITLES = [

@@ -10,8 +10,8 @@ from PIL import Image
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous import show
-from vitreous.show.product import above_zero, before_and_after
+from vitreous import viz as show
+from vitreous.viz.panel import above_zero, before_and_after
 
 
 def photo(size: int = 4) -> Image.Image:
@@ -55,7 +55,7 @@ def test_what_is_not_finite_is_black():
 
 def test_scales_are_written(monkeypatch):
     seen, said = [], []
-    room = importlib.import_module("vitreous.show.product")
+    room = importlib.import_module("vitreous.viz.panel")
     monkeypatch.setattr(room, "panel", lambda rows, caption, tile: seen.extend(rows[0]) or said.append(caption))
     before_and_after(photo(), np.array([[2.0, -3.0]]), np.array([[0.0, -1.0]]), ("one", "two"), "mine", 64)
     assert [each.title for each in seen] == ["what the model saw", "one", "two"]
@@ -80,7 +80,7 @@ def test_explanations_have_it(tmp_path, monkeypatch):
         plain.picture("times_input")
 
     maps = []
-    room = importlib.import_module("vitreous.show.extras")
+    room = importlib.import_module("vitreous.viz.panel")
     monkeypatch.setattr(room, "before_and_after", lambda image, *rest: maps.extend(rest))
     e.picture("times_input", tile=96)
     before, after, titles, caption, tile = maps

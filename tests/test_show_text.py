@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from test_show_panel import TITLES, runs
-from vitreous.show import text as words
+from vitreous.viz import canvas as words
 
 
 @pytest.mark.parametrize("size", [10, 11, 12, 13, 14, 16, 20])

@@ -57,7 +57,8 @@ def test_metric_spellings_give_the_metric_again(name: str, given: dict[str, Any]
 def test_words_with_spaces_and_slashes_survive_in_metrics_as_in_methods(text: str) -> None:
     from dataclasses import dataclass
 
-    from vitreous.metrics import Metric, registry
+    from vitreous.metrics import Metric
+    from vitreous.metrics import base as registry
 
     @dataclass
     class Named(Metric):

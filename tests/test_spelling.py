@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import vitreous as vt
 from vitreous.errors import SpellingError
 from vitreous.methods import registry
-from vitreous.methods.combine import Plus, SkipPlus, Smooth
+from vitreous.methods.combinators import Plus, SkipPlus, Smooth
 from vitreous.methods.decomposition import DecompX
 from vitreous.methods.input_gradient import IntegratedGradients
 
@@ -204,7 +204,7 @@ def test_third_parties_join_by_entry_points(monkeypatch):
             return Three
 
     offered = lambda group: [Entry()] if group == "vitreous.methods" else []  # noqa: E731
-    monkeypatch.setattr("vitreous.words.shelf.entry_points", offered)
+    monkeypatch.setattr("vitreous.registry.registry.entry_points", offered)
     monkeypatch.setattr(registry.SHELF, "complete", False)
     monkeypatch.setattr(registry.SHELF, "by_name", dict(registry.SHELF.by_name))
     monkeypatch.setattr(registry.SHELF, "aliases", dict(registry.SHELF.aliases))
@@ -220,11 +220,11 @@ def test_a_name_is_given_once():
 def test_metrics_come_from_entry_points(monkeypatch):
     import importlib
 
-    registry = importlib.import_module("vitreous.metrics.registry")
+    registry = importlib.import_module("vitreous.metrics.base")
     loaded = []
     entry = type("Entry", (), {"load": lambda self: loaded.append("their metric")})()
     offered = lambda group: [entry] if group == "vitreous.metrics" else []  # noqa: E731
-    monkeypatch.setattr("vitreous.words.shelf.entry_points", offered)
+    monkeypatch.setattr("vitreous.registry.registry.entry_points", offered)
     monkeypatch.setattr(registry.SHELF, "complete", False)
     assert "insertion" in [info.name for info in vt.metrics()]
     assert loaded == ["their metric"]

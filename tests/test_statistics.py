@@ -19,7 +19,7 @@ import vitreous as vt
 from commands import run
 from every import EVERY
 from families import FAMILIES, images, proven
-from vitreous.passes.statistics import Moments
+from vitreous.tracing.statistics import Moments
 
 MODEL = ("timm/test_vit", "--no-pretrained", "--img-size", "32", "--device", "cpu")
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 import vitreous as vt
 from every import CLASS, look_at, value_of
 from families import FAMILIES, images
-from vitreous.methods.perturbation.regression import lasso, least_squares, ridge
-from vitreous.passes.random import Draws
+from vitreous.methods.surrogates import lasso, least_squares, ridge
+from vitreous.tracing.prng import Draws
 
 KINDS = ["vit", "registers", "gap", "siglip", "nonsquare", "swin", "hf_vit", "tv_vit"]
 

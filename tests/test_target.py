@@ -9,7 +9,7 @@ import torch
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.errors import TargetError
-from vitreous.passes import Session, Target, probabilities
+from vitreous.tracing import Session, Target, probabilities
 
 MODEL = FAMILIES["vit"]()
 VIEW = vt.view(MODEL, labels=["tabby, tabby cat", "boxer", "crane", "lynx, catamount", "cougar"])

@@ -10,8 +10,8 @@ from torch import Tensor
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
-from vitreous.methods.kmeans import centroids
-from vitreous.passes.random import Draws
+from vitreous.methods.token_subsets import centroids
+from vitreous.tracing.prng import Draws
 
 CLASS = 1
 

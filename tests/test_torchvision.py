@@ -16,11 +16,11 @@ from torchvision.models.vision_transformer import VisionTransformer
 import vitreous as vt
 from families_torchvision import MODELS, VIT, build
 from vitreous.errors import ModelError, TraceError
-from vitreous.models import hub
-from vitreous.models.torchvision import adapter as tv
-from vitreous.passes import Keep, Pass, Target
-from vitreous.passes.rules import FROZEN
-from vitreous.passes.runner import run
+from vitreous.models import registry as hub
+from vitreous.models.adapters import torchvision as tv
+from vitreous.tracing import Keep, Pass, Target
+from vitreous.tracing.rules import FROZEN
+from vitreous.tracing.runner import run
 
 VITS, SWINS = ["vit", "stem"], ["swin", "swin_odd", "swin_v2"]
 GRIDS = {"swin": [(8, 8), (4, 4)], "swin_odd": [(9, 13), (5, 7)], "swin_v2": [(8, 8), (4, 4)]}

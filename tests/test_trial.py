@@ -13,9 +13,9 @@ import pytest
 import vitreous as vt
 from planted import planted
 from vitreous.errors import VitreousError
-from vitreous.judge.trial.oracle import known
-from vitreous.judge.trial.plan import courses, judges_of
-from vitreous.judge.trial.verdict import CORE, PAIRS
+from vitreous.evaluation.meta_evaluation import courses, judges_of
+from vitreous.evaluation.meta_maps import known
+from vitreous.evaluation.meta_statistics import CORE, PAIRS
 from vitreous.metrics import Geometry, metric
 
 SCENES = 6

@@ -10,7 +10,7 @@ import torch
 from scipy import ndimage, stats
 
 import vitreous as vt
-from vitreous.judge.trial.ladder import (
+from vitreous.evaluation.meta_maps import (
     CENTRE,
     DEGRADED,
     MISPLACED,
@@ -18,14 +18,16 @@ from vitreous.judge.trial.ladder import (
     ORACLE,
     RANDOM,
     STRENGTHS,
+    THINGS,
+    Known,
     Recalled,
     closeness,
+    known,
     ladder,
     made,
 )
-from vitreous.judge.trial.oracle import THINGS, Known, known
-from vitreous.judge.trial.verdict import CORE
-from vitreous.passes.random import Draws
+from vitreous.evaluation.meta_statistics import CORE
+from vitreous.tracing.prng import Draws
 from vitreous.world import PARTS, Scene, World, render
 
 GRID = (16, 16)
@@ -88,7 +90,7 @@ def test_probabilities_and_markers(world: vt.View) -> None:
 
 
 def test_scenes_in_which_nothing_matters_are_left_out(world: vt.View, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitreous.judge.trial import oracle
+    from vitreous.evaluation import meta_maps as oracle
 
     whole = known(world, SCENES)
     strongest = whole.drops.amax(dim=1)

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from vitreous.errors import VitreousError
-from vitreous.judge.trial.statistics import (
+from vitreous.evaluation.meta_statistics import (
     Scores,
     agreement,
     error_rate,

@@ -14,7 +14,7 @@ import pytest
 import vitreous as vt
 from commands import run
 from vitreous.metrics import verdicts
-from vitreous.results.trial import Reliability, Step, Trial, Tried
+from vitreous.results.diagnostics import Reliability, Step, Trial, Tried
 
 FEW = ("--scenes", 3, "--seeds", 1, "--substrates", 0, "--device", "cpu")
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 import vitreous as vt
 from families import FAMILIES
-from vitreous.data import Picture, pictures
-from vitreous.data.truth import photo_size
+from vitreous.datasets import Picture, pictures
+from vitreous.datasets.annotations import photo_size
 from vitreous.errors import ImageError
 
 

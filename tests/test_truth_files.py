@@ -13,7 +13,7 @@ from PIL import Image
 import vitreous as vt
 from commands import MODEL, NAME, run
 from families import FAMILIES
-from vitreous.data import Picture, pictures
+from vitreous.datasets import Picture, pictures
 from vitreous.errors import ImageError
 
 MODEL = (NAME, *MODEL[2:])

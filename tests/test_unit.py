@@ -17,11 +17,11 @@ import vitreous as vt
 from families import FAMILIES, images
 from metric_probe import Probe, Ratio
 from test_contract import State
-from vitreous.data import Sample, read_samples
-from vitreous.judge.plan import Plan
-from vitreous.judge.unit import Judged, unit
+from vitreous.datasets import Sample, read_samples
+from vitreous.evaluation.config import Plan
+from vitreous.evaluation.runner import Judged, unit
 from vitreous.metrics import Curve, Metric
-from vitreous.passes import memory
+from vitreous.tracing import memory
 
 METHODS = ["generic", "smooth(ixg, samples=2)", "tis(masks=8)", "random"]
 METRICS = ["insdel(steps=6)", "srg(steps=5)", "token_insertion_aopc", "deletion(explain=label, steps=4)"]
@@ -119,7 +119,7 @@ def test_sizes_are_numbers_and_in_the_record(view: vt.View, x: Tensor) -> None:
 def test_the_budget_reaches_engine_and_explainers(view: vt.View, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, list[int]] = {"states": [], "inputs": []}
     embed = type(view).embed
-    from vitreous.passes import session as sessions
+    from vitreous.tracing import context as sessions
 
     run = sessions.run
 

@@ -8,8 +8,8 @@ import timm.data
 import vitreous as vt
 from commands import run
 from vitreous.errors import SpellingError, TargetError
-from vitreous.models.labels import find_label
-from vitreous.words.elsewhere import MEANT, PLANNED, folded
+from vitreous.models.class_names import find_label
+from vitreous.registry.registry import MEANT, PLANNED, folded
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
 from vitreous.methods import Answer, Method, registry
-from vitreous.passes import Session
+from vitreous.tracing import Session
 
 INVERSE = {"sharp": (1, 5, 100), "paper": (1, 0.2, 0.01), "released": (10,)}
 

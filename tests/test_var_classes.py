@@ -10,7 +10,7 @@ import vitreous as vt
 from families import FAMILIES, images, proven
 from test_var import definition
 from vitreous.methods import answer
-from vitreous.passes import Session, Target, runner
+from vitreous.tracing import Session, Target, runner
 
 # -- which classes -------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
 from vitreous.errors import VitreousError
-from vitreous.models.changes import deviations
-from vitreous.models.proof import _proven
+from vitreous.models.modifications import deviations
+from vitreous.models.shared_copy import _proven
 
 
 class Averaging(VisionTransformer):
@@ -97,7 +97,7 @@ def test_methods_that_a_forward_calls_are_part_of_the_trigger(monkeypatch: pytes
     own = VisionTransformer._pos_embed
     monkeypatch.setattr(VisionTransformer, "_pos_embed", lambda self, x: 1.5 * own(self, x))
     seen = []
-    monkeypatch.setattr("vitreous.models.proof._compare", lambda *args: seen.append(args[3]))
+    monkeypatch.setattr("vitreous.models.shared_copy._compare", lambda *args: seen.append(args[3]))
     assert not torch.equal(vt.view(odd).logits(x), before)
     assert seen == ["its own forward", "the model itself, called as it is,"]
 
@@ -119,7 +119,7 @@ def test_settings_are_part_of_the_trigger(change: Callable[[Any], Any], monkeypa
     odd.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
     view, x = vt.view(odd), images(odd, 1)
     seen: list[Any] = []
-    monkeypatch.setattr("vitreous.models.proof._compare", lambda *args: seen.append(args[3]))
+    monkeypatch.setattr("vitreous.models.shared_copy._compare", lambda *args: seen.append(args[3]))
     for count in (2, 0):
         view.logits(x)
         assert len(seen) == count

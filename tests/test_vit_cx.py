@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, golden, images
-from vitreous.methods.perturbation.linkage import complete_linkage
-from vitreous.passes.random import Draws
+from vitreous.methods.feature_perturbation import complete_linkage
+from vitreous.tracing.prng import Draws
 
 CLASS = 1
 

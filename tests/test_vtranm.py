@@ -14,7 +14,7 @@ from every import EVERY
 from families import FAMILIES, golden, images, proven
 from vitreous.errors import SpellingError
 from vitreous.methods.vtranm import MLPWeights, Update
-from vitreous.passes import Keep, Pass, Session, Target
+from vitreous.tracing import Keep, Pass, Session, Target
 
 
 def attribute(spelling: str, model: Any, x: Tensor, **options: Any) -> Tensor:

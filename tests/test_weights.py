@@ -14,7 +14,7 @@ from families import FAMILIES, images
 from families_timm import VARIANTS
 from vitreous.errors import ModelError
 from vitreous.models import Norm
-from vitreous.passes import Block, Keep, Pass, Session, Target
+from vitreous.tracing import Block, Keep, Pass, Session, Target
 
 ALL = {**EVERY, **VARIANTS}
 COLUMNS = [name for name in ALL if "swin" not in name]

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import vitreous as vt
 from every import CNNS
-from vitreous.because import strongest
-from vitreous.show.why import percent
+from vitreous.evaluation.evidence import strongest
+from vitreous.html import percent
 from vitreous.world import Scene, render
 
 

@@ -16,11 +16,12 @@ from PIL import Image
 import vitreous as vt
 from every import CNNS
 from families import FAMILIES, _build
-from vitreous.because import Why, assemble
-from vitreous.judge.evidence import Evidence, finding
-from vitreous.passes import probabilities
+from vitreous.decision_report import Why, assemble
+from vitreous.evaluation.evidence import Evidence, finding
 from vitreous.results import Prediction
-from vitreous.results.checkup import VERDICTS, Checkup
+from vitreous.results.diagnostics import CHECK_VERDICTS as VERDICTS
+from vitreous.results.diagnostics import Checkup
+from vitreous.tracing import probabilities
 from vitreous.world import World
 
 HERE = Path(__file__).parent.parent / "benchmarks"

@@ -14,7 +14,7 @@ from families import FAMILIES, images
 from slow_windows import ODD, SWINS, hf, same, slow_of, timm, torchvision
 from vitreous.errors import ModelError
 from vitreous.methods.base import answer
-from vitreous.passes import Keep, Pass, Session, Target
+from vitreous.tracing import Keep, Pass, Session, Target
 
 
 @pytest.fixture(params=SWINS)

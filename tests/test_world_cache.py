@@ -20,12 +20,12 @@ from torch import Tensor
 import vitreous as vt
 from commands import MODEL, photographs, run
 from families import FAMILIES, images
-from vitreous import disk
+from vitreous import io as disk
 from vitreous.code_digest import sources
 from vitreous.errors import VitreousWarning
-from vitreous.passes import scenes
-from vitreous.passes.scenes import SCENES, world_statistics
-from vitreous.passes.statistics import Statistics
+from vitreous.tracing import statistics_collect as scenes
+from vitreous.tracing.statistics import Statistics
+from vitreous.tracing.statistics_collect import SCENES, world_statistics
 
 SHORT = "coiba(steps=3, samples=2)"
 TESTS = Path(__file__).parent

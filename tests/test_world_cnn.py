@@ -16,11 +16,9 @@ from torch import nn
 import vitreous as vt
 from commands import run
 from vitreous.world import BETRAYED, NAMES, PARTS, Scene, World, betray, draw, render
-from vitreous.world.adapter import ADAPTER
+from vitreous.world.dataset import mark_at_random, pair, pictures, remove_parts, seeds, shrink
 from vitreous.world.exam import accuracy, interventions, probabilities
-from vitreous.world.files import pictures
-from vitreous.world.model import WEIGHTS, build
-from vitreous.world.sets import mark_at_random, pair, remove_parts, seeds, shrink
+from vitreous.world.models import ADAPTER, WEIGHTS, build
 from vitreous.world.train import RECIPES, Recipe, train
 from vitreous.world.train import main as train_main
 

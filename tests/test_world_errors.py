@@ -30,8 +30,8 @@ from vitreous.world import (
     telling_part,
     unpack,
 )
+from vitreous.world.dataset import read
 from vitreous.world.exam import examine
-from vitreous.world.files import read
 
 SCENE = Scene.of(5)
 POSE = Pose(0.5, 0.5, 0.4)
@@ -243,7 +243,7 @@ def test_files_that_hold_no_scenes(tmp_path, text):
 
 
 def test_a_corrupt_weight_file(tmp_path):
-    from vitreous.world.model import WEIGHTS
+    from vitreous.world.models import WEIGHTS
 
     whole = (WEIGHTS / "world.safetensors").read_bytes()
     for name, content in {"cut": whole[: len(whole) // 2], "empty": b"", "text": b"not weights"}.items():

@@ -13,9 +13,9 @@ from timm.models.vision_transformer import VisionTransformer
 
 import vitreous as vt
 from vitreous.world import BETRAYED, CLASSES, NAMES, PARTS, Scene, betray, draw, render
+from vitreous.world.dataset import pictures
 from vitreous.world.exam import accuracy, interventions, main, probabilities, table
-from vitreous.world.files import pictures
-from vitreous.world.model import WEIGHTS, build
+from vitreous.world.models import WEIGHTS, build
 from vitreous.world.train import Recipe, train
 from vitreous.world.train import main as train_main
 

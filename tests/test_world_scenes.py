@@ -70,7 +70,7 @@ def test_parts_are_shared_and_every_variant_is_used():
 
 
 def test_variants_differ_in_shape_and_in_colour():
-    from vitreous.world.creatures import strokes
+    from vitreous.world.species import strokes
 
     for part, variants in VARIANTS.items():
         drawn = {variant: strokes(part, variant) for variant in variants}

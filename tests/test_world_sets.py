@@ -23,7 +23,7 @@ from vitreous.world import (
     shrink,
     unpack,
 )
-from vitreous.world.sets import SPLITS, mark_at_random, seeds
+from vitreous.world.dataset import SPLITS, mark_at_random, seeds
 
 MOST = 2**49 - 1
 

@@ -17,11 +17,12 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
 from test_bottleneck import reference
-from vitreous.passes import Session, Target, scenes
-from vitreous.passes.scenes import SCENES, world_statistics
-from vitreous.passes.statistics import Moments, Statistics
+from vitreous.tracing import Session, Target
+from vitreous.tracing import statistics_collect as scenes
+from vitreous.tracing.statistics import Moments, Statistics
+from vitreous.tracing.statistics_collect import SCENES, world_statistics
 from vitreous.world import Scene, render
-from vitreous.world.sets import SPLITS
+from vitreous.world.dataset import SPLITS
 
 SHORT = "coiba(steps=3, samples=2)"
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.errors import ModelError
-from vitreous.models.unwrap import unwrap
+from vitreous.models.registry import unwrap
 
 METHODS = ("generic", "decompx", "saliency", "gradcam")
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import vitreous as vt
 from families import FAMILIES, golden, images, proven
-from vitreous.methods.paths.felzenszwalb import segmented
+from vitreous.methods.xrai import segmented
 
 SCALES = (50, 100, 150, 250, 500, 1200)
 
@@ -80,7 +80,7 @@ def test_segments_are_those_of_the_slow_one(noise, least):
 
 
 def test_long_stretches_of_edges_are_cut_without_a_trace(monkeypatch):
-    from vitreous.methods.paths import felzenszwalb
+    from vitreous.methods import xrai as felzenszwalb
 
     image = picture(40, 40, 0.2)
     whole = segmented(image, SCALES, least=10)
@@ -206,7 +206,7 @@ def test_an_image_of_one_colour_is_all_zeros_and_flagged(model):
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
 def test_segments_are_made_once_for_all_classes_of_a_comparison(model, monkeypatch):
-    from vitreous.methods.paths import xrai
+    from vitreous.methods import xrai
 
     made = []
 

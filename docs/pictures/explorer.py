@@ -15,7 +15,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 import vitreous as vt
-from vitreous.explorer.serve import Server, bound
+from vitreous.web.serve import Server, bound
 
 ADDRESS = "#/image?picture=scene-pairs-5"
 SIZE = {"width": 1480, "height": 940}

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 import vitreous as vt
-from vitreous.metrics.states.need import Need
-from vitreous.results.figures import states_strip
-from vitreous.show import figures
+from vitreous.metrics.requests import Need
+from vitreous.results.table_plots import states_strip
+from vitreous.viz import plots as figures
 
 HERE = Path(__file__).parent
 METHODS = ["generic", "ixg"]

@@ -19,13 +19,12 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 import vitreous as vt
-from vitreous import show
-from vitreous.show.colour import number
-from vitreous.show.legend import bars, statement
-from vitreous.show.sheet import SOFT_INK, stacked
-from vitreous.show.text import line_height, wrap
+from vitreous import viz as show
+from vitreous.viz.canvas import SOFT_INK, line_height, stacked, wrap
+from vitreous.viz.colormap import number
+from vitreous.viz.legend import bars, statement
 from vitreous.world import Scene, render
-from vitreous.world.files import pictures
+from vitreous.world.dataset import pictures
 
 HERE = Path(__file__).parent
 SCENE, STUDIO = 34, 42

@@ -17,8 +17,9 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 import vitreous as vt
-from vitreous import show, world
-from vitreous.world.files import pictures
+from vitreous import viz as show
+from vitreous import world
+from vitreous.world.dataset import pictures
 
 HERE = Path(__file__).parent
 METHODS = ["rollout", "generic", "attcam", "gradcam", "decompx", "skipplus(decompx)"]

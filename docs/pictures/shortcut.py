@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 import vitreous as vt
-from vitreous import show
+from vitreous import viz as show
 from vitreous.world import BETRAYED, World, betray, render, unpack
-from vitreous.world.files import pictures
+from vitreous.world.dataset import pictures
 
 MODELS = ("world-cnn", "world-cnn-shortcut")
 METHOD, VALUE = "occlusion", "logprob"

@@ -15,27 +15,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitreous import world
-    from vitreous.api import compare, explain, explain_each, load, method, question, view
-    from vitreous.because import why
-    from vitreous.bench.results import Results, results_of
-    from vitreous.data import Truth, image_files, read_regions
+    from vitreous.api import compare, explain, explain_each, question
+    from vitreous.benchmark.results import Results, results_of
+    from vitreous.datasets import Truth, image_files, read_regions
+    from vitreous.decision_report import why
     from vitreous.errors import VitreousError, VitreousWarning
-    from vitreous.judge.agreement import agreement, best_layers, layer_methods
-    from vitreous.judge.birds import funnybirds
-    from vitreous.judge.check import check
-    from vitreous.judge.doctor import doctor
-    from vitreous.judge.evaluate import evaluate
-    from vitreous.judge.trial import trial
-    from vitreous.methods import Method, effort, methods, register
+    from vitreous.evaluation.agreement import agreement, best_layers, layer_methods
+    from vitreous.evaluation.checks import check
+    from vitreous.evaluation.diagnostics import doctor
+    from vitreous.evaluation.evaluate import evaluate
+    from vitreous.evaluation.funnybirds import funnybirds
+    from vitreous.evaluation.meta_evaluation import trial
+    from vitreous.methods import Method, effort, method, methods, register
     from vitreous.metrics import Metric, metric, metrics
-    from vitreous.models import Preprocess, View, models
-    from vitreous.passes.collect import statistics
-    from vitreous.passes.statistics import Statistics
+    from vitreous.models import Preprocess, View, load, models, view
     from vitreous.results import Archive, Checkup, Comparison, Explanation, Question, Table
-    from vitreous.results.agreement import Agreement
-    from vitreous.results.birds import Birds
+    from vitreous.results.diagnostics import Agreement, Trial
+    from vitreous.results.funnybirds import Birds
     from vitreous.results.pages import page
-    from vitreous.results.trial import Trial
+    from vitreous.tracing.statistics import Statistics
+    from vitreous.tracing.statistics_collect import statistics
 
 __version__ = "0.1.0"
 
@@ -91,9 +90,9 @@ __all__ = [
 
 _ROOMS = ("methods", "metrics", "models")  # packages that list their content when called
 _HOMES = {
-    "Agreement": "results.agreement",
+    "Agreement": "results.diagnostics",
     "Archive": "results",
-    "Birds": "results.birds",
+    "Birds": "results.funnybirds",
     "Checkup": "results",
     "Comparison": "results",
     "Explanation": "results",
@@ -101,38 +100,38 @@ _HOMES = {
     "Metric": "metrics",
     "Preprocess": "models",
     "Question": "results",
-    "Results": "bench.results",
-    "Statistics": "passes.statistics",
+    "Results": "benchmark.results",
+    "Statistics": "tracing.statistics",
     "Table": "results",
-    "Trial": "results.trial",
-    "Truth": "data",
+    "Trial": "results.diagnostics",
+    "Truth": "datasets",
     "View": "models",
     "VitreousError": "errors",
     "VitreousWarning": "errors",
-    "agreement": "judge.agreement",
-    "best_layers": "judge.agreement",
-    "check": "judge.check",
+    "agreement": "evaluation.agreement",
+    "best_layers": "evaluation.agreement",
+    "check": "evaluation.checks",
     "compare": "api",
-    "doctor": "judge.doctor",
+    "doctor": "evaluation.diagnostics",
     "effort": "methods",
-    "evaluate": "judge.evaluate",
+    "evaluate": "evaluation.evaluate",
     "explain": "api",
     "explain_each": "api",
-    "funnybirds": "judge.birds",
-    "image_files": "data",
-    "layer_methods": "judge.agreement",
+    "funnybirds": "evaluation.funnybirds",
+    "image_files": "datasets",
+    "layer_methods": "evaluation.agreement",
     "load": "api",
     "method": "api",
     "metric": "metrics",
     "page": "results.pages",
     "question": "api",
-    "read_regions": "data",
+    "read_regions": "datasets",
     "register": "methods",
-    "results_of": "bench.results",
-    "statistics": "passes.collect",
-    "trial": "judge.trial",
+    "results_of": "benchmark.results",
+    "statistics": "tracing.statistics_collect",
+    "trial": "evaluation.meta_evaluation",
     "view": "api",
-    "why": "because",
+    "why": "decision_report",
 }
 
 

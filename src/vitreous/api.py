@@ -12,20 +12,20 @@ from weakref import ref
 import torch
 from torch import nn
 
-from vitreous.data import OnError, Picture, Progress, count, cut, is_single, pictures
+from vitreous.datasets import OnError, Picture, count, cut, is_single, pictures
 from vitreous.errors import ImageError, TargetError, VitreousError
-from vitreous.judge.check import check
-from vitreous.judge.heeded import heeded
+from vitreous.evaluation.checks import check
+from vitreous.evaluation.evaluate import heeded
 from vitreous.methods import Answer, Method, answer, effort, method, to_grid
 from vitreous.models import Snapshot, View, load, register_adapter, view
-from vitreous.passes import Session, Target, Targets, TargetSpec
-from vitreous.passes.memory import InnerBatch, budget_bytes
-from vitreous.passes.target import ClassSets
+from vitreous.progress import Progress, followed
+from vitreous.registry import check_memory, defaults
+from vitreous.registry.spec import split
 from vitreous.results import Comparison, Explanation, Identity, Origin, Prediction, Question
-from vitreous.show.bar import followed
-from vitreous.words import check_memory, defaults
-from vitreous.words.several import split
-from vitreous.world.adapter import ADAPTER as WORLD
+from vitreous.tracing import Session, Target, Targets, TargetSpec
+from vitreous.tracing.memory import InnerBatch, budget_bytes
+from vitreous.tracing.targets import ClassSets
+from vitreous.world.models import ADAPTER as WORLD
 
 # What the rooms below are handed: the bundled models their names, explanations their judge.
 register_adapter(WORLD)

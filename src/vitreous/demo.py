@@ -11,17 +11,19 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous import __version__, disk, show
-from vitreous.api import compare, explain, load
-from vitreous.because import why
+from vitreous import __version__
+from vitreous import io as disk
+from vitreous import viz as show
+from vitreous.api import compare, explain
+from vitreous.decision_report import why
 from vitreous.errors import VitreousWarning
-from vitreous.models import View
+from vitreous.html import STYLE, Section, report
+from vitreous.models import View, load
+from vitreous.registry.defaults import METHOD, known_as
 from vitreous.results.explanation import Explanation
-from vitreous.show.why import STYLE
-from vitreous.words.defaults import METHOD, known_as
 from vitreous.world import BETRAYED, CLASSES, PARTS, Rendered, Scene, World, betray, render, telling_part, unpack
+from vitreous.world.dataset import pictures
 from vitreous.world.exam import predictions, right
-from vitreous.world.files import pictures
 
 __all__ = ["METHODS", "SCHEMA", "write"]
 
@@ -80,7 +82,7 @@ def write(out: str | Path, told: Callable[[str], None] = lambda line: None) -> l
     with disk.folder(out, overwrite=True) as draft:
         for name, picture in made.items():
             draft.write(name, show.encoded(picture))
-        page = show.report("Vitreous: a demonstration", lead, sections, before=first.page().body("h2"), style=STYLE)
+        page = report("Vitreous: a demonstration", lead, sections, before=first.page().body("h2"), style=STYLE)
         draft.write("why.html", first.html().encode())
         draft.write("report.html", page.encode())
         draft.finish({"schema": SCHEMA, "version": __version__})
@@ -90,7 +92,7 @@ def write(out: str | Path, told: Callable[[str], None] = lambda line: None) -> l
 Keeper = Callable[[str, Image.Image], Image.Image]
 
 
-def _meet(keep: Keeper) -> show.Section:
+def _meet(keep: Keeper) -> Section:
     scenes = World(n=24, start=100).scenes()
     rendered = render(scenes)
     cells = [
@@ -102,10 +104,10 @@ def _meet(keep: Keeper) -> show.Section:
         "three members that differ in one part only, their telling part, which gives them their first name. Ground, "
         "light and whatever lies about say nothing."
     )
-    return show.Section("Meet the creatures", text, [(keep("world.png", sheet), "24 scenes the models never saw")])
+    return Section("Meet the creatures", text, [(keep("world.png", sheet), "24 scenes the models never saw")])
 
 
-def _why(model: View, scene: Scene, keep: Keeper) -> show.Section:
+def _why(model: View, scene: Scene, keep: Keeper) -> Section:
     """One scene with every method, and where the judged method looks, against the siblings too."""
     rendered, (picture,) = _drawn([scene])
     name = scene.name.replace(" ", "-")
@@ -137,7 +139,7 @@ def _why(model: View, scene: Scene, keep: Keeper) -> show.Section:
         f"part of the map {_of(_share([plain], telling))}, and of the map that says why it is not "
         f"{' or '.join(siblings)}, {_of(_share([rather], telling))}."
     )
-    return show.Section(
+    return Section(
         f"Why a {scene.name}?",
         text,
         [
@@ -148,7 +150,7 @@ def _why(model: View, scene: Scene, keep: Keeper) -> show.Section:
     )
 
 
-def _story(honest: View, cheat: View, keep: Keeper) -> show.Section:
+def _story(honest: View, cheat: View, keep: Keeper) -> Section:
     """The same marked scenes for both models: where they look, and who is misled by a false marker."""
     drawn = World(n=160, start=300).batch()
     drawn = drawn[torch.isin(drawn.label[:, 0], torch.tensor(BETRAYED))]
@@ -181,7 +183,7 @@ def _story(honest: View, cheat: View, keep: Keeper) -> show.Section:
     head = ["model", "map on the marker", "map on the creature", "right: true marker", "false marker", "no marker"]
     lines = zip((model.name for model in models), on_marker, on_creature, hits, strict=True)
     table = [head, *([name, _of(mark), _of(body), *map(_of, shares)] for name, mark, body, shares in lines)]
-    return show.Section("The shortcut", text, [(panel, "the same pictures, two models")], table)
+    return Section("The shortcut", text, [(panel, "the same pictures, two models")], table)
 
 
 def _drawn(scenes: Sequence[Scene]) -> tuple[Rendered, list[Image.Image]]:

@@ -27,8 +27,8 @@ from PIL import Image
 import vitreous as vt
 from commands import run
 from families import FAMILIES
-from vitreous.disk import write as disk
-from vitreous.passes import scenes
+from vitreous.io import atomic as disk
+from vitreous.tracing import statistics_collect as scenes
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"}

@@ -173,7 +173,7 @@ def test_a_table_is_printed_even_if_it_cannot_be_written(here: Path, monkeypatch
     def full(*_: object, **__: object) -> None:
         raise vt.VitreousError("could not write t.json: No space left on device")
 
-    monkeypatch.setattr("vitreous.disk.write_file", full)
+    monkeypatch.setattr("vitreous.io.write_file", full)
     told = run(*given, "--out", "t.json")
     assert told.code == 2
     assert "deletion" in told.out

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import vitreous as vt
-from vitreous import disk
+from vitreous import io as disk
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

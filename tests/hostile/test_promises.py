@@ -22,13 +22,13 @@ from torch import nn
 import vitreous as vt
 from commands import MODEL, photographs, run
 from families import FAMILIES, images
-from vitreous import show
+from vitreous import viz as show
 from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.methods import registry
-from vitreous.passes import Session, Target
-from vitreous.passes.memory import in_parts
-from vitreous.passes.observe import Observer
-from vitreous.words.shelf import Shelf
+from vitreous.registry.registry import Shelf
+from vitreous.tracing import Session, Target
+from vitreous.tracing.memory import in_parts
+from vitreous.tracing.observer import Observer
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_photograph_in_bands_is_the_photograph(monkeypatch: pytest.MonkeyPatch
         box = (10.3, -4.0, 120.6, 90.2)
         whole = np.asarray(show.overlay(photo, values, scale)), np.asarray(show.on_photo(photo, values, box, scale))
         with monkeypatch.context() as patched:
-            patched.setattr(sys.modules["vitreous.show.overlay"], "_BAND", 131 * 10)
+            patched.setattr(sys.modules["vitreous.viz.overlay"], "_BAND", 131 * 10)
             cut = np.asarray(show.overlay(photo, values, scale)), np.asarray(show.on_photo(photo, values, box, scale))
         for one, other in zip(whole, cut, strict=True):
             assert np.abs(one.astype(int) - other.astype(int)).max() <= 1
@@ -179,7 +179,7 @@ def test_a_file_without_an_end_is_not_read_to_it(here: Path) -> None:
 
 def test_a_plug_in_that_fails_takes_nothing_away(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     entry = EntryPoint("odd", "a_package_that_is_not_there:Odd", "vitreous.methods")
-    monkeypatch.setattr("vitreous.words.shelf.entry_points", lambda group: [entry])
+    monkeypatch.setattr("vitreous.registry.registry.entry_points", lambda group: [entry])
     shelf: Shelf[Any] = Shelf("method", "vitreous.methods")
     with pytest.warns(VitreousWarning, match="the method odd of another package cannot be imported"):
         shelf.all()

@@ -17,7 +17,7 @@ import vitreous as vt
 from commands import MODEL, photographs, run
 from every import EVERY
 from families import FAMILIES, _build, images
-from vitreous.passes import Session, Target
+from vitreous.tracing import Session, Target
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from faults import ended, forked
 
 import vitreous as vt
 from families import FAMILIES
-from vitreous.disk import write as disk
+from vitreous.io import atomic as disk
 
 
 def main(folder: Path, count: int) -> None:

@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitreous import disk
+from vitreous import io as disk
 from vitreous.errors import VitreousError, one_line
-from vitreous.words import check_choice, check_memory
-from vitreous.words.defaults import STEPS
-from vitreous.words.several import split
+from vitreous.registry import check_choice, check_memory
+from vitreous.registry.defaults import STEPS
+from vitreous.registry.spec import split
 
 if TYPE_CHECKING:
-    from vitreous import View
+    from vitreous.models import View
 
 
 def _checked_memory(memory: Optional[float]) -> Optional[float]:  # noqa: UP045
@@ -156,7 +156,7 @@ def caching(switched_off: bool) -> None:
 @contextmanager
 def progress_bar(what: str, quiet: bool) -> Iterator[Any]:
     """Give a callback that draws a bar on standard error, where that is a terminal."""
-    from vitreous.show.bar import bar
+    from vitreous.progress import bar
 
     with bar(what, ERR, hidden=quiet or not ERR.is_terminal) as tick:
         yield tick

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitreous import disk
+from vitreous import io as disk
 from vitreous.cli import options
 from vitreous.errors import VitreousError
 
@@ -68,7 +68,7 @@ def render(
     quiet: options.Quiet = False,
 ) -> None:
     """Write scenes: one PNG each, one mask each, and all of them as JSON."""
-    from vitreous.world.files import write
+    from vitreous.world.dataset import write
 
     disk.check_folder(out, overwrite)
     files = write(_scenes(kind, n, start, split), out, size, overwrite=overwrite)
@@ -89,9 +89,9 @@ def show(
     quiet: options.Quiet = False,
 ) -> None:
     """Make one contact sheet, each scene with the name of its class."""
-    from vitreous import show as pictures
+    from vitreous import viz as pictures
     from vitreous.world import render as rendered
-    from vitreous.world.files import pictures as drawn
+    from vitreous.world.dataset import pictures as drawn
 
     disk.check_file(out, overwrite)
     scenes = _scenes(kind, n, start, split)

@@ -2,36 +2,32 @@
 
 # Importing a family registers its methods; the order is the order of the tables.
 from vitreous.methods import (  # noqa: F401  # isort: skip
-    attention,
+    rollout,
     attention_gradient,
-    along,
+    attention_path,
+    inflow,
     token_gradient,
     cam,
-    cam_scores,
     decomposition,
-    mixing,
-    fullgrad,
+    value_weighted,
     vtranm,
     lrp,
-    gradient_lrp,
-    coiba,
+    iba,
     input_gradient,
-    guided,
-    deeplift,
-    paths,
-    sampling,
-    perturbation,
-    combine,
+    integrated_gradients,
+    xrai,
+    token_subsets,
+    occlusion_rise,
+    surrogates,
+    feature_perturbation,
+    combinators,
     var,
-    witness,
-    consensus,
-    refine,
-    yardsticks,
+    controls,
 )
 from vitreous.methods.base import Answer, Method, answer, resolve_layer, to_grid
-from vitreous.methods.ladder import effort
+from vitreous.methods.effort_levels import effort
 from vitreous.methods.registry import Info, method, methods, register
-from vitreous.words import Paper, listed_by
+from vitreous.registry import Paper, listed_by
 
 __all__ = [
     "Answer",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.errors import SpellingError
 from vitreous.methods.base import Answer, Method, resolve_layer
-from vitreous.methods.readout import (
+from vitreous.methods.ops import (
     attention_site,
     discard_weakest,
     downwards,
@@ -22,10 +22,10 @@ from vitreous.methods.readout import (
     start_row,
 )
 from vitreous.methods.registry import register
-from vitreous.methods.rows import RowTerm, mean_rows, row_maps, whole_row
+from vitreous.methods.rollout import RowTerm, mean_rows, row_maps, whole_row
 from vitreous.models import View
-from vitreous.passes import Keep, Pass, Reduce, Session, Trace, whole
-from vitreous.words import check_choice
+from vitreous.registry import check_choice
+from vitreous.tracing import Keep, Pass, Reduce, Session, Trace, whole
 
 __all__ = ["AttentionCAM", "AttentionGradient", "Generic", "GradSAM", "GradientRollout", "LeGrad"]
 

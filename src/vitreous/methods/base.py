@@ -1,4 +1,7 @@
-"""The contract of a method: which pass it needs, and how a map is read out of it."""
+"""The contract of a method: which pass it needs, and how a map is read out of it.
+
+What combinators of one method share: unless they say otherwise, they are like their base.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from torch.nn import functional as F
 
 from vitreous.code_digest import code_digest, is_external, is_unknown
 from vitreous.errors import MapError, ModelError, VitreousError, VitreousWarning
-from vitreous.methods.readout import at_least_float32
+from vitreous.methods.ops import at_least_float32
 from vitreous.models import View, view
-from vitreous.models.weight_guard import refuse_model_changes
-from vitreous.passes import Pass, Session, Target, TargetSpec, Trace
-from vitreous.words import check_choice, written
+from vitreous.models.shared_copy import refuse_model_changes
+from vitreous.registry import check_choice, written
+from vitreous.tracing import Pass, Session, Target, TargetSpec, Trace
 
 if TYPE_CHECKING:
     from vitreous.methods.registry import Info
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "Method",
+    "OfBase",
     "answer",
     "checked_answer",
     "computed",
@@ -424,3 +428,24 @@ def _check(method: Method, maps: Tensor) -> None:
         kind = "zero" if bool((maps[flat[0]] == 0).all()) else "constant"
         text = f"{method.spelling}: the map of image {flat[0]} is {kind} everywhere; it explains nothing"
         warnings.warn(text, VitreousWarning, stacklevel=3)
+
+
+class OfBase(Method):
+    """A method made of one other."""
+
+    base: Method
+
+    @property
+    def grid(self) -> str:  # type: ignore[override]
+        return self.base.grid
+
+    @property
+    def class_specific(self) -> bool:
+        return self.base.class_specific
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        return self.base.cost
+
+    def forwards(self, view: View) -> float:
+        return self.base.forwards(view)

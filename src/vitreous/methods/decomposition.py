@@ -1,23 +1,32 @@
-"""Decomposition: how much of the target each token carries when the network's gates are held still."""
+"""Decomposition: how much of the target each token carries when the network's gates are held still.
+
+Input times gradient, and the same for every bias of the network.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError
-from vitreous.methods.base import Answer, resolve_layer
-from vitreous.methods.readout import at_least_float32
+from vitreous.methods.base import Answer, Method, resolve_layer
+from vitreous.methods.ops import at_least_float32, dot
 from vitreous.methods.registry import register
 from vitreous.methods.token_gradient import TokenTerm
 from vitreous.models import View
-from vitreous.passes import Keep, Pass, Session, explicit_shares, whole
-from vitreous.passes.rules import FROZEN
-from vitreous.words import check_choice
+from vitreous.registry import check_choice
+from vitreous.tracing import Keep, Pass, Reduce, Session, Trace, explicit_shares, whole
+from vitreous.tracing.rules import FROZEN
 
-__all__ = ["DecompX"]
+__all__ = [
+    "DecompX",
+    "FullGrad",
+    "FullGradPlus",
+    "bias_shares",
+]
 
 
 @register(
@@ -79,3 +88,105 @@ class DecompX(TokenTerm):
             if session.tick is not None:
                 session.tick(1)
         return Answer(trace.tokens_to_grid(torch.stack(shares), layer), {})
+
+
+def bias_shares(view: View, bias: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_d b_d * d s / d out_d`` of every token that the bias is added to."""
+    assert gradient is not None
+    return (at_least_float32(gradient) * at_least_float32(bias)).sum(dim=-1)
+
+
+def bias_sizes(view: View, bias: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_d |b_d * d s / d out_d|``."""
+    assert gradient is not None
+    return (at_least_float32(gradient) * at_least_float32(bias)).abs().sum(dim=-1)
+
+
+def dot_sizes(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_d |x_d dx_d|``."""
+    assert gradient is not None
+    return (at_least_float32(value) * at_least_float32(gradient)).abs().sum(dim=-1)
+
+
+class BiasTerms(Method):
+    """Terms ``x_l * G_l`` at block inputs, and those of the biases inside each block; the head counts as one more."""
+
+    absolute: bool
+    layered = True
+
+    @property
+    def _reduces(self) -> tuple[Reduce, Reduce]:
+        return (dot_sizes, bias_sizes) if self.absolute else (dot, bias_shares)
+
+    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
+        at_input, at_bias = self._reduces
+        blocks = tuple(range(min(layers), view.depth + 1))
+        return Pass((Keep("input", at_input, tuple(layers), grad=True), Keep("biases", at_bias, blocks, grad=True)))
+
+    def _terms(self, trace: Trace, layers: Sequence[int]) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """Return input terms ``[B, N]`` of these layers, bias terms ``[B, N]`` of all blocks from the lowest on.
+
+        What belongs to no token (biases behind the pooling) is left out, as is the class token's own entry.
+        """
+        inputs, biases = self.ask_layers(trace.view, layers).keeps
+        bias_terms = (term[:, 1:] for term in trace[biases])
+        return trace[inputs], dict(zip(biases.layers, bias_terms, strict=True))
+
+
+@register("fullgrad", family="decomposition", papers=("srinivas2019full",), models="ViT")
+@dataclass(frozen=True)
+class FullGrad(BiasTerms):
+    """Input times gradient of the tokens, and of every bias behind them.
+
+    ``sum_d x_l[j, d] G_l[j, d] + sum_b sum_d b_d d s / d out_b[j, d]`` over the biases b of linear layers and
+    LayerNorms in blocks l and later, each at the token it is added to; those of the head belong to no patch. The input
+    is what enters block 0: patch embedding with its bias, class token and positions. The original is for convolutions,
+    where biases complete the score; GELU and attention break that sum here. ``absolute`` takes absolute values before
+    summing over the width, as the original does. Layer term: the same from each block.
+    """
+
+    layer: int = 0
+    absolute: bool = False
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
+
+    def read(self, trace: Trace) -> Tensor:
+        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
+
+    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+        terms, biases = self._terms(trace, layers)
+        behind = [sum((each for at, each in biases.items() if at >= layer), start=terms[0] * 0) for layer in layers]
+        pairs = zip(layers, terms, behind, strict=True)
+        return [trace.tokens_to_grid(term + rest, layer) for layer, term, rest in pairs]
+
+
+@register("fullgrad_plus", family="decomposition", papers=("mehri2024skipplus", "srinivas2019full"), models="ViT")
+@dataclass(frozen=True)
+class FullGradPlus(BiasTerms):
+    """Input times gradient summed over blocks, and every bias of those blocks once.
+
+    ``sum_{l >= start} (x_l G_l + sum over the biases of block l)``: FullGrad composed with PLUS would count the biases
+    of a late block once for every earlier start. As a layer term a bias belongs to its own block (those of the last
+    norm to the last), so that ``plus(fullgrad_plus)`` is this and ``skipplus(fullgrad_plus)`` its upper half. The
+    biases of the embedding are part of x_0, and not counted again.
+    """
+
+    start: int = 0
+    absolute: bool = False
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (self.ask_layers(view, self._layers(view)),)
+
+    def read(self, trace: Trace) -> Tensor:
+        return torch.stack(self.read_layers(trace, self._layers(trace.view))).sum(dim=0)
+
+    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+        terms, biases = self._terms(trace, layers)
+        last = trace.view.depth - 1
+        biases[last] = biases[last] + biases[last + 1]
+        pairs = zip(layers, terms, strict=True)
+        return [trace.tokens_to_grid(term + biases[layer], layer) for layer, term in pairs]
+
+    def _layers(self, view: View) -> tuple[int, ...]:
+        return tuple(range(resolve_layer(view, self.start), view.depth))

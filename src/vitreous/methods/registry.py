@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from vitreous.methods.base import Method
-from vitreous.words import Paper, Parameter, Shelf, cited, parameters_of, understood
+from vitreous.registry import Paper, Parameter, Shelf, cited, parameters_of, understood
 
 __all__ = ["Info", "find", "method", "methods", "register"]
 
@@ -76,7 +76,24 @@ class Info:
         return self.cost_note or f"{forwards:g} F" + (f" + {backwards:g} B" if backwards else "")
 
 
-SHELF: Shelf[Info] = Shelf("method", "vitreous.methods")
+FAMILIES = (
+    "attention",
+    "attention x gradient",
+    "path",
+    "token gradient",
+    "CAM",
+    "decomposition",
+    "LRP",
+    "input",
+    "bottleneck",
+    "sampling",
+    "perturbation",
+    "combinator",
+    "yardstick",
+)
+"""The order of families in tables; families of other packages come last."""
+
+SHELF: Shelf[Info] = Shelf("method", "vitreous.methods", FAMILIES)
 
 
 def register(

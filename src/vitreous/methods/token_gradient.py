@@ -11,12 +11,12 @@ from torch import Tensor
 
 from vitreous.errors import MapError
 from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.readout import at_least_float32, dot
+from vitreous.methods.ops import at_least_float32, dot
 from vitreous.methods.registry import register
 from vitreous.models import View
-from vitreous.passes import Keep, Pass, Reduce, Trace
-from vitreous.passes.rules import PLAIN, Rules
-from vitreous.words import check_choice
+from vitreous.registry import check_choice
+from vitreous.tracing import Keep, Pass, Reduce, Trace
+from vitreous.tracing.rules import PLAIN, Rules
 
 __all__ = ["AttCAT", "AttentionXInputXGradient", "Gradient", "InputXGradient", "TokenTerm"]
 

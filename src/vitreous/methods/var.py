@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import SpellingError, TargetError
-from vitreous.methods.base import Answer, Method, checked_answer, prepare, to_grid
-from vitreous.methods.ofbase import OfBase
-from vitreous.methods.readout import at_least_float32
+from vitreous.methods.base import Answer, Method, OfBase, checked_answer, prepare, to_grid
+from vitreous.methods.ops import at_least_float32
 from vitreous.methods.registry import register
 from vitreous.models import View
-from vitreous.passes import Rivals, Session, Target
-from vitreous.passes.memory import budget_bytes
-from vitreous.words import check_choice
+from vitreous.registry import check_choice
+from vitreous.tracing import Rivals, Session, Target
+from vitreous.tracing.memory import budget_bytes
 
 __all__ = ["VAR"]
 

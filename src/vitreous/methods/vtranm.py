@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous.methods.attention import mean_row
 from vitreous.methods.base import Answer, Method
-from vitreous.methods.readout import at_least_float32, positive, push, start_keeps, start_row
+from vitreous.methods.ops import at_least_float32, positive, push, start_keeps, start_row
 from vitreous.methods.registry import register
-from vitreous.methods.shares import block_weights, head_projection, layer_weights
+from vitreous.methods.rollout import mean_row
+from vitreous.methods.value_weighted import block_weights, head_projection, layer_weights
 from vitreous.models import Norm, View
-from vitreous.passes import VALUES, Block, Keep, Pass, Session, Trace
-from vitreous.words import check_choice
+from vitreous.registry import check_choice
+from vitreous.tracing import VALUES, Block, Keep, Pass, Session, Trace
 
 __all__ = ["Measure", "VTranM"]
 

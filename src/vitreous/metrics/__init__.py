@@ -5,27 +5,24 @@ Third parties offer theirs under the entry-point group ``vitreous.metrics``.
 
 # Importing a family registers its metrics; the order is the order of the tables.
 from vitreous.metrics import (  # noqa: F401  # isort: skip
-    faithfulness,
-    road,
-    information,
-    subsets,
-    regions,
-    masking,
-    tokens,
-    randomisation,
+    pixel_removal,
+    removal_curves,
+    information_curves,
+    subset_correlation,
+    randomization,
     robustness,
     complexity,
-    parts,
-    localisation,
+    localization,
+    segmentation,
 )
-from vitreous.metrics.base import Metric, Result
-from vitreous.metrics.bins import Bin, bins
-from vitreous.metrics.bootstrap import Difference, Interval, difference, intervals
+from vitreous.metrics.base import Info, Metric, Result, metric, metrics, register
+from vitreous.metrics.baselines import SUBSTRATES, Substrate
+from vitreous.metrics.batch_runner import Engine
+from vitreous.metrics.bootstrap import Bin, Difference, Interval, bins, difference, intervals
 from vitreous.metrics.curves import Curve
-from vitreous.metrics.registry import Info, metric, metrics, register
-from vitreous.metrics.states.answers import Answers
-from vitreous.metrics.states.engine import Engine
-from vitreous.metrics.states.need import (
+from vitreous.metrics.evaluation import Answers
+from vitreous.metrics.evaluator import Maps, Pool
+from vitreous.metrics.requests import (
     Drawn,
     Explained,
     Geometry,
@@ -39,9 +36,7 @@ from vitreous.metrics.states.need import (
     TruthOf,
     WithoutParts,
 )
-from vitreous.metrics.states.pool import Maps, Pool
-from vitreous.metrics.states.substrate import SUBSTRATES, Substrate
-from vitreous.words import listed_by
+from vitreous.registry import listed_by
 
 __all__ = [
     "SUBSTRATES",

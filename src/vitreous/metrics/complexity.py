@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitreous.metrics.base import Metric
+from vitreous.metrics.base import Metric, register
 from vitreous.metrics.curves import Array
-from vitreous.metrics.registry import register
-from vitreous.metrics.states.answers import Answers
-from vitreous.metrics.states.need import Geometry, Need
-from vitreous.words import at_least, check_choice
+from vitreous.metrics.evaluation import Answers
+from vitreous.metrics.requests import Geometry, Need
+from vitreous.registry import at_least, check_choice
 
 __all__ = ["EffectiveComplexity", "Entropy", "Gini"]
 

@@ -1,4 +1,6 @@
-"""Robustness: how far the map moves when the image hardly does.
+"""Noisy copies of an image, as values that metrics ask for: equal ones are made and explained once for all of them.
+
+Robustness: how far the map moves when the image hardly does.
 
 The noisy copies ``x'`` have every value moved by U[-radius, radius] in normalised space; they belong to the image, and
 all methods and metrics get the same ones. ``Φ`` is the map as it is, on its own grid. A map of a noisy copy that is not
@@ -16,25 +18,64 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.metrics.base import Metric
+from vitreous.metrics.base import Metric, register
 from vitreous.metrics.curves import Array
-from vitreous.metrics.noise import uniform_copies
-from vitreous.metrics.registry import register
+from vitreous.metrics.evaluation import Answers
+from vitreous.metrics.requests import Explained, Geometry, Images, Measured, Need
 from vitreous.metrics.similarity import spearman
-from vitreous.metrics.states.answers import Answers
-from vitreous.metrics.states.need import Explained, Geometry, Images, Measured, Need
-from vitreous.models import View
-from vitreous.words import at_least
+from vitreous.models import Preprocess, View
+from vitreous.registry import at_least
+from vitreous.tracing.prng import Draws
 
 __all__ = [
     "AverageSensitivity",
+    "GaussianNoise",
     "LocalLipschitz",
     "MaxSensitivity",
     "RankSensitivity",
     "RelativeInputStability",
     "RelativeOutputStability",
     "RelativeRepresentationStability",
+    "UniformNoise",
+    "gaussian_copies",
+    "uniform_copies",
 ]
+
+
+@dataclass(frozen=True)
+class UniformNoise:
+    """Copies with every value moved by U[-radius, radius], in the model's normalised space."""
+
+    count: int
+    radius: float
+
+    def __call__(self, images: Tensor, preprocess: Preprocess, draws: Draws) -> Tensor:
+        drawn = [draws.at(copy).uniform(*images.shape[1:]) for copy in range(self.count)]
+        return images[:, None] + self.radius * (2 * torch.stack(drawn, dim=1) - 1).to(images)
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Copies with normal noise whose deviation is ``level`` times the range of the image's values."""
+
+    count: int
+    level: float
+
+    def __call__(self, images: Tensor, preprocess: Preprocess, draws: Draws) -> Tensor:
+        drawn = [draws.at(copy).normal(*images.shape[1:]) for copy in range(self.count)]
+        flat = images.flatten(1)
+        deviation = self.level * (flat.amax(dim=1) - flat.amin(dim=1)).view(-1, 1, 1, 1, 1)
+        return images[:, None] + deviation * torch.stack(drawn, dim=1).to(images)
+
+
+def uniform_copies(count: int, radius: float) -> Images:
+    """Return the noisy copies that all metrics of robustness share."""
+    return Images("uniform noise", UniformNoise(count, radius), count)
+
+
+def gaussian_copies(count: int, level: float) -> Images:
+    """Return the noisy copies that smoothed maps are averaged over."""
+    return Images("normal noise", GaussianNoise(count, level), count)
 
 _LEAST = 1e-6
 """What stands for a zero below a fraction bar, in the definitions of relative stability."""

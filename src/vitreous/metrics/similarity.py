@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from vitreous.errors import MapError
-from vitreous.methods.consensus import mean_ranks
+from vitreous.methods.combinators import mean_ranks
 from vitreous.metrics.curves import Array
-from vitreous.words import check_choice
+from vitreous.registry import check_choice
 
 __all__ = [
     "SIMILARITIES",

@@ -24,7 +24,7 @@ from torch.nn.modules import module as torch_module
 from vitreous.code_digest import code_digest, functions_of, is_external, is_unknown, names_read, writes_of
 
 if TYPE_CHECKING:
-    from vitreous.models.view import View
+    from vitreous.models.base import View
 
 __all__ = ["Description", "digest_of", "settled", "type_name"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitreous.errors import ModelError
 
 if TYPE_CHECKING:
-    from vitreous.models.view import View
+    from vitreous.models.base import View
 
 __all__ = ["Pooling", "infer_pooling"]
 
@@ -101,7 +101,7 @@ def infer_pooling(view: View, usual: Pooling) -> Pooling | None:
 
 def _reads_through(seen: View, tokens: Tensor) -> bool:
     """Whether all that is read passes the module that pools by attention."""
-    from vitreous.models.inside import instead
+    from vitreous.models.custom import instead
 
     module, calls = seen.pool_at(), list[Any]()
     if module is None:

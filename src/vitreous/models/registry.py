@@ -3,35 +3,60 @@
 An adapter is a module-level object with the attributes of ``Adapter``. The built-in ones are listed here by import
 path, so that nothing is imported before it is needed; third parties add theirs under the entry-point group
 ``vitreous.adapters``.
+
+The model inside: parallel and compiled wrappers are taken off, what cannot be looked into is refused.
+
+A forward in another thread, in a replica or in compiled code is not seen by an observer, so the module inside is used.
+The wrapper stays as it is. Shards, scripts, graphs and quantised weights have no such module inside.
+
+Whether weights can be fetched, known before a client tries for most of a minute.
 """
 
 from __future__ import annotations
 
 import importlib
+import socket
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+from urllib.parse import urlparse
+from urllib.request import getproxies
 
 import torch
+from huggingface_hub import constants as hub
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from vitreous.code_digest import code_digest, is_external
 from vitreous.errors import HeadError, ModelError, UnknownError, VitreousWarning, nearest
-from vitreous.models.labels import read_labels
-from vitreous.models.recipe import Recipe
+from vitreous.models.base import View
+from vitreous.models.checkpoints import Recipe
+from vitreous.models.class_names import read_labels
 from vitreous.models.transforms import as_preprocess
-from vitreous.models.unwrap import unwrap
-from vitreous.models.view import View
 
-__all__ = ["Adapter", "ModelInfo", "adapters", "device_of", "load", "models", "register_adapter", "view"]
+__all__ = [
+    "Adapter",
+    "ModelInfo",
+    "adapters",
+    "answers",
+    "cached",
+    "device_of",
+    "load",
+    "models",
+    "reachable",
+    "register_adapter",
+    "unwrap",
+    "view",
+]
 
 _BUILT_IN = {
-    "timm": "vitreous.models.timm.adapter:ADAPTER",
-    "hf": "vitreous.models.hf.adapter:ADAPTER",
-    "torchvision": "vitreous.models.torchvision.adapter:ADAPTER",
+    "timm": "vitreous.models.adapters.timm:ADAPTER",
+    "hf": "vitreous.models.adapters.hf:ADAPTER",
+    "torchvision": "vitreous.models.adapters.torchvision:ADAPTER",
 }
 _added: list[Adapter] = []
 
@@ -126,7 +151,7 @@ def view(
 
 def _ending(module: nn.Module, at: str, output: str | int | None, facts: dict[str, Any]) -> View:
     """Return the view of a convolutional network whose feature map is what the layer ``at`` gives."""
-    from vitreous.models.conv import ConvView
+    from vitreous.models.cnn import ConvView
 
     for adapter in adapters() if output is None else ():
         if adapter.accepts(module):
@@ -261,3 +286,72 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is not None and chosen not in known.values():
         raise ModelError(f"dtype {str(dtype)!r} is not one of {', '.join(known)}")
     return chosen
+
+_SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
+_QUANTISED = ("torch.ao.nn.", "torch.nn.quantized", "bitsandbytes.", "torchao.", "optimum.quanto", "auto_gptq", "awq")
+
+
+def unwrap(module: Any) -> nn.Module:
+    """Return the module inside any nest of ``DataParallel``, ``DistributedDataParallel`` and ``torch.compile``."""
+    while True:
+        if isinstance(module, DataParallel | DistributedDataParallel):
+            module = module.module
+        elif type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod"):
+            module = module._orig_mod  # known by its name: importing torch._dynamo takes seconds
+        else:
+            break
+    _refuse_programs(module)
+    for name, part in module.named_modules():
+        _refuse_part(type(module).__name__, name, part)
+    return module  # type: ignore[no-any-return]
+
+
+def _refuse_programs(module: Any) -> None:
+    what = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        raise ModelError("a scripted or traced module cannot be looked into; give the Python module it was made from")
+    if isinstance(module, torch.fx.GraphModule) or what == "ExportedProgram":
+        raise ModelError(f"an exported graph ({what}) cannot be looked into; give the module it was made from")
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"expected a View or a torch module, got {what}")
+
+
+def _refuse_part(model: str, name: str, part: nn.Module) -> None:
+    """Refuse a part whose weights are elsewhere or not floating point, or whose forward is compiled on its own."""
+    where = f"{model}.{name}" if name else model
+    kinds = type(part).__mro__
+    if any(kind.__name__ in _SHARDED for kind in kinds):
+        raise ModelError(
+            f"{where} is sharded (FSDP): no process holds the whole model; gather the weights into a plain module first"
+        )
+    if isinstance(part, torch.jit.ScriptModule):
+        raise ModelError(f"{where} is scripted or traced and cannot be looked into; give the Python module")
+    values = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+    if any(value.is_meta for value in values):
+        raise ModelError(f"{where} has no weights yet: it is on the meta device; load them first")
+    homes = {kind.__module__ for each in (part, *values) for kind in type(each).__mro__}
+    if any(home.startswith(_QUANTISED) for home in homes) or any(value.is_quantized for value in values):
+        raise ModelError(f"{where} is quantised ({kinds[0].__name__}): it has no gradients; give the model in float")
+    if name and part._compiled_call_impl is not None:
+        raise ModelError(f"{where} is compiled in place and cannot be looked into; explain the model before compiling")
+
+
+def answers(url: str) -> bool:
+    """Whether the server of an address takes connections; a proxy is trusted."""
+    if getproxies():
+        return True
+    try:
+        socket.create_connection((urlparse(url).hostname, 443), timeout=3).close()
+    except OSError:
+        return False
+    return True
+
+
+def cached(repo: str) -> bool:
+    """Whether something of the hub's repository ``owner/name`` (``*`` for any) lies in the local cache."""
+    return any(Path(hub.HF_HUB_CACHE).glob(f"models--{repo.replace('/', '--')}/snapshots/*"))
+
+
+def reachable(repo: str) -> bool:
+    """Whether a repository is in the cache, or the hub answers and may be asked."""
+    return cached(repo) or (not hub.HF_HUB_OFFLINE and answers(hub.ENDPOINT))

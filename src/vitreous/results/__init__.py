@@ -1,10 +1,10 @@
 """Results: what is given back. They print and show themselves, and can be saved and loaded."""
 
 from vitreous.results.archive import Archive
-from vitreous.results.checkup import Checkup, Finding
 from vitreous.results.comparison import Comparison
+from vitreous.results.diagnostics import Checkup, Finding
 from vitreous.results.explanation import Explanation, Origin, Prediction
-from vitreous.results.identity import Identity, Question
+from vitreous.results.storage import Identity, Question
 from vitreous.results.table import Table
 
 __all__ = [

@@ -12,13 +12,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from vitreous import disk
-from vitreous.data.pictures import file_digest
+from vitreous import io as disk
+from vitreous.datasets.images import file_digest
 from vitreous.errors import ImageError, VitreousError
 from vitreous.methods import method
+from vitreous.registry.defaults import known_as
 from vitreous.results.explanation import Explanation
-from vitreous.results.identity import Question
-from vitreous.words.defaults import known_as
+from vitreous.results.storage import Question
 
 __all__ = ["Archive"]
 

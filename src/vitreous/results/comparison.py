@@ -9,11 +9,12 @@ from typing import Any
 
 from PIL import Image
 
-from vitreous import disk, show
+from vitreous import io as disk
+from vitreous import viz as show
 from vitreous.errors import VitreousError
-from vitreous.results.explanation import PERCENTILE, Explanation
-from vitreous.results.printed import comparison_text
-from vitreous.words.defaults import known_as
+from vitreous.html import figure
+from vitreous.registry.defaults import known_as
+from vitreous.results.explanation import PERCENTILE, Explanation, comparison_text
 
 __all__ = ["Comparison"]
 
@@ -98,7 +99,7 @@ class Comparison(Sequence[Explanation]):
         return Path(path)
 
     def _repr_html_(self) -> str:
-        return show.figure(self.panel(), self._all[0].model)
+        return figure(self.panel(), self._all[0].model)
 
 
 def _cell(each: Explanation) -> show.Cell:

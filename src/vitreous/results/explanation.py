@@ -1,4 +1,7 @@
-"""What an explanation is once it is made: a map, what it explains, and how it came about."""
+"""Results in a few lines of text: what a prompt shows.
+
+What an explanation is once it is made: a map, what it explains, and how it came about.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -17,22 +20,70 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitreous import disk, show
-from vitreous.data.pictures import file_digest, open_photo
+from vitreous import io as disk
+from vitreous import viz as show
+from vitreous.datasets.images import file_digest, open_photo
 from vitreous.errors import ImageError, VitreousError, one_line
+from vitreous.html import figure
 from vitreous.methods import Method
 from vitreous.methods import method as understood
 from vitreous.models import Box, View
-from vitreous.results.checkup import Checkup
-from vitreous.results.printed import explanation_text
-from vitreous.results.stored import MOST_BYTES, no_number, read_extras, read_map, versions
-from vitreous.show import Sheet
-from vitreous.words import check_choice
-from vitreous.words.defaults import known_as
+from vitreous.registry import check_choice
+from vitreous.registry.defaults import known_as
+from vitreous.results.diagnostics import Checkup
+from vitreous.results.storage import MOST_BYTES, no_number, read_extras, read_map, versions
+from vitreous.viz import Sheet
+
+if TYPE_CHECKING:
+    from vitreous.results.comparison import Comparison
+
+__all__ = [
+    "Explanation",
+    "Origin",
+    "PERCENTILE",
+    "Prediction",
+    "SCHEMA",
+    "comparison_text",
+    "explanation_text",
+]
+
+
+def explanation_text(shown: Explanation) -> str:
+    """Return which picture, class and method an explanation is about, and what its map is like."""
+    rather = f" rather than {', '.join(shown.rivals)}" if shown.rivals else ""
+    low, high = float(shown.map.min()), float(shown.map.max())
+    lines = [
+        f"Explanation of {shown.name}: {shown.label}{_sure(shown.probability)}{rather}, {shown.value}",
+        f"method {known_as(shown.method)} on {shown.model}, which said {_said(shown)}",
+        f"map {' x '.join(map(str, shown.map.shape))}, from {low:.3g} to {high:.3g}"
+        + (f"; extras {', '.join(shown.extras)}" if shown.extras else ""),
+    ]
+    if shown.checkup is not None:
+        lines.append(f"check-up {shown.checkup.verdict}: {shown.checkup.sentence}")
+    return "\n  ".join(map(one_line, lines))
+
+
+def comparison_text(shown: Comparison) -> str:
+    """Return the methods and classes that are compared."""
+    first = shown[0]
+    methods = ", ".join(known_as(each.method) for each in shown.rows[0])
+    classes = ", ".join(f"{row[0].label}{_sure(row[0].probability)}" for row in shown.rows)
+    lines = [
+        f"Comparison of {len(shown)} maps of {first.name} on {first.model}, which said {_said(first)}",
+        f"methods: {methods}",
+        f"classes: {classes}",
+    ]
+    return "\n  ".join(map(one_line, lines))
+
+
+def _said(shown: Explanation) -> str:
+    return f"{shown.prediction.label}{_sure(shown.prediction.probability)}"
+
+
+def _sure(probability: float | None) -> str:
+    return "" if probability is None else f" ({probability:.3f})"
 
 Size = int | tuple[int, int] | Literal["photo"]
-
-__all__ = ["PERCENTILE", "SCHEMA", "Explanation", "Origin", "Prediction"]
 
 SCHEMA = "vitreous.explanation/1"
 PERCENTILE = 99.0
@@ -243,8 +294,8 @@ class Explanation:
         return max(show.TILE, *self.image.size)
 
     def _repr_html_(self) -> str:
-        more = [show.figure(self.picture(each.name), each.title) for each in show.pictures_of(self.extras)]
-        return show.figure(self.overlay(size=self._readable), self.caption) + "".join(more)
+        more = [figure(self.picture(each.name), each.title) for each in show.pictures_of(self.extras)]
+        return figure(self.overlay(size=self._readable), self.caption) + "".join(more)
 
     # -- files -----------------------------------------------------------------------------------------
 

@@ -1,16 +1,58 @@
-"""Explanations as a page to read: pictures inline, every word as text."""
+"""The call that makes a page again, and what in it only its reader has.
+
+Explanations as a page to read: pictures inline, every word as text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from vitreous import show
 from vitreous.errors import VitreousError
+from vitreous.html import Section, report
+from vitreous.methods import Method, method
+from vitreous.models import View
+from vitreous.registry.defaults import known_as
 from vitreous.results.comparison import Comparison
 from vitreous.results.explanation import Explanation
-from vitreous.words.defaults import known_as
+from vitreous.tracing.targets import plain_target
 
-__all__ = ["page"]
+__all__ = [
+    "DIGITS",
+    "again",
+    "page",
+]
+
+DIGITS = 12
+"""Of a fingerprint, on a page."""
+
+
+def again(view: View, e: Explanation, asked: Mapping[str, Any]) -> str:
+    """Return the call of ``why`` in Python; below it what each name stands for that cannot be written out.
+
+    ``asked`` are its arguments, in order. A model is loaded as it was, as long as its weights are those that were
+    loaded; otherwise it is one in hand, told by its fingerprint.
+    """
+    weights = (e.identity or {}).get("weights", "")[:DIGITS]
+    model, names = "model", [f"model: a {type(view.model).__name__} of your own, fingerprint {weights}"]
+    if view.recipe is not None and view.recipe.holds(view.model):
+        model, names = view.recipe.code()
+        names += [f"the weights are random: these have the fingerprint {weights}"] if view.recipe.is_random else []
+    words = [model, "picture" if e.source is None else repr(e.source)]
+    names += ["picture: the picture in hand"] if e.source is None else []
+    for name, value in asked.items():
+        plain = plain_target(value) if name == "target" else value
+        if name == "target" and not isinstance(plain, int | str | None):
+            plain = e.target
+        if isinstance(value, Method):
+            plain = value.spelling
+            if method(plain) != value:
+                words.append(f"{name}={name}")
+                names.append(f"{name}: your own, {plain}")
+                continue
+        if plain is not None and (name, plain) != ("seed", 0):
+            words.append(f"{name}={plain!r}")
+    return "\n".join([f"vt.why({', '.join(words)})", *(f"# {each}" for each in names)])
 
 
 def page(shown: Explanation | Comparison | Sequence[Explanation]) -> str:
@@ -28,14 +70,14 @@ def _of_explanations(explanations: Sequence[Explanation]) -> str:
         by_picture.setdefault(each.source or each.name, []).append(each)
     sections = [_section(found) for found in by_picture.values()]
     models = ", ".join(dict.fromkeys(each.model for each in explanations))
-    return show.report(f"What {models} saw", _lead(explanations), sections)
+    return report(f"What {models} saw", _lead(explanations), sections)
 
 
 def _of_comparison(comparison: Comparison) -> str:
     first = comparison[0]
     sections = [_section(row) for row in comparison.rows]
     said = f"{first.model} said {first.prediction.label} ({first.prediction.probability:.2f})."
-    return show.report(f"{first.name}, seen by {len(comparison.rows[0])} methods", said, sections)
+    return report(f"{first.name}, seen by {len(comparison.rows[0])} methods", said, sections)
 
 
 def _lead(explanations: Sequence[Explanation]) -> str:
@@ -43,7 +85,7 @@ def _lead(explanations: Sequence[Explanation]) -> str:
     return f"{len(explanations)} maps by {methods}. Each has its own scale: its strongest patch is 1."
 
 
-def _section(found: Iterable[Explanation]) -> show.Section:
+def _section(found: Iterable[Explanation]) -> Section:
     maps = list(found)
     first = maps[0]
     said = f"The model said {first.prediction.label} ({first.prediction.probability:.2f})."
@@ -51,4 +93,4 @@ def _section(found: Iterable[Explanation]) -> show.Section:
     pictures += [(each.overlay(size=max(320, *each.image.size)), each.caption) for each in maps]
     given = "" if first.probability is None else f" {first.probability:.2f}"
     heading = f"{first.name}: why {first.label}?{given}" if len({each.label for each in maps}) == 1 else first.name
-    return show.Section(heading, said, pictures)
+    return Section(heading, said, pictures)

@@ -1,40 +1,102 @@
-"""What an evaluation is once it is made: scores of every image, and everything that is read from them."""
+"""Rows of text as they are printed, and the same for a terminal, Markdown, LaTeX, CSV and notebooks.
+
+What an evaluation is once it is made: scores of every image, and everything that is read from them.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitreous import disk
+from vitreous import io as disk
 from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.base import Metric, as_parts
-from vitreous.metrics.bins import Bin, bins
+from vitreous.metrics.base import metric as metric_of
 from vitreous.metrics.bootstrap import (
     SAMPLES,
+    Bin,
     Cell,
     Difference,
     Interval,
+    bins,
     clustered_error,
     difference,
     interval,
     resampled,
 )
 from vitreous.metrics.curves import Array, Curve
-from vitreous.metrics.registry import metric as metric_of
 from vitreous.metrics.verdicts import Verdict, verdict
-from vitreous.results import figures
-from vitreous.results.formats import aligned, comma_separated, html_rows, latex, markdown
-from vitreous.results.records import plain, record, write
+from vitreous.results import table_plots as figures
+from vitreous.results.storage import plain, record, write
 
-__all__ = ["SCHEMA", "Table"]
+__all__ = [
+    "SCHEMA",
+    "Table",
+    "aligned",
+    "comma_separated",
+    "html_rows",
+    "latex",
+    "markdown",
+]
+
+Rows = Sequence[Sequence[str]]
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}
+
+
+def aligned(rows: Rows) -> str:
+    """Return the rows in columns of one width."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def comma_separated(rows: Rows) -> str:
+    """Return the rows as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def markdown(rows: Rows) -> str:
+    """Return the rows as a table in Markdown, the first one its head."""
+    head, *body = [[re.sub(r"([|\\`*_<])", r"\\\1", " ".join(cell.split())) for cell in row] for row in rows]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def latex(rows: Rows) -> str:
+    """Return the rows as a ``tabular`` that needs no package, the first one its head."""
+    head, *body = [" & ".join("".join(_LATEX.get(c, c) for c in cell) for cell in row) + r" \\" for row in rows]
+    columns = "l" + "r" * (len(rows[0]) - 1)
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def html_rows(rows: Rows, caption: str = "") -> str:
+    """Return the rows for a notebook, the first one the head; every text is escaped."""
+    head, *body = rows
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    rest = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in body)
+    return f"<table>{title}<thead><tr>{top}</tr></thead><tbody>{rest}</tbody></table>"
 
 SCHEMA = "vitreous.score/2"
 _NUMBERS = re.compile(r"\[\s*\n([-\d.eE+,\s]|null)*\]")
@@ -122,7 +184,7 @@ class Table:
         confidence: str = "pred",
         relative: bool = False,
     ) -> list[Bin]:
-        """Return the scores by the model's confidence: see ``vitreous.metrics.bins``."""
+        """Return the scores by the model's confidence: see ``vitreous.metrics.bootstrap``."""
         if confidence not in self.confidence:
             raise VitreousError(f"confidence={confidence!r} is not one of {', '.join(self.confidence)}")
         asked: dict[str, Any] = {

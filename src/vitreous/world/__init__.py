@@ -4,11 +4,11 @@
 and ``vitreous.load("world")`` the model that lives in it, ``vitreous.load("world-cnn")`` a residual network.
 """
 
-from vitreous.world.batch import Batch, draw
-from vitreous.world.creatures import CLASSES, NAMES, PARTS, VARIANTS, Kind, telling_part
+from vitreous.world.dataset import BETRAYED, Mosaics, World, betray, difficult, mosaics, pair, remove_parts, shrink
 from vitreous.world.render import Rendered, render
+from vitreous.world.sampling import Batch, draw
 from vitreous.world.scene import Creature, Ground, Light, Marker, Pose, Scene, Thing, pack, unpack
-from vitreous.world.sets import BETRAYED, Mosaics, World, betray, difficult, mosaics, pair, remove_parts, shrink
+from vitreous.world.species import CLASSES, NAMES, PARTS, VARIANTS, Kind, telling_part
 
 __all__ = [
     "Scene",

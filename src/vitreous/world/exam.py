@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from vitreous.errors import VitreousError
 from vitreous.models import View
 from vitreous.models.registry import device_of
-from vitreous.models.twin import twin
-from vitreous.world.adapter import ADAPTER
-from vitreous.world.batch import Batch, draw
-from vitreous.world.creatures import CLASSES, PARTS
-from vitreous.world.model import SIZE
+from vitreous.models.shared_copy import twin
+from vitreous.world.dataset import BETRAYED, betray, difficult, pair, seeds
+from vitreous.world.models import ADAPTER, SIZE
 from vitreous.world.render import render
+from vitreous.world.sampling import Batch, draw
 from vitreous.world.scene import Scene, pack
-from vitreous.world.sets import BETRAYED, betray, difficult, pair, seeds
+from vitreous.world.species import CLASSES, PARTS
 
 __all__ = ["accuracy", "examine", "predictions", "probabilities", "table"]
 

@@ -1,4 +1,8 @@
-"""From scenes to pixels: signed distance fields, evaluated where they matter, for many scenes at once.
+"""Painting: capsules in their own coordinates, evaluated in a window around them, in many pictures at once.
+
+What lies under and over everything: textures of the ground, and light.
+
+From scenes to pixels: signed distance fields, evaluated where they matter, for many scenes at once.
 
 The same picture everywhere: only additions, products, quotients and roots of float32, one operation at a time and
 each correctly rounded, so that neither the batch nor the processor changes a pixel.
@@ -6,21 +10,263 @@ each correctly rounded, so that neither the batch nor the processor changes a pi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 
 import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError
-from vitreous.world.batch import MOST_OBJECTS, Batch
-from vitreous.world.creatures import BODY, OBJECTS, PARTS, VARIANTS, strokes
-from vitreous.world.paint import Canvas, Frame, Shapes, rgb
+from vitreous.world.sampling import MOST_OBJECTS, Batch, uniform
 from vitreous.world.scene import Scene, pack
-from vitreous.world.surroundings import ground, light
+from vitreous.world.species import BODY, OBJECTS, PARTS, VARIANTS, Stroke, strokes
 
-__all__ = ["MARKER", "OWNERS", "Rendered", "render"]
+__all__ = [
+    "Canvas",
+    "Frame",
+    "MARKER",
+    "OWNERS",
+    "Rendered",
+    "Shapes",
+    "directions",
+    "ground",
+    "light",
+    "render",
+    "rgb",
+]
+
+_INK = "2b2233"
+
+
+class Canvas:
+    """Pictures with a margin, so that a window around a shape never leaves them."""
+
+    def __init__(self, images: Tensor) -> None:
+        count, _, self.size, _ = images.shape
+        self.margin = math.ceil(self.size * 0.75)
+        self.side = self.size + 2 * self.margin
+        self.pixels = images.new_zeros(3, count, self.side * self.side)
+        self.owners = torch.zeros(count, self.side * self.side, dtype=torch.uint8, device=images.device)
+        self._cut(self.pixels).copy_(images.transpose(0, 1))
+
+    def _cut(self, values: Tensor) -> Tensor:
+        inside = slice(self.margin, self.margin + self.size)
+        return values.view(*values.shape[:-1], self.side, self.side)[..., inside, inside]
+
+    @property
+    def images(self) -> Tensor:
+        return self._cut(self.pixels).transpose(0, 1)
+
+    @property
+    def owner(self) -> Tensor:
+        return self._cut(self.owners).contiguous()
+
+    def paint(
+        self,
+        frame: Frame,
+        shapes: Shapes,
+        which: Tensor,
+        shown: Tensor,
+        owner: Tensor | int,
+        pigments: Tensor | None = None,
+    ) -> None:
+        """Paint the ``which``-th of these shapes into every picture where it is ``shown``."""
+        half = math.ceil(shapes.reach * frame.largest * self.size) + 2
+        x, y = frame.place(shapes.centre)
+        span = torch.arange(-half, half, device=which.device)
+        columns, rows = ((at * self.size).floor().long().unsqueeze(1) + span for at in (x, y))
+        u, v = frame.local((columns + 0.5) / self.size, (rows + 0.5) / self.size)
+        colour, alpha = shapes.cover(which, u, v, (frame.scale * self.size).view(-1, 1, 1), pigments)
+        alpha = (alpha * shown.view(-1, 1, 1)).flatten(1)
+        columns, rows = ((at + self.margin).clamp(0, self.side - 1) for at in (columns, rows))
+        places = (rows.unsqueeze(2) * self.side + columns.unsqueeze(1)).flatten(1)
+        for pixels, paint in zip(self.pixels, colour, strict=True):
+            below = pixels.gather(1, places)
+            pixels.scatter_(1, places, below + (paint.flatten(1) - below) * alpha)
+        ids = torch.as_tensor(owner, dtype=torch.uint8, device=which.device).expand(len(which)).unsqueeze(1)
+        self.owners.scatter_(1, places, torch.where(alpha > 0.5, ids, self.owners.gather(1, places)))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a thing's own coordinates lie in the picture: origin, unit, turn and whether it is mirrored."""
+
+    x: Tensor
+    y: Tensor
+    scale: Tensor
+    angle: Tensor
+    mirror: Tensor
+    largest: float
+
+    @property
+    def turn(self) -> Tensor:
+        return directions(self.x.device)[self.angle % 360]
+
+    def place(self, point: tuple[float, float]) -> tuple[Tensor, Tensor]:
+        """Return where in the picture a point lies."""
+        cos, sin = self.turn.unbind(1)
+        across, down = self.mirror * point[0] * self.scale, point[1] * self.scale
+        return self.x + (across * cos - down * sin), self.y + (across * sin + down * cos)
+
+    def local(self, columns: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return own coordinates ``[B, rows, columns]`` of a window."""
+        cos, sin = (self.turn / self.scale.unsqueeze(1)).unsqueeze(2).unbind(1)
+        across, down = columns - self.x.unsqueeze(1), rows - self.y.unsqueeze(1)
+        mirror = self.mirror.unsqueeze(1)
+        u = (down * sin * mirror).unsqueeze(2) + (across * cos * mirror).unsqueeze(1)
+        v = (down * cos).unsqueeze(2) - (across * sin).unsqueeze(1)
+        return u, v
+
+    def at(self, point: tuple[float, float], turn: Tensor | int = 0) -> Frame:
+        """Return the frame of something that hangs at a point of this one, turned about it."""
+        x, y = self.place(point)
+        return Frame(x, y, self.scale, self.angle + self.mirror.long() * turn, self.mirror, self.largest)
+
+
+class Shapes:
+    """Several drawings of strokes as one table, their coordinates from an anchor on."""
+
+    def __init__(
+        self,
+        drawings: Sequence[Sequence[Stroke]],
+        device: torch.device,
+        anchor: tuple[float, float] = (0.0, 0.0),
+        mirrored: bool = True,
+        clipped: bool = False,
+        line: float = 0.026,
+    ) -> None:
+        most = max(len(drawing) for drawing in drawings)
+        nothing: Stroke = (0.0, 0.0, 0.0, 0.0, -9.0, -9.0, "000000")
+        rows = [[_numbers(s, anchor) for s in (*drawing, *[nothing] * (most - len(drawing)))] for drawing in drawings]
+        self.table = torch.tensor(rows, device=device)
+        self.mirrored, self.clipped, self.line = mirrored, clipped, line
+        ends = [
+            (side * x - anchor[0], y - anchor[1], r + line)
+            for drawing in drawings
+            for s in drawing
+            for x, y, r in ((s[0], s[1], s[4]), (s[2], s[3], s[5]))
+            for side in ((1, -1) if mirrored else (1,))
+        ]
+        box = [(min(e[i] - e[2] for e in ends), max(e[i] + e[2] for e in ends)) for i in (0, 1)]
+        self.centre = sum(box[0]) / 2, sum(box[1]) / 2
+        self.reach = max(math.hypot(x - self.centre[0], y - self.centre[1]) + r for x, y, r in ends)
+
+    def cover(
+        self, which: Tensor, u: Tensor, v: Tensor, pixels: Tensor, pigments: Tensor | None = None
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return three colour planes and how much of every pixel is covered, outline included.
+
+        ``pixels`` is how many of them a unit is long; ``pigments`` ``[B, 2, 3]`` stand for the letters a and b.
+        """
+        if self.mirrored:
+            u = u.abs()
+        table = self.table[which].unsqueeze(3).unsqueeze(3)
+        colours = (
+            table[:, :, 8:]
+            if pigments is None
+            else pigments.gather(1, self.table[which][:, :, 8:9].long().expand(-1, -1, 3)).unsqueeze(3).unsqueeze(3)
+        )
+        distances = [_distance(stroke, u, v) for stroke in table.unbind(1)]
+        edge = distances[0] if self.clipped else reduce(torch.minimum, distances)
+        alpha = _coverage(edge - self.line, pixels)
+        planes = [torch.full_like(u, value) for value in rgb(_INK)]
+        inside = None
+        for distance, colour in zip(distances, colours.unbind(1), strict=True):
+            cover = _coverage(distance, pixels)
+            if self.clipped:
+                inside = cover if inside is None else inside
+                cover = cover * inside
+            for plane, paint in zip(planes, colour.unbind(1), strict=True):
+                plane += (paint - plane) * cover
+        if self.clipped:  # rounder: darker towards the edge
+            shade = (distances[0] * -4).clamp_(0, 1) * 0.2 + 0.8
+            planes = [plane * shade for plane in planes]
+        return planes, alpha
+
+
+def _numbers(stroke: Stroke, anchor: tuple[float, float]) -> list[float]:
+    """Start, direction, direction over squared length, radius and its growth, colour (or which pigment)."""
+    ax, ay, bx, by, ra, rb, colour = stroke
+    dx, dy = bx - ax, by - ay
+    squared = dx * dx + dy * dy or 1.0
+    paint = [float("ab".index(colour)), 0.0, 0.0] if colour in "ab" else rgb(colour)
+    return [ax - anchor[0], ay - anchor[1], dx, dy, dx / squared, dy / squared, ra, rb - ra, *paint]
+
+
+def rgb(colour: str) -> list[float]:
+    return [value / 255 for value in bytes.fromhex(colour)]
+
+
+def _distance(stroke: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Signed distance to a capsule: to the nearest point of its axis, less the radius there."""
+    ax, ay, dx, dy, ex, ey, radius, growth = stroke[:, :8].unbind(1)
+    across, down = u - ax, v - ay
+    along = (across * ex + down * ey).clamp_(0, 1)
+    across -= along * dx
+    down -= along * dy
+    return (across.square_() + down.square_()).sqrt_() - (along * growth + radius)
+
+
+def _coverage(distance: Tensor, pixels: Tensor) -> Tensor:
+    return (0.5 - distance * pixels).clamp_(0, 1)
+
+
+@cache
+def directions(device: torch.device) -> Tensor:
+    """Cosine and sine of every whole degree, rounded, so that all mathematics libraries agree."""
+    rows = [(round(math.cos(math.radians(a)), 6), round(math.sin(math.radians(a)), 6)) for a in range(360)]
+    return torch.tensor(rows, device=device)
+
+
+def ground(values: Tensor, size: int) -> Tensor:
+    """Two colours mixed by a texture: a slope, stripes, checks, dots or clouds, with a little cloud in each."""
+    texture, fine, direction = values[:, 0], values[:, 7], values[:, 8]
+    at = (torch.arange(size, device=values.device) + 0.5) / size
+    cos, sin = (directions(values.device)[direction] * fine.unsqueeze(1)).unsqueeze(2).unbind(1)
+    u = (at * sin).unsqueeze(2) + (at * cos).unsqueeze(1)
+    v = (at * cos).unsqueeze(2) - (at * sin).unsqueeze(1)
+    across, down = _wave(u), _wave(v)
+    clouds = _clouds(values[:, 9], size, 4) * 0.65 + _clouds(values[:, 9] + 1, size, 15) * 0.35
+    looks = (
+        at.view(1, -1, 1).expand_as(u),
+        ((across - 0.5) * 5 + 0.5).clamp(0, 1),
+        (((across - 0.5) * (down - 0.5)) * 40 + 0.5).clamp(0, 1),
+        ((across + down - 1.35) * 6).clamp(0, 1),
+        clouds,
+    )
+    mix = clouds * 0.3
+    for number, look in enumerate(looks):
+        mix = mix + look * ((texture == number) * 0.7).view(-1, 1, 1)
+    colours = values[:, 1:7].view(-1, 2, 3, 1, 1) / 255
+    return colours[:, 0] + (colours[:, 1] - colours[:, 0]) * mix.unsqueeze(1)
+
+
+def _wave(phase: Tensor) -> Tensor:
+    """A triangle wave in [0, 1]."""
+    return ((phase - phase.floor()) * 2 - 1).abs()
+
+
+def _clouds(key: Tensor, size: int, cells: int) -> Tensor:
+    """Random values on a lattice of cells, interpolated smoothly: ``[B, size, size]`` in [0, 1]."""
+    corners = torch.arange((cells + 1) ** 2, device=key.device)
+    lattice = uniform(key.unsqueeze(1) * 512 + corners, cells).float().view(-1, cells + 1, cells + 1)
+    at = (torch.arange(size, device=key.device) + 0.5) / size * cells
+    low = at.floor().long()
+    weight = at - low
+    weight = weight * weight * (3 - weight * 2)
+    rows = lattice[:, low] + (lattice[:, low + 1] - lattice[:, low]) * weight.view(1, -1, 1)
+    return rows[:, :, low] + (rows[:, :, low + 1] - rows[:, :, low]) * weight
+
+
+def light(values: Tensor, size: int) -> Tensor:
+    """What the values multiplies every pixel with: ``[B, 3, size, size]``."""
+    strength, slope, _, warmth = (value.view(-1, 1, 1) / 1000 for value in values.unbind(1))
+    cos, sin = directions(values.device)[values[:, 2]].view(-1, 2, 1).unbind(1)
+    at = (torch.arange(size, device=values.device) + 0.5) / size * 2 - 1
+    field = strength + ((at * sin).unsqueeze(2) + (at * cos).unsqueeze(1)) * (slope * 0.5)
+    return torch.stack([field * (1 + warmth), field, field * (1 - warmth)], dim=1)
 
 _PIGMENTS = ("5b8c4a", "a7c957", "e9c46a", "d98e5f", "9c6b4f", "8d99ae", "c8d5e6", "b56576", "f2e8cf", "6d597a")
 MARKER = ("e63946", "ffb703", "2a9d8f", "f1faee")

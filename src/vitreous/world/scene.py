@@ -12,17 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 from vitreous.errors import VitreousError
-from vitreous.world.batch import MOST_OBJECTS, MOST_SEEDS, Batch, draw
-from vitreous.world.creatures import (
-    CLASSES,
-    NAMES,
-    OBJECTS,
-    PARTS,
-    VARIANTS,
-    find_class,
-    find_part,
-    find_variant,
-)
+from vitreous.world.sampling import MOST_OBJECTS, MOST_SEEDS, Batch, draw
+from vitreous.world.species import CLASSES, NAMES, OBJECTS, PARTS, VARIANTS, find_class, find_part, find_variant
 
 __all__ = ["Creature", "Ground", "Light", "Marker", "Pose", "Scene", "Thing", "pack", "unpack"]
 

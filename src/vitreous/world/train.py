@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from vitreous import disk
+from vitreous import io as disk
 from vitreous.errors import VitreousError
 from vitreous.models.registry import device_of
 from vitreous.world import exam
-from vitreous.world.batch import Batch, draw
-from vitreous.world.creatures import PARTS, VARIANTS
-from vitreous.world.model import SIZE, build
+from vitreous.world.dataset import betray, mark_at_random, pair, remove_parts, seeds, shrink
+from vitreous.world.models import SIZE, build
 from vitreous.world.render import render
-from vitreous.world.sets import betray, mark_at_random, pair, remove_parts, seeds, shrink
+from vitreous.world.sampling import Batch, draw
+from vitreous.world.species import PARTS, VARIANTS
 
 __all__ = ["Recipe", "train"]
 

@@ -1,0 +1,39 @@
+"""Data: what people hand in. Pictures, their true classes, what else is known, and how far a long run is."""
+
+from vitreous.datasets.annotations import KINDS, Truth, read_regions
+from vitreous.datasets.grids import Grids, grids, mosaics
+from vitreous.datasets.images import (
+    OnError,
+    Picture,
+    count,
+    cut,
+    file_digest,
+    image_files,
+    is_single,
+    open_photo,
+    pictures,
+)
+from vitreous.datasets.samples import Sample, how_many, read_samples
+from vitreous.progress import Progress
+
+__all__ = [
+    "KINDS",
+    "Grids",
+    "OnError",
+    "Picture",
+    "Progress",
+    "Sample",
+    "Truth",
+    "count",
+    "cut",
+    "file_digest",
+    "grids",
+    "how_many",
+    "image_files",
+    "is_single",
+    "mosaics",
+    "open_photo",
+    "pictures",
+    "read_regions",
+    "read_samples",
+]

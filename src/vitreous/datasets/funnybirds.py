@@ -1,0 +1,259 @@
+"""FunnyBirds as its authors release it (Hesse, Schaub-Meyer and Roth, ICCV 2023): the layout, and its plain images."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous import io as disk
+from vitreous.datasets.annotations import Array, Truth
+from vitreous.datasets.dataset import Entry, Found, source_kind
+from vitreous.datasets.files import content, folder_at, misfit
+from vitreous.datasets.images import Picture, open_photo
+from vitreous.errors import ImageError
+from vitreous.registry import check_choice
+
+__all__ = ["FunnyBirdsFiles", "Layout"]
+
+Colour = tuple[int, int, int]
+_MOST_BYTES = 2**31
+_WORD = "funnybirds"
+_EXPECTED = "classes.json, dataset_test.json, test/ and test_part_map/, as in the released FunnyBirds.zip"
+_MAX_OBJECTS = 50
+_PROBED = 20
+"""In how many part maps a part has to be seen at least once; the camera rarely misses all of a bird."""
+
+
+def _object_colours() -> dict[Colour, int]:
+    return {(204, 204, 204 + number): number for number in range(_MAX_OBJECTS)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a folder has its files, and whose the colours of its part maps are. The defaults are the released ones.
+
+    ``{split}`` is the split, ``{label}`` the class, ``{image}`` the position in the table of images, ``{kept}`` the
+    names of the parts that are left, in order, with ``_`` between them (``nothing`` if there are none), ``{object}``
+    the object that is removed.
+    """
+
+    table: str = "dataset_{split}.json"
+    classes: str = "classes.json"
+    image: str = "{split}/{label}/{image:06d}.png"
+    part_map: str = "{split}_part_map/{label}/{image:06d}.png"
+    kept: str = "{split}_interventions/{label}/{image:06d}/body_{kept}.png"
+    without: str = "{split}_interventions/{label}/{image:06d}/background_interventions/{object}.png"
+    nothing: str = ""
+    parts: tuple[str, ...] = ("beak", "eye", "foot", "tail", "wing")
+    colours: Mapping[Colour, str] = field(
+        default_factory=lambda: {
+            (255, 255, 0): "beak",
+            (255, 255, 253): "eye",
+            (255, 255, 254): "eye",
+            (255, 0, 1): "foot",
+            (255, 0, 2): "foot",
+            (0, 0, 255): "tail",
+            (0, 255, 1): "wing",
+            (0, 255, 2): "wing",
+        }
+    )
+    """Part by colour; a part of two instances has two colours, and each is dilated by itself."""
+    objects: Mapping[Colour, int] = field(default_factory=_object_colours)
+    """Background object by colour."""
+    nobody: tuple[Colour, ...] | None = None
+    """Colours of the ground and of the bare body. None: every other colour, as the released reader has it, since edges
+    are rendered smooth and hold mixtures; with a list, any colour that is in none of the three is an error."""
+    split: str = "test"
+
+    def __post_init__(self) -> None:
+        for colour, part in self.colours.items():
+            if part not in self.parts:
+                raise ImageError(f"the colour {colour} is of {part!r}, but the parts are {', '.join(self.parts)}")
+        for part in self.parts:
+            if part not in self.colours.values():
+                raise ImageError(f"no colour of the part maps is of {part}")
+
+    def path(self, root: Path, template: str, **values: Any) -> Path:
+        """Return the path that a template names."""
+        try:
+            return root / template.format(split=self.split, **values)
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise ImageError(f"the layout {template!r} cannot be filled in: {error}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class FunnyBirdsFiles:
+    """The tables of a folder, and its pictures and part maps, which are read when it is their turn."""
+
+    root: Path
+    layout: Layout
+    labels: Array
+    variants: Array
+    """Which variant of each part a class has, ``[C, P]``."""
+    counts: tuple[int, ...]
+    """Background objects of each image."""
+
+    @classmethod
+    def of(cls, root: str | Path, layout: Layout | None = None) -> FunnyBirdsFiles:
+        """Read the tables of a folder; pictures are opened later."""
+        root, layout = Path(root), layout or Layout()
+        if not os.path.isdir(root):
+            raise ImageError(f"no such folder of birds: {root}")
+        variants = _variants(layout.path(root, layout.classes), layout.parts)
+        table = layout.path(root, layout.table)
+        rows = _json(table)
+        if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+            raise ImageError(f"{table} must hold a list with one table of parameters for each image")
+        labels = [_class(row, len(variants), table, number) for number, row in enumerate(rows)]
+        counts = tuple(_count(row.get("bg_objects"), table, number) for number, row in enumerate(rows))
+        return cls(root, layout, np.array(labels), variants, counts)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return self.layout.parts
+
+    @property
+    def names(self) -> list[str]:
+        return [self.path(self.layout.image, i).relative_to(self.root).as_posix() for i in range(len(self.labels))]
+
+    @cached_property
+    def size(self) -> int:
+        """Side of the first picture; the others have to agree."""
+        width, height = open_photo(self.path(self.layout.image, 0)).size
+        if width != height:
+            raise ImageError(f"{self.names[0]} is {width} x {height} pixels; birds are square")
+        return width
+
+    def path(self, template: str, image: int, **values: Any) -> Path:
+        """Return a file of one image."""
+        return self.layout.path(self.root, template, label=int(self.labels[image]), image=image, **values)
+
+    def pixels(self, path: Path) -> Array:
+        """Read a picture or part map, ``[S, S, 3]`` bytes; transparency is dropped."""
+        pixels = np.asarray(open_photo(path))
+        if pixels.shape[:2] != (self.size, self.size):
+            height, width = pixels.shape[:2]
+            raise ImageError(f"{path} is {width} x {height} pixels, others are {self.size} x {self.size}")
+        return pixels
+
+    def instances(self, image: int) -> tuple[Array, Array]:
+        """Return what is seen in one image, by colour: masks ``[I, S, S]``, and the part or, from P on, the object."""
+        if not self._has_part_colours:
+            raise ImageError(f"no part map of {self.root} has the colour of a part; give a Layout with its colours")
+        path = self.path(self.layout.part_map, image)
+        pixels = self.pixels(path)
+        masks, owners = [], []
+        for colour in map(_colour, np.unique(pixels.reshape(-1, 3), axis=0)):
+            owner = self._owner(colour, image, path)
+            if owner is not None:
+                masks.append((pixels == colour).all(axis=2))
+                owners.append(owner)
+        if not masks:
+            return np.zeros((0, *pixels.shape[:2]), bool), np.zeros(0, np.int64)
+        return np.stack(masks), np.array(owners)
+
+    @cached_property
+    def _has_part_colours(self) -> bool:
+        """Whether the first part maps have the colour of a part at all; else their colours are others."""
+        if self.layout.nobody is not None:
+            return True  # every colour is checked by itself
+        some = range(min(_PROBED, len(self.labels)))
+        maps = (self.pixels(self.path(self.layout.part_map, image)).reshape(-1, 3) for image in some)
+        return any(_colour(row) in self.layout.colours for pixels in maps for row in np.unique(pixels, axis=0))
+
+    def _owner(self, colour: Colour, image: int, path: Path) -> int | None:
+        layout = self.layout
+        if colour in layout.colours:
+            return self.parts.index(layout.colours[colour])
+        number, strict = layout.objects.get(colour), layout.nobody is not None
+        if number is not None and number < self.counts[image]:
+            return len(self.parts) + number
+        if strict and number is not None:
+            raise ImageError(f"{path} shows object {number}, but the image has {self.counts[image]}")
+        if layout.nobody is not None and colour not in layout.nobody:
+            raise ImageError(f"{path} has the colour {colour}, which is nobody's; give a Layout with its colours")
+        return None
+
+
+@source_kind(_WORD)
+def funnybirds(path: Path, split: str = "test") -> Found:
+    """The plain images with their classes, and where each part is; removing parts is for ``vitreous birds``."""
+    check_choice("split", split, ("test", "train"))
+    layout = replace(Layout(), split=split)
+    expected = _EXPECTED.replace("test", split)
+    folder_at(_WORD, path, expected)
+    for each in (layout.classes, layout.table, "{split}", "{split}_part_map"):
+        if not os.path.exists(layout.path(path, each)):
+            raise misfit(_WORD, expected, content(path), path)
+    files = FunnyBirdsFiles.of(path, layout)
+    entries = []
+    for image, (name, label) in enumerate(zip(files.names, files.labels.tolist(), strict=True)):
+        masks = files.path(layout.part_map, image)
+        known = partial(_truth, files, image)
+        entries.append(Entry(name, path / name, label=label, mask=masks, known=known))
+    return Found(entries, note=f"{len(files.variants)} classes of {layout.classes}, parts by the colours of part maps")
+
+
+def _truth(files: FunnyBirdsFiles, image: int, picture: Picture) -> Truth:
+    """The parts of one image; instances of a part are one region here."""
+    masks, owners = files.instances(image)
+    parts = {part: masks[owners == number].any(axis=0) for number, part in enumerate(files.parts)}
+    return Truth.of_photo(picture, parts=parts)
+
+
+def _colour(row: Array) -> Colour:
+    red, green, blue = row.tolist()
+    return red, green, blue
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(disk.read_file(path, _MOST_BYTES).decode("utf-8-sig"))
+    except OSError as error:
+        raise ImageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ImageError(f"{path} is no JSON: {error}") from None
+
+
+def _variants(path: Path, parts: Sequence[str]) -> Array:
+    """Return a number for each variant of each part; two classes have the same where the table says the same."""
+    rows = _json(path)
+    if not isinstance(rows, list) or len(rows) < 2 or not all(isinstance(row, dict) for row in rows):
+        raise ImageError(f"{path} must hold a list with one table for each class")
+    columns: list[dict[str, int]] = [{} for _ in parts]
+    table = np.zeros((len(rows), len(parts)), np.int64)
+    for number, row in enumerate(rows):
+        if row.get("class_idx", number) != number:
+            raise ImageError(f"class {number} of {path} calls itself {row['class_idx']!r:.60}")
+        variants = row.get("parts")
+        for column, part in enumerate(parts):
+            if not isinstance(variants, dict) or part not in variants:
+                raise ImageError(f"class {number} of {path} has no {part!r} among its parts")
+            known = columns[column]
+            table[number, column] = known.setdefault(json.dumps(variants[part], sort_keys=True), len(known))
+    return table
+
+
+def _class(row: Mapping[str, Any], count: int, path: Path, number: int) -> int:
+    label = row.get("class_idx")
+    if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < count:
+        raise ImageError(f"image {number} of {path} has class_idx={label!r:.60}, outside 0..{count - 1}")
+    return label
+
+
+def _count(objects: Any, path: Path, number: int) -> int:
+    """Return how many background objects there are: a list of them, or their numbers with commas between."""
+    if isinstance(objects, str):
+        return len([each for each in objects.split(",") if each.strip()])
+    if isinstance(objects, list):
+        return len(objects)
+    raise ImageError(
+        f"image {number} of {path} has bg_objects={objects!r:.60}, neither a list nor names with commas between"
+    )

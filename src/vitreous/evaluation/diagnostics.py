@@ -1,0 +1,252 @@
+"""The doctor: does this model give the right answers when it is looked at? One check per promise, each in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import ModelError, VitreousError, one_line
+from vitreous.methods import Method, answer, method, methods
+from vitreous.methods.value_weighted import block_weights, layer_weights
+from vitreous.models import View, view
+from vitreous.models.modifications import deviations
+from vitreous.models.shared_copy import gap
+from vitreous.models.structure import UnverifiedError
+from vitreous.results import Finding
+from vitreous.results.table import html_rows
+from vitreous.tracing import Block, Keep, Pass, Session, Target, whole
+from vitreous.tracing.prng import Draws, check_seed
+from vitreous.tracing.rules import FROZEN
+
+__all__ = ["Diagnosis", "doctor"]
+
+_MOST_FORWARDS = 3  # methods that need more are not tried
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings about one model, and which methods apply to it."""
+
+    model: str
+    checks: tuple[Finding, ...]
+    methods: tuple[Finding, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every check that applies holds."""
+        return all(check.verdict != "failed" for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """The model and what to think of it, in one line."""
+        return f"{self.model}: {'healthy' if self.healthy else 'some checks failed'}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {**asdict(self), "healthy": self.healthy}
+
+    def __repr__(self) -> str:
+        """The verdict, what failed, and how many methods apply; ``print`` shows the same."""
+        passed = sum(check.verdict == "ok" for check in self.checks)
+        failed = [f"  failed: {check.name}: {check.sentence}" for check in self.checks if check.verdict == "failed"]
+        counts = [f"  {passed} of {len(self.checks)} checks ok, {self._told()}"]
+        return "\n".join([self.verdict, *counts, *failed])
+
+    def _repr_html_(self) -> str:
+        checks = [[check.name, check.verdict, check.sentence] for check in self.checks]
+        tried = [[check.name, check.verdict, check.sentence] for check in self.methods]
+        second = html_rows([["method", "", ""], *tried], self._told()) if tried else ""
+        return html_rows([["check", "", ""], *checks], self.verdict) + second
+
+    def _told(self) -> str:
+        counts = {verdict: sum(each.verdict == verdict for each in self.methods) for verdict in ("ok", "failed", "-")}
+        return f"{counts['ok']} methods apply, {counts['failed']} do not, {counts['-']} were not tried"
+
+
+def doctor(model: View | nn.Module, *, seed: int = 0, **facts: Any) -> Diagnosis:
+    """Examine a model: a view, or a module of one's own. Nothing is raised; advice is in the findings."""
+    check_seed(seed)
+    seen: list[View] = []
+
+    def look() -> str:
+        seen.append(view(model, **facts))
+        return repr(seen[0])
+
+    first = _safely("a view of the model", look)
+    if first.verdict == "failed":
+        return Diagnosis(type(model).__name__, (first,))
+    (looked_at,), (high, wide) = seen, seen[0].preprocess.size
+    inputs = Draws.of(seed, "doctor").at(torch.arange(2)).normal(3, high, wide)
+    examiner = _Examiner(looked_at, looked_at.cast(inputs))
+    checks = tuple(_safely(name, look) for name, look in examiner.checks())
+    tried = tuple(_try(looked_at, inputs[:1], name) for name in _spellings())
+    return Diagnosis(looked_at.name, (first, *checks), tried)
+
+
+class _Examiner:
+    """The checks, each returning a detail, or raising ``VitreousError`` with what is wrong."""
+
+    def __init__(self, view: View, inputs: Tensor) -> None:
+        self.view, self.inputs = view, inputs
+        self.layers = tuple(range(view.depth))
+
+    def checks(self) -> Iterator[tuple[str, Callable[[], str | None]]]:
+        yield "forward through the view equals the model", self.forward
+        yield "attention in every block, rows sum to one", self.attention
+        yield "declared rule counts are met", self.rules
+        yield "hooks, adapters and code of its own", self.deviations
+        yield "shares add up to what attention adds", self.shares
+        yield "gradients reach every block", self.gradients
+        yield "keeping all tokens changes nothing", self.tokens
+        yield "sub-networks agree", self.suffixes
+        yield "preprocessing", self.preprocessing
+        yield "labels", self.labels
+
+    def forward(self) -> str:
+        seen = self.view.twin()
+        with torch.no_grad(), torch.autocast(self.inputs.device.type, enabled=False):
+            return self._same(seen.finish(seen.run(seen.embed(self.inputs))), seen.original(self.inputs))
+
+    def attention(self) -> str | None:
+        if self.view.attends != "everywhere":
+            return None
+        keep = Keep("attention", _row_sums, self.layers)
+        sums = self._session().trace(Pass((keep,)))[keep]
+        worst = max(float((row - 1).abs().max()) for row in sums)
+        if worst > 1e-2:
+            raise VitreousError(f"a row of attention sums to {1 + worst:.3f}")
+        return f"{len(sums)} blocks, rows off by at most {worst:.0e}"
+
+    def rules(self) -> str:
+        keep = Keep("input", whole, (0,), grad=True)
+        trace = self._session().trace(Pass((keep,), FROZEN))
+        total = self.view.total_calls()
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(total.items()) if count)
+        return f"{counts}; frozen {self._same(trace.logits, self.view.logits(self.inputs))}"
+
+    def deviations(self) -> str | None:
+        odd = deviations(self.view.model)
+        if not odd:
+            return None
+        self.view.prove(self.inputs)
+        listed = [f"{path or 'the model'} has {why}" for path, why in list(odd.items())[:_MOST_NAMED]]
+        more = [f"{len(odd) - _MOST_NAMED} more"] if len(odd) > _MOST_NAMED else []
+        kind, reason = self.view.pooling.kind, self.view.pooling.reason
+        told = f"{'; '.join([*listed, *more])}. Weights there are taken from what each module does, and compared."
+        if self.view.attends == "nowhere":
+            return told
+        if kind == "unknown":
+            return f"{told} {reason}: methods that begin at the tokens that are read do not apply"
+        return f"{told} Pooling as it is found: {kind}"
+
+    def shares(self) -> str | None:
+        if self.view.attends != "everywhere":
+            return None
+        self.view.prove(self.inputs)
+        try:
+            for layer in self.layers:
+                layer_weights(self.view, layer)
+        except UnverifiedError:
+            raise
+        except ModelError:
+            return None  # of a family that has no such shares
+        keep = Keep("block", _checked_width, self.layers)
+        self._session().trace(Pass((keep,)))
+        return f"in each of {len(self.layers)} blocks"
+
+    def gradients(self) -> str:
+        keep = Keep("input", _largest, self.layers, grad=True)
+        sizes = [float(size.max()) for size in self._session().trace(Pass((keep,)))[keep]]
+        dead = [layer for layer, size in enumerate(sizes) if not size > 0]
+        if len(dead) == len(sizes):
+            raise VitreousError("no gradient arrives at any block; is the head untrained, all zeros?")
+        if dead:
+            raise VitreousError(f"no gradient arrives at the input of block {dead[0]}")
+        return f"from {min(sizes):.1e} to {max(sizes):.1e}"
+
+    def tokens(self) -> str | None:
+        if not self.view.drops_tokens:
+            return None
+        high, wide = self.view.grid(self.inputs)
+        everything = torch.arange(high * wide).expand(len(self.inputs), -1)
+        return self._same(self.view.logits(self.inputs, keep=everything), self.view.logits(self.inputs))
+
+    def suffixes(self) -> str:
+        expected = self.view.logits(self.inputs)
+        worst, seen = "", self.view.twin()
+        for layer in self.layers:
+            with torch.no_grad(), torch.autocast(self.inputs.device.type, enabled=False):
+                tokens = seen.run(seen.embed(self.inputs), 0, layer)
+            worst = self._same(seen.suffix(layer, self.inputs).logits(tokens), expected)
+        return f"from each of {self.view.depth} blocks; {worst}"
+
+    def preprocessing(self) -> str:
+        how = self.view.preprocess
+        mean = ", ".join(f"{value:.3g}" for value in how.mean)
+        return f"{how.size[0]} x {how.size[1]}, {how.mode} crop {how.crop:g}, {how.interpolation}, mean {mean}"
+
+    def labels(self) -> str | None:
+        names = self.view.labels
+        return (
+            None if names is None else f"{len(names)}: {', '.join(map(self.view.label, range(min(3, len(names)))))}, …"
+        )
+
+    def _session(self) -> Session:
+        return Session(self.view, self.inputs, Target.of(self.view, len(self.inputs)))
+
+    @staticmethod
+    def _same(logits: Tensor, expected: Tensor) -> str:
+        off, different = gap(logits, expected)
+        if different:
+            raise VitreousError(f"logits differ by {off:.1e}")
+        return "logits bit-equal" if off == 0 else f"logits within {off:.0e}"
+
+
+def _row_sums(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    return attention.sum(dim=-1).flatten(1)
+
+
+def _checked_width(view: View, block: Block, gradient: Tensor | None) -> Tensor:
+    block_weights(view, block, always=True)
+    return block.input[:, 0, 0]
+
+
+def _largest(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    assert gradient is not None
+    return gradient.float().flatten(1).abs().amax(dim=1)
+
+
+def _safely(name: str, look: Callable[[], str | None]) -> Finding:
+    try:
+        detail = look()
+    except Exception as error:  # a foreign model can break anywhere; the patient gets advice, not a traceback
+        kind = "" if isinstance(error, VitreousError) else f"{type(error).__name__}: "
+        return Finding(name, "failed", one_line(f"{kind}{error}"))
+    return Finding(name, "-", "does not apply") if detail is None else Finding(name, "ok", detail)
+
+
+def _spellings() -> list[str]:
+    return [
+        f"{info.name}({', '.join(['ixg', 'gradcam'][: info.bases])})" if info.combines else info.name
+        for info in methods()
+    ]
+
+
+def _try(looked_at: View, inputs: Tensor, spelling: str) -> Finding:
+    how: Method = method(spelling)
+    if how.forwards(looked_at) > _MOST_FORWARDS or how.info.slow:
+        return Finding(how.info.name, "-", f"not tried: {how.info.cost_text}")
+
+    def look() -> str:
+        session = Session(looked_at, inputs, Target.of(looked_at, len(inputs)))
+        (answered,) = answer(session, [how], check=False)
+        if not torch.isfinite(answered.map).all():
+            raise VitreousError("its map is not finite")
+        return f"{answered.map.shape[1]} x {answered.map.shape[2]} map"
+
+    return _safely(how.info.name, look)

@@ -1,0 +1,279 @@
+"""Which of a user's words a method does not follow: said once, before the work.
+
+``evaluate``: many pictures, methods and metrics to one table.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitreous import __version__
+from vitreous.datasets import Sample, cut, how_many, read_samples
+from vitreous.errors import ImageError, TargetError, VitreousError, VitreousWarning
+from vitreous.evaluation.config import Plan
+from vitreous.evaluation.explainers import named
+from vitreous.evaluation.runner import Judged, unit
+from vitreous.methods import Method, effort, method
+from vitreous.metrics import Metric, metric
+from vitreous.metrics.base import check_widths
+from vitreous.metrics.batch_runner import Audit
+from vitreous.metrics.bootstrap import SAMPLES
+from vitreous.metrics.curves import Curve
+from vitreous.metrics.ranking import FLAGS
+from vitreous.models import View, view
+from vitreous.progress import Progress, followed
+from vitreous.registry import defaults
+from vitreous.registry.defaults import known_as
+from vitreous.results import Table
+from vitreous.tracing import Target, Targets, plain_target
+from vitreous.tracing.prng import check_seed
+from vitreous.tracing.targets import ClassSets, check_value, class_sets, restriction
+
+__all__ = [
+    "evaluate",
+    "heeded",
+]
+
+
+def heeded(hows: Sequence[Method], target: Any, value: str | None) -> None:
+    """Warn of a value that some methods replace by their own, and of a class that cannot change their maps.
+
+    ``target`` and ``value`` are as the user gave them; what was not given is not warned about.
+    """
+    if value is not None:
+        check_value(value)
+        own = {how.spelling: how.values(value) for how in hows if how.values(value) != (value,)}
+        if own:
+            told = ", ".join(f"{known_as(name)} explains {' and '.join(values)}" for name, values in own.items())
+            _warn(f"value={value!r} is not what is explained: {told}, whatever is asked for")
+    target = plain_target(target)
+    if target is not None and not (isinstance(target, str) and target == "pred"):
+        blind = [known_as(how.spelling) for how in hows if not how.class_specific]
+        if blind:
+            verb = "knows" if len(blind) == 1 else "know"
+            _warn(f"{', '.join(blind)} {verb} no class: the map is the same for any target")
+
+
+def _warn(text: str) -> None:
+    """Warn at the line that called the library, so that Python tells it once for each of them."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "vitreous":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, VitreousWarning, stacklevel=level)
+
+
+def evaluate(
+    model: View | nn.Module,
+    data: Any,
+    methods: Any = None,
+    metrics: Sequence[str | Metric] | str | Metric = defaults.METRICS,
+    *,
+    labels: Any = None,
+    truth: Any = None,
+    target: Any = "pred",
+    baselines: bool = True,
+    value: str | None = None,
+    classes: Sequence[int | str] | None = None,
+    among: Any = None,
+    groups: Sequence[int] | None = None,
+    precision: str = "float32",
+    batch: int | None = None,
+    upsample: str = "bilinear",
+    ties: str = "random",
+    nonfinite: str = "exclude",
+    samples: int = SAMPLES,
+    seed: int = 0,
+    memory: float | None = None,
+    progress: Progress | bool | None = None,
+) -> Table:
+    """Judge methods by metrics over pictures; return per-image scores, means and bootstrap intervals.
+
+    ``data``: paths, pictures or preprocessed tensors, or an iterable of ``(image, label)``; ``labels``: the true
+    classes, in order or by picture name; ``truth``: masks, boxes and parts (``vt.Truth``), in order, by name or as a
+    function of the picture. ``methods``: spellings, callables ``(model, inputs, classes) -> maps``, attribution
+    objects, folders of ``.npy`` maps, tensors of maps, or a mapping of names to such; without them, what ``explain``
+    does and ``generic``. ``target``: the explained class,
+    ``"pred"``, ``"label"``, a class or one per image; metrics may have their own. ``classes`` restricts the softmax, of
+    explainers too; ``among`` gives every image a set of classes to compare (``var``), one list or one for each.
+    ``groups`` numbers the pictures that belong together (the cells of a grid): the bootstrap draws them as one.
+    ``precision``: ``"float16"`` and ``"bfloat16"`` are audited against float32. ``batch``: states at once. ``memory``:
+    a budget in GiB. ``progress``: a function of done and total states, or ``True`` for a bar on standard error.
+    """
+    looked_at, judges = view(model), _metrics(metrics)
+    hows = named((effort("quick", looked_at), *defaults.judged(looked_at.stream)) if methods is None else methods)
+    heeded([how for how in hows.values() if isinstance(how, Method)], None, value)
+    value = "logit" if value is None else value
+    Target(value=value), check_seed(seed)  # bad words before the work
+    if baselines:
+        hows = {**hows, **{name: method(name) for name in defaults.BASELINES if name not in hows}}
+    _check_groups(groups, how_many(data))
+    only = restriction(looked_at, classes)
+    aims = _Aims(looked_at, target, among)
+    source = aims.aimed(read_samples(data, looked_at, labels, truth))
+    first = next(source, None)
+    if first is None:
+        raise ImageError("there are no pictures to judge with")
+    how = {"precision": precision, "upsample": upsample, "ties": ties, "nonfinite": nonfinite, "seed": seed}
+    size = (first.picture.tensor.shape[1], first.picture.tensor.shape[2])
+    known = {"explained": aims.explained, "labelled": first.label is not None, "value": value, "only": only}
+    plan = Plan.of(looked_at, size, hows, judges, batch=batch, memory=memory, **known, **how)
+    with followed(progress, "states") as tell:
+        run = _Run(looked_at, plan, tell, how_many(data))
+        for group in cut(chain([first], source), plan.images):
+            run.judge(group)
+    return run.table(tuple(hows), samples, aims.said, groups)
+
+
+class _Run:
+    """One evaluation, unit by unit; of each, only the numbers stay."""
+
+    def __init__(self, looked_at: View, plan: Plan, progress: Progress | None, total: int | None) -> None:
+        self.view, self.plan, self.first = looked_at, plan, plan
+        self.done: list[Judged] = []
+        self.tick = _ticker(plan, progress, total)
+        self.began = time.perf_counter()
+
+    def judge(self, group: Sequence[Sample]) -> None:
+        judged = unit(self.view, group, self.plan, self.tick)
+        self.plan = replace(self.plan, inner=judged.inner, states=judged.at_once)  # too much once is not tried again
+        self.done.append(replace(judged, maps={}))
+
+    def table(self, methods: tuple[str, ...], samples: int, target: Any, groups: Sequence[int] | None = None) -> Table:
+        plan, done = self.plan, self.done
+        _check_groups(groups, sum(len(each.names) for each in done))
+        cells = [(name, label) for name in methods for label in plan.metrics]
+        for cell in cells:
+            check_widths(cell[1], [each.parts[cell] for each in done])
+        parts = {cell: np.concatenate([each.parts[cell] for each in done]) for cell in cells}
+        return Table(
+            images=tuple(name for each in done for name in each.names),
+            methods=methods,
+            metrics=tuple(plan.metrics),
+            parts=parts,
+            judges=plan.metrics,
+            degenerate={name: self._degenerate(name) for name in methods},
+            confidence={name: np.concatenate([each.confidence[name] for each in done]) for name in done[0].confidence},
+            curves={cell: _joined([each.curves[cell] for each in done]) for cell in cells},
+            plan=self._record(target),
+            samples=samples,
+            seed=plan.seed,
+            groups=None if groups is None else tuple(int(each) for each in groups),
+        )
+
+    def _degenerate(self, name: str) -> dict[str, int]:
+        """Return how many maps of a method were constant, zero or not finite: of one explained class, the most."""
+        modes = [mode for method, mode in self.done[0].flags if method == name]
+        codes = [np.concatenate([each.flags[name, mode] for each in self.done]) for mode in modes]
+        return {kind: max(int((c == code).sum()) for c in codes) for code, kind in enumerate(FLAGS) if code}
+
+    def _record(self, target: Any) -> dict[str, Any]:
+        states = sum((each.states for each in self.done), Counter[int]())
+        audit: Audit | None = None
+        for each in self.done:
+            audit = each.audit if audit is None else audit | each.audit
+        shrunk = (self.plan.inner, self.plan.states) != (self.first.inner, self.first.states)
+        return {
+            **self.first.to_json(),
+            **({"memory_ran_out": {"inner": self.plan.inner, "batch": self.plan.states}} if shrunk else {}),
+            "model": self.view.name,
+            "device": self.view.device.type,
+            "dtype": str(self.view.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "audit": None if audit is None else audit.to_json(),
+            "target": target,
+            "substrates": self.plan.substrates,
+            "images": sum(len(each.names) for each in self.done),
+            "states": sum(states.values()),
+            "states_by_kept_tokens": {str(kept): n for kept, n in sorted(states.items())},
+            "seconds": {
+                "total": time.perf_counter() - self.began,
+                "explaining": sum(each.explaining for each in self.done),
+            },
+            "versions": {"vitreous": __version__, "torch": torch.__version__},
+        }
+
+
+def _check_groups(groups: Sequence[int] | None, images: int | None) -> None:
+    if groups is not None and images is not None and len(groups) != images:
+        raise ImageError(f"{len(groups)} groups for {images} pictures")
+
+
+class _Aims:
+    """The classes that a caller asks to explain and to compare, one picture after the other."""
+
+    def __init__(self, looked_at: View, target: Any, among: Any) -> None:
+        self.view, self.target, self.targets = looked_at, plain_target(target), Targets(target)
+        word = self.target if isinstance(self.target, str) else None
+        self.explained = word if word in ("pred", "label") else "pred" if self.target is None else "given"
+        if callable(self.target):
+            raise TargetError(f"target {self.target!r} is neither pred, label, a class, nor a list of classes")
+        self.sets = ClassSets(among)
+        self.given: list[int] = []
+
+    @property
+    def said(self) -> Any:
+        """What goes into the record."""
+        return self.target if self.targets.shared else self.given
+
+    def aimed(self, source: Iterator[Sample]) -> Iterator[Sample]:
+        total = 0
+        for sample in source:
+            index: int | None = None
+            if self.explained == "given":
+                word = self.targets.at([sample.place])
+                index = self.view.class_index(word if self.targets.shared else word[0])
+                self.given.append(index)
+            yield replace(sample, target=index, among=self._set(sample))
+            total += 1
+        self.targets.finish(total)
+        self.sets.finish(total)
+
+    def _set(self, sample: Sample) -> tuple[int, ...] | None:
+        rows = class_sets(self.view, 1, self.sets.at([sample.place]))
+        return None if rows is None else tuple(rows[0].tolist())
+
+
+def _joined(curves: Sequence[Any]) -> dict[str, Curve]:
+    return {
+        name: Curve(curve.x, np.concatenate([each[name].y for each in curves])) for name, curve in curves[0].items()
+    }
+
+
+def _ticker(plan: Plan, progress: Progress | None, images: int | None) -> Callable[[int], None] | None:
+    if progress is None:
+        return None
+    each = plan.states_per_picture()
+    done, total = 0, None if images is None or each is None else images * each
+
+    def tick(states: int) -> None:
+        nonlocal done
+        done += states
+        if states:
+            progress(done, total)
+
+    return tick
+
+
+def _metrics(given: Any) -> dict[str, Metric]:
+    several = given if isinstance(given, list | tuple) else [given]
+    judges: dict[str, Metric] = {}
+    for each in several:
+        judge = metric(each)
+        name = each.strip() if isinstance(each, str) else judge.spelling
+        if name in judges:
+            raise VitreousError(f"the metric {name} is named twice")
+        judges[name] = judge
+    if not judges:
+        raise VitreousError("there is nothing to judge by: give at least one metric")
+    return judges

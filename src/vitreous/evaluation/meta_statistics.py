@@ -1,0 +1,272 @@
+"""What a trial says about one metric, from the scores it gave to the maps of the ladder: numbers only, no model.
+
+Scores are turned so that up is better. Metrics that are no mean over images are aggregated anew in every resample.
+
+From the scores of one metric to its verdict: which steps of the ladder it sees, and how well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from math import sqrt
+
+import numpy as np
+
+from vitreous.errors import VitreousError
+from vitreous.evaluation.meta_maps import CENTRE, DEGRADED, MISPLACED, MIXES, ORACLE, RANDOM
+from vitreous.metrics.base import Metric
+from vitreous.metrics.bootstrap import Interval, interval, intervals, resampled
+from vitreous.metrics.curves import Array
+from vitreous.metrics.similarity import rank_correlation
+from vitreous.registry import check_choice
+from vitreous.results.diagnostics import Reliability, Step, Tried
+
+__all__ = [
+    "CORE",
+    "GROUPS",
+    "PAIRS",
+    "POWER_IMAGES",
+    "STEPS",
+    "Scores",
+    "agreement",
+    "error_rate",
+    "judged",
+    "krippendorff",
+    "mid_ranks",
+    "order_agreement",
+    "set_aside",
+    "smallest_difference",
+    "truth_correlation",
+]
+
+POWER_IMAGES = 500
+POWER = 1.96 + 0.84
+"""Deviations that a difference must have for a two-sided 5 % test to see it four times in five."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """One metric on the maps of the ladder: ``images[map]`` ``[n]``, and ``resamples[map]`` ``[B]`` of the whole score.
+
+    Up is better; ``whole[map]`` is the score of all images. Images that lack a score of any map are NaN in all.
+    """
+
+    images: Mapping[str, Array]
+    whole: Mapping[str, float]
+    resamples: Mapping[str, Array]
+
+    @classmethod
+    def of(cls, metric: Metric, parts: Sequence[Mapping[str, Array]], samples: int, seed: int = 0) -> Scores:
+        """Take the parts ``[n, P]`` of every map, once for each seed of the run; seeds are averaged."""
+        sign, names = 1.0 if metric.higher_is_better else -1.0, list(parts[0])
+        finite = [np.isfinite(each[name]).all(axis=1) for each in parts for name in names]
+        there: Array = np.asarray(np.stack(finite).all(axis=0))
+        if not there.any():
+            raise VitreousError(f"{metric.spelling} has no scene that all maps have a score of")
+        images, whole, drawn = [], [], []
+        for each in parts:
+            kept = [np.where(there[:, None], each[name], np.nan) for name in names]
+            cells = [metric.cell(one) for one in kept]
+            images.append([metric.per_image(one) for one in kept])
+            whole.append([float(aggregate(one, np.ones((1, len(one))))[0]) for one, aggregate in cells])
+            drawn.append(resampled(cells, samples, seed).T)
+        means = [sign * np.mean(each, axis=0) for each in (images, whole, drawn)]
+        image, score, drawn_anew = (dict(zip(names, each, strict=True)) for each in means)
+        return cls(image, {name: float(value) for name, value in score.items()}, drawn_anew)
+
+    @property
+    def count(self) -> int:
+        """How many images have a score of every map."""
+        return int(np.isfinite(next(iter(self.images.values()))).sum())
+
+    def difference(self, better: Sequence[str], worse: Sequence[str]) -> tuple[float, Interval]:
+        """Return by how much the mean of some maps exceeds that of others, with its paired 95 % interval."""
+        gap = np.mean([self.whole[name] for name in better]) - np.mean([self.whole[name] for name in worse])
+        drawn = np.mean([self.resamples[name] for name in better], axis=0)
+        return float(gap), interval(drawn - np.mean([self.resamples[name] for name in worse], axis=0))
+
+    def table(self, names: Sequence[str]) -> Array:
+        """Return the scores of images that have them, ``[n, maps]``."""
+        rows = np.stack([self.images[name] for name in names], axis=1)
+        return np.asarray(rows[np.isfinite(rows).all(axis=1)])
+
+
+def error_rate(scores: Scores, pairs: Sequence[tuple[str, str]]) -> float:
+    """Return the share of images and pairs (better, worse) in the wrong order; equal scores count half."""
+    gaps = np.stack([scores.images[one] - scores.images[two] for one, two in pairs])
+    gaps = gaps[:, np.isfinite(gaps).all(axis=0)]
+    return float(((gaps < 0) + 0.5 * (gaps == 0)).mean()) if gaps.size else float("nan")
+
+
+def smallest_difference(scores: Scores, chain: Sequence[str], images: int = POWER_IMAGES) -> tuple[float, float]:
+    """Return the smallest difference that ``images`` images show four times in five, and its share of the whole span.
+
+    ``2.8 sigma / sqrt(images)``, ``sigma`` the deviation of paired differences between neighbours in the chain (the
+    root of the mean square over them), from the bootstrap, so that it holds for scores that are no means too. The span
+    is from the first of the chain to the last; where that is not above zero, the share is NaN.
+    """
+    errors = [np.nanstd(scores.resamples[one] - scores.resamples[two]) for one, two in pairwise(chain)]
+    sigma = sqrt(scores.count * float(np.mean(np.square(errors))))
+    smallest = POWER * sigma / sqrt(images)
+    span = float(scores.whole[chain[0]] - scores.whole[chain[-1]])
+    return smallest, smallest / span if span > 0 else float("nan")
+
+
+def truth_correlation(
+    scores: Scores, chain: Sequence[str], samples: int, seed: int = 0
+) -> tuple[float, Interval, float]:
+    """Return the rank correlation of scores with the known order of a chain, the truest first.
+
+    The mean over images with its interval, and that of the scores of all images. An image whose scores are all equal
+    tells nothing: it counts as zero.
+    """
+    known = -np.arange(len(chain), dtype=np.float64)
+    table = np.array(scores.table(chain), np.float64).reshape(-1, len(chain))
+    each = rank_correlation(table, np.tile(known, (len(table), 1)))
+    whole = float(rank_correlation(np.array([[scores.whole[name] for name in chain]]), known[None])[0])
+    if not len(each):
+        return float("nan"), Interval(float("nan"), float("nan")), whole
+    each = np.where(np.isnan(each), 0.0, each)
+    (around,) = intervals(each[:, None], samples=samples, seed=seed)
+    return float(each.mean()), around, whole
+
+
+def order_agreement(scores: Sequence[Scores], names: Sequence[str]) -> float:
+    """Return the rank correlation between the orders of the maps by their whole scores, over all pairs of runs."""
+    rows = [np.array([each.whole[name] for name in names]) for each in scores]
+    return _mean([float(rank_correlation(one[None], two[None])[0]) for one, two in combinations(rows, 2)])
+
+
+def agreement(scores: Sequence[Scores], names: Sequence[str]) -> float:
+    """Return the rank correlation between two runs over the maps of one image; the mean over images and pairs."""
+    tables = [np.stack([each.images[name] for name in names], axis=1) for each in scores]
+    return _mean([each for one, two in combinations(tables, 2) for each in rank_correlation(one, two).tolist()])
+
+
+def mid_ranks(values: Array) -> Array:
+    """Return ranks from 1, equal values at the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return np.asarray((ends - (counts - 1) / 2)[place])
+
+
+def krippendorff(ratings: Array, level: str = "ordinal") -> float:
+    """Return Krippendorff's alpha of ratings ``[raters, units]``, NaN where one is missing: 1 - observed / expected.
+
+    One for perfect agreement, zero for chance. ``interval``: distances are squared differences. ``ordinal``: the same
+    between the places of the values among all ratings, which is Krippendorff's distance between ranks. NaN where all
+    ratings are equal, for then there is nothing to agree upon.
+    """
+    check_choice("level", level, ("ordinal", "interval"))
+    ratings = np.asarray(ratings, np.float64)
+    there: Array = np.isfinite(ratings)
+    there = there & (there.sum(axis=0) > 1)
+    total = int(there.sum())
+    if total < 2:
+        return float("nan")
+    values = np.zeros_like(ratings)
+    values[there] = mid_ranks(ratings[there]) if level == "ordinal" else ratings[there] - ratings[there].mean()
+    counts = there.sum(axis=0)
+    spread = counts * (values**2).sum(axis=0) - values.sum(axis=0) ** 2
+    observed = float((spread[counts > 1] / (counts[counts > 1] - 1)).sum()) / total
+    expected = (total * float((values**2).sum()) - float(values.sum()) ** 2) / (total * (total - 1))
+    return 1 - observed / expected if expected > 1e-12 * max(1.0, float((values**2).max())) else float("nan")
+
+
+def _mean(values: Sequence[float]) -> float:
+    there = [value for value in values if not np.isnan(value)]
+    return float(np.mean(there)) if there else float("nan")
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "oracle": (ORACLE,),
+    "worse oracles": DEGRADED,
+    "centre": (CENTRE,),
+    "random": RANDOM,
+    "misplaced": (MISPLACED,),
+}
+CORE = tuple(name for names in GROUPS.values() for name in names)
+STEPS = (
+    ("oracle", "worse oracles"),
+    ("worse oracles", "centre"),
+    ("centre", "random"),
+    ("worse oracles", "misplaced"),
+)
+"""What a metric must see, the truer group first. Without the last, one that likes few pixels would pass."""
+PAIRS = tuple((one, two) for better, worse in STEPS for one in GROUPS[better] for two in GROUPS[worse])
+"""Every pair of maps from these groups, the truer one first."""
+
+Parts = Mapping[str, Array]
+"""What a metric has of every image ``[n, P]``, by map."""
+
+
+def judged(
+    label: str,
+    metric: Metric,
+    seeds: Sequence[Parts],
+    substrates: Mapping[str, Parts],
+    samples: int,
+) -> Tried:
+    """Return the verdict on a metric from its parts in every seed (the first with all maps) and on other substrates."""
+    core = [{name: each[name] for name in CORE} for each in seeds]
+    scores = Scores.of(metric, core, samples)
+    mixed = Scores.of(metric, [{name: seeds[0][name] for name in MIXES}], samples)
+    each = [Scores.of(metric, [one], 1) for one in core]
+    others = [Scores.of(metric, [parts], 1) for parts in substrates.values()]
+    required = [_step(scores, better, worse, GROUPS[better], GROUPS[worse], required=True) for better, worse in STEPS]
+    told = [_step(scores, ORACLE, name, (ORACLE,), (name,)) for name in DEGRADED]
+    told += [_step(scores, name, CENTRE, (name,), (CENTRE,)) for name in DEGRADED]
+    verdict, why = _verdict(required, told)
+    smallest, share = smallest_difference(mixed, MIXES)
+    truth, around, whole = truth_correlation(mixed, MIXES, samples)
+    sign = 1 if metric.higher_is_better else -1
+    return Tried(
+        label,
+        metric.info.family,
+        verdict,
+        why,
+        scores.count,
+        metric.higher_is_better,
+        (*required, *told),
+        {name: sign * value for name, value in {**scores.whole, **mixed.whole}.items()},
+        error_rate(scores, PAIRS),
+        krippendorff(np.array([mid_ranks(row) for row in scores.table(CORE)]).reshape(-1, len(CORE))),
+        _reliability(each, tuple(f"seed {number}" for number in range(len(each)))),
+        _reliability([each[0], *others], ("its own", *substrates)),
+        smallest,
+        share,
+        truth,
+        around.low,
+        around.high,
+        whole,
+    )
+
+
+def set_aside(label: str, metric: Metric, why: str) -> Tried:
+    """Return the row of a metric that was not tried: marked, not hidden."""
+    return Tried(label, metric.info.family, "not tried", why, higher_is_better=metric.higher_is_better)
+
+
+def _step(
+    scores: Scores, better: str, worse: str, ones: Sequence[str], others: Sequence[str], required: bool = False
+) -> Step:
+    gap, around = scores.difference(ones, others)
+    return Step(better, worse, gap, around.low, around.high, required)
+
+
+def _verdict(required: Sequence[Step], told: Sequence[Step]) -> tuple[str, str]:
+    wrong = [step for step in required if step.holds is False]
+    unseen = [step for step in required if step.holds is None]
+    if wrong:
+        return "fails", "; ".join(f"ranks {step.worse} above {step.better}" for step in wrong)
+    if unseen:
+        return "blind", "; ".join(f"cannot tell {step.better} from {step.worse}" for step in unseen)
+    turned = [f"{step.worse} above {step.better}" for step in told if step.holds is False]
+    return "passes", "every step seen" + (f", though it ranks {', '.join(turned)}" if turned else "")
+
+
+def _reliability(scores: Sequence[Scores], runs: tuple[str, ...]) -> Reliability | None:
+    if len(scores) < 2:
+        return None
+    return Reliability(order_agreement(scores, CORE), agreement(scores, CORE), runs)

@@ -1,0 +1,379 @@
+"""The maps of one unit: every method for every class that is asked for, nothing twice.
+
+One unit of judging: a group of pictures, the methods and metrics of a plan, and what comes of them.
+
+A unit is a function of its arguments and of nothing else. A table is a loop over units, on one machine or on many.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.datasets import Sample
+from vitreous.errors import ImageError, TargetError, VitreousError
+from vitreous.evaluation.config import Plan
+from vitreous.evaluation.explainers import Foreign
+from vitreous.methods import Method, answer
+from vitreous.metrics import Answers, Curve, Explained, Maps, Need, Pool, TruthOf
+from vitreous.metrics.batch_runner import Audit, Engine
+from vitreous.metrics.curves import Array
+from vitreous.models import View
+from vitreous.models.submodels import SubView
+from vitreous.tracing import Pass, Session, Target
+from vitreous.tracing.memory import InnerBatch
+from vitreous.tracing.prng import Draws
+from vitreous.tracing.targets import class_sets
+
+__all__ = [
+    "Cost",
+    "Explaining",
+    "Judged",
+    "Mapped",
+    "mapped",
+    "unit",
+]
+
+
+@dataclass
+class Cost:
+    """The seconds of a method for some maps: what it did by itself, and the passes that it shares, each taken whole.
+
+    Their sum is about what it takes alone: a shared pass may do more than one of its methods needs. A result that two
+    methods are made of is counted with the first of them.
+    """
+
+    own: float = 0.0
+    shared: float = 0.0
+    maps: int = 0
+
+
+@dataclass
+class Explaining:
+    """Explains the pictures of a unit by the methods of its plan, which share their passes."""
+
+    view: View
+    plan: Plan
+    samples: Sequence[Sample]
+    inputs: Tensor
+    tick: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.inner = InnerBatch(self.plan.inner)
+        self.costs = {name: Cost() for name in self.plan.methods}
+        sets = [sample.among for sample in self.samples]
+        if None in sets and any(each is not None for each in sets):
+            raise TargetError(f"{self.samples[sets.index(None)].picture.name} has no set of classes, but others have")
+        self.among = None if None in sets else class_sets(self.view, len(sets), sets)
+
+    def maps(self, classes: Mapping[str, Tensor]) -> dict[str, Maps]:
+        """Explain every picture for every class; ``classes`` has one per picture for each mode."""
+        passes, rows = _passes(classes)
+        values: dict[str, list[Tensor]] = {name: [] for name in self.plan.methods}
+        for number, (images, wanted) in enumerate(passes):
+            asked = [name for name, how in self.plan.methods.items() if number == 0 or how.class_specific]
+            for name, maps in self._explain(self.view, asked, images, self.inputs[images], wanted).items():
+                values[name].append(maps)
+        everyone = np.arange(len(self.inputs))
+        return {
+            name: Maps(torch.cat(values[name]), rows if how.class_specific else dict.fromkeys(rows, everyone))
+            for name, how in self.plan.methods.items()
+        }
+
+    def again(
+        self, needs: Mapping[str, Iterable[Explained]], classes: Mapping[str, Tensor], looked: Tensor
+    ) -> dict[str, dict[tuple[Need, str], Array]]:
+        """Explain as the metrics ask for it: other images, another seed, class or model; ``[B, count, h, w]`` each."""
+        made: dict[str, dict[tuple[Need, str], Array]] = {name: {} for name in self.plan.methods}
+        for mode, wanted in needs.items():
+            for need in dict.fromkeys(wanted):
+                for name, maps in self._once_more(need, classes[mode], looked).items():
+                    made[name][need, mode] = maps
+        return made
+
+    def _once_more(self, need: Explained, classes: Tensor, looked: Tensor) -> dict[str, Array]:
+        seen = self.view if need.under is None else need.under(self.view)
+        for name, how in self.plan.methods.items():
+            if isinstance(how, Foreign) and not how.live:
+                raise VitreousError(f"{name}: {how.what} cannot be made again, which a metric asks for")
+            if isinstance(how, Foreign) and how.bound and need.under is not None:
+                raise VitreousError(f"{name} knows its own model only, a metric asks about another: give a callable")
+            if isinstance(how, Foreign) and isinstance(seen, SubView):  # a callable would get the model it is a part of
+                raise VitreousError(
+                    f"{name}: a {how.what} cannot be asked about {seen.name} with another head or start"
+                )
+        inputs, count = self.inputs, need.count
+        if need.images is not None:
+            inputs = need.images.of(inputs, self.view.preprocess, self.plan.seed).flatten(0, 1)
+        if need.target != "same":
+            others = looked.scatter(1, classes[:, None].to(looked.device), -torch.inf)
+            if need.target == "random":
+                chance = Draws.of_images(self.plan.seed, "other class", self.inputs).uniform(looked.shape[1])
+                others = torch.where(others == -torch.inf, -1.0, chance.to(others))
+            classes = others.argmax(dim=1)
+        images = torch.arange(len(self.inputs)).repeat_interleave(count)
+        by_method = self._explain(
+            seen, list(self.plan.methods), images, inputs, classes[images.to(classes.device)], need.seed
+        )
+        return {name: maps.view(-1, count, *maps.shape[1:]).cpu().numpy() for name, maps in by_method.items()}
+
+    def _explain(
+        self, view: View, names: Sequence[str], images: Tensor, inputs: Tensor, wanted: Tensor, seed: int | None = None
+    ) -> dict[str, Tensor]:
+        """Return the maps of some methods; ``images`` says which picture each input was made of."""
+        plan, by_method = self.plan, dict[str, Tensor]()
+        seed = plan.seed if seed is None else seed
+        hows = {name: plan.methods[name] for name in names}
+        own = {name: how for name, how in hows.items() if isinstance(how, Method)}
+        if own:
+            among = None if self.among is None else self.among[images]
+            aim = Target(classes=wanted.cpu(), value=plan.value, only=plan.only, among=among)
+            session = Session(view, inputs, aim, seed, self.inner, plan.memory, self._alive)
+            self._share(session, own)
+            for name, method in own.items():
+                began = self._now()
+                by_method[name] = answer(session, [method], check=False)[0].map
+                self._spent(name, self._now() - began, len(inputs))
+        for name, how in hows.items():
+            if isinstance(how, Foreign):
+                some = [self.samples[image] for image in images.tolist()]
+                began = self._now()
+                by_method[name] = how.maps(name, view, some, inputs, wanted)
+                self._spent(name, self._now() - began, len(inputs))
+                self._alive(len(inputs))
+        return by_method
+
+    def _share(self, session: Session, methods: Mapping[str, Method]) -> None:
+        """Run every pass that these methods are known to need, equal ones once, and note how long each took.
+
+        As ``prepare`` does it, but one pass at a time: those of the value that is explained first, and what needs no
+        backward along with the first.
+        """
+        kinds: dict[Any, dict[str, list[Pass]]] = {}
+        for name, method in methods.items():
+            for each in method.asks(session.view):
+                kind = (each.value, each.rules) if each.backward else None
+                kinds.setdefault(kind, {}).setdefault(name, []).append(each)
+        forward = kinds.pop(None, {})
+        order = sorted(kinds, key=lambda kind: kind[0] is not None) or [None]
+        for name, asks in forward.items():
+            kinds.setdefault(order[0], {}).setdefault(name, []).extend(asks)
+        for kind in order:
+            readers = kinds.get(kind, {})
+            began = self._now()
+            with torch.autocast(session.inputs.device.type, enabled=False):
+                session.prepare([each for asks in readers.values() for each in asks])
+            taken = self._now() - began
+            for name in readers:
+                self._spent(name, taken, shared=len(readers) > 1)
+
+    def _now(self) -> float:
+        if self.inputs.is_cuda:
+            torch.cuda.synchronize(self.inputs.device)
+        return time.perf_counter()
+
+    def _spent(self, name: str, seconds: float, maps: int = 0, shared: bool = False) -> None:
+        cost = self.costs[name]
+        cost.own += 0.0 if shared else seconds
+        cost.shared += seconds if shared else 0.0
+        cost.maps += maps
+
+    def _alive(self, inputs: int) -> None:
+        """Say that a batch is done, which is a moment to stop at; explaining runs no states."""
+        if self.tick is not None:
+            self.tick(0)
+
+
+def _passes(classes: Mapping[str, Tensor]) -> tuple[list[tuple[Tensor, Tensor]], dict[str, Any]]:
+    """Return which images to explain for which classes, nothing twice, and the rows of each mode."""
+    passes: list[tuple[Tensor, Tensor]] = []
+    rows: dict[str, Any] = {}
+    total = 0
+    known: dict[str, Tensor] = {}
+    for mode, wanted in classes.items():
+        mine: Array = np.full(len(wanted), -1)
+        for earlier, their in known.items():
+            mine = np.where((mine < 0) & (wanted == their).cpu().numpy(), rows[earlier], mine)
+        new = np.flatnonzero(mine < 0)
+        if len(new):
+            mine[new] = total + np.arange(len(new))
+            total += len(new)
+            images = torch.from_numpy(new)
+            passes.append((images, wanted[images.to(wanted.device)]))
+        rows[mode], known[mode] = mine, wanted
+    return passes, rows
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What one unit has found; pictures are the first axis of everything.
+
+    ``parts[method, metric]`` ``[n, P]`` is what scores are made of, ``curves`` what they were read from, and ``flags``
+    has the code of every map in ``FLAGS``, by method and explained class. ``inner`` and ``at_once`` are the plan's
+    ``inner`` and ``states``, or less where memory ran out.
+    """
+
+    names: tuple[str, ...]
+    maps: Mapping[str, Maps]
+    parts: Mapping[tuple[str, str], Array]
+    curves: Mapping[tuple[str, str], Mapping[str, Curve]]
+    flags: Mapping[tuple[str, str], Array]
+    confidence: Mapping[str, Array]
+    states: Counter[int]
+    audit: Audit | None
+    inner: int
+    at_once: int
+    explaining: float
+    """Seconds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """The maps of one unit, what it took to make them (all, and by method), and the classes they explain, by mode."""
+
+    maps: Mapping[str, Maps]
+    classes: Mapping[str, Tensor]
+    inner: int
+    seconds: float
+    costs: Mapping[str, Cost]
+
+
+def mapped(
+    view: View,
+    samples: Sequence[Sample],
+    plan: Plan,
+    modes: Sequence[str] = ("given",),
+    tick: Callable[[int], None] | None = None,
+) -> Mapped:
+    """Explain some pictures together and judge nothing: what ``unit`` takes as ``maps``."""
+    check_sizes(samples, plan)
+    inputs = view.cast(torch.stack([sample.picture.tensor for sample in samples]))
+    only = None if plan.only is None else torch.tensor(plan.only)
+    engine = Engine(view, plan.states, "float32", only, tick, plan.memory, plan.geometry.pixels)
+    known = _classes(samples, plan, engine.look(inputs))
+    wanted = {mode: known.get(mode, known["pred"]) for mode in modes}
+    began = time.perf_counter()
+    explaining = Explaining(view, plan, samples, inputs, tick)
+    maps = explaining.maps(wanted)
+    return Mapped(maps, wanted, explaining.inner.size, time.perf_counter() - began, explaining.costs)
+
+
+def unit(
+    view: View,
+    samples: Sequence[Sample],
+    plan: Plan,
+    tick: Callable[[int], None] | None = None,
+    maps: Mapping[str, Maps] | None = None,
+) -> Judged:
+    """Explain and judge some pictures together; with ``maps`` of every method, judge these.
+
+    ``tick`` is called after every inner batch with the number of states that it held (0 while explaining); what it
+    raises ends the unit there, and nothing is left behind.
+    """
+    _check(samples, plan)
+    inputs = view.cast(torch.stack([sample.picture.tensor for sample in samples]))
+    only = None if plan.only is None else torch.tensor(plan.only)
+    pool = Pool(
+        view,
+        list(plan.metrics.values()),
+        plan.geometry,
+        plan.columns,
+        batch=plan.states,
+        precision=plan.precision,
+        only=only,
+        upsample=plan.upsample,
+        ties=plan.ties,
+        nonfinite=plan.nonfinite,
+        seed=plan.seed,
+        tick=tick,
+    )
+    looked = pool.engine.look(inputs)
+    known = _classes(samples, plan, looked)
+    wanted = {mode: known.get(mode, known["pred"]) for mode in pool.modes}
+    began = time.perf_counter()
+    explaining = Explaining(view, plan, samples, inputs, tick)
+    maps = explaining.maps(wanted) if maps is None else maps
+    again = explaining.again(pool.explained, wanted, looked)
+    seconds = time.perf_counter() - began
+    pool.add(inputs, looked, known, maps, [sample.truth for sample in samples])
+    answers = pool.finish(again)
+    some = next(iter(answers.values()))
+    parts, curves = _read(plan, answers)
+    return Judged(
+        names=tuple(sample.picture.name for sample in samples),
+        maps=maps,
+        parts=parts,
+        curves=curves,
+        flags={(name, mode): answers[name].flags(mode) for name in plan.methods for mode in pool.modes},
+        confidence={name: np.exp(some.clean(name)) for name in plan.columns if name != "given"},
+        states=pool.engine.states,
+        audit=pool.engine.audit,
+        inner=explaining.inner.size,
+        at_once=pool.engine.inner.size,
+        explaining=seconds,
+    )
+
+
+def _read(
+    plan: Plan, answers: Mapping[str, Answers]
+) -> tuple[dict[tuple[str, str], Array], dict[tuple[str, str], Mapping[str, Curve]]]:
+    """Read every metric, the methods side by side: sorting maps takes longer than making many of them."""
+
+    def of(name: str) -> list[tuple[str, str, Array, Mapping[str, Curve]]]:
+        judged = plan.metrics.items()
+        return [(name, l, m.checked_parts(answers[name]), m.checked_curves(answers[name])) for l, m in judged]
+
+    with ThreadPoolExecutor(thread_name_prefix="vitreous-read") as pool:
+        found = [each for rows in pool.map(of, plan.methods) for each in rows]
+    return {(n, l): parts for n, l, parts, _ in found}, {(n, l): curves for n, l, _, curves in found}
+
+
+def _classes(samples: Sequence[Sample], plan: Plan, looked: Tensor) -> dict[str, Tensor]:
+    """Return the classes of every picture: the predicted, the true and the given ones."""
+    known = {"pred": looked.argmax(dim=1)}
+    if plan.labelled:
+        known["label"] = _column(samples, "label").to(looked.device)
+    if plan.explained != "pred":
+        known["given"] = known["label"] if plan.explained == "label" else _column(samples, "target").to(looked.device)
+    for name, chosen in known.items():
+        if plan.only is not None and not torch.isin(chosen.cpu(), torch.tensor(plan.only)).all():
+            raise TargetError(f"a {name} class is not among the classes the softmax is restricted to")
+    return known
+
+
+def _column(samples: Sequence[Sample], what: str) -> Tensor:
+    for sample in samples:
+        if getattr(sample, what) is None:
+            raise TargetError(f"{sample.picture.name} has no {what}, but other pictures have")
+    return torch.tensor([getattr(sample, what) for sample in samples])
+
+
+def check_sizes(samples: Sequence[Sample], plan: Plan) -> None:
+    """Refuse a unit without pictures, or with pictures that do not fit its plan."""
+    if not samples:
+        raise ImageError("there are no pictures to judge with")
+    sizes = {tuple(sample.picture.tensor.shape[1:]) for sample in samples} | {plan.geometry.pixels}
+    if len(sizes) > 1:
+        raise ImageError(f"pictures of different sizes cannot be judged together: {sorted(sizes)}")
+
+
+def _check(samples: Sequence[Sample], plan: Plan) -> None:
+    check_sizes(samples, plan)
+    if plan.explained == "label" and not plan.labelled:
+        raise TargetError("target='label' needs the true classes: give labels")
+    for label, judge in plan.metrics.items():
+        if judge.needs_labels and not plan.labelled:
+            raise TargetError(f"{label} needs the true classes: give labels")
+        for need in judge.needs(plan.geometry):
+            if isinstance(need, TruthOf):
+                for sample in samples:
+                    if sample.truth is None or not sample.truth.has(need.kind):
+                        raise ImageError(f"{label} needs the {need.kind} of {sample.picture.name}: give truth")

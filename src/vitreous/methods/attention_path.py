@@ -1,0 +1,458 @@
+"""What the methods along a path share: the points, the gradient averaged over them, and the rows that are read.
+
+Transition attention maps: attention as a Markov chain, weighed by the integrated gradient of its last step.
+
+Bidirectional attributions: what the tokens perceive, weighed by what the class asks of the last attention.
+
+Iterated integrated attributions: a path of images, and on each of its points a path of attention.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitreous.errors import ModelError
+from vitreous.methods.base import Answer, Method, resolve_layer
+from vitreous.methods.ops import (
+    at_least_float32,
+    attention_site,
+    downwards,
+    head_mean,
+    positive,
+    push,
+    push_mixed,
+    read_row,
+    start_keeps,
+    start_row,
+)
+from vitreous.methods.registry import register
+from vitreous.methods.value_weighted import block_weights, head_projection
+from vitreous.models import View
+from vitreous.models.structure import Windows
+from vitreous.registry import at_least, check_choice
+from vitreous.tracing import VALUES, Block, Keep, Pass, Reduce, Session, Trace
+
+__all__ = [
+    "BidirectionalHeads",
+    "BidirectionalTokens",
+    "Feedback",
+    "IIA",
+    "SMALL",
+    "TAM",
+    "head_importance",
+    "points",
+    "push_rows",
+]
+
+SMALL = 1e-30
+"""What a sum that is zero is divided by, so that nothing divided by nothing is nothing."""
+
+
+class Feedback(Method):
+    """``W * R`` at the rows that the head reads: what reaches them, weighed by what the class asks of them.
+
+    ``R`` gathers along one matrix per block, ``r <- r + r M_l`` from the last block down to ``start``, as many rows at
+    once as the head reads: one of a class token, all of them where tokens are averaged, and then the mean over these
+    rows of the product. ``W = mean_h (mean_t dA(t x))+`` is the gradient of the last attention of the model (the
+    pooling's own, where it pools by attention) on the way to the image. The image itself is the last point of the way,
+    so that its pass is shared with other methods; all of one session who take as many steps share the way.
+
+    Inside windows both are as if the matrices between all patches were there: ``R`` has a row for each patch of the
+    last grid, which passes each block window by window. Where patches were merged, each gets an equal part of what
+    their sum got, of ``R`` when it comes there and of the columns of ``W``, so that both lie on the grid of ``start``.
+    """
+
+    start: int | None
+    steps: int
+    value: str | None
+
+    def __post_init__(self) -> None:
+        at_least("steps", self.steps, 1)
+        if self.value is not None:
+            check_choice("value", self.value, VALUES)
+
+    @abstractmethod
+    def first(self, view: View) -> int:
+        """The first block, where ``start`` names none."""
+
+    @abstractmethod
+    def matrices(self, view: View, layers: tuple[int, ...]) -> Keep:
+        """The matrices of these blocks."""
+
+    @abstractmethod
+    def pooled(self) -> tuple[Reduce, bool]:
+        """What stands for the matrix of a pooling by attention, and whether it needs a gradient."""
+
+    @property
+    def own_value(self) -> str | None:
+        return self.value
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        return self.steps, self.steps
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (
+            Pass((self._matrices(view), *start_keeps(view, *self.pooled()), last_gradient(view)), value=self.value),
+        )
+
+    def compute(self, session: Session) -> Answer:
+        view = session.view
+        trace = session.trace(self.only_pass(view))
+        matrices = downwards(trace, self._matrices(view))
+        weights = integrated(session, self.steps, self.value)
+        windows = trace.windows(view.depth - 1)
+        if windows is not None:
+            row = self._in_windows(trace, matrices, weights, windows)
+            return Answer(trace.tokens_to_grid(row, matrices[-1][0]), {})
+        reached = self.gathered(trace, self._begin(trace, matrices[0][1]), matrices)
+        product = reached * F.pad(weights, (reached.shape[2] - weights.shape[2], 0))  # a pooling may see patches only
+        row = product[:, 0] if view.pooling.attends else view.pooling.read(product, dim=1)
+        return Answer(trace.tokens_to_grid(row), {})
+
+    def gathered(self, trace: Trace, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
+        """Return the rows ``[B, R, N]`` of ``R``, of which these are the beginning, through blocks from the last."""
+        for layer, matrix in matrices:
+            rows = unmerged_rows(trace, rows, layer)
+            rows = rows + push_rows(rows, matrix, trace.windows(layer))
+        return rows
+
+    def _in_windows(
+        self, trace: Trace, matrices: Sequence[tuple[int, Tensor]], weights: Tensor, windows: Windows
+    ) -> Tensor:
+        """Return the mean over rows of ``W * R``, ``[B, N]``.
+
+        As many rows go together as a window has places: they take as much memory as the matrices of the first block.
+        """
+        (last, like), first = matrices[0], matrices[-1][0]
+        read = read_row(trace, like, last)
+        same = torch.eye(read.shape[1], dtype=like.dtype, device=like.device)
+        some = windows.patches.shape[1]
+        parts = []
+        for start in range(0, len(same), some):
+            rows = same[start : start + some].expand(len(like), -1, -1)
+            asked = push_rows(rows, weights, windows)
+            for layer in reversed(range(first, last)):
+                asked = unmerged_rows(trace, asked, layer)
+            product = self.gathered(trace, rows, matrices) * asked
+            parts.append(push(read[:, start : start + some], product))
+        return torch.stack(parts).sum(dim=0)
+
+    def _matrices(self, view: View) -> Keep:
+        first = self.first(view) if self.start is None else resolve_layer(view, self.start)
+        return self.matrices(view, tuple(range(first, view.depth)))
+
+    def _begin(self, trace: Trace, like: Tensor) -> Tensor:
+        """The rows of the identity that are read, or the one row of a pooling by attention."""
+        if trace.view.pooling.attends:
+            return start_row(trace, like, *self.pooled()).unsqueeze(1)
+        same = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
+        return same[rows_read(trace.view)].expand(len(like), -1, -1)
+
+
+def push_rows(rows: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
+    """``r M`` for rows ``[B, R, N]`` and matrices ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
+    if windows is None:
+        return rows @ matrix
+    places = windows.cut(rows.flatten(0, 1))
+    places = places.view(*rows.shape[:2], *places.shape[1:])
+    moved = (places.transpose(1, 2) @ matrix).transpose(1, 2)
+    return windows.paste(moved.flatten(0, 1)).view_as(rows)
+
+
+def unmerged_rows(trace: Trace, rows: Tensor, layer: int) -> Tensor:
+    """Bring rows ``[B, R, N]`` over what comes out of a block to what entered it."""
+    if trace.grids[layer] == trace.grids[min(layer + 1, len(trace.grids) - 1)]:
+        return rows
+    return trace.unmerged(rows.flatten(0, 1), layer).view(*rows.shape[:2], -1)
+
+
+def rows_read(view: View) -> slice:
+    """The rows from the first one to the last that the head reads."""
+    stops = [rows.stop for rows in view.pooling.rows]
+    return slice(0, None if None in stops else max(stops))
+
+
+def read_gradient(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """The rows of ``dA`` that the head reads: ``[B, H, R, N]``, without the rest of it in memory.
+
+    Inside windows those are all: ``[B, W, H, t, t]``.
+    """
+    assert gradient is not None
+    if gradient.ndim == 5:
+        return gradient
+    rows = slice(None) if view.pooling.attends else rows_read(view)
+    return at_least_float32(gradient[:, :, rows]).clone()
+
+
+def last_gradient(view: View) -> Keep:
+    """What is averaged along the way: the gradient of the last attention of the model."""
+    if view.pooling.attends:
+        return Keep("pool", read_gradient, grad=True)
+    return Keep(attention_site(view), read_gradient, (view.depth - 1,), grad=True)
+
+
+def integrated(session: Session, steps: int, value: str | None) -> Tensor:
+    """Return ``W = mean_h (mean_t dA(t x))+`` at the rows that are read, ``[B, R, N]``; run once in a session.
+
+    Inside windows it is the whole matrix of the last block, ``[B, W, t, t]``.
+    ``t = 0, 1 / (steps - 1) .. 1``; one step is the image itself. The backward ends in the last block.
+    """
+    key = (integrated, steps, value)
+    if key not in session.memo:
+        session.memo[key] = _integrated(session, steps, value)
+    weights: Tensor = session.memo[key]
+    return weights
+
+
+def _integrated(session: Session, steps: int, value: str | None) -> Tensor:
+    keep = last_gradient(session.view)
+    (total,) = session.trace(Pass((keep,), value=value))[keep]
+    aimed = session if value is None else session.of_value(value)
+    for some, count in points(aimed, [step / (steps - 1) for step in range(steps - 1)]):
+        (gradient,) = aimed.fork(some, repeat=count).trace(Pass((keep,)))[keep]
+        total = total + gradient.reshape(-1, count, *gradient.shape[1:]).sum(dim=1)
+    return (total / steps).clamp(min=0).mean(dim=-3)
+
+
+def points(session: Session, way: Sequence[float]) -> Iterator[tuple[Tensor, int]]:
+    """Yield ``t x`` for as many times t as go together, and how many these are; points of an image are neighbours."""
+    inputs = session.inputs
+    first = 0
+    while first < len(way):
+        some = way[first : first + max(1, session.batch // len(inputs))]
+        scale = torch.tensor(some, dtype=inputs.dtype, device=inputs.device).view(-1, *[1] * (inputs.ndim - 1))
+        yield (scale * inputs.unsqueeze(1)).flatten(0, 1), len(some)
+        first += len(some)
+
+
+@register(
+    "tam",
+    family="path",
+    papers=("yuan2021explaining",),
+    aliases=("t_attn",),
+    cost=(20, 20),
+    cost_note="20 F + 20 B of the last block",
+    presets={
+        "tis": {"start": 0},
+        "inflow": {"start": 0, "twice": True},
+        "interpretdl": {"value": "prob"},
+    },
+    models="transformers",
+)
+@dataclass(frozen=True)
+class TAM(Feedback):
+    """Attention as the steps of a chain from the class token, weighed by its integrated gradient.
+
+    ``s = mean_h A[CLS]`` of the last block, ``s <- s + s mean_h A_l`` down to block ``start``;
+    ``W = mean_h (mean_t dA(t x))+ [CLS]`` of the last block, with ``steps`` points t from 0 to 1, both included;
+    ``map = s * W``. Where patches are averaged, the mean over their rows of that product. A pooling by attention is
+    the last attention: s starts with its own row, W is its gradient. Without ``start`` the chain leaves the first third
+    of the blocks out: it goes down to block 4 of 12, as released. ``steps=1`` is the gradient at the image itself.
+    Cost: ``steps`` forwards, and as many backwards that end in the last block.
+
+    Inside windows, which the paper leaves open, attention is that between all patches, zero outside the windows. All
+    rows of the last grid are read; where patches were merged, each gets an equal part of s, and of W. The map lies on
+    the grid of block ``start``.
+
+    The path begins at zero in normalised space, and no difference of attention enters the product. The released scripts
+    of deletion and insertion, and those of TIS (preset ``tis``), go down to block 0; the code of InFlow (``inflow``)
+    also takes the last block twice (``twice``); InterpretDL (``interpretdl``) differentiates the probability, whatever
+    value was asked for (``value``).
+    """
+
+    start: int | None = None
+    steps: int = 20
+    value: str | None = None
+    twice: bool = False
+
+    def first(self, view: View) -> int:
+        return view.depth // 3
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        if self.twice and view.pooling.attends:
+            raise ModelError(f"tam: twice=true repeats the last block; {view.name} reads it by attention pooling")
+        return super().asks(view)
+
+    def matrices(self, view: View, layers: tuple[int, ...]) -> Keep:
+        return Keep(attention_site(view), head_mean, layers)
+
+    def pooled(self) -> tuple[Reduce, bool]:
+        return head_mean, False
+
+    def gathered(self, trace: Trace, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
+        if trace.view.pooling.attends:
+            return super().gathered(trace, rows, matrices)
+        last, matrix = matrices[0]
+        rows = push_rows(rows, matrix, trace.windows(last))
+        return super().gathered(trace, rows, matrices if self.twice else matrices[1:])
+
+
+def head_importance(attention: Tensor, gradient: Tensor) -> Tensor:
+    """``I_h = mean_ij |(A_h^T dA_h)_ij|`` divided by its sum over heads, ``[B, H, 1, 1]``; zero without gradients.
+
+    Inside windows ``[B, 1, H, 1, 1]``: between all patches the product is zero outside them.
+    """
+    all_but_heads = (-2, -1) if attention.ndim == 4 else (1, -2, -1)
+    size = (attention.transpose(-2, -1) @ gradient).abs_().mean(dim=all_but_heads, keepdim=True)
+    return size / size.sum(dim=-3, keepdim=True).clamp(min=SMALL)
+
+
+def by_heads(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_h I_h A_h``."""
+    assert gradient is not None
+    attention = at_least_float32(attention)
+    return (head_importance(attention, at_least_float32(gradient).to(attention)) * attention).sum(dim=-3)
+
+
+def by_tokens(view: View, block: Block, gradient: Tensor | None) -> Tensor:
+    """``mean_h A diag m`` with ``m[j] = ||P v[j]|| / ||x[j]||``: what attention moves of a token, in parts of it."""
+    attention, values, stream = (at_least_float32(each) for each in (block.attention, block.values, block.input))
+    projection, deviation = head_projection(block_weights(view, block), attention, values)
+    moved = torch.einsum("bhnd,hkd->bnk", values, projection)
+    size = moved.norm(dim=-1) / stream.norm(dim=-1).clamp(min=SMALL)
+    matrix: Tensor = attention.mean(dim=1) * size.unsqueeze(1)
+    return matrix if deviation is None else matrix / deviation
+
+
+@register(
+    "bt_h",
+    family="path",
+    papers=("chen2023beyond",),
+    aliases=("beyond", "bi_attn"),
+    cost=(20, 20),
+    cost_note="20 F + 1 B + 19 B of the last block",
+    presets={"tis": {"start": 0}, "interpretdl": {"value": "prob"}},
+    models="transformers",
+)
+@dataclass(frozen=True)
+class BidirectionalHeads(Feedback):
+    """Attention gathered through the blocks, heads weighed by their gradient, times the integrated gradient.
+
+    Perception: ``C_l = sum_h I_h A_l,h`` with ``I_h`` the mean of ``|A_h^T dA_h|``, divided by its sum over the heads
+    of that image (a block without any gradient gives zero); ``R = I``, ``R <- R + C_l R`` upwards from block ``start``.
+    Feedback: ``W = mean_h (mean_t dA(t x))+`` of the last block, as in ``tam``. ``map = (W * R)[CLS]``, by the rows of
+    R that are read; the mean over rows where patches are averaged. A pooling by attention is the last attention: its
+    own C is the first row, W its gradient. Without ``start`` the first quarter of the blocks is left out: blocks 3 to
+    11 of 12, as released. Cost: ``steps`` forwards and backwards, all but one of these end in the last block.
+
+    Inside windows, which the paper leaves open, A and dA are those between all patches, zero outside the windows. All
+    rows of the last grid are read; where patches were merged, each gets an equal part of R, and of the columns of W.
+    The map lies on the grid of block ``start``.
+
+    TIS compares with all blocks (preset ``tis``), InterpretDL differentiates the probability (``interpretdl``). The
+    release divides ``I_h`` by a sum over the whole batch, and is right for one image at a time only.
+    """
+
+    start: int | None = None
+    steps: int = 20
+    value: str | None = None
+
+    def first(self, view: View) -> int:
+        return view.depth // 4
+
+    def matrices(self, view: View, layers: tuple[int, ...]) -> Keep:
+        return Keep(attention_site(view), by_heads, layers, grad=True)
+
+    def pooled(self) -> tuple[Reduce, bool]:
+        return by_heads, True
+
+
+@register(
+    "bt_t",
+    family="path",
+    papers=("chen2023beyond",),
+    cost=(20, 20),
+    cost_note="20 F + 20 B of the last block",
+    presets={"released": {"start": 5}, "tis": {"start": 0}, "interpretdl": {"start": 3, "value": "prob"}},
+    models="ViT",
+)
+@dataclass(frozen=True)
+class BidirectionalTokens(Feedback):
+    """Attention gathered through the blocks, tokens weighed by how much is moved, times the integrated gradient.
+
+    ``C_l = mean_h A_l diag m_l`` with ``m[j] = ||P v[j]|| / ||x[j]||``: v the values of all heads with their bias, P
+    the output projection without its bias (LayerScale included, and a norm in front of it), x the input of the block.
+    The rest is ``bt_h``: ``R <- R + C_l R`` upwards from block ``start``, ``map = (W * R)[CLS]``. A pooling by
+    attention starts with the mean of its heads, since it moves no token of a stream. Without ``start`` the first half
+    of the blocks is left out: blocks 6 to 11 of 12, as in the evaluation script. Cost: ``steps`` forwards, and as many
+    backwards that end in the last block.
+
+    The released function begins at block 5 (preset ``released``), TIS at block 0 (``tis``), InterpretDL at block 3
+    with the probability (``interpretdl``).
+    """
+
+    start: int | None = None
+    steps: int = 20
+    value: str | None = None
+
+    def first(self, view: View) -> int:
+        return view.depth // 2
+
+    def matrices(self, view: View, layers: tuple[int, ...]) -> Keep:
+        return Keep("block", by_tokens, layers)
+
+    def pooled(self) -> tuple[Reduce, bool]:
+        return head_mean, False
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Attention weights times a number."""
+
+    by: float
+
+    def __call__(self, attention: Tensor) -> Tensor:
+        return attention * self.by
+
+
+@register("iia", family="path", papers=("barkan2023visual",), cost=(36, 36), models="transformers")
+@dataclass(frozen=True)
+class IIA(Method):
+    """Rollout of attention times gradient, averaged over a path of images and one of attention.
+
+    For t and u in ``0, 1 / steps .. 1``: the image ``t x`` with u times its own attention in the last block, as a
+    constant. ``S_l = mean_h (A_l * dA_l)+`` is averaged over these ``(steps + 1)^2`` runs, where the last block counts
+    with its scaled attention; ``r <- r (S_l + I) / rowsum`` from the last block to the first. The path of attention is
+    that of the last block also where attention pools; the pooling's own S, averaged in the same way, starts the row.
+    Inside windows the row passes each block window by window, and merged patches share equally what their sum got.
+    Cost: as many forwards and backwards as runs; sums are kept, never all runs.
+
+    As released, with t and u in float32; the paper iterates over more layers, and multiplies gradients by the
+    differences along the path.
+    """
+
+    steps: int = 5
+
+    def __post_init__(self) -> None:
+        at_least("steps", self.steps, 1)
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        runs = (self.steps + 1) ** 2
+        return runs, runs
+
+    def compute(self, session: Session) -> Answer:
+        view = session.view
+        way = torch.linspace(0, 1, self.steps + 1, dtype=torch.float32).tolist()
+        matrices = Keep(attention_site(view), positive, tuple(range(view.depth)), grad=True)
+        keeps = (matrices, *start_keeps(view, positive, True))
+        sums: list[Tensor] = []
+        for some, count in points(session, way):
+            fork = session.fork(some, repeat=count)
+            for time in way:
+                trace = fork.trace(Pass(keeps, changes=((view.depth - 1, Scaled(time)),)))
+                found = trace[matrices]
+                found = [start_row(trace, found[0], positive, True), *found]
+                found = [each.reshape(-1, count, *each.shape[1:]).sum(dim=1) for each in found]
+                sums = [total.add_(each) for total, each in zip(sums, found, strict=True)] if sums else found
+        row, *means = (total / len(way) ** 2 for total in sums)
+        for layer, matrix in reversed(list(enumerate(means))):
+            row = push_mixed(trace.unmerged(row, layer), matrix, windows=trace.windows(layer))
+        return Answer(trace.tokens_to_grid(row), {})

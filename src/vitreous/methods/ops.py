@@ -1,0 +1,153 @@
+"""Small formulas shared by the families: reductions while a pass runs, and where a read-out starts."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitreous.errors import ModelError
+from vitreous.models import View
+from vitreous.models.structure import Windows
+from vitreous.tracing import Keep, Reduce, Trace
+
+__all__ = [
+    "attention_site",
+    "discard_weakest",
+    "dot",
+    "downwards",
+    "head_max",
+    "head_mean",
+    "head_min",
+    "pad_prefix",
+    "positive",
+    "push",
+    "push_mixed",
+    "read_row",
+    "refuse_in_windows",
+    "start_keeps",
+    "start_row",
+    "at_least_float32",
+    "with_residual",
+]
+
+
+def at_least_float32(value: Tensor) -> Tensor:
+    """Return the value in float32, or float64 where it is."""
+    return value if value.dtype == torch.float64 else value.float()
+
+
+def head_mean(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``mean_h A``: ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
+    return attention.mean(dim=-3)
+
+
+def head_max(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``max_h A``, shaped likewise."""
+    return attention.amax(dim=-3)
+
+
+def head_min(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``min_h A``, shaped likewise."""
+    return attention.amin(dim=-3)
+
+
+def positive(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """``mean_h (A * dA)+``, shaped likewise."""
+    assert gradient is not None
+    return (attention * gradient).clamp_(min=0).mean(dim=-3)
+
+
+def dot(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """``sum_d x_d dx_d`` of every token: ``[B, N]``."""
+    assert gradient is not None
+    return (at_least_float32(value) * at_least_float32(gradient)).sum(dim=-1)
+
+
+def attention_site(view: View) -> str:
+    """Return where a method that knows windows finds attention: between all tokens, or as the windows that it has.
+
+    Inside windows everything is as if the matrix between all N patches were there, with zeros outside the windows, and
+    wherever the model hides a patch or has padding; a layer's matrix is held as ``[B, W, t, t]``.
+    """
+    return "windows" if view.attends == "windows" else "attention"
+
+
+def refuse_in_windows(view: View, what: str) -> None:
+    """Refuse what has no meaning without a matrix between all tokens."""
+    if view.attends == "windows":
+        raise ModelError(f"{view.name} attends inside windows: {what}, which needs a matrix between all tokens")
+
+
+def start_keeps(view: View, reduce: Reduce, grad: bool) -> tuple[Keep, ...]:
+    """What must be kept to know where a row recursion starts: nothing, or the attention of the pooling."""
+    return (Keep("pool", reduce, grad=grad),) if view.pooling.attends else ()
+
+
+def start_row(trace: Trace, like: Tensor, reduce: Reduce, grad: bool) -> Tensor:
+    """Return the first row ``[B, N]`` of a recursion ``r <- r M_l`` from the last block to the first.
+
+    One for the class token, the mean over what is pooled otherwise. Attention pooling is the last attention of the
+    model: its own (reduced) row is the start. ``like`` is any layer matrix; the row lies on the last layer's grid.
+    """
+    keeps = start_keeps(trace.view, reduce, grad)
+    if keeps:
+        return pad_prefix(trace[keeps[0]][0].flatten(1), like.shape[1])
+    if like.ndim == 4:  # windows
+        return read_row(trace, like, len(trace.grids) - 1)
+    return trace.view.pooling.row(like)
+
+
+def downwards(trace: Trace, keep: Keep) -> list[tuple[int, Tensor]]:
+    """Return the layers and what was kept there, from the last to the first."""
+    return list(zip(keep.layers, trace[keep], strict=True))[::-1]
+
+
+def read_row(trace: Trace, like: Tensor, layer: int) -> Tensor:
+    """Return the weights of a layer's tokens ``[B, N]`` in what the model reads, typed like the matrix."""
+    return trace.view.pooling.row(like.new_empty(len(like), math.prod(trace.grids[layer])))
+
+
+def pad_prefix(row: Tensor, tokens: int) -> Tensor:
+    """Put zeros before a row over patches only, for the prefix tokens that the pooling does not look at."""
+    return F.pad(row, (tokens - row.shape[1], 0))
+
+
+def discard_weakest(matrix: Tensor, share: float, keep_first: bool) -> Tensor:
+    """Set the ``int(share N^2)`` smallest entries of each matrix to zero; ``keep_first`` spares entry (0, 0)."""
+    count = int(matrix.shape[1] ** 2 * share)
+    if count == 0:
+        return matrix
+    flat = matrix.flatten(1)
+    weakest = flat.topk(count, dim=1, largest=False).indices
+    mask = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, weakest, True)
+    if keep_first:
+        mask[:, 0] = False
+    return flat.masked_fill(mask, 0).view_as(matrix)
+
+
+def with_residual(matrix: Tensor, normalise: str) -> Tensor:
+    """Return ``M + I`` with rows that sum to one, or with column j divided by the sum of row j (a published script)."""
+    mixed = matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    sums = mixed.sum(dim=-1)
+    return mixed / sums.unsqueeze(-1 if normalise == "row" else -2)
+
+
+def push_mixed(row: Tensor, matrix: Tensor, normalise: str = "row", windows: Windows | None = None) -> Tensor:
+    """``r with_residual(M)``, without writing that matrix down."""
+    sums = matrix.sum(dim=-1) + 1
+    if windows is not None:
+        sums = windows.paste(sums)
+    if normalise == "row":
+        row = row / sums
+        return row + push(row, matrix, windows)
+    return (row + push(row, matrix, windows)) / sums
+
+
+def push(row: Tensor, matrix: Tensor, windows: Windows | None = None) -> Tensor:
+    """``r M`` for rows ``[B, N]`` and matrices ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
+    if windows is None:
+        return torch.bmm(row.unsqueeze(1), matrix).squeeze(1)
+    return windows.paste(torch.matmul(windows.cut(row).unsqueeze(-2), matrix).squeeze(-2))

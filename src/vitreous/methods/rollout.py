@@ -1,0 +1,267 @@
+"""Maps that are one row of an attention matrix.
+
+Attention alone: maps that say where the model looks, whatever the class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import MapError, SpellingError, VitreousError
+from vitreous.methods.base import Method, resolve_layer
+from vitreous.methods.ops import (
+    attention_site,
+    discard_weakest,
+    downwards,
+    head_max,
+    head_mean,
+    head_min,
+    pad_prefix,
+    push,
+    push_mixed,
+    read_row,
+    refuse_in_windows,
+    start_keeps,
+    start_row,
+    with_residual,
+)
+from vitreous.methods.registry import register
+from vitreous.models import View
+from vitreous.registry import check_choice
+from vitreous.tracing import Keep, Pass, Reduce, Trace
+
+__all__ = [
+    "AttentionFlow",
+    "RawAttention",
+    "Rollout",
+    "RowTerm",
+    "mean_rows",
+    "row_maps",
+    "whole_row",
+]
+
+
+class RowTerm(Method):
+    """A map that is a row of one attention matrix, the one the model reads; its layer terms are that row at each block.
+
+    With attention pooling, the last map is that of the pooling itself. Inside windows the map lies on the grid of its
+    layer: in a hierarchical model the last block's is the coarsest.
+    """
+
+    layer: int
+    layered = True
+    reduce: ClassVar[Reduce]
+    grad: ClassVar[bool] = True
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        if self._pools(view):
+            return (Pass(start_keeps(view, type(self).reduce, self.grad)),)
+        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
+
+    def read(self, trace: Trace) -> Tensor:
+        if self._pools(trace.view):
+            (pool,) = trace[start_keeps(trace.view, type(self).reduce, self.grad)[0]]
+            high, wide = trace.grid
+            return trace.tokens_to_grid(pad_prefix(pool, high * wide + trace.view.prefix))
+        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
+
+    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
+        return Pass((Keep(attention_site(view), type(self).reduce, tuple(layers), grad=self.grad),))
+
+    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+        return row_maps(trace, self.ask_layers(trace.view, layers).keeps[0])
+
+    def _pools(self, view: View) -> bool:
+        return view.pooling.attends and resolve_layer(view, self.layer) == view.depth - 1
+
+
+def row_maps(trace: Trace, keep: Keep) -> list[Tensor]:
+    """Return one map for each layer, of what ``mean_rows`` made there."""
+    rows = [whole_row(trace, kept, layer) for layer, kept in zip(keep.layers, trace[keep], strict=True)]
+    return [trace.tokens_to_grid(row, layer) for layer, row in zip(keep.layers, rows, strict=True)]
+
+
+def whole_row(trace: Trace, kept: Tensor, layer: int) -> Tensor:
+    """Return the numbers ``[B, N]`` of a layer's tokens.
+
+    Inside windows, matrices ``[B, W, t, t]`` give the row that the model reads, sums over one axis ``[B, W, t]`` become
+    the means that they are over all tokens.
+    """
+    windows = trace.windows(layer)
+    if windows is None:
+        return kept
+    if kept.ndim == 4:
+        return push(read_row(trace, kept, layer), kept, windows)
+    return windows.paste(kept) / math.prod(trace.grids[layer])
+
+
+def mean_rows(view: View, make: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    """Return the row that the model reads of ``mean_h make(given)``, which treats every row alone.
+
+    Inside windows all rows are kept: which tokens they belong to is known when the windows are put together.
+    """
+    if given[0].ndim == 5:
+        return make(*given).mean(dim=-3)
+    parts = [make(*(each[:, :, rows] for each in given)) for rows in read_rows(view, given[0])]
+    return torch.stack([part.mean(dim=(1, 2)) for part in parts]).sum(dim=0)
+
+
+def read_rows(view: View, attention: Tensor) -> list[slice]:
+    """The rows that are read: of a block those of the pooling, of attention pooling its only one."""
+    return [slice(None)] if attention.shape[2] == 1 else view.pooling.rows
+
+
+def mean_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """The row of ``mean_h A`` that the model reads."""
+    return mean_rows(view, lambda weights: weights, attention)
+
+
+@register(
+    "raw_attention",
+    family="attention",
+    papers=("dosovitskiy2021image",),
+    class_specific=False,
+    cost=(1, 0),
+    models="transformers",
+)
+@dataclass(frozen=True)
+class RawAttention(RowTerm):
+    """The attention of one block, averaged over heads.
+
+    ``mean_h A_l[CLS, patches]``; the mean over the patch rows where the model averages them. With attention pooling,
+    the last block's map is the pooling's own attention. Layer term: the same row of each block.
+    """
+
+    layer: int = -1
+    reduce = mean_row
+    grad = False
+
+
+_FUSIONS = {"mean": head_mean, "max": head_max, "min": head_min}
+
+
+@register(
+    "rollout",
+    family="attention",
+    papers=("abnar2020quantifying",),
+    class_specific=False,
+    cost=(1, 0),
+    presets={"vit_explain": {"discard": 0.9, "normalise": "released"}},
+    models="transformers",
+)
+@dataclass(frozen=True)
+class Rollout(Method):
+    """Attention multiplied through the blocks, half of each passing by on the residual.
+
+    ``r <- r (A_l + I) / rowsum`` from the last block down to ``start``, A the head mean, starting at the row the model
+    reads: the row-normalised product of Abnar and Zuidema at N times less work. Some published scripts start at block
+    1. ``heads`` fuses by mean, max or min; ``discard`` drops that share of the weakest entries first. The preset
+    ``vit_explain`` follows a popular script: 90 % dropped, and column j divided by the sum of row j where row i was
+    meant (``normalise=released``); it then divides by the maximum, which belongs to the picture. Layer term (for
+    ``plus``): the row of ``mean_h A_l``. Inside windows the row passes each block window by window, and merged patches
+    share equally; weights on padding are left out before rows are normalised, and nothing can be discarded.
+    """
+
+    start: int = 0
+    heads: str = "mean"
+    discard: float = 0.0
+    normalise: str = "row"
+    layered = True
+
+    def __post_init__(self) -> None:
+        check_choice("heads", self.heads, tuple(_FUSIONS))
+        check_choice("normalise", self.normalise, ("row", "released"))
+        if not 0 <= self.discard < 1:
+            raise SpellingError(f"discard={self.discard} must be at least 0 and below 1")
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        if self.discard:
+            refuse_in_windows(view, f"discard={self.discard} takes a share of all entries")
+        return (Pass((self._matrices(view), *start_keeps(view, head_mean, False))),)
+
+    def read(self, trace: Trace) -> Tensor:
+        keep = self._matrices(trace.view)
+        row = start_row(trace, trace[keep][0], head_mean, False)
+        for layer, matrix in downwards(trace, keep):
+            kept = discard_weakest(matrix, self.discard, keep_first=True)
+            row = push_mixed(trace.unmerged(row, layer), kept, self.normalise, trace.windows(layer))
+        return trace.tokens_to_grid(row, keep.layers[0])
+
+    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
+        return RawAttention().ask_layers(view, layers)
+
+    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+        return RawAttention().read_layers(trace, layers)
+
+    def _matrices(self, view: View) -> Keep:
+        layers = tuple(range(resolve_layer(view, self.start), view.depth))
+        return Keep(attention_site(view), _FUSIONS[self.heads], layers)
+
+
+@register(
+    "attention_flow",
+    family="attention",
+    papers=("abnar2020quantifying",),
+    class_specific=False,
+    cost=(1, 0),
+    cost_note="1 F + a max-flow per patch",
+    slow=True,
+    models="ViT",
+)
+@dataclass(frozen=True)
+class AttentionFlow(Method):
+    """The largest flow that attention lets through from the row the model reads to each patch.
+
+    A graph of (L + 1) N nodes; the edge from token i above block l to token j below it can carry
+    ``(mean_h A_l + I)[i, j] / 2``. The map is the max-flow value to each patch of block 0, in units of capacity. Slow:
+    one max-flow problem per patch and image, solved with capacities in millionths.
+    """
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        keep = Keep("attention", head_mean, tuple(range(view.depth)))
+        return (Pass((keep, *start_keeps(view, head_mean, False))),)
+
+    def read(self, trace: Trace) -> Tensor:
+        matrices = trace[self.only_pass(trace.view).keeps[0]]
+        row = start_row(trace, matrices[0], head_mean, False)
+        if not all(torch.isfinite(matrix).all() for matrix in matrices):
+            raise MapError("attention_flow: the attention is not finite")
+        edges = torch.stack([with_residual(matrix, "row") for matrix in matrices], dim=1)
+        flows = [
+            max_flows(image.cpu(), start.cpu(), trace.view.prefix) for image, start in zip(edges, row, strict=True)
+        ]
+        return trace.tokens_to_grid(pad_prefix(torch.stack(flows).to(row), row.shape[1]))
+
+
+def max_flows(edges: Tensor, start: Tensor, prefix: int) -> Tensor:
+    """Return the max-flow values ``[n]`` to the patches, for layer matrices ``[L, N, N]`` and the row read ``[N]``."""
+    try:
+        from scipy.sparse import csr_matrix
+        from scipy.sparse.csgraph import maximum_flow
+    except ImportError:
+        raise VitreousError("attention_flow needs scipy; pip install 'vitreous[bench]'") from None
+    depth, tokens, _ = edges.shape
+    source = (depth + 1) * tokens  # nodes (l, i) are l * tokens + i; above all of them the row that is read
+    upper, lower = torch.meshgrid(torch.arange(tokens), torch.arange(tokens), indexing="ij")
+    tails, heads, sizes = [], [], []
+    for layer in range(depth):
+        tails.append((layer + 1) * tokens + upper.flatten())
+        heads.append(layer * tokens + lower.flatten())
+        sizes.append(edges[layer].flatten())
+    read = start.nonzero().flatten()
+    tails.append(torch.full_like(read, source))
+    heads.append(depth * tokens + read)
+    sizes.append(start[read])
+    capacity = (torch.cat(sizes).double() * _UNITS).round().to(torch.int32).numpy()
+    graph = csr_matrix((capacity, (torch.cat(tails).numpy(), torch.cat(heads).numpy())), shape=(source + 1,) * 2)
+    flows = [maximum_flow(graph, source, patch).flow_value for patch in range(prefix, tokens)]
+    return torch.tensor(flows, dtype=torch.float64) / _UNITS
+
+
+_UNITS = 1_000_000

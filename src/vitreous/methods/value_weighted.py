@@ -1,0 +1,392 @@
+"""What each token brings to each other inside one block: vectors in closed form, their lengths by Gram matrices.
+
+How the tokens of a block are mixed, measured by the vectors that move and not by attention alone.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import ModelError, SpellingError
+from vitreous.methods.base import Method, resolve_layer
+from vitreous.methods.ops import at_least_float32, head_mean, push, start_keeps, start_row
+from vitreous.methods.registry import register
+from vitreous.models import Norm, View, Weights
+from vitreous.models.shared_copy import rounding
+from vitreous.models.structure import UnverifiedError
+from vitreous.tracing import Block, Keep, Pass, Trace
+
+__all__ = [
+    "ALTI",
+    "AttentionInputNorm",
+    "AttentionInputNormRollout",
+    "GlobEnc",
+    "Shares",
+    "block_weights",
+    "head_projection",
+    "layer_weights",
+]
+
+_AT_ONCE = 2**26
+"""How many numbers of ``[rows, N, D]`` shares may exist at once."""
+
+
+class Shares:
+    """The shares ``T[i, j]`` of source j in token i of a block, with attention and deviations as constants.
+
+    ``T[i, j] = sum_h A_h[i, j] f_h[j] / s[i] + (i = j) x[i]`` with ``f_h[j] = P_h v_h[j]``: what head h brings of token
+    j, P its part of the output projection (LayerScale included) and x the input of the block. Value biases are inside
+    v, other biases belong to no source. ``s`` is 1 unless the block norms what its heads bring. All shares of a token
+    plus the bias of the projection are the stream after the attention.
+    """
+
+    def __init__(self, view: View, block: Block) -> None:
+        self.weights = block_weights(view, block)
+        self.attention, self.values = at_least_float32(block.attention), at_least_float32(block.values)
+        self.input, self.middle, self.output = (at_least_float32(x) for x in (block.input, block.middle, block.output))
+        projection, deviation = head_projection(self.weights, self.attention, self.values)
+        if deviation is not None:
+            self.attention = self.attention / deviation.unsqueeze(1)
+        self.brought = torch.einsum("bhnd,hkd->bnhk", self.values, projection)  # f: [B, N, H, D]
+        self._inverse = 1 / self.weights.norm2.deviation(self.middle)  # [B, N, 1]
+
+    def lengths(self, rows: slice, residual: bool, through: bool) -> Tensor:
+        """``||T[i, j]||_2`` for destinations ``rows``: ``[B, rows, N]``.
+
+        With ``residual`` the input counts as a share of its own token. ``through`` carries the shares on through the
+        second norm, as ``T + g LN(T)``; the MLP behind it is taken as the identity. With ``F[j] = (f_h[j])_h`` and a
+        the attention weights of all heads, the squared length is ``a^T (F F^T) a``: one H x H matrix per source.
+        """
+        attention = self.attention[:, :, rows].permute(0, 3, 2, 1)  # [B, N source, rows, H]
+        squares = _quadratic(attention, self.brought, self.brought)
+        if through:
+            normed = self._normed(self.brought)
+            inverse = self._inverse[:, rows].transpose(1, 2)  # [B, 1, rows]: one deviation per destination
+            squares = squares + 2 * inverse * _quadratic(attention, self.brought, normed)
+            squares = squares + inverse**2 * _quadratic(attention, normed, normed)
+        lengths = squares.clamp_(min=0).sqrt_().transpose(1, 2)
+        if residual:
+            own = self.own(through)[:, rows].norm(dim=-1)
+            places = torch.arange(self.input.shape[1], device=own.device)[rows]
+            lengths[:, torch.arange(len(places), device=own.device), places] = own
+        return lengths
+
+    def own(self, through: bool) -> Tensor:
+        """``T[i, i]``: ``[B, N, D]``."""
+        diagonal = self.attention.diagonal(dim1=-2, dim2=-1)  # [B, H, N]
+        shares = self.input + torch.einsum("bhn,bnhk->bnk", diagonal, self.brought)
+        return shares + self._normed(shares) * self._inverse if through else shares
+
+    def agreement(self, rows: slice) -> Tensor:
+        """``(||o[i]||_1 - ||o[i] - T[i, j]||_1)+`` with o the output of the block, T through the second norm.
+
+        Lengths of this kind have no Gram matrix: the shares are written out, some destinations of an image at a time.
+        Both parts of ``T + g LN(T)`` are sums over heads, so that one product per source gives ``T - o``.
+        """
+        batch, tokens, width = self.input.shape
+        places = list(range(tokens)[rows])
+        step = max(1, _AT_ONCE // (tokens * width))
+        vectors = torch.cat([self.brought, self._normed(self.brought)], dim=2)  # [B, N, 2 H, D]
+        own = (self.own(through=True) - self.output).abs().sum(dim=-1)
+        near = self.input.new_empty(batch, len(places), tokens)
+        for image in range(batch):
+            for start in range(0, len(places), step):
+                some = places[start : start + step]
+                weights = self.attention[image, :, some].permute(2, 1, 0)  # [N source, some, H]
+                weights = torch.cat([weights, weights * self._inverse[image, some]], dim=2)
+                output = self.output[image, some].expand(tokens, -1, -1)
+                rest = torch.baddbmm(output, weights, vectors[image], beta=-1)
+                distance = torch.linalg.vector_norm(rest, ord=1, dim=-1).T
+                distance[range(len(some)), some] = own[image, some]
+                near[image, start : start + step] = self.output[image, some].abs().sum(dim=-1, keepdim=True) - distance
+        return near.clamp_(min=0)
+
+    def _normed(self, shares: Tensor) -> Tensor:
+        """The linear part of the second norm, LayerScale of the MLP included, not yet divided by the deviation."""
+        out = self.weights.norm2.linear(shares)
+        return out if self.weights.scale is None else out * self.weights.scale.to(out.dtype)
+
+
+def layer_weights(view: View, layer: int) -> Weights:
+    """Return the weights of a block; a refusal names it."""
+    try:
+        return view.weights(layer)
+    except UnverifiedError as error:
+        advice = "merge what was added into the weights, or take a method that reads none, such as generic"
+        raise UnverifiedError(f"{view.name}, block {layer}: {error}; {advice}") from None
+
+
+def block_weights(view: View, block: Block, always: bool = False) -> Weights:
+    """Return the weights of a block, or refuse those that do not make of the values what its attention adds.
+
+    Only a block that is not as its library built it is compared, unless ``always``: less what the weights make of the
+    values, every token must be given the same vector, a bias.
+    """
+    weights = layer_weights(view, block.layer)
+    if view.is_plain(block.layer) and not always:
+        return weights
+    attention, values, stream, middle = (
+        at_least_float32(each) for each in (block.attention, block.values, block.input, block.middle)
+    )
+    mixed = (attention @ values).transpose(1, 2).flatten(2)
+    mixed = mixed if weights.inner is None else weights.inner(mixed)
+    moved = mixed @ weights.projection.to(mixed.dtype).T
+    rest = middle - stream - moved
+    eps = torch.finfo(view.dtype).eps
+    near = max(rounding(view.dtype, view.device.type), 16 * eps)
+    allowed = near * moved.abs().max() + 16 * eps * torch.maximum(stream.abs().max(), middle.abs().max())
+    if not (rest - rest[:1, :1]).abs().max() <= allowed:
+        raise ModelError(
+            f"{view.name}: attention of block {block.layer} adds something else than its weights make of its values "
+            f"({view.describe_deviation(block.layer)}), so that it cannot be cut into shares"
+        )
+    return weights
+
+
+def head_projection(weights: Weights, attention: Tensor, values: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the projection of every head ``[H, D, d]``, and the deviations ``[B, N, 1]`` of a norm before it.
+
+    That norm is ``g * (m - mean m) / s[i]`` of what all heads bring together: all of it but the division is one more
+    matrix in front of the projection.
+    """
+    heads, depth = values.shape[1], values.shape[3]
+    projection, deviation = weights.projection.to(values.dtype), None
+    if weights.inner is not None:
+        mixed = (attention @ values).transpose(1, 2).flatten(2)
+        deviation = weights.inner.deviation(mixed)
+        projection = _through(weights.inner, projection)
+    return projection.reshape(-1, heads, depth).transpose(0, 1), deviation
+
+
+def _through(norm: Norm, projection: Tensor) -> Tensor:
+    """``P diag(g) C``: the projection of what a norm has scaled and centred."""
+    scaled = projection if norm.weight is None else projection * norm.weight.to(projection.dtype)
+    return norm.centre(scaled)  # the centring matrix is symmetric
+
+
+def _quadratic(attention: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """``a^T (L R^T) a`` for the weights of all heads: ``[B, N source, rows, H]`` to ``[B, N source, rows]``."""
+    gram = left @ right.transpose(-2, -1)  # [B, N, H, H]
+    return ((attention @ gram) * attention).sum(dim=-1)
+
+_SMALL = 1e-12
+
+
+def brought(shares: Shares, rows: slice) -> Tensor:
+    """``||sum_h A_h[i, j] f_h[j]||_2``."""
+    return shares.lengths(rows, residual=False, through=False)
+
+
+def brought_share(shares: Shares, rows: slice) -> Tensor:
+    """The same lengths, rows summing to one as those of attention do (or zero where nothing is brought)."""
+    return _rows_to_one(brought(shares, rows))
+
+
+def brought_or_kept(shares: Shares, rows: slice) -> Tensor:
+    """The same, with the residual stream as a share of its own token."""
+    return shares.lengths(rows, residual=True, through=False)
+
+
+def through_block(shares: Shares, rows: slice) -> Tensor:
+    """``||T'[i, j]||_2``, after the second norm."""
+    return shares.lengths(rows, residual=True, through=True)
+
+
+def agreed(shares: Shares, rows: slice) -> Tensor:
+    """How much nearer a share brings its token to the output, rows summing to one (or zero where none does)."""
+    return _rows_to_one(shares.agreement(rows))
+
+
+def _rows_to_one(matrix: Tensor) -> Tensor:
+    total = matrix.sum(dim=-1, keepdim=True)
+    return torch.where(total < _SMALL, torch.zeros_like(matrix), matrix / total)
+
+
+Measure = Callable[[Shares, slice], Tensor]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """All rows of a block's matrix: ``[B, N, N]``."""
+
+    measure: Measure
+
+    def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
+        return self.measure(Shares(view, block), slice(None))
+
+
+@dataclass(frozen=True)
+class Row:
+    """The row of a block's matrix that the model reads: ``[B, N]``; no other row is computed."""
+
+    measure: Measure
+
+    def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
+        shares = Shares(view, block)
+        return torch.stack([self.measure(shares, rows).mean(dim=1) for rows in view.pooling.rows]).sum(dim=0)
+
+
+class Mixing(Method):
+    """A method with one matrix per block; its layer terms are the row of it that the model reads."""
+
+    layered = True
+
+    @property
+    @abstractmethod
+    def measure(self) -> Measure:
+        """The entry ``[i, j]`` of the matrix: what token j brings to token i."""
+
+    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
+        return Pass((Keep("block", Row(self.measure), tuple(layers)),))
+
+    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+        rows = trace[self.ask_layers(trace.view, layers).keeps[0]]
+        return [trace.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
+
+
+@register(
+    "attin",
+    family="decomposition",
+    papers=("kobayashi2020attention", "kobayashi2021incorporating", "mehri2024skipplus"),
+    class_specific=False,
+    cost=(1, 0),
+    models="ViT",
+)
+@dataclass(frozen=True)
+class AttentionInputNorm(Mixing):
+    """The length of what attention brings of each token, in one block.
+
+    ``||sum_h A_h[i, j] P_h v_h[j]||_2`` at the row that is read, P_h the output projection of head h, value biases
+    included. ``residual`` adds the stream itself to each token's share of its own row, as the later paper does (in a
+    model with norms in front no LayerNorm follows). From H x H Gram matrices, never H x N x N x D. One forward.
+    """
+
+    layer: int = -1
+    residual: bool = False
+
+    @property
+    def measure(self) -> Measure:
+        return brought_or_kept if self.residual else brought
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
+
+    def read(self, trace: Trace) -> Tensor:
+        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
+
+
+class MixingRollout(Mixing):
+    """``r <- residual r + (1 - residual) r M_l`` from the last block down to ``start``."""
+
+    start: int
+    residual: float
+    kept_scale: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.residual < 1:
+            raise SpellingError(f"residual={self.residual} must be at least 0 and below 1")
+
+    def asks(self, view: View) -> tuple[Pass, ...]:
+        return (Pass((self._matrices(view), *start_keeps(view, head_mean, False))),)
+
+    def read(self, trace: Trace) -> Tensor:
+        matrices = trace[self._matrices(trace.view)]
+        row = start_row(trace, matrices[0], head_mean, False)
+        for matrix in reversed(matrices):
+            row = self.residual * row + (1 - self.residual) * push(row, matrix)
+            if not self.kept_scale:
+                row = row / row.sum(dim=1, keepdim=True).clamp(min=_SMALL)
+        return trace.tokens_to_grid(row)
+
+    def _matrices(self, view: View) -> Keep:
+        return Keep("block", Matrix(self.measure), tuple(range(resolve_layer(view, self.start), view.depth)))
+
+
+@register(
+    "attin_rollout",
+    family="decomposition",
+    papers=("kobayashi2020attention", "abnar2020quantifying", "mehri2024skipplus"),
+    class_specific=False,
+    cost=(1, 0),
+    models="ViT",
+)
+@dataclass(frozen=True)
+class AttentionInputNormRollout(MixingRollout):
+    """The lengths of what attention brings, multiplied through the blocks: AttIN composed with rollout.
+
+    ``r <- residual r + (1 - residual) r T_l`` from the last block down to ``start``, T_l the lengths of ``attin`` with
+    rows divided by their sum: the rollout of Mehri et al. (Eq. 2, half of each token passing by), with AttIN in the
+    place of attention. No code for this composition is published. Layer term (for ``plus``): the row of T_l. One
+    forward.
+    """
+
+    start: int = 0
+    residual: float = 0.5
+
+    @property
+    def measure(self) -> Measure:
+        return brought_share
+
+
+@register(
+    "globenc",
+    family="decomposition",
+    papers=("modarressi2022globenc", "mehri2024skipplus"),
+    class_specific=False,
+    cost=(1, 0),
+    models="ViT",
+)
+@dataclass(frozen=True)
+class GlobEnc(MixingRollout):
+    """The lengths of all shares of a block, multiplied through the blocks.
+
+    Shares ``T[i, j] = sum_h A_h[i, j] P_h v_h[j] + (i = j) x[i]`` go on through the second norm, whose deviation is
+    that of the true stream; the MLP behind it is taken as the identity: ``T' = T + g LN(T)``.
+    ``N_l[i, j] = ||T'[i, j]||_2`` by H x H Gram matrices, ``r <- r N_l`` from the last block to ``start``. The original
+    is for norms behind the branches; this is the form that SkipPLUS uses. The product has no scale of its own and would
+    leave float32 in deep models: the row is divided by its sum after every block, a constant factor per image.
+    ``residual`` mixes in the identity. Layer term (for ``plus``): the row of ``N_l``, raw. One forward.
+    """
+
+    start: int = 0
+    residual: float = 0.0
+    kept_scale = False
+
+    @property
+    def measure(self) -> Measure:
+        return through_block
+
+
+@register(
+    "alti",
+    family="decomposition",
+    papers=("ferrando2022measuring", "mehri2024skipplus"),
+    class_specific=False,
+    cost=(1, 0),
+    cost_note="1 F + N x N x D per block",
+    slow=True,
+    models="ViT",
+)
+@dataclass(frozen=True)
+class ALTI(MixingRollout):
+    """How much nearer each share brings its token to the block's output, multiplied through the blocks.
+
+    ``c[i, j] = (||o[i]||_1 - ||o[i] - T'[i, j]||_1)+`` with the shares ``T'`` of ``globenc`` and o the true output of
+    the block, rows divided by their sum; a row without any positive entry stays zero (released code divides 0 by 0
+    there). Then ``r <- r c_l``. Where the residual is much longer than what attention brings, most entries vanish, and
+    with them sometimes the map, which is said aloud. L1 lengths have no Gram matrix, so shares are written out for some
+    destinations at a time. Layer term (for ``plus``): the row of c_l.
+    """
+
+    start: int = 0
+    residual: float = 0.0
+
+    @property
+    def measure(self) -> Measure:
+        return agreed

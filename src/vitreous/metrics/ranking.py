@@ -1,0 +1,183 @@
+"""From a map to an order: one stable sort per map, equal values in the order of a seeded key."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.errors import MapError
+from vitreous.methods import to_grid
+from vitreous.models import View
+from vitreous.tracing.prng import Draws
+
+__all__ = [
+    "FLAGS",
+    "TIES",
+    "enlarged",
+    "finite",
+    "flag",
+    "order",
+    "patched",
+    "pixel_ranks",
+    "ranks",
+    "scaled",
+    "sound",
+    "token_map",
+    "unit_ranks",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+TIES = ("random", "raster", "reverse_raster")
+"""The order of equal values: a fixed seeded permutation (the same for all maps), reading order, or its reverse."""
+
+FLAGS = ("", "constant", "zero", "nonfinite")
+"""What can be wrong with a map, by code."""
+
+
+def flag(maps: Tensor) -> Tensor:
+    """Return for each map ``[B, h, w]`` its code in ``FLAGS``: 0 where it is sound."""
+    flat = maps.flatten(1)
+    finite = torch.isfinite(flat).all(dim=1)
+    constant = flat.amax(dim=1) == flat.amin(dim=1)
+    zero = (flat == 0).all(dim=1)
+    code = constant.to(torch.int8) + (constant & zero).to(torch.int8)
+    return torch.where(finite, code, torch.full_like(code, 3))
+
+
+def sound(maps: Tensor, flags: Tensor) -> Tensor:
+    """Return maps that can be ranked: constant ones exactly zero, so that interpolation leaves only ties.
+
+    Values that are not finite become the lowest (NaN) or the nearest finite value of their map.
+    """
+    flat = _finite(maps.flatten(1))
+    return torch.where(((flags == 0) | (flags == 3))[:, None], flat, torch.zeros_like(flat)).view_as(maps)
+
+
+def finite(maps: Array) -> Array:
+    """Return maps ``[B, h, w]`` with NaN as their lowest and infinities as their nearest finite value, or as zeros."""
+    return np.asarray(_finite(torch.from_numpy(maps).flatten(1)).view(maps.shape))
+
+
+def _finite(flat: Tensor) -> Tensor:
+    good = torch.isfinite(flat)
+    low = torch.where(good, flat, torch.inf).amin(dim=1, keepdim=True)
+    high = torch.where(good, flat, -torch.inf).amax(dim=1, keepdim=True)
+    return torch.where(torch.isfinite(low), torch.where(flat.isnan(), low, flat).clamp(low, high), 0.0)
+
+
+def ranks(values: Tensor, ties: str = "random", seed: int = 0) -> Tensor:
+    """Return the rank of every entry of ``[B, n]`` in descending order, 0 for the largest, as int32."""
+    ordered = order(values, ties, seed)
+    places = torch.arange(values.shape[1], device=values.device, dtype=torch.int32)
+    return torch.empty_like(ordered, dtype=torch.int32).scatter_(1, ordered, places.expand_as(ordered))
+
+
+def order(values: Tensor, ties: str = "random", seed: int = 0) -> Tensor:
+    """Return the indices of ``[B, n]`` in descending order of value; stable with respect to the tie key."""
+    key = _tie_key(values.shape[1], ties, seed, values.device)
+    return key[values[:, key].sort(dim=1, descending=True, stable=True).indices]
+
+
+def pixel_ranks(maps: Tensor, size: tuple[int, int], upsample: str, ties: str, seed: int) -> Tensor:
+    """Return the rank of every pixel, ``[B, H, W]``.
+
+    A coarse map is interpolated (``bilinear``, half-pixel centres), or with ``nearest`` its cells are ranked and the
+    pixels of a cell follow each other in reading order: a cell disappears whole before the next one begins.
+    """
+    high, wide = size
+    if tuple(maps.shape[1:]) == size:
+        return ranks(maps.flatten(1), ties, seed).view(-1, high, wide)
+    if upsample == "bilinear":
+        return ranks(_finer(maps, size).flatten(1), ties, seed).view(-1, high, wide)
+    rows, columns = maps.shape[1:]
+    if high % rows or wide % columns:
+        raise MapError(f"a map of {rows} x {columns} cannot be laid on {high} x {wide} pixels by nearest; use bilinear")
+    down, across = high // rows, wide // columns
+    cells = ranks(maps.flatten(1), ties, seed).view(-1, rows, columns)
+    inside = torch.arange(down * across, device=maps.device, dtype=torch.int32).view(down, across)
+    whole = cells.repeat_interleave(down, 1).repeat_interleave(across, 2)
+    return whole * (down * across) + inside.repeat(rows, columns)
+
+
+def unit_ranks(maps: Tensor, size: tuple[int, int], unit: str, upsample: str, ties: str, seed: int) -> Tensor:
+    """Return the rank of every pixel, ``[B, H, W]``; with the unit ``region:8``, squares of 8 pixels go whole.
+
+    Such a square has the mean of the enlarged map inside it, or its own value where the map has just these cells.
+    """
+    if unit == "pixel":
+        return pixel_ranks(maps, size, upsample, ties, seed)
+    side, (high, wide) = int(unit.removeprefix("region:")), size
+    if high % side or wide % side:
+        raise MapError(f"{high} x {wide} pixels cannot be cut into squares of {side} pixels")
+    if tuple(maps.shape[1:]) != (high // side, wide // side):
+        fine = torch.from_numpy(enlarged(maps.double().cpu().numpy(), size, upsample)).to(maps.device)
+        maps = fine.view(-1, high // side, side, wide // side, side).mean(dim=(2, 4))
+    return pixel_ranks(maps, size, "nearest", ties, seed)
+
+
+def enlarged(maps: Array, size: tuple[int, int], upsample: str) -> Array:
+    """Return maps ``[B, h, w]`` at the pixels: ``bilinear`` with half-pixel centres, or the value of the cell."""
+    if tuple(maps.shape[1:]) == size:
+        return maps
+    if upsample == "bilinear":
+        return np.asarray(_finer(torch.from_numpy(maps), size))
+    rows, columns = (np.arange(n) * cells // n for n, cells in zip(size, maps.shape[1:], strict=True))
+    return np.asarray(maps[:, rows[:, None], columns])
+
+
+def patched(maps: Array, grid: tuple[int, int]) -> Array:
+    """Return maps ``[B, H, W]`` summed into the cells of a grid."""
+    batch, high, wide = maps.shape
+    if high % grid[0] or wide % grid[1]:
+        raise MapError(f"{high} x {wide} pixels cannot be summed into {grid[0]} x {grid[1]} patches")
+    return np.asarray(maps.reshape(batch, grid[0], high // grid[0], grid[1], wide // grid[1]).sum(axis=(2, 4)))
+
+
+def token_map(maps: Tensor, view: View, inputs: Tensor) -> Tensor:
+    """Return the map on the token grid: pixels are summed into patches, other grids interpolated to pixels first."""
+    if tuple(maps.shape[1:]) == view.grid(inputs):
+        return maps
+    return to_grid(to_grid(maps, "pixel", view, inputs), "token", view, inputs)
+
+
+def scaled(maps: Tensor, size: tuple[int, int], how: str) -> Tensor:
+    """Return each map at the pixels, scaled to 0 .. 1 by its extremes; zero everywhere where it is constant.
+
+    ``how``: the positive part (``relu``, on the map's own grid, as methods that end in a ReLU have it) or the map as it
+    is (``minmax``).
+    """
+    maps = maps.double()
+    fine = _finer(maps.clamp(min=0) if how == "relu" else maps, size)
+    low, high = fine.amin(dim=(1, 2), keepdim=True), fine.amax(dim=(1, 2), keepdim=True)
+    return torch.where(high > low, (fine - low) / (high - low), torch.zeros_like(fine)).float()
+
+
+def _finer(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Interpolate ``[B, h, w]`` bilinearly with half-pixel centres; what is equal stays equal to the last bit.
+
+    Beyond the centres of the outermost cells values repeat: torch's own sum of weighted neighbours rounds them apart,
+    and that noise would rank the corners of every map.
+    """
+    for axis, length in ((1, size[0]), (2, size[1])):
+        cells = maps.shape[axis]
+        if cells != length:
+            at = (torch.arange(length, dtype=torch.float64) + 0.5) * (cells / length) - 0.5
+            below = at.floor().clamp(0, cells - 1)
+            weight = (at - below).clamp(0, 1).to(maps)
+            start = below.long().to(maps.device)
+            stop = (start + 1).clamp(max=cells - 1)
+            shape = [-1, 1] if axis == 1 else [-1]
+            maps = torch.lerp(maps.index_select(axis, start), maps.index_select(axis, stop), weight.view(shape))
+    return maps
+
+
+@lru_cache(maxsize=16)
+def _tie_key(size: int, ties: str, seed: int, device: torch.device) -> Tensor:
+    if ties == "random":
+        return Draws.of(seed, "ties", device).permutation(size)[0]
+    forward = torch.arange(size, device=device)
+    return forward if ties == "raster" else forward.flip(0)

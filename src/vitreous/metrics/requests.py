@@ -1,0 +1,229 @@
+"""What a metric may ask for: perturbed images of many kinds, maps made again, and what is known to be true.
+
+For one map and one substrate there are two families of states: the top-ranked pixels *removed* (deletion, MoRF,
+positive perturbation) or *kept* (insertion; and, since removing the n - k least relevant leaves the k most relevant,
+LeRF too). Nothing removed is the image itself and everything removed the bare substrate: both are shared by all maps.
+States that no map has a part in (masks, other images, random orders) are shared by all methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.errors import VitreousError
+from vitreous.models import Preprocess, View
+from vitreous.tracing.prng import Draws
+
+__all__ = [
+    "Drawn",
+    "Explained",
+    "Geometry",
+    "GivenMasks",
+    "Images",
+    "Masks",
+    "Measured",
+    "Need",
+    "RandomMasks",
+    "States",
+    "TruthOf",
+    "WithoutParts",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Rows and columns of the pixels and of the patch tokens, and how many blocks the model has."""
+
+    pixels: tuple[int, int]
+    tokens: tuple[int, int]
+    depth: int = 12
+
+    def size(self, unit: str) -> int:
+        """How many pixels or tokens there are to remove."""
+        return prod(self.tokens if unit == "token" else self.pixels)
+
+
+class Need:
+    """Something that a metric asks for; a frozen, hashable value, so that equal ones are answered once."""
+
+    @staticmethod
+    def removed(substrate: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> States:
+        """The top-ranked ``counts`` are gone."""
+        return States(unit, substrate, False, tuple((0, count) for count in counts), by)
+
+    @staticmethod
+    def kept(substrate: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> States:
+        """Only the top-ranked ``counts`` are left."""
+        return States(unit, substrate, True, tuple((0, count) for count in counts), by)
+
+    @staticmethod
+    def bands(substrate: str, edges: Iterable[int], unit: str = "pixel", by: str = "map") -> States:
+        """The ranks from one edge to the next are gone, and nothing else."""
+        ends = list(edges)
+        return States(unit, substrate, False, tuple(pairwise(ends)), by)
+
+    @staticmethod
+    def blend(substrate: str, how: str) -> States:
+        """The image times the map scaled to 0 .. 1, plus the substrate times the rest."""
+        return States(f"blend:{how}", substrate, True, ((0, 1),))
+
+
+@dataclass(frozen=True)
+class States(Need):
+    """Some states along an order: the ranks ``low .. high - 1`` of each span kept or removed on one substrate.
+
+    ``unit`` is ``"pixel"``, ``"region:8"`` (pixels, in squares of eight that go whole), ``"token"`` (removed from the
+    sequence) or ``"blend:relu"``: one state, the image faded into the substrate by the map itself, scaled as the word
+    says. ``by`` is whose order it is: the ``"map"``'s, or a ``"random"`` one of the image.
+    """
+
+    unit: str
+    substrate: str
+    keep: bool
+    spans: tuple[tuple[int, int], ...]
+    by: str = "map"
+
+    def __post_init__(self) -> None:
+        if self.by not in ("map", "random"):
+            raise VitreousError(f"an order is that of the map or random, not {self.by!r}")
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many are kept or removed in each state."""
+        return tuple(high - low for low, high in self.spans)
+
+
+@dataclass(frozen=True)
+class Masks(Need):
+    """States in which masks are removed that no map has made: given ones, or drawn for each image.
+
+    ``draw`` gets the random numbers of the images and the geometry, and returns ``[B, count, h, w]``, true where
+    something is removed, on the pixels or any coarser grid. With ``unit="token"`` it is the token grid, and the tokens
+    leave the sequence.
+    """
+
+    substrate: str
+    draw: Callable[[Draws, Geometry], Tensor]
+    count: int
+    unit: str = "pixel"
+
+
+@dataclass(frozen=True)
+class WithoutParts(Need):
+    """The image without each part that is known of it and seen in it, its pixels replaced by the substrate.
+
+    As many states as the image has such parts; all methods share them.
+    """
+
+    substrate: str
+
+
+@dataclass(frozen=True)
+class GivenMasks:
+    """Masks that are the same for all images: hashable, whatever their size."""
+
+    data: bytes
+    shape: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, masks: Any) -> GivenMasks:
+        """Take an array ``[count, h, w]``, true where something is removed."""
+        array = np.ascontiguousarray(np.asarray(masks, bool))
+        if array.ndim != 3:
+            raise VitreousError(f"masks are [count, h, w], not {list(array.shape)}")
+        return cls(array.tobytes(), array.shape)
+
+    def __call__(self, draws: Draws, geometry: Geometry) -> Tensor:
+        array = np.frombuffer(self.data, bool).reshape(self.shape)
+        return torch.from_numpy(array.copy()).expand(len(draws.keys), *self.shape).to(draws.keys.device)
+
+
+@dataclass(frozen=True)
+class RandomMasks:
+    """Masks of ``share`` of the cells of a grid, drawn for every image by its content."""
+
+    count: int
+    share: float
+    cells: tuple[int, int] | None = None
+    """Rows and columns of the grid; the token grid if ``None``."""
+
+    def __call__(self, draws: Draws, geometry: Geometry) -> Tensor:
+        high, wide = self.cells or geometry.tokens
+        gone = round(self.share * high * wide)
+        bits = draws.bits(self.count, high * wide)
+        return (bits.argsort(dim=2, stable=True).argsort(dim=2) < gone).view(-1, self.count, high, wide)
+
+
+@dataclass(frozen=True)
+class Images(Need):
+    """Other images made of an image: noisy, shifted, put together. ``make`` returns ``[B, count, 3, H, W]``."""
+
+    name: str
+    make: Callable[[Tensor, Preprocess, Draws], Tensor]
+    count: int
+
+    def of(self, inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
+        """Make them."""
+        return self.make(inputs, preprocess, Draws.of_images(seed, f"images {self.name}", inputs))
+
+
+@dataclass(frozen=True)
+class Measured(Need):
+    """One number for each of some other images, beside the image that it was made of: a distance, say.
+
+    ``measure`` gets the view, the images ``[B, 3, H, W]`` and what was made of them ``[B, count, 3, H, W]``, and
+    returns ``[B, count]``.
+    """
+
+    images: Images
+    measure: Callable[[View, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Drawn(Need):
+    """States that are drawn in 8 bits beside the model, in threads, with a number for each: its size on disk, say.
+
+    ``draw`` gets the picture ``[H, W, 3]`` in uint8, the map at its pixels ``[H, W]`` (``None`` with ``by="image"``,
+    for states that all methods share) and a random number of the picture, and returns pictures
+    ``[count, H, W, 3]`` in uint8 and numbers ``[count]``.
+    """
+
+    draw: Callable[[Array, Array | None, int], tuple[Array, Array]]
+    count: int
+    by: str = "map"
+
+
+@dataclass(frozen=True)
+class Explained(Need):
+    """Maps of the method under trial, made again: of other images, with another seed or class, or under another model.
+
+    ``under`` takes the view and returns the one to explain instead (a shuffled head, randomised weights). ``target`` is
+    the class that is explained: ``"same"``, the ``"runner-up"``, or a ``"random"`` other one of each image.
+    """
+
+    images: Images | None = None
+    under: Callable[[View], View] | None = None
+    seed: int | None = None
+    target: str = "same"
+
+    @property
+    def count(self) -> int:
+        """How many maps there are for each image."""
+        return 1 if self.images is None else self.images.count
+
+
+@dataclass(frozen=True)
+class TruthOf(Need):
+    """What is known about an image: its ``"mask"``, ``"boxes"``, ``"parts"``, or a ``"region"`` from any of them."""
+
+    kind: str

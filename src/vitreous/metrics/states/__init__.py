@@ -1,1 +1,0 @@
-"""States: perturbed images that metrics ask for, run once for all of them."""

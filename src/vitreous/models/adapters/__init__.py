@@ -1,0 +1,1 @@
+"""Adapters: one file for each library and kind of model."""

@@ -1,0 +1,227 @@
+"""torchvision: names, weights and what they come with. The package itself is imported when a model needs it.
+
+The views are in ``vit.py``, ``swin.py`` and ``conv.py``. A torchvision module knows neither its name nor its
+preprocessing; both come from the weights of that name, which can be asked without downloading them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import ModelError, UnknownError, nearest, one_line
+from vitreous.models.base import View
+from vitreous.models.checkpoints import Checkpoint, classes_in, fit
+from vitreous.models.preprocess import Preprocess
+from vitreous.models.registry import ModelInfo, answers
+from vitreous.models.transforms import as_preprocess
+
+__all__ = ["ADAPTER", "TorchvisionAdapter", "describe", "head_calls"]
+
+_FAMILIES = ("vit_", "swin_", "resnet", "wide_resnet", "resnext", "densenet", "convnext_", "vgg", "efficientnet_")
+_OLD_LAYER = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
+_HEADS = ("head", "fc.", "classifier.")
+_OLD_NAMES = {".mlp.linear_1.": ".mlp.0.", ".mlp.linear_2.": ".mlp.3."}
+
+
+class TorchvisionAdapter:
+    """Names, weights and views of the family."""
+
+    prefix = "torchvision"
+
+    def accepts(self, module: nn.Module) -> bool:
+        return any(kind.__module__.startswith("torchvision.") for kind in type(module).__mro__)
+
+    def view(self, module: nn.Module, **facts: Any) -> View:
+        from torchvision.models import SwinTransformer, VisionTransformer
+
+        from vitreous.models.adapters.torchvision_models import KNOWN, TorchvisionConv, TorchvisionSwin, TorchvisionViT
+
+        looks: dict[type[nn.Module], Callable[..., View]] = {
+            VisionTransformer: TorchvisionViT,
+            SwinTransformer: TorchvisionSwin,
+            **dict.fromkeys(KNOWN, TorchvisionConv),
+        }
+        for kind, look in looks.items():
+            if isinstance(module, kind):
+                return look(module, **facts)
+        raise UnknownError(
+            f"torchvision's {type(module).__name__} is not supported; supported: "
+            f"{', '.join(kind.__name__ for kind in looks)}, and any convolutional network by a layer, as at='features'"
+        )
+
+    def load(
+        self,
+        name: str,
+        *,
+        pretrained: bool | None = None,
+        checkpoint: str | Path | None = None,
+        num_classes: int | None = None,
+        img_size: int | tuple[int, int] | None = None,
+        **build: Any,
+    ) -> nn.Module:
+        """Build a model: with torchvision's weights by default, with ``checkpoint`` if given, else untrained.
+
+        It has ``num_classes`` classes, or those of the checkpoint's head, or its own. Torchvision's weights of
+        another size or number of classes fit: positions are interpolated by its own rule, and the head is left
+        untrained.
+        """
+        weights = _weights(f"{self.prefix}/{name}")
+        if weights is None:
+            known = (info.name for info in self.models())
+            raise ModelError(f"unknown model 'torchvision/{name}'{nearest('torchvision/' + name, known)}")
+        found = None if checkpoint is None else Checkpoint.read(checkpoint)
+        if found is not None and num_classes is None:
+            num_classes = classes_in(found.tensors)
+        options = {key: value for key, value in {"num_classes": num_classes, **build}.items() if value is not None}
+        model = _create(name, _size(name, img_size, weights), options)
+        if found is not None:
+            fit(model, found, _convert)
+        elif pretrained is None or pretrained:
+            _fill(model, _fetch(name, weights))
+        return model.eval()
+
+    def models(self) -> Iterable[ModelInfo]:
+        return _models()
+
+
+ADAPTER = TorchvisionAdapter()
+
+
+def describe(
+    name: str | None, stand_in: str, size: int | tuple[int, int] | None = None
+) -> tuple[Preprocess, list[str]]:
+    """Return the preprocessing and labels behind a name; those of ``stand_in`` for a model in hand.
+
+    ``size`` is that of the inputs where it is not that of the weights.
+    """
+    weights = (name and _weights(name)) or _weights(stand_in)
+    return _preprocess(weights, (size, size) if isinstance(size, int) else size), list(weights.meta["categories"])
+
+
+@cache
+def _preprocess(weights: Any, size: tuple[int, int] | None) -> Preprocess:
+    """Return what the transform of weights does, the same share of the picture cut out for another size.
+
+    Torchvision's own takes squares; another shape is cut as a ``Preprocess`` does.
+    """
+    usual = as_preprocess(weights.transforms())
+    if size is None or size == usual.size:
+        return usual
+    if size[0] == size[1]:
+        resized = math.floor(size[0] / usual.crop)
+        return as_preprocess(weights.transforms(crop_size=size[0], resize_size=resized))
+    return Preprocess(size, usual.mean, usual.std, usual.interpolation, usual.crop)
+
+
+def head_calls(*parts: nn.Module) -> Mapping[str, int]:
+    """Count what rules must see in a head: its norms, and every activation, so that an unknown one is noticed."""
+    modules = [module for part in parts for module in part.modules()]
+    active = [m for m in modules if type(m).__module__ == "torch.nn.modules.activation"]
+    norms = [m for m in modules if "norm" in type(m).__name__.lower()]
+    return {"attention": 0, "norm": len(norms), "activation": len(active)}
+
+
+# -- building and filling ------------------------------------------------------------------------------
+
+
+def _create(name: str, size: tuple[int, int], options: dict[str, Any]) -> nn.Module:
+    from torchvision.models import get_model
+
+    arch = name.partition(".")[0]
+    fixed = {"image_size": size[0]} if arch.startswith("vit_") else {}
+    try:
+        model: nn.Module = get_model(arch, weights=None, **fixed, **options)
+    except Exception as error:
+        raise ModelError(f"could not build torchvision/{name} with {options}, size {size}: {_first(error)}") from error
+    if not fixed:
+        model.image_size = size  # type: ignore[assignment]  # others take any size; noted as torchvision's ViT does
+    return model
+
+
+def _size(name: str, asked: int | tuple[int, int] | None, weights: Any) -> tuple[int, int]:
+    size = weights.transforms().crop_size[0] if asked is None else asked
+    high, wide = size if isinstance(size, tuple | list) else (size, size)
+    if min(high, wide) < 1 or (name.startswith("vit_") and high != wide):
+        raise ModelError(f"torchvision/{name} cannot take images of {high} x {wide} pixels")
+    return high, wide
+
+
+def _convert(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Fit a table of tensors to a model: today's names, and positions for its image size."""
+    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
+    for old, new in _OLD_NAMES.items():
+        tensors = {key.replace(old, new): value for key, value in tensors.items()}
+    tensors = {_OLD_LAYER.sub(r"\1\2", key): value for key, value in tensors.items()}
+    if isinstance(model, VisionTransformer) and "encoder.pos_embedding" in tensors:
+        return dict(interpolate_embeddings(model.image_size, model.patch_size, tensors))
+    return tensors
+
+
+def _fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Load torchvision's own weights; the head only where it has as many classes."""
+    tensors, wanted = _convert(tensors, model), model.state_dict()
+    head = [name for name in tensors if name.startswith(_HEADS) and tensors[name].shape != wanted[name].shape]
+    model.load_state_dict({**tensors, **{name: wanted[name] for name in head}})
+
+
+def _fetch(name: str, weights: Any) -> dict[str, Tensor]:
+    """Return torchvision's weights, from its cache or from the network."""
+    advice = "give checkpoint=FILE, or pretrained=False for an untrained model"
+    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(weights.url).path).name
+    if not file.exists() and not answers(weights.url):
+        raise ModelError(
+            f"could not fetch the weights of torchvision/{name}: {urlparse(weights.url).hostname} cannot be reached; "
+            + advice
+        )
+    try:
+        return dict(weights.get_state_dict(progress=False, check_hash=True))
+    except Exception as error:
+        raise ModelError(f"could not fetch the weights of torchvision/{name} ({_first(error)}); {advice}") from error
+
+
+def _first(error: Exception) -> str:
+    return one_line((str(error).strip().splitlines() or [type(error).__name__])[0])[:160]
+
+
+# -- what torchvision knows ----------------------------------------------------------------------------
+
+
+def _weights(name: str) -> Any:
+    """Return the entry for ``torchvision/vit_b_16`` or ``torchvision/vit_b_16.IMAGENET1K_V1``; None if unknown."""
+    from torchvision.models import get_model_weights
+
+    arch, _, tag = name.removeprefix("torchvision/").partition(".")
+    if arch not in _names():
+        return None
+    known = get_model_weights(arch)
+    if tag and tag not in known.__members__:
+        raise ModelError(f"torchvision/{arch} has no weights {tag!r}; there are {', '.join(known.__members__)}")
+    return known[tag] if tag else known.DEFAULT
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    from torchvision import models
+
+    return tuple(name for name in models.list_models(module=models) if name.startswith(_FAMILIES))
+
+
+@cache
+def _models() -> tuple[ModelInfo, ...]:
+    from torchvision.models import get_model_weights
+
+    def info(name: str) -> ModelInfo:
+        size = _weights(f"torchvision/{name}").transforms().crop_size[0]
+        return ModelInfo(f"torchvision/{name}", "torchvision", size, tuple(get_model_weights(name).__members__))
+
+    return tuple(info(name) for name in sorted(_names()))

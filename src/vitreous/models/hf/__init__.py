@@ -1,1 +1,0 @@
-"""Views of Hugging Face's models, one file per family."""

@@ -1,1 +1,0 @@
-"""Views of timm's models, one file per family."""

@@ -1,1 +1,0 @@
-"""Views of torchvision's models, one file per family."""

@@ -1,0 +1,397 @@
+"""See and steer every functional call of an unmodified model, through torch's own override protocol.
+
+``Observer`` is a ``TorchFunctionMode``: inside its ``with`` block every torch function call of the forward arrives here
+first. It hands out the attention, lets rules take the place of the operations they are for, and lets everything else
+through. The model is a twin whose weights are constants, so that no weight gradient is ever computed or accumulated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from vitreous.errors import TraceError
+from vitreous.models import View
+from vitreous.tracing.decompose import Branches, changed_weights, hook_middle, refuse_without_middle
+from vitreous.tracing.intercept import CASTS, OPERATIONS, gives_back, is_carrier, tensors_in, wide, written_out
+from vitreous.tracing.records import BETWEEN, Block, Change, Keep, Trace, add_shares, no_shares
+from vitreous.tracing.rules import Attend, AttentionCall, AttentionRule, Call, Rules, weights
+
+__all__ = ["Observer"]
+
+_INSIDE = ("norm1", "attn", "norm2", "mlp")
+_WEIGHED = ("pool", "windows", *BETWEEN)
+_LAYER_NORMS = (F.layer_norm, torch.layer_norm)
+
+
+class Observer(TorchFunctionMode):
+    """Watches one forward; what it is asked to keep goes to ``self.trace``, which may be changed between backwards."""
+
+    def __init__(
+        self, view: View, keeps: Sequence[Keep], rules: Rules, trace: Trace, changes: Mapping[int, Change] | None = None
+    ) -> None:
+        super().__init__()
+        self.view, self.rules, self.trace = view, rules, trace
+        self.changes = changes or {}
+        self.leaves: list[Tensor] = []
+        """Changed weights whose gradient is wanted: the backward must be told of them."""
+        self.keeps = keeps
+        self.layer: int | None = None  # the block now running; None inside embed
+        self.pooling = False
+        self.seen: Counter[str] = Counter()
+        self._attention: Tensor | None = None
+        self._mixing: Tensor | None = None  # the same after casts and dropout: what values must be multiplied with
+        self._parts: dict[str, Tensor] = {}  # of the block now running, for those who want it whole
+        self._branches: Branches | None = None  # what attention and MLP of that block add, where that is compared
+        self._biases = any(keep.site == "biases" for keep in keeps)
+        self._steered = dict(rules.table)
+        self._strict = rules.currency == "relevance"
+        self._begun = False  # whether a layer has run
+
+    @property
+    def needed(self) -> bool:
+        """Whether calls must be seen or changed: to steer, or to show attention or change it."""
+        return bool(self.rules) or bool(self.changes) or any(keep.site in _WEIGHED for keep in self.keeps)
+
+    # -- places the runner tells about -----------------------------------------------------------------
+
+    @contextmanager
+    def inside(self, layer: int | None) -> Iterator[None]:
+        """Say that block ``layer`` (the head for ``None``) runs now; compare what was seen with what is declared."""
+        self.layer, self.pooling = layer, layer is None
+        self.seen.clear()
+        handles = [] if layer is None else self._hook(layer)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.layer, self.pooling, self._attention, self._mixing = None, False, None, None
+        self._check(layer)
+
+    def note(self, site: str, layer: int, value: Tensor) -> None:
+        """Keep what was asked for at this place: now, or with its gradient when the backward comes by."""
+        for keep in self._wanted(site, layer):
+            if keep.grad:
+                self._when_gradient(keep, layer, value)
+            else:
+                self._store(keep, layer, value.detach())
+        if site in ("input", "output"):  # what leaves a block enters the next one, or the head
+            place = layer + (site == "output")
+            for keep in self._wanted("biases", place):
+                no_shares(self.trace, keep, place, value.detach())
+        if site == "input":
+            self._parts = {"input": value.detach()}
+        elif site == "output":
+            self._parts["output"] = value.detach()
+            if self._branches is not None:
+                self._branches.check(self._parts)
+            if "attention" in self._parts:
+                for keep in self._wanted("block", layer):
+                    if not keep.grad:
+                        self._store_block(keep, layer, self._parts, None)
+            self._parts, self._branches = {}, None
+
+    def _store(self, keep: Keep, layer: int, value: Tensor, gradient: Tensor | None = None) -> None:
+        slope = None if gradient is None or not keep.grad else self._seen(keep.site, gradient, layer)
+        self.trace.store(keep, layer, keep.reduce(self.view, self._seen(keep.site, value, layer), slope))
+
+    def _store_block(self, keep: Keep, layer: int, parts: dict[str, Tensor], gradient: Tensor | None) -> None:
+        refuse_without_middle(self.view, layer, parts)
+        block = Block(layer, **{name: self._seen("block", part) for name, part in parts.items()})
+        self.trace.store(keep, layer, keep.reduce(self.view, block, gradient))
+
+    def _when_gradient(self, keep: Keep, layer: int, value: Tensor) -> None:
+        if not value.requires_grad:
+            raise TraceError(f"{keep.site} of layer {layer} does not reach the target: it has no gradient")
+        kept = value.detach()  # a hook that knew the value itself would be a circle, and outlive the pass
+        version = kept._version
+
+        def hook(gradient: Tensor) -> None:
+            if kept._version != version:
+                raise TraceError(f"{keep.site} of layer {layer} was changed in place after it was recorded")
+            self._store(keep, layer, kept, gradient)
+
+        value.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _seen(self, site: str, value: Tensor, layer: int = 0) -> Tensor:
+        """Lay out a grid ``[B, h, w, D]`` as tokens; see a float64 model in float64, whatever it casts to inside."""
+        if site in _INSIDE and value.ndim == 4:
+            value = value.flatten(1, 2)
+        if site == "windows" and (windows := self.view.windows(layer)) is not None:
+            value = windows.apart(value)
+        return value.double() if self.view.dtype == torch.float64 else value
+
+    def _wanted(self, site: str, layer: int) -> list[Keep]:
+        sites = ("attention", "windows") if site == "attention" else (site,)
+        return [keep for keep in self.keeps if keep.site in sites and layer in keep.layers]
+
+    def _hook(self, layer: int) -> list[Any]:
+        handles = []
+        for site in _INSIDE:
+            if self._wanted(site, layer):
+
+                def hook(module: nn.Module, args: Any, output: Any, site: str = site) -> None:
+                    self.note(site, layer, output if isinstance(output, Tensor) else output[0])
+
+                handles.append(self.view.site(layer, site).register_forward_hook(hook))
+        if self._wanted("block", layer):
+            handles.append(hook_middle(self.view, layer, self._parts))
+            if not self.view.is_plain(layer):
+                self._branches = Branches(self.view, layer)
+                handles += self._branches.handles
+        return handles
+
+    def _check(self, layer: int | None) -> None:
+        """Hold the operations that someone asked for against those that the adapter declares."""
+        if layer is None and not self.view.head_known:
+            return
+        declared = self.view.calls(layer)
+        kinds = [kind for kind in self.rules.kinds if kind in _COUNTED]
+        sites = ("pool",) if layer is None else ("attention", "block")
+        if not kinds and any(self._wanted(site, layer or 0) for site in sites):
+            kinds = ["attention"]
+        place = "the head" if layer is None else f"block {layer}"
+        for kind in kinds:
+            seen, expected = self.seen[kind], declared.get(kind, 0)
+            if seen != expected:
+                raise TraceError(
+                    f"{self.view.name}: saw {seen} {kind} calls in {place}, expected {expected}; "
+                    "the model computes it in a way that is not recognised"
+                )
+
+    # -- the override ----------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        of_attention = self._mixing is not None and bool(args) and args[0] is self._mixing
+        if self._strict:  # relevance is walked in float64, and so is the forward before it
+            args, kwargs = wide(args), {name: wide(each) for name, each in kwargs.items()}
+        kind = OPERATIONS.get(func)
+        if kind is None:
+            out = func(*args, **kwargs) if not self._strict else self._carried(func, args, kwargs)
+            if of_attention and gives_back(func):
+                self._mixing = out
+            return out
+        before = self.layer is None and not self.pooling
+        if kind in ("linear", "conv") and self._embeds(before):
+            kind = "embedding"
+        if before:
+            return self._steer(kind, func, args, kwargs)
+        if kind == "attention":
+            attend = self._multi_head if func is F.multi_head_attention_forward else self._attend
+            return attend(func, *args, **kwargs)
+        if kind == "softmax":
+            return self._softmax(func, args, kwargs)
+        if kind == "matmul":
+            return self._matmul(func, args, kwargs, of_attention)
+        if kind == "activation" and self.view.calls(self.layer).get("gate", 0) and func in (F.gelu, F.silu):
+            kind = "gate"
+        return self._steer(kind, func, args, kwargs)
+
+    def _embeds(self, before: bool) -> bool:
+        """Whether a layer makes the embedding: each before the first block, or the very first of the network."""
+        if self.view.patches:
+            return before
+        first, self._begun = not self._begun, True
+        return first
+
+    def _steer(self, kind: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation, or the rule that stands for it, and see what its bias does."""
+        rule = self._steered.get(kind)
+        if rule is None:
+            out = func(*args, **kwargs) if not self._strict else self._carried(func, args, kwargs)
+        else:
+            self.seen[kind] += 1
+            out = rule(Call(kind, func, args, kwargs, self.view, self.layer))
+        if self._biases and (kind == "linear" or func in _LAYER_NORMS):
+            place = 2 if kind == "linear" else 3
+            self._biased(out, kwargs.get("bias", args[place] if len(args) > place else None))
+        return out
+
+    def _carried(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Let a function through that only moves relevance; any other would turn it into a gradient.
+
+        What is in float64 stays so, whatever the model casts to.
+        """
+        out = func(*args, **kwargs)
+        if getattr(func, "__name__", "") in CASTS and isinstance(out, Tensor) and out.is_floating_point():
+            return args[0]
+        flows = any(isinstance(each, Tensor) and each.requires_grad for each in (out, *tensors_in(out)))
+        if flows and not is_carrier(func):
+            place = "the head" if self.pooling else "the embedding" if self.layer is None else f"block {self.layer}"
+            name = getattr(func, "__name__", str(func))
+            raise TraceError(f"{self.view.name}: no rule says how relevance passes {name} in {place}")
+        return out
+
+    # -- attention -------------------------------------------------------------------------------------
+
+    def _attend(
+        self,
+        func: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """``scaled_dot_product_attention``: left alone unless someone asked, or a rule is there for it."""
+        self.seen["attention"] += 1
+        site, layer = ("pool", 0) if self.pooling else ("attention", self.layer or 0)
+        keeps = self._wanted(site, layer)
+        values, blocks = ([] if self.pooling else self._wanted(each, layer) for each in ("values", "block"))
+        rule = self._steered.get("attention")
+        inner = rule is None and ("softmax" in self._steered or "matmul" in self._steered)
+        flows = torch.is_grad_enabled() and value.requires_grad
+        change = None if self.layer is None else self.changes.get(self.layer)
+        if not (change or keeps or values or blocks or (flows and (rule is not None or inner or self._strict))):
+            more = {"enable_gqa": True} if enable_gqa else {}
+            return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)  # type: ignore[no-any-return]
+        if enable_gqa:
+            repeats = query.shape[-3] // key.shape[-3]
+            key, value = (x.repeat_interleave(repeats, dim=-3) for x in (key, value))
+        call = AttentionCall(attn_mask, is_causal, scale)
+        if change is not None:
+            attention = self._changed(change, weights(query, key, call), layer)
+            self.note("values", layer, value)
+            self._note_block(layer, attention, value)
+            return attention.to(value.dtype) @ value
+        if flows and inner:
+            self.seen["attention"] -= 1  # its softmax is counted
+            return self._attend_by_parts(query, key, value, call)
+        if not flows:
+            return self._attend_forward(query, key, value, call, keeps, values, layer)
+        if rule is None and self._strict:
+            raise TraceError(f"{self.view.name}: no rule says how relevance passes attention in block {self.layer}")
+        if rule is not None:
+            if not isinstance(rule, AttentionRule):
+                raise TraceError(f"the rule {type(rule).__name__} is none for attention as a whole")
+            call.rule = rule
+            query, key = (x if rule.through else x.detach() for x in (query, key))
+        call.needs_gradient = not self._strict and any(keep.grad for keep in [*keeps, *blocks])
+        parts = self._parts  # complete when the backward comes by
+
+        def watch(attention: Tensor, gradient: Tensor | None, v: Tensor, grad_v: Tensor) -> None:
+            for keep in keeps:
+                self._store(keep, layer, attention, gradient)
+            for keep in values:
+                self._store(keep, layer, v, grad_v)
+            for keep in blocks:
+                whole = {**parts, "attention": attention, "values": v}
+                self._store_block(keep, layer, whole, gradient if keep.grad else None)
+
+        call.watch = watch if keeps or values or blocks else None
+        return Attend.apply(query, key, value, call)  # type: ignore[no-any-return]
+
+    def _changed(self, change: Change, attention: Tensor, layer: int) -> Tensor:
+        """Return other attention weights, a leaf of the graph, and note them in the place of the model's own."""
+        changed = change(attention.detach()).detach()
+        if changed.shape != attention.shape:
+            raise TraceError(f"attention of layer {layer} is {list(attention.shape)}, not {list(changed.shape)}")
+        if torch.is_grad_enabled() and any(keep.grad for keep in self._wanted("attention", layer)):
+            self.leaves.append(changed.requires_grad_())
+        self.note("attention", layer, changed)
+        return changed
+
+    def _attend_by_parts(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        """Attention as the two products and the softmax that it is, each under its own rule."""
+        scale = call.scale if call.scale is not None else query.shape[-1] ** -0.5
+        scores = self._matmul(torch.matmul, (query, key.transpose(-2, -1)), {})
+        scores = call.masked(self._steer("product", torch.mul, (scores, scale), {}))
+        attention = self._softmax(torch.softmax, (scores, -1), {})
+        return self._matmul(torch.matmul, (attention.to(value.dtype), value), {})
+
+    def _attend_forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
+        keeps: Sequence[Keep],
+        values: Sequence[Keep],
+        layer: int,
+    ) -> Tensor:
+        attention = weights(query, key, call)
+        for keep, seen in [(keep, attention) for keep in keeps] + [(keep, value) for keep in values]:
+            if keep.grad:
+                raise TraceError(f"{keep.site} of layer {layer} has no gradient in this pass")
+            self._store(keep, layer, seen)
+        if not self.pooling and self._wanted("block", layer):
+            self._parts |= {"attention": attention, "values": value.detach()}
+        return attention.to(value.dtype) @ value
+
+    def _multi_head(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        def linear(*given: Any) -> Any:
+            return self._steer("linear", F.linear, given, {})
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self._attend(F.scaled_dot_product_attention, q, k, v)
+
+        return written_out(self.view.name, linear, attend, *args, **kwargs)
+
+    def _softmax(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        """A softmax of scores, written out by the model; others (over classes, say) are left alone."""
+        scores = args[0] if args else kwargs["input"]
+        if scores.ndim < 3:
+            return self._steer("softmax", func, args, kwargs) if self._strict else func(*args, **kwargs)  # type: ignore[no-any-return]
+        self.seen["attention"] += 1
+        rule = self._steered.get("softmax")
+        call = Call("softmax", func, args, kwargs, self.view, self.layer)
+        attention: Tensor = call.plain() if rule is None else rule(call)
+        if self.layer is not None and self.layer in self.changes:
+            attention = self._changed(self.changes[self.layer], attention, self.layer)
+        else:
+            self.note("pool" if self.pooling else "attention", 0 if self.pooling else self.layer or 0, attention)
+        self._attention = self._mixing = attention
+        return attention
+
+    def _matmul(self, func: Any, args: Any, kwargs: Any, of_attention: bool = True) -> Tensor:
+        """The product that follows a written-out attention, perhaps cast or dropped out, shows the values."""
+        left, right = args[:2]
+        mixes = self._attention is not None and left.shape == self._attention.shape
+        if mixes and self.layer is not None:
+            wanted = self.changes or self._wanted("attention", self.layer) or self._wanted("block", self.layer)
+            if wanted and not of_attention:
+                raise changed_weights(self.view, self.layer)
+            self.note("values", self.layer, right)
+            self._note_block(self.layer, self._attention, right)
+            self._attention = self._mixing = None
+        return self._steer("matmul", func, args, kwargs)  # type: ignore[no-any-return]
+
+    def _note_block(self, layer: int, attention: Any, values: Tensor) -> None:
+        keeps = self._wanted("block", layer)
+        if not keeps:
+            return
+        parts = self._parts
+        parts |= {"attention": attention.detach(), "values": values.detach()}
+        for keep in keeps:
+            if keep.grad and not attention.requires_grad:
+                raise TraceError(f"attention of layer {layer} does not reach the target: it has no gradient")
+            if keep.grad:
+                attention.register_hook(lambda gradient, keep=keep: self._store_block(keep, layer, parts, gradient))
+
+    def _biased(self, out: Tensor, bias: Tensor | None) -> None:
+        """Sum what the biases of a block do, each where it is added."""
+        layer = self.view.depth if self.pooling else self.layer or 0
+        keeps = self._wanted("biases", layer)
+        if bias is not None and keeps and out.requires_grad:
+
+            def hook(gradient: Tensor) -> None:
+                for keep in keeps:
+                    add_shares(self.trace, keep, layer, self._seen("biases", bias), self._seen("biases", gradient))
+
+            out.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+_COUNTED = ("attention", "norm", "activation", "gate")
+"""What adapters declare how often it happens."""

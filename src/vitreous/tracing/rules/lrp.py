@@ -1,0 +1,444 @@
+"""Rules for what is linear: layers, convolutions, and products with a constant.
+
+``z = W x + b``; a rule says how the relevance R of z is shared among the numbers of x. ``W+`` and ``W-`` are the
+positive and negative parts, ``s`` the quotient of R and a denominator.
+
+Rules for what is not a layer: norms, activations, sums, products, attention.
+
+Relevance through what convolutional networks have beside their layers: batch norm and max pooling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
+
+from vitreous.errors import TraceError
+from vitreous.tracing.rules.base import (
+    AttentionRule,
+    Back,
+    Call,
+    Flows,
+    RelevanceRule,
+    Rule,
+    carry,
+    flowing,
+    own,
+    stabilised,
+)
+from vitreous.tracing.rules.gradient import FrozenLayerNorm, FrozenRMSNorm
+
+__all__ = [
+    "AlphaBeta",
+    "Epsilon",
+    "Factors",
+    "Flat",
+    "Folded",
+    "Gamma",
+    "Halves",
+    "Identity",
+    "Layer",
+    "Linear",
+    "LinearRule",
+    "MeanShare",
+    "NORMS",
+    "NormShare",
+    "SumShare",
+    "UniformAttention",
+    "ValueAttention",
+    "WSquare",
+    "Winner",
+    "ZBox",
+    "summands",
+]
+
+
+class Linear:
+    """A linear operation without its bias: ``forward(x, W)``, and ``back(s, W)``, its transpose."""
+
+    def __init__(self, call: Call, x: Tensor) -> None:
+        self.func, self.shape, args = call.func, x.shape, list(call.args)
+        names = ("input", "weight", "bias") if call.func is F.linear else _CONVOLUTION
+        given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **call.kwargs}
+        if given.get("padding") == "same":
+            raise TraceError("a convolution with padding='same' has no rule")
+        if given.get("padding") == "valid":
+            given["padding"] = 0
+        self.given = given
+        self.weight = given["weight"].detach()
+        self.bias = None if given.get("bias") is None else given["bias"].detach()
+        self.options = [given.get(name, usual) for name, usual in _OPTIONS.items()]
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self.func is F.linear:
+            return x @ weight.T
+        return F.conv2d(x, weight, None, *self.options)
+
+    def back(self, s: Tensor, weight: Tensor) -> Tensor:
+        if self.func is F.linear:
+            return s @ weight
+        shared: Tensor = conv2d_input(self.shape, weight, s, *self.options)  # type: ignore[no-untyped-call]
+        return shared
+
+    def offset(self, bias: Tensor) -> Tensor:
+        """Lay a bias out beside the channels of the output."""
+        return bias if self.func is F.linear else bias[:, None, None]
+
+
+_OPTIONS: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+_CONVOLUTION = ("input", "weight", "bias", *_OPTIONS)
+
+
+class LinearRule(RelevanceRule):
+    """A rule for linear layers and convolutions."""
+
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
+        if len(operands) != 1:
+            raise TraceError(f"the rule {type(self).__name__} is for constant weights")
+        return Layer(self, call, Linear(call, operands[0]), operands[0].detach(), out)
+
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
+        """Return the relevance of x; ``out`` is the value, bias included."""
+        raise TraceError(f"the rule {type(self).__name__} does not say what a linear layer does")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How a layer shares relevance. It remembers the call, for a batch norm that may follow."""
+
+    rule: LinearRule
+    call: Call
+    op: Linear
+    x: Tensor
+    out: Tensor
+
+    def __call__(self, flow: Tensor) -> tuple[Tensor]:
+        return (self.rule.share(self.op, self.x, self.out, flow),)
+
+
+@dataclass(frozen=True)
+class Epsilon(LinearRule):
+    """``R_i = x_i sum_j W_ji R_j / (z_j + eps sign z_j)``; the bias keeps its share, unless z is taken without it."""
+
+    eps: float = 1e-6
+    bias: bool = True
+
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
+        z = out if self.bias or op.bias is None else out - op.offset(op.bias)
+        return x * op.back(flow / stabilised(z, self.eps), op.weight)
+
+
+@dataclass(frozen=True)
+class AlphaBeta(LinearRule):
+    """Positive and negative contributions apart: ``alpha`` times their share in all positive ones, less ``beta``.
+
+    ``alpha - beta = 1``; (1, 0) is z-plus. Positive parts of the bias belong to the positive ones.
+    """
+
+    alpha: float = 2.0
+    beta: float = 1.0
+    eps: float = 1e-6
+
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
+        up, down = x.clamp(min=0), x.clamp(max=0)
+        plus, minus = op.weight.clamp(min=0), op.weight.clamp(max=0)
+        total = torch.zeros_like(x)
+        for factor, (one, other), sign in ((self.alpha, (plus, minus), 1), (-self.beta, (minus, plus), -1)):
+            if factor == 0:
+                continue
+            z = op.forward(up, one) + op.forward(down, other)
+            if op.bias is not None:
+                z = z + op.offset(op.bias.clamp(min=0) if sign > 0 else op.bias.clamp(max=0))
+            s = factor * flow / (z + sign * self.eps)
+            total += up * op.back(s, one) + down * op.back(s, other)
+        return total
+
+
+@dataclass(frozen=True)
+class Gamma(LinearRule):
+    """Contributions of the output's own sign are favoured: W becomes ``W + gamma W+`` where it has that sign.
+
+    For z > 0: ``x+ (W + g W+)`` and ``x- (W + g W-)``, with the bias ``b + g b+``; for z < 0 the signs are exchanged.
+    """
+
+    gamma: float = 0.25
+    eps: float = 1e-6
+
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
+        up, down = x.clamp(min=0), x.clamp(max=0)
+        more = op.weight + self.gamma * op.weight.clamp(min=0)
+        less = op.weight + self.gamma * op.weight.clamp(max=0)
+        total = torch.zeros_like(x)
+        for sign, one, other in ((1, more, less), (-1, less, more)):
+            favoured = op.forward(up, one) + op.forward(down, other)
+            if op.bias is not None:
+                own = op.bias.clamp(min=0) if sign > 0 else op.bias.clamp(max=0)
+                favoured = favoured + op.offset(op.bias + self.gamma * own)
+            there = (out > 0) if sign > 0 else (out < 0)
+            s = torch.where(there, flow / stabilised(favoured, self.eps), 0)
+            total += up * op.back(s, one) + down * op.back(s, other)
+        return total
+
+
+@dataclass(frozen=True)
+class ZBox(LinearRule):
+    """For pixels, which lie between ``low`` and ``high``: ``z = W x - W+ low - W- high``, no bias.
+
+    The bounds are the smallest and largest value of each image, over all channels.
+    """
+
+    eps: float = 1e-9
+
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
+        low, high = (bound.view(-1, *[1] * (x.ndim - 1)).expand_as(x) for bound in x.flatten(1).aminmax(dim=1))
+        plus, minus = op.weight.clamp(min=0), op.weight.clamp(max=0)
+        z = op.forward(x, op.weight) - op.forward(low, plus) - op.forward(high, minus)
+        s = flow / (z + self.eps)
+        return x * op.back(s, op.weight) - low * op.back(s, plus) - high * op.back(s, minus)
+
+
+@dataclass(frozen=True)
+class Flat(LinearRule):
+    """Every number that an output sees gets the same share."""
+
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
+        ones = torch.ones_like(op.weight)
+        return op.back(flow / op.forward(torch.ones_like(x), ones), ones)
+
+
+@dataclass(frozen=True)
+class WSquare(LinearRule):
+    """Shares by the squares of the weights, whatever the values."""
+
+    eps: float = 1e-12
+
+    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
+        squares = op.weight.square()
+        return op.back(flow / (op.forward(torch.ones_like(x), squares) + self.eps), squares)
+
+_SIGMOIDS = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
+NORMS = (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
+
+
+@dataclass(frozen=True)
+class Identity(RelevanceRule):
+    """Relevance passes as it is: activations, norms, a softmax.
+
+    The length of a vector, and the sigmoid of an activation that is written as a product with one, are constants.
+    """
+
+    def __call__(self, call: Call) -> Any:
+        if call.func in _SIGMOIDS or (call.kind == "norm" and call.func not in NORMS):
+            return own(call)
+        return super().__call__(call)
+
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
+        return lambda flow: (flow, *[None] * (len(operands) - 1))
+
+
+@dataclass(frozen=True)
+class NormShare(RelevanceRule):
+    """A norm is linear once its deviation is a constant: ``R_i = x_i sum_j J_ji R_j / (y_j + eps)``, mean included."""
+
+    eps: float = 1e-6
+
+    def __call__(self, call: Call) -> Any:
+        return super().__call__(call) if call.func in NORMS else own(call)
+
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
+        layer = call.func in (F.layer_norm, torch.layer_norm)
+        names = ("input", "shape", "weight", "bias", "eps") if layer else ("input", "shape", "weight", "eps")
+        given = dict(zip(names, call.args, strict=False)) | {
+            {"normalized_shape": "shape"}.get(name, name): value for name, value in call.kwargs.items()
+        }
+        x, shape = operands[0].detach(), tuple(given["shape"])
+        weight, bias = (None if given.get(name) is None else given[name].detach() for name in ("weight", "bias"))
+
+        def back(flow: Tensor) -> tuple[Tensor]:
+            with torch.enable_grad():
+                leaf = x.requires_grad_()
+                out: Tensor = (
+                    FrozenLayerNorm.apply(leaf, shape, weight, bias, given.get("eps", 1e-5))
+                    if layer
+                    else FrozenRMSNorm.apply(leaf, shape, weight, given.get("eps"))
+                )
+                (shares,) = torch.autograd.grad(out, leaf, flow / stabilised(out.detach(), self.eps))
+            return (x.detach() * shares,)
+
+        return back
+
+
+@dataclass(frozen=True)
+class SumShare(RelevanceRule):
+    """A sum: each part gets its share ``a R / (a + b + eps)``; a constant keeps its own."""
+
+    eps: float = 1e-6
+    uniform: bool = False
+    """Instead, all parts that flow get the same."""
+
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
+        summands(call)
+        if self.uniform:
+            return lambda flow: [flow / len(operands)] * len(operands)
+        parts = [each.detach() for each in operands]
+        return lambda flow: [part * (flow / stabilised(out, self.eps)) for part in parts]
+
+
+def summands(call: Call) -> tuple[Any, Any]:
+    """Return both parts of a sum, of which one may be a number; refuse what is more than a sum."""
+    if call.kwargs.get("alpha", 1) != 1:
+        raise TraceError("a sum with alpha= has no rule")
+    one, other = *call.args, *call.kwargs.values()
+    return one, other
+
+
+@dataclass(frozen=True)
+class Factors(RelevanceRule):
+    """A product, number by number: with a constant relevance passes as it is, otherwise each factor gets its part."""
+
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
+        divides = "div" in getattr(call.func, "__name__", "")
+        if divides and (len(operands) > 1 or operands[0] is not call.args[0]):
+            raise TraceError("a division by something that flows has no rule")
+        return lambda flow: [flow / len(operands)] * len(operands)
+
+
+@dataclass(frozen=True)
+class MeanShare(RelevanceRule):
+    """A mean, or any other linear function of one operand: ``R_i = x_i sum_j J_ji R_j / (z_j + eps)``."""
+
+    eps: float = 1e-6
+
+    def quotient(self, flow: Tensor, z: Tensor) -> Tensor:
+        return flow / stabilised(z, self.eps)
+
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
+        (x,) = operands
+        kept = x.detach()
+
+        def back(flow: Tensor) -> tuple[Tensor]:
+            with torch.enable_grad():
+                leaf = kept.clone().requires_grad_()
+                args = [leaf if each is x else each for each in call.args]
+                z = call.func(*args, **{name: leaf if each is x else each for name, each in call.kwargs.items()})
+                (shares,) = torch.autograd.grad(z, leaf, self.quotient(flow, z.detach()))
+            return (kept * shares,)
+
+        return back
+
+
+@dataclass(frozen=True)
+class Halves(RelevanceRule):
+    """A matrix product of two operands that flow: each gets half of ``x * (s .)`` with ``s = R / z``.
+
+    With a constant it is a linear layer.
+    """
+
+    eps: float = 1e-6
+
+    def quotient(self, flow: Tensor, z: Tensor) -> Tensor:
+        return flow / stabilised(z, self.eps)
+
+    def constant(self) -> MeanShare:
+        return MeanShare(self.eps)
+
+    def __call__(self, call: Call) -> Any:
+        operands = flowing(call)
+        if len(operands) == 1:
+            out = own(call)
+            return carry(out, operands, self.constant().back(call, operands, out))
+        return super().__call__(call)
+
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
+        left, right = (each.detach() for each in operands)
+        return lambda flow: self.split(left, right, flow)
+
+    def split(self, left: Tensor, right: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the relevance of both factors of ``left @ right``."""
+        s = self.quotient(flow, left @ right).div_(2)
+        return left * (s @ right.transpose(-2, -1)), right * (left.transpose(-2, -1) @ s)
+
+
+@dataclass(frozen=True)
+class ValueAttention(AttentionRule):
+    """Attention weights are constants: all relevance goes to the values, ``R_v = v * A^T (R / out)``."""
+
+    eps: float = 1e-6
+
+    def backward(self, attention: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, flows: Tensor) -> Flows:
+        s = flows / stabilised(attention @ v, self.eps)
+        return Flows(None, None, v * (attention.transpose(-2, -1) @ s))
+
+
+@dataclass(frozen=True)
+class UniformAttention(AttentionRule):
+    """Both products share relevance half and half, and the softmax lets it pass."""
+
+    product: Halves = Halves()
+    through = True
+
+    def backward(self, attention: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, flows: Tensor) -> Flows:
+        weights, values = self.product.split(attention, v, flows)
+        queries, keys = self.product.split(q, k.transpose(-2, -1), weights)
+        return Flows(queries, keys.transpose(-2, -1), values, weights)
+
+_NAMES = {
+    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps"),
+}
+
+
+@dataclass(frozen=True)
+class Folded(Rule):
+    """Batch norm right after a layer is part of that layer: ``s (W x + b) + t`` is one with weights ``s W``.
+
+    ``s = weight / sqrt(variance + eps)``, ``t = bias - s mean``, and the layer's own rule shares relevance out. Which
+    layer that is, is read from what ran and not from the order of modules. A batch norm that follows anything else, as
+    those of a DenseNet after a concatenation, cannot be folded: a ReLU lies between it and the next layer. There
+    it follows the rule ``alone``. The model keeps its weights.
+    """
+
+    alone: Rule
+
+    def __call__(self, call: Call) -> Any:
+        if not flowing(call):
+            return call.plain()
+        given = {**dict(zip(_NAMES[call.func], call.args, strict=False)), **call.kwargs}
+        mean, variance, x = given["running_mean"], given["running_var"], given["input"]
+        if given.get("training") or mean is None or variance is None:
+            raise TraceError("a batch norm that takes the statistics of the batch has no rule")
+        layer = getattr(x.grad_fn, "back", None)
+        if not isinstance(layer, Layer) or (layer.call.func is F.linear and x.ndim != 2):
+            return self.alone(call)
+        scale = (variance + given.get("eps", 1e-5)).rsqrt()
+        scale = scale if given.get("weight") is None else scale * given["weight"]
+        offset = -mean if layer.op.bias is None else layer.op.bias - mean
+        offset = offset * scale if given.get("bias") is None else offset * scale + given["bias"]
+        weight = layer.op.weight * scale.view(-1, *[1] * (layer.op.weight.ndim - 1))
+        folded = {**layer.op.given, "weight": weight.detach(), "bias": offset.detach()}
+        return layer.rule(replace(layer.call, args=(), kwargs=folded))
+
+
+@dataclass(frozen=True)
+class Winner(RelevanceRule):
+    """Max pooling: the largest number of a window gets all that the window has."""
+
+    def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
+        (x,) = operands
+        kept = x.detach()
+
+        def back(flow: Tensor) -> tuple[Tensor]:
+            with torch.enable_grad():
+                leaf = kept.clone().requires_grad_()
+                args = [leaf if each is x else each for each in call.args]
+                z = call.func(*args, **{name: leaf if each is x else each for name, each in call.kwargs.items()})
+                (share,) = torch.autograd.grad(z, leaf, flow)
+            return (share,)
+
+        return back

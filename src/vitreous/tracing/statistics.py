@@ -1,0 +1,269 @@
+"""What activations are usually like: mean and deviation per layer, token and channel, over some images.
+
+Batches are merged after Chan, Golub and LeVeque, so the numbers do not depend on how the images were cut into batches,
+and a collection can stop and go on. The file is safetensors; reading it runs no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from vitreous import io as disk
+from vitreous.errors import ModelError, VitreousError, one_line
+from vitreous.models import Snapshot, View
+from vitreous.models.identity import fingerprint_of
+from vitreous.tracing.prng import Draws
+from vitreous.tracing.records import Keep, Pass
+from vitreous.tracing.runner import run
+from vitreous.tracing.targets import Target
+
+__all__ = ["Moments", "Statistics", "maker_of", "noise", "statistics_of"]
+
+_FORMAT = "vitreous.statistics/2"
+_ACTIVE = 0.01
+
+
+class Moments(NamedTuple):
+    """Mean ``[N, D]``, sum of squared deviations ``[N, D]``, and of how many values each.
+
+    ``other`` counts the values that were not zero, where someone may ask: where blocks do not add to one stream.
+    """
+
+    mean: Tensor
+    square: Tensor
+    n: int
+    other: Tensor | None = None
+
+    @property
+    def std(self) -> Tensor:
+        """The unbiased deviation."""
+        return (self.square / (self.n - 1)).sqrt()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it holds, in one precision."""
+        return (self.mean, self.square, *(() if self.other is None else (self.other.to(self.mean),)))
+
+    @property
+    def active(self) -> Tensor:
+        """Where more than 1 % of the values were not zero; where they were not counted, any of them."""
+        if self.other is None:
+            return (self.mean != 0) | (self.square != 0)
+        return self.other > _ACTIVE * self.n
+
+    def merge(self, more: Moments) -> Moments:
+        """Return the moments of both sets of values together."""
+        n, apart = self.n + more.n, more.mean.double() - self.mean.double()
+        mean = self.mean.double() + apart * (more.n / n)
+        other = None if self.other is None or more.other is None else self.other + more.other
+        return Moments(mean, self.square.double() + more.square + apart**2 * (self.n * more.n / n), n, other)
+
+    def pooled(self) -> Moments:
+        """Return the moments over all tokens, ``[1, D]``."""
+        mean = self.mean.double().mean(dim=0, keepdim=True)
+        square = self.square.double() + self.n * (self.mean.double() - mean) ** 2
+        other = None if self.other is None else self.other.sum(dim=0, keepdim=True)
+        return Moments(mean, square.sum(dim=0, keepdim=True), self.n * len(self.mean), other)
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Mean and deviation of a model's activations over ``count`` images of one size, at every layer.
+
+    ``source`` says what the images were: ``"images"``, ``"noise"`` or ``"world"``; ``maker`` is a digest of the
+    weights, the preprocessing and the precision they were made with. ``taken`` counts the pictures that were looked at,
+    those that could not be read included, and ``pictures`` is a digest of them: with both a collection goes on where it
+    stopped. (Statistics of the world have a seal in its place.)
+    """
+
+    model: str
+    size: tuple[int, int]
+    source: str
+    count: int
+    moments: Mapping[tuple[str, int], Moments] = field(repr=False)
+    taken: int = 0
+    pictures: str = ""
+    path: str | None = None
+    maker: str = ""
+    _compared: set[str] = field(default_factory=set, init=False, repr=False)
+    """Makers that models of this process were found to be, by every byte of their weights."""
+
+    @property
+    def told(self) -> str:
+        """What they were made from, in a word: ``"images:200"``."""
+        return f"{self.source}:{self.count}"
+
+    def __str__(self) -> str:
+        return self.path or self.told
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Statistics):
+            return NotImplemented
+        same = (self._facts, self.moments.keys()) == (other._facts, other.moments.keys())
+        return same and all(
+            torch.equal(mine.double(), theirs.double())
+            for key, moments in self.moments.items()
+            for mine, theirs in zip(moments.tensors, other.moments[key].tensors, strict=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._facts)
+
+    @property
+    def _facts(self) -> tuple[object, ...]:
+        return self.model, self.size, self.source, self.count, self.maker
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the numbers themselves."""
+        named = [
+            (f"{site}.{layer}.{each.n}", torch.stack(each.tensors)) for (site, layer), each in self.moments.items()
+        ]
+        return fingerprint_of(sorted(named, key=lambda pair: pair[0]))
+
+    # -- making ----------------------------------------------------------------------------------------
+
+    def merge(self, other: Statistics) -> Statistics:
+        """Return the statistics of both sets of images together."""
+        if self._facts[:3] != other._facts[:3] or self.maker != other.maker:
+            ours, theirs = (f"{s.source} of {s.size[0]} x {s.size[1]} in {s.model}" for s in (self, other))
+            raise VitreousError(f"statistics of {ours} and of {theirs} cannot be merged")
+        moments = {key: each.merge(other.moments[key]) for key, each in self.moments.items()}
+        return replace(self, count=self.count + other.count, moments=moments, path=None)
+
+    def pooled(self) -> Statistics:
+        """Return the statistics over all tokens of a layer: no longer bound to positions, input size or settings."""
+        moments = {key: each.pooled() for key, each in self.moments.items()}
+        return replace(self, moments=moments, path=None, maker="")
+
+    # -- using -----------------------------------------------------------------------------------------
+
+    def of(self, view: View, size: Sequence[int], site: str, layer: int) -> Moments:
+        """Return the moments of a place, or say why these statistics are not those of this model and input size."""
+        if self.model != view.name:
+            raise ModelError(f"the statistics {self} are those of {self.model}, not of {view.name}")
+        moments = self.moments.get((site, layer))
+        if moments is None:
+            raise ModelError(f"the statistics {self} have no {site} of layer {layer}")
+        if self.count < 2:
+            raise VitreousError(f"the statistics {self} are of {self.count} image: there is no deviation; take more")
+        if len(moments.mean) > 1 and self.size != tuple(size):
+            made, given = (f"{high} x {wide}" for high, wide in (self.size, size))
+            raise ModelError(f"the statistics {self} were made at {made}, the input is {given}; pool them over tokens")
+        if self.maker and not self._is_of(view):
+            raise ModelError(f"the statistics {self} were made with other weights or settings of {view.name}")
+        return moments
+
+    def _is_of(self, view: View) -> bool:
+        """Whether a model is the one they were made with; every byte of its weights is compared once."""
+        maker = maker_of(view, recent=self.maker in self._compared)
+        self._compared.add(maker)
+        return maker == self.maker
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, *, overwrite: bool = False, held: bool = False) -> Path:
+        """Write a safetensors file, whole or not at all; ``held`` says that the caller has its lock."""
+        facts = {"format": _FORMAT, "model": self.model, "size": f"{self.size[0]}x{self.size[1]}"}
+        facts |= {"source": self.source, "count": str(self.count), "taken": str(self.taken)}
+        facts |= {"pictures": self.pictures, "maker": self.maker}
+        tensors = {}
+        for (site, layer), moments in self.moments.items():
+            tensors[f"{site}.{layer}.mean"] = moments.mean.contiguous()
+            tensors[f"{site}.{layer}.square"] = moments.square.contiguous()
+            tensors[f"{site}.{layer}.n"] = torch.tensor(moments.n)
+            if moments.other is not None:
+                tensors[f"{site}.{layer}.other"] = moments.other.contiguous()
+        disk.write_file(path, save(tensors, facts), overwrite=overwrite, held=held)
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Statistics:
+        """Read a file that ``save`` wrote."""
+        if not os.path.isfile(path):
+            raise VitreousError(f"no statistics at {path}; `vitreous stats` makes them")
+        try:
+            with safe_open(path, "pt") as file:
+                facts = file.metadata() or {}
+                if facts.get("format") != _FORMAT:
+                    raise ValueError(f"its format is {facts.get('format')!r}, not {_FORMAT!r}")
+                moments, names = {}, {*file.keys()}
+                for name in names:
+                    site, layer, what = name.split(".")
+                    if what == "mean":
+                        fields = [f"{site}.{layer}.{each}" for each in Moments._fields]
+                        mean, square, n = (file.get_tensor(each) for each in fields[:3])
+                        other = file.get_tensor(fields[3]) if fields[3] in names else None
+                        moments[site, int(layer)] = _checked(Moments(mean, square, int(n), other))
+                high, wide = facts["size"].split("x")
+                whole = (int(facts["count"]), moments, int(facts["taken"]), facts["pictures"], str(path))
+                return cls(facts["model"], (int(high), int(wide)), facts["source"], *whole, facts["maker"])
+        except Exception as error:  # foreign bytes can break a reader anywhere
+            reason = one_line(f"{type(error).__name__}: {error}")[:160]
+            raise VitreousError(f"{path} holds no statistics that can be read ({reason})") from error
+
+
+def _checked(moments: Moments) -> Moments:
+    """Refuse moments that none of ours would be."""
+    mean, square, n, other = moments
+    plain = mean.ndim == 2 and mean.shape == square.shape and mean.is_floating_point() and square.is_floating_point()
+    plain = plain and (other is None or (other.shape == mean.shape and not other.is_floating_point()))
+    if not plain or n < 1 or not (mean.isfinite().all() and square.isfinite().all() and (square >= 0).all()):
+        raise ValueError(f"moments of shape {list(mean.shape)} over {n} images are not finite, or negative")
+    return moments
+
+
+def maker_of(view: View, recent: bool = False) -> str:
+    """Return a digest of what activations depend on beside the pictures: the model's identity and its precision.
+
+    Every byte of the weights is read; with ``recent``, only where they seem to have changed since the last time.
+    """
+    snapshot = Snapshot(view)
+    told = [str(snapshot.recent if recent else snapshot.identity), str(view.dtype)]
+    return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
+
+
+def statistics_of(view: View, inputs: Tensor, source: str, sites: Sequence[str] | None = None) -> Statistics:
+    """Return the statistics of one batch ``[B, 3, H, W]`` that fits into memory. Cost: one forward per image.
+
+    Written down are the output of each block's first norm and the residual stream after the block, or these ``sites``.
+    """
+    wanted = (view.branch_site, "output") if sites is None else sites
+    keeps = tuple(Keep(site, _batch_moments, tuple(range(view.depth))) for site in dict.fromkeys(wanted))
+    trace = run(view, view.cast(inputs), Pass(keeps), Target())
+    moments = {}
+    for keep in keeps:
+        for layer, kept in zip(keep.layers, trace[keep], strict=True):
+            mean, square, *other = kept.double().cpu()
+            moments[keep.site, layer] = Moments(mean, square, len(inputs), *(each.long() for each in other))
+    high, wide = inputs.shape[-2:]
+    return Statistics(view.name, (high, wide), source, len(inputs), moments, maker=maker_of(view, recent=True))
+
+
+def noise(view: View, count: int, size: Sequence[int], seed: int, batch: int) -> Iterator[Tensor]:
+    """Yield batches of images of uniform noise, normalised as the model's own preprocessing does."""
+    draws, how = Draws.of(seed, "noise"), view.preprocess
+    mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (how.mean, how.std))
+    for first in range(0, count, batch):
+        places = torch.arange(first, min(count, first + batch))
+        pixels = Draws(draws.keys.expand(len(places))).at(places).uniform(3, *size)
+        yield (pixels - mean) / std
+
+
+def _batch_moments(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """Mean and sum of squared deviations over the images of a batch, and how many are not zero: ``[2 or 3, N, D]``."""
+    value = value if value.dtype == torch.float64 else value.float()
+    mean = value.mean(dim=0)
+    counted = [] if view.stream else [(value != 0).sum(dim=0).to(mean)]
+    return torch.stack([mean, ((value - mean) ** 2).sum(dim=0), *counted])

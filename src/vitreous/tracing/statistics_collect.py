@@ -1,0 +1,449 @@
+"""What activations are usually like, learnt without a photograph: mean and deviation over scenes of the bundled world.
+
+The scenes are always the same and no one else's, so that the numbers follow from the weights and the size of the input
+alone. They are made once, and kept: in memory, and in the user's cache folder (``disk.cache_folder``), by a digest of
+all that they follow from and never by a model's name. What is found there is used only if its seal is right.
+
+``statistics``: what a model's activations are usually like, over pictures or over noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitreous import __version__
+from vitreous import io as disk
+from vitreous.datasets import OnError, count, cut, file_digest, image_files, pictures
+from vitreous.errors import ImageError, VitreousError, VitreousWarning
+from vitreous.models import Snapshot, View, view
+from vitreous.models.submodels import SubView
+from vitreous.progress import Progress
+from vitreous.tracing.context import Session
+from vitreous.tracing.memory import InnerBatch, in_parts, inner_batch
+from vitreous.tracing.prng import check_seed
+from vitreous.tracing.statistics import Moments, Statistics, maker_of, noise, statistics_of
+from vitreous.world import draw, render
+
+__all__ = [
+    "SCENES",
+    "VERSION",
+    "scenes",
+    "seen_scenes",
+    "statistics",
+    "world_moments",
+    "world_statistics",
+]
+
+SCENES = 64
+VERSION = 1
+"""To be counted up when the scenes or what is written down of them change: older files are then left alone."""
+
+_FIRST = 2**52  # seeds from here on are in no split of the world
+_SIDES = 16, 4096  # of what can be rendered
+_AT_ONCE = 8  # always: the last bits shall not depend on anyone's budget
+_MOST_KEPT, _MOST_BYTES = 16, 2**29
+_log = logging.getLogger(__name__)
+_kept: OrderedDict[str, Statistics] = OrderedDict()
+_guard = Lock()
+
+Told = Callable[[int], None]
+
+
+def world_moments(session: Session, site: str, layers: Sequence[int]) -> list[Moments] | str:
+    """Return the moments of these layers of a session's model; or, where scenes cannot tell, why.
+
+    A sub-network gets those of the whole model, at the layers that are its own.
+    """
+    view, first = _whole(session.view)
+    size = _size(session, view)
+    if isinstance(size, str):
+        return size
+    made = world_statistics(view, size, site, _AT_ONCE, session.tick, session.expect)
+    return [made.moments[site, first + layer] for layer in layers]
+
+
+def world_statistics(
+    view: View,
+    size: Sequence[int],
+    site: str,
+    at_once: int = _AT_ONCE,
+    tick: Told | None = None,
+    expect: Told | None = None,
+) -> Statistics:
+    """Return mean and deviation of one place of every block over the scenes, made at ``size`` or known from before.
+
+    ``expect`` is told how many inputs will have to be run, ``tick`` after each part of them. Cost: 64 forwards, the
+    first time; none afterwards.
+    """
+    high, wide = (int(side) for side in size)
+    key = _key(view, (high, wide), site, recent=True)
+    with _guard:
+        known = _kept.get(key)
+        if known is not None:
+            _kept.move_to_end(key)
+    if known is None:
+        key = _key(view, (high, wide), site)
+        is_lasting = not Snapshot(view).recent.has_unknown_code  # otherwise nobody ever finds it again
+        known = _read(key, view, (high, wide)) if is_lasting else None
+        if known is None:
+            known = _sealed(key, view, _made(view, (high, wide), site, at_once, tick, expect))
+            if is_lasting:
+                _write(key, known)
+        _remember(key, known)
+    return replace(known, model=view.name)
+
+
+def scenes(size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
+    """Return some of the scenes as pictures ``[n, 3, H, W]`` in [0, 1]; those that are not square are squeezed.
+
+    They are rendered on the CPU, for a GPU rounds otherwise.
+    """
+    high, wide = size
+    least, most = _SIDES
+    side = min(most, max(least, high, wide))
+    images = render(draw(range(_FIRST + start, _FIRST + stop)), side).images
+    if (high, wide) != (side, side):
+        images = F.interpolate(images, (high, wide), mode="bilinear", align_corners=False, antialias=True)
+    return images
+
+
+def seen_scenes(view: View, size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
+    """Return some of the scenes as a model is to see them, on the CPU."""
+    images, how = scenes(size, start, stop), view.preprocess
+    mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
+    return (images - mean) / std
+
+
+def _made(
+    view: View, size: tuple[int, int], site: str, at_once: int, tick: Told | None, expect: Told | None
+) -> Statistics:
+    if expect is not None:
+        expect(SCENES)
+
+    def part(start: int, stop: int) -> Statistics:
+        made = statistics_of(view, seen_scenes(view, size, start, stop), "world", (site,))
+        if tick is not None:
+            tick(stop - start)
+        return made
+
+    with torch.inference_mode(False), torch.no_grad():
+        total, *others = InnerBatch(max(1, at_once)).run(part, SCENES)
+        for each in others:
+            total = total.merge(each)
+    return total
+
+
+def _sealed(key: str, view: View, made: Statistics) -> Statistics:
+    """Round to what will be kept, in memory as on disk, and note a digest of it."""
+    exact = torch.float64 if view.dtype == torch.float64 else torch.float32
+    moments = {at: Moments(each.mean.to(exact), each.square.to(exact), each.n) for at, each in made.moments.items()}
+    rounded = replace(made, moments=moments)
+    return replace(rounded, pictures=_seal(key, rounded))
+
+
+def _seal(key: str, made: Statistics) -> str:
+    return hashlib.blake2b(f"{key} {made.fingerprint}".encode(), digest_size=16).hexdigest()
+
+
+def _key(view: View, size: tuple[int, int], site: str, recent: bool = False) -> str:
+    """Return a digest of all that the numbers follow from; names are none of it."""
+    told = [maker_of(view, recent), size, site, SCENES, VERSION, __version__]
+    return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
+
+
+def _remember(key: str, made: Statistics) -> None:
+    """Keep the latest in memory: so many, and so many bytes."""
+    with _guard:
+        _kept[key] = made
+        _kept.move_to_end(key)
+        while len(_kept) > 1 and (len(_kept) > _MOST_KEPT or sum(map(_num_bytes, _kept.values())) > _MOST_BYTES):
+            _kept.popitem(last=False)
+
+
+def _num_bytes(made: Statistics) -> int:
+    return sum(tensor.nbytes for each in made.moments.values() for tensor in each[:2])
+
+
+# -- on disk -----------------------------------------------------------------------------------------------
+
+
+def _place(key: str) -> Path | None:
+    return disk.cached(f"world-{key}.safetensors")
+
+
+def _read(key: str, view: View, size: tuple[int, int]) -> Statistics | None:
+    """Return what an earlier run left, if it is whole and of this very model."""
+    path = _place(key)
+    try:
+        if path is None or not path.is_file():
+            return None
+        disk.recover(path)  # after a writer that died
+        found = Statistics.load(path)
+        moments = {at: Moments(each.mean.clone(), each.square.clone(), each.n) for at, each in found.moments.items()}
+        found = replace(found, model=view.name, moments=moments, path=None)
+        facts = found.source, found.count, found.size, found.maker
+        if facts == ("world", SCENES, size, maker_of(view)) and found.pictures == _seal(key, found):
+            disk.mark_used(path)
+            return found
+        reason = "it is of another model, or its numbers were changed"
+    except (OSError, ValueError, VitreousError) as error:
+        reason = str(error)
+    _log.info("statistics in the cache are made anew: %s: %s", path, reason)
+    return None
+
+
+def _write(key: str, made: Statistics) -> None:
+    """Leave the statistics for later runs; where that cannot be, the next one makes them again."""
+    path = _place(key)
+    if path is None:
+        return
+    try:
+        with disk.lock(path, patience=0):  # whoever holds it writes the same
+            made.save(path, overwrite=True, held=True)
+        disk.trim_cache()
+    except (OSError, ValueError, VitreousError) as error:
+        _log.info("statistics are not kept on disk: %s", error)
+
+
+# -- parts of a model --------------------------------------------------------------------------------------
+
+
+def _whole(view: View) -> tuple[View, int]:
+    """Return the whole model that a view is a part of, and where in it the part begins."""
+    whole, first = view.user if isinstance(view.user, SubView) else view, 0
+    while isinstance(whole, SubView):
+        first += whole.first
+        whole = whole.whole
+    return whole, first
+
+
+def _size(session: Session, whole: View) -> tuple[int, int] | str:
+    """Return height and width of the images, or why there is no saying what images are like."""
+    inputs, view = session.inputs, session.view
+    if len(whole.preprocess.mean) != 3 or (inputs.ndim == 4 and inputs.shape[1] != 3):
+        return f"{view.name} does not take images of three channels"
+    if inputs.ndim == 4:
+        return inputs.shape[-2], inputs.shape[-1]
+    if isinstance(view, SubView):
+        told = view.image_size
+        high, wide = whole.preprocess.size if told is None else told
+        grid = view.grid()
+        if told is not None or inputs.shape[1] == view.prefix + grid[0] * grid[1]:
+            return high, wide
+    return f"the inputs of {view.name} are tokens, and no one said of how large an image"
+
+_FEW = 10
+_MOST_AT_ONCE = 32
+_SAVE_EVERY = 60.0  # seconds
+
+
+def statistics(
+    model: View | nn.Module,
+    images: Any = None,
+    *,
+    noise: int | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    seed: int = 0,
+    batch_size: int | None = None,
+    memory: float | None = None,
+    progress: Progress | None = None,
+    on_error: OnError | None = None,
+) -> Statistics:
+    """Return mean and deviation of the activations over pictures, or over ``noise`` images of uniform noise.
+
+    ``images`` may be whatever ``explain`` takes. With ``out`` they are written there; what is done on the way is kept
+    now and then beside it (``out.partial``), and ``resume`` goes on from there, or adds to a finished file, if model
+    and pictures are the same. Cost: one forward per picture.
+    """
+    looked_at, partial = view(model), None if out is None else Path(f"{out}.partial")
+    if (images is None) == (noise is None):
+        raise VitreousError("statistics need either images or noise=N")
+    if noise is not None and noise < 2:
+        raise VitreousError(f"noise={noise} must be at least 2")
+    if batch_size is not None and batch_size < 1:
+        raise VitreousError(f"batch_size={batch_size} must be at least 1")
+    check_seed(seed)
+    if out is not None:
+        disk.check_file(out, overwrite=overwrite or resume)
+    source = _Noise(looked_at, noise, seed) if noise is not None else _Pictures(looked_at, images, on_error)
+    if out is None or partial is None:
+        return _collect(looked_at, source, None, None, batch_size, memory, progress)
+    with disk.lock(out, patience=0):
+        begun = _begin(looked_at, source, Path(out), partial, overwrite, resume)
+        collected = _collect(looked_at, source, begun, partial, batch_size, memory, progress)
+        if collected.maker != maker_of(looked_at):
+            raise VitreousError(f"{looked_at.name} was changed while its statistics were collected; start again")
+        collected.save(out, overwrite=True, held=True)
+        disk.discard(partial)
+    return replace(collected, path=str(out))
+
+
+def _collect(
+    looked_at: View,
+    source: _Noise | _Pictures,
+    total: Statistics | None,
+    partial: Path | None,
+    batch_size: int | None,
+    memory: float | None,
+    progress: Progress | None,
+) -> Statistics:
+    """Take in what is left of the source; what was finished is kept at ``partial``, also after an error or Ctrl-C."""
+    probe = torch.empty(1, 3, *looked_at.preprocess.size, dtype=looked_at.dtype, device=looked_at.device)
+    at_once = batch_size or min(_MOST_AT_ONCE, inner_batch(looked_at, probe, memory))
+    saved, written = time.monotonic(), total
+    try:
+        for taken, batch in source.batches(total, at_once):
+            for part in () if batch is None else in_parts(_part(looked_at, batch, source.kind), len(batch), at_once):
+                total = part if total is None else total.merge(part)
+            if total is not None:
+                total = replace(total, taken=taken, pictures=source.digest(taken))
+            if progress is not None:
+                progress(taken, source.total)
+            if partial is not None and total is not None and time.monotonic() - saved > _SAVE_EVERY:
+                total.save(partial, overwrite=True)
+                saved, written = time.monotonic(), total
+    except BaseException:
+        if partial is not None and total is not None and total is not written:
+            total.save(partial, overwrite=True)
+        raise
+    if total is None or total.count < 2:
+        seen = 0 if total is None else total.count
+        raise VitreousError(f"statistics of {seen} pictures have no deviation; give at least two")
+    if total.count < _FEW:
+        text = f"statistics of {total.count} images are rough; ten or more are advised"
+        warnings.warn(text, VitreousWarning, stacklevel=3)
+    return total
+
+
+def _part(view: View, batch: Tensor, kind: str) -> Callable[[int, int], Statistics]:
+    return lambda start, stop: statistics_of(view, batch[start:stop], kind)
+
+
+class _Noise:
+    """Images of uniform noise; they are made anew up to where a collection stopped."""
+
+    kind = "noise"
+
+    def __init__(self, view: View, total: int, seed: int) -> None:
+        self.view, self.total, self.seed = view, total, seed
+
+    def digest(self, taken: int) -> str:
+        return f"seed {self.seed}"
+
+    def batches(self, begun: Statistics | None, at_once: int) -> Iterator[tuple[int, Tensor | None]]:
+        taken = 0 if begun is None else begun.taken
+        if begun is not None and begun.pictures != self.digest(taken):
+            raise _others(begun)
+        every = noise(self.view, self.total, self.view.preprocess.size, self.seed, 1)
+        for batch in cut(islice(every, taken, None), at_once):
+            taken += len(batch)
+            yield taken, torch.cat(batch)
+
+
+class _Pictures:
+    """Pictures of any source. Those taken before are looked at again, bytes only if they are files, to know them."""
+
+    kind = "images"
+
+    def __init__(self, view: View, source: Any, on_error: OnError | None) -> None:
+        self.view, self.source, self.on_error = view, source, on_error
+        self.files = _files(source)
+        self.total = len(self.files) if self.files is not None else count(source)
+        self._digest, self._digested = hashlib.blake2b(digest_size=16), 0
+
+    def digest(self, taken: int) -> str:
+        """Return what tells the pictures taken so far from others."""
+        assert taken == self._digested
+        return self._digest.hexdigest()
+
+    def _know(self, digest: str) -> None:
+        self._digest.update(digest.encode())
+        self._digested += 1
+
+    def batches(self, begun: Statistics | None, at_once: int) -> Iterator[tuple[int, Tensor | None]]:
+        """Yield how many pictures were taken by then, and those of the batch that could be read."""
+        before = 0 if begun is None else begun.taken
+        if self.files is not None:
+            self._remember(begun, (_digest_of(path) for path in self.files[:before]))
+            for part in cut(iter(self.files[before:]), at_once):
+                readable = [each for path in part for each in pictures(path, self.view, self.on_error)]
+                for path in part:
+                    self._know(_digest_of(path))
+                yield self._digested, _stacked([each.tensor for each in readable])
+            return
+        every = pictures(self.source, self.view, self.on_error, seen=False)
+        self._remember(begun, (each.digest for each in islice(every, before)))
+        for batch in cut(every, at_once):
+            for each in batch:
+                self._know(each.digest)
+            yield self._digested, _stacked([each.tensor for each in batch])
+
+    def _remember(self, begun: Statistics | None, digests: Iterator[str]) -> None:
+        for digest in digests:
+            self._know(digest)
+        if begun is not None and (self._digested, self.digest(self._digested)) != (begun.taken, begun.pictures):
+            raise _others(begun)
+
+
+def _others(begun: Statistics) -> VitreousError:
+    return VitreousError(f"{begun.path} was made from other pictures; it cannot be resumed with these")
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        return file_digest(path)
+    except ImageError:  # told when it is read
+        return "unreadable"
+
+
+def _begin(
+    view: View, source: _Noise | _Pictures, out: Path, partial: Path, overwrite: bool, resume: bool
+) -> Statistics | None:
+    """Return what an earlier run left to go on with, if it is of the same model."""
+    there = [path for path in (partial, out) if os.path.lexists(path)]
+    if partial in there:
+        Statistics.load(partial)  # what is no such thing is not ours to write over
+    if not there or (overwrite and not resume):
+        return None
+    if not resume:
+        raise VitreousError(f"{there[0]} is there already; choose another place, or allow overwriting or resuming")
+    earlier = Statistics.load(there[0])
+    if (earlier.model, earlier.source, earlier.maker) != (view.name, source.kind, maker_of(view)):
+        made = f"{earlier.source} in {earlier.model}"
+        raise VitreousError(f"{there[0]} holds statistics of {made}, or of other weights; it cannot be resumed here")
+    if source.total is not None and earlier.taken > source.total:
+        raise _others(earlier)
+    return earlier
+
+
+def _files(source: Any) -> list[Path] | None:
+    """Return the files meant by a path or a list of paths, and ``None`` for any other source."""
+    if isinstance(source, str | Path):
+        return image_files(source)
+    if isinstance(source, list | tuple) and source and all(isinstance(each, str | Path) for each in source):
+        return [path for each in source for path in image_files(each)]
+    return None
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor | None:
+    if len({each.shape for each in tensors}) > 1:
+        raise ImageError("tensors of different sizes cannot share statistics")
+    return torch.stack(list(tensors)) if tensors else None

@@ -1,0 +1,111 @@
+"""What the page finds when it opens: models, methods, scenes, colours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import vitreous as vt
+from vitreous import viz as show
+from vitreous.errors import VitreousError
+from vitreous.methods.base import refuse_unfit  # what explain would refuse is known before it is asked for
+from vitreous.registry.defaults import STEPS
+from vitreous.web.images import scenes
+from vitreous.web.runs import titles
+
+__all__ = ["classes_of", "methods_of", "start"]
+
+_MOST_CLASSES = 50
+_FIRST = ("generic", "gradcam", "skipplus(decompx)")
+"""What stands beside the quick step when the page opens."""
+
+
+def start(views: Mapping[str, vt.View], runs: Mapping[str, Path]) -> dict[str, Any]:
+    """Return all that does not change while the server runs."""
+    tables = {"signed": show.DIVERGING.tolist(), "unsigned": show.SEQUENTIAL.tolist()}
+    return {
+        "version": vt.__version__,
+        "models": [_model(name, view) for name, view in views.items()],
+        "runs": titles(runs),
+        "scenes": scenes(),
+        "methods": methods_of(next(iter(views.values()))),
+        "efforts": [
+            {"name": step, "spelling": {name: vt.effort(step, view) for name, view in views.items()}} for step in STEPS
+        ],
+        "colours": tables,
+    }
+
+
+def _model(name: str, view: vt.View) -> dict[str, Any]:
+    high, wide = view.grid()
+    there = [each for each in _FIRST if _refusal(vt.method(each), view) is None]
+    return {
+        "name": name,
+        "title": name,
+        "grid": [high, wide],
+        "size": list(view.preprocess.size),
+        "classes": max(view.classes, 2),
+        "depth": view.depth,
+        "heads": view.heads,
+        "patches": high * wide,
+        "attends": view.attends,
+        "default_methods": [STEPS[0], *there],
+    }
+
+
+def methods_of(view: vt.View) -> list[dict[str, Any]]:
+    """Return every method with what it costs on this model, or why it means nothing there."""
+    return [_method(info, view) for info in vt.methods()]
+
+
+def _method(info: Any, view: vt.View) -> dict[str, Any]:
+    example = None if info.combines else info.make()
+    refused = None if example is None else _refusal(example, view)
+    there = example is not None and refused is None
+    return {
+        "name": info.name,
+        "family": info.family,
+        "summary": info.summary,
+        "forwards": example.forwards(view) if there and example is not None else None,
+        "backwards": example.cost[1] if there and example is not None else None,
+        "cost": info.cost_text,
+        "class_specific": None if info.combines else info.class_specific,
+        "combinator": info.combines,
+        "bases": info.bases,
+        "grid": "token" if example is None else example.grid,
+        "aliases": list(info.aliases),
+        "presets": list(info.presets),
+        "slow": info.slow,
+        "layers": example is not None and (example.layered or example.moves),
+        **({} if refused is None else {"refused": refused}),
+    }
+
+
+def classes_of(view: vt.View, wanted: str) -> list[dict[str, Any]]:
+    """Return the classes that fit some words best: by number, by how a name begins, by what it holds."""
+    words = wanted.casefold().split()
+    found = []
+    for index in range(max(view.classes, 2)):
+        label = view.label(index)
+        whole = (view.labels[index] if view.labels and index < len(view.labels) else label).casefold()
+        if wanted.strip() == str(index):
+            found.append((0, index, label))
+        elif all(word in whole for word in words):
+            each_begins = all(f" {word}" in f" {whole}" for word in words)
+            rank = 1 if whole.startswith(" ".join(words)) else 2 if each_begins else 3
+            found.append((rank, index, label))
+    return [{"index": index, "label": label} for _, index, label in sorted(found)[:_MOST_CLASSES]]
+
+
+def _refusal(how: vt.Method, view: vt.View) -> str | None:
+    """Return why a method means nothing on a model, where that is known before it runs."""
+    for part in how.parts():
+        if part.models == "ViT" and view.attends != "everywhere":
+            return f"{part.info.name} is not for {view.name}, whose attention does not reach everywhere"
+    try:
+        refuse_unfit([how], view)
+        how.asks(view)
+    except VitreousError as error:
+        return str(error)
+    return None

@@ -1,0 +1,268 @@
+"""Work that takes long: one thread for it, a queue with an end, and a way to stop what nobody waits for any more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from vitreous.errors import VitreousError, one_line
+from vitreous.web.schemas import Refused
+
+__all__ = ["MOST_QUEUED", "MOST_TASKS", "Job", "Stopped", "Work", "Worker", "line", "soon", "streamed"]
+
+MOST_TASKS = 24
+"""Tasks of one request."""
+MOST_QUEUED = 96
+"""Tasks of everyone that may wait."""
+_EVERY = 0.1  # seconds between two words about progress
+_NICE = 10
+_BEAT = 1.0  # seconds after which a stream says that it is still there
+_log = logging.getLogger(__name__)
+
+Event = dict[str, Any]
+Gone = Callable[[], Awaitable[bool]]
+"""Whether the client has left."""
+
+
+class Stopped(BaseException):
+    """Raised inside a job that nobody waits for any more; no ``except Exception`` of a library may keep it."""
+
+
+class Work(NamedTuple):
+    """What is to be done: ``run`` gets its job, and calls the job's ``tick`` as often as it can.
+
+    ``ready`` tells whether the answer is known already, so that it need not wait for its turn.
+    """
+
+    run: Callable[[Job], Any]
+    ready: Callable[[], bool] = lambda: False
+
+
+class Job:
+    """Some work, and whom to tell about it. Jobs of one ``ask`` were asked for together."""
+
+    def __init__(self, work: Work, tell: Callable[[Event], None], ask: object = None) -> None:
+        self.work, self.tell, self.ask = work, tell, ask
+        self.done, self.began, self._told = 0.0, 0.0, 0.0
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Let it end at its next tick."""
+        self._stop.set()
+
+    def tick(self, done: float, total: float | None = None) -> None:
+        """Say how far it is; here a job ends that has been stopped."""
+        if self._stop.is_set():
+            raise Stopped
+        self.done = max(self.done, min(1.0, done / total if total else done))
+        now = time.monotonic()
+        if now - self._told >= _EVERY:
+            self._told = now
+            self.tell({"event": "progress", "done": self.done, "seconds": now - self.began})
+
+    def part(self, first: float, last: float) -> Callable[[float, float | None], None]:
+        """Return a tick for a part of the work: all of it is ``last``."""
+        return lambda done, total: self.tick(first + (last - first) * (done / total if total else done))
+
+    def run(self) -> None:
+        """Do the work and tell how it ended; what goes wrong is one line."""
+        self.began = time.monotonic()
+        try:
+            self.tick(0.0)
+            self.tell({**self.work.run(self), "event": "result"})
+        except Stopped:
+            self.tell({"event": "error", "message": "stopped"})
+        except VitreousError as error:
+            status = error.status if isinstance(error, Refused) else 422
+            self.tell({"event": "error", "message": one_line(str(error)), "status": status})
+        except MemoryError:
+            self.tell({"event": "error", "message": "there is not enough memory for this", "status": 503})
+        except Exception as error:
+            _log.exception("a job failed")
+            message = one_line(f"this went wrong inside: {type(error).__name__}")
+            self.tell({"event": "error", "message": message, "status": 500})
+
+
+class Worker:
+    """One thread that does one job after the other; at most ``most`` may wait.
+
+    Those who asked take turns, so that whoever asks for much does not keep the others waiting. ``behind``: other
+    threads of this process go first where both want a processor.
+    """
+
+    def __init__(self, name: str, most: int, behind: bool = False) -> None:
+        self._most, self._behind = most, behind
+        self._waiting: deque[Job] = deque()
+        self._running: Job | None = None
+        self._changed = threading.Condition()
+        self._closed = False
+        # a daemon: a pass that takes minutes must not keep a process that was told to end
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, jobs: Sequence[Job]) -> None:
+        """Queue all of these jobs, or none of them."""
+        with self._changed:
+            self.room(len(jobs))
+            self._waiting.extend(jobs)
+            self._tell_places()
+            self._changed.notify()
+
+    def room(self, jobs: int) -> None:
+        """Refuse what would be too much."""
+        if self._closed:
+            raise Refused(503, "the explorer is ending")
+        if len(self._waiting) + jobs > self._most:
+            raise Refused(503, f"{len(self._waiting)} tasks are waiting already, at most {self._most}; try again later")
+
+    def drop(self, jobs: Sequence[Job]) -> None:
+        """Forget those that wait, and stop the one that runs."""
+        with self._changed:
+            gone = set(map(id, jobs))
+            self._waiting = deque(each for each in self._waiting if id(each) not in gone)
+            for each in jobs:
+                each.stop()
+            self._tell_places()
+
+    @property
+    def busy(self) -> int:
+        """How many jobs wait or run."""
+        with self._changed:
+            return len(self._waiting) + (self._running is not None)
+
+    def end(self) -> None:
+        """Take no more jobs, and drop those there are."""
+        with self._changed:
+            self._closed = True
+            waiting = [*self._waiting, *([] if self._running is None else [self._running])]
+            self._changed.notify()
+        self.drop(waiting)
+        for each in waiting:
+            each.tell({"event": "error", "message": "the explorer is ending", "status": 503})
+
+    def join(self, seconds: float) -> bool:
+        """Wait so long for the thread, and return whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _tell_places(self) -> None:
+        ahead = int(self._running is not None)
+        for place, each in enumerate(self._waiting):
+            each.tell({"event": "queued", "before": place + ahead})
+
+    def _next(self) -> Job:
+        """Take a job whose answer is known, or else the first; others of the same ask go to the end."""
+        job = next((each for each in self._waiting if each.work.ready()), self._waiting[0])
+        rest = [each for each in self._waiting if each is not job]
+        mine = [each for each in rest if each.ask is job.ask]
+        self._waiting = deque([each for each in rest if each.ask is not job.ask] + mine)
+        return job
+
+    def _work(self) -> None:
+        if self._behind and sys.platform == "linux":  # there a thread has a priority of its own
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while True:
+            with self._changed:
+                self._running = None
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                job = self._running = self._next()
+                self._tell_places()
+            job.run()
+            del job  # what it holds must not wait for the next one
+
+
+async def soon(worker: Worker, run: Callable[[Job], Any], gone: Gone) -> Any:
+    """Do a piece of work in a worker's thread and return what it gives; it is dropped if the client leaves."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Event] = loop.create_future()
+
+    def end(event: Event) -> None:
+        if not future.done():
+            future.set_result(event)
+
+    def tell(event: Event) -> None:
+        if event["event"] in ("result", "error"):
+            _call(loop, end, event)
+
+    job = Job(Work(lambda job: {"given": run(job)}), tell, object())
+    worker.put([job])
+    try:
+        while not (await asyncio.wait([future], timeout=_BEAT))[0]:
+            if await gone():
+                raise Refused(499, "nobody waits for this any more")
+        event = future.result()
+    finally:
+        worker.drop([job])
+    if event["event"] == "error":
+        raise Refused(event.get("status", 503), event["message"])
+    return event["given"]
+
+
+async def streamed(worker: Worker, works: Sequence[Work], gone: Gone) -> AsyncIterator[bytes]:
+    """Yield what happens to these tasks, one JSON a line; ``gone`` tells whether the client has left.
+
+    However this ends, no task is left behind.
+    """
+    loop = asyncio.get_running_loop()
+    events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def teller(task: int) -> Callable[[Event], None]:
+        return lambda event: _call(loop, events.put_nowait, {"task": task, **event})
+
+    jobs = [Job(work, teller(task), events) for task, work in enumerate(works)]
+    left = set(range(len(jobs)))
+    try:
+        worker.put(jobs)
+    except Refused as error:  # others were faster, and the answer has begun
+        for task in left:
+            yield line({"task": task, "event": "error", "message": str(error), "status": error.status})
+        yield line({"event": "end"})
+        return
+    try:
+        while left:
+            try:
+                event = await asyncio.wait_for(events.get(), _BEAT)
+            except asyncio.TimeoutError:
+                event = None
+            if await gone():
+                return
+            if event is None:
+                for task in sorted(left):
+                    if jobs[task].began:
+                        yield line(_beat(task, jobs[task]))
+            elif event["task"] in left:
+                if event["event"] in ("result", "error"):
+                    left.remove(event["task"])
+                yield line(event)
+        yield line({"event": "end"})
+    finally:
+        worker.drop(jobs)
+
+
+def _beat(task: int, job: Job) -> Event:
+    return {"task": task, "event": "progress", "done": job.done, "seconds": time.monotonic() - job.began}
+
+
+def line(event: Event) -> bytes:
+    """Write an event down as one line of JSON."""
+    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[Event], None], event: Event) -> None:
+    try:
+        loop.call_soon_threadsafe(function, event)
+    except RuntimeError:  # the loop has ended, and with it whoever waited
+        _log.debug("nobody is left to be told")

@@ -1,0 +1,180 @@
+"""Scenes as tensors: whole numbers only, so that the same seed gives the same scene on every machine and device.
+
+Lengths are thousandths of the picture's side, angles whole degrees, colours 0..255. A place that is not used is -1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import VitreousError
+from vitreous.models.registry import device_of
+from vitreous.world.species import CLASSES, OBJECTS, PARTS, VARIANTS
+
+__all__ = ["MOST_OBJECTS", "MOST_SEEDS", "Batch", "draw", "part_table", "uniform", "whole"]
+
+MOST_OBJECTS = 12
+MOST_SEEDS = 2**53
+_LOW = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``B`` scenes. Axis 1 of the first three is the creature and its companion, who is -1 where there is none."""
+
+    seed: Tensor
+    """``[B]``"""
+    label: Tensor
+    """``[B, 2]``"""
+    parts: Tensor
+    """``[B, 2, 5]``: the variant of each part."""
+    pose: Tensor
+    """``[B, 2, 8]``: x, y, scale, angle, mirrored, and how far horn, legs and tail are turned."""
+    light: Tensor
+    """``[B, 4]``: strength, slope across the picture, direction of the slope, warmth."""
+    ground: Tensor
+    """``[B, 10]``: texture, two colours, how fine, direction, key of its noise."""
+    objects: Tensor
+    """``[B, 12, 8]``: kind, x, y, size, angle, two colours, whether in front of the creature."""
+    marker: Tensor
+    """``[B, 2]``: the class it betrays, and its corner."""
+
+    def __len__(self) -> int:
+        return len(self.seed)
+
+    def __getitem__(self, which: slice | Tensor) -> Batch:
+        return Batch(*(value[which] for value in self._values()))
+
+    def to(self, device: str | torch.device) -> Batch:
+        chosen = device_of(device)
+        return Batch(*(value.to(chosen) for value in self._values()))
+
+    def replace(self, **changes: Tensor) -> Batch:
+        """Return the same scenes with some of the tensors exchanged."""
+        return dataclasses.replace(self, **changes)
+
+    @staticmethod
+    def cat(batches: Sequence[Batch]) -> Batch:
+        return Batch(*(torch.cat(values) for values in zip(*(batch._values() for batch in batches), strict=True)))
+
+    def _values(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in dataclasses.fields(self)]
+
+
+def part_table(device: torch.device | str = "cpu") -> Tensor:
+    """Return the variants ``[classes, 5]`` of every class."""
+    rows = [[VARIANTS[part].index(kind.parts[part]) for part in PARTS] for kind in CLASSES]
+    return torch.tensor(rows, device=device)
+
+
+def draw(seeds: Tensor | Sequence[int], device: str | torch.device | None = None) -> Batch:
+    """Return the scenes of these seeds: class, pose, light, ground and objects, independent of each other."""
+    seed = _row(seeds)
+    if device is not None:
+        seed = seed.to(device_of(device))
+    label = whole(seed, 0, 0, len(CLASSES) - 1)
+    parts = part_table(seed.device)[label]
+    none = torch.full_like(label, -1)
+    pose = draw_pose(seed)
+    return Batch(
+        seed=seed,
+        label=torch.stack([label, none], dim=1),
+        parts=torch.stack([parts, torch.full_like(parts, -1)], dim=1),
+        pose=torch.stack([pose, torch.zeros_like(pose)], dim=1),
+        light=draw_light(seed),
+        ground=draw_ground(seed),
+        objects=draw_objects(seed),
+        marker=torch.stack([none, torch.zeros_like(none)], dim=1),
+    )
+
+
+def _row(seeds: Tensor | Sequence[int]) -> Tensor:
+    """Return seeds as a tensor; those on a GPU are believed, for looking at them would make it wait."""
+    if isinstance(seeds, Tensor):
+        if seeds.ndim != 1 or seeds.dtype != torch.int64:
+            raise VitreousError(f"seeds come as a row of int64, not as {list(seeds.shape)} of {seeds.dtype}")
+        wrong = seeds[(seeds < 0) | (seeds >= MOST_SEEDS)][:1].tolist() if seeds.device.type == "cpu" else []
+    elif isinstance(seeds, Sequence):
+        wrong = [s for s in seeds if isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < MOST_SEEDS]
+    else:
+        raise VitreousError(f"seeds come in a row, not as {seeds!r:.60}")
+    if wrong:
+        raise VitreousError(f"seed {wrong[0]!r:.60} is not a whole number in 0..2^53-1")
+    return torch.as_tensor(seeds, dtype=torch.int64)
+
+
+def draw_pose(seed: Tensor) -> Tensor:
+    """Return where the creature is and how it stands: ``[B, 8]``."""
+    scale = whole(seed, 10, 300, 440)
+    room = 520 - scale  # the tip of a part may leave the picture, a part may not
+    x, y = (500 + _signed(seed, key) * room // 1000 for key in (11, 12))
+    angle = whole(seed, 13, -40, 40) % 360
+    wiggles = [whole(seed, key, -most, most) for key, most in ((15, 10), (16, 7), (17, 18))]
+    return torch.stack([x, y, scale, angle, whole(seed, 14, 0, 1), *wiggles], dim=1)
+
+
+def draw_light(seed: Tensor) -> Tensor:
+    """Return strength, slope, direction, warmth: ``[B, 4]``."""
+    return torch.stack(
+        [whole(seed, 20, 720, 1120), whole(seed, 21, 0, 350), whole(seed, 22, 0, 359), whole(seed, 23, -100, 100)],
+        dim=1,
+    )
+
+
+def draw_ground(seed: Tensor) -> Tensor:
+    """Return texture, two colours not far from each other, fineness, direction and noise key: ``[B, 10]``."""
+    lightness, step = whole(seed, 31, 85, 205), whole(seed, 32, -50, 50)
+    first = [(lightness + whole(seed, 33 + channel, -42, 42)).clamp(30, 245) for channel in range(3)]
+    second = [(value + step + whole(seed, 36 + channel, -18, 18)).clamp(30, 245) for channel, value in enumerate(first)]
+    rest = [whole(seed, 26, 2, 9), whole(seed, 27, 0, 359), _hash(seed, 28) >> 2]
+    return torch.stack([whole(seed, 30, 0, 4), *first, *second, *rest], dim=1)
+
+
+def draw_objects(seed: Tensor) -> Tensor:
+    """Return what lies about, all of it behind the creature: ``[B, 12, 8]``."""
+    place = torch.arange(MOST_OBJECTS, device=seed.device)
+    count = whole(seed, 40, 0, MOST_OBJECTS)
+    each = _hash(seed, 41).unsqueeze(1) + place
+    columns = [
+        whole(each, 1, 0, len(OBJECTS) - 1),
+        whole(each, 2, 0, 1000),
+        whole(each, 3, 0, 1000),
+        whole(each, 4, 35, 85),
+        whole(each, 5, 0, 359),
+        whole(each, 6, 0, 9),
+        whole(each, 7, 0, 9),
+        torch.zeros_like(each),
+    ]
+    drawn = torch.stack(columns, dim=2)
+    return torch.where((place < count.unsqueeze(1)).unsqueeze(2), drawn, torch.full_like(drawn, -1))
+
+
+def uniform(seed: Tensor, key: int) -> Tensor:
+    """Return one number in [0, 1) for every seed, as unlike those of other keys as those of other seeds."""
+    return _hash(seed, key).to(torch.float64) / 2**32
+
+
+def whole(seed: Tensor, key: int, low: int, high: int) -> Tensor:
+    """Return a whole number in low..high, both included, for every seed."""
+    return low + ((_hash(seed, key) * (high - low + 1)) >> 32)
+
+
+def _signed(seed: Tensor, key: int) -> Tensor:
+    return whole(seed, key, -1000, 1000)
+
+
+def _hash(seed: Tensor, key: int) -> Tensor:
+    """Return 32 well-mixed bits of a seed below 2^53, as int64."""
+    return _mix(_mix(seed & _LOW) ^ (_mix(((seed >> 32) + 0x9E3779B9 * (key + 1)) & _LOW)))
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """Scramble 32 bits: every bit of the result depends on every bit given."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        bits = ((bits ^ (bits >> shift)) * factor) & _LOW
+    return bits ^ (bits >> 16)
