@@ -24,7 +24,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
 import vitreous as vt
-from vitreous.metrics import Answers, Geometry, Info, Metric, Need
+from vitreous.metrics import Evaluation, ImageShape, Metric, MetricInfo, Request
 from vitreous.metrics.ranking import enlarged
 from vitreous.metrics.robustness import uniform_copies
 from vitreous.metrics.similarity import SIMILARITIES
@@ -38,23 +38,23 @@ class Heard(Metric):
     """Keeps the answers to another metric's needs."""
 
     of: str = ""
-    answers: list[Answers] = field(default_factory=list)
+    answers: list[Evaluation] = field(default_factory=list)
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
-        return vt.metric(self.of).needs(geometry)
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+        return vt.get_metric(self.of).needs(geometry)
 
-    def read(self, answers: Answers) -> Any:
+    def read(self, answers: Evaluation) -> Any:
         self.answers.append(answers)
         return np.zeros(len(answers))
 
 
-Heard.info = Info("heard", "benchmark", Heard)
+Heard.info = MetricInfo("heard", "benchmark", Heard)
 
 
 def main() -> None:
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=SIZE, num_classes=7).eval().requires_grad_(False)
-    view = vt.view(model)
+    view = vt.wrap(model)
     world = vt.world.World(n=6, size=SIZE)
     inputs = torch.stack([view.preprocess.tensor(picture) for picture in world.pictures()])
     truths = list(world.truths())
@@ -72,17 +72,17 @@ def main() -> None:
         sys.exit(f"above {MOST:g}")
 
 
-def scores(view: vt.View, inputs: Tensor, how: Any, metric: str, **options: Any) -> Any:
+def scores(view: vt.VisionModel, inputs: Tensor, how: Any, metric: str, **options: Any) -> Any:
     return vt.evaluate(view, inputs, {"it": how}, metric, baselines=False, samples=1, **options)["it", metric]
 
 
-def sensitivity(view: vt.View, inputs: Tensor, classes: Tensor) -> float:
+def sensitivity(view: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
     """The same ten noisy copies of each image, explained by the same gradient."""
 
     def explain(x: Tensor, classes: Tensor) -> Tensor:
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(view.model(x).gather(1, classes[:, None]).sum(), x)
+            (slope,) = torch.autograd.grad(view.module(x).gather(1, classes[:, None]).sum(), x)
         return (slope * x).sum(dim=1).detach()
 
     copies = uniform_copies(10, 0.02).of(inputs, view.preprocess, 0)
@@ -98,7 +98,7 @@ def sensitivity(view: vt.View, inputs: Tensor, classes: Tensor) -> float:
     return gap(ours, theirs)
 
 
-def faithless(view: vt.View, inputs: Tensor, classes: Tensor) -> float:
+def faithless(view: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
     """The same random sets of patches removed; the map spread evenly over the three channels."""
     maps = torch.randn(len(inputs), *view.grid(inputs), generator=torch.Generator().manual_seed(1))
     name = "infidelity(subsets=16)"
@@ -118,7 +118,7 @@ def faithless(view: vt.View, inputs: Tensor, classes: Tensor) -> float:
         return removed.to(x.dtype), torch.where(removed, bare.repeat_interleave(count, 0), x)
 
     theirs = infidelity(
-        lambda x: view.model(x),
+        lambda x: view.module(x),
         perturb,
         inputs,
         spread,
@@ -154,7 +154,7 @@ def similarities() -> dict[str, float]:
     }
 
 
-def localisation(view: vt.View, inputs: Tensor, truths: list[vt.Truth]) -> dict[str, float]:
+def localisation(view: vt.VisionModel, inputs: Tensor, truths: list[vt.Annotation]) -> dict[str, float]:
     """Token maps at the pixels, as each metric enlarges them."""
     maps = torch.randn(len(inputs), *view.grid(inputs), generator=torch.Generator().manual_seed(2))
     names = {

@@ -34,12 +34,12 @@ FEW, MANY = 1.3, 1.5
 class Naked:
     """A model of its own to run bare, in float32 and, when it is asked for, in float64."""
 
-    def __init__(self, view: vt.View) -> None:
-        self.view = vt.view(copy.deepcopy(view.model))
+    def __init__(self, view: vt.VisionModel) -> None:
+        self.view = vt.wrap(copy.deepcopy(view.module))
 
     @cached_property
-    def double(self) -> vt.View:
-        return vt.view(copy.deepcopy(self.view.model).double())
+    def double(self) -> vt.VisionModel:
+        return vt.wrap(copy.deepcopy(self.view.module).double())
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Job:
     total: int
 
     @property
-    def view(self) -> vt.View:
+    def view(self) -> vt.VisionModel:
         return self.naked.view
 
     @property
@@ -80,15 +80,15 @@ class Yardstick:
 
 
 @contextmanager
-def written(view: vt.View, blocks: Iterable[int]) -> Iterator[None]:
+def written(view: vt.VisionModel, blocks: Iterable[int]) -> Iterator[None]:
     """Inside, attention of these blocks is written out."""
     for block in blocks:
-        view.model.blocks[block].attn.fused_attn = False
+        view.module.blocks[block].attn.fused_attn = False
     try:
         yield
     finally:
         for block in blocks:
-            view.model.blocks[block].attn.fused_attn = True
+            view.module.blocks[block].attn.fused_attn = True
 
 
 def copies(inputs: Tensor, total: int, part: int) -> Iterator[Tensor]:
@@ -98,24 +98,24 @@ def copies(inputs: Tensor, total: int, part: int) -> Iterator[Tensor]:
         yield batch[: total - start]
 
 
-def once(view: vt.View, inputs: Tensor, end: int | None = None) -> None:
+def once(view: vt.VisionModel, inputs: Tensor, end: int | None = None) -> None:
     """One F, and one B that ends at the input of block ``end``, -1 for the image; images or tokens of that block."""
     if end is None:
         with torch.no_grad():
-            view.model(inputs)
+            view.module(inputs)
         return
     with torch.no_grad():
-        tokens = view.run(view.embed(inputs), 0, end) if end >= 0 and inputs.ndim == 4 else inputs
+        tokens = view.forward_blocks(view.embed(inputs), 0, end) if end >= 0 and inputs.ndim == 4 else inputs
     leaf = tokens.detach().requires_grad_()
-    logits = view.model(leaf) if end < 0 else view.finish(view.run(leaf, end))
+    logits = view.module(leaf) if end < 0 else view.forward_head(view.forward_blocks(leaf, end))
     torch.autograd.grad(logits[:, 0].sum(), leaf)
 
 
-def place(view: vt.View, end: str) -> int | None:
+def place(view: vt.VisionModel, end: str) -> int | None:
     return {"none": None, "image": -1, "first": 0, "last": view.depth - 1}[end]
 
 
-def blocks_of(view: vt.View, which: str) -> range:
+def blocks_of(view: vt.VisionModel, which: str) -> range:
     return {"no": range(0), "first": range(1), "last": range(view.depth - 1, view.depth), "all": range(view.depth)}[
         which
     ]
@@ -142,17 +142,17 @@ def suppressed(job: Job) -> None:
         once(job.view, job.images)
         tokens = job.view.embed(job.images)
         for some in copies(tokens, job.total - len(tokens), job.part):
-            job.view.finish(job.view.run(some))
+            job.view.forward_head(job.view.forward_blocks(some))
 
 
 def last_blocks(job: Job) -> None:
     """One F, and one F of the last block for every channel."""
     last = job.view.depth - 1
     with torch.no_grad():
-        tokens = job.view.run(job.view.embed(job.images), 0, last)
-        job.view.finish(job.view.run(tokens, last))
+        tokens = job.view.forward_blocks(job.view.embed(job.images), 0, last)
+        job.view.forward_head(job.view.forward_blocks(tokens, last))
         for some in copies(tokens, job.total - len(tokens), job.part):
-            job.view.finish(job.view.run(some, last))
+            job.view.forward_head(job.view.forward_blocks(some, last))
 
 
 def path(job: Job) -> None:
@@ -194,14 +194,14 @@ def lenses(job: Job, each: bool, through: bool) -> None:
         tokens = start = view.embed(job.images).detach().requires_grad_(through)
         for layer in range(view.depth):
             inputs.append(tokens)
-            tokens = view.block(layer, tokens)
-        logits = view.finish(tokens)
+            tokens = view.forward_block(layer, tokens)
+        logits = view.forward_head(tokens)
         if through:
             torch.autograd.grad(logits[:, 0].sum(), start)
     with written(view, range(view.depth)):
         for layer, before in enumerate(inputs):
-            alone, leaf = view.lens(layer, each), before.detach().requires_grad_()
-            torch.autograd.grad(alone.finish(alone.run(leaf))[:, 0].sum(), leaf)
+            alone, leaf = view.logit_lens(layer, each), before.detach().requires_grad_()
+            torch.autograd.grad(alone.forward_head(alone.forward_blocks(leaf))[:, 0].sum(), leaf)
 
 
 def walk(job: Job, end: str, products: int, gradient: bool = False) -> None:
@@ -211,8 +211,8 @@ def walk(job: Job, end: str, products: int, gradient: bool = False) -> None:
     view, images = job.naked.double, job.images.double()
     with written(view, blocks_of(view, "last" if end == "last" else "all")):
         with torch.no_grad():
-            below = view.run(view.embed(images), 0, view.depth - 1)
-            view.finish(view.run(below, view.depth - 1))
+            below = view.forward_blocks(view.embed(images), 0, view.depth - 1)
+            view.forward_head(view.forward_blocks(below, view.depth - 1))
         images = below if end == "last" else images
         for _ in range(products):
             once(view, images, place(view, end))
@@ -225,14 +225,14 @@ def bottlenecks(job: Job, starts: Iterable[int]) -> None:
         tokens, inputs = view.embed(job.images), []
         for layer in range(view.depth):
             inputs.append(tokens)
-            tokens = view.block(layer, tokens)
-        view.finish(tokens)
+            tokens = view.forward_block(layer, tokens)
+        view.forward_head(tokens)
     inputs.append(tokens)
     for start in starts:
         for _ in range(how.updates):
             for some in copies(inputs[start], len(job.images) * how.samples, job.part):
                 leaf = some.detach().requires_grad_()
-                logits = view.finish(view.run(leaf, start))
+                logits = view.forward_head(view.forward_blocks(leaf, start))
                 torch.autograd.grad(logits[:, 0].sum(), leaf)
 
 
@@ -246,14 +246,14 @@ def from_outputs(job: Job) -> None:
 
 def samples(job: Job, half: bool = False) -> None:
     """One F, and F of samples of half of the patches, from block 0 on."""
-    view, images = job.view.twin(), job.images
+    view, images = job.view.shared_copy(), job.images
     kept = int(job.how.ratio * math.prod(view.grid(images)))
     once(job.view, images)
     with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=half):
-        tokens = view.embed(images)[:, : view.prefix + kept]
+        tokens = view.embed(images)[:, : view.num_prefix_tokens + kept]
         keep = torch.arange(kept, device=images.device).expand(job.part, -1)
         for some in copies(tokens, job.total - len(images), job.part):
-            view.finish(view.run(some, keep=keep[: len(some)]))
+            view.forward_head(view.forward_blocks(some, keep=keep[: len(some)]))
 
 
 # -- the table ------------------------------------------------------------------------------------------------
@@ -326,5 +326,7 @@ ELSEWHERE = {"alti": "alti", "attention_flow": "attention_flow", "xrai": "xrai(s
 
 def missing() -> list[str]:
     """Return the methods for transformers that have neither."""
-    made = [info for info in vt.methods() if not (info.combines or info.family == "yardstick" or info.models == "ReLU")]
+    made = [
+        info for info in vt.list_methods() if not (info.combines or info.family == "yardstick" or info.models == "ReLU")
+    ]
     return [info.name for info in made if info.name not in BARE and info.name not in ELSEWHERE]

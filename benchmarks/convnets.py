@@ -40,24 +40,24 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 """GELU and layer norm; ReLU, batch norm and concatenation. Both look at 8 x 8 places, as ``world-cnn`` does."""
 
 
-def load(name: str, folder: Path, device: str) -> vt.View:
+def load(name: str, folder: Path, device: str) -> vt.VisionModel:
     """Return one of the networks, the bundled one or one from the folder."""
     if name == BUNDLED:
         return vt.load(name, device=device)
     model = OTHERS[name]()
     model.load_state_dict(load_file(folder / f"{name}.safetensors"))
     model.pretrained_cfg = build("cnn").pretrained_cfg | {"architecture": name}
-    return vt.view(model.to(device).eval())
+    return vt.wrap(model.to(device).eval())
 
 
-def centred(view: vt.View) -> vt.View:
+def centred(view: vt.VisionModel) -> vt.VisionModel:
     """Return the network with logits whose mean over the classes is zero; its probabilities are the same."""
-    model: Any = copy.deepcopy(view.model)
+    model: Any = copy.deepcopy(view.module)
     head = model.get_classifier()
     with torch.no_grad():
         head.weight -= head.weight.mean(dim=0)
         head.bias -= head.bias.mean()
-    return vt.view(model)
+    return vt.wrap(model)
 
 
 def main() -> None:

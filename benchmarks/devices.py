@@ -20,13 +20,13 @@ def main() -> None:
     torch.manual_seed(0)
     model = timm.create_model("vit_small_patch16_224", pretrained=False).eval()
     images = torch.randn(4, 3, 224, 224)
-    spellings = [f"{i.name}(generic)" if i.combines else i.name for i in vt.methods() if not i.refuses]
+    spellings = [f"{i.name}(generic)" if i.combines else i.name for i in vt.list_methods() if not i.refuses]
     spellings += ["plus(ixg)", "skipplus(decompx)", "plus(saliency)"]
     maps: dict[tuple[str, str], torch.Tensor] = {}
     for device, dtype in (("cpu", "float32"), ("cuda", "float32"), ("cuda", "bfloat16"), ("cuda", "float16")):
         model = model.to(device, getattr(torch, dtype))
         for spelling in spellings:
-            found = vt.method(spelling).attribute(model, images, target=3)
+            found = vt.get_method(spelling).attribute(model, images, target=3)
             maps[spelling, f"{device} {dtype}"] = found.cpu().double().flatten(1)
         model = model.float()
     print(f"{'method':36s} {'GPU - CPU':>10s} {'cos bf16':>9s} {'cos fp16':>9s}")

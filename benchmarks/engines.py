@@ -17,14 +17,14 @@ from pathlib import Path
 from vitreous.benchmark.data import Options
 from vitreous.benchmark.executors import _Several, run
 from vitreous.benchmark.protocol import Protocol, read
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.run import BenchmarkRun
 
 GOAL = 0.6
 
 
 def timed(protocol: Protocol, out: Path, workers: int, images: int) -> float:
     """Return the seconds of a whole run but its planning; one worker is a process of its own as well."""
-    bench = Bench(protocol, out, Options(device="cpu", threads=1, images=images))
+    bench = BenchmarkRun(protocol, out, Options(device="cpu", threads=1, images=images))
     bench.prepare()
     began = time.perf_counter()
     if workers == 1:

@@ -31,8 +31,8 @@ from systems import METRICS
 from torch import Tensor
 
 import vitreous as vt
-from vitreous.methods import answer
-from vitreous.tracing import Session, Target
+from vitreous.methods import compute_attributions
+from vitreous.tracing import Context, Target
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "attention": (
@@ -99,14 +99,14 @@ def smaller(method: Any) -> Any:
     return replace(method, **inner, **less)
 
 
-def equivalents(method: vt.Method, view: vt.View) -> float:
+def equivalents(method: vt.Method, view: vt.VisionModel) -> float:
     """Return what a method costs per image, in forwards; a backward is two."""
     forward, backward = method.cost
     few = max(method.forwards(view), 100 if method.info.name == "vit_cx" else 1)  # its clusters are not known yet
     return (forward + 2 * backward if backward else few) * SHORTER.get(method.info.name, 1)
 
 
-def estimated(model: str, view: vt.View, hows: Mapping[str, vt.Method], images: int) -> float:
+def estimated(model: str, view: vt.VisionModel, hows: Mapping[str, vt.Method], images: int) -> float:
     """Return the seconds that a group will take on an H200."""
     half, single = RATES[model]
     explaining = sum(equivalents(how, view) / single + ELSEWHERE.get(how.info.name, 0) for how in hows.values())
@@ -121,12 +121,12 @@ def cost(method: vt.Method, ran: float) -> str:
     return f"{forward:.3g} F + {backward:.3g} B"
 
 
-def alone(view: vt.View, method: vt.Method, inputs: Tensor) -> tuple[float, float]:
+def alone(view: vt.VisionModel, method: vt.Method, inputs: Tensor) -> tuple[float, float]:
     """Return seconds and inputs run per image of a method by itself, and raise what it raises."""
 
     def explained(images: Tensor) -> int:
         run: list[int] = []
-        answer(Session(view, images, Target.of(view, len(images)), tick=run.append), [method])
+        compute_attributions(Context(view, images, Target.of(view, len(images)), tick=run.append), [method])
         return sum(run)
 
     explained(inputs[:1])
@@ -143,7 +143,7 @@ def alone(view: vt.View, method: vt.Method, inputs: Tensor) -> tuple[float, floa
 # -- judging --------------------------------------------------------------------------------------------------
 
 
-def judged(view: vt.View, photos: Any, hows: Mapping[str, vt.Method], batch: int) -> dict[str, Any]:
+def judged(view: vt.VisionModel, photos: Any, hows: Mapping[str, vt.Method], batch: int) -> dict[str, Any]:
     """Return the rows of one group, and how it went."""
     timed, refused = {}, {}
     for name, how in hows.items():
@@ -204,7 +204,7 @@ class Run:
         """Judge on one model; return whether there was time for all of it."""
         given, (spelling, how, weights) = self.given, MODELS[model]
         view = vt.load(spelling, pretrained=False, checkpoint=given.data / weights, device=given.device, **how)
-        view.model.requires_grad_(False)
+        view.module.requires_grad_(False)
         photos = read_photos(view, given.data, given.images, given.batch)
         self.say(f"{model}: {len(photos)} photographs")
         made: Callable[[vt.Method], vt.Method] = smaller if given.small else lambda method: method

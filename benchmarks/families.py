@@ -45,10 +45,10 @@ def hugging_face() -> dict[str, Callable[[], torch.nn.Module]]:
     }
 
 
-def bare(view: vt.View, images: torch.Tensor) -> None:
+def bare(view: vt.VisionModel, images: torch.Tensor) -> None:
     """Forward and input gradient of the predicted logit, by the model itself."""
     images = images.detach().requires_grad_()
-    logits = view.original(images)
+    logits = view.reference_forward(images)
     torch.autograd.grad(logits.max(dim=1).values.sum(), images)
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    makers: dict[str, Callable[[], torch.nn.Module | vt.View]] = {
+    makers: dict[str, Callable[[], torch.nn.Module | vt.VisionModel]] = {
         f"{family}/{name}": partial(vt.load, f"{family}/{name}", pretrained=False, num_classes=1000)
         for family, names in (("timm", TIMM), ("torchvision", TORCHVISION))
         for name in names
@@ -67,8 +67,8 @@ def main() -> None:
     print(f"batch {options.batch}, float32 on {options.device}, {torch.get_num_threads()} threads; at most {LIMIT}")
     print(f"{'model':46s} {'bare':>9s} " + " ".join(f"{name:>8s}" for name in methods))
     for name, make in makers.items():
-        view = vt.view(make())
-        view.model.eval().requires_grad_(False).to(options.device)
+        view = vt.wrap(make())
+        view.module.eval().requires_grad_(False).to(options.device)
         images = torch.randn(options.batch, 3, *view.preprocess.size, device=options.device)
         works = {"bare": partial(bare, view, images)}
         works |= {each: partial(explain, view, images, [each]) for each in methods}

@@ -47,7 +47,7 @@ def specs(infos: list[Any]) -> list[str]:
 
 def method_of(spec: str, name: str, needs_base: int) -> Any:
     base = {0: "", 1: "(ixg)", 2: "(ixg, generic)"}[needs_base]
-    method = vt.method(spec + base)
+    method = vt.get_method(spec + base)
     cheap = {
         key: value
         for key, value in CHEAP.items()
@@ -57,7 +57,7 @@ def method_of(spec: str, name: str, needs_base: int) -> Any:
 
 
 def maps_of(label: str, model: Any, inputs: torch.Tensor, most: int | None = None) -> Iterator[Entry]:
-    for info in vt.methods():
+    for info in vt.list_methods():
         for spec in specs([info])[:most]:
             key = f"map/{label}/{spec}"
             try:
@@ -72,8 +72,8 @@ def maps_of(label: str, model: Any, inputs: torch.Tensor, most: int | None = Non
 
 
 def scores_of(label: str, model: Any, data: Any, labels: list[int], truth: Any) -> Iterator[Entry]:
-    for spec in specs(vt.metrics()):
-        metric = vt.metric(spec)
+    for spec in specs(vt.list_metrics()):
+        metric = vt.get_metric(spec)
         if metric.settings.get("steps", 0) > MOST_STEPS:
             metric = type(metric)(**{**metric.settings, "steps": MOST_STEPS})
         try:
@@ -99,7 +99,7 @@ def metrics() -> Iterator[Entry]:
     model = ALL["vit"]()
     corner = np.tri(32, 32, -14) > 0
     parts = {"marker": np.tri(32, 32, -24) > 0, "top": np.flipud(corner), "right": np.fliplr(corner)}
-    yield from scores_of("vit", model, images(model, 4), [0, 3, 1, 4], [vt.Truth(corner, parts=parts)] * 4)
+    yield from scores_of("vit", model, images(model, 4), [0, 3, 1, 4], [vt.Annotation(corner, parts=parts)] * 4)
 
 
 def explained(label: str, model: Any, source: Any, names: tuple[str, ...]) -> Iterator[Entry]:
@@ -116,7 +116,7 @@ def bundled() -> Iterator[Entry]:
     scenes = [ROOT / "tests" / "data" / "world" / f"{number}.png" for number in range(2)]
     for name in ("world", "world-cnn"):
         model = vt.load(name)
-        efforts = tuple(vt.effort(effort, model) for effort in ("quick", "careful"))
+        efforts = tuple(vt.recommended_method(effort, model) for effort in ("quick", "careful"))
         yield from explained(
             name, model, scenes, (*efforts, "saliency", "gradcam", "lrp", "integrated_gradients(steps=4)")
         )
@@ -134,10 +134,10 @@ def photographs() -> Iterator[Entry]:
 
 def benchmark() -> Iterator[Entry]:
     from vitreous.benchmark.data import Options
-    from vitreous.benchmark.run import Bench
+    from vitreous.benchmark.run import BenchmarkRun
 
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(tiny(metrics=("deletion(steps=2)", "insdel(steps=2)")), Path(folder) / "run", Options())
+        bench = BenchmarkRun(tiny(metrics=("deletion(steps=2)", "insdel(steps=2)")), Path(folder) / "run", Options())
         store = bench.prepare()
         bench.work()
         for plan in store.plans():

@@ -53,7 +53,7 @@ LEFT_OUT = {"noise": ("coiba", "tis"), "randomisation": ("coiba", "tis", "salien
 """Methods of so many forwards, or maps of so many pixels, that making them again takes too long."""
 
 
-def judge(view: vt.View, part: str, options: argparse.Namespace) -> vt.Table:
+def judge(view: vt.VisionModel, part: str, options: argparse.Namespace) -> vt.ScoreTable:
     """Return the table of one part."""
     folder = "pets-200" if part == "pets" else "imagenet-val-1k"
     rows = json.loads((options.data / f"{folder}.json").read_text())
@@ -68,7 +68,7 @@ def judge(view: vt.View, part: str, options: argparse.Namespace) -> vt.Table:
         hows,
         list(PARTS[part]),
         labels=[row["label"] for row in rows],
-        truth=vt.read_regions(options.data / f"{folder}.json"),
+        truth=vt.load_annotations(options.data / f"{folder}.json"),
         target="label",
         baselines=False,
         precision="float16" if half and part == "boxes" and options.half else "float32",

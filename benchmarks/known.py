@@ -43,7 +43,7 @@ class Photos:
         return len(self.inputs)
 
 
-def read_photos(view: vt.View, folder: Path, count: int, batch: int) -> Photos:
+def read_photos(view: vt.VisionModel, folder: Path, count: int, batch: int) -> Photos:
     """Return ``count`` photographs in an order of chance, the same in every run."""
     rows = json.loads((folder / f"{FOLDER}.json").read_text())
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
@@ -62,7 +62,9 @@ def read_photos(view: vt.View, folder: Path, count: int, batch: int) -> Photos:
     return Photos(images, labels, logits.argmax(dim=1), torch.stack(covered).to(images))
 
 
-def boxed(view: vt.View, size: tuple[int, int], crop: Sequence[float], boxes: Iterable[Sequence[float]]) -> Tensor:
+def boxed(
+    view: vt.VisionModel, size: tuple[int, int], crop: Sequence[float], boxes: Iterable[Sequence[float]]
+) -> Tensor:
     """Return how much of each patch lies inside any of the boxes, which are fractions of the photograph's sides."""
     high, wide = view.preprocess.size
     inside = torch.zeros(high, wide)
@@ -92,7 +94,9 @@ def spearman(one: Tensor, other: Tensor) -> Tensor:
     return F.cosine_similarity(a, b, dim=1)
 
 
-def seeds(view: vt.View, photos: Photos, explain: Mapping[str, Explain], least: Mapping[str, float]) -> dict[str, Any]:
+def seeds(
+    view: vt.VisionModel, photos: Photos, explain: Mapping[str, Explain], least: Mapping[str, float]
+) -> dict[str, Any]:
     """Return how well the maps of two seeds agree, on average, and how well they must."""
     found = {}
     for name, limit in least.items():
@@ -128,7 +132,7 @@ def print_inside(name: str, found: Mapping[str, Any]) -> None:
 
 
 def boxes(
-    view: vt.View, photos: Photos, count: int, explain: Mapping[str, Explain], systems: Iterable[str]
+    view: vt.VisionModel, photos: Photos, count: int, explain: Mapping[str, Explain], systems: Iterable[str]
 ) -> dict[str, Any]:
     """The figure for photographs that are classified correctly and whose box is less than half of what is seen."""
     area = photos.covered.mean(dim=(1, 2))
@@ -147,7 +151,7 @@ def boxes(
     return {"images": len(some), "methods": found}
 
 
-def world(count: int, explain: Mapping[str, Explain], view: vt.View) -> dict[str, Any]:
+def world(count: int, explain: Mapping[str, Explain], view: vt.VisionModel) -> dict[str, Any]:
     """The same for the creature, and for the part that tells its class from its siblings; for a model of the world."""
     from vitreous.world import PARTS, World, telling_part
 

@@ -57,13 +57,13 @@ PHOTOGRAPHS = 200
 FROM_PHOTOGRAPHS = f"coiba, statistics of {PHOTOGRAPHS} photographs"
 
 
-def read(text: str, view: vt.View) -> vt.Method:
+def read(text: str, view: vt.VisionModel) -> vt.Method:
     """Return the method meant, or the step of the ladder; fill in that step where it stands in braces, and float16."""
     half = view.device.type == "cuda"
-    told = vt.effort(text, view) if text in STEPS else text
+    told = vt.recommended_method(text, view) if text in STEPS else text
     for step in STEPS:
-        told = told.replace(f"{{{step}}}", vt.effort(step, view) if f"{{{step}}}" in told else "")
-    return vt.method(told.replace("{half}", ", half=true" if half else ""))
+        told = told.replace(f"{{{step}}}", vt.recommended_method(step, view) if f"{{{step}}}" in told else "")
+    return vt.get_method(told.replace("{half}", ", half=true" if half else ""))
 
 
 def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     hows: dict[str, Any] = {each: read(each, view) for each in options.methods}
     like = None
     if COIBA in hows and len(photos) > 2 * PHOTOGRAPHS:  # the same with statistics of photographs
-        statistics = vt.statistics(view, photos.inputs[:PHOTOGRAPHS].cpu())
+        statistics = vt.collect_activation_stats(view, photos.inputs[:PHOTOGRAPHS].cpu())
         hows[FROM_PHOTOGRAPHS] = like = replace(hows[COIBA], stats=statistics)
     began = time.perf_counter()
     table = vt.evaluate(
@@ -101,12 +101,12 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def on_world(view: vt.View, methods: Iterable[str], count: int) -> dict[str, Any]:
+def on_world(view: vt.VisionModel, methods: Iterable[str], count: int) -> dict[str, Any]:
     """Return how much of the top fifth of each method lies on the creature and on what tells its class."""
     hows = {each: read(each, view) for each in methods}
 
     def explaining(how: vt.Method) -> Any:
-        def explain(view: vt.View, inputs: Any, classes: Any) -> Any:
+        def explain(view: vt.VisionModel, inputs: Any, classes: Any) -> Any:
             parts = zip(inputs.split(64), classes.split(64), strict=True)
             maps = torch.cat([how.attribute(view, one, target=aim.tolist(), grid="token") for one, aim in parts])
             return adaptive_avg_pool2d(maps, view.grid())  # some of a convolutional network are finer
@@ -116,7 +116,7 @@ def on_world(view: vt.View, methods: Iterable[str], count: int) -> dict[str, Any
     return world(count, {name: explaining(how) for name, how in hows.items()}, view)
 
 
-def halves(table: vt.Table, metrics: Mapping[str, str], half: int, others: Sequence[str]) -> dict[str, Any]:
+def halves(table: vt.ScoreTable, metrics: Mapping[str, str], half: int, others: Sequence[str]) -> dict[str, Any]:
     """Return for every method and metric the mean of both halves, and on the second the interval and the gains."""
     rows: dict[str, Any] = {method: {} for method in table.methods}
     for method, cells in rows.items():
@@ -132,7 +132,7 @@ def halves(table: vt.Table, metrics: Mapping[str, str], half: int, others: Seque
     return rows
 
 
-def gains(table: vt.Table, method: str, metric: str, half: int, others: list[str]) -> dict[str, Any]:
+def gains(table: vt.ScoreTable, method: str, metric: str, half: int, others: list[str]) -> dict[str, Any]:
     """Return the paired difference to other methods on the second half, with its interval; all in one product."""
     if not others:
         return {}
@@ -144,7 +144,7 @@ def gains(table: vt.Table, method: str, metric: str, half: int, others: list[str
     }
 
 
-def agreement_of(view: vt.View, photos: Photos, one: vt.Method, other: vt.Method) -> float:
+def agreement_of(view: vt.VisionModel, photos: Photos, one: vt.Method, other: vt.Method) -> float:
     """Return the mean rank correlation of the maps of two methods."""
     correlations = []
     for start in range(0, len(photos), 64):

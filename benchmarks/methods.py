@@ -31,8 +31,8 @@ from bare import BARE, ELSEWHERE, Job, Naked, Yardstick, from_first, missing, sa
 from torch import Tensor
 
 import vitreous as vt
-from vitreous.methods import answer
-from vitreous.tracing import Session, Target
+from vitreous.methods import compute_attributions
+from vitreous.tracing import Context, Target
 
 PARTS = ("ladder", "skipplus", "vtranm", "var", "plus", "coiba", "tis", "memory")
 EVERY = "every"
@@ -88,26 +88,26 @@ def timed(work: Work, device: str) -> float:
     return time.perf_counter() - start
 
 
-def built(name: str, device: str) -> vt.View:
+def built(name: str, device: str) -> vt.VisionModel:
     model = timm.create_model(name, pretrained=False).eval().to(device).requires_grad_(False)
-    return vt.view(model)
+    return vt.wrap(model)
 
 
-def noise(view: vt.View, count: int) -> Tensor:
+def noise(view: vt.VisionModel, count: int) -> Tensor:
     drawn = torch.randn(count, 3, *view.preprocess.size, generator=torch.Generator().manual_seed(0))
     return view.cast(drawn)
 
 
-def forward(view: vt.View, images: Tensor) -> None:
+def forward(view: vt.VisionModel, images: Tensor) -> None:
     with torch.no_grad():
-        view.model(images)
+        view.module(images)
 
 
 def explain(
-    view: vt.View, images: Tensor, how: str | vt.Method, batch: int, tick: Callable[[int], None] | None = None
+    view: vt.VisionModel, images: Tensor, how: str | vt.Method, batch: int, tick: Callable[[int], None] | None = None
 ) -> None:
-    session = Session(view, images, Target.of(view, len(images)), batch=batch, tick=tick)
-    answer(session, [vt.method(how)])
+    session = Context(view, images, Target.of(view, len(images)), batch=batch, tick=tick)
+    compute_attributions(session, [vt.get_method(how)])
 
 
 # -- one pass or a few: skipplus, vtranm, var, plus ---------------------------------------------------------
@@ -115,21 +115,21 @@ def explain(
 
 def lowest(name: str) -> vt.Method:
     """Return a base as the sum of ``plus`` begins with it: reading block 0, where its default reads the last."""
-    base = vt.method(name)
+    base = vt.get_method(name)
     if getattr(base, "layer", 0) == 0:
         return base
     return replace(base, layer=0, **({"site": "input"} if hasattr(base, "site") else {}))
 
 
-def few_passes(view: vt.View, images: Tensor, parts: set[str], rounds: int, device: str) -> Iterator[Line]:
+def few_passes(view: vt.VisionModel, images: Tensor, parts: set[str], rounds: int, device: str) -> Iterator[Line]:
     """Everything that takes a few passes, in one race with the forward."""
-    steps = {vt.effort(step, view): step for step in ("quick", "careful")}
+    steps = {vt.recommended_method(step, view): step for step in ("quick", "careful")}
     names: list[str] = list(steps) if "ladder" in parts else []
     names += ["skipplus(decompx)"] if "skipplus" in parts else []
     names += ["vtranm"] if "vtranm" in parts else []
     var = {(base, k): f"var({base}, classes=top:{k - 1})" for base in ("generic", "ixg") for k in CLASSES}
     names += var.values() if "var" in parts else ()
-    pairs = {name: (vt.method(name).spelling, lowest(name).spelling) for name in LAYERED}
+    pairs = {name: (vt.get_method(name).spelling, lowest(name).spelling) for name in LAYERED}
     if "plus" in parts:
         names += [each for name, pair in pairs.items() for each in (*pair, f"plus({name})")]
     if not names:
@@ -152,9 +152,9 @@ def few_passes(view: vt.View, images: Tensor, parts: set[str], rounds: int, devi
 # -- CoIBA and TIS --------------------------------------------------------------------------------------------
 
 
-def coiba(view: vt.View, images: Tensor, rounds: int, device: str) -> Iterator[Line]:
-    how: Any = vt.method("coiba")
-    fits = Session(view, images, Target.of(view, len(images))).batch
+def coiba(view: vt.VisionModel, images: Tensor, rounds: int, device: str) -> Iterator[Line]:
+    how: Any = vt.get_method("coiba")
+    fits = Context(view, images, Target.of(view, len(images))).batch
     part = max(how.samples, min(fits, len(images) * how.samples) // how.samples * how.samples)
     works: dict[str, Work] = {
         "forward": partial(forward, view, images),
@@ -168,14 +168,14 @@ def coiba(view: vt.View, images: Tensor, rounds: int, device: str) -> Iterator[L
     yield Line("coiba over its bare passes", found["coiba"] / found["bare"], "x", limit)
 
 
-def tis(view: vt.View, images: Tensor, masks: int, rounds: int, device: str) -> Iterator[Line]:
-    part = Session(view, images, Target.of(view, len(images))).batch
+def tis(view: vt.VisionModel, images: Tensor, masks: int, rounds: int, device: str) -> Iterator[Line]:
+    part = Context(view, images, Target.of(view, len(images))).batch
     naked = Naked(view)
     ways = {"float32": False} if device == "cpu" else {"float32": False, "half": True}
     works: dict[str, Work] = {"forward": partial(forward, view, images)}
     counts = {}
     for name, half in ways.items():
-        how = vt.method(f"tis(masks={masks}, half={str(half).lower()})")
+        how = vt.get_method(f"tis(masks={masks}, half={str(half).lower()})")
         run: list[int] = []
         explain(view, images, how, part, run.append)
         counts[name] = sum(run) - len(images)  # one forward of every image is no sample
@@ -191,7 +191,7 @@ def tis(view: vt.View, images: Tensor, masks: int, rounds: int, device: str) -> 
 # -- every method ---------------------------------------------------------------------------------------------
 
 
-def every(view: vt.View, images: Tensor, rounds: int, device: str, only: str = "") -> Iterator[Line]:
+def every(view: vt.VisionModel, images: Tensor, rounds: int, device: str, only: str = "") -> Iterator[Line]:
     """Every method over its bare passes, or some of them; a line as soon as it is known."""
     if missing():
         raise SystemExit(f"there is no yardstick for {', '.join(missing())}")
@@ -200,12 +200,12 @@ def every(view: vt.View, images: Tensor, rounds: int, device: str, only: str = "
     few = {name: stick for name, stick in BARE.items() if not stick.long and name in wanted}
     works: dict[str, Work] = {}
     for name, stick in few.items():
-        works[stick.what] = partial(stick.work, Job(naked, images, vt.method(name), len(images), len(images)))
+        works[stick.what] = partial(stick.work, Job(naked, images, vt.get_method(name), len(images), len(images)))
         works[name] = partial(explain, view, images, name, len(images))
     found = race(works, rounds, device)
     for name, stick in few.items():
         yield Line(f"{name} over {stick.what}", found[name] / found[stick.what], "x", promised(stick, device))
-    batch = Session(view, images, Target.of(view, len(images))).batch
+    batch = Context(view, images, Target.of(view, len(images))).batch
     for name, stick in BARE.items():
         if stick.long and name in wanted:
             yield long(view, naked, images, stick.spelling or name, stick, min(batch, 4096), rounds, device)
@@ -220,10 +220,17 @@ def promised(stick: Yardstick, device: str) -> float | None:
 
 
 def long(
-    view: vt.View, naked: Naked, images: Tensor, name: str, stick: Yardstick, batch: int, rounds: int, device: str
+    view: vt.VisionModel,
+    naked: Naked,
+    images: Tensor,
+    name: str,
+    stick: Yardstick,
+    batch: int,
+    rounds: int,
+    device: str,
 ) -> Line:
     """One method and its bare passes by turns, as often as there is time for."""
-    how: Any = vt.method(name)
+    how: Any = vt.get_method(name)
     if how.info.family == "bottleneck":
         batch = max(how.samples, batch // how.samples * how.samples)
     explain(view, images[:1], how, batch)  # what is learnt of a model once is not what a picture costs
@@ -237,12 +244,12 @@ def long(
     return Line(f"{name} over {stick.what} ({each})", ratio, "x", promised(stick, device))
 
 
-def elsewhere(view: vt.View, images: Tensor, name: str, spelling: str, device: str) -> Line:
+def elsewhere(view: vt.VisionModel, images: Tensor, name: str, spelling: str, device: str) -> Line:
     """Seconds per image; max-flows on a small grid, since they take minutes on a large one, and only with scipy."""
     note = ""
     if name == "attention_flow":
         model = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=80).eval().to(device)
-        view, note = vt.view(model), ", 5 x 5 patches"
+        view, note = vt.wrap(model), ", 5 x 5 patches"
         images = noise(view, 1)
     if name == "xrai":  # noise has a region at every pixel, pictures have not
         size = images.shape[2:]
@@ -258,7 +265,7 @@ def elsewhere(view: vt.View, images: Tensor, name: str, spelling: str, device: s
 
 
 def memory(batch: int = 8) -> Iterator[Line]:
-    views: dict[str, vt.View] = {}
+    views: dict[str, vt.VisionModel] = {}
     for model, name, limit in MEMORY:
         if model not in views:
             views.clear()  # one model at a time, and only its own weights count

@@ -88,7 +88,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = timm.create_model(options.model, pretrained=False).eval().to(options.device).requires_grad_(False)
-    view = vt.view(model)
+    view = vt.wrap(model)
     scenes = vt.world.draw(torch.arange(options.images, device=options.device))
     images = vt.world.render(scenes, view.preprocess.size[0]).images * 2 - 1
     grid = view.grid(images)
@@ -107,7 +107,7 @@ def main() -> None:
     for name in chosen:
         metrics = GROUPS[name]
 
-        def judge(metrics: list[str] = metrics) -> vt.Table:
+        def judge(metrics: list[str] = metrics) -> vt.ScoreTable:
             return vt.evaluate(view, images, maps, metrics, **asked)
 
         table = judge()  # warm up, and learn what was run

@@ -40,7 +40,7 @@ PUBLISHED = {
 """The gains in percent that VAR's Table 1 prints for ResNet-50 on Quad-ImageNet."""
 
 
-def judge(view: vt.View, count: int) -> dict[str, Any]:
+def judge(view: vt.VisionModel, count: int) -> dict[str, Any]:
     """Return the scores of every base that is for this model, with and without VAR, and the paired gains."""
     made = mosaics(count, size=view.preprocess.size[0])
     images = made.images.repeat_interleave(4, dim=0) * 2 - 1
@@ -49,7 +49,7 @@ def judge(view: vt.View, count: int) -> dict[str, Any]:
     aims = [each for group in labels for each in group]
     among = [group for group in labels for _ in group]
     groups = torch.arange(count).repeat_interleave(4).tolist()
-    bases = {name: how for name, how in BASES.items() if view.rectifies or vt.method(how).models != "ReLU"}
+    bases = {name: how for name, how in BASES.items() if view.is_relu_only or vt.get_method(how).models != "ReLU"}
     hows = bases | {f"{name}, {each}": f"var@{each}({how})" for name, how in bases.items() for each in PRESETS}
     table = vt.evaluate(
         view,
@@ -58,7 +58,7 @@ def judge(view: vt.View, count: int) -> dict[str, Any]:
         list(METRICS.values()),
         target=aims,
         among=among,
-        truth=[vt.Truth(mask=cell) for cell in cells],
+        truth=[vt.Annotation(mask=cell) for cell in cells],
         groups=groups,
     )
     found: dict[str, Any] = {"constant": {short: table.mean("constant", long) for short, long in METRICS.items()}}
@@ -74,7 +74,7 @@ def judge(view: vt.View, count: int) -> dict[str, Any]:
     return {"mosaics": count, "accuracy": named_first(view, made), "scores": found}
 
 
-def named_first(view: vt.View, made: Any) -> float:
+def named_first(view: vt.VisionModel, made: Any) -> float:
     """Return how many of the four classes of a mosaic are among its four most probable ones, as a share."""
     top = view.logits(view.cast(made.images * 2 - 1)).topk(4, dim=1).indices.cpu()
     return float((top[:, :, None] == made.labels.cpu()[:, None]).any(dim=1).float().mean())

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import vitreous as vt
 from vitreous import demo
 from vitreous.datasets.images import pictures
-from vitreous.metrics import Geometry, Maps, Pool
+from vitreous.metrics import Evaluator, ImageShape, Maps
 
 OBJECTS = {"saliency": Saliency, "input_x_gradient": InputXGradient}
 
@@ -51,21 +51,21 @@ class Tall(nn.Module):
 class Sides:
     """One model, some inputs and the classes scored; each side takes pixel maps ``[B, H, W]`` and returns curves."""
 
-    def __init__(self, view: vt.View, inputs: Tensor, steps: int, batch: int) -> None:
+    def __init__(self, view: vt.VisionModel, inputs: Tensor, steps: int, batch: int) -> None:
         self.view, self.inputs, self.steps, self.batch = view, inputs, steps, batch
         self.size = inputs.shape[2] * inputs.shape[3]
         if self.size % steps:
             raise SystemExit(f"{steps} steps do not divide {self.size} pixels, and Quantus refuses a shorter last step")
         with torch.no_grad():
-            self.classes = view.model(inputs).argmax(dim=1)
-        self.tall = Tall(view.model, tuple(inputs.shape[1:])).eval()
+            self.classes = view.module(inputs).argmax(dim=1)
+        self.tall = Tall(view.module, tuple(inputs.shape[1:])).eval()
         self.arrays, self.labels = inputs.cpu().numpy(), self.classes.cpu().numpy()
 
     def vitreous(self, maps: Tensor, substrate: str = "zero_norm") -> tuple[np.ndarray, np.ndarray]:
         """Return ``P`` with nothing to everything removed, ``[B, steps + 1]``, and the areas ``[B]``."""
-        judge = vt.metric(f"deletion(steps={self.steps}, substrate={substrate})")
-        geometry = Geometry(tuple(self.inputs.shape[2:]), self.view.grid(self.inputs))
-        pool = Pool(self.view, [judge], geometry, ["pred"], batch=self.batch)
+        judge = vt.get_metric(f"deletion(steps={self.steps}, substrate={substrate})")
+        geometry = ImageShape(tuple(self.inputs.shape[2:]), self.view.grid(self.inputs))
+        pool = Evaluator(self.view, [judge], geometry, ["pred"], batch=self.batch)
         looked = pool.engine.look(self.inputs)
         rows = {"given": np.arange(len(maps))}
         pool.add(self.inputs, looked, {"pred": looked.argmax(dim=1)}, {"maps": Maps(maps, rows)})
@@ -75,7 +75,7 @@ class Sides:
 
     def quantus(self, maps: Tensor, baseline: float | str = 0.0, tall: bool = True) -> np.ndarray:
         """Return ``P`` after every step, ``[B, steps]``; three times as many where pictures keep their channels."""
-        model, arrays, values = self.view.model, self.arrays, maps.cpu().numpy()[:, None]
+        model, arrays, values = self.view.module, self.arrays, maps.cpu().numpy()[:, None]
         width = self.size // self.steps
         if tall:
             model, values, width = self.tall, np.tile(values, (1, 1, 3, 1)), 3 * width
@@ -89,7 +89,7 @@ class Sides:
         inputs = self.inputs[torch.arange(batch) % len(self.inputs)]
         with torch.no_grad():
             for start in range(0, states := len(self.inputs) * self.steps, batch):
-                self.view.model(inputs[: min(batch, states - start)])
+                self.view.module(inputs[: min(batch, states - start)])
 
 
 def timed(works: dict[str, Callable[[], Any]], rounds: int, device: str) -> tuple[dict[str, list[float]], Any]:
@@ -119,7 +119,7 @@ def decisive(model: nn.Module, inputs: Tensor) -> None:
         head.weight.mul_(3 / model(inputs).std())
 
 
-def setting(options: argparse.Namespace) -> tuple[vt.View, Tensor]:
+def setting(options: argparse.Namespace) -> tuple[vt.VisionModel, Tensor]:
     """Return the model and its inputs: pictures of a folder, or noise."""
     torch.manual_seed(0)
     if options.model == "demo":
@@ -127,14 +127,14 @@ def setting(options: argparse.Namespace) -> tuple[vt.View, Tensor]:
     else:
         weights = {"checkpoint": options.checkpoint} if options.checkpoint else {"pretrained": False}
         view = vt.load(options.model, **weights)
-    view.model.to(options.device).eval().requires_grad_(False)
+    view.module.to(options.device).eval().requires_grad_(False)
     if options.pictures:
         shown = [picture.tensor for picture in islice(pictures(options.pictures, view), options.images)]
         inputs = torch.stack(shown).to(options.device)
     else:
         inputs = torch.randn(options.images, 3, *view.preprocess.size).to(options.device)
     if not options.checkpoint:
-        decisive(view.model, inputs)
+        decisive(view.module, inputs)
     return view, inputs
 
 
@@ -195,7 +195,7 @@ def objects(sides: Sides) -> dict[str, float]:
     found = {}
     judge = f"insdel(steps={sides.steps})"
     for name, kind in OBJECTS.items():
-        methods = {"ours": name, "captum": kind(sides.view.model)}
+        methods = {"ours": name, "captum": kind(sides.view.module)}
         table = vt.evaluate(sides.view, sides.inputs, methods, judge, baselines=False, batch=sides.batch)
         found[name] = float(np.abs(table["ours", judge] - table["captum", judge]).max())
         mean = table.mean("ours", judge)

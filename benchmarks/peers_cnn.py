@@ -103,7 +103,7 @@ def parted(model: nn.Module) -> nn.Module:
 def of_captum(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
     """Integrated gradients, guided backpropagation, guided Grad-CAM and DeepLift."""
     theirs = plain(model)
-    layer = theirs.get_submodule(vt.view(model).chain[-1][-1])  # type: ignore[attr-defined]
+    layer = theirs.get_submodule(vt.wrap(model).chain[-1][-1])  # type: ignore[attr-defined]
     made: dict[str, tuple[Any, str]] = {
         "IntegratedGradients": (captum.attr.IntegratedGradients(theirs), "integrated_gradients"),
         "GuidedBackprop": (captum.attr.GuidedBackprop(theirs), "guided_backprop"),
@@ -138,7 +138,7 @@ class Wide:
 def cam_of(name: str, model: nn.Module, x: Tensor) -> Tensor:
     """Return one of pytorch-grad-cam's maps at the last feature map, before ReLU and scaling."""
     theirs, targets = plain(model), [ClassifierOutputTarget(CLASS) for _ in x]
-    layer = theirs.get_submodule(vt.view(model).chain[-1][-1])  # type: ignore[attr-defined]
+    layer = theirs.get_submodule(vt.wrap(model).chain[-1][-1])  # type: ignore[attr-defined]
     with getattr(pytorch_grad_cam, name)(theirs, [layer]) as cam:
         outputs = cam.activations_and_grads(x)
         sum(outputs[:, CLASS]).backward()
@@ -163,7 +163,7 @@ def of_zennit(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
 def ours(spelling: str, model: nn.Module, x: Tensor, target: int = CLASS) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", vt.VitreousWarning)
-        return vt.method(spelling).attribute(model, x, target=target)
+        return vt.get_method(spelling).attribute(model, x, target=target)
 
 
 def apart(model: nn.Module) -> nn.Module:

@@ -72,12 +72,12 @@ class How(NamedTuple):
     def of(cls, text: str, device: str) -> How:
         spelling, colon, value = text.rpartition(":")
         valued = bool(colon) and value in VALUES  # there are colons in spellings too
-        method = vt.method(spelling if valued else text)
+        method = vt.get_method(spelling if valued else text)
         if method.info.name == "tis" and device != "cpu":
             method = replace(method, half=True)  # type: ignore[call-arg, type-var]
         return cls(method, value if valued else "logit")
 
-    def maps(self, view: vt.View, inputs: Tensor, classes: Tensor, seed: int = 0) -> Tensor:
+    def maps(self, view: vt.VisionModel, inputs: Tensor, classes: Tensor, seed: int = 0) -> Tensor:
         asked: dict[str, Any] = {"value": self.value, "grid": "token", "seed": seed}
         return self.method.attribute(view, inputs, classes.tolist(), **asked)
 
@@ -85,7 +85,7 @@ class How(NamedTuple):
 # -- judging --------------------------------------------------------------------------------------------------
 
 
-def judged(view: vt.View, photos: Photos, hows: Mapping[str, How], precision: str, batch: int) -> vt.Table:
+def judged(view: vt.VisionModel, photos: Photos, hows: Mapping[str, How], precision: str, batch: int) -> vt.ScoreTable:
     """Return one table of all methods, each with a value of its own: one evaluation per value, put together."""
     tables = {}
     for value in dict.fromkeys(how.value for how in hows.values()):
@@ -113,7 +113,7 @@ def judged(view: vt.View, photos: Photos, hows: Mapping[str, How], precision: st
     )
 
 
-def gains(table: vt.Table, methods: Iterable[str], rivals: Iterable[str]) -> dict[str, Any]:
+def gains(table: vt.ScoreTable, methods: Iterable[str], rivals: Iterable[str]) -> dict[str, Any]:
     """Return by how much each method is better than each rival, image by image; above zero is better in all metrics."""
     cells = [(m, r, c) for m in methods for r in rivals if m != r and r in table.methods for c in table.metrics]
     sign = {metric: 1 if up else -1 for metric, up in table.higher_is_better.items()}
@@ -128,7 +128,7 @@ def gains(table: vt.Table, methods: Iterable[str], rivals: Iterable[str]) -> dic
     return found
 
 
-def told(table: vt.Table, hows: Mapping[str, How]) -> dict[str, Any]:
+def told(table: vt.ScoreTable, hows: Mapping[str, How]) -> dict[str, Any]:
     """Return a table as plain data, without the scores of single images."""
     plan = table.plan["by value"]
     return {
@@ -169,7 +169,7 @@ def print_gains(found: Mapping[str, Any]) -> None:
 # -- all of it ------------------------------------------------------------------------------------------------
 
 
-class Bench:
+class BenchmarkRun:
     """Runs the parts one after the other and writes down what each found."""
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -202,7 +202,7 @@ class Bench:
     def run(self) -> None:
         given = self.given
         self.view = vt.load("timm/deit_tiny_patch16_224", checkpoint=given.data / WEIGHTS, device=self.device)
-        self.view.model.requires_grad_(False)
+        self.view.module.requires_grad_(False)
         slow = min(given.slow_images, given.images)
         every = read_photos(self.view, given.data, max(given.images, slow + given.statistics), self.batch)
         photos = every[: given.images]
@@ -237,7 +237,7 @@ class Bench:
         self.informed: set[str] = set()
         if len(others) < 2:
             return
-        usual = vt.statistics(self.view, others.inputs)
+        usual = vt.collect_activation_stats(self.view, others.inputs)
         for name, how in list(self.systems.items()):
             if how.method.info.name == "coiba":
                 told = f"{name}, {len(others)} images"
@@ -262,7 +262,7 @@ def main() -> None:
     parser.add_argument("--precision", help="float32 on a CPU, float16 on a GPU")
     parser.add_argument("--batch", type=int, help="states at once; 16 on a CPU, 1024 on a GPU")
     parser.add_argument("--out", type=Path, help="write what was found as JSON")
-    Bench(parser.parse_args()).run()
+    BenchmarkRun(parser.parse_args()).run()
 
 
 if __name__ == "__main__":

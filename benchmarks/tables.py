@@ -26,7 +26,7 @@ from vitreous.benchmark.executors import run
 from vitreous.benchmark.pack import pack, unpack
 from vitreous.benchmark.protocol import DataSpec, Protocol, protocol_of_json, read, replace_model
 from vitreous.benchmark.reproduction import Ledger
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.summary import Finding
 from vitreous.results.table import markdown
 
@@ -116,7 +116,7 @@ def one(name: str, given: argparse.Namespace) -> None:
         checkpoint={label: str(given.data / MODELS[model][2])},
     )
     wanted = dataclasses.replace(protocol.data, images=table.images)
-    bench = Bench(dataclasses.replace(protocol, data=wanted), given.out / called / model, options)
+    bench = BenchmarkRun(dataclasses.replace(protocol, data=wanted), given.out / called / model, options)
     bench.prepare()
     ready = time.perf_counter()
     run(bench, workers=given.workers)

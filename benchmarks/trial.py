@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vitreous.evaluation.meta_evaluation import trial
-from vitreous.results.diagnostics import Trial
+from vitreous.evaluation.meta_evaluation import meta_evaluate
+from vitreous.results.diagnostics import MetaEvaluation
 
 
 def main() -> None:
@@ -48,7 +48,9 @@ def main() -> None:
             told = time.perf_counter()
             print(f"{done / total:.0%} of {total:,} states, {told - begun:.0f} s", file=sys.stderr, flush=True)
 
-    found = Trial.joined([Trial.load(each) for each in given.join]) if given.join else _run(given, follow)
+    found = (
+        MetaEvaluation.joined([MetaEvaluation.load(each) for each in given.join]) if given.join else _run(given, follow)
+    )
     found.save(given.out, overwrite=True)
     if given.verdicts is not None:  # what other trials have found about other metrics stays
         told = found.verdicts()
@@ -58,8 +60,8 @@ def main() -> None:
     print(found)
 
 
-def _run(given: argparse.Namespace, follow: Callable[[float, int | None], None]) -> Trial:
-    return trial(
+def _run(given: argparse.Namespace, follow: Callable[[float, int | None], None]) -> MetaEvaluation:
+    return meta_evaluate(
         given.metrics or None,
         model=given.model,
         scenes=given.scenes,

@@ -39,7 +39,7 @@ import vitreous as vt
 from vitreous.evaluation.evidence import MOST, Evidence, blurred, moved, on_pixels, strongest
 from vitreous.html import printed
 from vitreous.tracing import probabilities
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 from vitreous.world import PARTS, World, telling_part
 
 PHOTOGRAPHS = {**MODELS, "lite0": ("timm/tf_efficientnet_lite0", {}, "tf_efficientnet_lite0.fp16.safetensors")}
@@ -53,9 +53,9 @@ EMPTY = ("random", "smooth", "runner-up", "other class")
 # -- maps -----------------------------------------------------------------------------------------------------
 
 
-def explained(view: vt.View, inputs: Tensor, step: str, classes: Sequence[int]) -> Tensor:
+def explained(view: vt.VisionModel, inputs: Tensor, step: str, classes: Sequence[int]) -> Tensor:
     """Return the maps of one step of effort, in patches."""
-    method = vt.method(vt.effort(step, view))
+    method = vt.get_method(vt.recommended_method(step, view))
     parts = zip(inputs.split(32), torch.tensor(classes).split(32), strict=True)
     return torch.cat([method.attribute(view, each, aim.tolist(), grid="token").cpu() for each, aim in parts])
 
@@ -71,7 +71,7 @@ def centre(count: int, grid: tuple[int, int]) -> Tensor:
 
 
 def maps_of(
-    view: vt.View, inputs: Tensor, steps: Sequence[str], truth: Tensor | None, chances: Tensor
+    view: vt.VisionModel, inputs: Tensor, steps: Sequence[str], truth: Tensor | None, chances: Tensor
 ) -> dict[str, Tensor]:
     """Return every kind of map ``[n, h, w]`` for the predicted classes."""
     draw, order = torch.Generator().manual_seed(0), chances.argsort(dim=1, descending=True)
@@ -89,7 +89,9 @@ def maps_of(
 # -- the test -------------------------------------------------------------------------------------------------
 
 
-def answers(view: vt.View, inputs: Tensor, blur: Tensor, gone: Sequence[Tensor], classes: Tensor, batch: int) -> Tensor:
+def answers(
+    view: vt.VisionModel, inputs: Tensor, blur: Tensor, gone: Sequence[Tensor], classes: Tensor, batch: int
+) -> Tensor:
     """Return for every image and selection of gone patches, one after the other, the probability of a class, and
     whether it is the prediction."""
     which = torch.tensor([image for image, masks in enumerate(gone) for _ in range(len(masks))])
@@ -105,13 +107,13 @@ def answers(view: vt.View, inputs: Tensor, blur: Tensor, gone: Sequence[Tensor],
 
 
 def tried(
-    view: vt.View, inputs: Tensor, made: Mapping[str, Tensor], chances: Tensor, batch: int
+    view: vt.VisionModel, inputs: Tensor, made: Mapping[str, Tensor], chances: Tensor, batch: int
 ) -> list[dict[str, Any]]:
     """Return a row for every image, map and kind of controls."""
     with ThreadPoolExecutor() as pool:
         blurs = list(pool.map(lambda each: blurred(view.preprocess.picture(each)), inputs.cpu()))
     blur, classes = view.cast(torch.stack([*map(view.preprocess.tensor, blurs)])), chances.argmax(dim=1)
-    draws = Draws.of_images(0, "check", inputs.cpu())
+    draws = PRNGKey.of_images(0, "check", inputs.cpu())
     own = {name: torch.stack([strongest(each) for each in maps]) for name, maps in made.items()}
     first = next(iter(own.values()))
     orders = torch.stack([draws.at(place + 1).permutation(first[0].numel()) for place in range(MOST)], dim=1)
@@ -228,7 +230,7 @@ def print_model(rows: Sequence[Mapping[str, Any]]) -> None:
 # -- what it is tried on --------------------------------------------------------------------------------------
 
 
-def scenes(view: vt.View, count: int) -> tuple[Tensor, Tensor]:
+def scenes(view: vt.VisionModel, count: int) -> tuple[Tensor, Tensor]:
     """Return scenes in eight bits, and the annotation of what tells their class."""
     inputs, truth = [], []
     for drawn, seen in World(n=count, size=view.preprocess.size[0]).batches(64):

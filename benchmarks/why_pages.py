@@ -42,7 +42,7 @@ def text_of(html: str) -> str:
     return re.sub(r"\s+", " ", unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", html, flags=re.DOTALL)))
 
 
-def contradictions(found: Any, view: vt.View | None = None) -> list[str]:
+def contradictions(found: Any, view: vt.VisionModel | None = None) -> list[str]:
     """Return what on the page of an answer contradicts its own numbers, pictures or colours; best nothing.
 
     With its model, the pictures of the page are shown to it once more.
@@ -195,7 +195,7 @@ def _map(found: Any, html: str) -> Iterator[str]:
         yield "red and blue are named where there are none, or not where there are"
 
 
-def _asked(found: Any, html: str, view: vt.View) -> Iterator[str]:
+def _asked(found: Any, html: str, view: vt.VisionModel) -> Iterator[str]:
     """Show the pictures on the page to the model."""
     tolerance = 1e-4 if view.device.type == "cpu" else 0.01  # a GPU rounds convolutions to TF32
     part = html[html.index("Put to the test") :]

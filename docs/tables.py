@@ -35,7 +35,7 @@ def _methods(text: str, page: str) -> str:
         return _name(info, text, page), info.family, specific, info.cost_text, info.models_text, paper
 
     head = ("method", "family", "class-specific", "cost", "models", "paper")
-    return _table(head, map(row, _own(vt.methods())))
+    return _table(head, map(row, _own(vt.list_methods())))
 
 
 def _metrics(text: str, page: str) -> str:
@@ -49,12 +49,12 @@ def _metrics(text: str, page: str) -> str:
         return _name(info, text, page), info.family, better, needs, *costs, presets, paper
 
     head = ("metric", "family", "better", "needs", "forwards", "shared", "maps again", "presets", "paper")
-    return _table(head, map(row, _own(vt.metrics())))
+    return _table(head, map(row, _own(vt.list_metrics())))
 
 
 def _families(text: str, page: str) -> str:
     families: dict[str, list[str]] = {}
-    for info in _own(vt.metrics()):
+    for info in _own(vt.list_metrics()):
         families.setdefault(info.family, []).append(f"`{info.name}`")
     return _table(("family", "metrics"), [(family, ", ".join(names)) for family, names in families.items()])
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol
+from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.units import Setting, Unit
+from vitreous.benchmark.units import RunConfig, Unit
 from vitreous.evaluation.runner import Cost
 
 METHODS = {"generic": "generic", "ours": "rollout", "random": "random"}
 METRICS = {"insertion": "insertion", "deletion": "deletion"}
-SETTING = Setting(
+SETTING = RunConfig(
     label="net",
     model={"label": "net", "name": "world"},
     fingerprint="f" * 32,
@@ -78,7 +78,7 @@ def mapped(store: Store, unit: Unit, costs: Mapping[str, Cost] | None = None) ->
     saved(store, unit, arrays, said)
 
 
-def judging(pictures: str, seed: int = 0, setting: Setting = SETTING, number: int = 0, **which: Any) -> Unit:
+def judging(pictures: str, seed: int = 0, setting: RunConfig = SETTING, number: int = 0, **which: Any) -> Unit:
     methods, metrics = which.get("methods", list(setting.methods)), which.get("metrics", list(setting.metrics))
     return Unit.of(setting, number, seed, [each * 8 for each in pictures], methods, metrics=metrics)
 
@@ -87,7 +87,7 @@ def begun(path: Path, wanted: Mapping[str, Any] | None = None) -> Store:
     return Store.create(path / "run", wanted or {})
 
 
-def planned(store: Store, units: Sequence[Unit], setting: Setting = SETTING, replaces: Sequence[str] = ()) -> None:
+def planned(store: Store, units: Sequence[Unit], setting: RunConfig = SETTING, replaces: Sequence[str] = ()) -> None:
     names = {each: f"picture {each[0]}" for unit in units for each in unit.pictures}
     store.add_plan([setting], list(units), "wanted", names, replaces)
 
@@ -98,14 +98,14 @@ def protocol(methods: Mapping[str, str] = METHODS, **more: Any) -> Protocol:
         "title": "A title with <b>",
         "models": (ModelSpec("net", "world"),),
         "data": DataSpec("folder", path="nowhere"),
-        "judge": JudgeSpec(tuple(METRICS), reference="generic"),
+        "judge": EvaluationSpec(tuple(METRICS), reference="generic"),
         "methods": {name: how for name, how in methods.items() if name != "random"},
     }
     return Protocol(**{**given, **more})
 
 
 def a_run(
-    tmp_path: Path, known: Protocol, pictures: str = "abcdefgh", setting: Setting = SETTING, **wanted: Any
+    tmp_path: Path, known: Protocol, pictures: str = "abcdefgh", setting: RunConfig = SETTING, **wanted: Any
 ) -> Path:
     """A finished run of one judging unit."""
     given = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": [], **wanted}

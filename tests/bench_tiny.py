@@ -11,8 +11,8 @@ from PIL import Image
 
 from vitreous.benchmark.data import Options
 from vitreous.benchmark.plan import map_cell, score_cell, wanted_units
-from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol
+from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
 
 METHODS = ("raw_attention", "rollout")
@@ -54,7 +54,7 @@ def tiny(images: int = 4, methods: Any = METHODS, metrics: Any = METRICS, **more
         title="Tiny",
         models=(ModelSpec("world", judge.pop("name", "world")),),
         data=judge.pop("data", DataSpec("world", images=images, split="test")),
-        judge=JudgeSpec(metrics=tuple(metrics), **judge),
+        judge=EvaluationSpec(metrics=tuple(metrics), **judge),
         methods=rows,
     )
 
@@ -72,8 +72,8 @@ def of_folder(folder: Path, **more: Any) -> Protocol:
     return tiny(data=DataSpec("folder", path=str(folder)), **more)
 
 
-def bench(protocol: Protocol, out: Path, **more: Any) -> Bench:
-    made = Bench(protocol, out, Options(device="cpu", threads=1, **more))
+def bench(protocol: Protocol, out: Path, **more: Any) -> BenchmarkRun:
+    made = BenchmarkRun(protocol, out, Options(device="cpu", threads=1, **more))
     made.prepare()
     return made
 

@@ -31,12 +31,12 @@ CLASS = 1
 """The class that is explained where any will do."""
 
 
-def look_at(family: str, batch: int = 2) -> tuple[vt.View, Tensor]:
+def look_at(family: str, batch: int = 2) -> tuple[vt.VisionModel, Tensor]:
     """A model in double precision and some inputs; skipped where its library is not installed."""
     if family not in EVERY:
         pytest.skip("its library is not installed")
-    view = vt.view(EVERY[family]())
-    view.model.double()
+    view = vt.wrap(EVERY[family]())
+    view.module.double()
     return view, families.images(view, batch)
 
 

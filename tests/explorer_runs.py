@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from vitreous.benchmark.data import Options
-from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol, Published
+from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.units import Unit
 
@@ -66,7 +66,7 @@ def protocol(images: int = 12) -> Protocol:
         models=(ModelSpec("world", "world"),),
         data=DataSpec("world", label="test", images=images, split="test"),
         also=(DataSpec("world", label="train", images=6, split="train", metrics=("gini",)),),
-        judge=JudgeSpec(METRICS, reference="generic"),
+        judge=EvaluationSpec(METRICS, reference="generic"),
         methods=METHODS,
         published=(Published("gini", "world", "generic", data="test", value=0.25, printed=25.0),),
     )
@@ -96,7 +96,7 @@ def arrays(unit: Unit) -> dict[str, Any]:
 
 def planned(folder: Path) -> Store:
     """A run of which nothing is done."""
-    Bench(protocol(), folder, Options(device="cpu")).prepare()
+    BenchmarkRun(protocol(), folder, Options(device="cpu")).prepare()
     return Store(folder)
 
 

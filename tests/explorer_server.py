@@ -28,7 +28,7 @@ PAIR = {"model": "world", "picture": "scene-pairs-5"}
 
 
 @cache
-def world(name: str = "world") -> vt.View:
+def world(name: str = "world") -> vt.VisionModel:
     """A bundled model, loaded once for all tests of a process."""
     return vt.load(name, device="cpu")
 
@@ -116,7 +116,7 @@ class Client:
 @contextmanager
 def served(
     *models: str,
-    views: Mapping[str, vt.View] | None = None,
+    views: Mapping[str, vt.VisionModel] | None = None,
     runs: Mapping[str, Path] | None = None,
     host: str = "127.0.0.1",
     **more: Any,
@@ -174,6 +174,6 @@ def gone(*patches: int, count: int = 256) -> str:
     return base64.b64encode(bytes(int(place in patches) for place in range(count))).decode()
 
 
-def chances(view: vt.View, picture: Image.Image) -> torch.Tensor:
+def chances(view: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
     """What a model says about a picture that is cut to size."""
     return view.logits(view.preprocess.tensor(picture)[None])[0].softmax(dim=0)

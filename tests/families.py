@@ -65,14 +65,14 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
 
 def images(model: nn.Module, batch: int, seed: int = 0) -> Tensor:
     """Return normalised random inputs of the size and dtype of a model or view."""
-    view = vt.view(model)
+    view = vt.wrap(model)
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, 3, *view.preprocess.size, generator=generator).to(view.dtype)
 
 
 def proven(model: Any) -> Any:
     """Let a model or view be compared with itself now, so that a test counts only what comes after."""
-    vt.view(model).prove(images(model, 1))
+    vt.wrap(model).verify(images(model, 1))
     return model
 
 

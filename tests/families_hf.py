@@ -67,10 +67,10 @@ def build(
     return seeded(getattr(hf, make)._from_config(getattr(hf, config)(**settings), **chosen))
 
 
-def zero_shot(make: str, config: str, width: int, **more: Any) -> vt.View:
+def zero_shot(make: str, config: str, width: int, **more: Any) -> vt.VisionModel:
     """Return the view of an image-text model with five classes given as text embeddings."""
     text = torch.randn(5, width, generator=torch.Generator().manual_seed(6))  # no score is near zero
-    return vt.view(build(make, config, **more), text_embeds=text, labels=LABELS)
+    return vt.wrap(build(make, config, **more), text_embeds=text, labels=LABELS)
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {

@@ -52,7 +52,7 @@ class Adapter(nn.Module):
 
 def model(family: str = "vit") -> Any:
     """In double precision: what is not rounding is then seen, also where differences grow from layer to layer."""
-    return vt.view(EVERY[family]()).model.double()
+    return vt.wrap(EVERY[family]()).module.double()
 
 
 def expect_same_or_refused(
@@ -65,13 +65,13 @@ def expect_same_or_refused(
     """Compare all maps with those of a plain model; return the methods that are refused, none of them in ``must``."""
     x, refused = images(plain, 2), []
     with torch.no_grad():
-        one, other = (vt.view(each).original(x) for each in (odd, plain))
+        one, other = (vt.wrap(each).reference_forward(x) for each in (odd, plain))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)  # the same function
     for spelling in methods:
-        expected = vt.method(spelling).attribute(plain, x, target=1)
+        expected = vt.get_method(spelling).attribute(plain, x, target=1)
         refusal = ""
         try:
-            found = vt.method(spelling).attribute(odd, x, target=1)
+            found = vt.get_method(spelling).attribute(odd, x, target=1)
         except VitreousError as error:
             refusal = str(error)
         if refusal:

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.metrics import Answers, Geometry, Info, Metric, Need
+from vitreous.metrics import Evaluation, ImageShape, Metric, MetricInfo, Request
 
 
 @dataclass
 class Probe(Metric):
     """Keeps every answer."""
 
-    asked: Sequence[Need] = ()
-    heard: list[Answers] = field(default_factory=list)
+    asked: Sequence[Request] = ()
+    heard: list[Evaluation] = field(default_factory=list)
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
         return self.asked
 
-    def read(self, answers: Answers) -> Any:
+    def read(self, answers: Evaluation) -> Any:
         self.heard.append(answers)
         return np.zeros(len(answers))
 
@@ -32,10 +32,10 @@ class Ratio(Metric):
 
     count: int = 100
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
-        return [Need.removed("black", [self.count])]
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+        return [Request.removed("black", [self.count])]
 
-    def read(self, answers: Answers) -> Any:
+    def read(self, answers: Evaluation) -> Any:
         (need,) = self.needs(answers.geometry)
         left = np.exp(answers.log_probability(need, self.explain, self.score))[:, 0]
         return np.stack([left, np.exp(answers.clean(self.score, self.explain))], axis=1)
@@ -49,5 +49,5 @@ class Ratio(Metric):
         return sums[:, 0] / sums[:, 1]
 
 
-Probe.info = Info("probe", "test", Probe)
-Ratio.info = Info("ratio", "test", Ratio)
+Probe.info = MetricInfo("probe", "test", Probe)
+Ratio.info = MetricInfo("ratio", "test", Ratio)

@@ -79,7 +79,7 @@ def sparse() -> nn.Module:
 def identity(model: nn.Module, **facts: Any) -> ModelIdentity:
     if isinstance(model, Sparse):
         facts = {"at": "features", "preprocess": PREPROCESS, **facts}
-    return vt.view(model, **facts).identity
+    return vt.wrap(model, **facts).identity
 
 
 def optimizer_step(model: nn.Module) -> None:

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from vitreous.metrics import Explained, Images, Metric, Need, TruthOf, register
+from vitreous.metrics import AnnotationRequest, Images, Metric, Reattribution, Request, register_metric
 from vitreous.metrics.base import SHELF
-from vitreous.models import View
+from vitreous.models import VisionModel
 
 __all__ = ["planted"]
 
@@ -21,7 +21,7 @@ def shaken(inputs: Tensor, preprocess: Any, draws: Any) -> Tensor:
     return (inputs + 0.05 * draws.normal(*inputs.shape[1:]).to(inputs))[:, None]
 
 
-def other_model(view: View) -> View:
+def other_model(view: VisionModel) -> VisionModel:
     return view
 
 
@@ -32,8 +32,8 @@ class Perfect(Metric):
     oracles: ClassVar[Mapping[bytes, np.ndarray]] = {}
     """By the mask of the scene's creature."""
 
-    def needs(self, geometry: Any) -> Sequence[Need]:
-        return [TruthOf("mask")]
+    def needs(self, geometry: Any) -> Sequence[Request]:
+        return [AnnotationRequest("mask")]
 
     def read(self, answers: Any) -> np.ndarray:
         rows = zip(answers.values(self.explain, "pixel"), answers.truth(), strict=True)
@@ -62,7 +62,7 @@ class Downward(Perfect):
 class Unmoved(Metric):
     """One for every map. Cost: none."""
 
-    def needs(self, geometry: Any) -> Sequence[Need]:
+    def needs(self, geometry: Any) -> Sequence[Request]:
         return []
 
     def read(self, answers: Any) -> np.ndarray:
@@ -73,7 +73,7 @@ class Unmoved(Metric):
 class Sparse(Metric):
     """How few pixels hold the map: the negative entropy of its absolute values. Cost: none."""
 
-    def needs(self, geometry: Any) -> Sequence[Need]:
+    def needs(self, geometry: Any) -> Sequence[Request]:
         return []
 
     def read(self, answers: Any) -> np.ndarray:
@@ -86,8 +86,8 @@ class Sparse(Metric):
 class Steady(Metric):
     """How little a map changes when noise is added to the image. Cost: one more map."""
 
-    def needs(self, geometry: Any) -> Sequence[Need]:
-        return [Explained(images=Images("shaken", shaken, 1))]
+    def needs(self, geometry: Any) -> Sequence[Request]:
+        return [Reattribution(images=Images("shaken", shaken, 1))]
 
     def read(self, answers: Any) -> np.ndarray:
         again = answers.explained(*self.needs(answers.geometry), self.explain)[:, 0]
@@ -98,23 +98,23 @@ class Steady(Metric):
 class TwoModels(Metric):
     """Asks for maps of another model. Cost: one more map."""
 
-    def needs(self, geometry: Any) -> Sequence[Need]:
-        return [Explained(under=other_model)]
+    def needs(self, geometry: Any) -> Sequence[Request]:
+        return [Reattribution(under=other_model)]
 
 
 @dataclass
 class TwoClasses(Metric):
     """Asks for maps of another class. Cost: one more map."""
 
-    def needs(self, geometry: Any) -> Sequence[Need]:
-        return [Explained(target="runner-up")]
+    def needs(self, geometry: Any) -> Sequence[Request]:
+        return [Reattribution(target="runner-up")]
 
 
 @dataclass
 class Broken(Metric):
     """Stumbles over its own feet. Cost: none."""
 
-    def needs(self, geometry: Any) -> Sequence[Need]:
+    def needs(self, geometry: Any) -> Sequence[Request]:
         return []
 
     def read(self, answers: Any) -> np.ndarray:
@@ -127,7 +127,7 @@ def planted(oracles: Mapping[bytes, np.ndarray]) -> Iterator[None]:
     every = (Perfect, Flipped, Downward, Unmoved, Sparse, Steady, TwoModels, TwoClasses, Broken)
     Perfect.oracles = oracles
     for each in every:
-        register(f"planted_{each.__name__.lower()}", family="planted")(each)
+        register_metric(f"planted_{each.__name__.lower()}", family="planted")(each)
     try:
         yield
     finally:

@@ -87,12 +87,12 @@ class Slow:
 
     def __init__(self, kind: str) -> None:
         self.kind, self.target = kind, 1
-        self.view = vt.view(SWINS[kind]())
+        self.view = vt.wrap(SWINS[kind]())
         self.x = images(self.view, 2)
         self.grids = [self.view.grid(layer=layer) for layer in range(4)]
 
     def maps(self, spelling: str) -> Tensor:
-        return vt.method(spelling).attribute(self.view, self.x, target=self.target)
+        return vt.get_method(spelling).attribute(self.view, self.x, target=self.target)
 
     def pairs(self, run: Callable[[], Tensor], layers: list[int]) -> list[tuple[Tensor, Tensor]]:
         """Return attention and gradient ``[B, H, N, N]`` of these layers, which are the ones that run."""
@@ -119,7 +119,7 @@ class Slow:
 
     @cached_property
     def whole(self) -> list[tuple[Tensor, Tensor]]:
-        return self.pairs(lambda: self.view.original(self.x)[:, self.target].sum(), [0, 1, 2, 3])
+        return self.pairs(lambda: self.view.reference_forward(self.x)[:, self.target].sum(), [0, 1, 2, 3])
 
     def folded(self, apart: Tensor, layer: int) -> Tensor:
         high, wide = self.grids[layer]
@@ -150,7 +150,7 @@ class Slow:
         """What a block takes for its grid. timm's is asked: not every version of it halves an odd side as it merges."""
         if not self.kind.startswith("timm"):
             return self.grids[layer]
-        high, wide = [block for stage in self.view.model.layers for block in stage.blocks][layer].input_resolution
+        high, wide = [block for stage in self.view.module.layers for block in stage.blocks][layer].input_resolution
         return high, wide
 
     def window(self, layer: int) -> tuple[int, int]:
@@ -172,7 +172,7 @@ class Slow:
 
     def merge(self, patches: Tensor) -> Tensor:
         """Run the model's own merging of patches ``[B, h, w, C]``, and return patches ``[B, N2, C2]``."""
-        model = self.view.model
+        model = self.view.module
         if self.kind.startswith("timm"):
             merged = model.layers[1].downsample(patches)
         elif self.kind.startswith("tv"):
@@ -186,7 +186,7 @@ class Slow:
         """What each patch of the first grid has of each of the second, ``[N2, N1]``, by changing one at a time."""
         high, wide = self.grids[0]
         generator = torch.Generator().manual_seed(0)
-        patches = torch.randn(high * wide, self.view.width_at(1), generator=generator, dtype=torch.float64)
+        patches = torch.randn(high * wide, self.view.embed_dim_at(1), generator=generator, dtype=torch.float64)
         changed = patches.repeat(len(patches) + 1, 1, 1)
         changed[range(len(patches)), range(len(patches)), 0] += 1
         merged = self.merge(changed.view(len(changed), high, wide, -1))

@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def checkpoint(here: Path) -> Path:
     torch.manual_seed(7)
     path = here / "weights.pt"
-    torch.save(vt.load(NAME, **OPTIONS).model.state_dict(), path)
+    torch.save(vt.load(NAME, **OPTIONS).module.state_dict(), path)
     return path
 
 
@@ -74,7 +74,7 @@ def test_the_step_of_effort_and_a_picture_in_hand() -> None:
 def test_a_model_in_hand_is_told_by_its_fingerprint() -> None:
     model = FAMILIES["vit"]()
     first = vt.why(model, "a photo.png", method="ixg")
-    fingerprint = vt.view(model).fingerprint[:12]
+    fingerprint = vt.wrap(model).fingerprint[:12]
     call, comment = first.command.splitlines()
     assert call == "vt.why(model, 'a photo.png', method='ixg')"
     assert comment == f"# model: a VisionTransformer of your own, fingerprint {fingerprint}"
@@ -85,7 +85,7 @@ def test_a_model_in_hand_is_told_by_its_fingerprint() -> None:
 def test_a_loaded_model_that_was_changed_is_one_in_hand(checkpoint: Path) -> None:
     view = vt.load(NAME, checkpoint=checkpoint, **OPTIONS)
     with torch.no_grad():
-        view.model.head.weight.mul_(1.1)
+        view.module.head.weight.mul_(1.1)
     first = vt.why(view, "a photo.png", method="ixg")
     assert "vt.load" not in first.command
     assert "of your own, fingerprint" in first.command
@@ -99,7 +99,7 @@ def test_random_weights_are_told() -> None:
 
 def test_a_target_in_a_list_and_a_method_that_has_no_spelling(checkpoint: Path) -> None:
     view = vt.load(NAME, checkpoint=checkpoint, **OPTIONS)
-    first = vt.why(view, "a photo.png", torch.tensor([4]), method=vt.method("ixg"))
+    first = vt.why(view, "a photo.png", torch.tensor([4]), method=vt.get_method("ixg"))
     assert "target=4, method='ixg'" in first.command
     assert rerun(first.command) == first.html()
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
-from vitreous.errors import SpellingError, VitreousError
+from vitreous.errors import SpecError, VitreousError
 from vitreous.evaluation.agreement import agreement, best_layers, layer_methods
 from vitreous.metrics.bootstrap import resamples
 from vitreous.results.diagnostics import Agreement
@@ -24,22 +24,22 @@ METHODS = ["ixg", "generic", "input_x_gradient"]
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.View) -> Tensor:
+def x(view: vt.VisionModel) -> Tensor:
     return images(view, 6)
 
 
 @pytest.fixture(scope="module")
-def maps(view: vt.View, x: Tensor) -> dict[str, np.ndarray]:
-    return {name: vt.method(name).attribute(view, x, grid="token").double().numpy() for name in METHODS}
+def maps(view: vt.VisionModel, x: Tensor) -> dict[str, np.ndarray]:
+    return {name: vt.get_method(name).attribute(view, x, grid="token").double().numpy() for name in METHODS}
 
 
 @pytest.fixture(scope="module")
-def found(view: vt.View, x: Tensor) -> Agreement:
+def found(view: vt.VisionModel, x: Tensor) -> Agreement:
     return agreement(view, x, METHODS, samples=200)
 
 
@@ -57,7 +57,7 @@ def test_pair_by_pair(found: Agreement, maps: dict[str, np.ndarray]) -> None:
     assert found.images == tuple(f"input-{i}" for i in range(6))
 
 
-def test_cka(view: vt.View, x: Tensor, maps: dict[str, np.ndarray]) -> None:
+def test_cka(view: vt.VisionModel, x: Tensor, maps: dict[str, np.ndarray]) -> None:
     told = agreement(view, x, METHODS, by="cka", samples=20)
     a, b = (maps[name].reshape(6, -1) for name in METHODS[:2])
     a, b = a - a.mean(axis=0), b - b.mean(axis=0)
@@ -69,13 +69,13 @@ def test_cka(view: vt.View, x: Tensor, maps: dict[str, np.ndarray]) -> None:
     assert 0 <= low < high <= 1 + 1e-9
 
 
-def test_pixels_and_other_similarities(view: vt.View, x: Tensor, found: Agreement) -> None:
+def test_pixels_and_other_similarities(view: vt.VisionModel, x: Tensor, found: Agreement) -> None:
     fine = agreement(view, x, METHODS, by="ssim", grid="pixel", samples=5)
     assert fine["ixg", "generic"] != pytest.approx(found["ixg", "generic"], abs=1e-3)
     np.testing.assert_allclose(np.diag(fine.matrix), 1)
 
 
-def test_broken_and_constant_maps(view: vt.View, x: Tensor) -> None:
+def test_broken_and_constant_maps(view: vt.VisionModel, x: Tensor) -> None:
     one, other = (torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     one[0, 1, 1], other[1, 2, 2], other[2] = torch.nan, torch.nan, 0.5
     told = agreement(view, x, {"one": one, "other": other}, samples=5)
@@ -129,28 +129,28 @@ def test_bad_files(tmp_path: Path, text: str | None, said: str) -> None:
         Agreement.load(path)
 
 
-def test_layers_of_one_method(view: vt.View, x: Tensor) -> None:
+def test_layers_of_one_method(view: vt.VisionModel, x: Tensor) -> None:
     hows = layer_methods("raw_attention", view)
     assert list(hows) == ["layer 0", "layer 1", "layer 2"]
     told = agreement(view, x, hows, by="ssim", samples=5)
     assert told.methods == tuple(hows)
-    first = vt.method("raw_attention(layer=0)").attribute(view, x)
+    first = vt.get_method("raw_attention(layer=0)").attribute(view, x)
     torch.testing.assert_close(hows["layer 0"].attribute(view, x), first)
     assert list(layer_methods("iba(steps=3)", view)) == ["layer 0", "layer 1"], "no patch is read after the last block"
     assert all(each.steps == 3 for each in layer_methods("iba(steps=3)", view).values())
-    with pytest.raises(SpellingError, match="rollout has no layer that could be another one"):
+    with pytest.raises(SpecError, match="rollout has no layer that could be another one"):
         layer_methods("rollout", view)
 
 
 def test_layers_of_different_grids() -> None:
-    view = vt.view(EVERY["swin"]())
+    view = vt.wrap(EVERY["swin"]())
     hows = layer_methods("gradcam", view)
     told = agreement(view, images(view, 2), hows, samples=5)
     assert len(told.methods) == 4
     assert np.isfinite(told.matrix).all()
 
 
-def test_best_layers(view: vt.View, x: Tensor) -> None:
+def test_best_layers(view: vt.VisionModel, x: Tensor) -> None:
     table: Any = vt.evaluate(view, x, layer_methods("raw_attention", view), ["insertion", "deletion"], samples=2)
     for metric, best in (("insertion", np.argmax), ("deletion", np.argmin)):
         scores = np.stack([table[name, metric] for name in table.methods])
@@ -159,7 +159,7 @@ def test_best_layers(view: vt.View, x: Tensor) -> None:
         assert tuple(best_layers(table, metric)) == table.methods
 
 
-def test_equal_layers_share(view: vt.View, x: Tensor) -> None:
+def test_equal_layers_share(view: vt.VisionModel, x: Tensor) -> None:
     maps = torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(0))
     broken = maps.clone()
     maps[5], broken[[0, 5]] = torch.nan, torch.nan
@@ -169,10 +169,10 @@ def test_equal_layers_share(view: vt.View, x: Tensor) -> None:
     assert shares == pytest.approx({"one": 1 / 2 + 4 / 3, "same": 1 / 2 + 4 / 3, "broken": 4 / 3})
 
 
-def test_refused(view: vt.View, x: Tensor, found: Agreement) -> None:
-    with pytest.raises(SpellingError, match=r"by='hog' is not one of spearman, .*, cka"):
+def test_refused(view: vt.VisionModel, x: Tensor, found: Agreement) -> None:
+    with pytest.raises(SpecError, match=r"by='hog' is not one of spearman, .*, cka"):
         agreement(view, x, METHODS, by="hog")
-    with pytest.raises(SpellingError, match="grid='own' is not one of token, pixel"):
+    with pytest.raises(SpecError, match="grid='own' is not one of token, pixel"):
         agreement(view, x, METHODS, grid="own")
     with pytest.raises(VitreousError, match="needs at least two methods, got 1"):
         agreement(view, x, "ixg")

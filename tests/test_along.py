@@ -11,9 +11,9 @@ from torch import Tensor
 
 import vitreous as vt
 from families import FAMILIES, golden, images, proven
-from vitreous.errors import ModelError, SpellingError
-from vitreous.methods.base import answer
-from vitreous.tracing import Session, Target
+from vitreous.errors import ModelError, SpecError
+from vitreous.methods.base import compute_attributions
+from vitreous.tracing import Context, Target
 
 MODEL, IMAGE = golden()
 
@@ -33,7 +33,7 @@ TABLE = {
 def test_golden_numbers(spelling: str) -> None:
     """To nine digits."""
     total, largest, place, *entries = TABLE[spelling]
-    found = vt.method(spelling).attribute(MODEL, IMAGE, target=2).flatten()
+    found = vt.get_method(spelling).attribute(MODEL, IMAGE, target=2).flatten()
     assert found.argmax().item() == place
     told = [found.sum(), found.max(), *found[[0, 50, 101, 195]]]
     for one, other in zip(told, [total, largest, *entries], strict=True):
@@ -48,7 +48,7 @@ def deep() -> Any:
 
 @cache
 def of_twelve(spelling: str, value: str = "logit") -> Tensor:
-    return vt.method(spelling).attribute(deep(), images(deep(), 2), target=2, value=value)
+    return vt.get_method(spelling).attribute(deep(), images(deep(), 2), target=2, value=value)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_published_settings_of_twelve_blocks(spelling: str, same: str) -> None:
 @pytest.mark.parametrize(("spelling", "same"), [("tam", "tam"), ("bt_h", "bt_h"), ("bt_t", "bt_t(start=3)")])
 def test_interpretdl_differentiates_the_probability(spelling: str, same: str) -> None:
     preset = f"{spelling}@interpretdl"
-    assert vt.method(preset).values("logit") == ("prob",)
-    assert vt.method(spelling).values("logprob") == ("logprob",)
+    assert vt.get_method(preset).values("logit") == ("prob",)
+    assert vt.get_method(spelling).values("logprob") == ("logprob",)
     assert torch.allclose(of_twelve(preset), of_twelve(same, "prob"), rtol=1e-9, atol=0)
 
 
@@ -98,10 +98,10 @@ def test_published_settings_differ(settings: list[str]) -> None:
 
 @pytest.mark.parametrize(("depth", "starts"), [(3, (1, 0, 1)), (8, (2, 2, 4)), (24, (8, 6, 12))])
 def test_where_the_chain_ends_in_models_of_other_depths(depth: int, starts: tuple[int, ...]) -> None:
-    view = vt.view(FAMILIES["vit"](depth=depth))
+    view = vt.wrap(FAMILIES["vit"](depth=depth))
     for name, start in zip(("tam", "bt_h", "bt_t"), starts, strict=True):
-        assert vt.method(name).asks(view) == vt.method(f"{name}(start={start})").asks(view)
-        assert vt.method(name).asks(view) != vt.method(f"{name}(start={start + 1})").asks(view)
+        assert vt.get_method(name).asks(view) == vt.get_method(f"{name}(start={start})").asks(view)
+        assert vt.get_method(name).asks(view) != vt.get_method(f"{name}(start={start + 1})").asks(view)
 
 
 @pytest.mark.parametrize(
@@ -109,24 +109,24 @@ def test_where_the_chain_ends_in_models_of_other_depths(depth: int, starts: tupl
 )
 @pytest.mark.parametrize("kind", ["vit", "gap", "siglip"])
 def test_cost_is_what_is_run(spelling: str, kind: str) -> None:
-    method, (view, ticks) = vt.method(spelling), counted(kind)
-    session = Session(view, images(view, 2), Target.of(view, 2, 1), tick=ticks.append)
-    answer(session, [method])
+    method, (view, ticks) = vt.get_method(spelling), counted(kind)
+    session = Context(view, images(view, 2), Target.of(view, 2, 1), tick=ticks.append)
+    compute_attributions(session, [method])
     assert sum(ticks) == 2 * method.forwards(view)
 
 
-def counted(kind: str) -> tuple[vt.View, list[int]]:
-    return vt.view(proven(FAMILIES[kind]())), []
+def counted(kind: str) -> tuple[vt.VisionModel, list[int]]:
+    return vt.wrap(proven(FAMILIES[kind]())), []
 
 
 @pytest.mark.parametrize("value", ["none", "prob"])
 def test_one_path_serves_all_who_take_as_many_steps(value: str) -> None:
     view, ticks = counted("vit")
-    session = Session(view, images(view, 2), Target.of(view, 2, 1), tick=ticks.append)
-    alike = [vt.method(f"{name}(steps=6, value={value})") for name in ("tam", "bt_h", "bt_t")]
-    together = answer(session, alike)
+    session = Context(view, images(view, 2), Target.of(view, 2, 1), tick=ticks.append)
+    alike = [vt.get_method(f"{name}(steps=6, value={value})") for name in ("tam", "bt_h", "bt_t")]
+    together = compute_attributions(session, alike)
     assert sum(ticks) == 2 * 6
-    answer(session, [vt.method(f"tam(steps=3, value={value})")])
+    compute_attributions(session, [vt.get_method(f"tam(steps=3, value={value})")])
     assert sum(ticks) == 2 * (6 + 2)  # the image itself is known
     for method, found in zip(alike, together, strict=True):
         assert torch.allclose(found.map, method.attribute(view, images(view, 2), target=1), rtol=1e-5, atol=1e-9)
@@ -138,7 +138,7 @@ def test_inner_batches_and_neighbours_change_nothing(spelling: str, kind: str) -
     """The release of bt_h divides by a sum over the batch."""
     model = FAMILIES[kind]().double()
     x = images(model, 3)
-    method = vt.method(spelling)
+    method = vt.get_method(spelling)
     found = method.attribute(model, x, target=2)
     for size in (1, 2, 7):
         assert torch.allclose(method.attribute(model, x, target=2, internal_batch_size=size), found, rtol=1e-9)
@@ -152,7 +152,7 @@ def test_inner_batches_and_neighbours_change_nothing(spelling: str, kind: str) -
 def test_no_gradient_is_no_error(spelling: str, kind: str) -> None:
     """Nothing divided by nothing is nothing: the map is the same everywhere."""
     model = FAMILIES[kind]()
-    found = vt.method(spelling).attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
+    found = vt.get_method(spelling).attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
     assert found.amax() - found.amin() <= 1e-6
 
 
@@ -161,7 +161,7 @@ def test_a_pooling_over_patches_only_leaves_the_prefix_out() -> None:
     model = FAMILIES["siglip"](class_token=True).double()
     x = images(model, 1)
     for spelling in ("tam(steps=2)", "bt_h(steps=2)", "bt_t(steps=2)", "inflow", "iia(steps=1)"):
-        found = vt.method(spelling).attribute(model, x, target=2)
+        found = vt.get_method(spelling).attribute(model, x, target=2)
         assert found.shape == (1, 4, 4)
         assert found.amax() > 0
 
@@ -178,18 +178,18 @@ def test_a_pooling_over_patches_only_leaves_the_prefix_out() -> None:
     ],
 )
 def test_parameters_that_mean_nothing_are_refused(spelling: str, told: str) -> None:
-    with pytest.raises(SpellingError, match=told):
-        vt.method(spelling)
+    with pytest.raises(SpecError, match=told):
+        vt.get_method(spelling)
 
 
 @pytest.mark.parametrize("spelling", ["tam(start=3)", "bt_h(start=-4)", "bt_t@released"])
 def test_blocks_that_are_not_there_are_refused(spelling: str) -> None:
     model = FAMILIES["vit"]()
     with pytest.raises(ModelError, match=r"layer (3|-4|5) is outside 0\.\.2"):
-        vt.method(spelling).attribute(model, images(model, 1))
+        vt.get_method(spelling).attribute(model, images(model, 1))
 
 
 def test_attention_pooling_cannot_be_taken_twice() -> None:
     model = FAMILIES["siglip"]()
     with pytest.raises(ModelError, match="twice"):
-        vt.method("tam@inflow").attribute(model, images(model, 1))
+        vt.get_method("tam@inflow").attribute(model, images(model, 1))

@@ -70,7 +70,7 @@ def read(model: Any, matrix: Tensor) -> Tensor:
 def assert_same(spelling: str, model: Any, definition: Any) -> None:
     """Compare a batch of two with the definition for each of them."""
     x = images(model, 2)
-    found = vt.method(spelling).attribute(model, x, target=CLASS)
+    found = vt.get_method(spelling).attribute(model, x, target=CLASS)
     for image, each in zip(x, found, strict=True):
         expected = definition(image[None])
         assert expected.abs().max() > 0
@@ -116,7 +116,7 @@ def test_tam_of_sub_networks() -> None:
     """There the path leads from no tokens to the tokens."""
     model = FAMILIES["vit"]().double()
     x = images(model, 1)
-    _, extras = vt.method("plus(tam(start=0, steps=3))").attribute(model, x, target=CLASS, extras=True)
+    _, extras = vt.get_method("plus(tam(start=0, steps=3))").attribute(model, x, target=CLASS, extras=True)
     inputs = slow.forward(model, x).inputs
     for first in (1, 2):
         expected = transitions(model, inputs[first], 3, 0, first=first)

@@ -15,8 +15,8 @@ import vitreous as vt
 from families import images
 from slow_windows import ODD, SWINS, Slow, hf, slow_of, timm
 from vitreous.errors import ModelError
-from vitreous.methods.base import answer
-from vitreous.tracing import Keep, Pass, Session, Target, whole
+from vitreous.methods.base import compute_attributions
+from vitreous.tracing import Context, Pass, Record, Target, whole
 
 
 @pytest.fixture(params=SWINS)
@@ -40,7 +40,7 @@ def asked(slow: Slow, steps: int) -> Tensor:
     total: Any = 0
     for step in range(steps):
         x = slow.x * (step / (steps - 1) if steps > 1 else 1)
-        total = total + slow.pairs(lambda x=x: slow.view.original(x)[:, slow.target].sum(), [0, 1, 2, 3])[3][1]
+        total = total + slow.pairs(lambda x=x: slow.view.reference_forward(x)[:, slow.target].sum(), [0, 1, 2, 3])[3][1]
     return (total / steps).clamp(min=0).mean(dim=1)
 
 
@@ -123,7 +123,7 @@ def check_iia(slow: Slow, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
             for scale[0] in way:
 
                 def run(t: float = t) -> Tensor:
-                    return slow.view.original(t * slow.x)[:, slow.target].sum()
+                    return slow.view.reference_forward(t * slow.x)[:, slow.target].sum()
 
                 for total, (a, g) in zip(sums, slow.pairs(run, [0, 1, 2, 3]), strict=True):
                     total += (a * g).clamp(min=0).mean(dim=1)
@@ -148,14 +148,14 @@ def test_fused_attention_gives_the_same(library: str) -> None:
                 block.attn.fused_attn = fused
     x = images(models[0], 2)
     for spelling in METHODS:
-        found, expected = (vt.method(spelling).attribute(model, x, target=2) for model in models)
+        found, expected = (vt.get_method(spelling).attribute(model, x, target=2) for model in models)
         within = 1e-4 if library == "hf" else 1e-9  # whose written-out softmax is a float32 whatever the model is
         assert (found - expected).abs().max() <= within * expected.abs().max()
 
 
 @pytest.mark.parametrize("spelling", METHODS)
 def test_inner_batches_and_neighbours_change_nothing(spelling: str) -> None:
-    model, method = timm(size=ODD), vt.method(spelling)
+    model, method = timm(size=ODD), vt.get_method(spelling)
     x = images(model, 3)
     found = method.attribute(model, x, target=2)
     for size in (1, 2, 7):
@@ -165,20 +165,20 @@ def test_inner_batches_and_neighbours_change_nothing(spelling: str) -> None:
 
 
 def test_one_path_serves_both() -> None:
-    view = vt.view(timm())
+    view = vt.wrap(timm())
     x = images(view, 2)
-    view.prove(x)
+    view.verify(x)
     runs: list[int] = []
-    session = Session(view, x, Target.of(view, 2, 1), tick=runs.append)
-    answer(session, [vt.method("bt_h(steps=4)"), vt.method("tam(steps=4)")])
+    session = Context(view, x, Target.of(view, 2, 1), tick=runs.append)
+    compute_attributions(session, [vt.get_method("bt_h(steps=4)"), vt.get_method("tam(steps=4)")])
     assert sum(runs) == 2 * 4
 
 
 @pytest.mark.parametrize("name", ["bt_h", "tam"])
 def test_sub_networks_have_the_windows_of_their_blocks(name: str) -> None:
     slow = slow_of("timm_odd")
-    tokens = slow.view.run(slow.view.embed(slow.x), 0, 1).detach()
-    found = vt.method(f"{name}(start=0, steps=1)").attribute(slow.view.suffix(1, slow.x), tokens, target=1)
+    tokens = slow.view.forward_blocks(slow.view.embed(slow.x), 0, 1).detach()
+    found = vt.get_method(f"{name}(start=0, steps=1)").attribute(slow.view.suffix(1, slow.x), tokens, target=1)
     close(found, slow.maps(f"{name}(start=1, steps=1)"))
 
 
@@ -186,8 +186,8 @@ def test_sub_networks_have_the_windows_of_their_blocks(name: str) -> None:
 def test_half_precision_keeps_small_numbers(spelling: str) -> None:
     model = timm()
     x = images(model, 1)
-    full = vt.method(spelling).attribute(model, x, target=1)
-    half = vt.method(spelling).attribute(model.half(), x.half(), target=1)
+    full = vt.get_method(spelling).attribute(model, x, target=1)
+    half = vt.get_method(spelling).attribute(model.half(), x.half(), target=1)
     assert half.dtype == torch.float32
     assert F.cosine_similarity(full.flatten(), half.double().flatten(), dim=0) > 0.999
 
@@ -196,7 +196,7 @@ def test_half_precision_keeps_small_numbers(spelling: str) -> None:
 @pytest.mark.parametrize("spelling", METHODS)
 def test_no_gradient_is_no_error(spelling: str) -> None:
     model = timm(size=64)
-    found = vt.method(spelling).attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
+    found = vt.get_method(spelling).attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
     assert found.amax() - found.amin() <= 1e-12
 
 
@@ -205,8 +205,8 @@ def doubled(attention: Tensor) -> Tensor:
 
 
 def test_what_is_kept_of_changed_attention_is_that_of_the_new_weights(slow: Slow) -> None:
-    keeps = tuple(Keep("windows", whole, (2, 3), grad) for grad in (False, True))
-    session = Session(slow.view, slow.x, Target.of(slow.view, 2, slow.target))
+    keeps = tuple(Record("windows", whole, (2, 3), grad) for grad in (False, True))
+    session = Context(slow.view, slow.x, Target.of(slow.view, 2, slow.target))
     own, changed = session.trace(Pass(keeps)), session.trace(Pass(keeps, changes=((3, doubled),)))
     assert torch.equal(changed[keeps[0]][0], own[keeps[0]][0])
     assert torch.equal(changed[keeps[0]][1], 2 * own[keeps[0]][1])
@@ -222,4 +222,4 @@ def test_what_is_kept_of_changed_attention_is_that_of_the_new_weights(slow: Slow
 def test_what_needs_values_of_all_tokens_is_refused(spelling: str) -> None:
     model = timm()
     with pytest.raises(ModelError, match="inside windows"):
-        vt.method(spelling).attribute(model, images(model, 1))
+        vt.get_method(spelling).attribute(model, images(model, 1))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import vitreous as vt
 from every import EVERY, look_at
 from families import golden, images
-from vitreous.errors import ModelError, SpellingError
+from vitreous.errors import ModelError, SpecError
 from vitreous.methods.feature_perturbation import Suppressed
 
 CLASS = 1
@@ -27,25 +27,25 @@ def attended(attention: Attention, x: Tensor, factors: Tensor) -> Tensor:
     return attention.proj(attention.norm(mixed.transpose(1, 2).flatten(2)))
 
 
-def reference(view: vt.View, x: Tensor, factor: float, similarity: float | None = None) -> Tensor:
+def reference(view: vt.VisionModel, x: Tensor, factor: float, similarity: float | None = None) -> Tensor:
     """The map of one image [1, 3, H, W]: the loss without each patch minus the loss."""
     losses = []
     entering = view.embed(x)
-    patches = entering[0, view.prefix :]
+    patches = entering[0, view.num_prefix_tokens :]
     for j in [None, *range(len(patches))]:
         factors = torch.ones(entering.shape[1]).to(x)
         for k, patch in enumerate(patches):
             if j is not None:
                 c = F.cosine_similarity(patches[j], patch, dim=0).item()
                 if k == j:
-                    factors[view.prefix + k] = factor
+                    factors[view.num_prefix_tokens + k] = factor
                 elif similarity is not None and c > similarity:
-                    factors[view.prefix + k] = (1 - factor) * (1 - c) + factor
+                    factors[view.num_prefix_tokens + k] = (1 - factor) * (1 - c) + factor
         tokens = entering
-        for block in view.model.blocks:
+        for block in view.module.blocks:
             tokens = tokens + block.ls1(attended(block.attn, block.norm1(tokens), factors))
             tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
-        losses.append(F.cross_entropy(view.finish(tokens), torch.tensor([CLASS])))
+        losses.append(F.cross_entropy(view.forward_head(tokens), torch.tensor([CLASS])))
     return (torch.stack(losses[1:]) - losses[0]).reshape(view.grid(x))
 
 
@@ -57,7 +57,7 @@ def reference(view: vt.View, x: Tensor, factor: float, similarity: float | None 
 @torch.no_grad()
 def test_definition(family, factor):
     view, x = look_at(family)
-    found = vt.method(f"atman(factor={factor})").attribute(view, x, CLASS)
+    found = vt.get_method(f"atman(factor={factor})").attribute(view, x, CLASS)
     for image, own in zip(x.split(1), found, strict=True):
         assert torch.allclose(own, reference(view, image, factor), atol=1e-11)
         assert own.max() > own.min()
@@ -67,16 +67,16 @@ def test_definition(family, factor):
 @torch.no_grad()
 def test_similar_patches_go_with_it(similarity):
     view, x = look_at("registers")
-    found = vt.method(f"atman(similarity={similarity})").attribute(view, x, CLASS)
+    found = vt.get_method(f"atman(similarity={similarity})").attribute(view, x, CLASS)
     for image, own in zip(x.split(1), found, strict=True):
         assert torch.allclose(own, reference(view, image, 0.1, similarity), atol=1e-11)
     if similarity < 0.5:
-        assert not torch.allclose(found, vt.method("atman").attribute(view, x, CLASS), atol=1e-3)
+        assert not torch.allclose(found, vt.get_method("atman").attribute(view, x, CLASS), atol=1e-3)
 
 
 def test_golden_numbers():
     model, image = golden()
-    found = vt.method("atman").attribute(model, image, 2)[0].flatten()
+    found = vt.get_method("atman").attribute(model, image, 2)[0].flatten()
     assert found.sum().item() == pytest.approx(0.0316445227, rel=1e-8)
     assert found.max().item() == pytest.approx(0.00972573675, rel=1e-8)
     assert found.argmax().item() == 151
@@ -87,11 +87,11 @@ def test_golden_numbers():
 @torch.no_grad()
 def test_presets():
     """A picture with two equal halves has embeddings that are alike, apart from their positions."""
-    assert vt.method("atman@magma") == vt.method("atman(factor=0.1, similarity=0.6)")
+    assert vt.get_method("atman@magma") == vt.get_method("atman(factor=0.1, similarity=0.6)")
     view, x = look_at("vit")
-    view.model.pos_embed *= 0.1
+    view.module.pos_embed *= 0.1
     x = torch.cat([x[..., :16], x[..., :16]], dim=-1)
-    plain, magma = (vt.method(each).attribute(view, x, CLASS) for each in ("atman", "atman@magma"))
+    plain, magma = (vt.get_method(each).attribute(view, x, CLASS) for each in ("atman", "atman@magma"))
     assert ((plain - magma).abs().flatten(1).amax(dim=1) > 0.1 * plain.abs().flatten(1).amax(dim=1)).all()
     assert torch.allclose(magma[0], reference(view, x[:1], 0.1, 0.6), atol=1e-11)
 
@@ -99,35 +99,37 @@ def test_presets():
 @torch.no_grad()
 def test_scores_and_targets():
     view, x = look_at("vit")
-    logits = [vt.method("atman(score=logit)").attribute(view, x, c) for c in range(3)]
+    logits = [vt.get_method("atman(score=logit)").attribute(view, x, c) for c in range(3)]
     assert torch.allclose(
-        vt.method("atman(score=logit)").attribute(view, x, 0, against=[1, 2]),
+        vt.get_method("atman(score=logit)").attribute(view, x, 0, against=[1, 2]),
         logits[0] - (logits[1] + logits[2]) / 2,
         atol=1e-11,
     )
-    assert torch.allclose(vt.method("atman").attribute(view, x, lambda seen: 2 * seen[:, 1]), 2 * logits[1], atol=1e-11)
-    apart = vt.method("atman(score=logit)").attribute(view, x, [2, 0])
+    assert torch.allclose(
+        vt.get_method("atman").attribute(view, x, lambda seen: 2 * seen[:, 1]), 2 * logits[1], atol=1e-11
+    )
+    apart = vt.get_method("atman(score=logit)").attribute(view, x, [2, 0])
     assert torch.allclose(apart, torch.stack([logits[2][0], logits[0][1]]), atol=1e-11)
-    own = vt.method("atman").attribute(view, x, CLASS)
-    assert torch.equal(own, vt.method("atman").attribute(view, x, CLASS, value="prob"))
+    own = vt.get_method("atman").attribute(view, x, CLASS)
+    assert torch.equal(own, vt.get_method("atman").attribute(view, x, CLASS, value="prob"))
     assert vt.explain(view, x[0], "atman").value == "logprob"
     now = view.logits(x).softmax(1)[:, CLASS].view(-1, 1, 1)
-    risen = vt.method("atman(score=prob)").attribute(view, x, CLASS)
+    risen = vt.get_method("atman(score=prob)").attribute(view, x, CLASS)
     assert torch.allclose(now - risen, now * (-own).exp(), atol=1e-11)
 
 
 @torch.no_grad()
 def test_sub_networks_are_suppressed_from_their_first_block_on():
     view, x = look_at("vit")
-    tokens = view.run(view.embed(x), 0, 2)
-    found = vt.method("atman").attribute(view.suffix(2, x), tokens, CLASS)
-    block = view.model.blocks[2]
+    tokens = view.forward_blocks(view.embed(x), 0, 2)
+    found = vt.get_method("atman").attribute(view.suffix(2, x), tokens, CLASS)
+    block = view.module.blocks[2]
     for j in (0, 7, 15):
         factors = torch.ones(17).double()
         factors[1 + j] = 0.1
         out = tokens + attended(block.attn, block.norm1(tokens), factors)
         out = out + block.mlp(block.norm2(out))
-        fall = (view.logits(x).log_softmax(1) - view.finish(out).log_softmax(1))[:, CLASS]
+        fall = (view.logits(x).log_softmax(1) - view.forward_head(out).log_softmax(1))[:, CLASS]
         assert torch.allclose(found.flatten(1)[:, j], fall, atol=1e-11)
 
 
@@ -142,11 +144,11 @@ def test_weights_of_zero():
 
 def test_classes_that_are_compared_share_the_forwards(monkeypatch):
     view, x = look_at("vit")
-    alone = [vt.method("atman").attribute(view, x, each) for each in (1, 3)]
+    alone = [vt.get_method("atman").attribute(view, x, each) for each in (1, 3)]
     rows: list[int] = []
-    finish = type(view).finish
+    finish = type(view).forward_head
     monkeypatch.setattr(type(view), "finish", lambda self, tokens: rows.append(len(tokens)) or finish(self, tokens))
-    _, more = vt.method('var(atman, classes="1,3")').attribute(view, x, 1, extras=True)
+    _, more = vt.get_method('var(atman, classes="1,3")').attribute(view, x, 1, extras=True)
     assert sum(rows) == 2 + 2 * 16
     assert torch.allclose(more["maps"], torch.stack(alone, dim=1), atol=1e-11)
 
@@ -155,9 +157,9 @@ def test_classes_that_are_compared_share_the_forwards(monkeypatch):
 def test_windows_are_refused(family):
     if family not in EVERY:
         pytest.skip("not among the models")
-    view = vt.view(EVERY[family]())
+    view = vt.wrap(EVERY[family]())
     with pytest.raises(ModelError, match="attends inside windows"):
-        vt.method("atman").attribute(view, images(view, 1))
+        vt.get_method("atman").attribute(view, images(view, 1))
 
 
 @pytest.mark.parametrize(
@@ -171,5 +173,5 @@ def test_windows_are_refused(family):
     ],
 )
 def test_bad_parameters_are_refused_by_name(spelling, named):
-    with pytest.raises(SpellingError, match=named):
-        vt.method(spelling)
+    with pytest.raises(SpecError, match=named):
+        vt.get_method(spelling)

@@ -18,15 +18,15 @@ from families import FAMILIES, images
 from families_cnn import FAMILIES as CNNS
 from vitreous.benchmark.methods import mark_of, method_of
 from vitreous.datasets import pictures
-from vitreous.errors import ImageError, ModelError, SpellingError
+from vitreous.errors import ImageError, ModelError, SpecError
 from vitreous.methods.integrated_gradients import Background
 
 TARGET = 2
-SHAP = vt.method("gradient_shap(samples=6)")
+SHAP = vt.get_method("gradient_shap(samples=6)")
 
 
 def own(background: Any, samples: int = 6) -> Any:
-    return replace(vt.method(f"gradient_shap(samples={samples})"), background=background)
+    return replace(vt.get_method(f"gradient_shap(samples={samples})"), background=background)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_one_baseline_that_is_given_is_that_of_integrated_gradients(model: Any) 
     with torch.no_grad():
         change = (model(x) - model(grey[None]))[:, TARGET]
     torch.testing.assert_close(found.sum(dim=(1, 2)), change, rtol=0.1, atol=0.02)
-    exact = vt.method("integrated_gradients(steps=100, baseline=0.2)").attribute(model, x, TARGET)
+    exact = vt.get_method("integrated_gradients(steps=100, baseline=0.2)").attribute(model, x, TARGET)
     assert torch.corrcoef(torch.stack([found.flatten(), exact.flatten()]))[0, 1] > 0.98
 
 
@@ -130,8 +130,8 @@ def test_a_method_is_another_if_its_baselines_are(photos: Path) -> None:
 
 def test_a_folder_is_spelled_and_recorded(photos: Path) -> None:
     view = vt.load("timm/vit_tiny_patch16_224", pretrained=False, img_size=64)
-    method: Any = vt.method(f"gradient_shap(samples=3, background='{photos}')")
-    assert vt.method(method.spelling) == method
+    method: Any = vt.get_method(f"gradient_shap(samples=3, background='{photos}')")
+    assert vt.get_method(method.spelling) == method
     assert method.settings["background"] == str(photos)
     assert method.settings["baselines"] == str(Background(photos))
     assert str(Background(photos)).startswith("3 images (")
@@ -142,22 +142,22 @@ def test_a_folder_is_spelled_and_recorded(photos: Path) -> None:
 
 
 def test_without_a_word_nothing_has_changed(model: Any) -> None:
-    assert vt.method("gradient_shap").settings["background"] == "normal"
-    assert "baselines" not in vt.method("gradient_shap").settings
-    assert vt.method("gradient_shap(background=scenes)").spelling == "gradient_shap(background=scenes)"
+    assert vt.get_method("gradient_shap").settings["background"] == "normal"
+    assert "baselines" not in vt.get_method("gradient_shap").settings
+    assert vt.get_method("gradient_shap(background=scenes)").spelling == "gradient_shap(background=scenes)"
 
 
 @pytest.mark.parametrize(
     ("background", "error", "why"),
     [
         (torch.zeros(2, 3, 16, 16), ModelError, r"baseline \d is \[3, 16, 16\] for .*, the input is \[3, 32, 32\]"),
-        (torch.zeros(32, 32), SpellingError, r"finite numbers \[K, C, H, W\] or \[C, H, W\], got float32 \[32, 32\]"),
-        (torch.full((3, 32, 32), torch.nan), SpellingError, "finite numbers"),
-        (torch.zeros(3, 32, 32, dtype=torch.uint8), SpellingError, "got uint8"),
-        ([], SpellingError, "there are no baselines"),
-        (3.0, SpellingError, "is none of normal, scenes, a picture or folder"),
+        (torch.zeros(32, 32), SpecError, r"finite numbers \[K, C, H, W\] or \[C, H, W\], got float32 \[32, 32\]"),
+        (torch.full((3, 32, 32), torch.nan), SpecError, "finite numbers"),
+        (torch.zeros(3, 32, 32, dtype=torch.uint8), SpecError, "got uint8"),
+        ([], SpecError, "there are no baselines"),
+        (3.0, SpecError, "is none of normal, scenes, a picture or folder"),
         ("grey", ImageError, "no such file: grey"),
-        (torch.zeros(0, 3, 32, 32), SpellingError, "there are no baselines"),
+        (torch.zeros(0, 3, 32, 32), SpecError, "there are no baselines"),
     ],
     ids=["size", "dimensions", "nan", "bytes", "empty", "number", "word", "none"],
 )
@@ -168,7 +168,7 @@ def test_what_is_no_baseline_is_refused(model: Any, background: Any, error: type
 
 def test_tokens_have_no_baselines_of_images(model: Any) -> None:
     with pytest.raises(ModelError, match="needs images, not the tokens"):
-        vt.method("plus(gradient_shap(background=scenes))").attribute(model, images(model, 1))
+        vt.get_method("plus(gradient_shap(background=scenes))").attribute(model, images(model, 1))
 
 
 def test_convolutional_networks_take_them_too() -> None:

@@ -28,11 +28,11 @@ RAMP = np.linspace(0, 255, 64 * 64).astype(np.uint8).reshape(64, 64)
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
-def refused(path: Path, view: vt.View) -> str:
+def refused(path: Path, view: vt.VisionModel) -> str:
     """The one line that a picture is refused with."""
     with pytest.raises(ImageError) as caught:
         vt.explain(view, path)
@@ -62,7 +62,7 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"])
-def test_truncated(tmp_path: Path, view: vt.View, kind: str) -> None:
+def test_truncated(tmp_path: Path, view: vt.VisionModel, kind: str) -> None:
     whole = encoded(Image.fromarray(COLOURS), kind)
     for share in (0.05, 0.3, 0.6, 0.9):
         path = tmp_path / f"cut-{share}.{kind.lower()}"
@@ -70,7 +70,7 @@ def test_truncated(tmp_path: Path, view: vt.View, kind: str) -> None:
         refused(path, view)
 
 
-def test_a_truncated_picture_already_opened(tmp_path: Path, view: vt.View) -> None:
+def test_a_truncated_picture_already_opened(tmp_path: Path, view: vt.VisionModel) -> None:
     """PIL reads when it must: the file is opened well and breaks later."""
     whole = encoded(Image.fromarray(COLOURS), "PNG")
     path = tmp_path / "cut.png"
@@ -95,7 +95,7 @@ def test_a_truncated_picture_already_opened(tmp_path: Path, view: vt.View) -> No
     ],
     ids=["empty", "text", "PNG magic", "GIF magic", "no size", "no pixels"],
 )
-def test_no_pictures(tmp_path: Path, view: vt.View, content: bytes, named: str) -> None:
+def test_no_pictures(tmp_path: Path, view: vt.VisionModel, content: bytes, named: str) -> None:
     path = tmp_path / "x.png"
     path.write_bytes(content)
     assert re.search(named, refused(path, view))
@@ -115,7 +115,7 @@ def test_places_that_are_no_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (2, 3)])
-def test_tiny(tmp_path: Path, view: vt.View, shape: tuple[int, int]) -> None:
+def test_tiny(tmp_path: Path, view: vt.VisionModel, shape: tuple[int, int]) -> None:
     path = tmp_path / "tiny.png"
     Image.fromarray(RNG.integers(0, 256, (*shape, 3), dtype=np.uint8)).save(path)
     found = vt.explain(view, path, "ixg", 1)
@@ -131,7 +131,7 @@ def test_tiny(tmp_path: Path, view: vt.View, shape: tuple[int, int]) -> None:
         (12_000, 12_000, "has 12000 x 12000 pixels, over 89478485"),  # PIL would warn, and read 400 MB
     ],
 )
-def test_huge(tmp_path: Path, view: vt.View, width: int, height: int, named: str) -> None:
+def test_huge(tmp_path: Path, view: vt.VisionModel, width: int, height: int, named: str) -> None:
     path = tmp_path / "huge.png"
     path.write_bytes(png(width, height))
     with warnings.catch_warnings():
@@ -140,7 +140,7 @@ def test_huge(tmp_path: Path, view: vt.View, width: int, height: int, named: str
     assert Image.MAX_IMAGE_PIXELS == 89_478_485
 
 
-def test_the_limit_is_pils(tmp_path: Path, view: vt.View, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_pils(tmp_path: Path, view: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "large.png"
     Image.fromarray(COLOURS).save(path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
@@ -149,7 +149,7 @@ def test_the_limit_is_pils(tmp_path: Path, view: vt.View, monkeypatch: pytest.Mo
     assert vt.explain(view, path, "ixg").image.size == (32, 32)
 
 
-def test_long_and_thin(tmp_path: Path, view: vt.View) -> None:
+def test_long_and_thin(tmp_path: Path, view: vt.VisionModel) -> None:
     path = tmp_path / "thin.png"
     Image.new("RGB", (40_000, 1)).save(path)
     assert "40000 x 1 pixels is too long and thin" in refused(path, view)
@@ -200,7 +200,7 @@ MODES: dict[str, tuple[Callable[[], bytes], int]] = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_modes(tmp_path: Path, view: vt.View, mode: str) -> None:
+def test_modes(tmp_path: Path, view: vt.VisionModel, mode: str) -> None:
     content, tolerance = MODES[mode]
     path = tmp_path / "ramp.png"
     path.write_bytes(content())
@@ -215,7 +215,7 @@ def test_modes(tmp_path: Path, view: vt.View, mode: str) -> None:
 
 
 def test_premultiplied_alpha_and_black_and_white() -> None:
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     for mode in ("RGBa", "La", "PA", "1", "HSV", "YCbCr"):
         image = Image.fromarray(COLOURS).convert("RGBA" if mode == "RGBa" else "LA" if mode == "La" else "RGB")
         found = vt.explain(view, image.convert(mode) if mode != "PA" else image.convert("P").convert("PA"), "ixg", 1)
@@ -223,7 +223,7 @@ def test_premultiplied_alpha_and_black_and_white() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, 1e9])
-def test_floats_that_are_no_picture(tmp_path: Path, view: vt.View, bad: float) -> None:
+def test_floats_that_are_no_picture(tmp_path: Path, view: vt.VisionModel, bad: float) -> None:
     values = RAMP.astype(np.float32)
     values[3, 4] = bad
     path = tmp_path / "odd.tiff"
@@ -257,7 +257,7 @@ def mixed(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("batch", [1, 2, 32])
 @pytest.mark.parametrize("form", ["folder", "list", "nested", "generator"])
-def test_on_error(mixed: Path, view: vt.View, form: str, batch: int) -> None:
+def test_on_error(mixed: Path, view: vt.VisionModel, form: str, batch: int) -> None:
     files = image_files(mixed)
     sources = {
         "folder": mixed,
@@ -266,11 +266,11 @@ def test_on_error(mixed: Path, view: vt.View, form: str, batch: int) -> None:
         "generator": (each for each in files),
     }
     with pytest.raises(ImageError, match=r"b\.png"):
-        list(vt.explain_each(view, mixed, "ixg", batch_size=batch))
+        list(vt.iter_explanations(view, mixed, "ixg", batch_size=batch))
     bad: list[tuple[Path, ImageError]] = []
     done: list[float] = []
     target = None if form == "nested" else [0, 1, 2, 3, 4, 0]
-    found = vt.explain_each(
+    found = vt.iter_explanations(
         view,
         sources[form],
         "ixg",
@@ -290,13 +290,13 @@ def test_on_error(mixed: Path, view: vt.View, form: str, batch: int) -> None:
         torch.testing.assert_close(each.map, vt.explain(view, mixed / each.name, "ixg", each.target).map)
 
 
-def test_on_error_with_nothing_left(mixed: Path, view: vt.View) -> None:
+def test_on_error_with_nothing_left(mixed: Path, view: vt.VisionModel) -> None:
     bad: list[Path] = []
     for source in (mixed / "b.png", [mixed / "b.png", mixed / "no.png"]):
-        assert not list(vt.explain_each(view, source, "ixg", on_error=lambda path, error: bad.append(path)))
+        assert not list(vt.iter_explanations(view, source, "ixg", on_error=lambda path, error: bad.append(path)))
     assert [path.name for path in bad] == ["b.png", "b.png", "no.png"]
     with pytest.raises(ImageError, match="no pictures"):
-        list(vt.explain_each(view, [], "ixg", on_error=lambda path, error: bad.append(path)))
+        list(vt.iter_explanations(view, [], "ixg", on_error=lambda path, error: bad.append(path)))
 
 
 def test_a_folder_on_the_command_line(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ def test_a_folder_on_the_command_line(mixed: Path, monkeypatch: pytest.MonkeyPat
 def test_weights_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Image.fromarray(COLOURS).save("a.png")
-    model = vt.load(MODEL[1], pretrained=False, img_size=32).model
+    model = vt.load(MODEL[1], pretrained=False, img_size=32).module
     model.blocks[1].mlp.fc1.weight.data[0, 0] = float("nan")
     torch.save(model.state_dict(), "nan.pth")
     before = tree(tmp_path)
@@ -329,7 +329,7 @@ def test_weights_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert tree(tmp_path) == before
 
 
-def test_training_mode_and_empty_batches(view: vt.View) -> None:
+def test_training_mode_and_empty_batches(view: vt.VisionModel) -> None:
     model = FAMILIES["vit"]()
     expected = vt.explain(model, images(model, 1), "ixg", 1)[0].map
     model.train()

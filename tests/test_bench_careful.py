@@ -14,7 +14,7 @@ from bench_store import a_run, protocol
 from bench_tiny import of_folder, photos, ran, tiny
 from commands import run as command
 from vitreous.benchmark.collect import gather
-from vitreous.benchmark.protocol import DataSpec, JudgeSpec, read
+from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, read
 from vitreous.benchmark.report import report
 from vitreous.benchmark.store import status
 from vitreous.datasets import read_samples
@@ -122,7 +122,7 @@ def test_a_label_out_of_range_is_named_with_its_picture(tmp_path: Path) -> None:
 
 
 def test_every_link_of_the_page_leads_somewhere(tmp_path: Path) -> None:
-    known = protocol(judge=JudgeSpec(("insertion",)))  # one metric agrees with no other: there is no such section
+    known = protocol(judge=EvaluationSpec(("insertion",)))  # one metric agrees with no other: there is no such section
     page = report(a_run(tmp_path, known)).page.read_text()
     links = re.findall(r'<a href="#([^"]+)">', page)
     assert {"m1-scores", "m1-ranks", "settings", "again"} <= set(links)

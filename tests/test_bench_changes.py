@@ -15,7 +15,7 @@ from commands import run as command
 from vitreous.benchmark.changes import Changes, apply_changes, resume_protocol
 from vitreous.benchmark.data import Options
 from vitreous.benchmark.protocol import DataSpec, ModelSpec, Protocol, protocol_of_json, read
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.worker import Worker
 from vitreous.errors import VitreousError
@@ -169,14 +169,14 @@ def test_an_extension_does_not_undo_one_that_was_made_meanwhile(tmp_path: Path) 
     seen: Any = (bench(known, out).store.manifest() or {})["wanted"]
     for name in ("saliency", "ixg"):
         changed, _ = apply_changes(known, Changes(methods=[f"+{name}"]))
-        extended = Bench(changed, out, Options(device="cpu"), named=known, seen=seen)
+        extended = BenchmarkRun(changed, out, Options(device="cpu"), named=known, seen=seen)
         if name == "saliency":
             extended.prepare()
             continue
         with pytest.raises(VitreousError, match="was changed by another command meanwhile"):
             extended.prepare()
     with pytest.raises(VitreousError, match="was changed by another command meanwhile"):
-        Bench(known, out, Options(device="cpu"), seen={}).prepare()  # there was no run when it looked
+        BenchmarkRun(known, out, Options(device="cpu"), seen={}).prepare()  # there was no run when it looked
 
 
 # -- the protocol that a command names ---------------------------------------------------------------------

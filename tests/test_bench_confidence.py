@@ -16,7 +16,7 @@ from vitreous.benchmark.collect import gather
 from vitreous.benchmark.data import Options
 from vitreous.benchmark.protocol import DataSpec, read
 from vitreous.benchmark.report import report
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store, status
 from vitreous.errors import VitreousError
 
@@ -25,11 +25,11 @@ from vitreous.errors import VitreousError
 def chances() -> dict[str, float]:
     """The probability of the true class of some scenes, by the model alone."""
     view = vt.load("world", device="cpu")
-    source = Bench(tiny(images=6), "nowhere").parts[0].pictures.source
+    source = BenchmarkRun(tiny(images=6), "nowhere").parts[0].pictures.source
     samples = [source.sample(view, number) for number in range(6)]
     inputs = torch.stack([each.picture.tensor for each in samples])
     with torch.no_grad():
-        rows = view.model(inputs).softmax(dim=1)
+        rows = view.module(inputs).softmax(dim=1)
     return {each.picture.name: float(row[each.label]) for each, row in zip(samples, rows, strict=True)}
 
 
@@ -74,7 +74,7 @@ def test_another_limit_is_another_number(tmp_path: Path) -> None:
     """Which pictures count is part of what a cell is: nothing is taken over from a run with another limit."""
     ids = []
     for number, least in enumerate([None, 0.1, 0.2]):
-        bench = Bench(tiny(data=scenes(least, 2)), tmp_path / str(number), Options(device="cpu"))
+        bench = BenchmarkRun(tiny(data=scenes(least, 2)), tmp_path / str(number), Options(device="cpu"))
         ids.append({unit.id for plan in bench.prepare().plans() for unit in plan.units})
     assert not ids[0] & ids[1]
     assert not ids[1] & ids[2]

@@ -20,43 +20,43 @@ from vitreous.benchmark.report_sections import cost
 from vitreous.benchmark.summary import Finding
 from vitreous.benchmark.units import Unit
 from vitreous.datasets import read_samples
-from vitreous.evaluation.config import Plan
-from vitreous.evaluation.explainers import Foreign
+from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.evaluation.runner import Cost, Explaining
 from vitreous.evaluation.runner import mapped as explained
-from vitreous.methods import answer
-from vitreous.tracing import Session, Target
+from vitreous.methods import compute_attributions
+from vitreous.tracing import Context, Target
 
 SPELLINGS = ["raw_attention", "generic", "ixg", "decompx", "logprob(ixg)", "smooth(ixg, samples=3)", "random"]
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture
-def forwards(view: vt.View, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def forwards(view: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many inputs the model has seen so far, which is what the clock shows."""
     seen = [0]
 
     def count(module: Any, given: Any) -> None:
         seen[0] += len(given[0])
 
-    handle = view.model.patch_embed.register_forward_pre_hook(count)
+    handle = view.module.patch_embed.register_forward_pre_hook(count)
     monkeypatch.setattr(Explaining, "_now", lambda self: float(seen[0]))
     yield seen
     handle.remove()
 
 
-def explaining(view: vt.View, methods: Any, count: int = 2, modes: Any = ("given",), **more: Any) -> Any:
-    hows = {name: vt.method(name) for name in methods} if isinstance(methods, list) else methods
+def explaining(view: vt.VisionModel, methods: Any, count: int = 2, modes: Any = ("given",), **more: Any) -> Any:
+    hows = {name: vt.get_method(name) for name in methods} if isinstance(methods, list) else methods
     samples = list(read_samples(images(view, count), view, [1] * count))
-    how = Plan.of(view, (32, 32), hows, {"gini": vt.metric("gini")}, labelled=True, **more)
+    how = EvaluationConfig.of(view, (32, 32), hows, {"gini": vt.get_metric("gini")}, labelled=True, **more)
     return explained(view, samples, how, modes)
 
 
-def test_passes_are_counted_with_those_who_read_them(view: vt.View, forwards: list[int]) -> None:
+def test_passes_are_counted_with_those_who_read_them(view: vt.VisionModel, forwards: list[int]) -> None:
     """Two pictures: plain gradients are one pass of two methods; what needs no backward rides along with the first."""
     assert explaining(view, SPELLINGS).costs == {
         "decompx": Cost(0, 2, 2),  # the first by name, as plans have them
@@ -70,13 +70,13 @@ def test_passes_are_counted_with_those_who_read_them(view: vt.View, forwards: li
 
 
 @pytest.mark.parametrize("name", ["raw_attention", "ixg", "smooth(ixg, samples=3)"])
-def test_alone_a_method_has_all_for_itself(view: vt.View, forwards: list[int], name: str) -> None:
+def test_alone_a_method_has_all_for_itself(view: vt.VisionModel, forwards: list[int], name: str) -> None:
     (found,) = explaining(view, [name]).costs.values()
     assert found.shared == 0
     assert found.own == (6 if name.startswith("smooth") else 2)
 
 
-def test_every_explained_class_counts(view: vt.View, forwards: list[int]) -> None:
+def test_every_explained_class_counts(view: vt.VisionModel, forwards: list[int]) -> None:
     """The true class is explained too where it is not the predicted one: more maps, and their passes."""
     found = explaining(view, ["ixg", "generic", "raw_attention"], 4, ("given", "label"))
     other = int((found.classes["given"] != found.classes["label"]).sum())
@@ -85,18 +85,22 @@ def test_every_explained_class_counts(view: vt.View, forwards: list[int]) -> Non
     assert found.costs["raw_attention"] == Cost(0, 4, 4), "which knows no class"
 
 
-def test_a_callable_is_its_own(view: vt.View, forwards: list[int]) -> None:
-    def find(own: vt.View, samples: Any, inputs: Tensor, classes: Tensor) -> Tensor:
-        own.model(inputs), own.model(inputs)
+def test_a_callable_is_its_own(view: vt.VisionModel, forwards: list[int]) -> None:
+    def find(own: vt.VisionModel, samples: Any, inputs: Tensor, classes: Tensor) -> Tensor:
+        own.module(inputs), own.module(inputs)
         return torch.ones(len(inputs), 4, 4)
 
-    methods = {"theirs": Foreign(find, "callable", True), "ixg": vt.method("ixg"), "generic": vt.method("generic")}
+    methods = {
+        "theirs": ExternalExplainer(find, "callable", True),
+        "ixg": vt.get_method("ixg"),
+        "generic": vt.get_method("generic"),
+    }
     found = explaining(view, methods).costs
     assert found["theirs"] == Cost(4, 0, 2)
     assert found["ixg"] == Cost(0, 2, 2)
 
 
-def test_one_pass_at_a_time_gives_the_same_maps(view: vt.View, forwards: list[int]) -> None:
+def test_one_pass_at_a_time_gives_the_same_maps(view: vt.VisionModel, forwards: list[int]) -> None:
     """No pass is run for the sake of the clock, and no bit differs from passes prepared all at once."""
     explaining(view, SPELLINGS)  # the view is proven on its first inputs
     before = forwards[0]
@@ -106,7 +110,7 @@ def test_one_pass_at_a_time_gives_the_same_maps(view: vt.View, forwards: list[in
     target = Target(classes=found.classes["given"].cpu())
     before = forwards[0]
     names = sorted(SPELLINGS)
-    alone = answer(Session(view, x, target, batch=found.inner), [vt.method(name) for name in names])
+    alone = compute_attributions(Context(view, x, target, batch=found.inner), [vt.get_method(name) for name in names])
     looking = 2  # to know the predicted class
     assert taken == forwards[0] - before + looking
     for name, each in zip(names, alone, strict=True):

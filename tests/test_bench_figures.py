@@ -13,12 +13,12 @@ import pytest
 from bench_store import METRICS, SETTING, a_run, begun, judged, judging, protocol, score
 from vitreous.benchmark import report_images as drawn
 from vitreous.benchmark.collect import gather
-from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, read, shipped
+from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol, read, shipped
 from vitreous.benchmark.report_images import drawings
 from vitreous.benchmark.report_sections import overview
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.summary import Finding
-from vitreous.metrics import metric
+from vitreous.metrics import get_metric
 from vitreous.results.table_plots import sweeps
 
 pytest.importorskip("matplotlib")
@@ -75,7 +75,7 @@ def test_difficulty_bins_of_enough_pictures(tmp_path: Path) -> None:
 def test_sweeps_go_by_spellings_whatever_the_rows_are_called(tmp_path: Path) -> None:
     rows = {"late": "skipplus(decompx, skip=0.75)", "early": "skipplus(decompx, skip=0.25)", "g": "generic"}
     setting = dataclasses.replace(SETTING, methods=rows, marks=dict.fromkeys(rows, "m"))
-    known = protocol(rows, figures=("sweep",), judge=JudgeSpec(tuple(METRICS)))
+    known = protocol(rows, figures=("sweep",), judge=EvaluationSpec(tuple(METRICS)))
     found = finding(tmp_path, known, setting=setting)
     assert drawn._sweeps(found) == [
         (["early", "late"], {"x": [0.25, 0.75], "across": "skip", "name": "skipplus(decompx, skip=…)"})
@@ -90,7 +90,7 @@ def test_what_a_shipped_protocol_asks_for_could_be_drawn(name: str) -> None:
         if kind == "sweep":
             assert sweeps(list(known.methods.values()))
         if kind == "radar":
-            assert sum(metric(each).higher_is_better for each in known.judge.metrics) >= 3
+            assert sum(get_metric(each).higher_is_better for each in known.judge.metrics) >= 3
         assert kind in ("curves", "bins", "bars", "sweep", "histogram", "matrix", "radar")
 
 

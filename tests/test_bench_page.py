@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from vitreous.benchmark.data import Options
-from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published
+from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol, Published
 from vitreous.benchmark.report import report
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.units import Unit
 
@@ -30,7 +30,7 @@ def protocol() -> Protocol:
         title="A page & its <script>alert(1)</script>",
         models=(ModelSpec("world", "world"),),
         data=DataSpec("world", images=8, split="test"),
-        judge=JudgeSpec(METRICS, reference="generic", seeds=(0, 1)),
+        judge=EvaluationSpec(METRICS, reference="generic", seeds=(0, 1)),
         methods=METHODS,
         published=printed,
     )
@@ -40,7 +40,7 @@ def protocol() -> Protocol:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of eight scenes whose numbers are written by hand; its pictures and its model are real."""
     folder = tmp_path_factory.mktemp("bench") / "run"
-    bench = Bench(protocol(), folder, Options(device="cpu"))
+    bench = BenchmarkRun(protocol(), folder, Options(device="cpu"))
     bench.prepare()
     store, random = Store(folder), np.random.default_rng(0)
     (plan,) = store.plans()

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from bench_store import METHODS, METRICS, SETTING, a_run, begun, judged, judging, planned, protocol, score
 from vitreous.benchmark.collect import gather
-from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol, Published, read, replace_model
+from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol, Published, read, replace_model
 from vitreous.benchmark.report import commands, report
 from vitreous.benchmark.report_sections import flags, scores
 from vitreous.benchmark.reproduction import Ledger, Line
@@ -31,7 +31,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_the_protocol_says_which_rows_and_columns_there_are(tmp_path: Path) -> None:
-    known = protocol({"ours": "rollout"}, judge=JudgeSpec(("deletion",)))
+    known = protocol({"ours": "rollout"}, judge=EvaluationSpec(("deletion",)))
     (found,) = gather(Store.open(a_run(tmp_path, known)))
     assert found.table.methods == ("ours", "random")
     assert found.table.metrics == ("deletion",)
@@ -239,7 +239,7 @@ def causes(tmp_path: Path, known: Protocol, ran: Protocol, monkeypatch: pytest.M
         ({"data": DataSpec("imagenet-val")}, "other images: folder instead of imagenet-val"),
         ({"data": DataSpec("folder", path="nowhere", images=100)}, "fewer images: 8 instead of 100"),
         ({"methods": {"generic": "generic", "ours": "rollout(start=1)"}}, "other method setting: rollout instead"),
-        ({"judge": JudgeSpec(tuple(METRICS), target="label")}, "other class explained: pred instead of label"),
+        ({"judge": EvaluationSpec(tuple(METRICS), target="label")}, "other class explained: pred instead of label"),
         ({"data": DataSpec("folder", path="nowhere", classes="own")}, "other softmax"),
         (
             {"published": (Published("insertion@coiba", "net", "ours", value=9.0),)},
@@ -293,7 +293,7 @@ def test_a_model_of_ones_own_stands_beside_every_column(tmp_path: Path) -> None:
         marks=dict.fromkeys(("Generic", "ours", "random"), "m"),
         metrics={"deletion@coiba": "deletion@coiba"},
     )
-    ran = dataclasses.replace(ran, name="coiba-table1", judge=JudgeSpec(("deletion@coiba",)))
+    ran = dataclasses.replace(ran, name="coiba-table1", judge=EvaluationSpec(("deletion@coiba",)))
     given = {"protocol": ran.to_json(), "data": None, "images": 8, "checkpoint": {}, "sources": []}
     store, unit = begun(tmp_path, given), judging("abcdefgh", setting=setting)
     planned(store, [unit], setting)

@@ -23,8 +23,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(run: Path) -> vt.Results:
-    return vt.results_of(run)
+def found(run: Path) -> vt.BenchmarkResults:
+    return vt.load_run(run)
 
 
 class Rows(HTMLParser):
@@ -58,7 +58,7 @@ def lines(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_numbers_are_those_of_the_report(run: Path, found: vt.Results, tmp_path: Path) -> None:
+def test_numbers_are_those_of_the_report(run: Path, found: vt.BenchmarkResults, tmp_path: Path) -> None:
     written = report(run, tmp_path / "report")
     theirs = lines((written.folder / "table.csv").read_text())
     assert [{**each, "paper": ""} for each in lines(found.to_csv())] == [{**each, "paper": ""} for each in theirs]
@@ -69,7 +69,7 @@ def test_numbers_are_those_of_the_report(run: Path, found: vt.Results, tmp_path:
     assert found.lead == written.lead
 
 
-def test_it_shows_itself(found: vt.Results) -> None:
+def test_it_shows_itself(found: vt.BenchmarkResults) -> None:
     shown = Rows(found._repr_html_())
     assert shown.tags == {"p", "table", "caption", "thead", "tbody", "tr", "th", "td"}
     heads = [place for place, row in enumerate(shown.rows) if row[0] == "method"]
@@ -91,12 +91,12 @@ def test_it_shows_itself(found: vt.Results) -> None:
     )
 
 
-def test_it_prints(run: Path, found: vt.Results) -> None:
+def test_it_prints(run: Path, found: vt.BenchmarkResults) -> None:
     assert repr(found).startswith(f"Results of {run}\n{found.lead}")
     assert str(found.table(data="train")) in str(found)
 
 
-def test_tables_by_their_names(found: vt.Results) -> None:
+def test_tables_by_their_names(found: vt.BenchmarkResults) -> None:
     assert len(found) == 2
     assert found.table(data="train") is found[1].table
     assert found.table("world", "test") is found[0].table
@@ -108,20 +108,20 @@ def test_tables_by_their_names(found: vt.Results) -> None:
 
 def test_of_an_unfinished_run(tmp_path: Path) -> None:
     store = planned(tmp_path / "run")
-    assert "294 of 294 cells" in str(vt.results_of(store.path))
-    assert "<table>" not in vt.results_of(store.path)._repr_html_()
-    assert vt.results_of(store.path).to_csv() == ""
+    assert "294 of 294 cells" in str(vt.load_run(store.path))
+    assert "<table>" not in vt.load_run(store.path)._repr_html_()
+    assert vt.load_run(store.path).to_csv() == ""
     done(store, next(unit for plan in store.plans() for unit in plan.units if unit.judges))
-    assert "Unfinished" in vt.results_of(store.path)._repr_html_()
-    assert "<table>" in vt.results_of(store.path)._repr_html_()
+    assert "Unfinished" in vt.load_run(store.path)._repr_html_()
+    assert "<table>" in vt.load_run(store.path)._repr_html_()
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(VitreousError, match=r"no run\.json"):
-        vt.results_of(tmp_path)
+        vt.load_run(tmp_path)
 
 
 def test_another_reference(run: Path) -> None:
-    assert vt.results_of(run, reference="saliency")[0].statistics.reference == "saliency"
+    assert vt.load_run(run, reference="saliency")[0].statistics.reference == "saliency"
     with pytest.raises(VitreousError, match="nobody"):
-        vt.results_of(run, reference="nobody")
+        vt.load_run(run, reference="nobody")

@@ -19,7 +19,7 @@ from bench_tiny import METHODS, METRICS, assert_close, assert_same, bench, copie
 from commands import run as command
 from vitreous.benchmark.collect import gather
 from vitreous.benchmark.data import Options
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store, status
 from vitreous.benchmark.worker import Worker
 from vitreous.errors import VitreousError
@@ -77,7 +77,7 @@ def test_ids_know_nothing_of_places_and_names_of_models(tmp_path: Path) -> None:
 
 def test_recorded_threads_and_sizes_stay(whole: Path, tmp_path: Path) -> None:
     out = copied(whole, tmp_path / "run")
-    made = Bench(tiny(images=6), out, Options(device="cpu", threads=2, memory=1.0))
+    made = BenchmarkRun(tiny(images=6), out, Options(device="cpu", threads=2, memory=1.0))
     made.prepare()
     first, second = (plan.settings[0] for plan in made.store.plans())
     assert (second.threads, second.memory, second.inner) == (1, first.memory, first.inner)
@@ -142,7 +142,7 @@ def test_a_unit_that_another_process_has_is_left_to_it(tmp_path: Path) -> None:
 
 
 def test_shards_share_everything_and_stay_as_they_are(whole: Path, tmp_path: Path) -> None:
-    def of(made: Bench) -> list[set[tuple[str, ...]]]:
+    def of(made: BenchmarkRun) -> list[set[tuple[str, ...]]]:
         return [{task.pictures for _, task in made.tasks((number, 3))} for number in range(3)]
 
     made = bench(tiny(images=12), tmp_path / "run")

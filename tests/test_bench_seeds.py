@@ -17,16 +17,16 @@ import pytest
 
 from bench_store import METRICS, SETTING, begun, judging, planned, protocol, saved
 from vitreous.benchmark.collect import Gathered, gather
-from vitreous.benchmark.protocol import JudgeSpec
+from vitreous.benchmark.protocol import EvaluationSpec
 from vitreous.benchmark.ranking import averaged, ranks
 from vitreous.benchmark.report import report
-from vitreous.benchmark.results import results_of
+from vitreous.benchmark.results import load_run
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.summary import Finding
 from vitreous.errors import VitreousError
 from vitreous.metrics.bootstrap import mean as weighted_mean
 from vitreous.metrics.bootstrap import resampled
-from vitreous.results import Table
+from vitreous.results import ScoreTable
 
 PICTURES = "abcdefghijkl"
 SEEDS = (0, 5, 9)
@@ -42,7 +42,7 @@ def run_of(
     tmp_path: Path, seeds: Any = SEEDS, lost: Any = (), pictures: str = PICTURES, begun_with: Any = None
 ) -> Store:
     """A run with these seeds; ``lost`` are (picture, method, seed) without a score."""
-    known = protocol(judge=JudgeSpec(tuple(METRICS), reference="generic", seeds=tuple(begun_with or seeds)))
+    known = protocol(judge=EvaluationSpec(tuple(METRICS), reference="generic", seeds=tuple(begun_with or seeds)))
     wanted = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
     store, units = begun(tmp_path, wanted), [judging(pictures, seed) for seed in seeds]
     planned(store, [*units, *(judging(pictures, seed) for seed in begun_with or () if seed not in seeds)])
@@ -114,7 +114,7 @@ def test_the_spread_between_seeds_is_in_every_export(tmp_path: Path) -> None:
     table = found_in(store).table
     assert table.seed_sd["ours", "insertion"] == pytest.approx(expected)
     written = report(store.path)
-    for text in (written.folder / "table.csv").read_text(), results_of(store.path).to_csv(), table.to_csv():
+    for text in (written.folder / "table.csv").read_text(), load_run(store.path).to_csv(), table.to_csv():
         row = next(
             each
             for each in csv.DictReader(io.StringIO(text))
@@ -128,9 +128,9 @@ def test_the_spread_between_seeds_is_in_every_export(tmp_path: Path) -> None:
     (own,) = [each for each in said["seed_sd"] if (each["method"], each["metric"]) == ("ours", "insertion")]
     assert own["sd"] == pytest.approx(expected)
     assert written.page.read_text().count("between seeds</th>") >= len(METRICS)
-    assert "between seeds" in results_of(store.path)._repr_html_()
+    assert "between seeds" in load_run(store.path)._repr_html_()
     table.save(tmp_path / "table.json")
-    again = Table.load(tmp_path / "table.json")
+    again = ScoreTable.load(tmp_path / "table.json")
     assert again.seed_sd["ours", "insertion"] == pytest.approx(expected)
 
 
@@ -179,7 +179,7 @@ def test_a_seed_that_has_not_begun_hides_nothing(tmp_path: Path) -> None:
 def test_a_seed_that_is_not_asked_for_any_more_counts_nowhere(tmp_path: Path) -> None:
     store = run_of(tmp_path, SEEDS)
     planned(store, [judging(PICTURES, 11)])
-    judge = JudgeSpec(tuple(METRICS), seeds=(9, 11))
+    judge = EvaluationSpec(tuple(METRICS), seeds=(9, 11))
     Store.create(store.path, {"protocol": protocol(judge=judge).to_json()})
     found = found_in(store)
     assert found.table["ours", "deletion"] == pytest.approx(means_over_seeds("ours", "deletion", (9,)))

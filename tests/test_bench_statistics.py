@@ -14,24 +14,24 @@ from scipy import stats
 
 import vitreous as vt
 from vitreous.benchmark.significance import compared, detectable, holm, pairs_of, swapped
-from vitreous.benchmark.summary import Statistics
+from vitreous.benchmark.summary import RunStatistics
 from vitreous.errors import VitreousError
 from vitreous.metrics.bootstrap import clustered_error
 
 RNG = np.random.default_rng(0)
 
 
-def table(scores: dict[tuple[str, str], Any], groups: Any = None, samples: int = 500, **more: Any) -> vt.Table:
+def table(scores: dict[tuple[str, str], Any], groups: Any = None, samples: int = 500, **more: Any) -> vt.ScoreTable:
     """A table of given scores ``[n]`` or parts ``[n, P]``."""
     methods, metrics = (tuple(dict.fromkeys(cell[at] for cell in scores)) for at in (0, 1))
     parts = {cell: np.asarray(each, np.float64).reshape(len(each), -1) for cell, each in scores.items()}
     n = len(next(iter(parts.values())))
-    return vt.Table(
+    return vt.ScoreTable(
         images=tuple(f"{i}.png" for i in range(n)),
         methods=methods,
         metrics=metrics,
         parts=parts,
-        judges={name: vt.metric(name) for name in metrics},
+        judges={name: vt.get_metric(name) for name in metrics},
         degenerate=more.pop("degenerate", {method: {} for method in methods}),
         confidence={"pred": np.full(n, 0.5)},
         samples=samples,
@@ -40,13 +40,13 @@ def table(scores: dict[tuple[str, str], Any], groups: Any = None, samples: int =
     )
 
 
-def made(n: int, metrics: tuple[str, ...] = ("insdel", "deletion"), groups: Any = None, seed: int = 0) -> vt.Table:
+def made(n: int, metrics: tuple[str, ...] = ("insdel", "deletion"), groups: Any = None, seed: int = 0) -> vt.ScoreTable:
     """Three methods and chance; the first is far better than chance, the last is chance in disguise."""
     draws = np.random.default_rng(seed)
     level = draws.normal(size=n)
     gains = {"ixg": 1.0, "generic": 0.4, "random": 0.0, "rollout": 0.0}
     cells = {
-        (name, m): level + draws.normal(0, 0.5, n) + (gain if vt.metric(m).higher_is_better else -gain)
+        (name, m): level + draws.normal(0, 0.5, n) + (gain if vt.get_metric(m).higher_is_better else -gain)
         for name, gain in gains.items()
         for m in metrics
     }
@@ -184,7 +184,7 @@ def test_differences_are_those_of_the_table(groups: Any) -> None:
 
 
 def test_words_follow_the_direction_of_the_metric() -> None:
-    found = Statistics.of(made(60), reference="generic")
+    found = RunStatistics.of(made(60), reference="generic")
     for metric, sign in (("insdel", 1), ("deletion", -1)):
         best = found.test("ixg", "random", metric)
         assert best is not None
@@ -235,7 +235,7 @@ def test_scores_that_are_no_means_swap_their_parts() -> None:
 def test_everything_as_plain_data_and_rows() -> None:
     scores = made(30, ("insdel", "deletion", "average_gain"))
     seeds = {("ixg", "insdel"): RNG.normal(size=(3, 30)), ("generic", "insdel"): RNG.normal(size=(1, 30))}
-    found = Statistics.of(scores, "generic", seeds=seeds)
+    found = RunStatistics.of(scores, "generic", seeds=seeds)
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert data["schema"] == "vitreous.statistics/1"
     assert len(data["tests"]) == 3 * 5
@@ -251,9 +251,9 @@ def test_everything_as_plain_data_and_rows() -> None:
     with pytest.raises(VitreousError, match="no metric 'nothing'"):
         found.rows("nothing")
     with pytest.raises(VitreousError, match="no method 'ixh'"):
-        Statistics.of(scores, "ixh")
+        RunStatistics.of(scores, "ixh")
     with pytest.raises(VitreousError, match="no method 'ixh'"):
-        Statistics.of(scores, seeds={("ixh", "insdel"): np.zeros((2, 30))})
+        RunStatistics.of(scores, seeds={("ixh", "insdel"): np.zeros((2, 30))})
 
 
 def nan(n: int) -> Any:
@@ -276,7 +276,7 @@ def nan(n: int) -> Any:
 )
 def test_small_and_odd_tables_have_statistics(cells: Any) -> None:
     scores = table(cells)
-    found = Statistics.of(scores, reference=scores.methods[0])
+    found = RunStatistics.of(scores, reference=scores.methods[0])
     json.dumps(found.to_json(), allow_nan=False)
     for metric in scores.metrics:
         assert len(found.rows(metric)) == 1 + len(scores.methods)
@@ -287,24 +287,24 @@ def test_small_and_odd_tables_have_statistics(cells: Any) -> None:
 
 
 def test_few_images_are_said_to_be_few() -> None:
-    few, more = (Statistics.of(made(n, ("insdel",))) for n in (6, 30))
+    few, more = (RunStatistics.of(made(n, ("insdel",))) for n in (6, 30))
     assert any("insdel: 6 images are too few for 3 tests" in note for note in few.notes)
     assert not any("too few" in note for note in more.notes)
     assert not [each for each in few.tests if each.word != "not told apart"]
-    no_chance = Statistics.of(table({("ixg", "insdel"): RNG.normal(size=9), ("generic", "insdel"): np.ones(9)}))
+    no_chance = RunStatistics.of(table({("ixg", "insdel"): RNG.normal(size=9), ("generic", "insdel"): np.ones(9)}))
     assert no_chance.tests == ()
     assert any("no method 'random'" in note for note in no_chance.notes)
 
 
 def test_a_table_without_anything_is_refused() -> None:
-    empty = vt.Table((), ("ixg",), (), {}, {}, {"ixg": {}}, {})
+    empty = vt.ScoreTable((), ("ixg",), (), {}, {}, {"ixg": {}}, {})
     with pytest.raises(VitreousError, match="without methods, metrics or images"):
-        Statistics.of(empty)
+        RunStatistics.of(empty)
 
 
 def test_numbers_do_not_depend_on_the_global_generator() -> None:
     scores = made(40)
     torch.manual_seed(1)
-    first = Statistics.of(scores, "generic").to_json()
+    first = RunStatistics.of(scores, "generic").to_json()
     torch.manual_seed(2)
-    assert Statistics.of(scores, "generic").to_json() == first
+    assert RunStatistics.of(scores, "generic").to_json() == first

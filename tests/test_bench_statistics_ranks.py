@@ -24,12 +24,12 @@ from vitreous.benchmark.ranking import (
     spread,
     studentised_range,
 )
-from vitreous.benchmark.summary import PERTURBS, SHARED, Statistics, own_perturbation
+from vitreous.benchmark.summary import PERTURBS, SHARED, RunStatistics, own_perturbation
 from vitreous.errors import VitreousError
 from vitreous.methods.masking import filling
-from vitreous.metrics.baselines import DROP, SUBSTRATES, substrate_images
+from vitreous.metrics.baselines import DROP, SUBSTRATES, baseline_images
 from vitreous.metrics.bootstrap import resamples
-from vitreous.tracing import Session, Target
+from vitreous.tracing import Context, Target
 
 RNG = np.random.default_rng(1)
 
@@ -275,24 +275,24 @@ TOKENS, MEAN, OWN, BLUR = (SHARED[what] for what in (DROP, "zero_norm", "mean_ch
     ],
 )
 def test_own_perturbation(method: str, metric: str, expected: str | None) -> None:
-    assert own_perturbation(vt.method(method), vt.metric(metric)) == expected
+    assert own_perturbation(vt.get_method(method), vt.get_metric(metric)) == expected
 
 
 def test_every_method_that_perturbs_is_declared() -> None:
-    known = {each.name for each in vt.methods()}
+    known = {each.name for each in vt.list_methods()}
     assert set(PERTURBS) <= known
-    assert {each.name for each in vt.methods() if each.family in ("perturbation", "sampling")} <= set(PERTURBS)
+    assert {each.name for each in vt.list_methods() if each.family in ("perturbation", "sampling")} <= set(PERTURBS)
     assert set(SHARED) <= {*SUBSTRATES, DROP}
 
 
 @pytest.mark.parametrize("fill", ["zero", "mean", "blur"])
 def test_fills_are_the_substrates_they_are_said_to_be(fill: str) -> None:
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     inputs = images(view, 2)
     declared = PERTURBS["occlusion"]
     assert not isinstance(declared, str)
-    painted = filling(Session(view, inputs, Target.of(view, 2)), "occlusion", fill)
-    expected = substrate_images(declared[fill], inputs, view.preprocess, 0)
+    painted = filling(Context(view, inputs, Target.of(view, 2)), "occlusion", fill)
+    expected = baseline_images(declared[fill], inputs, view.preprocess, 0)
     torch.testing.assert_close(painted, expected.expand_as(inputs))
 
 
@@ -301,7 +301,7 @@ def test_flags_of_a_table() -> None:
     cells = {cell: parts[:, 0] for cell, parts in scores.parts.items()}
     strange = {**{name: {} for name in scores.methods}, "generic": {"constant": 3, "zero": 0, "nonfinite": 1}}
     plan = {"methods": {"ixg": {"spelling": "rise"}, "generic": {"what": "a function"}, "rollout": {"spelling": "?"}}}
-    found = Statistics.of(table(cells, degenerate=strange, plan=plan))
+    found = RunStatistics.of(table(cells, degenerate=strange, plan=plan))
     told = {(each.kind, each.method, each.metric): each.text for each in found.flags}
     assert told["degenerate maps", "generic", ""] == "3 constant, 1 nonfinite of 40"
     assert told["no better than random", "rollout", "insdel"] == "not told apart from random"
@@ -309,15 +309,15 @@ def test_flags_of_a_table() -> None:
     bad = {name for name, v in scores.trial.items() if v is None or v.verdict in ("fails", "blind", "not tried")}
     assert {metric for kind, _, metric in told if kind == "trial"} == bad
     assert {(each.method, each.metric) for each in found.marks} == {("ixg", "insdel"), ("ixg", "deletion")}
-    given = Statistics.of(table(cells), methods={"generic": vt.method("tis")})
+    given = RunStatistics.of(table(cells), methods={"generic": vt.get_method("tis")})
     assert given.marks == ()
 
 
 def test_of_an_evaluation() -> None:
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     metrics = ["deletion(steps=4)", "token_deletion_aopc"]
     scores = vt.evaluate(view, images(view, 5), ["occlusion", "ixg"], metrics, samples=200)
-    found = Statistics.of(scores, "ixg")
+    found = RunStatistics.of(scores, "ixg")
     assert [(each.method, each.metric) for each in found.marks] == [("occlusion", "deletion(steps=4)")]
     assert found.test("occlusion", "ixg", metrics[0]) is not None
     assert found.units == 5

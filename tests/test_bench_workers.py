@@ -17,7 +17,7 @@ from bench_tiny import TOML, arrays, assert_same, bench, copied, of_folder, phot
 from commands import run as command
 from vitreous import io as disk
 from vitreous.benchmark.executors import run as run_engine
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Pace, Store, in_words, status
 from vitreous.errors import VitreousError
 
@@ -98,7 +98,7 @@ def test_what_a_worker_refuses_is_told_by_the_parent(tmp_path: Path) -> None:
 )
 def test_bad_engines_are_refused(tmp_path: Path, more: Any, text: str) -> None:
     with pytest.raises(VitreousError, match=text):
-        run_engine(Bench(tiny(), tmp_path / "run"), **more)
+        run_engine(BenchmarkRun(tiny(), tmp_path / "run"), **more)
 
 
 # -- the command line --------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def tiny() -> nn.Module:
 
 def own() -> set[str]:
     """The methods of a transformer."""
-    return {i.name for i in vt.methods() if not (i.combines or i.family == "yardstick" or i.models == "ReLU")}
+    return {i.name for i in vt.list_methods() if not (i.combines or i.family == "yardstick" or i.models == "ReLU")}
 
 
 def test_every_method_has_a_yardstick_and_a_row() -> None:
@@ -52,7 +52,7 @@ def test_every_method_has_a_yardstick_and_a_row() -> None:
 
     assert not bare.missing()
     assert {*bare.BARE, *bare.ELSEWHERE} == own()
-    rows = {vt.method(faithful.label(text)).info.name for texts in faithful.GROUPS.values() for text in texts}
+    rows = {vt.get_method(faithful.label(text)).info.name for texts in faithful.GROUPS.values() for text in texts}
     assert own() - rows == {"attention_flow"}
 
 
@@ -64,8 +64,8 @@ def test_bare_passes_are_as_many(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     from methods import explain
     from timm.models.vision_transformer import Block
 
-    view, images = vt.view(tiny()), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    how = smaller(vt.method(name if name not in ("coiba", "iba", "iba_star") else f"{name}(stats=own)"))
+    view, images = vt.wrap(tiny()), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    how = smaller(vt.get_method(name if name not in ("coiba", "iba", "iba_star") else f"{name}(stats=own)"))
     seen: list[int] = []
     whole = Block.forward
 
@@ -82,14 +82,14 @@ def test_bare_passes_are_as_many(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     seen.clear()
     BARE[name].work(Job(naked, images, how, 4, sum(run)))
     assert sum(seen) == ours
-    assert all(block.attn.fused_attn for block in naked.view.model.blocks)
+    assert all(block.attn.fused_attn for block in naked.view.module.blocks)
 
 
 def test_written_out_attention_is_not_fused() -> None:
     from bare import Naked, written
 
-    naked = Naked(vt.view(tiny()))
-    blocks = naked.view.model.blocks
+    naked = Naked(vt.wrap(tiny()))
+    blocks = naked.view.module.blocks
     with written(naked.view, [1]):
         assert [block.attn.fused_attn for block in blocks] == [True, False, True]
     assert all(block.attn.fused_attn for block in blocks)

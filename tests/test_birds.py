@@ -13,7 +13,7 @@ from scipy import stats
 import vitreous as vt
 from vitreous.evaluation.funnybirds_scores import Importances, Interventions, disjoint_pairs, sufficient_sets
 from vitreous.metrics.similarity import rank_correlation
-from vitreous.results.funnybirds import COLUMNS, Birds, Found
+from vitreous.results.funnybirds import COLUMNS, Found, FunnyBirdsResult
 from vitreous.world.sampling import part_table
 
 P, K, N = 5, 3, 24
@@ -194,7 +194,7 @@ def test_oracles_of_sets_pass_one_of_the_two_checks(facts: Interventions) -> Non
     assert (scores[~np.isnan(scores)] >= 0.5).all()
 
 
-def result(facts: Interventions, samples: int = 200) -> Birds:
+def result(facts: Interventions, samples: int = 200) -> FunnyBirdsResult:
     levels = np.append(LEVELS, 0.12)
     found = {}
     for seed, name in enumerate(("a", "b")):
@@ -210,12 +210,12 @@ def result(facts: Interventions, samples: int = 200) -> Birds:
         found[name] = Found(np.stack(curves, axis=1), facts.single_deletion(target), sensitivity)
     names = tuple(f"bird {image}" for image in range(N))
     strange = {"a": {"zero": 0}, "b": {"zero": 2}}
-    return Birds(
+    return FunnyBirdsResult(
         names, ("a", "b"), LEVELS, 0.12, facts.accuracy(), facts.background(), found, strange, {"d": 1}, samples=samples
     )
 
 
-def slow(birds: Birds, name: str, images: Any, at: str) -> dict[str, float]:
+def slow(birds: FunnyBirdsResult, name: str, images: Any, at: str) -> dict[str, float]:
     """Every column from the per-image scores of some images, with repetitions."""
     found, images = birds.found[name], list(images)
 
@@ -274,7 +274,7 @@ def test_intervals_choose_the_threshold_anew(facts: Interventions) -> None:
 
 def test_saved_and_loaded(facts: Interventions, tmp_path: Any) -> None:
     birds = result(facts)
-    again = Birds.load(birds.save(tmp_path / "birds.json"))
+    again = FunnyBirdsResult.load(birds.save(tmp_path / "birds.json"))
     assert str(again) == str(birds)
     assert again.to_json() == birds.to_json()
     np.testing.assert_array_equal(again.per_image("a", "pc"), birds.per_image("a", "pc", birds.threshold("a")))
@@ -290,7 +290,7 @@ def test_saved_and_loaded(facts: Interventions, tmp_path: Any) -> None:
         birds.save(tmp_path / "birds.txt")
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(vt.VitreousError, match="is no result of FunnyBirds"):
-        Birds.load(tmp_path / "other.json")
+        FunnyBirdsResult.load(tmp_path / "other.json")
 
 
 def test_bad_questions(facts: Interventions) -> None:

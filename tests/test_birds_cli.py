@@ -22,7 +22,7 @@ def test_a_table_json_and_a_file(tmp_path: Path) -> None:
     assert "split-half t*" in done.out
     assert "75 states, dilation 3, batch 32" in done.out
     assert done.out.rstrip().endswith(f"saved in {out}")
-    saved = vt.Birds.load(out)
+    saved = vt.FunnyBirdsResult.load(out)
     assert str(saved) in done.out
 
     printed = run("birds", "--method", "rollout", "--no-baselines", "--scenes", "1", "--fixed", "0.2", "--json")

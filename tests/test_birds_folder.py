@@ -16,7 +16,7 @@ from torch import Tensor
 import vitreous as vt
 from vitreous.benchmark.data import Options, digest_of_entry
 from vitreous.benchmark.protocol import read, replace_model
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.run import BenchmarkRun
 from vitreous.datasets.catalog import open_source
 from vitreous.datasets.funnybirds import Layout
 from vitreous.evaluation.funnybirds_data import Change, Folder
@@ -218,10 +218,10 @@ def test_a_benchmark_opens_the_folder_as_its_data(folder: Path) -> None:
 def test_the_protocol_of_coiba_runs_on_the_folder(folder: Path, tmp_path: Path) -> None:
     protocol = replace_model(read("coiba-funnybirds"), "world")
     protocol = replace(protocol, methods={"Generic": "generic"}, judge=replace(protocol.judge, baselines=False))
-    bench = Bench(protocol, tmp_path / "run", Options(data=str(folder), device="cpu"))
+    bench = BenchmarkRun(protocol, tmp_path / "run", Options(data=str(folder), device="cpu"))
     bench.prepare()
     bench.work()
-    table = vt.results_of(tmp_path / "run").table()
+    table = vt.load_run(tmp_path / "run").table()
     assert np.isfinite(table["Generic", "part_correlation"]).all()
     assert len(table.images) == len(SCENES)
 
@@ -230,17 +230,17 @@ def test_handing_in_weights_makes_a_protocol_run_that_requires_them(folder: Path
     """``--checkpoint LABEL=FILE``: the models that have one can run, and no others."""
     protocol = read("coiba-funnybirds")
     with pytest.raises(vt.VitreousError, match="coiba-funnybirds cannot run here, it requires weights"):
-        Bench(protocol, tmp_path / "none", Options(data=str(folder), device="cpu"))
+        BenchmarkRun(protocol, tmp_path / "none", Options(data=str(folder), device="cpu"))
     (spec,) = protocol.models
     world = replace(spec, name="world")  # a model that knows the classes of this folder
     protocol = replace(protocol, models=(world, replace(spec, label="other")), methods={"Generic": "generic"})
     weights = Path(vt.__file__).parent / "world" / "weights" / "world.safetensors"
     options = Options(data=str(folder), device="cpu", checkpoint={spec.label: str(weights)})
-    bench = Bench(protocol, tmp_path / "run", options)
+    bench = BenchmarkRun(protocol, tmp_path / "run", options)
     assert [model.label for model in bench.protocol.models] == [spec.label]
     bench.prepare()
     bench.work()
-    assert np.isfinite(vt.results_of(tmp_path / "run").table()["Generic", "part_correlation"]).all()
+    assert np.isfinite(vt.load_run(tmp_path / "run").table()["Generic", "part_correlation"]).all()
     both = read("vtranm-table1").with_weights([model.label for model in read("vtranm-table1").models])
     assert both.missing == ()
     assert read("vtranm-table1").with_weights(["no such"]) == read("vtranm-table1")

@@ -23,7 +23,7 @@ SCENES = World(n=4, start=3)
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
+def view() -> vt.VisionModel:
     return vt.load("world")
 
 
@@ -35,16 +35,16 @@ def painted(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def found(view: vt.View) -> vt.Birds:
+def found(view: vt.VisionModel) -> vt.FunnyBirdsResult:
     return vt.funnybirds(view, {"painted": painted}, SCENES, oracle=True, baselines=False, samples=100)
 
 
-def logits(view: vt.View, scenes: list[Scene]) -> np.ndarray[Any, Any]:
+def logits(view: vt.VisionModel, scenes: list[Scene]) -> np.ndarray[Any, Any]:
     return view.logits(render(scenes).images * 2 - 1).double().numpy()
 
 
 @pytest.mark.parametrize("name", ["world", pytest.param("world-shortcut", marks=pytest.mark.slow)])
-def test_every_number_again(name: str, found: vt.Birds) -> None:
+def test_every_number_again(name: str, found: vt.FunnyBirdsResult) -> None:
     """Scenes changed by hand, masks grown by scipy, dimensions by the definitions; one model is often wrong here."""
     view = vt.load(name)
     if name != "world":
@@ -107,18 +107,18 @@ def test_every_number_again(name: str, found: vt.Birds) -> None:
 CLASS = [kind.parts for kind in vt.world.CLASSES]
 
 
-def test_each_state_is_run_once(view: vt.View, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_state_is_run_once(view: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """32 forwards and one per object for each image, in full batches, however many methods there are."""
-    from vitreous.metrics import Engine
+    from vitreous.metrics import BatchRunner
 
     runs: list[int] = []
-    look = Engine.look
+    look = BatchRunner.look
 
-    def counted(self: Engine, inputs: Tensor) -> Tensor:
+    def counted(self: BatchRunner, inputs: Tensor) -> Tensor:
         runs.append(len(inputs))
         return look(self, inputs)
 
-    monkeypatch.setattr(Engine, "look", counted)
+    monkeypatch.setattr(BatchRunner, "look", counted)
     told: list[tuple[float, int | None]] = []
     done = vt.funnybirds(
         view,
@@ -136,7 +136,7 @@ def test_each_state_is_run_once(view: vt.View, monkeypatch: pytest.MonkeyPatch) 
     assert done.score("one", "mean") == done.score("two", "mean")
 
 
-def test_the_predicted_class_is_not_explained_twice(view: vt.View) -> None:
+def test_the_predicted_class_is_not_explained_twice(view: vt.VisionModel) -> None:
     asked: list[tuple[int, int]] = []
 
     def noted(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def test_the_predicted_class_is_not_explained_twice(view: vt.View) -> None:
     assert len(asked) == len(set(asked)) <= 3 * 2
 
 
-def test_batches_and_repetition_change_nothing(view: vt.View, found: vt.Birds) -> None:
+def test_batches_and_repetition_change_nothing(view: vt.VisionModel, found: vt.FunnyBirdsResult) -> None:
     two = World(n=2, start=3)
     asked: dict[str, Any] = {"oracle": True, "baselines": False, "samples": 20}
     first = vt.funnybirds(view, {"painted": painted}, two, **asked)
@@ -161,7 +161,7 @@ def test_batches_and_repetition_change_nothing(view: vt.View, found: vt.Birds) -
             np.testing.assert_allclose(other.found[name].sd[:2], first.found[name].sd)
 
 
-def test_an_oracle_gets_what_it_must(found: vt.Birds) -> None:
+def test_an_oracle_gets_what_it_must(found: vt.FunnyBirdsResult) -> None:
     """SD is 1; D is 1 at t = 1/2; the rest is the model's."""
     oracle = found.found["oracle"]
     assert oracle.sd == pytest.approx(np.ones(len(SCENES)))
@@ -219,7 +219,7 @@ def test_a_shortcut_is_a_background_that_matters() -> None:
     assert done.score("painted", "bi") < 1
 
 
-def test_maps_that_are_strange_are_counted(view: vt.View) -> None:
+def test_maps_that_are_strange_are_counted(view: vt.VisionModel) -> None:
     def strange(kind: float) -> Any:
         return lambda model, inputs, classes: torch.full((len(inputs), 16, 16), kind)
 
@@ -237,7 +237,7 @@ def test_maps_that_are_strange_are_counted(view: vt.View) -> None:
     assert done.score("zero", "csdc") == 0
 
 
-def test_bad_input(view: vt.View) -> None:
+def test_bad_input(view: vt.VisionModel) -> None:
     scene = Scene.of(2)
     two = unpack(pair(pack([scene])))
     for scenes, how, said in [

@@ -11,7 +11,7 @@ import pytest
 from vitreous.errors import VitreousError
 from vitreous.metrics import bins, difference, intervals
 from vitreous.metrics.bootstrap import mean, resampled
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 RNG = np.random.default_rng(0)
 
@@ -20,7 +20,7 @@ def test_resamples_are_means_of_drawn_images() -> None:
     """The same draws, one resample at a time."""
     scores = RNG.normal(size=(30, 2))
     scores[3, 1] = math.nan
-    draws = Draws.of(7, "bootstrap")
+    draws = PRNGKey.of(7, "bootstrap")
     drawn = np.concatenate([draws.at(number).below(30, 30).numpy() for number in range(200)])
     expected = np.array([[np.nanmean(scores[each, column]) for column in range(2)] for each in drawn])
     np.testing.assert_allclose(resampled([(column[:, None], mean) for column in scores.T], 200, seed=7), expected)
@@ -30,7 +30,7 @@ def test_groups_are_drawn_together() -> None:
     """A resample of grids takes all cells of each; with a group for every image nothing changes."""
     scores, groups = RNG.normal(size=(12, 1)), [5, 5, 9, 9, 9, 1, 1, 1, 1, 7, 7, 7]
     order = [1, 5, 7, 9]
-    draws = Draws.of(3, "bootstrap")
+    draws = PRNGKey.of(3, "bootstrap")
     expected = []
     for number in range(100):
         cells: list[float] = []

@@ -14,14 +14,14 @@ from torch.nn import functional as F
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.methods.bottleneck import Prior, information
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 TARGET, SAMPLES = 3, 3
 
 
 def noise(image: Tensor, purpose: str, layers: int, steps: int, shape: tuple[int, ...], seed: int = 0) -> list[Any]:
     """The random numbers of one image, by step and layer, one replica after the other."""
-    draws = Draws.of_images(seed, purpose, image[None])
+    draws = PRNGKey.of_images(seed, purpose, image[None])
 
     def replicas(step: int, layer: int) -> Tensor:
         return torch.cat([draws.at(step, layer).at(each).normal(*shape[1:]) for each in range(shape[0])]).double()
@@ -91,7 +91,7 @@ def reference(
 def compare(spelling: str, model: nn.Module, layers: list[int], **how: Any) -> None:
     """The map and the history of two images equal those of the reference."""
     inputs = images(model, 2)
-    of_tokens = replace(vt.method(spelling), stats="own")
+    of_tokens = replace(vt.get_method(spelling), stats="own")
     found, extras = of_tokens.attribute(model, inputs, target=TARGET, extras=True)
     site = (lambda block: block) if spelling.startswith("iba") else (lambda block: block.norm1)
     modules = [site(model.blocks[layer]) for layer in layers]
@@ -145,20 +145,20 @@ def test_iba_after_the_last_block_and_with_one_ratio_per_token() -> None:
 def test_iba_star_is_the_sum_of_iba(family: str, layers: list[int]) -> None:
     model = FAMILIES[family]()
     inputs = images(model, 2)
-    found, extras = vt.method("iba_star(samples=2, steps=4)").attribute(model, inputs, target=1, extras=True)
-    each = [vt.method(f"iba(layer={l}, samples=2, steps=4)").attribute(model, inputs, target=1) for l in layers]
+    found, extras = vt.get_method("iba_star(samples=2, steps=4)").attribute(model, inputs, target=1, extras=True)
+    each = [vt.get_method(f"iba(layer={l}, samples=2, steps=4)").attribute(model, inputs, target=1) for l in layers]
     assert torch.equal(extras["layers"], torch.stack(each, dim=1))
     assert torch.equal(found, torch.stack(each, dim=1).sum(dim=1))
 
 
 def test_statistics_of_images_are_those_of_a_plain_forward() -> None:
     model = FAMILIES["vit"]().double()
-    statistics = vt.statistics(model, images(model, 12, seed=5))
+    statistics = vt.collect_activation_stats(model, images(model, 12, seed=5))
     modules = [model.blocks[layer].norm1 for layer in (1, 2)]
     values = seen(model, modules, images(model, 12, seed=5))
     moments = [(each.mean(dim=0), each.std(dim=0)) for each in values]
     inputs = images(model, 1)
-    method = replace(vt.method(f"coiba(samples={SAMPLES})"), stats=statistics)
+    method = replace(vt.get_method(f"coiba(samples={SAMPLES})"), stats=statistics)
     tokens, *_ = reference(model, inputs[0], modules, "coiba", 1, moments=moments)
     assert torch.allclose(method.attribute(model, inputs, target=TARGET).flatten(), tokens[1:], rtol=1e-7)
     pooled = [(each.mean(dim=(0, 1)), each.flatten(0, 1).std(dim=0)) for each in values]

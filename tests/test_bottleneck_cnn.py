@@ -20,11 +20,11 @@ import vitreous as vt
 from families import FAMILIES as TRANSFORMERS
 from families import images
 from families_cnn import FAMILIES, Plain, _build
-from vitreous.errors import ModelError, SpellingError
+from vitreous.errors import ModelError, SpecError
 from vitreous.methods import iba as coiba
 from vitreous.methods.bottleneck import Blur, Objective, grid_after
-from vitreous.tracing.prng import Draws
-from vitreous.tracing.statistics import Moments, Statistics
+from vitreous.tracing.prng import PRNGKey
+from vitreous.tracing.statistics import ActivationStats, Moments
 
 TARGET, SAMPLES, STEPS = 3, 3, 5
 SHORT = f"samples={SAMPLES}, steps={STEPS}"
@@ -79,7 +79,7 @@ def reference(
     _, width, high, wide = clean[0].shape
     alpha = torch.full((1, width if channels else 1, high, wide), 5.0, dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([alpha], lr=1)
-    draws = Draws.of_images(0, purpose, image[None])
+    draws = PRNGKey.of_images(0, purpose, image[None])
     informations: list[float] = []
     for step in range(STEPS):
         terms: list[Tensor] = []
@@ -118,10 +118,10 @@ def dead(family: str, path: str) -> nn.Module:
 
 
 def compare(spelling: str, model: nn.Module, layers: list[int], beta: float, **how: Any) -> None:
-    view = vt.view(model)
+    view = vt.wrap(model)
     x = images(view, 2)
     modules = [model.get_submodule(view.chain[layer][-1]) for layer in layers]
-    method = replace(vt.method(spelling), stats="own")
+    method = replace(vt.get_method(spelling), stats="own")
     found, extras = method.attribute(view, x, target=TARGET, extras=True)
     assert tuple(found.shape[1:]) == grid_after(view, layers[0])
     for index, image in enumerate(x):
@@ -155,9 +155,9 @@ def test_dead_channels_smoothing_and_one_ratio_per_place(options: str, how: dict
 def test_iba_at_the_last_feature_map_and_at_a_named_layer() -> None:
     compare(f"iba(layer=-1, {SHORT})", FAMILIES["resnet"]().double(), [4], 10)
     model = _build(Plain).double()
-    view = vt.view(model, at="body", preprocess=vt.view(FAMILIES["resnet"]()).preprocess)
+    view = vt.wrap(model, at="body", preprocess=vt.wrap(FAMILIES["resnet"]()).preprocess)
     x = images(view, 1)
-    found = replace(vt.method(f"iba({SHORT})"), stats="own").attribute(view, x, target=TARGET)
+    found = replace(vt.get_method(f"iba({SHORT})"), stats="own").attribute(view, x, target=TARGET)
     expected, _ = reference(model, x[0], [model.body], "iba", 10)
     assert torch.allclose(found, expected, rtol=1e-6)
 
@@ -166,17 +166,17 @@ def test_iba_at_the_last_feature_map_and_at_a_named_layer() -> None:
 def test_coiba_is_its_definition(options: str, how: dict[str, Any]) -> None:
     """One ratio for all channels of a place, shared by the outputs of the blocks of a stage; widths may differ."""
     model = dead("tv_vgg", "features.3")
-    view = vt.view(model)
+    view = vt.wrap(model)
     assert [grid_after(view, layer) for layer in range(view.depth)] == [(16, 16), (16, 16), (8, 8), (8, 8)]
     compare(f"coiba(start=0, stop=2, {options}{SHORT})", model, [0, 1], 1, channels=False, **how)
-    assert view.width_at(1) != view.width_at(2)
+    assert view.embed_dim_at(1) != view.embed_dim_at(2)
 
 
 def test_statistics_are_position_by_position_and_count_what_is_active() -> None:
     model = dead("tv_vgg", "features.3")
-    view = vt.view(model)
+    view = vt.wrap(model)
     pictures = images(view, 12, seed=5)
-    statistics = vt.statistics(view, pictures)
+    statistics = vt.collect_activation_stats(view, pictures)
     module = model.features[4]
     (values,) = seen(model, [module], pictures)
     places = statistics.moments["output", 1]
@@ -184,7 +184,7 @@ def test_statistics_are_position_by_position_and_count_what_is_active() -> None:
     assert not places.active[:, -1].any()
     assert places.active[:, :-1].any()
     x = images(view, 1)
-    method = replace(vt.method(f"iba(layer=1, {SHORT})"), stats=statistics)
+    method = replace(vt.get_method(f"iba(layer=1, {SHORT})"), stats=statistics)
     expected, _ = reference(model, x[0], [module], "iba", 10, [moments_of(values)])
     assert torch.allclose(method.attribute(view, x, target=TARGET), expected, rtol=1e-6)
 
@@ -226,33 +226,33 @@ def test_active_means_in_more_than_one_in_a_hundred() -> None:
 
 def test_counts_are_kept_in_files(tmp_path: Path) -> None:
     model = FAMILIES["tv_vgg"]()
-    made = vt.statistics(model, images(model, 10))
-    read = Statistics.load(made.save(tmp_path / "s.safetensors"))
+    made = vt.collect_activation_stats(model, images(model, 10))
+    read = ActivationStats.load(made.save(tmp_path / "s.safetensors"))
     assert read == made
     assert read.fingerprint == made.fingerprint
     assert all(torch.equal(read.moments[key].other, each.other) for key, each in made.moments.items())
     assert made.pooled().moments["output", 0].other.shape == (1, 8)
     vit = TRANSFORMERS["vit"]()
-    assert all(each.other is None for each in vt.statistics(vit, images(vit, 10)).moments.values())
+    assert all(each.other is None for each in vt.collect_activation_stats(vit, images(vit, 10)).moments.values())
 
 
 def test_what_is_refused() -> None:
-    view = vt.view(FAMILIES["tv_vgg"]())
+    view = vt.wrap(FAMILIES["tv_vgg"]())
     x = images(view, 1)
     with pytest.raises(ModelError, match="differ in their channels; use damping=token"):
-        vt.method("coiba(start=0, stop=2, damping=channel, stats=own)").attribute(view, x)
+        vt.get_method("coiba(start=0, stop=2, damping=channel, stats=own)").attribute(view, x)
     with pytest.raises(ModelError, match="lie on several grids"):
-        vt.method("coiba(start=1, stop=3, stats=own)").attribute(view, x)
+        vt.get_method("coiba(start=1, stop=3, stats=own)").attribute(view, x)
     for sigma in ("-1", "1e9"):
-        with pytest.raises(SpellingError, match="between 0 and 100 places"):
-            vt.method(f"iba(sigma={sigma})")
+        with pytest.raises(SpecError, match="between 0 and 100 places"):
+            vt.get_method(f"iba(sigma={sigma})")
 
 
 def test_transformers_are_smoothed_only_when_asked() -> None:
     model = TRANSFORMERS["vit"]()
     x = images(model, 1)
     plain, named, smooth = (
-        vt.method(f"iba({SHORT}, stats=own{more})").attribute(model, x, target=1)
+        vt.get_method(f"iba({SHORT}, stats=own{more})").attribute(model, x, target=1)
         for more in ("", ", sigma=0", ", sigma=1")
     )
     assert torch.equal(plain, named)
@@ -263,8 +263,8 @@ def test_what_is_learnt_is_not_rounded_with_the_model(monkeypatch: pytest.Monkey
     """``half`` is for a GPU; its arithmetic can be had here."""
     model = FAMILIES["resnet"]()
     x = images(model, 1)
-    expected = vt.method("coiba(samples=2)").attribute(model, x, target=1)
+    expected = vt.get_method("coiba(samples=2)").attribute(model, x, target=1)
     monkeypatch.setattr(coiba, "Objective", lambda *given, **known: Objective(*given, **{**known, "half": True}))
-    found = vt.method("coiba(samples=2)").attribute(model, x, target=1)
+    found = vt.get_method("coiba(samples=2)").attribute(model, x, target=1)
     assert not torch.equal(found, expected)
     assert (found - expected).abs().max() < 0.02 * expected.max()

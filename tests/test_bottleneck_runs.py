@@ -14,16 +14,16 @@ from torch import Tensor, nn
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images, proven
-from vitreous.tracing import Session, Target
+from vitreous.tracing import Context, Target
 from vitreous.tracing.patching import logits_through
 
 
 def test_a_large_beta_lets_less_pass_everywhere() -> None:
     model = FAMILIES["vit"]()
     inputs = images(model, 2)
-    free, tight = (vt.method(f"coiba(beta={beta})").attribute(model, inputs, target=0) for beta in (0, 1e6))
+    free, tight = (vt.get_method(f"coiba(beta={beta})").attribute(model, inputs, target=0) for beta in (0, 1e6))
     assert (tight < free).all()
-    _, extras = vt.method("coiba(beta=1e6)").attribute(model, inputs, target=0, extras=True)
+    _, extras = vt.get_method("coiba(beta=1e6)").attribute(model, inputs, target=0, extras=True)
     assert (extras["information"].diff(dim=1) < 0).all()
 
 
@@ -39,7 +39,7 @@ def test_blocks_below_run_once_and_those_above_nine_times(batch: int | None, row
         model.blocks[layer].register_forward_hook(lambda m, a, out, counted=counted: counted.append(len(out)))
     proven(model)
     ran[0].clear(), ran[2].clear()
-    vt.method("coiba(stats=own)").attribute(model, images(model, 6), internal_batch_size=batch)
+    vt.get_method("coiba(stats=own)").attribute(model, images(model, 6), internal_batch_size=batch)
     clean = len(ran[0])
     assert sum(ran[0]) == 6
     assert ran[2][clean:] == rows
@@ -48,7 +48,7 @@ def test_blocks_below_run_once_and_those_above_nine_times(batch: int | None, row
 def test_progress_counts_every_input() -> None:
     model = FAMILIES["vit"]()
     for spelling in ("coiba", "coiba(compress=layers)", "coiba(stats=noise)", "coiba(stats=own)", "iba", "iba_star"):
-        method, told = vt.method(spelling), []
+        method, told = vt.get_method(spelling), []
         vt.explain(model, images(model, 2), method, progress=lambda done, total, told=told: told.append(done))
         assert told == sorted(told)
         assert told[-1] == 2
@@ -64,7 +64,7 @@ def test_weights_get_no_gradient_and_keep_their_own() -> None:
         if weight.requires_grad:
             weight.register_hook(partial(pytest.fail, "a weight got a gradient"))
     for spelling in ("coiba(steps=3, samples=2)", "iba(steps=3, samples=2)", "iba_star(steps=2, samples=2)"):
-        vt.method(spelling).attribute(model, images(model, 1))
+        vt.get_method(spelling).attribute(model, images(model, 1))
     for index, weight in enumerate(weights):
         assert weight.requires_grad == (index % 3 > 0)
         assert torch.equal(weight.grad, torch.ones_like(weight)) if index % 2 else weight.grad is None
@@ -78,9 +78,9 @@ def test_an_image_that_fails_does_not_touch_its_neighbour() -> None:
         broken = torch.arange(len(logits)) >= len(logits) // 2
         return logits[:, 0] * torch.ones(len(logits)).masked_fill(broken, float("nan"))
 
-    session = Session(vt.view(model), inputs, Target.of(vt.view(model), 2, target))
-    found = vt.method("coiba(steps=3, samples=4)").compute(session).map
-    alone = vt.method("coiba(steps=3, samples=4)").attribute(model, inputs[:1], lambda logits: logits[:, 0])
+    session = Context(vt.wrap(model), inputs, Target.of(vt.wrap(model), 2, target))
+    found = vt.get_method("coiba(steps=3, samples=4)").compute(session).map
+    alone = vt.get_method("coiba(steps=3, samples=4)").attribute(model, inputs[:1], lambda logits: logits[:, 0])
     assert torch.allclose(found[:1], alone, rtol=1e-5)
     assert found[1].isnan().all()
 
@@ -88,7 +88,7 @@ def test_an_image_that_fails_does_not_touch_its_neighbour() -> None:
 def test_memory_that_runs_out_halves_the_parts_once() -> None:
     model = FAMILIES["vit"]()
     inputs = images(model, 2)
-    expected = vt.method("coiba(steps=4, stats=own)").attribute(model, inputs, target=1)
+    expected = vt.get_method("coiba(steps=4, stats=own)").attribute(model, inputs, target=1)
     sizes: list[int] = []
 
     def narrow(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -97,16 +97,16 @@ def test_memory_that_runs_out_halves_the_parts_once() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     model.blocks[2].register_forward_hook(narrow)
-    found = vt.method("coiba(steps=4, stats=own)").attribute(model, inputs, target=1)
+    found = vt.get_method("coiba(steps=4, stats=own)").attribute(model, inputs, target=1)
     assert torch.allclose(found, expected, rtol=1e-4)
     assert sum(size > 12 for size in sizes) == 1
 
 
 def test_changes_at_every_kind_of_place() -> None:
     """Identity changes nothing, a block's output is the next one's input, and gradients flow through."""
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     inputs = images(view, 2)
-    tokens = view.run(view.embed(inputs), 0, 1).detach()
+    tokens = view.forward_blocks(view.embed(inputs), 0, 1).detach()
     plain = view.logits(inputs)
     every = {1: torch.clone, 2: torch.clone}
     with torch.no_grad():
@@ -128,26 +128,26 @@ def test_changes_at_every_kind_of_place() -> None:
 
 def test_default_layers_scale_with_the_depth() -> None:
     view = vt.load("timm/vit_tiny_patch16_224", pretrained=False, img_size=32)
-    assert vt.method("coiba").layers(view) == tuple(range(4, 12))
-    assert vt.method("iba").layers(view) == (5,)  # the sixth of twelve
-    assert vt.method("iba_star").layers(view) == tuple(range(11))
+    assert vt.get_method("coiba").layers(view) == tuple(range(4, 12))
+    assert vt.get_method("iba").layers(view) == (5,)  # the sixth of twelve
+    assert vt.get_method("iba_star").layers(view) == tuple(range(11))
 
 
 def test_a_hierarchical_model_is_looked_at_inside_one_stage() -> None:
     view = vt.load("timm/swin_tiny_patch4_window7_224", pretrained=False)
-    assert vt.method("coiba").layers(view) == tuple(range(4, 10))  # 14 x 14 tokens
-    assert vt.method("coiba(start=6)").layers(view) == tuple(range(6, 10))
-    assert vt.method("coiba(stop=2)").layers(view) == (0, 1)
-    assert vt.method("iba").layers(view) == (6,)
-    assert vt.method("iba_star").layers(view) == tuple(range(4, 9))  # block 9 ends on the next grid
+    assert vt.get_method("coiba").layers(view) == tuple(range(4, 10))  # 14 x 14 tokens
+    assert vt.get_method("coiba(start=6)").layers(view) == tuple(range(6, 10))
+    assert vt.get_method("coiba(stop=2)").layers(view) == (0, 1)
+    assert vt.get_method("iba").layers(view) == (6,)
+    assert vt.get_method("iba_star").layers(view) == tuple(range(4, 9))  # block 9 ends on the next grid
     with pytest.raises(vt.VitreousError, match=r"layers 2 \.\. 10 of .* several grids"):
-        vt.method("coiba(start=2, stop=10)").layers(view)
+        vt.get_method("coiba(start=2, stop=10)").layers(view)
 
 
 def test_all_layers_of_the_stage_are_damped() -> None:
     model = EVERY["swin"]()
-    view = vt.view(model)
-    found, extras = vt.method("coiba(watch=true)").attribute(view, images(view, 2), extras=True)
+    view = vt.wrap(model)
+    found, extras = vt.get_method("coiba(watch=true)").attribute(view, images(view, 2), extras=True)
     assert found.shape == (2, 4, 4)
     assert extras["layer_information"].shape == (2, 9, 2)
 
@@ -168,7 +168,7 @@ def test_all_layers_of_the_stage_are_damped() -> None:
 def test_layers_and_files_that_are_not_there(spelling: str, complaint: str) -> None:
     model = FAMILIES["vit"]()
     with pytest.raises(vt.VitreousError, match=complaint) as told:
-        vt.method(spelling).attribute(model, images(model, 1))
+        vt.get_method(spelling).attribute(model, images(model, 1))
     assert "\n" not in str(told.value)
 
 
@@ -189,7 +189,7 @@ def test_layers_and_files_that_are_not_there(spelling: str, complaint: str) -> N
 )
 def test_bad_parameters_are_named(spelling: str, complaint: str) -> None:
     with pytest.raises(vt.VitreousError, match=complaint):
-        vt.method(spelling)
+        vt.get_method(spelling)
 
 
 # -- statistics in use -------------------------------------------------------------------------------------------------
@@ -199,9 +199,9 @@ def test_statistics_of_another_model_or_size_are_refused(tmp_path: Any) -> None:
     view = vt.load("timm/test_vit", pretrained=False, img_size=32)
     other = vt.load("timm/test_vit2", pretrained=False, img_size=32)
     large = vt.load("timm/test_vit", pretrained=False, img_size=64)
-    statistics = vt.statistics(view, noise=12)
+    statistics = vt.collect_activation_stats(view, noise=12)
     path = statistics.save(tmp_path / "s.safetensors")
-    method = vt.method(f"coiba(steps=2, samples=1, stats='{path}')")
+    method = vt.get_method(f"coiba(steps=2, samples=1, stats='{path}')")
     method.attribute(view, images(view, 1))
     with pytest.raises(vt.VitreousError, match="are those of timm/test_vit, not of timm/test_vit2"):
         method.attribute(other, images(other, 1))
@@ -215,15 +215,15 @@ def test_statistics_of_another_model_or_size_are_refused(tmp_path: Any) -> None:
 
 def test_noise_gives_the_same_whoever_makes_it() -> None:
     model = FAMILIES["vit"]()
-    statistics = vt.statistics(model, noise=200, batch_size=7)
+    statistics = vt.collect_activation_stats(model, noise=200, batch_size=7)
     inputs = images(model, 2)
-    given = replace(vt.method("coiba"), stats=statistics).attribute(model, inputs, target=1)
-    assert torch.allclose(vt.method("coiba(stats=noise)").attribute(model, inputs, target=1), given, rtol=1e-4)
+    given = replace(vt.get_method("coiba"), stats=statistics).attribute(model, inputs, target=1)
+    assert torch.allclose(vt.get_method("coiba(stats=noise)").attribute(model, inputs, target=1), given, rtol=1e-4)
 
 
 def test_the_source_is_recorded_in_every_explanation(tmp_path: Any) -> None:
     view = vt.load("timm/test_vit", pretrained=False, img_size=32)
-    path = vt.statistics(view, images(view, 12)).save(tmp_path / "my statistics.safetensors")
+    path = vt.collect_activation_stats(view, images(view, 12)).save(tmp_path / "my statistics.safetensors")
     short = "steps=2, samples=1"
     cases = {
         f"coiba({short})": ("statistics", "world:64"),
@@ -237,10 +237,10 @@ def test_the_source_is_recorded_in_every_explanation(tmp_path: Any) -> None:
         assert found.settings[key] == source
         loaded = vt.Explanation.load(found.save(tmp_path / str(number)))
         assert loaded.settings == json.loads(json.dumps(found.settings))
-        assert vt.method(found.method) == vt.method(spelling)
-    given = replace(vt.method(f"coiba({short})"), stats=vt.Statistics.load(path))
+        assert vt.get_method(found.method) == vt.get_method(spelling)
+    given = replace(vt.get_method(f"coiba({short})"), stats=vt.ActivationStats.load(path))
     assert vt.explain(view, images(view, 1)[0], given).settings["statistics"] == "images:12"
-    assert vt.method(given.spelling).stats == str(path)
+    assert vt.get_method(given.spelling).stats == str(path)
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_targets() -> None:
     """Cross-entropy whatever the value; rivals and callables in its place; a probability is refused."""
     model = FAMILIES["vit"]()
     inputs = images(model, 2)
-    ask = partial(vt.method("coiba(steps=4, samples=2)").attribute, model, inputs)
+    ask = partial(vt.get_method("coiba(steps=4, samples=2)").attribute, model, inputs)
     by_class = ask(target=2)
     assert torch.equal(by_class, ask(target=2, value="logprob"))
     assert torch.allclose(by_class, ask(target=lambda logits: logits.log_softmax(1)[:, 2]), rtol=1e-5)
@@ -263,7 +263,7 @@ def test_targets() -> None:
 
 def test_a_callable_has_no_accuracy() -> None:
     model = FAMILIES["vit"]()
-    method, inputs = vt.method("coiba(steps=4, samples=5)"), images(model, 2)
+    method, inputs = vt.get_method("coiba(steps=4, samples=5)"), images(model, 2)
     _, extras = method.attribute(model, inputs, lambda logits: logits[:, 0], extras=True)
     assert sorted(extras) == ["information", "relevance"]
     _, extras = method.attribute(model, inputs, 0, extras=True)
@@ -275,9 +275,9 @@ def test_at_the_start_almost_everything_passes() -> None:
     """So the first accuracy is that of the model itself, and the first information is large."""
     model = FAMILIES["vit"]()
     inputs = images(model, 4)
-    predicted = vt.view(model).logits(inputs).argmax(dim=1)
-    _, right = vt.method("coiba(samples=20)").attribute(model, inputs, predicted, extras=True)
-    _, wrong = vt.method("coiba(samples=20)").attribute(model, inputs, (predicted + 1) % 5, extras=True)
+    predicted = vt.wrap(model).logits(inputs).argmax(dim=1)
+    _, right = vt.get_method("coiba(samples=20)").attribute(model, inputs, predicted, extras=True)
+    _, wrong = vt.get_method("coiba(samples=20)").attribute(model, inputs, (predicted + 1) % 5, extras=True)
     assert (right["accuracy"][:, 0] > wrong["accuracy"][:, 0]).all()
     assert (right["information"][:, 0] > 4).all()
 
@@ -286,7 +286,7 @@ def test_a_head_of_one_logit_tells_two_classes_apart() -> None:
     model = FAMILIES["vit"]()
     model.head = nn.Linear(24, 1)
     model.num_classes = 1
-    yes, no = (vt.method("coiba").attribute(model, images(model, 2), target=c) for c in (1, 0))
+    yes, no = (vt.get_method("coiba").attribute(model, images(model, 2), target=c) for c in (1, 0))
     assert not torch.allclose(yes, no)
 
 
@@ -300,9 +300,9 @@ def test_two_seeds_agree_and_the_first_layer_nearly_bounds_the_others(shared: An
 
     view = vt.load("timm/deit_tiny_patch16_224", checkpoint=shared / "deit_tiny_patch16_224.fp16.safetensors")
     files = sorted((shared / "imagenet-val-1k").iterdir())
-    photographs = vt.statistics(view, files[500:600])
+    photographs = vt.collect_activation_stats(view, files[500:600])
     pictures = files[:64:8]
-    for method in (vt.method("coiba"), replace(vt.method("coiba(watch=true)"), stats=photographs)):
+    for method in (vt.get_method("coiba"), replace(vt.get_method("coiba(watch=true)"), stats=photographs)):
         one, two = (vt.explain(view, pictures, method, seed=seed) for seed in (0, 1))
         agreed = [spearmanr(a.map.flatten(), b.map.flatten())[0] for a, b in zip(one, two, strict=True)]
         assert sum(agreed) / len(agreed) > 0.9

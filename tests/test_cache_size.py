@@ -18,7 +18,7 @@ from families import FAMILIES
 from test_world_cache import SCRIPT, TESTS, explained, only
 from vitreous import io as disk
 from vitreous.tracing import statistics_collect as scenes
-from vitreous.tracing.statistics import Statistics
+from vitreous.tracing.statistics import ActivationStats
 
 
 @pytest.fixture(autouse=True)
@@ -81,15 +81,15 @@ def test_the_entries_of_many_models_are_bounded(fresh: Path, monkeypatch: pytest
 def test_an_entry_that_leaves_while_it_is_read_is_made_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = FAMILIES["vit"]()
     expected = explained(model)
-    load = Statistics.load
+    load = ActivationStats.load
 
-    def late(path: Any) -> Statistics:
+    def late(path: Any) -> ActivationStats:
         monkeypatch.setenv("VITREOUS_CACHE_SIZE", "0")
         disk.trim_cache()
         monkeypatch.delenv("VITREOUS_CACHE_SIZE")
         return load(path)
 
-    monkeypatch.setattr(Statistics, "load", late)
+    monkeypatch.setattr(ActivationStats, "load", late)
     assert torch.equal(explained(model), expected)
     only(fresh)
 

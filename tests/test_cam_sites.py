@@ -11,9 +11,9 @@ from torch.nn import functional as F
 import vitreous as vt
 from families import FAMILIES, images
 from test_cams import TARGET, Reference
-from vitreous.models import Pooling, View
+from vitreous.models import Pooling, VisionModel
 from vitreous.models.preprocess import Preprocess
-from vitreous.tracing import Session, Target
+from vitreous.tracing import Context, Target
 from vitreous.tracing.patching import logits_with, replaced
 
 
@@ -25,7 +25,7 @@ def reference(request: pytest.FixtureRequest) -> Reference:
 @pytest.mark.parametrize("name", ["ablationcam", "scorecam"])
 def test_sub_networks_take_tokens(name):
     model = FAMILIES["vit"]()
-    assert vt.method(f"plus({name}, start=1)").attribute(model, images(model, 1)).shape == (1, 4, 4)
+    assert vt.get_method(f"plus({name}, start=1)").attribute(model, images(model, 1)).shape == (1, 4, 4)
 
 
 # -- places --------------------------------------------------------------------------------------------------------
@@ -37,7 +37,9 @@ def test_sites(reference):
         base, _, more = name.partition("(")
         more = f", {more}" if more else ")"
         maps = [
-            vt.method(f"{base}(layer={layer}, site={site}{more}").attribute(reference.model, reference.images, TARGET)
+            vt.get_method(f"{base}(layer={layer}, site={site}{more}").attribute(
+                reference.model, reference.images, TARGET
+            )
             for layer, site in [(0, "output"), (1, "input"), (1, "norm1"), (1, "auto")]
         ]
         assert torch.allclose(maps[0], maps[1], rtol=1e-9, atol=0)
@@ -52,14 +54,14 @@ def test_places_that_patches_do_not_leave_are_refused(name, site):
     for family in ("vit", "deit_distilled", "registers"):
         model = FAMILIES[family]()
         with pytest.raises(vt.VitreousError, match=rf"patches do not reach the class from {site} of block 2; .*=norm1"):
-            vt.method(spelling).attribute(model, images(model, 2))
+            vt.get_method(spelling).attribute(model, images(model, 2))
     for family in ("gap", "siglip"):  # these read the patches
         if spelling == "hirescam(site=output)":
             continue  # refused for another reason, see below
         model = FAMILIES[family]()
-        assert vt.method(spelling).attribute(model, images(model, 2)).abs().max() > 0
+        assert vt.get_method(spelling).attribute(model, images(model, 2)).abs().max() > 0
     with pytest.raises(vt.VitreousError, match="not one of auto, norm1, norm2, input, output"):
-        vt.method(f"{name}(site=pool)")
+        vt.get_method(f"{name}(site=pool)")
 
 
 def test_a_place_before_a_mere_norm_is_refused():
@@ -68,49 +70,56 @@ def test_a_place_before_a_mere_norm_is_refused():
     sums = [(f * g)[1:].sum(axis=1) for f, g in reference.pair(reference.run.inputs[-1])]
     assert np.abs(sums).max() < 1e-5 * max(np.abs(f * g).max() for f, g in reference.pair(reference.run.inputs[-1]))
     with pytest.raises(vt.VitreousError, match=r"zero but for rounding .* ignores the length"):
-        vt.method("hirescam(site=input)").attribute(reference.model, reference.images)
-    assert vt.method("gradcam(site=input)").attribute(reference.model, reference.images).abs().max() > 0
+        vt.get_method("hirescam(site=input)").attribute(reference.model, reference.images)
+    assert vt.get_method("gradcam(site=input)").attribute(reference.model, reference.images).abs().max() > 0
 
 
 def test_a_gradient_that_is_zero_for_another_reason_is_only_warned_of():
     model = FAMILIES["vit"]()
     with pytest.warns(vt.VitreousWarning, match="zero everywhere"):
-        vt.method("gradcam").attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
+        vt.get_method("gradcam").attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
 
 
-class Pyramid(View):
+class Pyramid(VisionModel):
     """Two blocks on 4 x 4 patches, the first of which halves the grid on its way out; their mean is classified."""
 
     def __init__(self) -> None:
         torch.manual_seed(3)
         parts = {f"norm{i}": nn.LayerNorm(6) for i in (0, 1)} | {f"mix{i}": nn.Linear(6, 6) for i in (0, 1)}
-        self.model = nn.ModuleDict({"embed": nn.Conv2d(3, 6, 2, 2), "head": nn.Linear(6, 4), **parts}).double()
-        self.name, self.family, self.depth, self.width, self.heads, self.prefix = "pyramid", "test", 2, 6, 1, 0
-        self.pooling, self.classes, self.stages = Pooling("avg", 0), 4, (range(0, 1), range(1, 2))
+        self.module = nn.ModuleDict({"embed": nn.Conv2d(3, 6, 2, 2), "head": nn.Linear(6, 4), **parts}).double()
+        self.name, self.family, self.depth, self.embed_dim, self.num_heads, self.num_prefix_tokens = (
+            "pyramid",
+            "test",
+            2,
+            6,
+            1,
+            0,
+        )
+        self.pooling, self.num_classes, self.stages = Pooling("avg", 0), 4, (range(0, 1), range(1, 2))
         self.preprocess = Preprocess((8, 8), (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, "center")
 
     def embed(self, inputs: Tensor) -> Tensor:
-        return self.model["embed"](inputs).flatten(2).transpose(1, 2)
+        return self.module["embed"](inputs).flatten(2).transpose(1, 2)
 
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        tokens = tokens + self.model[f"mix{layer}"](self.model[f"norm{layer}"](tokens)).tanh()
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        tokens = tokens + self.module[f"mix{layer}"](self.module[f"norm{layer}"](tokens)).tanh()
         if layer:
             return tokens
         return F.avg_pool2d(tokens.transpose(1, 2).unflatten(2, (4, 4)), 2).flatten(2).transpose(1, 2)
 
-    def finish(self, tokens: Tensor) -> Tensor:
-        return self.model["head"](tokens.mean(dim=1))
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        return self.module["head"](tokens.mean(dim=1))
 
-    def original(self, inputs: Tensor) -> Tensor:
-        return self.finish(self.run(self.embed(inputs)))
+    def reference_forward(self, inputs: Tensor) -> Tensor:
+        return self.forward_head(self.forward_blocks(self.embed(inputs)))
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         return (2, 2) if layer else (4, 4)
 
-    def _site(self, layer: int, name: str) -> nn.Module:
-        return self.model[f"{name[:-1]}{layer}"]
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
+        return self.module[f"{name[:-1]}{layer}"]
 
-    def calls(self, layer: int | None) -> dict[str, int]:
+    def operation_counts(self, layer: int | None) -> dict[str, int]:
         return {}
 
 
@@ -119,7 +128,7 @@ def test_maps_of_a_hierarchy_lie_on_the_grid_of_their_place(name):
     view, x = Pyramid(), torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     sizes = {"0, norm1": 4, "0, input": 4, "0, output": 2, "1, input": 2, "1, norm1": 2, "-1, output": 2}
     for place, size in sizes.items():
-        assert vt.method(f"{name}({place})").attribute(view, x, target=1).shape == (2, size, size)
+        assert vt.get_method(f"{name}({place})").attribute(view, x, target=1).shape == (2, size, size)
 
 
 # -- replacing -----------------------------------------------------------------------------------------------------
@@ -127,7 +136,7 @@ def test_maps_of_a_hierarchy_lie_on_the_grid_of_their_place(name):
 
 def test_replacing_leaves_nothing_behind():
     model = FAMILIES["vit"]()
-    view, x = vt.view(model), images(model, 1)
+    view, x = vt.wrap(model), images(model, 1)
     before = view.logits(x)
     with replaced(view, 1, "norm2", torch.zeros_like):
         assert not torch.equal(view.logits(x), before)
@@ -140,9 +149,9 @@ def test_replacing_leaves_nothing_behind():
 @pytest.mark.parametrize("site", ["input", "norm1", "attn", "norm2", "mlp", "output"])
 def test_a_change_that_changes_nothing_gives_the_logits(site):
     model = FAMILIES["registers"]()
-    view, x = vt.view(model), images(model, 2)
+    view, x = vt.wrap(model), images(model, 2)
     with torch.no_grad():
-        tokens = view.run(view.embed(x), 0, 1)
+        tokens = view.forward_blocks(view.embed(x), 0, 1)
     assert torch.allclose(logits_with(view, tokens, 1, site, torch.clone), view.logits(x))
     assert not torch.allclose(logits_with(view, tokens, 1, site, torch.sin), view.logits(x))
 
@@ -155,18 +164,18 @@ def test_refused_methods_say_why():
     x = images(model, 1)
     for spelling in ("deeplift", "plus(deeplift)", "smooth(deeplift)"):
         with pytest.raises(vt.VitreousError, match=why):
-            vt.method(spelling).attribute(model, x)
-    assert vt.method("deeplift").info.models == "ReLU"
+            vt.get_method(spelling).attribute(model, x)
+    assert vt.get_method("deeplift").info.models == "ReLU"
 
 
 def test_counts_of_forwards():
     """What the progress bar is told is what runs."""
     model = FAMILIES["vit"]()
-    view, x = vt.view(model), images(model, 2)
+    view, x = vt.wrap(model), images(model, 2)
     for spelling, each in {"scorecam": 25, "ablationcam": 25, "scorecam(channels=4)": 5}.items():
         ticks: list[int] = []
-        method = vt.method(spelling)
-        method.compute(Session(view, x, Target.of(view, 2), batch=7, tick=ticks.append))
+        method = vt.get_method(spelling)
+        method.compute(Context(view, x, Target.of(view, 2), batch=7, tick=ticks.append))
         assert method.forwards(view) * 2 == sum(ticks) == each * 2
     with pytest.raises(vt.VitreousError, match="channels=0"):
-        vt.method("scorecam(channels=0)")
+        vt.get_method("scorecam(channels=0)")

@@ -44,7 +44,7 @@ def published(found: Tensor) -> Tensor:
 def test_golden_numbers(spelling):
     mean, value, place = GOLDEN[spelling]
     model, image = golden()
-    shown = published(vt.method(spelling).attribute(model, image, target=2)[0])
+    shown = published(vt.get_method(spelling).attribute(model, image, target=2)[0])
     assert shown.mean().item() == pytest.approx(mean, abs=1e-7)
     assert shown[100, 37].item() == pytest.approx(value, abs=1e-6)
     assert shown.argmax().item() == place
@@ -70,7 +70,7 @@ class Reference:
 
     def check(self, spelling: str, expected: list[np.ndarray], rtol: float = 1e-8) -> None:
         """``expected`` is one number per patch for each image."""
-        found = vt.method(spelling).attribute(self.model, self.images, target=TARGET)
+        found = vt.get_method(spelling).attribute(self.model, self.images, target=TARGET)
         for image, wanted in zip(found.numpy(), expected, strict=True):
             assert np.allclose(image.ravel(), wanted, rtol=rtol, atol=1e-10 * np.abs(wanted).max())
 
@@ -205,7 +205,7 @@ def test_scores_follow_the_target():
     """A probability, or one class against another: both forward-only maps ask the target, not a logit."""
     reference = Reference("vit")
     for name in ("scorecam", "ablationcam"):
-        ask = vt.method(name).attribute
+        ask = vt.get_method(name).attribute
 
         def margin(logits: Tensor) -> Tensor:
             return logits[:, 0] - logits[:, 1]
@@ -232,17 +232,17 @@ def test_every_cam_has_layer_terms_of_its_own(name):
     """The CAM at the input of each block, summed; and that is no multiple of the CAM at one place."""
     model = FAMILIES["vit"]().double()
     x = images(model, 2)
-    found, extras = vt.method(f"plus({name})").attribute(model, x, 1, extras=True)
-    terms = [vt.method(f"{name}(layer={layer}, site=input)") for layer in range(3)]
+    found, extras = vt.get_method(f"plus({name})").attribute(model, x, 1, extras=True)
+    terms = [vt.get_method(f"{name}(layer={layer}, site=input)") for layer in range(3)]
     expected = torch.stack([each.attribute(model, x, 1) for each in terms], dim=1)
     torch.testing.assert_close(extras["layers"], expected)
     torch.testing.assert_close(found, expected.sum(dim=1))
-    base = vt.method(name).attribute(model, x, 1)
+    base = vt.get_method(name).attribute(model, x, 1)
     for one, other in zip(found, base, strict=True):
         assert abs(float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])) < 0.9999
 
 
 def test_scorecam_has_none():
-    assert not vt.method("scorecam").layered
+    assert not vt.get_method("scorecam").layered
     with pytest.raises(vt.VitreousError, match="has no layer terms"):
-        vt.method("plus(scorecam, via=layers)")
+        vt.get_method("plus(scorecam, via=layers)")

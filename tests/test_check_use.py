@@ -18,18 +18,18 @@ from commands import MODEL, photographs, run
 from families import FAMILIES, _build, images, proven
 from test_check import NAMES, photo
 from vitreous.errors import ModelError, TargetError, VitreousError
-from vitreous.results.diagnostics import Checkup
+from vitreous.results.diagnostics import CheckResult
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"](), name="tiny")
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"](), name="tiny")
 
 
 # -- promises ------------------------------------------------------------------------------------------
 
 
-def test_the_same_each_time_and_alone(view: vt.View) -> None:
+def test_the_same_each_time_and_alone(view: vt.VisionModel) -> None:
     together = vt.explain(view, [photo(0), photo(1), photo(2)], "smooth(ixg, samples=2)")
     first = [each.check().to_json() for each in together]
     torch.manual_seed(123)
@@ -40,7 +40,7 @@ def test_the_same_each_time_and_alone(view: vt.View) -> None:
         assert dict(test.numbers) == pytest.approx(told["numbers"], abs=1e-4)
 
 
-def test_progress_ends_at_all_of_it_and_may_end_it(view: vt.View) -> None:
+def test_progress_ends_at_all_of_it_and_may_end_it(view: vt.VisionModel) -> None:
     e = vt.explain(view, photo(), "smooth(ixg, samples=3)")
     told: list[float] = []
     vt.check(e, progress=lambda done, total: told.append(done / total))
@@ -55,10 +55,10 @@ def test_progress_ends_at_all_of_it_and_may_end_it(view: vt.View) -> None:
     assert vt.check(e).to_json() == e.check().to_json()
 
 
-def test_what_it_costs(view: vt.View) -> None:
+def test_what_it_costs(view: vt.VisionModel) -> None:
     e = vt.explain(view, photo(), "generic")
     seen: list[int] = []
-    handle = view.model.patch_embed.register_forward_hook(lambda module, args, out: seen.append(len(out)))
+    handle = view.module.patch_embed.register_forward_hook(lambda module, args, out: seen.append(len(out)))
     proven(view)
     seen.clear()
     found = e.check()["faithfulness"].numbers
@@ -67,8 +67,8 @@ def test_what_it_costs(view: vt.View) -> None:
     assert sum(seen) == 1 + pictures + 3  # deterministic: another seed, another class, another head
 
 
-def state(view: vt.View) -> Any:
-    model = view.model
+def state(view: vt.VisionModel) -> Any:
+    model = view.module
     hooks = [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules()]
     flags = [(each.requires_grad, each.grad) for each in model.parameters()]
     return hooks, flags, [each.training for each in model.modules()], sorted(vars(view))
@@ -77,8 +77,8 @@ def state(view: vt.View) -> Any:
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
 def test_nothing_is_left_behind_also_after_an_exception(at: int) -> None:
     """The model breaks at the clean image, at the blurred ones, at another seed, at the runner-up, under the head."""
-    view = vt.view(FAMILIES["vit"]().train())
-    weights = copy.deepcopy(view.model.state_dict())
+    view = vt.wrap(FAMILIES["vit"]().train())
+    weights = copy.deepcopy(view.module.state_dict())
     e = vt.explain(view, photo(), "generic", 1)
     runs = 0
 
@@ -88,30 +88,30 @@ def test_nothing_is_left_behind_also_after_an_exception(at: int) -> None:
         if runs == at:
             raise KeyboardInterrupt
 
-    handle = view.model.norm.register_forward_hook(broken)
+    handle = view.module.norm.register_forward_hook(broken)
     at += 2  # before that it is proven once more, for the hook is new
     before = state(view)
     with pytest.raises(KeyboardInterrupt):
         e.check()
     assert state(view) == before
     handle.remove()
-    assert all(torch.equal(value, weights[name]) for name, value in view.model.state_dict().items())
+    assert all(torch.equal(value, weights[name]) for name, value in view.module.state_dict().items())
     assert e.check().tests
 
 
 # -- which model ---------------------------------------------------------------------------------------
 
 
-def test_a_loaded_explanation_needs_its_model(view: vt.View, tmp_path: Path) -> None:
+def test_a_loaded_explanation_needs_its_model(view: vt.VisionModel, tmp_path: Path) -> None:
     e = vt.explain(view, photo(), "generic", 3)
     loaded = vt.Explanation.load(e.save(tmp_path / "e"))
     with pytest.raises(VitreousError, match=r"^tiny, the model of this explanation, is not at hand; give it to check$"):
         loaded.check()
-    assert loaded.check(view).to_json() == vt.check(loaded, view.model).to_json() == e.check().to_json()
+    assert loaded.check(view).to_json() == vt.check(loaded, view.module).to_json() == e.check().to_json()
 
 
 def test_the_model_is_not_kept_alive() -> None:
-    e = vt.explain(vt.view(FAMILIES["vit"]()), photo(), "ixg")
+    e = vt.explain(vt.wrap(FAMILIES["vit"]()), photo(), "ixg")
     gc.collect()
     with pytest.raises(VitreousError, match="not at hand"):
         e.check()
@@ -119,7 +119,7 @@ def test_the_model_is_not_kept_alive() -> None:
     assert vt.explain(model, photo(), "ixg").check().tests  # a bare module is remembered as well
 
 
-def test_pickles_and_copies_leave_the_model_behind(view: vt.View) -> None:
+def test_pickles_and_copies_leave_the_model_behind(view: vt.VisionModel) -> None:
     e = vt.explain(view, photo(), "ixg")
     for other in (pickle.loads(pickle.dumps(e)), copy.deepcopy(e)):
         assert torch.equal(other.map, e.map)
@@ -128,7 +128,7 @@ def test_pickles_and_copies_leave_the_model_behind(view: vt.View) -> None:
     assert dataclasses.replace(e, name="another").check().tests
 
 
-def test_another_model_is_refused(view: vt.View) -> None:
+def test_another_model_is_refused(view: vt.VisionModel) -> None:
     e = vt.explain(view, photo(), "ixg", 3)
     with pytest.raises(
         ModelError, match=r"gives class \d \d\.\d+, the explanation has \d\.\d+: it is of another model"
@@ -138,7 +138,7 @@ def test_another_model_is_refused(view: vt.View) -> None:
         dataclasses.replace(e, target=77).check()
 
 
-def test_a_tensor_that_is_no_picture_has_to_be_given(view: vt.View) -> None:
+def test_a_tensor_that_is_no_picture_has_to_be_given(view: vt.VisionModel) -> None:
     inputs = 3 * images(view, 1)[0]
     e = vt.explain(view, inputs, "ixg")
     with pytest.raises(ModelError, match="give inputs="):
@@ -148,14 +148,14 @@ def test_a_tensor_that_is_no_picture_has_to_be_given(view: vt.View) -> None:
         e.check(inputs=torch.stack([inputs, inputs]))
 
 
-def test_a_function_is_no_class(view: vt.View) -> None:
+def test_a_function_is_no_class(view: vt.VisionModel) -> None:
     e = vt.explain(view, photo(), "ixg", lambda logits: logits.std(dim=1))
     with pytest.raises(TargetError, match="of the function <lambda>"):
         e.check()
 
 
 def test_one_logit() -> None:
-    view = vt.view(_build(num_classes=1))
+    view = vt.wrap(_build(num_classes=1))
     found = vt.explain(view, photo(), "ixg", 0).check()
     assert found["runner-up"].numbers["class"] == 1
     assert found["runner-up"].numbers["agreement"] == pytest.approx(-1)  # the other class is the other sign
@@ -165,7 +165,7 @@ def test_one_logit() -> None:
 # -- what becomes of it --------------------------------------------------------------------------------
 
 
-def test_str_and_json(view: vt.View, tmp_path: Path) -> None:
+def test_str_and_json(view: vt.VisionModel, tmp_path: Path) -> None:
     e = vt.explain(view, photo(), "generic", 1)
     found = e.check()
     lines = str(found).splitlines()
@@ -174,7 +174,7 @@ def test_str_and_json(view: vt.View, tmp_path: Path) -> None:
     told = found.to_json()
     assert list(told) == ["verdict", "sentence", "tests"]
     assert all(list(test) == ["name", "verdict", "sentence", "numbers"] for test in told["tests"])
-    assert Checkup.from_json(json.loads(json.dumps(told))).to_json() == told
+    assert CheckResult.from_json(json.loads(json.dumps(told))).to_json() == told
     assert "check" not in e.manifest()
     saved = dataclasses.replace(e, checkup=found).save(tmp_path / "e")
     assert json.loads((saved / "manifest.json").read_text())["check"] == told

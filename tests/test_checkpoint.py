@@ -27,12 +27,12 @@ SMALL: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads
 def weights() -> dict[str, Tensor]:
     """The tensors of a small model, none of them what a fresh model would have."""
     generator = torch.Generator().manual_seed(3)
-    fresh = vt.load(NAME, pretrained=False, **SMALL).model.state_dict()
+    fresh = vt.load(NAME, pretrained=False, **SMALL).module.state_dict()
     return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in fresh.items()}
 
 
 def loaded(path: Path, **options: Any) -> dict[str, Tensor]:
-    return vt.load(NAME, checkpoint=path, **{**SMALL, **options}).model.state_dict()
+    return vt.load(NAME, checkpoint=path, **{**SMALL, **options}).module.state_dict()
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -90,10 +90,10 @@ def test_values_take_the_models_dtype(
 def test_a_checkpoint_makes_the_predictions(weights: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(weights, tmp_path / "weights.pth")
     donor = vt.load(NAME, pretrained=False, **SMALL)
-    donor.model.load_state_dict(weights)
+    donor.module.load_state_dict(weights)
     inputs = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     view = vt.load(NAME, checkpoint=tmp_path / "weights.pth", **SMALL)
-    torch.testing.assert_close(view.logits(inputs), donor.model(inputs))
+    torch.testing.assert_close(view.logits(inputs), donor.module(inputs))
 
 
 def test_positions_are_resized_to_another_image_size(weights: dict[str, Tensor], tmp_path: Path) -> None:

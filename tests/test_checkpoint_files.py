@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads
 @pytest.fixture(scope="module")
 def weights() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    fresh = vt.load(NAME, pretrained=False, num_classes=5, **SMALL).model.state_dict()
+    fresh = vt.load(NAME, pretrained=False, num_classes=5, **SMALL).module.state_dict()
     return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in fresh.items()}
 
 
@@ -119,7 +119,7 @@ def test_objects_beside_the_tensors(weights: dict[str, Tensor], tmp_path: Path, 
     with pytest.raises(pickle.UnpicklingError):
         torch.load(tmp_path / "w.pth", weights_only=True)  # so that this test tests something
     view = vt.load(NAME, checkpoint=tmp_path / "w.pth", **SMALL)
-    assert same(view.model.state_dict(), weights)
+    assert same(view.module.state_dict(), weights)
     held = unpickle(tmp_path / "w.pth")
     assert isinstance(held["args"], Stub)
     assert vars(held["args"]) == {}
@@ -250,7 +250,7 @@ def test_one_line_tells_what_was_taken(
 
 def test_the_command_line_tells_unless_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({"net": vt.load("timm/test_vit", pretrained=False, num_classes=3).model.state_dict()}, "w.pth")
+    torch.save({"net": vt.load("timm/test_vit", pretrained=False, num_classes=3).module.state_dict()}, "w.pth")
     given = ("doctor", "--model", "timm/test_vit", "--checkpoint", "w.pth")
     told = run(*given)
     assert told.err.splitlines() == ["vitreous: weights from w.pth: 80 tensors, from its net, 3 classes"]

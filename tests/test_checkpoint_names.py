@@ -142,11 +142,11 @@ def test_classes_in_a_head(make: Callable[[], nn.Module], classes: int | None) -
 
 
 def test_timm_takes_the_classes_of_the_head(tmp_path: Path) -> None:
-    model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, num_classes=7, img_size=32, **SMALL).model
+    model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, num_classes=7, img_size=32, **SMALL).module
     torch.save({"model": model.state_dict()}, tmp_path / "w.pth")
     view = vt.load("timm/vit_tiny_patch16_224", checkpoint=tmp_path / "w.pth", img_size=32, **SMALL)
-    assert (view.classes, view.labels) == (7, None)
-    assert view.model.head.weight.equal(model.head.weight)
+    assert (view.num_classes, view.class_names) == (7, None)
+    assert view.module.head.weight.equal(model.head.weight)
     with pytest.raises(CheckpointError, match=r"head\.weight \(7, 24\) for \(9, 24\)"):
         vt.load("timm/vit_tiny_patch16_224", checkpoint=tmp_path / "w.pth", num_classes=9, img_size=32, **SMALL)
 
@@ -154,13 +154,13 @@ def test_timm_takes_the_classes_of_the_head(tmp_path: Path) -> None:
 def test_a_model_without_classifier_gets_that_of_the_file(tmp_path: Path) -> None:
     """timm's DINOv2 has none by itself."""
     name, options = "timm/vit_small_patch14_dinov2", {"img_size": 28, **SMALL}
-    torch.save(vt.load(name, pretrained=False, num_classes=4, **options).model.state_dict(), tmp_path / "w.pth")
-    assert vt.load(name, checkpoint=tmp_path / "w.pth", **options).classes == 4
+    torch.save(vt.load(name, pretrained=False, num_classes=4, **options).module.state_dict(), tmp_path / "w.pth")
+    assert vt.load(name, checkpoint=tmp_path / "w.pth", **options).num_classes == 4
 
 
 def test_torchvision_takes_the_classes_of_the_head(tmp_path: Path) -> None:
     torch.save(get_model("swin_t", num_classes=3).state_dict(), tmp_path / "w.pth")
-    assert vt.load("torchvision/swin_t", checkpoint=tmp_path / "w.pth", img_size=64).classes == 3
+    assert vt.load("torchvision/swin_t", checkpoint=tmp_path / "w.pth", img_size=64).num_classes == 3
 
 
 def test_hugging_face_takes_the_classes_of_the_head(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_hugging_face_takes_the_classes_of_the_head(tmp_path: Path) -> None:
     source = families_torchvision.build(VisionTransformer, **{**families_torchvision.VIT, "num_classes": 3})
     torch.save(source.state_dict(), tmp_path / "w.pth")
     view = vt.load(f"hf/{tmp_path / 'model'}", checkpoint=tmp_path / "w.pth", pretrained=False)
-    assert (view.classes, view.labels) == (3, None)
-    torch.testing.assert_close(logits(view.model), logits(source), rtol=1e-4, atol=1e-4)
+    assert (view.num_classes, view.class_names) == (3, None)
+    torch.testing.assert_close(logits(view.module), logits(source), rtol=1e-4, atol=1e-4)
 
 
 def test_positions_of_another_library_are_resized(tmp_path: Path) -> None:
@@ -178,5 +178,5 @@ def test_positions_of_another_library_are_resized(tmp_path: Path) -> None:
     torch.save(source.state_dict(), tmp_path / "w.pth")
     options = {**SMALL, "depth": 3, "mlp_ratio": 2, "patch_size": 8, "img_size": 32}
     view = vt.load("timm/vit_tiny_patch16_224", checkpoint=tmp_path / "w.pth", **options)
-    assert view.model.pos_embed.shape == (1, 17, 24)
-    assert view.model.pos_embed[:, :1].equal(source.encoder.pos_embedding[:, :1])
+    assert view.module.pos_embed.shape == (1, 17, 24)
+    assert view.module.pos_embed[:, :1].equal(source.encoder.pos_embedding[:, :1])

@@ -115,7 +115,7 @@ def test_seeds(here: Path) -> None:
 
 
 def test_checkpoint_labels_and_classes(here: Path) -> None:
-    model = vt.load(MODEL[1], pretrained=False, img_size=32, num_classes=3).model
+    model = vt.load(MODEL[1], pretrained=False, img_size=32, num_classes=3).module
     torch.save(model.state_dict(), "weights.pth")
     Path("names.txt").write_text("cat\ndog [/b]\n[red]bird\n")
     Path("names.json").write_text('["cat", "dog", "bird"]')
@@ -265,9 +265,9 @@ def test_methods(here: Path) -> None:
     listed = run("methods")
     assert (listed.code, listed.err) == (0, "")
     first = {line.split()[0] for line in listed.out.splitlines() if line.strip()}
-    assert {info.name for info in vt.methods()} <= first
+    assert {info.name for info in vt.list_methods()} <= first
     told = json.loads(run("methods", "--json").out)
-    assert [row["name"] for row in told] == [info.name for info in vt.methods()]
+    assert [row["name"] for row in told] == [info.name for info in vt.list_methods()]
     keys = {
         "name",
         "aliases",
@@ -289,7 +289,7 @@ def test_methods(here: Path) -> None:
     (row,) = (line for line in listed.out.splitlines() if line.split()[:1] == ["atman"])
     assert "ViT" in row
     assert [row["name"] for row in json.loads(run("methods", "*cam", "--json").out)] == [
-        info.name for info in vt.methods() if info.name.endswith("cam")
+        info.name for info in vt.list_methods() if info.name.endswith("cam")
     ]
 
 
@@ -313,9 +313,9 @@ def test_methods_fit_a_terminal_of_a_hundred_columns(here: Path, monkeypatch: py
         methods()
     lines = re.sub(r"\x1b\[[\d;]*m", "", shown.getvalue()).splitlines()
     assert max(map(len, lines)) <= 100
-    assert {info.name for info in vt.methods()} <= {line.split()[0] for line in lines if line.strip()}
-    assert sum(" no CNN " in line for line in lines) == sum(info.models == "transformers" for info in vt.methods())
-    assert len(lines) < 1.6 * len(vt.methods())
+    assert {info.name for info in vt.list_methods()} <= {line.split()[0] for line in lines if line.strip()}
+    assert sum(" no CNN " in line for line in lines) == sum(info.models == "transformers" for info in vt.list_methods())
+    assert len(lines) < 1.6 * len(vt.list_methods())
 
 
 def test_models(here: Path) -> None:
@@ -323,7 +323,7 @@ def test_models(here: Path) -> None:
     listed = run("models")
     assert (listed.code, listed.err) == (0, "")
     first = {line.split()[0] for line in listed.out.splitlines() if line.strip()}
-    assert {info.name for info in vt.models()} <= first
+    assert {info.name for info in vt.list_models()} <= first
     told = json.loads(run("models", "test_vit", "--json").out)
     assert [row["name"] for row in told] == [f"timm/test_vit{end}" for end in ("", "2", "3", "4")]
     assert all(row.keys() == {"name", "family", "size", "pretrained"} for row in told)

@@ -118,7 +118,7 @@ def test_bad_input_is_one_line(here: Path, arguments: tuple[object, ...], said: 
 def test_metrics_are_listed() -> None:
     done = run("metrics")
     assert done.code == 0
-    for info in vt.metrics():
+    for info in vt.list_metrics():
         assert info.name in done.out
         assert all(paper.venue in done.out for paper in info.papers[:1])
     one = run("metrics", "abpc")
@@ -126,7 +126,7 @@ def test_metrics_are_listed() -> None:
     assert "better" in one.out
     assert "@coiba" in run("metrics", "insdel").out
     rows = json.loads(run("metrics", "token", "--json").out)
-    assert {row["name"] for row in rows} == {info.name for info in vt.metrics() if "token" in info.name}
+    assert {row["name"] for row in rows} == {info.name for info in vt.list_metrics() if "token" in info.name}
     assert rows[0]["forwards"] == 9
     assert rows[0]["higher_is_better"] is False
     wrong = run("metrics", "insrtion")

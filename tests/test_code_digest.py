@@ -229,7 +229,7 @@ def test_a_file_that_changes_after_its_import_is_neither_the_old_nor_the_new_cod
 
 
 def test_vitreous_and_its_libraries_are_known_by_version(plug_ins: PlugIns) -> None:
-    assert not any(map(is_external, (vt.method("ixg"), nn.Linear, torch.relu, len, partial(vt.explain), Path)))
+    assert not any(map(is_external, (vt.get_method("ixg"), nn.Linear, torch.relu, len, partial(vt.explain), Path)))
     plug_ins.write(mine=MAIN, helpers=HELPERS, statistics="def mean(x):\n    return x\n")
     mine = plug_ins.load("mine")
     assert all(map(is_external, (mine.explain, mine.Explainer, mine.twice, mine.up, mine)))
@@ -270,24 +270,24 @@ def test_a_method_and_what_is_made_of_it_are_known_by_their_code(plug_ins: PlugI
     plug_ins.write(mine=METHOD.format(package=""), helpers=HELPERS)
     plug_ins.load("mine")
     spellings = ("mine", "mine(power=2)", "smooth(mine)", "consensus(mine, ixg)")
-    before = [vt.method(each).fingerprint for each in spellings]
+    before = [vt.get_method(each).fingerprint for each in spellings]
     assert len(set(before)) == len(before)
-    ours = vt.method("smooth(ixg)").fingerprint
+    ours = vt.get_method("smooth(ixg)").fingerprint
     plug_ins.edit("helpers", "* 1", "* -1")
     plug_ins.load("mine")
-    after = [vt.method(each).fingerprint for each in spellings]
+    after = [vt.get_method(each).fingerprint for each in spellings]
     assert not set(before) & set(after)
-    assert vt.method("smooth(ixg)").fingerprint == ours
+    assert vt.get_method("smooth(ixg)").fingerprint == ours
 
 
 def test_a_metric_is_known_by_its_code(plug_ins: PlugIns) -> None:
     plug_ins.write(measure=METRIC)
     plug_ins.load("measure")
-    before = vt.metric("mean_value").code
+    before = vt.get_metric("mean_value").code
     plug_ins.edit("measure", "mean(axis=1)", "mean(axis=1) * -1")
     plug_ins.load("measure")
-    assert vt.metric("mean_value").code != before
-    assert vt.metric("deletion").code == ""
+    assert vt.get_metric("mean_value").code != before
+    assert vt.get_metric("deletion").code == ""
 
 
 MODEL = """
@@ -315,13 +315,13 @@ def test_a_model_is_known_by_its_code_and_its_attributes_beside_its_weights(plug
     def fingerprint(**given: Any) -> str:
         torch.manual_seed(0)
         net = plug_ins.load("net").Net(**given).eval()
-        return vt.view(net, at="inner", preprocess=vt.load("world", device="cpu").preprocess).fingerprint
+        return vt.wrap(net, at="inner", preprocess=vt.load("world", device="cpu").preprocess).fingerprint
 
     plug_ins.write(net=MODEL)
     first, again, negative = fingerprint(), fingerprint(), fingerprint(sign=-1.0)
     assert first == again != negative
     net = plug_ins.load("net").Net().eval()
-    view = vt.view(net, at="inner", preprocess=vt.load("world", device="cpu").preprocess)
+    view = vt.wrap(net, at="inner", preprocess=vt.load("world", device="cpu").preprocess)
     before = view.fingerprint
     net(torch.zeros(1, 3, 8, 8))
     assert view.fingerprint == before
@@ -330,7 +330,7 @@ def test_a_model_is_known_by_its_code_and_its_attributes_beside_its_weights(plug
     assert fingerprint().partition("+")[0] == first.partition("+")[0]
     patched = vt.load("world", device="cpu")
     assert "+" not in patched.fingerprint
-    patched.model.head.forward = lambda x: -x  # type: ignore[union-attr]
+    patched.module.head.forward = lambda x: -x  # type: ignore[union-attr]
     assert "+" in patched.fingerprint
 
 
@@ -340,6 +340,6 @@ def test_a_model_whose_code_cannot_be_known_is_itself_and_no_other(plug_ins: Plu
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for view in views:
-            view.model.head.forward = lambda x: x if lock else -x  # type: ignore[union-attr]
+            view.module.head.forward = lambda x: x if lock else -x  # type: ignore[union-attr]
         first, second = (view.fingerprint for view in views)
         assert first == views[0].fingerprint != second

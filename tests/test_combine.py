@@ -11,7 +11,7 @@ import torch
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images, proven
-from vitreous.models import View
+from vitreous.models import VisionModel
 
 # With more masks than channels TIS draws nothing, so that separate runs see the same samples.
 BASES = [
@@ -28,11 +28,11 @@ MULTIPLES = ("ablationcam", "eigencam")
 """What they look at, the last norm, is the same in every sub-network."""
 
 
-def inputs_of_blocks(view: View, x: torch.Tensor) -> list[torch.Tensor]:
+def inputs_of_blocks(view: VisionModel, x: torch.Tensor) -> list[torch.Tensor]:
     found, tokens = [], view.embed(x)
     for layer in range(view.depth):
         found.append(tokens)
-        tokens = view.block(layer, tokens)
+        tokens = view.forward_block(layer, tokens)
     return found
 
 
@@ -42,41 +42,43 @@ def inputs_of_blocks(view: View, x: torch.Tensor) -> list[torch.Tensor]:
 def test_sums_over_subnetworks(family, base):
     if family not in EVERY:
         pytest.skip("its library is not installed")
-    view = vt.view(EVERY[family]())
-    view.model.double()
+    view = vt.wrap(EVERY[family]())
+    view.module.double()
     x = images(view, 2)
     with torch.no_grad():
         blocks = inputs_of_blocks(view, x)
-    terms = [vt.method(base).attribute(view.suffix(layer, x), tokens, target=1) for layer, tokens in enumerate(blocks)]
+    terms = [
+        vt.get_method(base).attribute(view.suffix(layer, x), tokens, target=1) for layer, tokens in enumerate(blocks)
+    ]
     half = -(-view.depth // 2)
     for spelling, first in ((f"plus({base})", 0), (f"plus({base}, start=1)", 1), (f"skipplus({base})", half)):
         spelling = f"{spelling[:-1]}, via=subnetwork)"
         expected = torch.stack(terms[first:])
         if base in MULTIPLES and len(expected) > 1:
             with pytest.raises(vt.VitreousError, match=f"is {re.escape(base)} times a number"):
-                vt.method(spelling).attribute(view, x, 1)
+                vt.get_method(spelling).attribute(view, x, 1)
             continue
-        found, extras = vt.method(spelling).attribute(view, x, 1, extras=True)
+        found, extras = vt.get_method(spelling).attribute(view, x, 1, extras=True)
         assert torch.allclose(found, expected.sum(dim=0), rtol=1e-7, atol=1e-9 * expected.abs().max().item()), spelling
         assert extras["layers"].shape == (2, view.depth - first, *found.shape[1:])
 
 
 def test_scorecam_scales_the_tokens_of_a_subnetwork():
     """Channel by channel: the tokens of the patches times the channel, from 0 to 1; prefix tokens as they are."""
-    view = vt.view(FAMILIES["registers"]().double())
+    view = vt.wrap(FAMILIES["registers"]().double())
     x = images(view, 1)
     with torch.no_grad():
         tokens = inputs_of_blocks(view, x)[1]
-        below = view.run(tokens, 1, view.depth - 1)
-        features = view.model.blocks[-1].norm1(below)[0, view.prefix :]
+        below = view.forward_blocks(tokens, 1, view.depth - 1)
+        features = view.module.blocks[-1].norm1(below)[0, view.num_prefix_tokens :]
         scores = []
         for channel in features.T:
             mask = (channel - channel.min()) / (channel.max() - channel.min() + 1e-8)
             seen = tokens.clone()
-            seen[0, view.prefix :] *= mask[:, None]
-            scores.append(view.finish(view.run(seen, 1))[0, 2])
+            seen[0, view.num_prefix_tokens :] *= mask[:, None]
+            scores.append(view.forward_head(view.forward_blocks(seen, 1))[0, 2])
         expected = features @ torch.stack(scores).softmax(dim=0)
-    found = vt.method("scorecam").attribute(view.suffix(1, x), tokens, target=2)
+    found = vt.get_method("scorecam").attribute(view.suffix(1, x), tokens, target=2)
     assert torch.allclose(found.flatten(), expected, atol=1e-10)
 
 
@@ -85,7 +87,7 @@ def test_draws_follow_the_image_and_not_the_rounding_of_its_tokens(base):
     """In single precision the tokens of a sub-network depend on the batch in their last digits."""
     model = FAMILIES["vit"]()
     x = images(model, 3)
-    how = vt.method(f"plus({base})")
+    how = vt.get_method(f"plus({base})")
     together = how.attribute(model, x, 1)
     for i in range(3):
         alone = how.attribute(model, x[i : i + 1], 1)
@@ -98,7 +100,7 @@ def test_draws_follow_the_image_and_not_the_rounding_of_its_tokens(base):
 
 def test_every_start_layer_draws_for_itself():
     model = FAMILIES["vit"]()
-    _, extras = vt.method("plus(random)").attribute(model, images(model, 1), extras=True)
+    _, extras = vt.get_method("plus(random)").attribute(model, images(model, 1), extras=True)
     first, second, third = extras["layers"][0]
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)
@@ -114,22 +116,22 @@ def test_every_start_layer_draws_for_itself():
 def test_what_cannot_be_composed_is_one_line(spelling, complaint):
     model = FAMILIES["vit"]()
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
-        vt.method(spelling).attribute(model, images(model, 1))
+        vt.get_method(spelling).attribute(model, images(model, 1))
     assert "\n" not in str(caught.value)
 
 
 def test_logprob_is_the_base_for_the_log_probability() -> None:
     model = FAMILIES["vit"]()
-    view, inputs = vt.view(model), images(model, 3)
+    view, inputs = vt.wrap(model), images(model, 3)
     for base in ("plus(decompx)", "generic", "smooth(ixg, samples=2)"):
-        found = vt.method(f"logprob({base})").attribute(view, inputs)
-        assert torch.equal(found, vt.method(base).attribute(view, inputs, value="logprob"))
-    assert vt.method("logprob(rollout)").class_specific is False
+        found = vt.get_method(f"logprob({base})").attribute(view, inputs)
+        assert torch.equal(found, vt.get_method(base).attribute(view, inputs, value="logprob"))
+    assert vt.get_method("logprob(rollout)").class_specific is False
 
 
 def test_logprob_shares_one_pass() -> None:
     model, runs = FAMILIES["vit"](), []
-    view, inputs = vt.view(model), images(model, 3)
+    view, inputs = vt.wrap(model), images(model, 3)
     with model.patch_embed.register_forward_hook(lambda *_: runs.append(1)):
         proven(model)
         runs.clear()
@@ -165,8 +167,8 @@ def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
         *defaults.judged(),
         *defaults.BASELINES,
     ):
-        assert vt.method(name).spelling == name
-    assert [vt.metric(name).spelling for name in defaults.METRICS] == list(defaults.METRICS)
+        assert vt.get_method(name).spelling == name
+    assert [vt.get_metric(name).spelling for name in defaults.METRICS] == list(defaults.METRICS)
 
 
 @pytest.mark.parametrize("base", ["gradcam_pp", "xgradcam", "eigencam", "eigengradcam", "ablationcam", "centre"])
@@ -176,12 +178,12 @@ def test_a_multiple_of_the_base_is_refused(base: str) -> None:
     for how in ("plus", "skipplus"):
         spelling = f"{how}({base}, start=0, via=subnetwork)"
         with pytest.raises(vt.VitreousError, match=f"{how}\\({base}\\) is {base} times a number"):
-            vt.method(spelling).attribute(model, x, 1)
+            vt.get_method(spelling).attribute(model, x, 1)
 
 
 def test_plus_of_iba_is_iba_at_every_layer() -> None:
     for family in ("vit", "gap"):
         model = FAMILIES[family]()
         x = images(model, 2)
-        summed = vt.method("plus(iba(steps=3, samples=2))").attribute(model, x, 1)
-        torch.testing.assert_close(summed, vt.method("iba_star(steps=3, samples=2)").attribute(model, x, 1))
+        summed = vt.get_method("plus(iba(steps=3, samples=2))").attribute(model, x, 1)
+        torch.testing.assert_close(summed, vt.get_method("iba_star(steps=3, samples=2)").attribute(model, x, 1))

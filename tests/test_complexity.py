@@ -12,15 +12,15 @@ from torch import Tensor
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.errors import SpellingError
+from vitreous.errors import SpecError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
-def score(view: vt.View, maps: Any, metric: str) -> np.ndarray:
+def score(view: vt.VisionModel, maps: Any, metric: str) -> np.ndarray:
     maps = torch.as_tensor(maps)
     table = vt.evaluate(view, images(view, len(maps)), {"it": maps}, metric, baselines=False, samples=2)
     return table["it", metric]
@@ -40,11 +40,11 @@ def large(kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize(("kind", "gini"), [("constant", 0), ("zero", 0), ("one", 0.99498), ("ramp", 0.3333)])
-def test_golden_gini(view: vt.View, kind: str, gini: float) -> None:
+def test_golden_gini(view: vt.VisionModel, kind: str, gini: float) -> None:
     assert score(view, large(kind), "gini")[0] == pytest.approx(gini, abs=1e-4 if kind == "ramp" else 1e-5)
 
 
-def test_gini_of_one_place(view: vt.View) -> None:
+def test_gini_of_one_place(view: vt.VisionModel) -> None:
     n = 224 * 224
     assert score(view, large("one"), "gini(offset=0)")[0] == pytest.approx((n - 1) / n, abs=1e-12)
     assert score(view, large("zero"), "gini(offset=0)")[0] == 0
@@ -53,7 +53,7 @@ def test_gini_of_one_place(view: vt.View) -> None:
 
 
 @pytest.mark.parametrize(("kind", "nats"), [("constant", 10.823), ("zero", 10.823), ("one", 0)])
-def test_golden_entropy(view: vt.View, kind: str, nats: float) -> None:
+def test_golden_entropy(view: vt.VisionModel, kind: str, nats: float) -> None:
     assert score(view, large(kind), "entropy")[0] == pytest.approx(nats, abs=5e-4)
     if kind != "one":
         small = torch.full((1, 14, 14), 0.0 if kind == "zero" else 2.0)
@@ -87,12 +87,12 @@ def signed() -> Tensor:
 
 
 @pytest.mark.parametrize("how", ["shift_negative", "shift", "abs", "relu"])
-def test_gini(view: vt.View, signed: Tensor, how: str) -> None:
+def test_gini(view: vt.VisionModel, signed: Tensor, how: str) -> None:
     expected = [slow_gini(each.flatten().double().tolist(), how) for each in signed]
     np.testing.assert_allclose(score(view, signed, f"gini(how={how})"), expected, atol=1e-9)
 
 
-def test_gini_of_tis_subtracts_the_minimum_of_every_map(view: vt.View, signed: Tensor) -> None:
+def test_gini_of_tis_subtracts_the_minimum_of_every_map(view: vt.VisionModel, signed: Tensor) -> None:
     """As the release does (``shift: true``), whatever the sign; the plain index leaves a positive map as it is."""
     fine = torch.nn.functional.interpolate(signed[:, None], size=(32, 32), mode="bilinear")[:, 0]
     table = vt.evaluate(view, images(view, 4), {"it": fine}, ["gini@tis", "gini"], labels=[0] * 4, samples=2)
@@ -103,7 +103,7 @@ def test_gini_of_tis_subtracts_the_minimum_of_every_map(view: vt.View, signed: T
     assert expected[1] > plain[0] + 0.1
 
 
-def test_entropy_and_effective_complexity(view: vt.View, signed: Tensor) -> None:
+def test_entropy_and_effective_complexity(view: vt.VisionModel, signed: Tensor) -> None:
     expected = [slow_entropy(each.flatten().double().tolist()) for each in signed]
     np.testing.assert_allclose(score(view, signed, "entropy"), expected, atol=1e-9)
     counts = [sum(abs(v) > 0.5 for v in each.flatten().tolist()) for each in signed]
@@ -114,7 +114,7 @@ def test_entropy_and_effective_complexity(view: vt.View, signed: Tensor) -> None
 
 
 @pytest.mark.parametrize("metric", ["gini", "entropy", "effective_complexity"])
-def test_grids(view: vt.View, signed: Tensor, metric: str) -> None:
+def test_grids(view: vt.VisionModel, signed: Tensor, metric: str) -> None:
     """The same map is another one at the pixels; at the tokens a map of tokens is itself."""
     fine = torch.nn.functional.interpolate(signed[:, None], size=(32, 32), mode="bilinear")[:, 0]
     pixel = score(view, signed, f"{metric}(grid=pixel)")
@@ -126,7 +126,7 @@ def test_grids(view: vt.View, signed: Tensor, metric: str) -> None:
 
 
 @pytest.mark.parametrize("metric", ["gini", "entropy", "effective_complexity"])
-def test_scale_shift_and_broken_maps(view: vt.View, signed: Tensor, metric: str) -> None:
+def test_scale_shift_and_broken_maps(view: vt.VisionModel, signed: Tensor, metric: str) -> None:
     positive = signed.abs() + 0.1
     plain = score(view, positive, metric)
     np.testing.assert_allclose(score(view, 7 * positive, metric), plain, atol=1e-5)
@@ -137,11 +137,11 @@ def test_scale_shift_and_broken_maps(view: vt.View, signed: Tensor, metric: str)
     assert np.isnan(score(view, broken, metric)).tolist() == [False, False, True, False]
 
 
-def test_no_model_is_asked(view: vt.View) -> None:
-    assert vt.metric("sparseness") == vt.metric("gini")
-    assert vt.metric("complexity") == vt.metric("entropy")
+def test_no_model_is_asked(view: vt.VisionModel) -> None:
+    assert vt.get_metric("sparseness") == vt.get_metric("gini")
+    assert vt.get_metric("complexity") == vt.get_metric("entropy")
     for name in ("gini", "entropy", "effective_complexity"):
-        metric = vt.metric(name)
+        metric = vt.get_metric(name)
         assert metric.forwards() == metric.shared_forwards() == metric.explanations() == 0
 
 
@@ -156,5 +156,5 @@ def test_no_model_is_asked(view: vt.View) -> None:
     ],
 )
 def test_refused(spelling: str, said: str) -> None:
-    with pytest.raises(SpellingError, match=said):
-        vt.metric(spelling)
+    with pytest.raises(SpecError, match=said):
+        vt.get_metric(spelling)

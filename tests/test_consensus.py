@@ -12,10 +12,10 @@ import torch
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images, proven
-from vitreous.methods import Answer, answer
+from vitreous.methods import Attribution, compute_attributions
 from vitreous.methods.combinators import Consensus, match_values
 from vitreous.methods.controls import Centre
-from vitreous.tracing import Session, Target
+from vitreous.tracing import Context, Target
 
 
 def ranks(values: list[float]) -> list[float]:
@@ -34,13 +34,13 @@ def ranks(values: list[float]) -> list[float]:
 def test_mean_rank_and_disagreement(family):
     if family not in EVERY:
         pytest.skip("its library is not installed")
-    view = vt.view(EVERY[family]())
-    view.model.double()
+    view = vt.wrap(EVERY[family]())
+    view.module.double()
     x = images(view, 2)
     members = ["plus(ixg)", "generic", "centre"]
-    found, extras = vt.method(f"consensus({', '.join(members)})").attribute(view, x, 1, extras=True)
+    found, extras = vt.get_method(f"consensus({', '.join(members)})").attribute(view, x, 1, extras=True)
     for i in range(2):
-        rows = [ranks(vt.method(m).attribute(view, x, 1)[i].flatten().tolist()) for m in members]
+        rows = [ranks(vt.get_method(m).attribute(view, x, 1)[i].flatten().tolist()) for m in members]
         assert found[i].flatten().tolist() == pytest.approx([statistics.mean(each) for each in zip(*rows, strict=True)])
         deviation = [statistics.pstdev(each) for each in zip(*rows, strict=True)]
         assert extras["disagreement"][i].flatten().tolist() == pytest.approx(deviation)
@@ -50,8 +50,8 @@ def test_mean_rank_and_disagreement(family):
 def test_the_mean_of_maps_of_one_size():
     model = FAMILIES["vit"]().double()
     x = images(model, 2)
-    found, extras = vt.method("consensus(ixg, decompx, how=mean)").attribute(model, x, 1, extras=True)
-    maps = [vt.method(each).attribute(model, x, 1) for each in ("ixg", "decompx")]
+    found, extras = vt.get_method("consensus(ixg, decompx, how=mean)").attribute(model, x, 1, extras=True)
+    maps = [vt.get_method(each).attribute(model, x, 1) for each in ("ixg", "decompx")]
     expected = sum(each / each.abs().amax(dim=(1, 2), keepdim=True) for each in maps) / 2
     assert torch.allclose(found, expected, atol=1e-12)
     assert extras["ranks"].min() == 0
@@ -62,9 +62,9 @@ def test_matched_is_the_order_of_the_mean_ranks_with_the_values_of_the_first_map
     model = FAMILIES["vit"]().double()
     x = images(model, 3)
     for members in ("ixg, generic", "ixg, generic, rollout", "ixg, constant"):
-        first = vt.method(members.split(", ")[0]).attribute(model, x, 1).flatten(1)
-        order = vt.method(f"consensus({members})").attribute(model, x, 1).flatten(1)
-        matched = vt.method(f"consensus({members}, how=matched)").attribute(model, x, 1).flatten(1)
+        first = vt.get_method(members.split(", ")[0]).attribute(model, x, 1).flatten(1)
+        order = vt.get_method(f"consensus({members})").attribute(model, x, 1).flatten(1)
+        matched = vt.get_method(f"consensus({members}, how=matched)").attribute(model, x, 1).flatten(1)
         for i in range(len(x)):
             values = sorted(first[i].tolist())
             ranked = sorted(order[i].tolist())
@@ -84,16 +84,16 @@ def test_equal_mean_ranks_share_their_values():
 def test_pixels_are_summed_into_patches():
     model = FAMILIES["vit"]().double()
     x = images(model, 1)
-    _, extras = vt.method("consensus(saliency, generic)").attribute(model, x, 1, extras=True)
-    summed = vt.method("saliency").attribute(model, x, 1, grid="token")
+    _, extras = vt.get_method("consensus(saliency, generic)").attribute(model, x, 1, extras=True)
+    summed = vt.get_method("saliency").attribute(model, x, 1, grid="token")
     assert extras["ranks"][0, 0].flatten().tolist() == pytest.approx(ranks(summed.flatten().tolist()))
 
 
 def test_coarse_maps_are_enlarged():
-    view = vt.view(EVERY["swin"]())
+    view = vt.wrap(EVERY["swin"]())
     x = images(view, 1)
-    found, extras = vt.method("consensus(gradcam, ixg)").attribute(view, x, 1, extras=True)
-    coarse = vt.method("gradcam").attribute(view, x, 1)
+    found, extras = vt.get_method("consensus(gradcam, ixg)").attribute(view, x, 1, extras=True)
+    coarse = vt.get_method("gradcam").attribute(view, x, 1)
     grid = view.grid(x)
     assert coarse.shape[1:] != grid
     assert found.shape[1:] == grid
@@ -104,8 +104,8 @@ def test_coarse_maps_are_enlarged():
 def test_a_member_that_is_the_same_everywhere_says_nothing():
     model = FAMILIES["vit"]().double()
     x = images(model, 1)
-    found = vt.method("consensus(generic, constant)").attribute(model, x, 1)
-    alone = ranks(vt.method("generic").attribute(model, x, 1).flatten().tolist())
+    found = vt.get_method("consensus(generic, constant)").attribute(model, x, 1)
+    alone = ranks(vt.get_method("generic").attribute(model, x, 1).flatten().tolist())
     assert found.flatten().tolist() == pytest.approx([(rank + 0.5) / 2 for rank in alone])
 
 
@@ -115,25 +115,25 @@ def test_members_share_their_passes():
     handle = model.patch_embed.register_forward_hook(lambda *_: runs.append(1))
     x = images(proven(model), 2)
     runs.clear()
-    vt.method("consensus(generic, plus(ixg), rollout, gradcam)").attribute(model, x)
+    vt.get_method("consensus(generic, plus(ixg), rollout, gradcam)").attribute(model, x)
     assert len(runs) == 1
     runs.clear()
-    view = vt.view(model)
+    view = vt.wrap(model)
     together = ["consensus(generic, decompx)", "ixg", "skipplus(decompx)", "consensus(rollout, attcam)"]
-    answer(Session(view, x, Target.of(view, 2)), [vt.method(each) for each in together])
+    compute_attributions(Context(view, x, Target.of(view, 2)), [vt.get_method(each) for each in together])
     handle.remove()
     assert len(runs) == 2  # plain and frozen
 
 
 def test_what_it_is_made_of():
-    method = vt.method("consensus(skipplus(decompx), var(ixg, classes='1,2'), how=mean)")
+    method = vt.get_method("consensus(skipplus(decompx), var(ixg, classes='1,2'), how=mean)")
     assert [part.info.name for part in method.parts()] == ["consensus", "skipplus", "decompx", "var", "ixg"]
     assert method.settings == {"bases": ["skipplus(decompx)", 'var(ixg, classes="1,2")'], "how": "mean", "weights": ""}
     assert method.spelling == 'consensus(skipplus(decompx), var(ixg, classes="1,2"), how=mean)'
-    assert vt.method(method.spelling) == method
-    assert not vt.method("consensus(rollout, edges)").class_specific
-    assert vt.method("consensus(rollout, ixg)").class_specific
-    assert vt.method("consensus(ixg, ig(steps=3))").cost == (4, 4)
+    assert vt.get_method(method.spelling) == method
+    assert not vt.get_method("consensus(rollout, edges)").class_specific
+    assert vt.get_method("consensus(rollout, ixg)").class_specific
+    assert vt.get_method("consensus(ixg, ig(steps=3))").cost == (4, 4)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_what_it_is_made_of():
 )
 def test_refused(spelling, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
-        vt.method(spelling)
+        vt.get_method(spelling)
     assert "\n" not in str(caught.value)
 
 
@@ -158,8 +158,8 @@ def test_a_member_that_is_not_finite_is_loud():
     @dataclass(frozen=True)
     class Broken(Centre):
         def compute(self, session):
-            return Answer(super().compute(session).map / 0, {})
+            return Attribution(super().compute(session).map / 0, {})
 
     model = FAMILIES["vit"]()
     with pytest.raises(vt.VitreousError, match="centre gave values that are not finite"):
-        Consensus((vt.method("ixg"), Broken())).attribute(model, images(model, 1), 0)
+        Consensus((vt.get_method("ixg"), Broken())).attribute(model, images(model, 1), 0)

@@ -42,7 +42,7 @@ SHORT = {
 SPELLINGS = [
     SHORT.get(info.name)
     or (f"{info.name}({', '.join(['generic', 'ixg'][: info.bases])})" if info.combines else info.name)
-    for info in vt.methods()
+    for info in vt.list_methods()
 ]
 SPELLINGS += [
     "plus(ixg)",
@@ -108,21 +108,21 @@ class State:
 
 
 @pytest.fixture(params=kinds())
-def view(request: pytest.FixtureRequest) -> vt.View:
-    return vt.view(ALL[request.param]())
+def view(request: pytest.FixtureRequest) -> vt.VisionModel:
+    return vt.wrap(ALL[request.param]())
 
 
 @pytest.fixture(params=kinds(FEW))
-def one_of_each(request: pytest.FixtureRequest) -> vt.View:
-    return vt.view(ALL[request.param]())
+def one_of_each(request: pytest.FixtureRequest) -> vt.VisionModel:
+    return vt.wrap(ALL[request.param]())
 
 
 @pytest.fixture(params=SPELLINGS)
 def method(request: pytest.FixtureRequest) -> Method:
-    return vt.method(request.param)
+    return vt.get_method(request.param)
 
 
-def attribute(method: Method, view: vt.View, x: Tensor, **options: Any) -> Tensor:
+def attribute(method: Method, view: vt.VisionModel, x: Tensor, **options: Any) -> Tensor:
     """The map, or a skip where the model and the method do not fit and both say so."""
     try:
         with warnings.catch_warnings():
@@ -130,27 +130,27 @@ def attribute(method: Method, view: vt.View, x: Tensor, **options: Any) -> Tenso
             return method.attribute(view, x, **options)
     except vt.VitreousError as error:
         refuses = any(part.models != "all" for part in method.parts())
-        if view.attends == "nowhere" and "is for transformers" in str(error) and refuses:
+        if view.attention == "nowhere" and "is for transformers" in str(error) and refuses:
             pytest.skip("has no attention")
-        if not view.rectifies and "ReLUs only" in str(error) and refuses:
+        if not view.is_relu_only and "ReLUs only" in str(error) and refuses:
             pytest.skip("has other activations than ReLUs")
-        if view.attends == "windows" and "inside windows" in str(error) and refuses:
+        if view.attention == "windows" and "inside windows" in str(error) and refuses:
             pytest.skip("attends inside windows")
-        if not view.drops_tokens and "leaves tokens out" in str(error):
+        if not view.can_drop_tokens and "leaves tokens out" in str(error):
             pytest.skip("needs the whole grid")
         raise
 
 
-def test_contract(view: vt.View, method: Method) -> None:
+def test_contract(view: vt.VisionModel, method: Method) -> None:
     """Grid, finiteness, dtype, determinism, independence of neighbours, nothing left behind."""
     x = images(view, 3)
-    view.model.train()
-    next(view.model.children()).eval()  # a mixed state must survive too
-    state = State(view.model)
+    view.module.train()
+    next(view.module.children()).eval()  # a mixed state must survive too
+    state = State(view.module)
     try:
         found = attribute(method, view, x, target=1)
     finally:
-        state.assert_same(view.model)
+        state.assert_same(view.module)
 
     grids = {view.last_grid(x), *(view.grid(x, layer) for layer in range(view.depth))}
     assert found.shape[0] == 3
@@ -160,12 +160,12 @@ def test_contract(view: vt.View, method: Method) -> None:
     assert not found.requires_grad
     assert torch.equal(found, attribute(method, view, x, target=1)), "the same call gives another map"
 
-    view.model.double()
+    view.module.double()
     double = attribute(method, view, x.double(), target=1)
     assert double.dtype == torch.float64
     scale = found.abs().max() + 1e-12
     off = (double.float() - found).abs()
-    few, far = KINKED.get(method.info.name, (0, 2e-3)) if view.rectifies else (0, 2e-3)
+    few, far = KINKED.get(method.info.name, (0, 2e-3)) if view.is_relu_only else (0, 2e-3)
     if method.info.name == "xrai" and "vgg" in view.name.lower():
         far = 1.0  # two regions do change places there
     assert (off > 2e-3 * scale).sum() <= few
@@ -177,7 +177,7 @@ def test_contract(view: vt.View, method: Method) -> None:
     if method.info.name in ILL_CONDITIONED or far > 2e-3:
         x, found = x.double(), double
     else:
-        view.model.float()
+        view.module.float()
     for i in range(3):
         alone = attribute(method, view, x[i : i + 1], target=1)
         assert (alone[0] - found[i]).abs().max() <= 1e-5 * scale
@@ -187,14 +187,14 @@ def test_contract(view: vt.View, method: Method) -> None:
     assert (pieces - found).abs().max() <= 1e-5 * scale
 
 
-def test_class_specific_methods_see_the_class(one_of_each: vt.View, method: Method) -> None:
+def test_class_specific_methods_see_the_class(one_of_each: vt.VisionModel, method: Method) -> None:
     view = one_of_each
     x = images(view, 1)
     same = torch.equal(attribute(method, view, x, target=0), attribute(method, view, x, target=2))
     assert same != method.class_specific
 
 
-def test_a_failure_in_the_middle_leaves_nothing_behind(one_of_each: vt.View, method: Method) -> None:
+def test_a_failure_in_the_middle_leaves_nothing_behind(one_of_each: vt.VisionModel, method: Method) -> None:
     """Break the forward in the last block, then the backward through the target."""
     view = one_of_each
     x = images(view, 2)
@@ -202,10 +202,10 @@ def test_a_failure_in_the_middle_leaves_nothing_behind(one_of_each: vt.View, met
         pytest.skip("runs no pass")
     attribute(method, view, x, target=0)
     broken = some_module(view).register_forward_hook(_raise)
-    state = State(view.model)
+    state = State(view.module)
     with pytest.raises(RuntimeError, match="broken on purpose"):
         method.attribute(view, x)
-    state.assert_same(view.model)
+    state.assert_same(view.module)
     broken.remove()
 
     def target(logits: Tensor) -> Tensor:
@@ -217,20 +217,20 @@ def test_a_failure_in_the_middle_leaves_nothing_behind(one_of_each: vt.View, met
         return
     if method.info.name == "var":  # takes no callable: break the backward inside the model
         broken = some_module(view).register_forward_hook(lambda *seen: _break_backward(seen[2]))
-    state = State(view.model)
+    state = State(view.module)
     with pytest.raises(RuntimeError, match="broken on purpose"):
         method.attribute(view, x, target=None if method.info.name == "var" else target)
-    state.assert_same(view.model)
+    state.assert_same(view.module)
     broken.remove()
 
 
-def some_module(view: vt.View) -> nn.Module:
+def some_module(view: vt.VisionModel) -> nn.Module:
     """A module of the last block that the view can name."""
-    if view.attends == "nowhere":
-        return view.model.get_submodule(view.chain[-1][-1])
+    if view.attention == "nowhere":
+        return view.module.get_submodule(view.chain[-1][-1])
     for name in ("mlp", "norm2", "norm1"):
         with contextlib.suppress(vt.VitreousError):
-            return view.site(view.depth - 1, name)
+            return view.hook_point(view.depth - 1, name)
     raise AssertionError("no site in the last block")
 
 
@@ -244,7 +244,7 @@ def _raise(*_: object) -> None:
     raise RuntimeError("broken on purpose")
 
 
-def test_grids(one_of_each: vt.View, method: Method) -> None:
+def test_grids(one_of_each: vt.VisionModel, method: Method) -> None:
     """Pixels sum into tokens; tokens are interpolated to pixels. What enters block 0 of a VGG are pixels."""
     view = one_of_each
     x = images(view, 1)
@@ -267,10 +267,10 @@ def home(method: Method) -> nn.Module:
 
 
 def test_half_precision_gives_float32_maps(method: Method) -> None:
-    view = vt.view(home(method))
+    view = vt.wrap(home(method))
     x = images(view, 1)
     full = attribute(method, view, x, target=1)
-    view.model.half()
+    view.module.half()
     half = attribute(method, view, x, target=1)
     assert half.dtype == torch.float32
     if method.info.name != "random" and "smooth" not in method.spelling:  # their draws follow the rounded image
@@ -280,8 +280,8 @@ def test_half_precision_gives_float32_maps(method: Method) -> None:
 def test_methods_are_values(method: Method) -> None:
     """Hashable, picklable, equal to their own spelling, and frozen."""
     assert pickle.loads(pickle.dumps(method)) == method
-    assert vt.method(method.spelling) == method
-    assert hash(vt.method(method.spelling)) == hash(method)
+    assert vt.get_method(method.spelling) == method
+    assert hash(vt.get_method(method.spelling)) == hash(method)
     assert str(method) == method.spelling
     assert method.info.summary.endswith(".")
     with pytest.raises((AttributeError, TypeError)):

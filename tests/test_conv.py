@@ -14,7 +14,7 @@ from families import FAMILIES as TRANSFORMERS
 from families import images
 from families_cnn import FAMILIES, Plain, _build
 from vitreous.errors import ModelError
-from vitreous.tracing import Keep, Pass, Session, Target, whole
+from vitreous.tracing import Context, Pass, Record, Target, whole
 
 LAST = {
     "resnet": "layer4.0",
@@ -44,30 +44,30 @@ def last_map(model: nn.Module, path: str, x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_last_feature_map_and_the_logits(family: str) -> None:
     model = FAMILIES[family]().double()
-    view = vt.view(model)
+    view = vt.wrap(model)
     x = images(view, 2)
     expected, logits = last_map(model, view.chain[-1][-1], x)
-    twin = view.twin()
+    twin = view.shared_copy()
     with torch.no_grad():
-        tokens = twin.run(twin.embed(x))
+        tokens = twin.forward_blocks(twin.embed(x))
     high, wide = view.grid(x)
     assert view.chain[-1][-1] == LAST[family] or family.endswith("vgg")
     assert torch.allclose(tokens.transpose(1, 2).reshape(expected.shape), expected)
-    assert (view.width, high, wide) == tuple(expected.shape[1:])
-    assert torch.allclose(twin.finish(tokens), logits)
+    assert (view.embed_dim, high, wide) == tuple(expected.shape[1:])
+    assert torch.allclose(twin.forward_head(tokens), logits)
     assert torch.allclose(view.logits(x), logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_grids_widths_and_stages_are_those_of_the_tokens(family: str) -> None:
-    view = vt.view(FAMILIES[family]())
+    view = vt.wrap(FAMILIES[family]())
     x = images(view, 1)
-    twin = view.twin()
+    twin = view.shared_copy()
     tokens = twin.embed(x)
     for layer in range(view.depth):
         high, wide = view.grid(x, layer)
-        assert tokens.shape == (1, high * wide, view.width_at(layer))
-        tokens = twin.block(layer, tokens)
+        assert tokens.shape == (1, high * wide, view.embed_dim_at(layer))
+        tokens = twin.forward_block(layer, tokens)
     assert tokens.shape[1] == view.grid()[0] * view.grid()[1] == view.last_grid(x)[0] * view.last_grid(x)[1]
     assert [layer for stage in view.stages for layer in stage] == (list(range(view.depth)) if view.stages else [])
     assert all(len({view.grid(layer=layer) for layer in stage}) == 1 for stage in view.stages)
@@ -76,12 +76,12 @@ def test_grids_widths_and_stages_are_those_of_the_tokens(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_kept_is_not_changed_later_in_the_forward(family: str) -> None:
     """In-place activations would rectify a feature map that someone holds."""
-    view = vt.view(FAMILIES[family]())
+    view = vt.wrap(FAMILIES[family]())
     x = images(view, 2)
-    keep = Keep("input", whole, tuple(range(view.depth)))
-    kept = Session(view, x, Target.of(view, 2)).trace(Pass((keep,)))[keep]
+    keep = Record("input", whole, tuple(range(view.depth)))
+    kept = Context(view, x, Target.of(view, 2)).trace(Pass((keep,)))[keep]
     for layer, tokens in enumerate(kept):
-        assert torch.allclose(view.twin().run(view.twin().embed(x), 0, layer), tokens)
+        assert torch.allclose(view.shared_copy().forward_blocks(view.shared_copy().embed(x), 0, layer), tokens)
 
 
 def test_gradcam_by_hand_before_a_relu_that_is_no_module() -> None:
@@ -93,27 +93,29 @@ def test_gradcam_by_hand_before_a_relu_that_is_no_module() -> None:
     (gradient,) = torch.autograd.grad(logits[:, 3].sum(), features)
     expected = (gradient.mean(dim=(2, 3), keepdim=True) * features).sum(dim=1)
     assert (features < 0).any()
-    assert torch.allclose(vt.method("gradcam").attribute(model, x, target=3), expected.detach())
+    assert torch.allclose(vt.get_method("gradcam").attribute(model, x, target=3), expected.detach())
 
 
 def test_any_network_by_a_layer() -> None:
     model = _build(Plain).double()
     with pytest.raises(ModelError, match="at='layer4'"):
-        vt.view(model)
+        vt.wrap(model)
     with pytest.warns(vt.VitreousWarning, match="Plain does not say how its pictures are prepared") as warned:
-        view = vt.view(model, at="body")
+        view = vt.wrap(model, at="body")
     assert [each.filename for each in warned] == [__file__]
     x = images(view, 2)
-    assert (view.depth, view.grid(), view.width, view.stages) == (1, (8, 8), 12, ())
+    assert (view.depth, view.grid(), view.embed_dim, view.stages) == (1, (8, 8), 12, ())
     assert torch.allclose(view.logits(x), model(x))
-    assert vt.doctor(view).healthy
+    assert vt.diagnose(view).healthy
     features = model.body(F.relu(model.stem(x))).detach().requires_grad_()
     logits = model.fc(F.relu(features + model.mixed(features)).mean(dim=(2, 3)))
     (gradient,) = torch.autograd.grad(logits[:, 1].sum(), features)
-    assert torch.allclose(vt.method("hirescam").attribute(view, x, target=1), (gradient * features).sum(dim=1).detach())
+    assert torch.allclose(
+        vt.get_method("hirescam").attribute(view, x, target=1), (gradient * features).sum(dim=1).detach()
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        view = vt.view(model, at="stem", preprocess=view.preprocess)
+        view = vt.wrap(model, at="stem", preprocess=view.preprocess)
     assert torch.allclose(view.logits(x), model(x))  # its head rectifies it in place
 
 
@@ -129,26 +131,26 @@ def test_any_network_by_a_layer() -> None:
 )
 def test_layers_that_are_no_split(at: str, why: str) -> None:
     with pytest.raises(ModelError, match=why):
-        vt.view(_build(Plain), at=at)
+        vt.wrap(_build(Plain), at=at)
 
 
 def test_a_known_network_at_another_layer() -> None:
     model = FAMILIES["resnet"]()
-    whole_view, view = vt.view(model), vt.view(model, at="layer2")
+    whole_view, view = vt.wrap(model), vt.wrap(model, at="layer2")
     x = images(model, 2)
     assert (view.depth, whole_view.depth) == (2, 5)
     assert view.chain[-1] == ("layer2.0",)
     assert torch.allclose(view.logits(x), whole_view.logits(x))
     assert view.fingerprint != whole_view.fingerprint
     with pytest.raises(ModelError, match="something passes beside it"):
-        vt.view(model, at="layer3.0.conv1")
+        vt.wrap(model, at="layer3.0.conv1")
     with pytest.raises(ModelError, match=r"runs 4 times|runs \d+ times|no layer"):
-        vt.view(FAMILIES["tv_resnet"](), at="layer1.0.relu")
+        vt.wrap(FAMILIES["tv_resnet"](), at="layer1.0.relu")
 
 
 def test_a_transformer_has_no_such_layer() -> None:
     with pytest.raises(ModelError, match="the layers of timm/VisionTransformer have numbers"):
-        vt.view(TRANSFORMERS["vit"](), at="blocks.0")
+        vt.wrap(TRANSFORMERS["vit"](), at="blocks.0")
 
 
 class Around(nn.Module):
@@ -167,26 +169,26 @@ def test_inside_a_model_of_ones_own() -> None:
     model = Around(FAMILIES["tv_vgg"]())
     x = images(model.net, 2)
     with pytest.raises(ModelError, match="'own', 'more'"):
-        vt.view(model)
-    view = vt.view(model, output="more")
+        vt.wrap(model)
+    view = vt.wrap(model, output="more")
     assert "Around around torchvision/VGG" in repr(view)
     assert torch.allclose(view.logits(x), model(x)["more"])
-    assert view.classes == 3
-    assert vt.doctor(view).healthy
+    assert view.num_classes == 3
+    assert vt.diagnose(view).healthy
 
 
 def test_training_mode_and_running_statistics_stay() -> None:
     model = FAMILIES["tv_resnet"]().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = images(model, 2)
-    vt.method("gradcam").attribute(model, x, target=0)
+    vt.get_method("gradcam").attribute(model, x, target=0)
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert [m.inplace for m in model.modules() if isinstance(m, nn.ReLU)] == [True] * 6
 
 
 def test_other_sizes_are_refused_with_advice() -> None:
-    view = vt.view(FAMILIES["resnet"]())
+    view = vt.wrap(FAMILIES["resnet"]())
     with pytest.raises(ModelError, match="give img_size= to load, or preprocess= to view"):
         view.check_inputs(torch.zeros(1, 3, 48, 48))
     with pytest.raises(ModelError, match="cannot leave tokens out"):
@@ -194,10 +196,10 @@ def test_other_sizes_are_refused_with_advice() -> None:
 
 
 def test_by_name() -> None:
-    names = {info.name: info for info in vt.models()}
+    names = {info.name: info for info in vt.list_models()}
     wanted = ("resnet50", "wide_resnet50_2", "densenet121", "vgg16", "efficientnet_b0", "convnext_tiny")
     assert {f"{library}/{name}" for library in ("timm", "torchvision") for name in wanted} <= {*names}
     assert names["torchvision/efficientnet_b0"].size == 224
     for name in ("timm/resnet18", "torchvision/resnet18"):
         view = vt.load(name, pretrained=False, img_size=64, num_classes=7)
-        assert (view.preprocess.size, view.classes, view.grid(), view.depth) == ((64, 64), 7, (2, 2), 8)
+        assert (view.preprocess.size, view.num_classes, view.grid(), view.depth) == ((64, 64), 7, (2, 2), 8)

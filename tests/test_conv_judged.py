@@ -21,10 +21,10 @@ WORLD = World(n=2, start=3)
 
 
 @pytest.fixture(scope="module")
-def creatures() -> vt.View:
+def creatures() -> vt.VisionModel:
     """The network of the bundled world, without what it has learnt: whatever it says, judging it is the same."""
     torch.manual_seed(3)
-    return vt.view(ADAPTER.load("world-cnn", pretrained=False).eval())
+    return vt.wrap(ADAPTER.load("world-cnn", pretrained=False).eval())
 
 
 # -- VAR ---------------------------------------------------------------------------------------------------------------
@@ -33,11 +33,11 @@ def creatures() -> vt.View:
 @pytest.mark.parametrize("family", ["resnet", "tv_densenet"])
 @pytest.mark.parametrize("base", ["gradcam", "input_x_gradient", "guided_backprop", "saliency"])
 def test_var_is_its_definition_over_separate_runs(family: str, base: str) -> None:
-    view = vt.view(FAMILIES[family]())
-    view.model.double()
+    view = vt.wrap(FAMILIES[family]())
+    view.module.double()
     x = images(view, 2)
-    found, extras = vt.method(f"var({base}, classes='3,0,2', preset=sharp)").attribute(view, x, 3, extras=True)
-    apart = [vt.method(base).attribute(view, x, target=c).numpy() for c in (3, 0, 2)]
+    found, extras = vt.get_method(f"var({base}, classes='3,0,2', preset=sharp)").attribute(view, x, 3, extras=True)
+    apart = [vt.get_method(base).attribute(view, x, target=c).numpy() for c in (3, 0, 2)]
     for i in range(2):
         expected, q = definition(np.stack([each[i] for each in apart]), "sharp")
         assert np.allclose(extras["distribution"][i], q, atol=1e-9)
@@ -49,14 +49,14 @@ def test_var_is_its_definition_over_separate_runs(family: str, base: str) -> Non
 def test_var_of_guided_backpropagation_is_refused_where_there_is_no_relu() -> None:
     model = FAMILIES["tv_convnext"]()
     with pytest.raises(vt.VitreousError, match="ReLUs only"):
-        vt.method("var(guided_backprop)").attribute(model, images(model, 1))
+        vt.get_method("var(guided_backprop)").attribute(model, images(model, 1))
 
 
 def test_var_on_the_pixels_of_the_image() -> None:
     """As the protocols spell it: enlarged before classes are compared."""
     model = FAMILIES["resnet"]()
     x = images(model, 1)
-    assert vt.method("var(gradcam, upsample=true)").attribute(model, x).shape == (1, 32, 32)
+    assert vt.get_method("var(gradcam, upsample=true)").attribute(model, x).shape == (1, 32, 32)
 
 
 # -- known regions and parts -------------------------------------------------------------------------------------------
@@ -64,20 +64,20 @@ def test_var_on_the_pixels_of_the_image() -> None:
 
 def test_localisation_is_that_of_the_map_enlarged() -> None:
     """Every localisation metric, against loops over pixels."""
-    view = vt.view(FAMILIES["resnet"]())
+    view = vt.wrap(FAMILIES["resnet"]())
     x = images(view, 2)
     mask = np.zeros((32, 32), dtype=bool)
     mask[4:19, 8:21] = True
-    truths = [vt.Truth(mask), vt.Truth(~mask)]
+    truths = [vt.Annotation(mask), vt.Annotation(~mask)]
     table = vt.evaluate(view, x, ["gradcam"], list(SLOW), truth=truths, labels=[0, 1], target="label", samples=1)
-    maps = torch.cat([vt.method("gradcam").attribute(view, x[i : i + 1], target=i) for i in range(2)])
+    maps = torch.cat([vt.get_method("gradcam").attribute(view, x[i : i + 1], target=i) for i in range(2)])
     for metric, slow in SLOW.items():
         fine = pixels(maps, "nearest" if metric == "average_precision" else "bilinear")
         expected = [slow(fine[i], truths[i].mask, np.ones((32, 32))) for i in range(2)]
         np.testing.assert_allclose(table["gradcam", metric], expected, atol=1e-5)
 
 
-def test_parts_against_the_network_called_directly(creatures: vt.View) -> None:
+def test_parts_against_the_network_called_directly(creatures: vt.VisionModel) -> None:
     """Each part painted over in turn, ranks by scipy; and what the map gives to one of them."""
     values = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     judged = ["part_correlation", "shortcut"]
@@ -89,17 +89,17 @@ def test_parts_against_the_network_called_directly(creatures: vt.View) -> None:
         x = creatures.preprocess.tensor(picture)
         given, lost = [], []
         with torch.no_grad():
-            whole = creatures.model(x[None])[0]
+            whole = creatures.module(x[None])[0]
             best = int(whole.argmax())
             for mask in (each for each in truth.parts.values() if each.any()):
                 painted = torch.where(torch.from_numpy(mask), x.mean(dim=(1, 2), keepdim=True), x)
-                lost.append(float(whole[best] - creatures.model(painted[None])[0, best]))
+                lost.append(float(whole[best] - creatures.module(painted[None])[0, best]))
                 given.append(float(fine[image][mask].sum()))
         assert table["noise", "part_correlation"][image] == pytest.approx(spearmanr(given, lost)[0], abs=1e-6)
     assert np.isnan(table["noise", "shortcut"]).all()  # no scene here has a marker
 
 
-def test_funnybirds(creatures: vt.View) -> None:
+def test_funnybirds(creatures: vt.VisionModel) -> None:
     """An oracle that knows what every part is worth has the right order; falls are those of the scenes themselves."""
     found = vt.funnybirds(creatures, ["gradcam", "guided_backprop"], WORLD, oracle=True, samples=10)
     assert found.found["oracle"].sd == pytest.approx(np.ones(len(WORLD)))
@@ -113,13 +113,13 @@ def test_funnybirds(creatures: vt.View) -> None:
 
 @pytest.mark.parametrize("judge", ["insertion", "deletion", "road", "sensitivity_n", "mprt@var"])
 def test_pixels_are_painted_where_tokens_cannot_be_left_out(judge: str) -> None:
-    view = vt.view(FAMILIES["tv_vgg"]())
+    view = vt.wrap(FAMILIES["tv_vgg"]())
     table = vt.evaluate(view, images(view, 2), ["gradcam"], [judge], samples=1, baselines=False)
     assert np.isfinite(table["gradcam", judge]).all()
 
 
 def test_removing_tokens_is_refused() -> None:
-    view = vt.view(FAMILIES["tv_vgg"]())
+    view = vt.wrap(FAMILIES["tv_vgg"]())
     with pytest.raises(vt.VitreousError, match="tokens out"):
         vt.evaluate(view, images(view, 2), ["gradcam"], ["token_deletion_aopc"], samples=1)
 
@@ -134,8 +134,8 @@ def test_every_row_of_a_protocol_runs_on_its_kind_of_network(label: str, family:
     model = next(each for each in protocol.models if each.label == label)
     rows = protocol.methods_of(model)
     assert ("GBP" in rows, "LRP + VAR" in rows) == (label != "ConvNeXt",) * 2
-    view = vt.view(FAMILIES[family]())
+    view = vt.wrap(FAMILIES[family]())
     x = images(view, 1)
     for spelling in rows.values():
-        found = vt.method(spelling.replace("steps=128", "steps=2")).attribute(view, x, among=[0, 1, 2])
+        found = vt.get_method(spelling.replace("steps=128", "steps=2")).attribute(view, x, among=[0, 1, 2])
         assert torch.isfinite(found).all()

@@ -177,7 +177,7 @@ def test_planned_entries_are_those_that_are_iterated(word: str, tmp_path: Path) 
     count = {"world": 3}.get(word, 0)
     part = Part(tiny(data=DataSpec(word, path=path, images=count)), Options(device="cpu"))
     classes = {"mura": 2, "cifar10": 10, "cifar100": 100}.get(word, 1000)
-    view = vt.load("world") if word == "world" else vt.view(FAMILIES["vit"](num_classes=classes))
+    view = vt.load("world") if word == "world" else vt.wrap(FAMILIES["vit"](num_classes=classes))
     source = part.pictures.source
     samples = list(source.samples(view, lambda name, why: pytest.fail(f"{name}: {why}")))
     planned, groups = part.listed

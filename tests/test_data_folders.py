@@ -19,8 +19,8 @@ from vitreous.errors import ImageError, TargetError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 # -- folders -----------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def test_a_folder_is_listed_in_order_without_opening_anything(tmp_path: Path) ->
     assert source.entries[0].open().size == (12, 10)
 
 
-def test_links_are_followed_and_those_that_lead_nowhere_are_told(tmp_path: Path, view: vt.View) -> None:
+def test_links_are_followed_and_those_that_lead_nowhere_are_told(tmp_path: Path, view: vt.VisionModel) -> None:
     shade(tmp_path / "far" / "real.jpg")
     (tmp_path / "near").mkdir()
     (tmp_path / "near" / "link.jpg").symlink_to(tmp_path / "far" / "real.jpg")
@@ -54,7 +54,7 @@ def test_links_are_followed_and_those_that_lead_nowhere_are_told(tmp_path: Path,
     assert [name for name, _ in told] == ["gone.jpg", "itself.jpg"]
 
 
-def test_names_that_are_no_text(tmp_path: Path, view: vt.View) -> None:
+def test_names_that_are_no_text(tmp_path: Path, view: vt.VisionModel) -> None:
     try:
         shade(tmp_path / "a.jpg").rename(tmp_path / os.fsdecode(b"bad\xff.jpg"))
     except OSError:
@@ -72,7 +72,7 @@ def test_class_folders_may_go_round_in_a_circle(tmp_path: Path) -> None:
     assert names(source) == ["cat/deeper/a.jpg", "dog/deeper/a.jpg"]
 
 
-def test_labels_of_class_folders(tmp_path: Path, view: vt.View) -> None:
+def test_labels_of_class_folders(tmp_path: Path, view: vt.VisionModel) -> None:
     """Words the model knows, indices, WordNet ids for a thousand classes, else the order of the folders."""
     for name in ("b", "a", "e", "d", "c"):
         shade(tmp_path / "words" / name / "x.jpg")
@@ -83,12 +83,12 @@ def test_labels_of_class_folders(tmp_path: Path, view: vt.View) -> None:
     left = [each.label for each in open_source("imagefolder", tmp_path / "words").samples(view)]
     assert left == [0, 2, 3, 4], "an empty folder is a class too"
     shade(tmp_path / "words" / "b" / "x.jpg")
-    named = vt.view(FAMILIES["vit"](), labels=["e, fifth", "d", "c", "b", "a"])
+    named = vt.wrap(FAMILIES["vit"](), labels=["e, fifth", "d", "c", "b", "a"])
     assert [each.label for each in open_source("imagefolder", tmp_path / "words").samples(named)] == [4, 3, 2, 1, 0]
     shade(tmp_path / "wnids" / "n01443537" / "x.jpg")
     with pytest.raises(TargetError, match=r"n01443537.*the source has 1 classes, the model 5"):
         next(open_source("imagefolder", tmp_path / "wnids").samples(view))
-    thousand = vt.view(FAMILIES["vit"](num_classes=1000))
+    thousand = vt.wrap(FAMILIES["vit"](num_classes=1000))
     assert [each.label for each in open_source("imagefolder", tmp_path / "wnids").samples(thousand)] == [1]
     shade(tmp_path / "words" / "zebra" / "x.jpg")
     with pytest.raises(TargetError, match="the source has 6 classes, the model 5"):
@@ -96,7 +96,7 @@ def test_labels_of_class_folders(tmp_path: Path, view: vt.View) -> None:
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_masks_beside_images(tmp_path: Path, view: vt.View, apart: bool) -> None:
+def test_masks_beside_images(tmp_path: Path, view: vt.VisionModel, apart: bool) -> None:
     inside = np.zeros((10, 12), np.uint8)
     inside[2:8, 3:9] = 255
     for name in ("one", "two"):
@@ -119,7 +119,7 @@ def test_masks_beside_images(tmp_path: Path, view: vt.View, apart: bool) -> None
 # -- tables ------------------------------------------------------------------------------------------------
 
 
-def test_csv(tmp_path: Path, view: vt.View) -> None:
+def test_csv(tmp_path: Path, view: vt.VisionModel) -> None:
     shade(tmp_path / "photos" / "a, b.jpg")
     shade(tmp_path / "c.jpg")
     Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / "c.png")

@@ -25,12 +25,12 @@ LABELS = [3, 0, 1, 4, 2]
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def inputs(view: vt.View) -> Tensor:
+def inputs(view: vt.VisionModel) -> Tensor:
     return images(view, 5)
 
 
@@ -85,7 +85,7 @@ UNLABELLED = {"loader of tensors"}
 
 
 @pytest.mark.parametrize("form", SOURCES)
-def test_pictures_and_their_number(view: vt.View, inputs: Tensor, form: str) -> None:
+def test_pictures_and_their_number(view: vt.VisionModel, inputs: Tensor, form: str) -> None:
     found = list(pictures(SOURCES[form](inputs), view))
     assert torch.stack([picture.tensor for picture in found]).equal(inputs)
     assert [picture.name for picture in found] == [f"input-{place}" for place in range(5)]
@@ -93,7 +93,7 @@ def test_pictures_and_their_number(view: vt.View, inputs: Tensor, form: str) -> 
 
 
 @pytest.mark.parametrize("form", SOURCES)
-def test_true_classes(view: vt.View, inputs: Tensor, form: str) -> None:
+def test_true_classes(view: vt.VisionModel, inputs: Tensor, form: str) -> None:
     samples = list(read_samples(SOURCES[form](inputs), view))
     assert torch.stack([sample.picture.tensor for sample in samples]).equal(inputs)
     expected = [None] * 5 if form in UNLABELLED else LABELS
@@ -103,17 +103,17 @@ def test_true_classes(view: vt.View, inputs: Tensor, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", SOURCES)
-def test_explained(view: vt.View, inputs: Tensor, form: str) -> None:
+def test_explained(view: vt.VisionModel, inputs: Tensor, form: str) -> None:
     expected = vt.explain(view, inputs, "ixg", 2)
     found = vt.explain(view, SOURCES[form](inputs), "ixg", 2)
     assert all(torch.equal(one.map, other.map) for one, other in zip(expected, found, strict=True))
 
 
-def test_a_table_of_one_picture_is_one(view: vt.View, inputs: Tensor) -> None:
+def test_a_table_of_one_picture_is_one(view: vt.VisionModel, inputs: Tensor) -> None:
     assert isinstance(vt.explain(view, {"image": inputs[0]}, "ixg"), vt.Explanation)
 
 
-def test_rows_of_photographs(view: vt.View) -> None:
+def test_rows_of_photographs(view: vt.VisionModel) -> None:
     photos = [Image.fromarray(np.full((40, 50, 3), 40 * n, np.uint8)) for n in range(5)]
     samples = list(read_samples(Columns(image=photos, label=LABELS), view))
     assert [sample.label for sample in samples] == LABELS
@@ -121,7 +121,7 @@ def test_rows_of_photographs(view: vt.View) -> None:
     assert [sample.picture.name for sample in samples] == [f"image-{n}" for n in range(5)]
 
 
-def test_a_folder_of_classes(view: vt.View, tmp_path: Path) -> None:
+def test_a_folder_of_classes(view: vt.VisionModel, tmp_path: Path) -> None:
     from torchvision.datasets import ImageFolder
 
     for name, colour in (("cat", 50), ("dog", 200)):
@@ -136,7 +136,7 @@ def test_a_folder_of_classes(view: vt.View, tmp_path: Path) -> None:
     assert len(vt.explain(view, ready, "ixg")) == len(vt.explain(view, ImageFolder(tmp_path), "ixg")) == 2
 
 
-def test_evaluate_reads_the_classes_of_tables(view: vt.View, inputs: Tensor) -> None:
+def test_evaluate_reads_the_classes_of_tables(view: vt.VisionModel, inputs: Tensor) -> None:
     options: dict[str, Any] = {"baselines": False, "samples": 10}
     one = vt.evaluate(view, inputs, "ixg", "insertion(score=label)", labels=LABELS, **options)
     other = vt.evaluate(view, Columns(image=inputs, label=LABELS), "ixg", "insertion(score=label)", **options)
@@ -144,7 +144,7 @@ def test_evaluate_reads_the_classes_of_tables(view: vt.View, inputs: Tensor) -> 
     assert np.array_equal(one.scores[cell], other.scores[cell])
 
 
-def test_a_table_without_pictures(view: vt.View, inputs: Tensor) -> None:
+def test_a_table_without_pictures(view: vt.VisionModel, inputs: Tensor) -> None:
     for source in ({"x": inputs}, [{"x": inputs[0]}], Table([{"x": inputs[0], "label": 1}])):
         with pytest.raises(ImageError, match=r"a table with 'x'.* holds no pixel_values or image or images or img"):
             list(pictures(source, view))
@@ -156,7 +156,7 @@ def test_a_table_without_pictures(view: vt.View, inputs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", ["http", "https", "s3", "file", "gs"])
-def test_addresses_are_refused(view: vt.View, kind: str) -> None:
+def test_addresses_are_refused(view: vt.VisionModel, kind: str) -> None:
     address = f"{kind}://example.org/cat.jpg"
     for source in (address, [address], Path(address), [{"image": address}]):
         with pytest.raises(ImageError, match=rf"{kind}:/.*cat\.jpg is an address.*nothing is fetched") as caught:
@@ -170,7 +170,9 @@ def test_addresses_on_the_command_line() -> None:
     assert "is an address" in done.err
 
 
-def test_a_file_may_be_called_like_an_address(view: vt.View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_may_be_called_like_an_address(
+    view: vt.VisionModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("http:").mkdir()
     Image.new("RGB", (40, 40)).save("http:/a.png")
@@ -180,7 +182,7 @@ def test_a_file_may_be_called_like_an_address(view: vt.View, tmp_path: Path, mon
 # -- tensors that nobody normalised --------------------------------------------------------------------
 
 
-def told(source: Any, view: vt.View) -> list[str]:
+def told(source: Any, view: vt.VisionModel) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         vt.explain(view, source, "ixg", 1)
@@ -193,7 +195,7 @@ def photos() -> Tensor:
     return torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-def normalised(colours: Tensor, view: vt.View) -> Tensor:
+def normalised(colours: Tensor, view: vt.VisionModel) -> Tensor:
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (view.preprocess.mean, view.preprocess.std))
     return (colours - mean) / std
 
@@ -201,7 +203,7 @@ def normalised(colours: Tensor, view: vt.View) -> Tensor:
 @pytest.mark.parametrize("name", ["vit", "tv_vit"] + [n for n in ("hf_vit", "hf_clip") if n in EVERY])
 def test_tensors_that_look_unnormalised(photos: Tensor, name: str) -> None:
     made = EVERY[name]()
-    view = made if isinstance(made, vt.View) else vt.view(made)
+    view = made if isinstance(made, vt.VisionModel) else vt.wrap(made)
     (line,) = told(photos * 255, view)
     assert "values from" in line
     assert "to 255 and look as if they were not normalised" in line
@@ -211,7 +213,7 @@ def test_tensors_that_look_unnormalised(photos: Tensor, name: str) -> None:
     assert told(normalised(photos, view), view) == []
 
 
-def test_one_warning_a_call_however_many_batches(view: vt.View, photos: Tensor) -> None:
+def test_one_warning_a_call_however_many_batches(view: vt.VisionModel, photos: Tensor) -> None:
     for source in (DataLoader(list(photos), batch_size=1), list(photos), Columns(image=photos, label=LABELS)):
         assert len(told(source, view)) == 1
     assert len(told(list(photos), view)) == 1  # and again in the next call
@@ -230,14 +232,14 @@ def test_one_warning_a_call_however_many_batches(view: vt.View, photos: Tensor) 
         lambda x: x * 8 - 4,
     ],
 )
-def test_no_warning_without_reason(view: vt.View, photos: Tensor, colours: Callable[[Tensor], Tensor]) -> None:
+def test_no_warning_without_reason(view: vt.VisionModel, photos: Tensor, colours: Callable[[Tensor], Tensor]) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         assert told(colours(photos), view) == []
 
 
 def test_models_without_normalisation_of_their_own(photos: Tensor) -> None:
-    plain = vt.view(FAMILIES["vit"](), preprocess=vt.Preprocess((32, 32), (0.0,) * 3, (1.0,) * 3))
+    plain = vt.wrap(FAMILIES["vit"](), preprocess=vt.Preprocess((32, 32), (0.0,) * 3, (1.0,) * 3))
     assert told(photos, plain) == told(photos * 255, plain) == []
 
 

@@ -23,8 +23,8 @@ from vitreous.errors import ImageError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"](num_classes=1000))
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"](num_classes=1000))
 
 
 VAL = "ILSVRC2012_val_{:08d}.JPEG"
@@ -42,7 +42,7 @@ def devkit(folder: Path, truth: list[int], order: dict[int, str]) -> None:
     (folder / "ILSVRC2012_validation_ground_truth.txt").write_text("\n".join(map(str, truth)) + "\n")
 
 
-def test_devkit_labels_follow_the_order_of_the_synsets(tmp_path: Path, view: vt.View) -> None:
+def test_devkit_labels_follow_the_order_of_the_synsets(tmp_path: Path, view: vt.VisionModel) -> None:
     """Slowly: the line of the image, the WordNet id of that number, its place among all ids in alphabetical order."""
     order = dict(enumerate(reversed(wnids()), 1))
     order[1], order[7] = order[7], order[1]
@@ -99,7 +99,7 @@ def test_layouts_of_the_same_images_give_the_same(tmp_path: Path) -> None:
     assert drawn_of_each[0] == drawn_of_each[1] == drawn_of_each[2]
 
 
-def test_boxes_of_annotations_are_read_when_they_are_asked_for(tmp_path: Path, view: vt.View) -> None:
+def test_boxes_of_annotations_are_read_when_they_are_asked_for(tmp_path: Path, view: vt.VisionModel) -> None:
     noise(tmp_path / "val" / wnids()[3] / VAL.format(1))
     noise(tmp_path / "val" / wnids()[3] / VAL.format(2))
     xml = "<annotation><object><name>{}</name><bndbox><xmin>4</xmin><ymin>0</ymin><xmax>36</xmax><ymax>32</ymax>"
@@ -119,7 +119,7 @@ def test_boxes_of_annotations_are_read_when_they_are_asked_for(tmp_path: Path, v
 
 
 @pytest.mark.parametrize(("word", "count"), [("imagenet-a", 200), ("imagenet-r", 200)])
-def test_the_harder_sets_bring_their_classes(tmp_path: Path, view: vt.View, word: str, count: int) -> None:
+def test_the_harder_sets_bring_their_classes(tmp_path: Path, view: vt.VisionModel, word: str, count: int) -> None:
     chosen = table("imagenet.json")[word]
     assert len(chosen) == len(set(chosen)) == count
     for kind in chosen[:3]:
@@ -152,7 +152,9 @@ def imagenet_s(root: Path, kinds: list[int], several: bool = False) -> None:
 
 
 @pytest.mark.parametrize("kinds", [[5, 2, 9], list(range(0, 600, 2))])
-def test_imagenet_s_masks_number_classes_by_their_folders(tmp_path: Path, view: vt.View, kinds: list[int]) -> None:
+def test_imagenet_s_masks_number_classes_by_their_folders(
+    tmp_path: Path, view: vt.VisionModel, kinds: list[int]
+) -> None:
     whole = len(kinds) == 300
     imagenet_s(tmp_path, kinds, several=whole)
     source = open_source("imagenet-s", tmp_path, images=0)
@@ -171,7 +173,7 @@ def test_imagenet_s_masks_number_classes_by_their_folders(tmp_path: Path, view: 
         assert np.array_equal(each.truth.ignore, np.tile((middles >= 20) & (middles < 24), (32, 1)))
 
 
-def test_a_part_of_imagenet_s_cannot_tell_several_classes_apart(tmp_path: Path, view: vt.View) -> None:
+def test_a_part_of_imagenet_s_cannot_tell_several_classes_apart(tmp_path: Path, view: vt.VisionModel) -> None:
     imagenet_s(tmp_path, [5, 2, 9], several=True)
     told: dict[str, str] = {}
     assert list(open_source("imagenet-s", tmp_path).samples(view, told.__setitem__)) == []
@@ -200,17 +202,17 @@ def as_table(shown: Any, masks: Any, names: Any) -> dict[str, Any]:
     return file
 
 
-def check_segments(entries: Any, shown: Any, masks: Any, view: vt.View) -> None:
+def check_segments(entries: Any, shown: Any, masks: Any, view: vt.VisionModel) -> None:
     assert [each.label for each in entries] == [0, "n00000001"]
     assert [each.name for each in entries] == ["0000-n01440764_12", "0001-n00000001_3"]
     for entry, image, mask in zip(entries, shown, masks, strict=True):
         assert np.array_equal(np.asarray(entry.open()), image)
         (picture,) = pictures(entry.open(), view)
-        expected = vt.Truth.of_photo(picture, mask != 0)
+        expected = vt.Annotation.of_photo(picture, mask != 0)
         assert np.array_equal(entry.truth(picture).mask, expected.mask)
 
 
-def test_imagenet_segmentation_turns_the_arrays(view: vt.View) -> None:
+def test_imagenet_segmentation_turns_the_arrays(view: vt.VisionModel) -> None:
     made: dict[str, Any] = {}
     shown, masks = segments(lambda *parts: made.update(as_table(*parts)))
     check_segments(_Segments(made).entries(), shown, masks, view)
@@ -231,7 +233,7 @@ def write_segments(path: Path, *parts: Any) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="needs h5py")
-def test_imagenet_segmentation_file(tmp_path: Path, view: vt.View) -> None:
+def test_imagenet_segmentation_file(tmp_path: Path, view: vt.VisionModel) -> None:
     shown, masks = segments(partial(write_segments, tmp_path / "gtsegs_ijcv.mat"))
     check_segments(open_source("imagenet-segmentation", tmp_path).entries, shown, masks, view)
     with pytest.raises(ImageError, match="it is no HDF5 file"):
@@ -245,7 +247,7 @@ def test_h5py_is_named_where_it_is_missing(tmp_path: Path) -> None:
         open_source("imagenet-segmentation", tmp_path)
 
 
-def test_quads_are_grids_of_different_classes(tmp_path: Path, view: vt.View) -> None:
+def test_quads_are_grids_of_different_classes(tmp_path: Path, view: vt.VisionModel) -> None:
     for number in range(1, 14):
         noise(tmp_path / "val" / wnids()[number % 5] / VAL.format(number), number)
     (tmp_path / "val" / wnids()[0] / VAL.format(99)).write_bytes(b"broken")
@@ -275,7 +277,7 @@ def test_quads_are_grids_of_different_classes(tmp_path: Path, view: vt.View) -> 
     assert len(open_source("quad-imagenet", tmp_path, pool=8, seed=1)) <= 8
 
 
-def test_part_quads_show_the_object_in_its_cell(tmp_path: Path, view: vt.View) -> None:
+def test_part_quads_show_the_object_in_its_cell(tmp_path: Path, view: vt.VisionModel) -> None:
     imagenet_s(tmp_path, [5, 2, 9, 7])
     samples = list(open_source("part-quad-imagenet", tmp_path).samples(view))
     assert len(samples) == 4

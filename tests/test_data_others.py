@@ -20,12 +20,12 @@ from vitreous.datasets.catalog import open_source
 from vitreous.datasets.class_tables import table
 from vitreous.datasets.coco import drawn
 from vitreous.datasets.public import read_pickle
-from vitreous.errors import ImageError, SpellingError
+from vitreous.errors import ImageError, SpecError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"](num_classes=1000))
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"](num_classes=1000))
 
 
 # -- MURA, CIFAR -------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_cifar_pickles_and_bytes_are_the_same(tmp_path: Path, word: str, protoco
         assert np.array_equal(np.asarray(b.open()), image)
     with pytest.raises(ImageError, match=f"^{word}: .*but there is no {'data_batch_1' if ten else 'train'}"):
         open_source(word, tmp_path / "p", split="train")
-    with pytest.raises(SpellingError, match="split='val'"):
+    with pytest.raises(SpecError, match="split='val'"):
         open_source(word, tmp_path / "p", split="val")
 
 
@@ -139,7 +139,7 @@ def coco(root: Path, view_sized: tuple[int, int] = SIZE) -> None:
     (root / "annotations" / "instances_val2017.json").write_text(json.dumps(told))
 
 
-def test_coco_entries_are_categories_of_images(tmp_path: Path, view: vt.View) -> None:
+def test_coco_entries_are_categories_of_images(tmp_path: Path, view: vt.VisionModel) -> None:
     coco(tmp_path)
     source = open_source("coco", tmp_path)
     cats = tuple(range(281, 286))
@@ -275,7 +275,7 @@ def test_datasets_is_named_where_it_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs datasets")
-def test_a_folder_of_datasets(tmp_path: Path, view: vt.View) -> None:
+def test_a_folder_of_datasets(tmp_path: Path, view: vt.VisionModel) -> None:
     import datasets  # type: ignore[import-not-found]
     import pyarrow  # type: ignore[import-not-found]
 

@@ -21,12 +21,12 @@ from families import FAMILIES
 from vitreous.datasets.catalog import open_source, source_words
 from vitreous.datasets.catalog import rendered_source as rendered
 from vitreous.datasets.dataset import KINDS, register_source
-from vitreous.errors import ImageError, SpellingError, TargetError, VitreousWarning
+from vitreous.errors import ImageError, SpecError, TargetError, VitreousWarning
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 # -- choosing ----------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_bad_choices_are_refused_by_name(twelve: Path) -> None:
         ({"size": 64}, "imagefolder takes no size"),
         ({"spilt": "val"}, "imagefolder takes no spilt"),
     ):
-        with pytest.raises(SpellingError, match=said):
+        with pytest.raises(SpecError, match=said):
             open_source("imagefolder", twelve, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ImageError, match="there are 12 pictures, not 13"):
         open_source("imagefolder", twelve, images=13)
@@ -128,7 +128,7 @@ def test_a_digest_tells_what_was_chosen(twelve: Path) -> None:
 # -- what cannot be read -----------------------------------------------------------------------------------
 
 
-def test_a_hundred_broken_files_among_a_thousand_are_told_by_name(tmp_path: Path, view: vt.View) -> None:
+def test_a_hundred_broken_files_among_a_thousand_are_told_by_name(tmp_path: Path, view: vt.VisionModel) -> None:
     good = shade(tmp_path / "x.jpg").read_bytes()
     broken: set[str] = set()
     folder = tmp_path / "many"
@@ -153,7 +153,7 @@ def test_a_hundred_broken_files_among_a_thousand_are_told_by_name(tmp_path: Path
     assert places == [4, 2], "places are those in the source"
 
 
-def test_a_mask_that_cannot_be_read_leaves_its_picture_out(tmp_path: Path, view: vt.View) -> None:
+def test_a_mask_that_cannot_be_read_leaves_its_picture_out(tmp_path: Path, view: vt.VisionModel) -> None:
     for name in ("a", "b", "c"):
         shade(tmp_path / f"{name}.jpg")
         Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / f"{name}.png")
@@ -165,7 +165,9 @@ def test_a_mask_that_cannot_be_read_leaves_its_picture_out(tmp_path: Path, view:
     assert "[5, 5]" in told["c.jpg"]
 
 
-def test_labels_the_model_does_not_have_are_an_error_before_anything_is_read(tmp_path: Path, view: vt.View) -> None:
+def test_labels_the_model_does_not_have_are_an_error_before_anything_is_read(
+    tmp_path: Path, view: vt.VisionModel
+) -> None:
     (tmp_path / "a.jpg").write_bytes(b"broken")
     (tmp_path / "t.json").write_text(json.dumps([{"file": "a.jpg", "label": 5}]))
     with pytest.raises(TargetError, match=r"class index 5 is outside 0\.\.4"):
@@ -175,7 +177,7 @@ def test_labels_the_model_does_not_have_are_an_error_before_anything_is_read(tmp
 # -- evaluate ----------------------------------------------------------------------------------------------
 
 
-def test_a_source_is_what_evaluate_takes(tmp_path: Path, view: vt.View) -> None:
+def test_a_source_is_what_evaluate_takes(tmp_path: Path, view: vt.VisionModel) -> None:
     rows = []
     for number in range(4):
         noise = np.random.default_rng(number).integers(0, 255, (40, 40, 3), dtype=np.uint8)
@@ -196,7 +198,7 @@ def test_a_source_is_what_evaluate_takes(tmp_path: Path, view: vt.View) -> None:
 
 def test_sources_that_render_are_added_from_above() -> None:
     """As the world is: a room above the data registers its word."""
-    view = vt.view(FAMILIES["vit"](num_classes=len(vt.world.CLASSES)))
+    view = vt.wrap(FAMILIES["vit"](num_classes=len(vt.world.CLASSES)))
     world = vt.world.World(n=6, size=32)
     known = list(world.truths())
 
@@ -204,7 +206,7 @@ def test_sources_that_render_are_added_from_above() -> None:
         shown = list(vt.world.World(n=6, size=size).pictures())
         return rendered(world.labels, lambda place: shown[place], lambda place: known[place], tuple(vt.world.NAMES))
 
-    with pytest.raises(SpellingError, match="unknown source 'drawn'"):
+    with pytest.raises(SpecError, match="unknown source 'drawn'"):
         open_source("drawn")
     register_source("drawn", opened, needs_path=False)
     try:
@@ -216,14 +218,14 @@ def test_sources_that_render_are_added_from_above() -> None:
         samples = list(source.samples(view))
         assert [each.label for each in samples] == world.labels[:3]
         assert all(a.truth is b for a, b in zip(samples, known[:3], strict=True))
-        with pytest.raises(SpellingError, match="two sources are called 'drawn'"):
+        with pytest.raises(SpecError, match="two sources are called 'drawn'"):
             register_source("drawn", opened)
     finally:
         del KINDS["drawn"]
 
 
 def test_words_that_are_unknown_or_at_home_elsewhere(tmp_path: Path) -> None:
-    with pytest.raises(SpellingError, match="unknown source 'imagenet-vla'; did you mean imagenet-val"):
+    with pytest.raises(SpecError, match="unknown source 'imagenet-vla'; did you mean imagenet-val"):
         open_source("imagenet-vla", tmp_path)
     with pytest.raises(ImageError, match=r"^coco: where is it"):
         open_source("coco")
@@ -268,7 +270,7 @@ def test_real_pets_agree_with_their_table(shared: Path) -> None:
     assert len(source) == len(rows) == 200
     assert all(each.label == rows[each.name]["label"] for each in source.entries)
     assert all(each.mask is not None and each.mask.name == rows[each.name]["mask"] for each in source.entries)
-    view = vt.view(FAMILIES["vit"](num_classes=1000))
+    view = vt.wrap(FAMILIES["vit"](num_classes=1000))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         some = list(source.samples(view, places=range(0, 200, 20)))

@@ -10,8 +10,8 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, golden, images, rounding
 from vitreous.methods.ops import dot
-from vitreous.tracing import Pass, Session, Target
-from vitreous.tracing.records import Keep
+from vitreous.tracing import Context, Pass, Target
+from vitreous.tracing.records import Record
 from vitreous.tracing.rules import FROZEN
 
 
@@ -23,7 +23,7 @@ def test_equals_explicit_propagation_from_every_start_layer(family, dtype, toler
     x = images(model, 1)
     for start in range(len(model.blocks)):
         shares = slow.decompx(model.double(), x.double(), start)[:, 2]
-        found = vt.method(f"decompx(layer={start})").attribute(model.to(dtype), x, target=2)
+        found = vt.get_method(f"decompx(layer={start})").attribute(model.to(dtype), x, target=2)
         expected = shares[model.num_prefix_tokens : -1]
         assert (found.flatten().double() - expected).abs().max() <= tolerance * max(1, expected.abs().max())
 
@@ -43,14 +43,14 @@ def test_golden_model_from_every_start_layer():
     for start in range(4):
         with torch.no_grad():
             expected = slow.decompx(model, x, start)[1:-1, 2]
-        found = vt.method(f"decompx(layer={start})").attribute(model, x, target=2).flatten()
+        found = vt.get_method(f"decompx(layer={start})").attribute(model, x, target=2).flatten()
         assert (found - expected).abs().max() <= 1e-9
 
 
 def test_equals_conservative_lrp_of_the_sheet():
     """CP-LRP with the identity GELU rule at the input of block 0 is DecompX without bias: the sheet's golden row."""
     model, x = golden()
-    found = vt.method("decompx").attribute(model, x, target=2).flatten()
+    found = vt.get_method("decompx").attribute(model, x, target=2).flatten()
     expected = {0: -0.00531671933, 50: -0.000255723353, 101: 0.00972335567, 195: -0.000121434942}
     assert found.sum().item() == pytest.approx(0.248398797, abs=1e-8)
     for place, value in expected.items():
@@ -61,9 +61,9 @@ def test_equals_conservative_lrp_of_the_sheet():
 def test_forward_of_the_frozen_network_is_bit_equal(family):
     model = FAMILIES[family]()
     x = images(model, 2)
-    view = vt.view(model)
-    session = Session(view, x, Target.of(view, 2))
-    trace = session.trace(Pass((Keep("input", dot, (0, 1), grad=True),), FROZEN))
+    view = vt.wrap(model)
+    session = Context(view, x, Target.of(view, 2))
+    trace = session.trace(Pass((Record("input", dot, (0, 1), grad=True),), FROZEN))
     torch.testing.assert_close(trace.logits, model(x), rtol=0, atol=rounding(family))
 
 
@@ -87,9 +87,9 @@ def test_biases_as_one_more_source(family):
     model = FAMILIES[family]().double()
     x = images(model, 1)
     for start in range(len(model.blocks)):
-        method = vt.method(f"decompx(layer={start}, bias=token)")
+        method = vt.get_method(f"decompx(layer={start}, bias=token)")
         found, extras = method.attribute(model, x, target=2, extras=True)
-        assert torch.equal(found, vt.method(f"decompx(layer={start})").attribute(model, x, target=2))
+        assert torch.equal(found, vt.get_method(f"decompx(layer={start})").attribute(model, x, target=2))
         assert extras["bias"].item() == pytest.approx(slow.decompx(model, x, start)[-1, 2].item(), abs=1e-9)
 
 
@@ -97,7 +97,7 @@ def test_share_of_the_biases_follows_the_target():
     """Against another class it is a difference; for a log-probability, the logits weighed by their slopes."""
     model = FAMILIES["vit"]().double()
     x = images(model, 1)
-    method = vt.method("decompx(bias=token)")
+    method = vt.get_method("decompx(bias=token)")
     shares = slow.decompx(model, x, 0)[-1].detach()
     _, extras = method.attribute(model, x, target=2, against=[0, 1], extras=True)
     assert extras["bias"].item() == pytest.approx((shares[2] - (shares[0] + shares[1]) / 2).item(), abs=1e-9)
@@ -112,7 +112,7 @@ def test_biases_spread_by_products(family):
     model = FAMILIES[family]().double()
     x = images(model, 2)
     for start in range(len(model.blocks)):
-        found = vt.method(f"decompx(layer={start}, bias=absdot)").attribute(model, x, target=2).flatten(1)
+        found = vt.get_method(f"decompx(layer={start}, bias=absdot)").attribute(model, x, target=2).flatten(1)
         for i in range(2):
             shares = slow.decompx(model, x[i : i + 1], start, spread=True)
             assert shares[-1].abs().max() == 0
@@ -123,24 +123,24 @@ def test_biases_spread_by_products(family):
 @pytest.mark.parametrize("family", EVERY)
 @torch.no_grad()
 def test_without_biases_both_ways_agree_on_every_family(family):
-    view = vt.view(EVERY[family]())
-    if view.attends == "windows":
+    view = vt.wrap(EVERY[family]())
+    if view.attention == "windows":
         with pytest.raises(vt.VitreousError, match="inside windows"):
-            vt.method("decompx(bias=absdot)").attribute(view, images(view, 1))
+            vt.get_method("decompx(bias=absdot)").attribute(view, images(view, 1))
         return
-    view.model.double()
-    for name, parameter in view.model.named_parameters():
+    view.module.double()
+    for name, parameter in view.module.named_parameters():
         if "bias" in name and "relative" not in name:
             parameter.zero_()
     x = images(view, 2)
     for layer in (0, 2):
-        written_out = vt.method(f"decompx(layer={layer}, bias=absdot)").attribute(view, x, target=2)
-        one_backward = vt.method(f"decompx(layer={layer})").attribute(view, x, target=2)
+        written_out = vt.get_method(f"decompx(layer={layer}, bias=absdot)").attribute(view, x, target=2)
+        one_backward = vt.get_method(f"decompx(layer={layer})").attribute(view, x, target=2)
         assert (written_out - one_backward).abs().max() <= 1e-8 * one_backward.abs().max()
 
 
 def test_what_is_added_outside_any_layer_is_loud():
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
 
     class Shifted(type(view)):
         def finish(self, tokens):
@@ -150,13 +150,13 @@ def test_what_is_added_outside_any_layer_is_loud():
             return super().original(inputs) + 1
 
     with pytest.raises(vt.VitreousError, match="not recognised"):
-        vt.method("decompx(bias=absdot)").attribute(Shifted(view.model), images(view, 1))
+        vt.get_method("decompx(bias=absdot)").attribute(Shifted(view.module), images(view, 1))
 
 
 def test_shares_that_do_not_fit_are_refused_before_they_are_made():
     model = FAMILIES["vit"]()
     with pytest.raises(vt.VitreousError, match="17 x 17 shares of width 24"):
-        vt.method("decompx(bias=absdot)").attribute(model, images(model, 1), memory=1e-4)
+        vt.get_method("decompx(bias=absdot)").attribute(model, images(model, 1), memory=1e-4)
 
 
 def test_plus_of_spread_biases_runs_every_sub_network():
@@ -164,7 +164,7 @@ def test_plus_of_spread_biases_runs_every_sub_network():
     x = images(model, 1)
     with torch.no_grad():
         expected = sum(slow.decompx(model, x, start, spread=True)[1:-1, 2] for start in range(3))
-    found = vt.method("plus(decompx(bias=absdot))").attribute(model, x, target=2).flatten()
+    found = vt.get_method("plus(decompx(bias=absdot))").attribute(model, x, target=2).flatten()
     assert (found - expected).abs().max() <= 1e-9
     with pytest.raises(vt.VitreousError, match="no layer terms"):
-        vt.method("plus(decompx(bias=absdot), via=layers)")
+        vt.get_method("plus(decompx(bias=absdot), via=layers)")

@@ -30,22 +30,22 @@ NAMES = [
 
 @pytest.mark.parametrize("family", ALL)
 def test_every_family_is_healthy(family):
-    view = vt.view(ALL[family]())
-    found = vt.doctor(view)
+    view = vt.wrap(ALL[family]())
+    found = vt.diagnose(view)
     assert [check.name for check in found.checks] == NAMES
     failed = [check for check in found.checks if check.verdict == "failed"]
     assert not failed, failed
     assert found.healthy
     verdicts = {check.name: check.verdict for check in found.checks}
-    assert (verdicts["attention in every block, rows sum to one"] == "-") == (view.attends != "everywhere")
-    assert (verdicts["keeping all tokens changes nothing"] == "ok") == view.drops_tokens
+    assert (verdicts["attention in every block, rows sum to one"] == "-") == (view.attention != "everywhere")
+    assert (verdicts["keeping all tokens changes nothing"] == "ok") == view.can_drop_tokens
     applies = {check.name: check for check in found.methods}
-    assert set(applies) == {info.name for info in vt.methods()}
+    assert set(applies) == {info.name for info in vt.list_methods()}
     assert applies["ixg"].verdict == applies["gradcam"].verdict == "ok"
     assert applies["integrated_gradients"].verdict == "-"
     assert applies["decompx"].verdict == applies["generic"].verdict == ("failed" if family in CNNS else "ok")
-    assert (applies["globenc"].verdict == "failed") == (view.attends != "everywhere")
-    if view.attends == "windows":
+    assert (applies["globenc"].verdict == "failed") == (view.attention != "everywhere")
+    if view.attention == "windows":
         assert "windows" in applies["globenc"].sentence
 
 
@@ -55,7 +55,7 @@ def verdict(found, name):
 
 
 def test_an_unknown_module_gets_advice():
-    found = vt.doctor(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
+    found = vt.diagnose(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
     assert not found.healthy
     assert "Write an adapter" in found.checks[0].sentence
     assert "Sequential" in found.model
@@ -68,7 +68,7 @@ def test_a_forward_that_the_view_does_not_follow():
 
     model = FAMILIES["vit"]()
     model.__class__ = Odd
-    found = vt.doctor(model)
+    found = vt.diagnose(model)
     assert "logits differ" in verdict(found, "forward through the view equals the model").sentence
     assert "something else than its parts" in verdict(found, "sub-networks agree").sentence
 
@@ -76,7 +76,7 @@ def test_a_forward_that_the_view_does_not_follow():
 def test_an_activation_that_no_rule_knows():
     model = FAMILIES["vit"]()
     model.blocks[0].mlp.act = nn.Mish()
-    found = vt.doctor(model)
+    found = vt.diagnose(model)
     assert "saw 0 activation calls in block 0" in verdict(found, "declared rule counts are met").sentence
     assert {check.name: check.verdict for check in found.methods}["decompx"] == "failed"
     assert {check.name: check.verdict for check in found.methods}["ixg"] == "ok"
@@ -85,28 +85,28 @@ def test_an_activation_that_no_rule_knows():
 def test_a_cut_gradient():
     model = FAMILIES["vit"]()
     model.blocks[1].register_forward_hook(lambda module, args, out: out.detach())
-    found = vt.doctor(model)
+    found = vt.diagnose(model)
     assert verdict(found, "gradients reach every block").verdict == "failed"
 
 
 def test_a_head_of_zeros():
     model = FAMILIES["vit"]()
     nn.init.zeros_(model.head.weight)
-    assert "is the head untrained" in verdict(vt.doctor(model), "gradients reach every block").sentence
+    assert "is the head untrained" in verdict(vt.diagnose(model), "gradients reach every block").sentence
 
 
 def test_weights_that_are_not_finite():
     model = FAMILIES["vit"]()
     with torch.no_grad():
         model.head.weight[0, 0] = float("nan")
-    found = vt.doctor(model)
+    found = vt.diagnose(model)
     assert not found.healthy
 
 
 def test_a_model_that_raises_gets_no_traceback():
     model = FAMILIES["vit"]()
     model.blocks[0].attn.qkv.register_forward_hook(lambda *a: 1 / 0)
-    found = vt.doctor(model)
+    found = vt.diagnose(model)
     assert "ZeroDivisionError" in verdict(found, "forward through the view equals the model").sentence
 
 

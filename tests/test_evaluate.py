@@ -18,7 +18,7 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from test_contract import State
-from vitreous.errors import ImageError, MapError, SpellingError, TargetError
+from vitreous.errors import ImageError, MapError, SpecError, TargetError
 
 LABELS = [0, 3, 1, 4]
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def evaluate(*given: Any, **options: Any) -> vt.Table:
+def evaluate(*given: Any, **options: Any) -> vt.ScoreTable:
     return vt.evaluate(*given, **({"samples": 50} | options))
 
 
@@ -57,7 +57,7 @@ def test_baselines_stand_in_every_table(model: Any, inputs: Tensor) -> None:
 def test_own_methods_are_scored_as_their_maps(model: Any, inputs: Tensor) -> None:
     spelled = "skipplus(ixg, start=1)"
     names = ["insdel", "token_deletion_aopc"]
-    maps = vt.method(spelled).attribute(model, inputs)
+    maps = vt.get_method(spelled).attribute(model, inputs)
     one = evaluate(model, inputs, [spelled, "saliency"], names)
     other = evaluate(model, inputs, {"maps": maps}, names, baselines=False)
     for name in names:
@@ -136,7 +136,7 @@ def test_folder_of_maps(model: Any, folder: Path) -> None:
 
 def test_bad_methods(model: Any, inputs: Tensor) -> None:
     for given, error, said in [
-        ("rollot", SpellingError, "unknown method 'rollot'; did you mean rollout"),
+        ("rollot", SpecError, "unknown method 'rollot'; did you mean rollout"),
         ([], vt.VitreousError, "give at least one method"),
         ({}, vt.VitreousError, "give at least one method"),
         (["ixg", "ixg"], vt.VitreousError, "the method ixg is named twice"),
@@ -156,7 +156,7 @@ def test_bad_methods(model: Any, inputs: Tensor) -> None:
 def test_sources_of_pictures(model: Any, folder: Path) -> None:
     """A folder, files, PIL images, tensors, pairs and loaders of the same pictures score the same."""
     files = sorted(folder.glob("*.png"))
-    view = vt.view(model)
+    view = vt.wrap(model)
     stack = torch.stack([view.preprocess.tensor(view.preprocess.see(Image.open(f).convert("RGB"))[0]) for f in files])
     labels = [2, 0, 1]
     loader = torch.utils.data.DataLoader(list(zip(stack, labels, strict=True)), batch_size=2)
@@ -181,9 +181,9 @@ def test_sources_of_pictures(model: Any, folder: Path) -> None:
 
 def test_targets(model: Any, inputs: Tensor) -> None:
     """The explained class is one thing, the scored class another."""
-    view = vt.view(model)
+    view = vt.wrap(model)
     for target, classes in [("pred", None), ("label", LABELS), (2, [2] * 4), ([1, 1, 0, 4], [1, 1, 0, 4])]:
-        maps = vt.method("ixg").attribute(view, inputs, classes)
+        maps = vt.get_method("ixg").attribute(view, inputs, classes)
         for score in ("pred", "label"):
             spelled = f"deletion(score={score})"
             one = evaluate(view, inputs, "ixg", spelled, labels=LABELS, target=target)["ixg", spelled]
@@ -248,11 +248,11 @@ def test_nothing_is_left_behind_after_an_error(model: Any, inputs: Tensor) -> No
 
 
 @pytest.fixture(scope="module")
-def table(model: Any, inputs: Tensor) -> vt.Table:
+def table(model: Any, inputs: Tensor) -> vt.ScoreTable:
     return vt.evaluate(model, inputs, ["ixg", "generic"], ["insdel", "deletion"], labels=LABELS, samples=400)
 
 
-def test_table_reads_its_scores(table: vt.Table) -> None:
+def test_table_reads_its_scores(table: vt.ScoreTable) -> None:
     scores = table["ixg", "insdel"]
     assert scores.shape == (4,)
     assert table.mean("ixg", "insdel") == pytest.approx(scores.mean())
@@ -273,7 +273,7 @@ def test_table_reads_its_scores(table: vt.Table) -> None:
         table.interval("ixg", "insertion")
 
 
-def test_table_as_text_and_files(table: vt.Table, tmp_path: Path) -> None:
+def test_table_as_text_and_files(table: vt.ScoreTable, tmp_path: Path) -> None:
     text = str(table)
     assert text.splitlines()[0].split()[:5] == ["method", "insdel", "↑", "deletion", "↓"]
     *lines, trial = text.splitlines()[1:]
@@ -308,7 +308,7 @@ def test_table_as_text_and_files(table: vt.Table, tmp_path: Path) -> None:
         table.save(tmp_path / "t.csv" / "t.json")
 
 
-def test_table_bins(table: vt.Table) -> None:
+def test_table_bins(table: vt.ScoreTable) -> None:
     found = table.bins("ixg", "insdel", 2, "mass", "label")
     order = np.argsort(table.confidence["label"])
     assert [b.count for b in found] == [2, 2]

@@ -16,7 +16,7 @@ import vitreous as vt
 from families import FAMILIES, _build
 from vitreous.evaluation.evidence import Evidence, moved, on_pixels, replaced, strongest
 from vitreous.html import percent, printed
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 
 def photo(seed: int = 0) -> Image.Image:
@@ -24,11 +24,11 @@ def photo(seed: int = 0) -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"](), name="tiny")
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"](), name="tiny")
 
 
-def probability(view: vt.View, picture: Image.Image, target: int, among: list[int]) -> float:
+def probability(view: vt.VisionModel, picture: Image.Image, target: int, among: list[int]) -> float:
     """The softmax written out, of a picture of eight bits."""
     logits = view.logits(view.preprocess.tensor(picture)[None])[0].double()
     return float(logits[target].exp() / logits[among].exp().sum())
@@ -47,7 +47,7 @@ def patched(picture: Image.Image, gone: np.ndarray[Any, Any]) -> Image.Image:
 
 @pytest.mark.parametrize("against", [(), (0, 3)])
 def test_faithfulness_is_the_strongest_fifth_against_the_same_patches_elsewhere(
-    view: vt.View, against: tuple[int, ...]
+    view: vt.VisionModel, against: tuple[int, ...]
 ) -> None:
     """Every picture painted, every place tried, in the order of the random numbers."""
     e = vt.explain(view, photo(), "generic", 2, against=against or None, seed=3)
@@ -57,7 +57,7 @@ def test_faithfulness_is_the_strongest_fifth_against_the_same_patches_elsewhere(
     own = np.zeros(values.size, bool)
     own[sorted(range(values.size), key=lambda patch: (-values.flat[patch], patch))[:count]] = True
     own = own.reshape(values.shape)
-    draws = Draws.of_images(3, "check", view.preprocess.tensor(e.image)[None])
+    draws = PRNGKey.of_images(3, "check", view.preprocess.tensor(e.image)[None])
     places: list[np.ndarray[Any, Any]] = []
     for shift in draws.permutation(values.size)[0].tolist():
         other = np.zeros_like(own)
@@ -79,7 +79,7 @@ def test_faithfulness_is_the_strongest_fifth_against_the_same_patches_elsewhere(
     assert (found["patches"], found["of"]) == (count, 16)
 
 
-def test_what_the_model_says_then_is_the_class_of_these_pictures(view: vt.View) -> None:
+def test_what_the_model_says_then_is_the_class_of_these_pictures(view: vt.VisionModel) -> None:
     e = vt.explain(view, photo(1), "ixg", 4)
     found = e.check()["faithfulness"].numbers
     mask = strongest(e.map).numpy()
@@ -91,7 +91,7 @@ def test_what_the_model_says_then_is_the_class_of_these_pictures(view: vt.View) 
 
 def test_moved_patches_keep_their_number_and_shape_and_are_elsewhere() -> None:
     mask = strongest(torch.rand(9, 11, generator=torch.Generator().manual_seed(0)))
-    draws = Draws.of(0, "check")
+    draws = PRNGKey.of(0, "check")
     others = moved(mask, draws, 20)
     assert len({each.numpy().tobytes() for each in (mask, *others)}) == 21
     shifts = [mask.roll((down, across), dims=(0, 1)) for down, across in itertools.product(range(9), range(11))]
@@ -103,13 +103,13 @@ def test_moved_patches_keep_their_number_and_shape_and_are_elsewhere() -> None:
     ("mask", "count"), [(torch.ones(1, 1) > 0, 0), (torch.tensor([[True, False], [False, False]]), 3)]
 )
 def test_a_tiny_grid_has_few_other_places(mask: Tensor, count: int) -> None:
-    assert len(moved(mask, Draws.of(0, "check"))) == count
+    assert len(moved(mask, PRNGKey.of(0, "check"))) == count
 
 
 def test_a_stripe_moved_along_itself_is_no_other_place() -> None:
     stripe = torch.zeros(6, 5, dtype=torch.bool)
     stripe[2] = True
-    assert len(moved(stripe, Draws.of(0, "check"))) == 5
+    assert len(moved(stripe, PRNGKey.of(0, "check"))) == 5
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_saturated_model_cannot_tell() -> None:
 
 def test_one_output_and_two_classes() -> None:
     for classes in (1, 2):
-        view = vt.view(_build(num_classes=classes))
+        view = vt.wrap(_build(num_classes=classes))
         for target in (0, 1):
             e = vt.explain(view, photo(), "ixg", target)
             found = e.check()["faithfulness"].numbers
@@ -215,16 +215,16 @@ def test_one_output_and_two_classes() -> None:
             assert found["top_without"] >= 0.5
 
 
-def test_the_reverse_of_a_map_takes_other_patches(view: vt.View) -> None:
+def test_the_reverse_of_a_map_takes_other_patches(view: vt.VisionModel) -> None:
     map = torch.arange(16.0).view(4, 4)
     assert not (strongest(map) & strongest(-map)).any()
 
 
-def test_the_test_is_the_same_on_a_mutated_model_of_the_same_weights(view: vt.View) -> None:
+def test_the_test_is_the_same_on_a_mutated_model_of_the_same_weights(view: vt.VisionModel) -> None:
     """Nothing of it is remembered from one model to the next."""
     first = vt.explain(view, photo(), "ixg").check()["faithfulness"].numbers
     model = FAMILIES["vit"]()
-    other = vt.view(model)
+    other = vt.wrap(model)
     with torch.no_grad():
         model.head.weight.mul_(1.5)
     changed = vt.explain(other, photo(), "ixg").check()["faithfulness"].numbers

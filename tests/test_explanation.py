@@ -29,8 +29,8 @@ MANIFEST = {
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"](), name="tiny", labels=LABELS)
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"](), name="tiny", labels=LABELS)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def photo() -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def made(view: vt.View, photo: Image.Image) -> vt.Explanation:
+def made(view: vt.VisionModel, photo: Image.Image) -> vt.Explanation:
     found = vt.explain(view, photo, "gradcam(layer=1)", "two", against=[0, "four"], value="prob", seed=5)
     return dataclasses.replace(found, extras={"layers": torch.arange(48, dtype=torch.float64).view(3, 4, 4) / 7})
 
@@ -51,7 +51,7 @@ def content(folder: Path) -> dict[str, bytes]:
 # -- fields --------------------------------------------------------------------------------------------
 
 
-def test_fields(view: vt.View, photo: Image.Image, made: vt.Explanation) -> None:
+def test_fields(view: vt.VisionModel, photo: Image.Image, made: vt.Explanation) -> None:
     seen, box = view.preprocess.see(photo)
     logits = view.logits(view.preprocess.tensor(seen)[None])[0].double()
     chances = (logits - logits.logsumexp(dim=0)).exp()
@@ -60,38 +60,42 @@ def test_fields(view: vt.View, photo: Image.Image, made: vt.Explanation) -> None
     assert made.probability == pytest.approx(float(chances[2]), abs=1e-6)
     assert (made.prediction.target, made.prediction.label) == (best, LABELS[best])
     assert made.prediction.probability == pytest.approx(float(chances[best]), abs=1e-6)
-    assert (made.method, made.settings, made.seed) == ("gradcam(layer=1)", vt.method("gradcam(layer=1)").settings, 5)
+    assert (made.method, made.settings, made.seed) == (
+        "gradcam(layer=1)",
+        vt.get_method("gradcam(layer=1)").settings,
+        5,
+    )
     assert (made.model, made.name, made.source, made.box) == ("tiny", "image", None, box)
     assert (tuple(made.map.shape), made.map.dtype, made.map.requires_grad) == ((4, 4), torch.float32, False)
     assert made.image.tobytes() == seen.tobytes()
 
 
-def test_the_prediction_is_the_default_target(view: vt.View) -> None:
-    inputs = images(view.model, 6)
+def test_the_prediction_is_the_default_target(view: vt.VisionModel) -> None:
+    inputs = images(view.module, 6)
     found = vt.explain(view, inputs, "ixg")
     assert [each.target for each in found] == view.logits(inputs).argmax(dim=1).tolist()
     assert all((each.target, each.label) == (each.prediction.target, each.prediction.label) for each in found)
     assert len({each.target for each in found}) > 1
 
 
-def test_a_callable_target_has_a_name_and_no_class(view: vt.View) -> None:
+def test_a_callable_target_has_a_name_and_no_class(view: vt.VisionModel) -> None:
     def spread(logits: torch.Tensor) -> torch.Tensor:
         return logits.amax(dim=1) - logits.amin(dim=1)
 
-    found = vt.explain(view, images(view.model, 1)[0], "ixg", spread)
+    found = vt.explain(view, images(view.module, 1)[0], "ixg", spread)
     assert (found.target, found.label, found.probability) == (None, "spread", None)
 
 
-def test_second_results_travel_along(view: vt.View) -> None:
-    found = vt.explain(view, images(view.model, 2), "skipplus(ixg)")
-    _, extras = vt.method("skipplus(ixg)").attribute(view, images(view.model, 2), extras=True)
+def test_second_results_travel_along(view: vt.VisionModel) -> None:
+    found = vt.explain(view, images(view.module, 2), "skipplus(ixg)")
+    _, extras = vt.get_method("skipplus(ixg)").attribute(view, images(view.module, 2), extras=True)
     for i, each in enumerate(found):
         assert each.extras.keys() == extras.keys()
         assert all(each.extras[name].equal(extras[name][i]) for name in extras)
 
 
-def test_seeds_are_recorded_and_decide(view: vt.View) -> None:
-    image = images(view.model, 1)[0]
+def test_seeds_are_recorded_and_decide(view: vt.VisionModel) -> None:
+    image = images(view.module, 1)[0]
     first, again, other = (vt.explain(view, image, "random", seed=seed) for seed in (3, 3, 4))
     assert (first.seed, other.seed) == (3, 4)
     assert first.manifest()["seed"] == 3
@@ -99,8 +103,8 @@ def test_seeds_are_recorded_and_decide(view: vt.View) -> None:
     assert not first.map.equal(other.map)
 
 
-def test_grids(view: vt.View) -> None:
-    image = images(view.model, 1)[0]
+def test_grids(view: vt.VisionModel) -> None:
+    image = images(view.module, 1)[0]
     tokens, pixels = (vt.explain(view, image, "ixg", 1, grid=grid).map for grid in ("token", "pixel"))
     assert (tokens.shape, pixels.shape) == ((4, 4), (32, 32))
     with pytest.raises(VitreousError, match="'hexagon' is not one of token, pixel"):
@@ -132,7 +136,7 @@ def test_sizes_of_pictures(made: vt.Explanation, photo: Image.Image) -> None:
 
 
 def test_the_original_comes_from_its_file(
-    view: vt.View, photo: Image.Image, made: vt.Explanation, tmp_path: Path
+    view: vt.VisionModel, photo: Image.Image, made: vt.Explanation, tmp_path: Path
 ) -> None:
     photo.save(tmp_path / "photo.png")
     read = vt.explain(view, tmp_path / "photo.png", "gradcam(layer=1)", 2, against=[0, 4], value="prob")
@@ -143,13 +147,13 @@ def test_the_original_comes_from_its_file(
         read.overlay(original=True)
 
 
-def test_a_tensor_has_no_original(view: vt.View) -> None:
+def test_a_tensor_has_no_original(view: vt.VisionModel) -> None:
     with pytest.raises(ImageError, match="no original photograph"):
-        vt.explain(view, images(view.model, 1)[0], "ixg").overlay(original=True)
+        vt.explain(view, images(view.module, 1)[0], "ixg").overlay(original=True)
 
 
-def test_html(view: vt.View) -> None:
-    found = vt.explain(view, images(view.model, 1)[0], "ixg", 3)
+def test_html(view: vt.VisionModel) -> None:
+    found = vt.explain(view, images(view.module, 1)[0], "ixg", 3)
     html = found._repr_html_()
     data = re.search(r'src="data:image/png;base64,([^"]+)"', html)
     assert data is not None
@@ -211,10 +215,10 @@ def test_manifest(made: vt.Explanation, tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", manifest["created"])
 
 
-def test_overwriting(view: vt.View, made: vt.Explanation, tmp_path: Path) -> None:
+def test_overwriting(view: vt.VisionModel, made: vt.Explanation, tmp_path: Path) -> None:
     folder = made.save(tmp_path / "e")
     before = content(folder)
-    other = vt.explain(view, images(view.model, 1)[0], "random")
+    other = vt.explain(view, images(view.module, 1)[0], "random")
     with pytest.raises(VitreousError, match="e is there already"):
         other.save(folder)
     assert content(folder) == before

@@ -244,7 +244,7 @@ def test_layers_heads_and_owners(browser: Any, client: Client, target: int) -> N
         assert page(".now .big").inner_text() == page.said(".frame img", target)
         page.tab.keyboard.press("4")
         page.sees(".inside h2", f"Layer {world().depth - 1}, head 0")
-        page.expect(page(".shelved")).to_have_count(world().heads)
+        page.expect(page(".shelved")).to_have_count(world().num_heads)
         page.tab.keyboard.press("Tab")
         page(".heads input[type=range]").fill("2")
         page.sees(".inside h2", "Layer 2, head 0")

@@ -248,7 +248,7 @@ def test_a_loaded_model_is_known_by_its_weights(run: Path) -> None:
     with served({"mine": run}, views={"my world": view}) as client:
         found = client.fine("/mine")["parts"][0]
         assert found["loaded"] == "my world"
-        assert {each["label"] for each in found["classes"]} <= {view.label(n) for n in range(view.classes)}
+        assert {each["label"] for each in found["classes"]} <= {view.label(n) for n in range(view.num_classes)}
     with served({"mine": run}, views={"other": vt.load("world-shortcut")}) as client:
         assert client.fine("/mine")["parts"][0]["loaded"] is None
 
@@ -301,4 +301,4 @@ def test_what_is_left_out_and_what_it_took(tmp_path: Path) -> None:
     assert (part["left_out_count"], other["left_out_count"]) == (2, 0)
     seconds = {each["name"]: each["seconds"] for each in part["methods"]}
     assert seconds == {name: (1.5 + place) / 4 for place, name in enumerate(first.methods)}
-    assert {each["name"]: each["passes"] for each in part["methods"]}["generic"] == sum(vt.method("generic").cost)
+    assert {each["name"]: each["passes"] for each in part["methods"]}["generic"] == sum(vt.get_method("generic").cost)

@@ -20,8 +20,8 @@ from PIL import Image
 from bench_mutants import renumber
 from explorer_runs import Client, arrays, done, protocol, served, whole
 from vitreous.benchmark.data import Options
-from vitreous.benchmark.protocol import DataSpec, JudgeSpec, ModelSpec, Protocol
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol
+from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.unit_file import packed
 
@@ -355,10 +355,10 @@ def photographs(tmp_path: Path) -> tuple[Path, Path]:
         models=(ModelSpec("world", "world"),),
         data=DataSpec("folder", path=str(folder)),
         also=(),
-        judge=JudgeSpec(("gini",)),
+        judge=EvaluationSpec(("gini",)),
         published=(),
     )
-    Bench(known, tmp_path / "run", Options(device="cpu")).prepare()
+    BenchmarkRun(known, tmp_path / "run", Options(device="cpu")).prepare()
     store = Store(tmp_path / "run")
     for unit in store.plans()[0].units:
         done(store, unit)

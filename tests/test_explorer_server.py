@@ -47,13 +47,13 @@ def test_the_start_says_what_there_is(client: Client) -> None:
     first, second = found["models"]
     assert (first["name"], second["name"]) == ("world", "world-shortcut")
     assert (first["grid"], first["size"], first["classes"]) == ([16, 16], [128, 128], 48)
-    assert (first["depth"], first["heads"], first["patches"]) == (view.depth, view.heads, 256)
-    assert {each["name"] for each in found["methods"]} == {info.name for info in vt.methods()}
+    assert (first["depth"], first["heads"], first["patches"]) == (view.depth, view.num_heads, 256)
+    assert {each["name"] for each in found["methods"]} == {info.name for info in vt.list_methods()}
     refused = [each["name"] for each in found["methods"] if "refused" in each]
     assert refused == ["guided_backprop", "guided_gradcam", "deeplift"]
     assert found["efforts"][1] == {
         "name": "careful",
-        "spelling": {name: vt.effort("careful", world(name)) for name in ("world", "world-shortcut")},
+        "spelling": {name: vt.recommended_method("careful", world(name)) for name in ("world", "world-shortcut")},
     }
     assert found["colours"] == {"signed": show.DIVERGING.tolist(), "unsigned": show.SEQUENTIAL.tolist()}
     assert found["runs"] == []
@@ -90,7 +90,7 @@ def test_every_scene_of_the_start_can_be_seen_and_asked_about(client: Client) ->
 
 def test_costs_are_those_of_the_model(client: Client) -> None:
     told = {each["name"]: each for each in client.fine("/api/start")["methods"]}
-    assert (told["scorecam"]["forwards"], told["scorecam"]["backwards"]) == (1 + world().width, 0)
+    assert (told["scorecam"]["forwards"], told["scorecam"]["backwards"]) == (1 + world().embed_dim, 0)
     assert (told["generic"]["forwards"], told["generic"]["backwards"]) == (1, 1)
     assert told["smooth"]["combinator"]
     assert told["smooth"]["forwards"] is None
@@ -197,7 +197,7 @@ def test_without_a_target_the_prediction_is_meant(client: Client) -> None:
 )
 def test_a_map_is_that_of_explain(client: Client, method: str, asked: dict[str, Any]) -> None:
     found = client.task("explain", method=method, **asked)
-    how = vt.effort(method, world()) if method == "quick" else method
+    how = vt.recommended_method(method, world()) if method == "quick" else method
     e = vt.explain(world(), scene(), how, **asked)
     assert np.allclose(decoded(found["map"]), e.map, rtol=1e-4, atol=1e-6)
     assert found["grid"] == ("pixel" if method == "saliency" else "token")
@@ -248,8 +248,8 @@ def test_layers_are_the_map_from_every_start_layer(client: Client) -> None:
     tokens = view.embed(view.preprocess.tensor(scene())[None])
     assert [each["start"] for each in found["layers"]] == list(range(view.depth))
     for each in found["layers"]:
-        entering = view.run(tokens, 0, each["start"]).detach().requires_grad_()
-        score = view.finish(view.run(entering, each["start"]))[0, 7]
+        entering = view.forward_blocks(tokens, 0, each["start"]).detach().requires_grad_()
+        score = view.forward_head(view.forward_blocks(entering, each["start"]))[0, 7]
         (slope,) = torch.autograd.grad(score, entering)
         expected = (entering * slope).sum(dim=-1)[0, 1:].detach().reshape(16, 16)
         assert np.allclose(decoded(each["map"]), expected, rtol=1e-3, atol=1e-5)
@@ -259,9 +259,9 @@ def test_layers_are_the_map_from_every_start_layer(client: Client) -> None:
 def test_heads_are_rows_of_attention(client: Client) -> None:
     view, layer = world(), 5
     found = client.task("heads", layer=layer)
-    block = view.model.blocks[layer]
+    block = view.module.blocks[layer]
     with torch.no_grad():
-        tokens = block.norm1(view.run(view.embed(view.preprocess.tensor(scene())[None]), 0, layer))
+        tokens = block.norm1(view.forward_blocks(view.embed(view.preprocess.tensor(scene())[None]), 0, layer))
         q, k, _ = block.attn.qkv(tokens).reshape(1, 257, 3, 6, 32).permute(2, 0, 3, 1, 4)
         attention = (q @ k.transpose(-2, -1) / 32**0.5).softmax(dim=-1)[0, :, 0, 1:]
     assert found["rows"] == "from the class token"

@@ -216,11 +216,11 @@ def test_what_would_never_end_is_refused_at_once(client: Client, spelling: str) 
 def test_every_default_is_allowed(client: Client) -> None:
     from vitreous.web.completion import allowed
 
-    for info in (each for each in vt.methods() if each.models != "ReLU"):
+    for info in (each for each in vt.list_methods() if each.models != "ReLU"):
         bases = ", ".join(["ixg", "generic"][: info.bases])
-        allowed(vt.method(f"{info.name}({bases})" if bases else info.name), world())
+        allowed(vt.get_method(f"{info.name}({bases})" if bases else info.name), world())
     for step in ("quick", "careful", "best"):
-        allowed(vt.method(vt.effort(step, world())), world())
+        allowed(vt.get_method(vt.recommended_method(step, world())), world())
 
 
 def test_memory_returns(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

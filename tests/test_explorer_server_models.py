@@ -22,11 +22,11 @@ pytest.importorskip("uvicorn")
 KINDS = ("gap", "siglip", "nonsquare", "registers", "deit_distilled")
 
 
-def views() -> dict[str, vt.View]:
-    found = {name: vt.view(FAMILIES[name](), name=name) for name in KINDS}
-    found["one logit"] = vt.view(_build(num_classes=1), name="one logit")
-    found["float64"] = vt.view(_build().double(), name="float64")
-    found["swin"] = vt.view(WINDOWED["swin"](), name="swin")
+def views() -> dict[str, vt.VisionModel]:
+    found = {name: vt.wrap(FAMILIES[name](), name=name) for name in KINDS}
+    found["one logit"] = vt.wrap(_build(num_classes=1), name="one logit")
+    found["float64"] = vt.wrap(_build().double(), name="float64")
+    found["swin"] = vt.wrap(WINDOWED["swin"](), name="swin")
     return found
 
 
@@ -38,7 +38,7 @@ def client() -> Iterator[Client]:
 
 @pytest.mark.parametrize("name", [*KINDS, "one logit", "float64", "swin"])
 def test_every_task(client: Client, name: str) -> None:
-    view: vt.View = client.explorer.desk.models[name]
+    view: vt.VisionModel = client.explorer.desk.models[name]
     pixels = np.random.default_rng(1).integers(0, 256, (70, 90, 3), dtype=np.uint8)
     about: dict[str, Any] = {"model": name, "picture": client.upload(Image.fromarray(pixels))}
     seen = Image.open(io.BytesIO(client.get(f"/api/pictures/{about['picture']}?model={name.replace(' ', '%20')}").data))
@@ -68,7 +68,7 @@ def test_every_task(client: Client, name: str) -> None:
     for task, each in zip(tasks, found, strict=True):
         assert each["event"] == "result", (task, each)
     assert np.allclose(decoded(found[0]["map"]), e.map, rtol=1e-4, atol=1e-6)
-    assert len(found[6]["heads"]) == (view.heads if view.attends == "everywhere" else len(found[6]["heads"]))
+    assert len(found[6]["heads"]) == (view.num_heads if view.attention == "everywhere" else len(found[6]["heads"]))
     for each in found[7]["heads"]:
         assert decoded(each["map"]).shape == view.grid(layer=0)
         assert 0 < decoded(each["map"]).sum() <= 2.001
@@ -86,5 +86,5 @@ def test_every_task(client: Client, name: str) -> None:
 def test_a_step_of_effort_is_that_of_the_model(client: Client) -> None:
     steps = {each["name"]: each["spelling"] for each in client.fine("/api/start")["efforts"]}
     for name, view in client.explorer.desk.models.items():
-        assert steps["quick"][name] == vt.effort("quick", view)
+        assert steps["quick"][name] == vt.recommended_method("quick", view)
     assert steps["quick"]["swin"] != steps["quick"]["gap"]

@@ -16,7 +16,7 @@ from vitreous.web.completion import completions, looked_at
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
-NAMES = [info.name for info in vt.methods()]
+NAMES = [info.name for info in vt.list_methods()]
 SIGNS = ["(", ")", ",", "=", "@", '"', "'", " ", "é", "▸"]
 PIECES = [*NAMES[:12], "smooth", "plus", "var", "consensus", "samples", "3", "1e9", *SIGNS]
 
@@ -38,7 +38,7 @@ def look(client: Client, spelling: str, cursor: int | None = None) -> dict[str, 
     ["generic", " smooth( ixg ,samples = 4 ) ", "Grad-CAM++", "var@sharp(plus(decompx))", "consensus(tis,ixg)"],
 )
 def test_what_it_means_and_costs(client: Client, spelling: str) -> None:
-    how, found = vt.method(spelling), look(client, spelling)
+    how, found = vt.get_method(spelling), look(client, spelling)
     assert found["ok"]
     assert found["spelling"] == how.spelling
     assert (found["forwards"], found["backwards"]) == (how.forwards(world()), how.cost[1])
@@ -47,7 +47,7 @@ def test_what_it_means_and_costs(client: Client, spelling: str) -> None:
 
 def test_steps_of_effort_are_spellings_here(client: Client) -> None:
     found = look(client, "careful")
-    assert (found["spelling"], found["title"]) == (vt.effort("careful", world()), "careful")
+    assert (found["spelling"], found["title"]) == (vt.recommended_method("careful", world()), "careful")
 
 
 def test_about_how_long_it_takes_is_learnt(client: Client) -> None:

@@ -17,11 +17,11 @@ from families import FAMILIES, images
 from vitreous.benchmark.methods import careful
 from vitreous.datasets import read_samples
 from vitreous.errors import MapError, ModelChangedError
-from vitreous.evaluation.config import Plan
+from vitreous.evaluation.config import EvaluationConfig
 from vitreous.evaluation.explainers import named
-from vitreous.methods import Answer, Method
+from vitreous.methods import Attribution, Method
 from vitreous.methods import registry as method_registry
-from vitreous.metrics import Curve, Metric, metric
+from vitreous.metrics import Curve, Metric, get_metric
 from vitreous.metrics import base as metric_registry
 
 
@@ -48,7 +48,7 @@ def registry() -> Iterator[None]:
         shelf.by_name.update(names)
 
 
-def evaluate(*arguments: Any, **options: Any) -> vt.Table:
+def evaluate(*arguments: Any, **options: Any) -> vt.ScoreTable:
     return vt.evaluate(*arguments, **({"samples": 20, "baselines": False} | options))
 
 
@@ -65,9 +65,9 @@ def answer_of(maps: Callable[[Tensor], Any]) -> type[Method]:
 
         grid = "pixel"
 
-        def compute(self, session: Any) -> Answer:
+        def compute(self, session: Any) -> Attribution:
             answer = maps(session.inputs.mean(dim=1))
-            return answer if not isinstance(answer, Tensor) else Answer(answer, {})
+            return answer if not isinstance(answer, Tensor) else Attribution(answer, {})
 
     return FromElsewhere
 
@@ -81,11 +81,11 @@ WRONG_ANSWERS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "complex": (lambda maps: maps + 0j, "of torch.complex64"),
     "integers": (lambda maps: maps.long(), "of torch.int64"),
     "truth values": (lambda maps: maps > 0, "of torch.bool"),
-    "an array": (lambda maps: Answer(maps.numpy(), {}), "a ndarray"),
+    "an array": (lambda maps: Attribution(maps.numpy(), {}), "a ndarray"),
     "a tuple": (lambda maps: (maps, {}), "must return an Answer, not tuple"),
     "nothing": (lambda maps: None, "must return an Answer, not NoneType"),
-    "an extra of other images": (lambda maps: Answer(maps, {"classes": maps[:2, 0, 0]}), "extra 'classes'"),
-    "an extra that is no tensor": (lambda maps: Answer(maps, {"note": "text"}), "extra 'note' is a str"),
+    "an extra of other images": (lambda maps: Attribution(maps, {"classes": maps[:2, 0, 0]}), "extra 'classes'"),
+    "an extra that is no tensor": (lambda maps: Attribution(maps, {"note": "text"}), "extra 'note' is a str"),
 }
 
 
@@ -95,7 +95,7 @@ def test_an_answer_of_another_shape_is_refused(case: str, model: Any, inputs: Te
     answer_of(maps)
     for ask in (
         lambda: vt.explain(model, inputs, "from_elsewhere"),
-        lambda: vt.method("from_elsewhere").attribute(model, inputs),
+        lambda: vt.get_method("from_elsewhere").attribute(model, inputs),
         lambda: vt.explain(model, inputs, "consensus(ixg, from_elsewhere)"),
         lambda: vt.explain(model, inputs, "logprob(from_elsewhere)"),
         lambda: evaluate(model, inputs, ["ixg", "from_elsewhere"], "srg"),
@@ -106,22 +106,22 @@ def test_an_answer_of_another_shape_is_refused(case: str, model: Any, inputs: Te
 
 
 def test_a_proper_answer_from_elsewhere_is_returned_as_it_is(model: Any, inputs: Tensor, registry: None) -> None:
-    answer_of(lambda maps: Answer(maps, {"classes": torch.arange(3)[:, None]}))
-    maps = vt.method("from_elsewhere").attribute(model, inputs)
+    answer_of(lambda maps: Attribution(maps, {"classes": torch.arange(3)[:, None]}))
+    maps = vt.get_method("from_elsewhere").attribute(model, inputs)
     assert torch.equal(maps, inputs.mean(dim=1))
 
 
 @pytest.mark.parametrize("wrong", ["count", "images", "dtype"])
 def test_layer_terms_of_another_shape_are_refused(wrong: str, model: Any, inputs: Tensor, registry: None) -> None:
-    base = type(vt.method("ixg"))
+    base = type(vt.get_method("ixg"))
 
     @method_registry.register("terms_from_elsewhere", family="test")
     @dataclass(frozen=True)
     class Terms(base):  # type: ignore[misc, valid-type]
         """Terms from elsewhere."""
 
-        def read_layers(self, trace: Any, layers: Any) -> list[Tensor]:
-            terms = super().read_layers(trace, layers)
+        def layer_maps(self, trace: Any, layers: Any) -> list[Tensor]:
+            terms = super().layer_maps(trace, layers)
             change = {"count": terms[1:], "images": [term[1:] for term in terms], "dtype": [t > 0 for t in terms]}
             return change[wrong]  # type: ignore[return-value]
 
@@ -187,7 +187,7 @@ def test_aggregates_and_curves_of_another_shape_are_refused(model: Any, inputs: 
 
 def test_parts_of_another_length_in_a_later_batch_are_refused(model: Any, registry: None) -> None:
     metric_of(lambda answers: np.ones((len(answers), 3 if len(answers) == 1 else 2)))
-    most = Plan.of(vt.view(model), (32, 32), named("random"), {"srg": metric("srg")}).images
+    most = EvaluationConfig.of(vt.wrap(model), (32, 32), named("random"), {"srg": get_metric("srg")}).images
     with pytest.raises(MapError, match="2 and 3 parts"):
         evaluate(model, images(model, most + 1), "random", ["judge_from_elsewhere"])
 
@@ -244,10 +244,10 @@ def test_a_callable_that_fails_after_a_change_is_refused_as_one_that_changes(mod
         step(module)
         raise RuntimeError("too late")
 
-    samples = list(read_samples(inputs, vt.view(model)))
+    samples = list(read_samples(inputs, vt.wrap(model)))
     checked = careful(named({"fails": fails})["fails"])
     with pytest.raises(ModelChangedError):
-        checked.maps("fails", vt.view(model), samples, inputs, torch.zeros(3, dtype=torch.long))  # type: ignore[union-attr]
+        checked.maps("fails", vt.wrap(model), samples, inputs, torch.zeros(3, dtype=torch.long))  # type: ignore[union-attr]
 
 
 def test_an_attribution_object_that_leaves_a_hook_is_refused(model: Any, inputs: Tensor) -> None:
@@ -264,9 +264,9 @@ def test_a_registered_method_that_changes_the_weights_is_refused(model: Any, inp
     kind = answer_of(lambda maps: maps)
     plain = kind.compute
 
-    def compute(self: Method, session: Any) -> Answer:
+    def compute(self: Method, session: Any) -> Attribution:
         with torch.no_grad():
-            step(session.view.model)
+            step(session.view.module)
         return plain(self, session)
 
     kind.compute = compute  # type: ignore[method-assign]
@@ -299,7 +299,9 @@ def test_a_callable_may_change_its_own_deep_copy_and_flags(model: Any, inputs: T
 
 def test_builtin_metrics_return_what_is_checked(model: Any, inputs: Tensor) -> None:
     """The checks take every built-in metric that needs nothing beside images: they do not refuse too much."""
-    plain = [info.name for info in vt.metrics() if not info.truth and not info.needs_labels and not info.explanations]
+    plain = [
+        info.name for info in vt.list_metrics() if not info.truth and not info.needs_labels and not info.explanations
+    ]
     assert len(plain) > 20
     table = evaluate(model, inputs, "ixg", plain)
     assert table.metrics == tuple(plain)

@@ -19,7 +19,7 @@ from families import FAMILIES, images
 from vitreous.errors import VitreousError
 from vitreous.metrics.bootstrap import intervals
 from vitreous.metrics.curves import Curve
-from vitreous.metrics.requests import Need
+from vitreous.metrics.requests import Request
 from vitreous.results.table_plots import states_strip, sweeps
 from vitreous.viz import plots as figures
 
@@ -38,12 +38,12 @@ def table(
     cells = [(method, metric) for method in methods for metric in metrics]
     x = np.linspace(0, 1, 5)
     made = {cell: {name: Curve(x, draws.uniform(size=(n, 5))) for name in ("insertion", "deletion")} for cell in cells}
-    return vt.Table(
+    return vt.ScoreTable(
         images=tuple(f"{i}.png" for i in range(n)),
         methods=tuple(methods),
         metrics=tuple(metrics),
         parts={cell: draws.normal(0.4 + 0.2 * at, 0.1, size=(n, 1)) for at, cell in enumerate(cells)},
-        judges={name: vt.metric(name) for name in metrics},
+        judges={name: vt.get_metric(name) for name in metrics},
         degenerate={method: {} for method in methods},
         confidence={"pred": draws.uniform(size=n)},
         curves=made if curves else {},
@@ -188,24 +188,24 @@ def test_radar_goes_from_0_to_1() -> None:
 
 
 def test_states_are_shown_with_their_probability() -> None:
-    view = vt.view(FAMILIES["vit"]())
-    inputs = images(view.model, 1)[0]
+    view = vt.wrap(FAMILIES["vit"]())
+    inputs = images(view.module, 1)[0]
     size = inputs.shape[1] * inputs.shape[2]
     maps = {"one": torch.randn(2, 2), "other": torch.randn(2, 2)}
-    need = Need.removed("black", [0, size // 2, size])
+    need = Request.removed("black", [0, size // 2, size])
     figure = states_strip(view, inputs, maps, need, steps=[0, 2], target=1)
     assert len(figure.axes) == 4
     black = (0 - torch.tensor(view.preprocess.mean)) / torch.tensor(view.preprocess.std)
     bare = black.view(3, 1, 1).expand_as(inputs).to(inputs)
     with torch.no_grad():
-        clean, gone = view.model(torch.stack([inputs, bare])).softmax(1)[:, 1].tolist()
+        clean, gone = view.module(torch.stack([inputs, bare])).softmax(1)[:, 1].tolist()
     said = words(figure)
     assert said.count(f"{clean:.2f}") >= 2
     assert said.count(f"{gone:.2f}") >= 2
     assert {"one", "other", "0% removed", "100% removed"} <= set(said)
     assert (np.asarray(figure.axes[1].get_images()[0].get_array()) == 0).all()
     with pytest.raises(VitreousError, match="only states of pixels"):
-        states_strip(view, inputs, maps, Need.removed("drop", [1, 2], "token"))
+        states_strip(view, inputs, maps, Request.removed("drop", [1, 2], "token"))
     with pytest.raises(VitreousError, match="step 3 is not one of the 3"):
         states_strip(view, inputs, maps, need, steps=[3])
 

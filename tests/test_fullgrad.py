@@ -13,7 +13,7 @@ from every import EVERY
 from families import FAMILIES, golden, images, proven
 from vitreous.methods.decomposition import bias_shares
 from vitreous.methods.ops import dot
-from vitreous.tracing import Keep, Pass, Session, Target
+from vitreous.tracing import Context, Pass, Record, Target
 from vitreous.tracing.rules import FROZEN
 
 
@@ -66,10 +66,10 @@ def test_every_bias_once(family: str, absolute: bool) -> None:
     inputs, biases = terms(model, x, absolute)
     prefix, more = model.num_prefix_tokens, f"absolute={str(absolute).lower()}"
     for start in range(3):
-        found = vt.method(f"fullgrad(layer={start}, {more})").attribute(model, x, target=2).flatten(1)
+        found = vt.get_method(f"fullgrad(layer={start}, {more})").attribute(model, x, target=2).flatten(1)
         expected = (inputs[start] + sum(biases[start:]))[:, prefix:]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-        found = vt.method(f"fullgrad_plus(start={start}, {more})").attribute(model, x, target=2).flatten(1)
+        found = vt.get_method(f"fullgrad_plus(start={start}, {more})").attribute(model, x, target=2).flatten(1)
         expected = (sum(inputs[start:]) + sum(biases[start:]))[:, prefix:]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
@@ -90,7 +90,7 @@ def test_compositions() -> None:
     }
     for spelling, summed in expected.items():
         runs.clear()
-        found = vt.method(spelling).attribute(model, x, target=2).flatten(1)
+        found = vt.get_method(spelling).attribute(model, x, target=2).flatten(1)
         torch.testing.assert_close(found, summed[:, 1:], rtol=0, atol=1e-10)
         assert len(runs) == 1
 
@@ -98,19 +98,19 @@ def test_compositions() -> None:
 @pytest.mark.parametrize("family", EVERY)
 def test_in_the_frozen_network_tokens_and_biases_are_the_logit(family: str) -> None:
     """There every part is affine: what is missing from the sum would be a bias that nobody saw."""
-    view = vt.view(EVERY[family]())
-    if view.attends == "windows":
+    view = vt.wrap(EVERY[family]())
+    if view.attention == "windows":
         pytest.skip("attends inside windows")
-    view.model.double()
+    view.module.double()
     x = images(view, 2)
     keeps = (
-        Keep("input", dot, tuple(range(view.depth)), grad=True),
-        Keep("biases", bias_shares, tuple(range(view.depth + 1)), grad=True),
+        Record("input", dot, tuple(range(view.depth)), grad=True),
+        Record("biases", bias_shares, tuple(range(view.depth + 1)), grad=True),
     )
-    trace = Session(view, x, Target.of(view, 2, 2)).trace(Pass(keeps, FROZEN))
+    trace = Context(view, x, Target.of(view, 2, 2)).trace(Pass(keeps, FROZEN))
     logit = trace.logits[:, 2]
     if family == "hf_siglip":
-        logit = logit - view.model.logit_bias.detach()  # added to a cosine, not in a layer
+        logit = logit - view.module.logit_bias.detach()  # added to a cosine, not in a layer
     biases = [each.sum(dim=1) for each in trace[keeps[1]]]
     for layer, tokens in enumerate(trace[keeps[0]]):
         torch.testing.assert_close(tokens.sum(dim=1) + sum(biases[layer:]), logit, rtol=1e-9, atol=1e-9)
@@ -119,9 +119,9 @@ def test_in_the_frozen_network_tokens_and_biases_are_the_logit(family: str) -> N
 def test_golden_model() -> None:
     model, x = golden()
     inputs, biases = terms(model, x)
-    found = vt.method("fullgrad").attribute(model, x, target=2).flatten()
+    found = vt.get_method("fullgrad").attribute(model, x, target=2).flatten()
     torch.testing.assert_close(found, (inputs[0] + sum(biases))[0, 1:], rtol=0, atol=1e-12)
-    found = vt.method("fullgrad_plus").attribute(model, x, target=2).flatten()
+    found = vt.get_method("fullgrad_plus").attribute(model, x, target=2).flatten()
     assert sum(inputs)[0, 1:].sum().item() == pytest.approx(-0.167669631, rel=1e-8)  # the sheet's CAT
     torch.testing.assert_close(found, (sum(inputs) + sum(biases))[0, 1:], rtol=0, atol=1e-12)
 
@@ -132,5 +132,5 @@ def test_a_model_without_biases_is_input_times_gradient() -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.LayerNorm):
             module.bias = None
-    found = vt.method("fullgrad").attribute(model, x, target=2)
-    assert torch.equal(found, vt.method("ixg").attribute(model, x, target=2))
+    found = vt.get_method("fullgrad").attribute(model, x, target=2)
+    assert torch.equal(found, vt.get_method("ixg").attribute(model, x, target=2))

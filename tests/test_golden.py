@@ -13,7 +13,7 @@ MODEL, IMAGE = golden()
 
 
 def attribute(spelling, target=2):
-    return vt.method(spelling).attribute(MODEL, IMAGE, target=target)[0]
+    return vt.get_method(spelling).attribute(MODEL, IMAGE, target=target)[0]
 
 
 def test_the_golden_model_is_the_golden_model():

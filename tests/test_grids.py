@@ -16,12 +16,12 @@ from vitreous.datasets import Grids, grids, mosaics
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.View) -> Tensor:
+def x(view: vt.VisionModel) -> Tensor:
     return images(view, 24)
 
 
@@ -41,7 +41,7 @@ def source(cell: Tensor, x: Tensor) -> int:
 
 
 @pytest.mark.parametrize("rows", [2])
-def test_every_cell_is_a_picture_of_its_class(view: vt.View, x: Tensor, rows: int) -> None:
+def test_every_cell_is_a_picture_of_its_class(view: vt.VisionModel, x: Tensor, rows: int) -> None:
     made = grids(view, x, LABELS, rows)
     assert len(made) == len(made.pictures) == len(made.truths) == 6 * rows**2, "24 pictures make six grids"
     used = []
@@ -60,19 +60,19 @@ def test_every_cell_is_a_picture_of_its_class(view: vt.View, x: Tensor, rows: in
     assert len(used) == len(set(used)), "a picture was used twice"
 
 
-def test_larger_grids(view: vt.View) -> None:
+def test_larger_grids(view: vt.VisionModel) -> None:
     x, labels = images(view, 16), [0, 1, 2, 3, 4] * 4
     with pytest.raises(vt.VitreousError, match="no 16 pictures of different classes"):
         grids(view, x, labels[:16], rows=4)
     wide = FAMILIES["vit"]()
     wide.reset_classifier(20)
-    made = grids(vt.view(wide), x, list(range(16)), rows=4)
+    made = grids(vt.wrap(wide), x, list(range(16)), rows=4)
     assert sorted(made.targets) == list(range(16))
     assert made.truths[5].mask.sum() == 64
     assert made.truths[5].mask[8:16, 8:16].all()
 
 
-def test_the_draw_follows_content_and_seed(view: vt.View, x: Tensor) -> None:
+def test_the_draw_follows_content_and_seed(view: vt.VisionModel, x: Tensor) -> None:
     def shown(made: Grids) -> set[bytes]:
         return {np.asarray(each).tobytes() for each in made.pictures}
 
@@ -87,7 +87,7 @@ def test_the_draw_follows_content_and_seed(view: vt.View, x: Tensor) -> None:
     assert sum(len(each) > 1 for each in places.values()) >= 3, "a class is not always in the same cell"
 
 
-def test_as_many_grids_as_there_can_be(view: vt.View, x: Tensor) -> None:
+def test_as_many_grids_as_there_can_be(view: vt.VisionModel, x: Tensor) -> None:
     """Three pictures of each of four classes and nine of a fifth: 21 pictures make three grids and no more of four."""
     labels = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3] + [4] * 9
     assert len(grids(view, x[:21], labels)) == 4 * 4, "a fourth grid needs the classes to be spread well"
@@ -96,9 +96,9 @@ def test_as_many_grids_as_there_can_be(view: vt.View, x: Tensor) -> None:
         grids(view, x, LABELS, count=7)
 
 
-def test_only_what_the_model_is_sure_of(view: vt.View, x: Tensor) -> None:
+def test_only_what_the_model_is_sure_of(view: vt.VisionModel, x: Tensor) -> None:
     with torch.no_grad():
-        told = view.model(x).softmax(dim=1)
+        told = view.module(x).softmax(dim=1)
     best = told.argmax(dim=1).tolist()
     wanted = {n for n in range(24) if told[n].max() >= 0.4}
     labels = list(best)
@@ -111,12 +111,12 @@ def test_only_what_the_model_is_sure_of(view: vt.View, x: Tensor) -> None:
     assert used <= wanted
 
 
-def test_objects_inside_their_cells(view: vt.View, x: Tensor) -> None:
+def test_objects_inside_their_cells(view: vt.VisionModel, x: Tensor) -> None:
     """With truth, the region is the object in its cell, as Part-Quad has it."""
     rng = np.random.default_rng(0)
     masks = rng.random((24, 32, 32)) < 0.3
     ignores = rng.random((24, 32, 32)) < 0.1
-    truths = [vt.Truth(mask, ignore=ignore) for mask, ignore in zip(masks, ignores, strict=True)]
+    truths = [vt.Annotation(mask, ignore=ignore) for mask, ignore in zip(masks, ignores, strict=True)]
     made = grids(view, x, LABELS, truth=truths)
     for entry, truth in enumerate(made.truths):
         place = entry % 4
@@ -128,7 +128,7 @@ def test_objects_inside_their_cells(view: vt.View, x: Tensor) -> None:
         assert truth.ignore.sum() == ignores[number, 1::2, 1::2].sum()
 
 
-def test_grids_are_judged(view: vt.View, x: Tensor) -> None:
+def test_grids_are_judged(view: vt.VisionModel, x: Tensor) -> None:
     made = grids(view, x, LABELS, count=3)
     table = vt.evaluate(
         view,
@@ -142,7 +142,7 @@ def test_grids_are_judged(view: vt.View, x: Tensor) -> None:
     )
     assert len(table.images) == 12
     assert table.mean("constant", "grid_pointing_game") == pytest.approx(0.25)
-    maps = vt.method("var(generic)").attribute(
+    maps = vt.get_method("var(generic)").attribute(
         view, torch.stack(list(made.pictures)), target=list(made.targets), among=[list(each) for each in made.among]
     )
     fine = F.interpolate(maps.double()[:, None], (32, 32), mode="bilinear", align_corners=False)[:, 0].clamp(min=0)
@@ -151,7 +151,7 @@ def test_grids_are_judged(view: vt.View, x: Tensor) -> None:
         assert table["var(generic)", "grid_pointing_game"][entry] == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_mosaics(view: vt.View, x: Tensor) -> None:
+def test_mosaics(view: vt.VisionModel, x: Tensor) -> None:
     """Two cells of the target class, two of two others; one entry for each."""
     made = mosaics(view, x, LABELS)
     assert len(made) == 5
@@ -183,9 +183,9 @@ def test_mosaics(view: vt.View, x: Tensor) -> None:
         ({"labels": None}, "input-0 has no class: grids need labels"),
         ({"labels": LABELS[:3]}, "there is no label for input-3"),
         ({"labels": [0] * 24}, "no 4 pictures of different classes"),
-        ({"truth": [vt.Truth()] * 24}, "nothing is known about where the object of input-0 is"),
+        ({"truth": [vt.Annotation()] * 24}, "nothing is known about where the object of input-0 is"),
     ],
 )
-def test_bad_grids(view: vt.View, x: Tensor, options: dict[str, Any], said: str) -> None:
+def test_bad_grids(view: vt.VisionModel, x: Tensor, options: dict[str, Any], said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
         grids(view, x, **({"labels": LABELS} | options))

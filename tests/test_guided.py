@@ -50,7 +50,7 @@ class AsModule(nn.Module):
 def test_guided_backprop(family: str) -> None:
     model = FAMILIES[family]().double()
     x = images(model, 2)
-    found = vt.method("guided_backprop").attribute(model, x, target=2)
+    found = vt.get_method("guided_backprop").attribute(model, x, target=2)
     expected = guided(FAMILIES[family]().double(), x, 2)
     assert torch.allclose(found, expected.sum(dim=1), atol=1e-12)
     plain = x.clone().requires_grad_()
@@ -60,22 +60,24 @@ def test_guided_backprop(family: str) -> None:
 
 def test_functions_in_place_are_guided_too() -> None:
     model = _build(Plain).double()
-    view = vt.view(model, at="body")
+    view = vt.wrap(model, at="body")
     x = images(view, 2)
     expected = guided(AsModule(_build(Plain).double()), x, 1)
-    assert torch.allclose(vt.method("guided_backprop").attribute(view, x, target=1), expected.sum(dim=1), atol=1e-12)
+    assert torch.allclose(
+        vt.get_method("guided_backprop").attribute(view, x, target=1), expected.sum(dim=1), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(("enlarge", "corners"), [("bilinear", False), ("nearest", None)])
 def test_guided_gradcam(enlarge: str, corners: bool | None) -> None:
     model = FAMILIES["vgg"]().double()
     x = images(model, 2, seed=1)
-    coarse = vt.method("gradcam").attribute(model, x, target=2).clamp(min=0)
+    coarse = vt.get_method("gradcam").attribute(model, x, target=2).clamp(min=0)
     weight = F.interpolate(coarse[:, None], size=(32, 32), mode=enlarge, align_corners=corners)
     expected = (guided(FAMILIES["vgg"]().double(), x, 2) * weight).sum(dim=1)
-    found = vt.method(f"guided_gradcam(enlarge={enlarge})").attribute(model, x, target=2)
+    found = vt.get_method(f"guided_gradcam(enlarge={enlarge})").attribute(model, x, target=2)
     assert torch.allclose(found, expected, atol=1e-12)
-    assert vt.method("guided_gradcam@captum") == vt.method("guided_gradcam(enlarge=nearest)")
+    assert vt.get_method("guided_gradcam@captum") == vt.get_method("guided_gradcam(enlarge=nearest)")
 
 
 @pytest.mark.parametrize(
@@ -90,4 +92,4 @@ def test_refused_where_other_activations_are_on_the_way(make: Any) -> None:
     model = make()
     for spelling in ("guided_backprop", "guided_gradcam", "smooth(guided_backprop)"):
         with pytest.raises(ModelError, match=r"ReLUs only, so it would be the plain gradient .* use saliency"):
-            vt.method(spelling).attribute(model, images(model, 1))
+            vt.get_method(spelling).attribute(model, images(model, 1))

@@ -59,7 +59,7 @@ def test_hsic_designs():
 @torch.no_grad()
 def test_hsic(family):
     view, x = look_at(family)
-    found = vt.method("hsic(masks=31, cells=3)").attribute(view, x, CLASS)
+    found = vt.get_method("hsic(masks=31, cells=3)").attribute(view, x, CLASS)
     masks = np.round(qmc.Sobol(9, scramble=False, bits=30).random_base2(5)[1:]).reshape(31, 3, 3)
     high, wide = x.shape[2:]
     cell = [[(row * 3 // high, column * 3 // wide) for column in range(wide)] for row in range(high)]
@@ -74,14 +74,14 @@ def test_hsic(family):
 @torch.no_grad()
 def test_hsic_of_tokens():
     view, x = look_at("registers")
-    sub, tokens = view.suffix(1, x), view.run(view.embed(x), 0, 1)
-    found = vt.method("hsic(masks=20, cells=2)").attribute(sub, tokens, CLASS)
+    sub, tokens = view.suffix(1, x), view.forward_blocks(view.embed(x), 0, 1)
+    found = vt.get_method("hsic(masks=20, cells=2)").attribute(sub, tokens, CLASS)
     masks = designs(20, 2)
     said = []
     for mask in masks:
         changed = tokens.clone()
         for patch in range(16):
-            changed[:, view.prefix + patch] *= mask[patch // 4 // 2, patch % 4 // 2]
+            changed[:, view.num_prefix_tokens + patch] *= mask[patch // 4 // 2, patch % 4 // 2]
         said.append(sub.logits(changed)[:, CLASS])
     for own, scores in zip(found, torch.stack(said, dim=1), strict=True):
         expected = np.reshape(criterion(masks.flatten(1).numpy(), scores.numpy()), (2, 2))
@@ -90,7 +90,7 @@ def test_hsic_of_tokens():
 
 def test_nothing_about_hsic_is_random():
     view, x = look_at("vit")
-    how = vt.method("hsic(masks=20)")
+    how = vt.get_method("hsic(masks=20)")
     assert torch.equal(how.attribute(view, x, CLASS, seed=1), how.attribute(view, x, CLASS, seed=2))
     assert how.cost == (20, 0)
 
@@ -98,7 +98,7 @@ def test_nothing_about_hsic_is_random():
 @pytest.mark.parametrize("parameters", ["masks=1", "cells=0", "cells=200"])
 def test_refused_when_spelled(parameters):
     with pytest.raises(vt.VitreousError, match=parameters):
-        vt.method(f"hsic({parameters})")
+        vt.get_method(f"hsic({parameters})")
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_refused_when_spelled(parameters):
 def test_refused_when_run(spelling, complaint):
     view, x = look_at("vit")
     with pytest.raises(vt.VitreousError, match=complaint):
-        vt.method(spelling).attribute(view, x, CLASS)
+        vt.get_method(spelling).attribute(view, x, CLASS)

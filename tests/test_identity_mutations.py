@@ -218,7 +218,7 @@ def note_on_it(model: Any) -> None:
 
 def run_it(model: nn.Module) -> None:
     is_own = isinstance(model, Sparse)
-    view = vt.view(model, at="features", preprocess=PREPROCESS) if is_own else vt.view(model)
+    view = vt.wrap(model, at="features", preprocess=PREPROCESS) if is_own else vt.wrap(model)
     vt.explain(view, torch.zeros(3, 32, 32), "saliency", 1)
     model(torch.zeros(1, 3, 32, 32))
 
@@ -275,13 +275,13 @@ def test_copies_are_the_same_model(make: Callable[[], nn.Module]) -> None:
 
 def test_names_of_classes_and_of_the_model_are_no_part() -> None:
     model = FAMILIES["vit"]()
-    named = vt.view(model, name="another", labels=["a", "b", "c", "d", "e"])
+    named = vt.wrap(model, name="another", labels=["a", "b", "c", "d", "e"])
     assert named.identity == identity(model)
 
 
 def test_a_wrapped_model_is_the_model_inside() -> None:
     model = FAMILIES["vit"]()
-    assert vt.view(nn.DataParallel(model)).identity == identity(model)
+    assert vt.wrap(nn.DataParallel(model)).identity == identity(model)
 
 
 PROCESS = """

@@ -27,7 +27,7 @@ from plug_ins import HELPERS, METHOD, METRIC, PlugIns
 from vitreous.benchmark.changes import refuse_other_model
 from vitreous.benchmark.collect import gather
 from vitreous.benchmark.protocol import DataSpec, ModelSpec
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
 from vitreous.errors import VitreousError, VitreousWarning
 
@@ -46,15 +46,15 @@ def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlugIn
 @pytest.fixture
 def changed_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], None]], None]:
     """Let every model that a benchmark loads be changed in a way."""
-    loaded = Bench._load
+    loaded = BenchmarkRun._load
 
     def change_with(change: Callable[[Any], None]) -> None:
-        def load(self: Bench, spec: Any) -> vt.View:
+        def load(self: BenchmarkRun, spec: Any) -> vt.VisionModel:
             view = loaded(self, spec)
-            change(view.model)
+            change(view.module)
             return view
 
-        monkeypatch.setattr(Bench, "_load", load)
+        monkeypatch.setattr(BenchmarkRun, "_load", load)
 
     return change_with
 

@@ -22,8 +22,8 @@ METHOD = "ixg"
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 def pixels(seed: int, height: int = 50, width: int = 70) -> np.ndarray:
@@ -51,22 +51,22 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def explained(view: vt.View, source: Any) -> Any:
+def explained(view: vt.VisionModel, source: Any) -> Any:
     return vt.explain(view, source, METHOD, 2)
 
 
-def tensor_of(view: vt.View, seed: int) -> torch.Tensor:
+def tensor_of(view: vt.VisionModel, seed: int) -> torch.Tensor:
     return view.preprocess.tensor(view.preprocess.see(photograph(seed))[0])
 
 
-def by_method(view: vt.View, tensor: torch.Tensor) -> torch.Tensor:
-    return vt.method(METHOD).attribute(view, tensor[None], 2)[0]
+def by_method(view: vt.VisionModel, tensor: torch.Tensor) -> torch.Tensor:
+    return vt.get_method(METHOD).attribute(view, tensor[None], 2)[0]
 
 
 # -- one picture, many forms ---------------------------------------------------------------------------
 
 
-def test_every_form_gives_the_same_explanation(view: vt.View, path: Path) -> None:
+def test_every_form_gives_the_same_explanation(view: vt.VisionModel, path: Path) -> None:
     expected = by_method(view, tensor_of(view, 1))
     forms: dict[str, Any] = {
         "path": path,
@@ -84,7 +84,7 @@ def test_every_form_gives_the_same_explanation(view: vt.View, path: Path) -> Non
         assert found.image.tobytes() == view.preprocess.see(photograph(1))[0].tobytes(), name
 
 
-def test_where_a_picture_comes_from(view: vt.View, path: Path) -> None:
+def test_where_a_picture_comes_from(view: vt.VisionModel, path: Path) -> None:
     box = view.preprocess.see(photograph(1))[1]
     (read,) = pictures(path, view)
     assert (read.name, read.path, read.box, read.photo) == ("one.png", path, box, None)
@@ -99,7 +99,7 @@ def test_where_a_picture_comes_from(view: vt.View, path: Path) -> None:
 # -- many pictures -------------------------------------------------------------------------------------
 
 
-def test_forms_of_many(view: vt.View, folder: Path) -> None:
+def test_forms_of_many(view: vt.VisionModel, folder: Path) -> None:
     stacked = torch.stack([tensor_of(view, seed) for seed in (1, 2, 3)])
     expected = [by_method(view, tensor) for tensor in stacked]
     forms: dict[str, Callable[[], Any]] = {
@@ -125,27 +125,27 @@ def test_forms_of_many(view: vt.View, folder: Path) -> None:
                 torch.testing.assert_close(each.map, map, rtol=0, atol=1e-5, msg=name)
 
 
-def test_no_tensor_of_an_inner_list_is_lost(view: vt.View) -> None:
+def test_no_tensor_of_an_inner_list_is_lost(view: vt.VisionModel) -> None:
     """A loader's batch with labels is also a list that starts with a tensor; here every tensor is a picture."""
     inner = [tensor_of(view, 1), tensor_of(view, 2)]
     assert len(explained(view, [inner])) == 2
 
 
 @pytest.mark.parametrize("form", ["list", "folder", "array", "tensor"])
-def test_one_of_many_is_still_many(view: vt.View, path: Path, form: str) -> None:
+def test_one_of_many_is_still_many(view: vt.VisionModel, path: Path, form: str) -> None:
     sources = {"list": [path], "folder": path.parent, "array": pixels(1)[None], "tensor": tensor_of(view, 1)[None]}
     found = explained(view, sources[form])
     assert isinstance(found, list)
     assert len(found) == 1
 
 
-def test_a_folder_is_read_in_order(view: vt.View, folder: Path) -> None:
+def test_a_folder_is_read_in_order(view: vt.VisionModel, folder: Path) -> None:
     assert [file.name for file in image_files(folder)] == ["a.bmp", "b.PNG", "c.tiff"]
     assert image_files(str(folder / "b.PNG")) == [folder / "b.PNG"]
     assert [each.name for each in explained(view, folder)] == ["a.bmp", "b.PNG", "c.tiff"]
 
 
-def test_targets_go_with_their_pictures(view: vt.View, folder: Path) -> None:
+def test_targets_go_with_their_pictures(view: vt.VisionModel, folder: Path) -> None:
     found = vt.explain(view, folder, METHOD, [4, 0, 1], batch_size=2)
     assert [each.target for each in found] == [4, 0, 1]
     for each, seed in zip(found, (1, 2, 3), strict=True):
@@ -156,12 +156,12 @@ def test_targets_go_with_their_pictures(view: vt.View, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [np.int64(3), torch.tensor(3), np.array([3, 3]), torch.tensor([3, 3]), (3, "3")])
-def test_forms_of_a_target(view: vt.View, target: Any) -> None:
-    found = vt.explain(view, images(view.model, 2), METHOD, target, batch_size=1)
+def test_forms_of_a_target(view: vt.VisionModel, target: Any) -> None:
+    found = vt.explain(view, images(view.module, 2), METHOD, target, batch_size=1)
     assert [each.target for each in found] == [3, 3]
 
 
-def test_progress_counts_pictures(view: vt.View, folder: Path) -> None:
+def test_progress_counts_pictures(view: vt.VisionModel, folder: Path) -> None:
     told: list[tuple[float, int | None]] = []
     vt.explain(view, folder, METHOD, batch_size=2, progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (3, 3)
@@ -169,12 +169,12 @@ def test_progress_counts_pictures(view: vt.View, folder: Path) -> None:
     assert (2, 3) in told
 
 
-def test_pictures_are_read_when_they_are_needed(view: vt.View) -> None:
+def test_pictures_are_read_when_they_are_needed(view: vt.VisionModel) -> None:
     def endless() -> Iterator[Image.Image]:
         yield photograph(1)
         raise ZeroDivisionError
 
-    found = vt.explain_each(view, endless(), METHOD, batch_size=1)
+    found = vt.iter_explanations(view, endless(), METHOD, batch_size=1)
     assert next(found).name == "image-0"
     with pytest.raises(ZeroDivisionError):
         next(found)
@@ -185,7 +185,7 @@ def test_pictures_are_read_when_they_are_needed(view: vt.View) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("opened", [True, False])
-def test_pictures_are_turned_upright(view: vt.View, tmp_path: Path, orientation: int, opened: bool) -> None:
+def test_pictures_are_turned_upright(view: vt.VisionModel, tmp_path: Path, orientation: int, opened: bool) -> None:
     """What each EXIF orientation means, from the standard: where the stored first row and column belong."""
     upright = pixels(1)
     stored = {
@@ -235,7 +235,7 @@ def test_modes_of_files(tmp_path: Path, stored: Image.Image, suffix: str, tolera
     assert off.max() <= tolerance
 
 
-def test_forms_of_arrays(view: vt.View) -> None:
+def test_forms_of_arrays(view: vt.VisionModel) -> None:
     grey = pixels(1)[..., 0]
     expected = explained(view, np.stack([grey] * 3, axis=-1)).map
     opaque = np.concatenate([np.stack([grey] * 3, axis=-1), np.full((*grey.shape, 1), 255, np.uint8)], axis=-1)
@@ -269,12 +269,12 @@ def test_forms_of_arrays(view: vt.View) -> None:
         (Path("no/such/folder"), "no such file: no/such/folder"),
     ],
 )
-def test_no_picture(view: vt.View, source: Any, named: str) -> None:
+def test_no_picture(view: vt.VisionModel, source: Any, named: str) -> None:
     with pytest.raises(ImageError, match=named):
         explained(view, source)
 
 
-def test_files_that_are_no_pictures(view: vt.View, path: Path) -> None:
+def test_files_that_are_no_pictures(view: vt.VisionModel, path: Path) -> None:
     text, broken = path.with_name("text.png"), path.with_name("broken.png")
     text.write_text("hello")
     broken.write_bytes(path.read_bytes()[:200])
@@ -285,7 +285,7 @@ def test_files_that_are_no_pictures(view: vt.View, path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_empty_folder(view: vt.View, folder: Path) -> None:
+def test_empty_folder(view: vt.VisionModel, folder: Path) -> None:
     shutil.rmtree(folder / "inner.png")
     for file in image_files(folder):
         file.unlink()

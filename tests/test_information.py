@@ -18,7 +18,7 @@ import vitreous as vt
 from families import FAMILIES, images
 from vitreous.metrics.bootstrap import resamples
 from vitreous.metrics.information_curves import THRESHOLDS, Revealed, blurred, median_curve, packed, performance_curve
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 ALL = "confidence=0"
 
@@ -39,13 +39,13 @@ def maps() -> Tensor:
 
 
 def eight_bits(model: Any, image: Tensor) -> np.ndarray:
-    preprocess = vt.view(model).preprocess
+    preprocess = vt.wrap(model).preprocess
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in (preprocess.mean, preprocess.std))
     return np.round(np.clip((image * std + mean).numpy(), 0, 1) * 255).astype(np.uint8).transpose(1, 2, 0)
 
 
 def logits(model: Any, picture: np.ndarray) -> np.ndarray:
-    preprocess = vt.view(model).preprocess
+    preprocess = vt.wrap(model).preprocess
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in (preprocess.mean, preprocess.std))
     pixels = torch.from_numpy(picture.transpose(2, 0, 1).astype(np.float32)) / 255
     with torch.no_grad():
@@ -71,8 +71,8 @@ def size(picture: np.ndarray) -> int:
 
 def always_known(image: Tensor) -> np.ndarray:
     """One pixel in a hundred, drawn from the content of the image, and the corners."""
-    key = int(Draws.of_images(0, "drawn", image[None]).keys[0]) % 2**63
-    order = Draws(torch.tensor([key])).permutation(1024)[0].tolist()
+    key = int(PRNGKey.of_images(0, "drawn", image[None]).keys[0]) % 2**63
+    order = PRNGKey(torch.tensor([key])).permutation(1024)[0].tolist()
     known = np.zeros(1024, bool)
     known[order[:10]] = True
     known = known.reshape(32, 32)
@@ -145,10 +145,10 @@ def test_token_maps_are_enlarged(model: Any, x: Tensor) -> None:
 def test_thresholds() -> None:
     assert len(THRESHOLDS) == 13
     assert sum(THRESHOLDS) == pytest.approx(2.26, abs=0.005)  # image areas
-    metric = vt.metric("aic")
+    metric = vt.get_metric("aic")
     assert (metric.forwards(), metric.shared_forwards()) == (13, 2)
-    assert metric.confidence == vt.metric("aic@var").confidence == 0.8
-    assert vt.metric("aic@notebook").confidence == 0.5
+    assert metric.confidence == vt.get_metric("aic@var").confidence == 0.8
+    assert vt.get_metric("aic@notebook").confidence == 0.5
 
 
 def test_exclusions_are_the_same_for_all_methods(model: Any, x: Tensor, maps: Tensor) -> None:
@@ -288,4 +288,4 @@ def test_scipy_is_asked_for_by_name(model: Any, x: Tensor, maps: Tensor, monkeyp
 )
 def test_bad_parameters(wrong: str, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
-        vt.metric(f"sic({wrong})")
+        vt.get_metric(f"sic({wrong})")

@@ -145,16 +145,16 @@ def made(name: str) -> nn.Module:
 @pytest.mark.parametrize("name", list(MODELS))
 def test_it_is_equal_and_explained(name: str) -> None:
     model = made(name)
-    view = vt.view(model)
+    view = vt.wrap(model)
     x = images(view, 2)
     with torch.no_grad():
         expected = model(x)
     assert torch.equal(view.logits(x), expected)
-    assert view.classes == expected.shape[1]
+    assert view.num_classes == expected.shape[1]
     for method in METHODS:
-        assert torch.isfinite(vt.method(method).attribute(view, x, target=1)).all(), method
+        assert torch.isfinite(vt.get_method(method).attribute(view, x, target=1)).all(), method
     assert vt.explain(model, x[:1])[0].prediction.target == int(expected[0].argmax())
-    diagnosis = vt.doctor(model)
+    diagnosis = vt.diagnose(model)
     assert diagnosis.healthy, [check for check in diagnosis.checks if check.verdict == "failed"]
 
 
@@ -169,19 +169,19 @@ def test_inside_every_family(family: str) -> None:
     class Around(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.out = inner, nn.Linear(vt.view(inner).classes, 3)
+            self.net, self.out = inner, nn.Linear(vt.wrap(inner).num_classes, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             found = self.net(x)
             return self.out(getattr(found, "logits", found))
 
     model = Around().eval()
-    view = vt.view(model)
+    view = vt.wrap(model)
     x = images(view, 2)
     with torch.no_grad():
         assert torch.allclose(view.logits(x), model(x), rtol=1e-5, atol=1e-6)
-    assert view.pooling.kind == vt.view(inner).pooling.kind
-    assert torch.isfinite(vt.method(vt.effort("quick", view)).attribute(view, x, target=1)).all()
+    assert view.pooling.kind == vt.wrap(inner).pooling.kind
+    assert torch.isfinite(vt.get_method(vt.recommended_method("quick", view)).attribute(view, x, target=1)).all()
     assert view.name.startswith("Around around ")
 
 
@@ -193,7 +193,9 @@ def test_the_map_is_that_of_the_bare_model(method: str) -> None:
     backbone.head = nn.Identity()
     model = nn.Sequential(backbone, whole.head)
     x = images(whole, 2).double()
-    assert torch.equal(vt.method(method).attribute(model, x, target=1), vt.method(method).attribute(whole, x, target=1))
+    assert torch.equal(
+        vt.get_method(method).attribute(model, x, target=1), vt.get_method(method).attribute(whole, x, target=1)
+    )
 
 
 def test_hugging_face_heads_and_towers() -> None:
@@ -212,25 +214,25 @@ def test_hugging_face_heads_and_towers() -> None:
 
     model.classifier = nn.Sequential(nn.Dropout(0.1), nn.Linear(width, 4))
     for each in (model.eval(), Tower().eval()):
-        view = vt.view(each)
+        view = vt.wrap(each)
         x = images(view, 2)
         with torch.no_grad():
             found = each(x)
         assert torch.equal(view.logits(x), getattr(found, "logits", found))
-        assert torch.isfinite(vt.method("generic").attribute(view, x, target=1)).all()
+        assert torch.isfinite(vt.get_method("generic").attribute(view, x, target=1)).all()
 
 
 def test_one_of_several_outputs() -> None:
     model = Tasks(bare(), WIDTH).eval()
     with pytest.raises(vt.VitreousError, match=r"these outputs of logits: 'kind', 'age'; choose one with output="):
-        vt.view(model)
-    view = vt.view(model, output="age")
+        vt.wrap(model)
+    view = vt.wrap(model, output="age")
     x = images(view, 2)
     with torch.no_grad():
         assert torch.equal(view.logits(x), model(x)["age"])
-    assert view.fingerprint != vt.view(model, output="kind").fingerprint
+    assert view.fingerprint != vt.wrap(model, output="kind").fingerprint
     with pytest.raises(vt.VitreousError, match="none called 'sex'"):
-        vt.view(model, output="sex")
+        vt.wrap(model, output="sex")
 
 
 def test_several_transformers_inside() -> None:
@@ -244,22 +246,22 @@ def test_several_transformers_inside() -> None:
 
     model = Two().eval()
     with pytest.raises(vt.VitreousError, match=r"several models inside: left .*, right .*inside='left'"):
-        vt.view(model)
-    view = vt.view(model, inside="left")
+        vt.wrap(model)
+    view = vt.wrap(model, inside="left")
     x = images(view, 2)
-    assert torch.equal(view.logits(x), vt.view(model.left).logits(x))
+    assert torch.equal(view.logits(x), vt.wrap(model.left).logits(x))
     with pytest.raises(vt.VitreousError, match="its forward runs 0 blocks, right has 3"):
-        vt.view(model, inside="right")
+        vt.wrap(model, inside="right")
     with pytest.raises(vt.VitreousError, match="no known model at 'middle'; found: left, right"):
-        vt.view(model, inside="middle")
+        vt.wrap(model, inside="middle")
 
 
 def test_none_inside() -> None:
     with pytest.raises(vt.VitreousError, match="no known model is inside"):
-        vt.view(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2)))
+        vt.wrap(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2)))
     for headless in (bare(), nn.Sequential(bare())):
         with pytest.raises(vt.VitreousError, match="no classifier"):
-            vt.view(headless)
+            vt.wrap(headless)
 
 
 def test_what_would_not_be_equal_is_refused() -> None:
@@ -274,7 +276,7 @@ def test_what_would_not_be_equal_is_refused() -> None:
             return self.vit(x) + self.vit(x.flip(-1))
 
     with pytest.raises(vt.VitreousError, match="its forward runs 6 blocks, vit has 3"):
-        vt.view(Twice().eval())
+        vt.wrap(Twice().eval())
 
     class Around(nn.Module):
         """Something goes round the blocks: the picture itself reaches the output."""
@@ -294,16 +296,16 @@ def test_what_would_not_be_equal_is_refused() -> None:
 def test_nothing_is_left_on_the_users_model() -> None:
     model = made("backbone")
     before = [(name, sorted(vars(module))) for name, module in model.named_modules()]
-    view = vt.view(model)
+    view = vt.wrap(model)
     x = images(view, 2)
-    view.embed(x), view.finish(torch.randn(2, 17, WIDTH))
-    vt.method("generic").attribute(view, x)
+    view.embed(x), view.forward_head(torch.randn(2, 17, WIDTH))
+    vt.get_method("generic").attribute(view, x)
     assert [(name, sorted(vars(module))) for name, module in model.named_modules()] == before
     assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_a_changed_head_is_seen() -> None:
     model: Any = made("backbone")
-    assert vt.view(model).classes == 5
+    assert vt.wrap(model).num_classes == 5
     model.fc = nn.Linear(WIDTH, 9)
-    assert vt.view(model).classes == 9
+    assert vt.wrap(model).num_classes == 9

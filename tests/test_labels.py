@@ -106,7 +106,7 @@ def test_short_label(label: str, short: str) -> None:
 
 
 def test_a_view_speaks_its_labels() -> None:
-    view = vt.view(FAMILIES["vit"](), labels=LABELS)
+    view = vt.wrap(FAMILIES["vit"](), labels=LABELS)
     assert view.class_index("tabby") == 0
     assert view.class_index(4) == 4
     assert view.label(0) == "tabby"
@@ -118,12 +118,12 @@ def test_a_view_speaks_its_labels() -> None:
 def test_labels_are_as_many_as_classes(count: int) -> None:
     """One too many is as wrong as one too few: each name may stand one class off."""
     with pytest.raises(ModelError, match=f"has 5 classes but {count} labels were given"):
-        vt.view(FAMILIES["vit"](), labels=[*LABELS, "unicorn"][:count])
+        vt.wrap(FAMILIES["vit"](), labels=[*LABELS, "unicorn"][:count])
 
 
 def test_targets_by_label_and_by_index_are_one() -> None:
-    view = vt.view(FAMILIES["vit"](), labels=LABELS)
-    image = images(view.model, 1)[0]
+    view = vt.wrap(FAMILIES["vit"](), labels=LABELS)
+    image = images(view.module, 1)[0]
     named, numbered = vt.explain(view, image, "ixg", "egyptian cat"), vt.explain(view, image, "ixg", 3)
     assert named.map.equal(numbered.map)
     assert (named.target, named.label) == (3, "Egyptian cat")

@@ -53,11 +53,11 @@ def test_text_files(tmp_path: Path, end: str) -> None:
     "name", ["vit", "swin", "tv_vit", "tv_swin"] + [n for n in ("hf_vit", "hf_swin") if n in EVERY]
 )
 def test_views_of_every_library_take_them(name: str) -> None:
-    view = vt.view(EVERY[name](), labels=FORMS["by name"])
-    assert view.labels == NAMES
+    view = vt.wrap(EVERY[name](), labels=FORMS["by name"])
+    assert view.class_names == NAMES
     for count in (4, 6):
         with pytest.raises(ModelError, match=f"5 classes but {count} labels"):
-            vt.view(EVERY[name](), labels=[*NAMES, "one more"][:count])
+            vt.wrap(EVERY[name](), labels=[*NAMES, "one more"][:count])
 
 
 def test_load_takes_a_file(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_load_takes_a_file(tmp_path: Path) -> None:
 def test_a_head_of_one_logit_has_two_names() -> None:
     from families import _build
 
-    assert vt.view(_build(num_classes=1), labels=["no", "yes"]).class_index("yes") == 1
+    assert vt.wrap(_build(num_classes=1), labels=["no", "yes"]).class_index("yes") == 1
 
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_what_is_wrong_is_one_clear_line(case: str) -> None:
     given, told = WRONG[case]
     with pytest.raises(ModelError) as caught:
-        vt.view(FAMILIES["vit"](), labels=given)
+        vt.wrap(FAMILIES["vit"](), labels=given)
     assert str(caught.value) == told
 
 

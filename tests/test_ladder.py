@@ -20,39 +20,39 @@ from vitreous.registry.defaults import METHOD, STEPS, known_as, ladder
 
 @pytest.mark.parametrize("family", list(EVERY))
 def test_every_family_has_all_three_steps(family: str) -> None:
-    view = vt.view(EVERY[family]())
-    spelled = [vt.effort(step, view) for step in STEPS]
+    view = vt.wrap(EVERY[family]())
+    spelled = [vt.recommended_method(step, view) for step in STEPS]
     assert len(set(spelled)) == 3
-    assert [vt.method(each).spelling for each in spelled] == spelled
+    assert [vt.get_method(each).spelling for each in spelled] == spelled
     assert [known_as(each) for each in spelled] == list(STEPS)
-    costs = [vt.method(each).forwards(view) for each in spelled]
+    costs = [vt.get_method(each).forwards(view) for each in spelled]
     assert costs == sorted(costs)
     assert costs[1] <= 40
     x = images(view, 2)
     for each in spelled[:2]:
-        found = vt.method(each).attribute(view, x, target=1)
+        found = vt.get_method(each).attribute(view, x, target=1)
         assert torch.isfinite(found).all()
-    names = {part.info.name for part in vt.method(spelled[2]).parts()}
-    assert ("refine" in names) is view.drops_tokens
-    if view.attends != "everywhere":
+    names = {part.info.name for part in vt.get_method(spelled[2]).parts()}
+    assert ("refine" in names) is view.can_drop_tokens
+    if view.attention != "everywhere":
         assert not names & {"grad_rollout", "attcat"}
 
 
 def test_without_a_model_the_steps_are_those_of_most() -> None:
-    view = vt.view(FAMILIES["vit"]())
-    assert [vt.effort(step) for step in STEPS] == [vt.effort(step, view) for step in STEPS]
-    assert vt.effort() == METHOD
+    view = vt.wrap(FAMILIES["vit"]())
+    assert [vt.recommended_method(step) for step in STEPS] == [vt.recommended_method(step, view) for step in STEPS]
+    assert vt.recommended_method() == METHOD
 
 
 def test_the_best_step_runs() -> None:
     model = FAMILIES["vit"]()
-    view, x = vt.view(model), images(model, 2)
-    best = vt.effort("best", view).replace("spread=0.3", "spread=0.3, masks=16")
-    found, extras = vt.method(best).attribute(view, x, target=1, extras=True)
+    view, x = vt.wrap(model), images(model, 2)
+    best = vt.recommended_method("best", view).replace("spread=0.3", "spread=0.3, masks=16")
+    found, extras = vt.get_method(best).attribute(view, x, target=1, extras=True)
     assert found.shape == (2, *view.grid(x))
     assert extras["ranks"].shape[1] == 2
     mean_rank = extras["ranks"].double().mean(dim=1).flatten(1)
-    careful = vt.method(vt.effort("careful", view)).attribute(view, x, target=1).flatten(1)
+    careful = vt.get_method(vt.recommended_method("careful", view)).attribute(view, x, target=1).flatten(1)
     assert (found < 0).any()
     for map, rank, values in zip(found.flatten(1), mean_rank, careful, strict=True):
         pairs = sorted(zip(rank.tolist(), map.tolist(), strict=True))
@@ -84,7 +84,7 @@ def test_quick_takes_two_passes() -> None:
 
 
 def test_windows_get_their_own() -> None:
-    view = vt.view(EVERY["swin"]())
+    view = vt.wrap(EVERY["swin"]())
     assert vt.explain(view, images(view, 1))[0].method == "logprob(plus(decompx, combine=scaled))"
 
 
@@ -92,7 +92,7 @@ def test_compare_adds_the_step() -> None:
     model = FAMILIES["vit"]()
     x = images(model, 1)[0]
     found = vt.compare(model, x, ["ixg"], effort="careful")
-    assert [each.method for each in found] == ["ixg", vt.effort("careful", model)]
+    assert [each.method for each in found] == ["ixg", vt.recommended_method("careful", model)]
     assert found["careful"] is found[1]
     assert [each.method for each in vt.compare(model, x, ["ixg"])] == ["ixg"]
     usual = vt.compare(model, x)
@@ -115,15 +115,15 @@ def test_bad_steps(given: dict[str, str], said: str) -> None:
 
 
 def test_a_step_is_a_method_too() -> None:
-    assert [vt.method(step).spelling for step in STEPS] == [vt.effort(step) for step in STEPS]
-    assert vt.method("consensus(quick, rollout)").spelling == f"consensus({METHOD}, rollout)"
+    assert [vt.get_method(step).spelling for step in STEPS] == [vt.recommended_method(step) for step in STEPS]
+    assert vt.get_method("consensus(quick, rollout)").spelling == f"consensus({METHOD}, rollout)"
 
 
 def test_half_precision_is_spelled_out() -> None:
     for step in STEPS[1:]:
         spelled = ladder(step, half=True)
-        assert vt.method(spelled).spelling == spelled
-        parts = vt.method(spelled).parts()
+        assert vt.get_method(spelled).spelling == spelled
+        parts = vt.get_method(spelled).parts()
         assert {part.info.name for part in parts if getattr(part, "half", False)} == (
             {"coiba"} if step == "careful" else {"coiba", "refine"}
         )
@@ -165,12 +165,12 @@ def witnessed(terms: Tensor, seen: Tensor, power: float) -> np.ndarray:
 @pytest.mark.parametrize("options", ["", ", power=2.0", ", start=1"])
 @pytest.mark.parametrize("family", ["vit", "registers", "gap", "hf_vit"])
 def test_a_witness_weighs_the_start_layers(family: str, options: str) -> None:
-    view = vt.view(EVERY[family]().double())
+    view = vt.wrap(EVERY[family]().double())
     x = images(view, 2).double()
-    how = vt.method(f"witness(decompx, generic{options})")
+    how = vt.get_method(f"witness(decompx, generic{options})")
     found, extras = how.attribute(view, x, target=1, extras=True)
-    _, told = vt.method(f"plus(decompx, start={how.start})").attribute(view, x, target=1, extras=True)
-    seen = vt.method("generic").attribute(view, x, target=1)
+    _, told = vt.get_method(f"plus(decompx, start={how.start})").attribute(view, x, target=1, extras=True)
+    seen = vt.get_method("generic").attribute(view, x, target=1)
     for i in range(2):
         expected = witnessed(told["layers"][i], seen[i], how.power)
         if not expected.any():
@@ -185,15 +185,15 @@ def test_a_witness_weighs_the_start_layers(family: str, options: str) -> None:
 def test_without_a_witness_all_layers_count_the_same() -> None:
     model = FAMILIES["vit"]()
     x = images(model, 2)
-    found, extras = vt.method("witness(decompx, constant)").attribute(model, x, 1, extras=True)
+    found, extras = vt.get_method("witness(decompx, constant)").attribute(model, x, 1, extras=True)
     assert (extras["weights"] == 1).all()
-    assert torch.allclose(found, vt.method("plus(decompx, combine=scaled)").attribute(model, x, 1), rtol=1e-5)
+    assert torch.allclose(found, vt.get_method("plus(decompx, combine=scaled)").attribute(model, x, 1), rtol=1e-5)
 
 
 def test_a_witness_of_pixels_and_of_windows() -> None:
     for family, spelling in (("vit", "witness(decompx, saliency)"), ("swin", "witness(decompx, gradcam)")):
-        view = vt.view(EVERY[family]())
-        assert torch.isfinite(vt.method(spelling).attribute(view, images(view, 2), 1)).all()
+        view = vt.wrap(EVERY[family]())
+        assert torch.isfinite(vt.get_method(spelling).attribute(view, images(view, 2), 1)).all()
 
 
 def test_a_noisy_layer_is_left_out() -> None:
@@ -218,13 +218,13 @@ def test_a_noisy_layer_is_left_out() -> None:
 )
 def test_a_witness_badly_called(spelling: str, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
-        vt.method(spelling)
+        vt.get_method(spelling)
 
 
 def test_maps_scaled_by_their_mean_size() -> None:
     model = FAMILIES["vit"]().double()
     x = images(model, 2).double()
-    found = vt.method("consensus(ixg, decompx, how=scaled, weights='3,1')").attribute(model, x, 1)
-    maps = [vt.method(each).attribute(model, x, 1) for each in ("ixg", "decompx")]
+    found = vt.get_method("consensus(ixg, decompx, how=scaled, weights='3,1')").attribute(model, x, 1)
+    maps = [vt.get_method(each).attribute(model, x, 1) for each in ("ixg", "decompx")]
     scaled = [each / each.abs().mean(dim=(1, 2), keepdim=True) for each in maps]
     assert torch.allclose(found, 0.75 * scaled[0] + 0.25 * scaled[1], atol=1e-12)

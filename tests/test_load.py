@@ -26,12 +26,12 @@ SMALL: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads
 
 def test_load_options() -> None:
     view = vt.load(NAME, pretrained=False, labels=list("abcde"), dtype="float64", **{**SMALL, "img_size": (32, 64)})
-    assert (view.name, view.grid(), view.classes, view.depth) == (NAME, (2, 4), 5, 2)
-    assert (view.preprocess.size, view.labels) == ((32, 64), list("abcde"))
-    assert (view.dtype, view.device.type, view.model.training) == (torch.float64, "cpu", False)
+    assert (view.name, view.grid(), view.num_classes, view.depth) == (NAME, (2, 4), 5, 2)
+    assert (view.preprocess.size, view.class_names) == ((32, 64), list("abcde"))
+    assert (view.dtype, view.device.type, view.module.training) == (torch.float64, "cpu", False)
     assert view.class_index("d") == 3
     assert vt.load(NAME, pretrained=False, device="auto", img_size=32).label(281) == "tabby"
-    assert vt.load(f"{NAME}.augreg_in21k", pretrained=False, depth=1, img_size=32).classes == 21843
+    assert vt.load(f"{NAME}.augreg_in21k", pretrained=False, depth=1, img_size=32).num_classes == 21843
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ class MyAdapter:
     def accepts(self, module: nn.Module) -> bool:
         return isinstance(module, Mine)
 
-    def view(self, module: nn.Module, **facts: Any) -> vt.View:
+    def view(self, module: nn.Module, **facts: Any) -> vt.VisionModel:
         return timm_vit.TimmViT(module, **{"name": "mine/seen", **facts})
 
     def load(self, name: str, **options: Any) -> nn.Module:
@@ -107,18 +107,18 @@ def test_third_party_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", entry_points)
     registry.adapters.cache_clear()
     try:
-        assert "mine/tiny" in [info.name for info in vt.models()]
-        assert NAME in [info.name for info in vt.models()]
+        assert "mine/tiny" in [info.name for info in vt.list_models()]
+        assert NAME in [info.name for info in vt.list_models()]
         view = vt.load("mine/tiny", depth=1)
-        assert (type(view.model), view.name, view.depth) == (Mine, "mine/tiny", 1)
-        assert vt.view(Mine(**SMALL)).name == "mine/seen"  # before timm's own adapter, which would take it too
-        assert vt.view(FAMILIES["vit"]()).family == "timm"
+        assert (type(view.module), view.name, view.depth) == (Mine, "mine/tiny", 1)
+        assert vt.wrap(Mine(**SMALL)).name == "mine/seen"  # before timm's own adapter, which would take it too
+        assert vt.wrap(FAMILIES["vit"]()).family == "timm"
     finally:
         registry.adapters.cache_clear()
 
 
 def test_models_are_listed() -> None:
-    listed = {info.name: info for info in vt.models()}
+    listed = {info.name: info for info in vt.list_models()}
     assert listed[NAME].size == 224
     assert "augreg_in21k_ft_in1k" in listed[NAME].pretrained
     assert listed["timm/vit_base_patch16_384"].size == 384
@@ -128,7 +128,7 @@ def test_models_are_listed() -> None:
     assert listed["timm/swin_tiny_patch4_window7_224"].size == 224
     assert listed["timm/swinv2_tiny_window8_256"].size == 256
     assert "timm/eva02_enormous_patch14_clip_224" not in listed  # post-norm
-    assert len(listed) == len(vt.models())
+    assert len(listed) == len(vt.list_models())
 
 
 MODULES = ("vision_transformer", "deit", "beit", "eva", "swin_transformer", "swin_transformer_v2")
@@ -136,14 +136,14 @@ MODULES = ("vision_transformer", "deit", "beit", "eva", "swin_transformer", "swi
 
 @pytest.mark.slow
 def test_every_listed_model_is_accepted_and_no_other() -> None:
-    listed = {info.name.removeprefix("timm/") for info in vt.models() if info.name.startswith("timm/")}
+    listed = {info.name.removeprefix("timm/") for info in vt.list_models() if info.name.startswith("timm/")}
     family = {name for module in MODULES for name in timm.list_models(module=module)}
     assert listed < family
     wrong = []
     for name in sorted(family):
         model = timm.create_model(name, device="meta", num_classes=10)
         try:
-            accepted = timm_adapter.ADAPTER.view(model).classes == 10  # vt.view refuses models without weights
+            accepted = timm_adapter.ADAPTER.wrap(model).num_classes == 10  # vt.wrap refuses models without weights
         except ModelError:
             accepted = False
         if accepted != (name in listed):

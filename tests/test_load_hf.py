@@ -46,8 +46,8 @@ PROMPTS = ["a photo of a cat", "a photo of a sleeping dog", "bird"]
 def test_prompts_are_classes(make: str) -> None:
     """The logits are the model's own ``logits_per_image`` for these prompts."""
     model = build(f"{make}Model", f"{make}Config")
-    view: Any = vt.view(model, prompts=PROMPTS, tokenizer=tokenizer())
-    assert (view.labels, view.classes) == (PROMPTS, 3)
+    view: Any = vt.wrap(model, prompts=PROMPTS, tokenizer=tokenizer())
+    assert (view.class_names, view.num_classes) == (PROMPTS, 3)
     assert view.class_index("a photo of a cat") == 0
     padded: Any = True if make == "CLIP" else "max_length"
     words = tokenizer()(PROMPTS, padding=padded, max_length=None if padded is True else 16, return_tensors="pt")
@@ -58,8 +58,8 @@ def test_prompts_are_classes(make: str) -> None:
     with torch.no_grad():
         expected = model(**words, pixel_values=images(2)).logits_per_image
     torch.testing.assert_close(view.logits(images(2)), expected, rtol=0, atol=1e-6)
-    assert vt.method("generic").attribute(view, images(2), target="bird").shape == (2, 4, 4)
-    double = view.model.double()
+    assert vt.get_method("generic").attribute(view, images(2), target="bird").shape == (2, 4, 4)
+    double = view.module.double()
     assert view.logits(images(2)).dtype == torch.float64
     double.float()
 
@@ -76,9 +76,9 @@ def test_prompts_that_cannot_be_read() -> None:
         ({"text_embeds": torch.ones(3, 20), "labels": ["a"]}, "3 classes but 1 labels"),
     ]:
         with pytest.raises(ModelError, match=named):
-            vt.view(model, **facts)
+            vt.wrap(model, **facts)
     with pytest.raises(ModelError, match="has classes of its own"):
-        vt.view(FAMILIES["hf_vit"](), prompts=PROMPTS)
+        vt.wrap(FAMILIES["hf_vit"](), prompts=PROMPTS)
 
 
 # -- loading -------------------------------------------------------------------------------------------
@@ -101,33 +101,33 @@ def processor(kind: Any, **settings: Any) -> Any:
 def test_a_saved_model_comes_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = FAMILIES["hf_vit"]()
     view = vt.load(f"hf/{folder}")
-    assert view.labels == LABELS
+    assert view.class_names == LABELS
     how = view.preprocess
     assert (how.size, how.mean, how.std) == ((32, 32), (0.5,) * 3, (0.5,) * 3)
     assert (how.interpolation, how.crop, how.mode) == ("bilinear", 1.0, "squash")
     same_pixels(how, hf.AutoImageProcessor.from_pretrained(folder))
-    torch.testing.assert_close(view.logits(images(2)), vt.view(model).logits(images(2)))
-    assert not view.model.training
+    torch.testing.assert_close(view.logits(images(2)), vt.wrap(model).logits(images(2)))
+    assert not view.module.training
     monkeypatch.chdir(folder.parent)
     assert vt.load("hf/./vit", dtype="float64").dtype == torch.float64
-    assert vt.load("hf/./vit", attn_implementation="eager").model.config._attn_implementation == "eager"
+    assert vt.load("hf/./vit", attn_implementation="eager").module.config._attn_implementation == "eager"
 
 
 def test_load_options(folder: Path) -> None:
     name = f"hf/{folder}"
-    assert vt.load(name, num_classes=3, labels=list("abc")).labels == list("abc")
+    assert vt.load(name, num_classes=3, labels=list("abc")).class_names == list("abc")
     larger = vt.load(name, img_size=48)
     assert (larger.preprocess.size, larger.grid()) == ((48, 48), (6, 6))
     same_pixels(larger.preprocess, hf.AutoImageProcessor.from_pretrained(folder, size={"height": 48, "width": 48}))
     untrained = vt.load(name, pretrained=False, img_size=48, num_hidden_layers=2)
-    assert (untrained.depth, untrained.grid(), untrained.labels) == (2, (6, 6), LABELS)
-    assert untrained.model.vit.embeddings.position_embeddings.shape[1] == 37
+    assert (untrained.depth, untrained.grid(), untrained.class_names) == (2, (6, 6), LABELS)
+    assert untrained.module.vit.embeddings.position_embeddings.shape[1] == 37
     changed: Any = FAMILIES["hf_vit"]()
     with torch.no_grad():
         changed.classifier.bias += 1
     torch.save(changed.state_dict(), folder / "mine.pt")
     filled = vt.load(name, checkpoint=folder / "mine.pt")
-    torch.testing.assert_close(filled.logits(images(1)), vt.view(changed).logits(images(1)))
+    torch.testing.assert_close(filled.logits(images(1)), vt.wrap(changed).logits(images(1)))
 
 
 def test_a_prompted_model_comes_back(tmp_path: Path) -> None:
@@ -137,11 +137,11 @@ def test_a_prompted_model_comes_back(tmp_path: Path) -> None:
     settings = {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}}
     processor(hf.CLIPImageProcessor, **settings).save_pretrained(tmp_path)
     view = vt.load(f"hf/{tmp_path}", prompts=PROMPTS)
-    expected = vt.view(model, prompts=PROMPTS, tokenizer=tokenizer())
+    expected = vt.wrap(model, prompts=PROMPTS, tokenizer=tokenizer())
     torch.testing.assert_close(view.logits(images(1)), expected.logits(images(1)))
-    assert (view.labels, view.preprocess.mode, view.preprocess.crop) == (PROMPTS, "center", 32 / 36)
-    assert vt.view(view.model, prompts=["cat"]).labels == ["cat"]  # the tokenizer is remembered
-    assert vt.view(view.model, text_embeds=torch.ones(2, 20)).labels is None
+    assert (view.class_names, view.preprocess.mode, view.preprocess.crop) == (PROMPTS, "center", 32 / 36)
+    assert vt.wrap(view.module, prompts=["cat"]).class_names == ["cat"]  # the tokenizer is remembered
+    assert vt.wrap(view.module, text_embeds=torch.ones(2, 20)).class_names is None
     with pytest.raises(ModelError, match="no classes of its own"):
         vt.load(f"hf/{tmp_path}")
     with pytest.raises(ModelError, match="zero-shot model"):
@@ -155,7 +155,7 @@ def test_weights_without_a_head_are_loud(tmp_path: Path) -> None:
         vt.load(f"hf/{tmp_path}")
     with pytest.warns(vt.VitreousWarning, match="no image processor was found"):
         view = vt.load(f"hf/{tmp_path}", num_classes=4, img_size=48)
-    assert (view.classes, view.grid()) == (4, (6, 6))
+    assert (view.num_classes, view.grid()) == (4, (6, 6))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModelError, match=r"needs the package transformers: pip install 'vitreous\[hf\]'"):
         vt.load("hf/google/vit-base-patch16-224")
-    assert any(info.name == "hf/openai/clip-vit-base-patch32" for info in vt.models())
+    assert any(info.name == "hf/openai/clip-vit-base-patch32" for info in vt.list_models())
 
 
 def test_other_models_do_not_import_transformers() -> None:
@@ -220,7 +220,7 @@ try:
     vt.view(torch.nn.Linear(1, 1))
 except vt.VitreousError:
     pass
-vt.models()
+vt.list_models()
 assert "transformers" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -13,28 +13,28 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from localised import SLOW, pixels, slow_counts
-from vitreous.errors import SpellingError
+from vitreous.errors import SpecError
 
-OURS = [info for info in vt.metrics() if info.family == "localisation"]
+OURS = [info for info in vt.list_metrics() if info.family == "localisation"]
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
-def scores(view: vt.View, maps: Any, truths: Any, *metrics: str, **options: Any) -> vt.Table:
+def scores(view: vt.VisionModel, maps: Any, truths: Any, *metrics: str, **options: Any) -> vt.ScoreTable:
     maps = torch.as_tensor(np.asarray(maps))
     settings: dict[str, Any] = {"baselines": False, "samples": 1, "labels": [0] * len(maps)} | options
     return vt.evaluate(view, images(view, len(maps)), {"it": maps}, list(metrics), truth=truths, **settings)
 
 
-def score(view: vt.View, values: Any, region: Any, metric: str, ignore: Any = None) -> float:
-    truth = vt.Truth(np.asarray(region), ignore=ignore)
+def score(view: vt.VisionModel, values: Any, region: Any, metric: str, ignore: Any = None) -> float:
+    truth = vt.Annotation(np.asarray(region), ignore=ignore)
     return float(scores(view, torch.as_tensor(np.asarray(values))[None], [truth], metric)["it", metric][0])
 
 
-def regions(count: int) -> list[vt.Truth]:
+def regions(count: int) -> list[vt.Annotation]:
     """Blobs of several sizes, with some pixels of which nobody knows."""
     rng = np.random.default_rng(5)
     rows, columns = np.mgrid[:32, :32]
@@ -42,7 +42,7 @@ def regions(count: int) -> list[vt.Truth]:
     for number in range(count):
         down, across, radius = rng.uniform(4, 28), rng.uniform(4, 28), rng.uniform(3, 12)
         mask = np.hypot(rows - down, columns - across) < radius
-        found.append(vt.Truth(mask, ignore=rng.random((32, 32)) < 0.15 if number % 2 else None))
+        found.append(vt.Annotation(mask, ignore=rng.random((32, 32)) < 0.15 if number % 2 else None))
     return found
 
 
@@ -60,7 +60,7 @@ def every_map(size: int) -> Tensor:
 
 @pytest.mark.parametrize("size", [32, 4])
 @pytest.mark.parametrize("metric", SLOW)
-def test_against_loops(view: vt.View, metric: str, size: int) -> None:
+def test_against_loops(view: vt.VisionModel, metric: str, size: int) -> None:
     maps, truths = every_map(size), regions(7)
     found = scores(view, maps, truths, metric)["it", metric]
     fine = pixels(maps, "nearest" if metric == "average_precision" else "bilinear")
@@ -73,7 +73,7 @@ def test_against_loops(view: vt.View, metric: str, size: int) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
-def test_a_region_is_compared_with_the_blurred_map_only_where_that_is_asked_for(view: vt.View) -> None:
+def test_a_region_is_compared_with_the_blurred_map_only_where_that_is_asked_for(view: vt.VisionModel) -> None:
     """One positive pixel covers itself, or a square of eleven; the presets say which of both VAR means."""
     values, region = np.full((32, 32), -0.5), np.zeros((32, 32), bool)
     values[15, 15], region[10:21, 10:21] = 1, True
@@ -81,17 +81,17 @@ def test_a_region_is_compared_with_the_blurred_map_only_where_that_is_asked_for(
     assert score(view, values, region, "region_iou@var_text") == 1
     assert score(view, values, region, "region_recall(kernel=5)") == 25 / 121
     for name in ("region_iou", "region_precision", "region_recall", "region_f1"):
-        assert vt.metric(f"{name}@var_text") == vt.metric(f"{name}(kernel=11, sigma=2.0)")
+        assert vt.get_metric(f"{name}@var_text") == vt.get_metric(f"{name}(kernel=11, sigma=2.0)")
     for wrong in ("kernel=4", "kernel=0", "sigma=0"):
-        with pytest.raises(SpellingError, match=wrong.partition("=")[0]):
-            vt.metric(f"region_iou({wrong})")
+        with pytest.raises(SpecError, match=wrong.partition("=")[0]):
+            vt.get_metric(f"region_iou({wrong})")
 
 
 def test_every_metric_has_a_reference() -> None:
-    assert {vt.metric(spelling).info.name for spelling in SLOW} == {info.name for info in OURS}
+    assert {vt.get_metric(spelling).info.name for spelling in SLOW} == {info.name for info in OURS}
 
 
-def test_ties_by_a_seeded_key(view: vt.View) -> None:
+def test_ties_by_a_seeded_key(view: vt.VisionModel) -> None:
     """Of equal values the key decides: a fair draw of whole numbers, the same again, whose mean is the expected."""
     truth, values = regions(1), np.zeros((1, 32, 32), np.float32)
     values[0, :2] = 1
@@ -110,13 +110,13 @@ def test_ties_by_a_seeded_key(view: vt.View) -> None:
 
 
 @pytest.mark.parametrize("metric", ["pixel_accuracy", "ap", "map", "miou", "rma", "rra", "pointing_game", "iou", "f1"])
-def test_the_mask_itself_is_perfect(view: vt.View, metric: str) -> None:
+def test_the_mask_itself_is_perfect(view: vt.VisionModel, metric: str) -> None:
     (truth,) = regions(1)
     assert score(view, truth.mask.astype(np.float32), truth.mask, metric) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("share", "iou", "f1"), [(0.25, 0.25, 0.40), (0.5, 0.5, 2 / 3)])
-def test_the_whole_image(view: vt.View, share: float, iou: float, f1: float) -> None:
+def test_the_whole_image(view: vt.VisionModel, share: float, iou: float, f1: float) -> None:
     region = np.zeros((32, 32), bool)
     region[: round(32 * share)] = True
     whole = np.ones((32, 32), np.float32)
@@ -127,7 +127,7 @@ def test_the_whole_image(view: vt.View, share: float, iou: float, f1: float) -> 
         assert score(view, whole, region, metric) == pytest.approx(value, abs=1e-12), metric
 
 
-def test_a_random_half(view: vt.View) -> None:
+def test_a_random_half(view: vt.VisionModel) -> None:
     """A quarter of the image, half of which is called: IoU 0.20, F1 0.333."""
     region = np.zeros((32, 32), bool)
     region[:16, :16] = True
@@ -137,7 +137,7 @@ def test_a_random_half(view: vt.View) -> None:
 
 
 @pytest.mark.parametrize("rows", [2, 4])
-def test_a_uniform_map_on_a_grid(view: vt.View, rows: int) -> None:
+def test_a_uniform_map_on_a_grid(view: vt.VisionModel, rows: int) -> None:
     cell = np.zeros((32, 32), bool)
     cell[: 32 // rows, : 32 // rows] = True
     assert score(view, np.full((4, 4), 0.2, np.float32), cell, "grid_pointing_game") == pytest.approx(1 / rows**2)
@@ -149,7 +149,7 @@ def test_a_uniform_map_on_a_grid(view: vt.View, rows: int) -> None:
 @pytest.mark.parametrize(
     "metric", ["ap", "auroc", "rra", "pointing_game", "top_k(k=50)", "map", "miou", "iou(binarise=otsu)"]
 )
-def test_shift_and_scale_change_nothing(view: vt.View, metric: str) -> None:
+def test_shift_and_scale_change_nothing(view: vt.VisionModel, metric: str) -> None:
     maps, truths = every_map(32)[:4].double(), regions(4)
     one = scores(view, maps, truths, metric)["it", metric]
     np.testing.assert_allclose(scores(view, maps * 8 + 3, truths, metric)["it", metric], one, atol=1e-3)
@@ -161,7 +161,7 @@ DEFINED_WHEN_EMPTY = {"pixel_accuracy", "mean_iou", "mean_ap"}
 
 
 @pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
-def test_empty_regions_have_no_score(view: vt.View, info: Any) -> None:
+def test_empty_regions_have_no_score(view: vt.VisionModel, info: Any) -> None:
     values = every_map(32)[0]
     found = score(view, values, np.zeros((32, 32), bool), info.name)
     assert math.isnan(found) == (info.name not in DEFINED_WHEN_EMPTY)
@@ -170,7 +170,7 @@ def test_empty_regions_have_no_score(view: vt.View, info: Any) -> None:
 
 
 @pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
-def test_full_regions(view: vt.View, info: Any) -> None:
+def test_full_regions(view: vt.VisionModel, info: Any) -> None:
     """All mass is inside; ranks have nothing to be compared with, and the game cannot be lost."""
     values = every_map(32)[3]
     found = score(view, values, np.ones((32, 32), bool), info.name)
@@ -183,8 +183,8 @@ def test_full_regions(view: vt.View, info: Any) -> None:
 
 
 @pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
-def test_nothing_is_counted_where_all_is_ignored(view: vt.View, info: Any) -> None:
-    truths = [*regions(3), vt.Truth(np.ones((32, 32)), ignore=np.ones((32, 32), bool))]
+def test_nothing_is_counted_where_all_is_ignored(view: vt.VisionModel, info: Any) -> None:
+    truths = [*regions(3), vt.Annotation(np.ones((32, 32)), ignore=np.ones((32, 32), bool))]
     table = scores(view, every_map(32)[:4], truths, info.name)
     assert np.isnan(table["it", info.name]).tolist() == [False, False, False, True]
     alone = scores(view, every_map(32)[:3], truths[:3], info.name)
@@ -192,7 +192,7 @@ def test_nothing_is_counted_where_all_is_ignored(view: vt.View, info: Any) -> No
 
 
 @pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
-def test_maps_without_numbers_have_no_score(view: vt.View, info: Any) -> None:
+def test_maps_without_numbers_have_no_score(view: vt.VisionModel, info: Any) -> None:
     maps = every_map(32)
     maps[1, 3, 3] = math.nan
     found = scores(view, maps, regions(7), info.name)["it", info.name]
@@ -205,17 +205,17 @@ def test_maps_without_numbers_have_no_score(view: vt.View, info: Any) -> None:
     np.testing.assert_array_equal(kept, expected)
 
 
-def test_large_regions_are_left_out(view: vt.View) -> None:
+def test_large_regions_are_left_out(view: vt.VisionModel) -> None:
     maps, truths = every_map(32)[:3], []
     for rows in (15, 16, 17):
         mask = np.zeros((32, 32), bool)
         mask[:rows] = True
-        truths.append(vt.Truth(mask))
+        truths.append(vt.Annotation(mask))
     found = scores(view, maps, truths, "pointing_game@tis")["it", "pointing_game@tis"]
     assert np.isnan(found).tolist() == [False, True, True]
 
 
-def test_ignored_pixels_cannot_be_pointed_at(view: vt.View) -> None:
+def test_ignored_pixels_cannot_be_pointed_at(view: vt.VisionModel) -> None:
     values, mask, ignore = np.zeros((32, 32), np.float32), np.zeros((32, 32), bool), np.zeros((32, 32), bool)
     values[0, 0], values[9, 9], mask[9, 9], ignore[0, 0] = 5, 3, True, True
     assert score(view, values, mask, "pointing_game") == 0
@@ -225,27 +225,27 @@ def test_ignored_pixels_cannot_be_pointed_at(view: vt.View) -> None:
 @pytest.mark.parametrize(
     ("metric", "kind"), [("ap(region=boxes)", "boxes"), ("ap(region=parts)", "parts"), ("ap", "mask")]
 )
-def test_which_region(view: vt.View, metric: str, kind: str) -> None:
+def test_which_region(view: vt.VisionModel, metric: str, kind: str) -> None:
     part = np.zeros((32, 32), bool)
     part[5:9, 2:20] = True
-    truth = vt.Truth(regions(1)[0].mask, ((4, 4, 12, 20),), {"wing": part, "beak": part.T})
+    truth = vt.Annotation(regions(1)[0].mask, ((4, 4, 12, 20),), {"wing": part, "beak": part.T})
     values = every_map(32)[:1]
     expected = SLOW["average_precision"](values[0].numpy(), truth.region(kind, (32, 32)), np.ones((32, 32)))
     assert scores(view, values, [truth], metric)["it", metric][0] == pytest.approx(expected)
     with pytest.raises(vt.VitreousError, match="needs the boxes of input-0: give truth"):
-        scores(view, values, [vt.Truth(part)], "ap(region=boxes)")
+        scores(view, values, [vt.Annotation(part)], "ap(region=boxes)")
 
 
 # -- ratios of sums ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("metric", ["pixel_accuracy", "mean_iou"])
-def test_data_sets_are_ratios_of_sums(view: vt.View, metric: str) -> None:
+def test_data_sets_are_ratios_of_sums(view: vt.VisionModel, metric: str) -> None:
     """Over all images and over every resample: sums first, then the ratio."""
     maps, truths = every_map(32), regions(7)
-    truths[2] = vt.Truth(np.ones((32, 32)), ignore=np.ones((32, 32), bool))
+    truths[2] = vt.Annotation(np.ones((32, 32)), ignore=np.ones((32, 32), bool))
     table = scores(view, maps, truths, metric)
-    judge = vt.metric(metric)
+    judge = vt.get_metric(metric)
     counts = np.array(
         [
             slow_counts(m.double().numpy(), t.mask, np.ones((32, 32)) if t.ignore is None else ~t.ignore)
@@ -294,13 +294,13 @@ def test_data_sets_are_ratios_of_sums(view: vt.View, metric: str) -> None:
     ],
 )
 def test_bad_parameters(spelling: str, said: str) -> None:
-    with pytest.raises(SpellingError, match=said):
-        vt.metric(spelling)
+    with pytest.raises(SpecError, match=said):
+        vt.get_metric(spelling)
 
 
 @pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
 def test_facts(info: Any) -> None:
-    judge = vt.metric(info.name)
+    judge = vt.get_metric(info.name)
     assert judge.higher_is_better
     assert info.truth == ("region",)
     assert (info.forwards, info.shared_forwards, info.explanations) == (0, 0, 0)
@@ -308,6 +308,6 @@ def test_facts(info: Any) -> None:
     assert info.papers
 
 
-def test_truth_is_asked_for_by_name(view: vt.View) -> None:
+def test_truth_is_asked_for_by_name(view: vt.VisionModel) -> None:
     with pytest.raises(vt.VitreousError, match="iou needs the region of input-0: give truth"):
         scores(view, every_map(4)[:1], None, "iou")

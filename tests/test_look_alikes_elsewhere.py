@@ -59,7 +59,7 @@ def test_hooks_in_other_families(family: str, hook: str) -> None:
         if hook == "scale" and ending.startswith("drop_path"):
             for spelling in ("globenc", "alti", "vtranm"):
                 with pytest.raises(VitreousError, match=ending):
-                    vt.method(spelling).attribute(odd, images(odd, 1), target=1)
+                    vt.get_method(spelling).attribute(odd, images(odd, 1), target=1)
             continue
         refused = expect_same_or_refused(odd, plain, must=("generic", "rollout", "decompx"))
         assert hook == "scale" or not refused, (path, refused)
@@ -98,11 +98,11 @@ def test_an_average_in_a_subclass_of_other_families(family: str) -> None:
     if family not in EVERY:
         pytest.skip("its library is not installed")
     odd = model(family)
-    view = vt.view(odd)
-    view.prove(images(view, 1))
+    view = vt.wrap(odd)
+    view.verify(images(view, 1))
     before = view.pooling
     odd.__class__ = type("Mine", (type(odd),), {"__module__": __name__})
-    view.prove(images(view, 1))
+    view.verify(images(view, 1))
     assert view.pooling.kind == before.kind
     assert "the class" in view.deviations[""]
 

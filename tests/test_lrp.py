@@ -11,14 +11,14 @@ from torch import Tensor
 
 import vitreous as vt
 from families import FAMILIES, golden, images
-from vitreous.methods import answer
-from vitreous.tracing import Session, Target
+from vitreous.methods import compute_attributions
+from vitreous.tracing import Context, Target
 
 MODEL, IMAGE = golden()
 
 
 def attribute(spelling: str) -> Tensor:
-    return vt.method(spelling).attribute(MODEL, IMAGE, target=2)[0]
+    return vt.get_method(spelling).attribute(MODEL, IMAGE, target=2)[0]
 
 
 # sum, max, arg max, entries 0, 50, 101, 195
@@ -91,7 +91,7 @@ GRADIENTS = {
 def test_golden_gradients(spelling: str) -> None:
     """The sheet's activation quotients have 1e-10 in their denominators; ours have none."""
     total, *entries, all_pixels, one_pixel = GRADIENTS[spelling]
-    method: Any = vt.method(spelling)
+    method: Any = vt.get_method(spelling)
     found = method.attribute(MODEL, IMAGE, target=2)[0].flatten()
     assert found.sum().item() == pytest.approx(total, rel=2e-9)
     assert found[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=1e-7)
@@ -122,8 +122,8 @@ def test_presets_and_rules_differ(one: str, other: str) -> None:
 def test_the_same_under_other_names() -> None:
     assert torch.equal(attribute("transatt@tis"), attribute("transatt"))
     torch.testing.assert_close(attribute("cp_lrp@lxt"), attribute("decompx"))
-    assert vt.method("chefer1") == vt.method("t_lrp") == vt.method("transatt")
-    assert vt.method("conservative_lrp") == vt.method("cp_lrp")
+    assert vt.get_method("chefer1") == vt.get_method("t_lrp") == vt.get_method("transatt")
+    assert vt.get_method("conservative_lrp") == vt.get_method("cp_lrp")
 
 
 # -- TransAtt with hooks -----------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_transatt_module_by_module(family: str, start: int) -> None:
     """A batch of two, each image with a walk of its own."""
     model = FAMILIES[family]().double()
     x = images(model, 2)
-    found = vt.method(f"transatt(start={start})").attribute(model, x, target=1)
+    found = vt.get_method(f"transatt(start={start})").attribute(model, x, target=1)
     for image in range(2):
         expected = transatt(FAMILIES[family]().double(), x[image : image + 1], 1, start)
         # near-zero denominators magnify even rounding of 1e-16
@@ -216,7 +216,7 @@ def test_transatt_module_by_module(family: str, start: int) -> None:
 
 def test_relevance_passes_do_not_mix_with_gradients() -> None:
     """All of the family beside gradient methods in one session, and each alone."""
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     x = images(view, 2)
     names = [
         "generic",
@@ -230,8 +230,8 @@ def test_relevance_passes_do_not_mix_with_gradients() -> None:
         "decompx",
         "ixg",
     ]
-    methods = [vt.method(name) for name in names]
-    together = answer(Session(view, x, Target.of(view, 2, 1)), methods)
+    methods = [vt.get_method(name) for name in names]
+    together = compute_attributions(Context(view, x, Target.of(view, 2, 1)), methods)
     for method, found in zip(methods, together, strict=True):
         alone = method.attribute(view, x, target=1)
         torch.testing.assert_close(found.map, alone, rtol=1e-5, atol=1e-6 * alone.abs().max().item())
@@ -239,11 +239,11 @@ def test_relevance_passes_do_not_mix_with_gradients() -> None:
 
 def test_relevance_takes_more_room_and_goes_in_smaller_parts() -> None:
     """Float64, and what rules divide by: a fifth as many images at once as for gradients."""
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     for name, at_once in (("generic", [10]), ("lrp", [2] * 5), ("full_lrp", [2] * 5), ("transatt", [2] * 10)):
         ran: list[int] = []
-        session = Session(view, images(view, 10), Target.of(view, 10, 1), batch=10, tick=ran.append)
-        answer(session, [vt.method(name)])
+        session = Context(view, images(view, 10), Target.of(view, 10, 1), batch=10, tick=ran.append)
+        compute_attributions(session, [vt.get_method(name)])
         assert ran == at_once, name
 
 
@@ -253,10 +253,10 @@ def test_relevance_takes_more_room_and_goes_in_smaller_parts() -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_what_runs_in_double_precision_is_not_lent_to_others(other: str, first: bool) -> None:
     """A pass without a backward rides along with others, but not with a walk: its tokens are in float64."""
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     x = images(view, 2)
     names = ["lrp", other] if first else [other, "lrp"]
-    together = answer(Session(view, x, Target.of(view, 2, 1)), [vt.method(name) for name in names])
+    together = compute_attributions(Context(view, x, Target.of(view, 2, 1)), [vt.get_method(name) for name in names])
     for name, found in zip(names, together, strict=True):
         assert found.map.dtype == torch.float32
-        assert torch.equal(found.map, vt.method(name).attribute(view, x, target=1))
+        assert torch.equal(found.map, vt.get_method(name).attribute(view, x, target=1))

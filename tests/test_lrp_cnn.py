@@ -12,7 +12,7 @@ import vitreous as vt
 from families import images
 from families_cnn import FAMILIES, RELU, Plain, _build
 from layer_by_layer import Residual, dense, sequential, windows
-from vitreous.errors import SpellingError, TraceError
+from vitreous.errors import SpecError, TracingError
 from vitreous.tracing.rules.composites import COMPOSITES, composed
 from vitreous.tracing.rules.lrp import AlphaBeta, Linear
 
@@ -87,7 +87,7 @@ def slow_sequential(model: Any, x: Tensor, target: int, composite: str) -> Tenso
 @pytest.mark.parametrize("composite", RULES)
 def test_a_sequence_of_layers(composite: str) -> None:
     model, x = sequential(), noise()
-    found = vt.method(f"lrp@{composite}").attribute(vt.view(model, at="4"), x, target=1)
+    found = vt.get_method(f"lrp@{composite}").attribute(vt.wrap(model, at="4"), x, target=1)
     for image, arrived in zip(x, found, strict=True):
         torch.testing.assert_close(arrived, slow_sequential(model, image, 1, composite), rtol=1e-8, atol=1e-11)
 
@@ -115,7 +115,7 @@ def test_a_residual_block(composite: str, target: int, above: bool) -> None:
     """Two batch norms are folded, one of them beside the shortcut; the sum is shared out by value."""
     model, x = Residual.made(), noise()
     assert bool((model(x)[:, target] > 0).all()) == above
-    found = vt.method(f"lrp@{composite}").attribute(vt.view(model, at="stem"), x, target=target)
+    found = vt.get_method(f"lrp@{composite}").attribute(vt.wrap(model, at="stem"), x, target=target)
     for image, arrived in zip(x, found, strict=True):
         torch.testing.assert_close(arrived, slow_residual(model, image, target, composite), rtol=1e-8, atol=1e-11)
 
@@ -127,8 +127,8 @@ def test_a_batch_norm_that_follows_no_layer(rule: str, keeps: bool) -> None:
     model = nn.Sequential(plain[0], plain[2], plain[1], nn.Flatten(), nn.Linear(256, 3).double()).eval()
     model.image_size = (8, 8)  # type: ignore[assignment]
     x, layer = noise(count=1), dense(model[4], (256,))
-    found = vt.method(f'lrp(rules="epsilon_plus, batchnorm={rule}", at=pixels)').attribute(
-        vt.view(model, at="0"), x, target=0
+    found = vt.get_method(f'lrp(rules="epsilon_plus, batchnorm={rule}", at=pixels)').attribute(
+        vt.wrap(model, at="0"), x, target=0
     )
     stem, norm = dense(model[0], (3, 8, 8)), dense(model[2], (4, 8, 8))
     a = (stem[0] @ x.flatten() + stem[1]).clamp(min=0)
@@ -161,7 +161,7 @@ def test_relevance_is_conserved(family: str, composite: str) -> None:
     """The logit is sent, the logit arrives at the pixels: to 1e-4 of it, where nothing is added on the way."""
     model = without_biases(FAMILIES[family]().double())
     x = images(model, 2)
-    found = vt.method(f"lrp@{composite}").attribute(model, x, target=1)
+    found = vt.get_method(f"lrp@{composite}").attribute(model, x, target=1)
     torch.testing.assert_close(found.sum(dim=(1, 2)), model(x)[:, 1].detach(), rtol=1e-4, atol=0)
 
 
@@ -189,7 +189,7 @@ def test_only_outputs_without_a_sign_lose_relevance(
     monkeypatch.setattr(AlphaBeta, "share", counted)
     model = without_biases(FAMILIES[family]().double())
     x = images(model, 2)
-    found = vt.method(f"lrp@{composite}").attribute(model, x, target=1).sum(dim=(1, 2))
+    found = vt.get_method(f"lrp@{composite}").attribute(model, x, target=1).sum(dim=(1, 2))
     missing, logits = torch.stack(lost).sum(dim=0), model(x)[:, 1].detach()
     assert bool((missing.abs() > 1e-3 * logits.abs()).any()) == ((family, composite) not in EVERYWHERE)
     near = 1e-3 if "resnet" in family and "alpha2" in composite else 1e-4
@@ -199,10 +199,10 @@ def test_only_outputs_without_a_sign_lose_relevance(
 @pytest.mark.parametrize("family", ["vgg", "tv_vgg", "densenet", "tv_densenet"])
 def test_the_same_relevance_passes_every_block(family: str) -> None:
     model = without_biases(FAMILIES[family]().double())
-    view = vt.view(model)
+    view = vt.wrap(model)
     x = images(view, 1)
     for layer in range(view.depth):
-        found = vt.method(f"lrp(layer={layer})").attribute(view, x, target=1)
+        found = vt.get_method(f"lrp(layer={layer})").attribute(view, x, target=1)
         assert found.shape[1:] == view.grid(layer=layer)
         torch.testing.assert_close(found.sum(), model(x)[0, 1].detach(), rtol=1e-4, atol=0)
 
@@ -211,9 +211,9 @@ def test_the_model_keeps_its_weights_and_single_precision_walks_in_double() -> N
     single, double = FAMILIES["tv_resnet"](), FAMILIES["tv_resnet"]().double()
     before = {name: value.clone() for name, value in single.state_dict().items()}
     x = images(single, 2)
-    found = vt.method("lrp@epsilon_plus_flat").attribute(single, x, target=1)
+    found = vt.get_method("lrp@epsilon_plus_flat").attribute(single, x, target=1)
     assert found.dtype == torch.float32
-    expected = vt.method("lrp@epsilon_plus_flat").attribute(double, x.double(), target=1)
+    expected = vt.get_method("lrp@epsilon_plus_flat").attribute(double, x.double(), target=1)
     torch.testing.assert_close(found, expected.float())
     assert all(torch.equal(before[name], value) for name, value in single.state_dict().items())
 
@@ -227,19 +227,19 @@ def test_words() -> None:
     assert composed("epsilon_plus, linear=gamma") == composed("linear=gamma, conv=zplus, patch=zplus")
     assert composed("linear=zplus") == composed("linear=zplus, conv=zplus")  # convolutions follow linear layers
     assert len({composed(name) for name in COMPOSITES}) == len(COMPOSITES) == len(RULES)
-    with pytest.raises(SpellingError, match="begin with one of epsilon_plus"):
+    with pytest.raises(SpecError, match="begin with one of epsilon_plus"):
         composed("epsilon_minus")
-    with pytest.raises(SpellingError, match="write place=rule"):
+    with pytest.raises(SpecError, match="write place=rule"):
         composed("patch=flat, epsilon_plus")  # a composite comes first
 
 
 def test_what_is_left_out_is_usual_for_the_model() -> None:
     model = FAMILIES["tv_vgg"]().double()
     x = images(model, 1)
-    named = vt.method("lrp@epsilon_plus_flat").attribute(model, x, target=1)
-    assert torch.equal(vt.method("lrp(at=pixels)").attribute(model, x, target=1), named)
-    other = vt.method('lrp(rules="patch=zbox", at=pixels)').attribute(model, x, target=1)
-    expected = vt.method('lrp(rules="epsilon_plus, patch=zbox", at=pixels)').attribute(model, x, target=1)
+    named = vt.get_method("lrp@epsilon_plus_flat").attribute(model, x, target=1)
+    assert torch.equal(vt.get_method("lrp(at=pixels)").attribute(model, x, target=1), named)
+    other = vt.get_method('lrp(rules="patch=zbox", at=pixels)').attribute(model, x, target=1)
+    expected = vt.get_method('lrp(rules="epsilon_plus, patch=zbox", at=pixels)').attribute(model, x, target=1)
     assert torch.equal(other, expected)
     assert not torch.allclose(other, named)
 
@@ -249,7 +249,7 @@ def test_only_the_first_layer_is_the_first() -> None:
     model = sequential()
     x = noise(count=1)
     for at in ("0", "4"):  # the split of the view does not matter
-        found = vt.method("lrp@epsilon_plus_flat").attribute(vt.view(model, at=at), x, target=1)[0]
+        found = vt.get_method("lrp@epsilon_plus_flat").attribute(vt.wrap(model, at=at), x, target=1)[0]
         torch.testing.assert_close(found, slow_sequential(model, x[0], 1, "epsilon_plus_flat"), rtol=1e-8, atol=1e-11)
 
 
@@ -269,21 +269,21 @@ class Odd(nn.Module):
     [(nn.Hardswish(), "hardswish"), (nn.GroupNorm(2, 4), "group_norm"), (nn.LPPool2d(2, 2), ""), (nn.Tanh(), "tanh")],
 )
 def test_what_has_no_rule_is_named(odd: nn.Module, name: str) -> None:
-    view = vt.view(_build(Odd, odd), at="stem")
-    with pytest.raises(TraceError, match=f"no rule says how relevance passes {name}"):
-        vt.method("lrp(at=pixels)").attribute(view, images(view, 1), target=1)
+    view = vt.wrap(_build(Odd, odd), at="stem")
+    with pytest.raises(TracingError, match=f"no rule says how relevance passes {name}"):
+        vt.get_method("lrp(at=pixels)").attribute(view, images(view, 1), target=1)
 
 
 def test_a_batch_norm_without_statistics_is_refused() -> None:
-    view = vt.view(_build(Odd, nn.BatchNorm2d(4, track_running_stats=False)), at="stem")
-    with pytest.raises(TraceError, match="takes the statistics of the batch"):
-        vt.method("lrp(at=pixels)").attribute(view, images(view, 2), target=1)
+    view = vt.wrap(_build(Odd, nn.BatchNorm2d(4, track_running_stats=False)), at="stem")
+    with pytest.raises(TracingError, match="takes the statistics of the batch"):
+        vt.get_method("lrp(at=pixels)").attribute(view, images(view, 2), target=1)
 
 
 def test_functions_in_place() -> None:
     """Rectified in place by functions, a residual sum, a mean by hand: nothing is changed under the walk's feet."""
     model = without_biases(_build(Plain).double())
-    view = vt.view(model, at="body")
+    view = vt.wrap(model, at="body")
     x = images(view, 2)
-    found = vt.method("lrp@epsilon_plus").attribute(view, x, target=1)
+    found = vt.get_method("lrp@epsilon_plus").attribute(view, x, target=1)
     torch.testing.assert_close(found.sum(dim=(1, 2)), model(x)[:, 1].detach(), rtol=1e-4, atol=0)

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
-from vitreous.errors import SpellingError, TraceError
-from vitreous.tracing import Keep, Pass, Rules, Session, Target, whole
+from vitreous.errors import SpecError, TracingError
+from vitreous.tracing import Composite, Context, Pass, Record, Target, whole
 from vitreous.tracing.rules import Call, Flows
 from vitreous.tracing.rules.composites import (
     DEFAULTS,
@@ -209,7 +209,7 @@ def test_sums() -> None:
     _, sent, a = relevance(SumShare(), "add", torch.add, one, torch.ones(4, dtype=torch.float64))
     expected = one.detach() / (one.detach() + 1)
     torch.testing.assert_close(a, expected * sent, rtol=1e-3, atol=1e-3)  # a constant keeps its own share
-    with pytest.raises(TraceError, match="alpha"):
+    with pytest.raises(TracingError, match="alpha"):
         relevance(SumShare(), "add", torch.add, one, other, alpha=2)
 
 
@@ -244,7 +244,7 @@ def test_products() -> None:
     _, sent, a, b = relevance(Factors(), "product", torch.mul, one, other)
     assert torch.equal(a, sent / 2)
     assert torch.equal(b, sent / 2)
-    with pytest.raises(TraceError, match="division"):
+    with pytest.raises(TracingError, match="division"):
         relevance(Factors(), "product", torch.div, one, other)
 
 
@@ -308,10 +308,10 @@ def without_biases(model: Any) -> Any:
 def test_what_is_sent_arrives_where_biases_are_zero(text: str) -> None:
     """The logit; every token of every block's input together. Half of what uniform attention sends may reach keys."""
     model = without_biases(FAMILIES["gap"]().double())
-    view = vt.view(model)
-    keep = Keep("input", whole, (0, 1, 2), grad=True)
+    view = vt.wrap(model)
+    keep = Record("input", whole, (0, 1, 2), grad=True)
     x = images(view, 2)
-    live = Session(view, x, Target.of(view, 2, 1))
+    live = Context(view, x, Target.of(view, 2, 1))
     for arrived in live.trace(Pass((keep,), composed(text)))[keep]:
         torch.testing.assert_close(arrived.sum(dim=(1, 2)), view.logits(x)[:, 1], rtol=2e-2, atol=0)
 
@@ -320,16 +320,16 @@ def test_what_is_sent_arrives_where_biases_are_zero(text: str) -> None:
 def test_walks_are_in_float64_and_answers_the_models_own(family: str) -> None:
     """A float32 model gives the relevance of its float64 self; its logits are those of a plain pass."""
     model = EVERY[family]()
-    view = vt.view(model)
-    keep = Keep("input", whole, (0,), grad=True)
+    view = vt.wrap(model)
+    keep = Record("input", whole, (0,), grad=True)
     x = images(view, 2)
     for table in (OURS, ORIGINAL, composed("")):
         model.float()
-        single = Session(view, x, Target.of(view, 2, 1)).trace(Pass((keep,), table))
+        single = Context(view, x, Target.of(view, 2, 1)).trace(Pass((keep,), table))
         assert single[keep][0].dtype == torch.float64
         torch.testing.assert_close(single.logits, view.logits(x), rtol=1e-4, atol=1e-5)
         model.double()
-        double = Session(view, x.double(), Target.of(view, 2, 1)).trace(Pass((keep,), table))
+        double = Context(view, x.double(), Target.of(view, 2, 1)).trace(Pass((keep,), table))
         assert torch.equal(single[keep][0], double[keep][0])
 
 
@@ -338,7 +338,7 @@ def test_every_word_of_the_vocabulary_makes_a_table() -> None:
         tables = {word: composed(f"{place}={word}") for word in words}
         assert len(set(tables.values())) == len(words)
         assert composed("") == composed(f"{place}={DEFAULTS[place]}")
-        assert all(isinstance(each, Rules) and each.currency == "relevance" for each in tables.values())
+        assert all(isinstance(each, Composite) and each.currency == "relevance" for each in tables.values())
     assert composed("linear=gamma:0.1,patch=flat") == composed(" patch = flat , linear = gamma:0.1")
     assert composed("linear=epsilon:0.1") != composed("linear=epsilon:0.2")
 
@@ -358,5 +358,5 @@ def test_every_word_of_the_vocabulary_makes_a_table() -> None:
     ],
 )
 def test_words_that_mean_no_rule(text: str, told: str) -> None:
-    with pytest.raises(SpellingError, match=told):
-        vt.method(f'lrp(rules="{text}")')
+    with pytest.raises(SpecError, match=told):
+        vt.get_method(f'lrp(rules="{text}")')

@@ -13,28 +13,28 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
 from families_cnn import FAMILIES as CONVOLUTIONAL
-from vitreous.errors import MapError, TraceError
+from vitreous.errors import MapError, TracingError
 from vitreous.methods.lrp import RULES
-from vitreous.tracing import Keep, Pass, Session, Target, whole
+from vitreous.tracing import Context, Pass, Record, Target, whole
 from vitreous.tracing.rules.composites import composed
-from vitreous.tracing.runner import run_targets
+from vitreous.tracing.runner import run_for_targets
 
 MADE = {**EVERY, **CONVOLUTIONAL}
 SOME = ["vit", "gap", "swin", "siglip", "hf_vit", "tv_vgg", "tv_resnet"]
 
 
-def double(family: str) -> tuple[vt.View, Tensor, Tensor]:
+def double(family: str) -> tuple[vt.VisionModel, Tensor, Tensor]:
     """Return a view in float64, two images, and their logits."""
-    view = vt.view(MADE[family]().double())
+    view = vt.wrap(MADE[family]().double())
     x = images(view, 2).double()
     return view, x, view.logits(x)
 
 
-def lrp(view: vt.View, x: Tensor, **target: Any) -> Tensor:
-    return vt.method("lrp").attribute(view, x, **target)
+def lrp(view: vt.VisionModel, x: Tensor, **target: Any) -> Tensor:
+    return vt.get_method("lrp").attribute(view, x, **target)
 
 
-def each_class(view: vt.View, x: Tensor, classes: int) -> Tensor:
+def each_class(view: vt.VisionModel, x: Tensor, classes: int) -> Tensor:
     return torch.stack([lrp(view, x, target=label) for label in range(classes)], dim=1)
 
 
@@ -58,14 +58,14 @@ def linear() -> tuple[Any, Tensor]:
 def test_a_linear_network_is_explained_by_weight_times_input(rules: str) -> None:
     """The truth of every class, above zero and below; a walk that starts with one has it divided by the logit."""
     model, x = linear()
-    view, logits = vt.view(model, at="0"), model(x).detach()
+    view, logits = vt.wrap(model, at="0"), model(x).detach()
     assert bool((logits > 0).any() and (logits < 0).any())
-    keep = Keep("image", whole, grad=True)
+    keep = Record("image", whole, grad=True)
     for label in range(3):
         truth = model[2].weight[label].detach().reshape(3, 4, 4) * x
-        found = vt.method(f'lrp(rules="{rules}", at=pixels)').attribute(view, x, target=label)
+        found = vt.get_method(f'lrp(rules="{rules}", at=pixels)').attribute(view, x, target=label)
         torch.testing.assert_close(found, truth.sum(dim=1), rtol=1e-4, atol=1e-4)
-        live = Session(view, x, Target.of(view, 2, label))
+        live = Context(view, x, Target.of(view, 2, label))
         (ones,) = live.trace(Pass((keep,), replace(composed(rules), scored=False)))[keep]
         assert torch.equal(ones.sign(), (truth / logits[:, label, None, None, None]).sign())
         same(found, (ones * logits[:, label, None, None, None]).sum(dim=1))
@@ -78,28 +78,28 @@ def test_rules_by_sign_do_not_know_that_an_output_is_below_zero() -> None:
     for label in range(3):
         up = (model[2].weight[label].detach().reshape(3, 4, 4) * x).clamp(min=0)
         expected = model(x).detach()[:, label, None, None] * up.sum(dim=1) / up.sum(dim=(1, 2, 3))[:, None, None]
-        method = vt.method('lrp(rules="linear=zplus, patch=epsilon", at=pixels)')
-        found = method.attribute(vt.view(model, at="0"), x, target=label)
+        method = vt.get_method('lrp(rules="linear=zplus, patch=epsilon", at=pixels)')
+        found = method.attribute(vt.wrap(model, at="0"), x, target=label)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", SOME)
 def test_a_logit_times_the_walk_from_one(family: str) -> None:
     view, x, logits = double(family)
-    (ask,) = vt.method("lrp").asks(view)
+    (ask,) = vt.get_method("lrp").asks(view)
     plain = replace(ask, rules=replace(ask.rules, scored=False))
     for label in range(logits.shape[1]):
-        ones = vt.method("lrp").read(Session(view, x, Target.of(view, 2, label)).trace(plain))
+        ones = vt.get_method("lrp").read(Context(view, x, Target.of(view, 2, label)).trace(plain))
         same(lrp(view, x, target=label), ones * logits[:, label, None, None])
 
 
 def test_chefers_rules_start_with_one() -> None:
     """As their code does: each walk gets the slope of the score, and nothing of its size."""
     view, x, _ = double("vit")
-    keep = Keep("input", whole, (view.depth - 1,), grad=True)
+    keep = Record("input", whole, (view.depth - 1,), grad=True)
     for rules in RULES.values():
         walks = [
-            Session(view, x, Target.of(view, 2, target)).trace(Pass((keep,), rules))[keep][0]
+            Context(view, x, Target.of(view, 2, target)).trace(Pass((keep,), rules))[keep][0]
             for target in (1, lambda given: given[:, 1] + 5, lambda given: 3 * given[:, 1])
         ]
         assert torch.equal(walks[0], walks[1])
@@ -149,15 +149,15 @@ def test_one_logit_that_tells_two_classes_apart() -> None:
     model = FAMILIES["vit"]().double()
     model.head = nn.Linear(model.head.in_features, 1).double()
     x = images(model, 2).double()
-    same(lrp(vt.view(model), x, target=0), -lrp(vt.view(model), x, target=1))
+    same(lrp(vt.wrap(model), x, target=0), -lrp(vt.wrap(model), x, target=1))
 
 
 def test_several_targets_of_one_forward() -> None:
     view, x, logits = double("vit")
-    (ask,) = vt.method("lrp").asks(view)
+    (ask,) = vt.get_method("lrp").asks(view)
     targets = [Target.of(view, 2, 1), Target.of(view, 2, 3), Target.of(view, 2, 1, against=2, value="logprob")]
-    for target, trace in zip(targets, run_targets(view, x, ask, targets), strict=True):
-        alone = Session(view, x, target).trace(ask)
+    for target, trace in zip(targets, run_for_targets(view, x, ask, targets), strict=True):
+        alone = Context(view, x, target).trace(ask)
         assert torch.equal(trace[ask.keeps[0]][0], alone[ask.keeps[0]][0])
         assert torch.equal(trace.logits, logits)
 
@@ -169,7 +169,7 @@ def test_several_targets_of_one_forward() -> None:
 def test_a_class_that_is_shut_out(family: str) -> None:
     """Minus infinity elsewhere gives no NaN, and explains nothing; minus infinity itself is refused."""
     view, x, logits = double(family)
-    last: Any = view.model.head if family == "vit" else view.model.classifier[-1]  # type: ignore[index]
+    last: Any = view.module.head if family == "vit" else view.module.classifier[-1]  # type: ignore[index]
     maps, p = each_class(view, x, logits.shape[1]), logits[:, :4].softmax(dim=1)
     with torch.no_grad():
         last.bias[4] = -torch.inf
@@ -186,5 +186,5 @@ def test_a_class_that_is_shut_out(family: str) -> None:
 def test_a_target_that_looks_at_nothing() -> None:
     view, x, _ = double("vit")
     for nothing in (lambda given: given.new_ones(2), lambda given: given.detach()[:, 0]):
-        with pytest.raises(TraceError, match="does not depend"):
+        with pytest.raises(TracingError, match="does not depend"):
             lrp(view, x, target=nothing)

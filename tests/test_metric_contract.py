@@ -15,26 +15,28 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from test_contract import State
-from vitreous.errors import SpellingError, TargetError
-from vitreous.metrics import Answers, Geometry, Maps, Metric, Pool, States
+from vitreous.errors import SpecError, TargetError
+from vitreous.metrics import Evaluation, Evaluator, ImageShape, Maps, Metric, RankedRemoval
 
 SPELLINGS = [
-    spelling for info in vt.metrics() for spelling in (info.name, *(f"{info.name}@{preset}" for preset in info.presets))
+    spelling
+    for info in vt.list_metrics()
+    for spelling in (info.name, *(f"{info.name}@{preset}" for preset in info.presets))
 ]
 SHORT = {"steps": 12}  # 224 steps are for large images
-SMALL = Geometry((32, 32), (4, 4))
+SMALL = ImageShape((32, 32), (4, 4))
 _CORNER = np.tri(32, 32, -14) > 0
 _PARTS = {"marker": np.tri(32, 32, -24) > 0, "top": np.flipud(_CORNER), "right": np.fliplr(_CORNER)}
-KNOWN = vt.Truth(_CORNER, parts=_PARTS)  # corners of the image
+KNOWN = vt.Annotation(_CORNER, parts=_PARTS)  # corners of the image
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 def made(spelling: str) -> Metric:
-    metric = vt.metric(spelling)
+    metric = vt.get_metric(spelling)
     return type(metric)(**(metric.settings | SHORT)) if getattr(metric, "steps", 0) > 100 else metric
 
 
@@ -57,9 +59,9 @@ def remade(x: Tensor, count: int) -> np.ndarray:
     return np.stack([(1 + copy / count) * x[:, copy % 3, ::8, ::8].float().numpy() for copy in range(count)], axis=1)
 
 
-def answers(view: vt.View, metric: Metric, x: Tensor, values: Tensor, **options: Any) -> Answers:
-    geometry = Geometry(tuple(x.shape[2:]), view.grid(x))
-    pool = Pool(view, [metric], geometry, ["pred", "label"], **options)
+def answers(view: vt.VisionModel, metric: Metric, x: Tensor, values: Tensor, **options: Any) -> Evaluation:
+    geometry = ImageShape(tuple(x.shape[2:]), view.grid(x))
+    pool = Evaluator(view, [metric], geometry, ["pred", "label"], **options)
     looked = pool.engine.look(x)
     labels = (x.flatten(1).sum(dim=1) * 1000).long() % 5  # of the image, not of its place
     rows = {mode: np.arange(len(x)) for mode in pool.modes}
@@ -68,7 +70,7 @@ def answers(view: vt.View, metric: Metric, x: Tensor, values: Tensor, **options:
     return pool.finish({"it": again})["it"]
 
 
-def test_update_compute_reset_merge(view: vt.View, metric: Metric) -> None:
+def test_update_compute_reset_merge(view: vt.VisionModel, metric: Metric) -> None:
     x, values = images(view, 5), maps(5)
     with pytest.raises(vt.VitreousError, match="has seen no maps yet"):
         metric.compute()
@@ -93,7 +95,7 @@ def test_update_compute_reset_merge(view: vt.View, metric: Metric) -> None:
     assert len(metric.compute().scores) == 1, "reset forgot nothing"
 
 
-def test_deterministic_and_independent(view: vt.View, metric: Metric) -> None:
+def test_deterministic_and_independent(view: vt.VisionModel, metric: Metric) -> None:
     """The same again bit for bit; neighbours, batches and the dtype of the model to rounding."""
     x, values = images(view, 4), maps(4)
     first = metric.read(answers(view, metric, x, values))
@@ -103,29 +105,29 @@ def test_deterministic_and_independent(view: vt.View, metric: Metric) -> None:
     small = metric.read(answers(view, metric, x, values, batch=3))
     np.testing.assert_allclose(small, first, atol=1e-3 if getattr(metric, "percent", False) else 1e-5)
 
-    view.model.double()
+    view.module.double()
     try:
         double = metric.read(answers(view, metric, x.double(), values))
     finally:
-        view.model.float()
+        view.module.float()
     np.testing.assert_allclose(double, first, rtol=1e-3, atol=2e-3 * (100 if getattr(metric, "percent", False) else 1))
 
 
-def test_nothing_is_left_behind(view: vt.View, metric: Metric) -> None:
+def test_nothing_is_left_behind(view: vt.VisionModel, metric: Metric) -> None:
     x, values = images(view, 2), maps(2)
-    view.model.train()
-    next(view.model.children()).eval()
-    before, kept = State(view.model), (x.clone(), values.clone())
+    view.module.train()
+    next(view.module.children()).eval()
+    before, kept = State(view.module), (x.clone(), values.clone())
     try:
         answers(view, metric, x, values)
-        before.assert_same(view.model)
+        before.assert_same(view.module)
     finally:
-        view.model.eval()
+        view.module.eval()
     assert torch.equal(x, kept[0])
     assert torch.equal(values, kept[1])
 
 
-def test_degenerate_maps(view: vt.View, metric: Metric) -> None:
+def test_degenerate_maps(view: vt.VisionModel, metric: Metric) -> None:
     x, values = images(view, 4), maps(4)
     values[0], values[1], values[2, 1, 1] = 0.3, 0.0, math.nan
     metric.update(answers(view, metric, x, values))
@@ -144,17 +146,17 @@ def test_degenerate_maps(view: vt.View, metric: Metric) -> None:
 
 
 def test_spelling_and_pickling(metric: Metric) -> None:
-    again = vt.metric(metric.spelling)
+    again = vt.get_metric(metric.spelling)
     assert again == metric
     assert again is not metric
     assert again.spelling == metric.spelling
-    assert vt.metric(metric) is metric
+    assert vt.get_metric(metric) is metric
     copy = pickle.loads(pickle.dumps(metric))
     assert copy == metric
     assert copy.spelling == metric.spelling
 
 
-def test_pickling_keeps_what_was_collected(view: vt.View, metric: Metric) -> None:
+def test_pickling_keeps_what_was_collected(view: vt.VisionModel, metric: Metric) -> None:
     metric.update(answers(view, metric, images(view, 2), maps(2)))
     copy = pickle.loads(pickle.dumps(metric))
     np.testing.assert_array_equal(copy.compute().scores, metric.compute().scores)
@@ -166,38 +168,38 @@ def test_facts(metric: Metric) -> None:
     assert isinstance(metric.higher_is_better, bool)
     assert info.papers or info.builds_on
     costs = info.forwards + info.shared_forwards + info.explanations
-    assert costs >= 1 or not any(isinstance(need, States) for need in metric.needs(SMALL))
+    assert costs >= 1 or not any(isinstance(need, RankedRemoval) for need in metric.needs(SMALL))
     assert len(info.summary) > 20
     assert "cost" in inspect.getdoc(info.make).lower()
     assert set(metric.settings) == {parameter.name for parameter in info.parameters}
     for need in metric.needs(SMALL):
-        if isinstance(need, States):
+        if isinstance(need, RankedRemoval):
             assert all(0 <= count <= SMALL.size(need.unit) for count in need.counts)
 
 
-@pytest.mark.parametrize("info", vt.metrics(), ids=lambda info: info.name)
+@pytest.mark.parametrize("info", vt.list_metrics(), ids=lambda info: info.name)
 def test_bad_spellings(info: Any) -> None:
     for wrong, said in {
         "explain=nobody": "explain='nobody' is not one of given, pred, label",
         "score=nobody": "score='nobody' is not one of pred, label, explained",
         "colour=red": "has no parameter 'colour'",
     }.items():
-        with pytest.raises(SpellingError, match=said):
-            vt.metric(f"{info.name}({wrong})")
-    with pytest.raises(SpellingError, match="has no preset 'nobody'"):
-        vt.metric(f"{info.name}@nobody")
+        with pytest.raises(SpecError, match=said):
+            vt.get_metric(f"{info.name}({wrong})")
+    with pytest.raises(SpecError, match="has no preset 'nobody'"):
+        vt.get_metric(f"{info.name}@nobody")
     for parameter in info.parameters:
         if parameter.name.endswith("substrate"):
-            with pytest.raises(SpellingError, match=r"unknown substrate 'snow'.*zero_norm, black.*blur_51"):
-                vt.metric(f"{info.name}({parameter.name}=snow)")
-            with pytest.raises(SpellingError, match="'drop' removes tokens"):
-                vt.metric(f"{info.name}({parameter.name}=drop)")
+            with pytest.raises(SpecError, match=r"unknown substrate 'snow'.*zero_norm, black.*blur_51"):
+                vt.get_metric(f"{info.name}({parameter.name}=snow)")
+            with pytest.raises(SpecError, match="'drop' removes tokens"):
+                vt.get_metric(f"{info.name}({parameter.name}=drop)")
         if parameter.name == "steps":
-            with pytest.raises(SpellingError, match="steps=0 must be at least"):
-                vt.metric(f"{info.name}(steps=0)")
+            with pytest.raises(SpecError, match="steps=0 must be at least"):
+                vt.get_metric(f"{info.name}(steps=0)")
 
 
-def test_labels_are_asked_for_by_name(view: vt.View, metric: Metric) -> None:
+def test_labels_are_asked_for_by_name(view: vt.VisionModel, metric: Metric) -> None:
     x = images(view, 2)
     if not metric.needs_labels:
         assert vt.evaluate(view, x, "ixg", metric, truth=[KNOWN] * 2, samples=5).images == ("input-0", "input-1")
@@ -208,28 +210,28 @@ def test_labels_are_asked_for_by_name(view: vt.View, metric: Metric) -> None:
 
 
 def test_other_metrics_do_not_merge() -> None:
-    with pytest.raises(SpellingError, match="cannot be merged"):
-        vt.metric("insertion").merge(vt.metric("deletion"))
-    with pytest.raises(SpellingError, match="cannot be merged"):
-        vt.metric("insertion").merge(vt.metric("insertion(steps=3)"))
+    with pytest.raises(SpecError, match="cannot be merged"):
+        vt.get_metric("insertion").merge(vt.get_metric("deletion"))
+    with pytest.raises(SpecError, match="cannot be merged"):
+        vt.get_metric("insertion").merge(vt.get_metric("insertion(steps=3)"))
 
 
 def test_a_name_is_given_once() -> None:
-    from vitreous.metrics import register
+    from vitreous.metrics import register_metric
 
-    with pytest.raises(SpellingError, match="two metrics are called 'abpc'"):
-        register("fresh", family="x", aliases=("abpc",))(type(vt.metric("srg")))
-    with pytest.raises(SpellingError, match="unknown metric 'insrtion'; did you mean insertion"):
-        vt.metric("insrtion")
-    with pytest.raises(SpellingError, match="a metric is a spelling or a Metric, got int"):
-        vt.metric(3)
-    assert vt.metric("abpc") == vt.metric("srg")
+    with pytest.raises(SpecError, match="two metrics are called 'abpc'"):
+        register_metric("fresh", family="x", aliases=("abpc",))(type(vt.get_metric("srg")))
+    with pytest.raises(SpecError, match="unknown metric 'insrtion'; did you mean insertion"):
+        vt.get_metric("insrtion")
+    with pytest.raises(SpecError, match="a metric is a spelling or a Metric, got int"):
+        vt.get_metric(3)
+    assert vt.get_metric("abpc") == vt.get_metric("srg")
 
 
 def test_token_metrics_need_models_that_drop_tokens() -> None:
     from every import EVERY
 
-    swin = vt.view(EVERY["swin"]())
+    swin = vt.wrap(EVERY["swin"]())
     with pytest.raises(vt.VitreousError, match="cannot leave tokens out"):
         vt.evaluate(swin, images(swin, 1), "gradcam", "token_deletion_aopc")
     assert np.isfinite(vt.evaluate(swin, images(swin, 1), "gradcam", "srg", samples=5)["gradcam", "srg"]).all()

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import vitreous as vt
 from families import FAMILIES, images, proven
-from vitreous.metrics import Answers, Geometry, Maps, Need, Pool
+from vitreous.metrics import Evaluation, Evaluator, ImageShape, Maps, Request
 from vitreous.metrics.baselines import rise_kernel
 from vitreous.metrics.ranking import _finer, flag, order, ranks
-from vitreous.models import Pooling, Preprocess, View
+from vitreous.models import Pooling, Preprocess, VisionModel
 
 LABELS = [0, 3, 1, 4, 2, 0]
 
@@ -40,10 +40,12 @@ def exact(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(0, 500, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
-def pooled(view: vt.View, inputs: Tensor, maps: Tensor, metrics: list[str], **options: Any) -> tuple[Pool, Answers]:
+def pooled(
+    view: vt.VisionModel, inputs: Tensor, maps: Tensor, metrics: list[str], **options: Any
+) -> tuple[Evaluator, Evaluation]:
     """One method's maps straight through the pool."""
-    geometry = Geometry(tuple(inputs.shape[2:]), view.grid(inputs))
-    pool = Pool(view, [vt.metric(each) for each in metrics], geometry, ["pred"], **options)
+    geometry = ImageShape(tuple(inputs.shape[2:]), view.grid(inputs))
+    pool = Evaluator(view, [vt.get_metric(each) for each in metrics], geometry, ["pred"], **options)
     looked = pool.engine.look(inputs)
     rows = {mode: np.arange(len(inputs)) for mode in pool.modes}
     pool.add(inputs, looked, {"pred": looked.argmax(dim=1)}, {"it": Maps(maps, rows)})
@@ -64,10 +66,10 @@ def test_rise_kernel() -> None:
 def test_duality(model: Any, inputs: Tensor) -> None:
     """Removing the least relevant is keeping the most relevant: the same states, not merely the same numbers."""
     names = ["insertion(steps=16, substrate=black)", "srg(steps=16)"]
-    pool, answers = pooled(vt.view(model), inputs, exact(6, 32, 32), names)
+    pool, answers = pooled(vt.wrap(model), inputs, exact(6, 32, 32), names)
     kept = [64 * j for j in range(17)]
-    insertion = answers.log_probability(Need.kept("black", kept), "given", "pred")
-    lerf = answers.log_probability(Need.kept("black", [1024 - k for k in kept]), "given", "pred")
+    insertion = answers.log_probability(Request.kept("black", kept), "given", "pred")
+    lerf = answers.log_probability(Request.kept("black", [1024 - k for k in kept]), "given", "pred")
     np.testing.assert_array_equal(insertion, lerf[:, ::-1])
     # MoRF 15, LeRF and insertion together 15, the clean image; one black image for all
     assert sum(pool.engine.states.values()) == 6 * (15 + 15 + 1) + 1
@@ -82,43 +84,50 @@ def test_duality(model: Any, inputs: Tensor) -> None:
 def test_ends(model: Any, inputs: Tensor) -> None:
     """Insertion begins where deletion ends, and ends where it begins: at the clean image."""
     names = ["insertion(substrate=blur_tv)", "deletion(substrate=blur_tv)"]
-    _, answers = pooled(vt.view(model), inputs, noise(6, 32, 32), names)
-    kept = answers.log_probability(Need.kept("blur_tv", [0, 1024]), "given", "pred")
-    removed = answers.log_probability(Need.removed("blur_tv", [0, 1024]), "given", "pred")
+    _, answers = pooled(vt.wrap(model), inputs, noise(6, 32, 32), names)
+    kept = answers.log_probability(Request.kept("blur_tv", [0, 1024]), "given", "pred")
+    removed = answers.log_probability(Request.removed("blur_tv", [0, 1024]), "given", "pred")
     np.testing.assert_array_equal(kept, removed[:, ::-1])
     np.testing.assert_array_equal(kept[:, 1], answers.clean("pred"))
-    expected = vt.view(model).logits(inputs).log_softmax(dim=1).amax(dim=1)
+    expected = vt.wrap(model).logits(inputs).log_softmax(dim=1).amax(dim=1)
     np.testing.assert_allclose(answers.clean("pred"), expected, atol=1e-5)
 
 
-class Linear(View):
+class Linear(VisionModel):
     """``f(x) = w · x`` for class 1 and nothing for class 0, behind the verbs of a view."""
 
     def __init__(self, weights: Tensor) -> None:
-        self.model = nn.Linear(weights.numel(), 2, bias=False)
-        self.model.weight.data = torch.stack([torch.zeros(weights.numel()), weights.flatten()])
-        self.name, self.family, self.depth, self.width, self.heads, self.prefix = "linear", "linear", 0, 1, 1, 0
-        self.pooling, self.preprocess, self.classes = Pooling("avg", 0), Preprocess(size=(8, 8)), 2
+        self.module = nn.Linear(weights.numel(), 2, bias=False)
+        self.module.weight.data = torch.stack([torch.zeros(weights.numel()), weights.flatten()])
+        self.name, self.family, self.depth, self.embed_dim, self.num_heads, self.num_prefix_tokens = (
+            "linear",
+            "linear",
+            0,
+            1,
+            1,
+            0,
+        )
+        self.pooling, self.preprocess, self.num_classes = Pooling("avg", 0), Preprocess(size=(8, 8)), 2
 
     def embed(self, inputs: Tensor) -> Tensor:
         return inputs.flatten(1)[:, None]
 
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         return tokens
 
-    def finish(self, tokens: Tensor) -> Tensor:
-        return self.model(tokens[:, 0])
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        return self.module(tokens[:, 0])
 
-    def original(self, inputs: Tensor) -> Tensor:
-        return self.model(inputs.flatten(1))
+    def reference_forward(self, inputs: Tensor) -> Tensor:
+        return self.module(inputs.flatten(1))
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         return 4, 4
 
-    def _site(self, layer: int, name: str) -> nn.Module:
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
         raise NotImplementedError
 
-    def calls(self, layer: int | None) -> Mapping[str, int]:
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
         return {}
 
 
@@ -128,7 +137,7 @@ def test_linear_model() -> None:
     view = Linear(weights)
     attribution = (weights * x).sum(dim=1)  # zero_norm: b = 0
     _, answers = pooled(view, x, attribution, ["deletion(steps=64)"])
-    need = Need.removed("zero_norm", range(65))
+    need = Request.removed("zero_norm", range(65))
     log = answers.log_probability(need, "given", "pred")
     for i in range(2):
         falling = np.sort(attribution[i].flatten().double().numpy())[::-1]
@@ -306,7 +315,7 @@ def test_equal_states_are_run_once(model: Any, inputs: Tensor) -> None:
 def test_batches_are_full(model: Any) -> None:
     """Across images, methods, substrates and chunks: only the clean images and the last batch may be short."""
     sizes = []
-    view = proven(vt.view(model))
+    view = proven(vt.wrap(model))
     embed = type(view).embed
 
     class Watched(type(view)):
@@ -332,7 +341,7 @@ def test_the_class_is_explained_once_where_both_agree(model: Any, inputs: Tensor
         asked.append(len(inputs))
         return inputs.sum(dim=1) * classes[:, None, None].add(1)
 
-    predicted = vt.view(model).logits(inputs).argmax(dim=1).tolist()
+    predicted = vt.wrap(model).logits(inputs).argmax(dim=1).tolist()
     labels = [*predicted[:4], (predicted[4] + 1) % 5, (predicted[5] + 1) % 5]
     names = ["positive_perturbation(explain=pred)", "positive_perturbation(explain=label)"]
     table = vt.evaluate(model, inputs, mine, names, labels=labels, baselines=False, samples=10)

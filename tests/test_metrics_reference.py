@@ -70,7 +70,7 @@ def trapezoid(x: list[float], y: list[float]) -> float:
 # -- substrates, one pixel at a time -------------------------------------------------------------------
 
 
-def colour(value: float, view: vt.View, image: Tensor) -> Tensor:
+def colour(value: float, view: vt.VisionModel, image: Tensor) -> Tensor:
     made = torch.empty_like(image)
     for channel in range(3):
         made[channel] = (value - view.preprocess.mean[channel]) / view.preprocess.std[channel]
@@ -105,7 +105,7 @@ def rise() -> np.ndarray:
     return gaussian_filter(impulse, 5)
 
 
-SUBSTRATES: dict[str, Callable[[vt.View, Tensor], Tensor]] = {
+SUBSTRATES: dict[str, Callable[[vt.VisionModel, Tensor], Tensor]] = {
     "zero_norm": lambda view, x: torch.zeros_like(x),
     "black": lambda view, x: colour(0.0, view, x),
     "grey127": lambda view, x: colour(127 / 255, view, x),
@@ -119,27 +119,27 @@ SUBSTRATES: dict[str, Callable[[vt.View, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", SUBSTRATES)
 def test_substrates(model: Any, inputs: Tensor, name: str) -> None:
-    from vitreous.metrics.baselines import substrate_images
+    from vitreous.metrics.baselines import baseline_images
 
-    view = vt.view(model)
-    found = substrate_images(name, inputs, view.preprocess, 0).expand_as(inputs)
+    view = vt.wrap(model)
+    found = baseline_images(name, inputs, view.preprocess, 0).expand_as(inputs)
     expected = torch.stack([SUBSTRATES[name](view, x) for x in inputs])
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
 
 
 def test_uniform_substrate(model: Any, inputs: Tensor) -> None:
     from vitreous.metrics.baselines import SUBSTRATES as KNOWN
-    from vitreous.metrics.baselines import substrate_images
+    from vitreous.metrics.baselines import baseline_images
 
     assert KNOWN["uniform_norm"].random
-    preprocess = vt.view(model).preprocess
-    found = substrate_images("uniform_norm", inputs, preprocess, 0)
+    preprocess = vt.wrap(model).preprocess
+    found = baseline_images("uniform_norm", inputs, preprocess, 0)
     assert found.min() >= 0
     assert found.max() < 1
     assert abs(float(found.mean()) - 0.5) < 0.02
-    alone = substrate_images("uniform_norm", inputs[2:3], preprocess, 0)
+    alone = baseline_images("uniform_norm", inputs[2:3], preprocess, 0)
     assert torch.equal(alone[0], found[2]), "noise depends on the neighbours"
-    assert not torch.equal(substrate_images("uniform_norm", inputs, preprocess, 1), found)
+    assert not torch.equal(baseline_images("uniform_norm", inputs, preprocess, 1), found)
 
 
 # -- curves --------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def insertion_deletion(
     model: Any, image: Tensor, values: Tensor, insert: str | None, delete: str | None, steps: int, scored: int
 ) -> tuple[list[float], list[float], list[float]]:
     """The fractions, and the probability at each for insertion and deletion."""
-    view, order = vt.view(model), by_importance(values)
+    view, order = vt.wrap(model), by_importance(values)
     width = math.ceil(len(order) / steps)
     counts = [min(len(order), j * width) for j in range(steps + 1)]
     inserted, deleted = [], []
@@ -204,7 +204,7 @@ def test_tis(model: Any, inputs: Tensor) -> None:
     maps = pixel_maps()
     spelled = "insdel@tis(steps=16, insertion_substrate=mean_scalar, deletion_substrate=mean_scalar)"
     scores = found(model, inputs, maps, spelled)
-    assert vt.metric("deletion@tis").steps == 224
+    assert vt.get_metric("deletion@tis").steps == 224
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
         _, up, down = insertion_deletion(model, image, values, "mean_scalar", "mean_scalar", 16, LABELS[i])
         assert scores[i] == pytest.approx(np.mean(up[1:]) - np.mean(down[1:]), abs=1e-5)
@@ -213,7 +213,7 @@ def test_tis(model: Any, inputs: Tensor) -> None:
 def removal(model: Any, image: Tensor, values: Tensor, fractions: list[float], most: bool) -> list[list[float]]:
     """Probabilities after the most (or least) relevant share of the pixels has turned black."""
     order = by_importance(values if most else -values)
-    black = SUBSTRATES["black"](vt.view(model), image)
+    black = SUBSTRATES["black"](vt.wrap(model), image)
     return [
         probabilities(model, painted(image, black, order[: math.floor(round(share * len(order), 6))]))
         for share in fractions
@@ -316,7 +316,7 @@ def test_average_drop_increase_gain(model: Any, inputs: Tensor, substrate: str, 
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
         size = values if how == "minmax" else values.clamp(min=0)
         mask = (size - size.min()) / (size.max() - size.min())
-        other = SUBSTRATES[substrate](vt.view(model), image)
+        other = SUBSTRATES[substrate](vt.wrap(model), image)
         masked = probabilities(model, other + mask * (image - other))
         whole = probabilities(model, image)
         p, q = max(whole), masked[best(whole)]

@@ -147,7 +147,7 @@ def test_nothing_left_and_noise() -> None:
 def test_srg_on_road() -> None:
     """The whole metric, each state solved directly and scored by the model itself."""
     model: Any = FAMILIES["vit"]()
-    view, inputs = vt.view(model), images(model, 2)
+    view, inputs = vt.wrap(model), images(model, 2)
     maps = torch.stack([torch.randperm(1024, generator=torch.Generator().manual_seed(i)) for i in range(2)]).float()
     name = "srg(steps=5, substrate=noisy_linear)"
     found = vt.evaluate(view, inputs, {"it": maps.view(2, 32, 32)}, name, baselines=False, samples=5)["it", name]
@@ -173,9 +173,9 @@ def test_srg_on_road() -> None:
 def test_everything_masked_is_the_mean_colour() -> None:
     """A mask may take every pixel; then there is nothing to fill in from."""
     model: Any = FAMILIES["vit"]()
-    view, inputs = vt.view(model), images(model, 2)
+    view, inputs = vt.wrap(model), images(model, 2)
     every = np.stack([np.ones((4, 4), bool), np.eye(4, dtype=bool)])
-    need = vt.metrics.Masks("noisy_linear", vt.metrics.GivenMasks.of(every), 2)
+    need = vt.list_metrics.Masks("noisy_linear", vt.list_metrics.GivenMasks.of(every), 2)
     probe = Probe(asked=[need])
     vt.evaluate(view, inputs, {"it": torch.rand(2, 4, 4)}, [probe], baselines=False, samples=1)
     found = probe.heard[0].log_probability(need, "given", "pred")
@@ -204,7 +204,7 @@ def test_sparse_maps_are_no_trouble() -> None:
 
 def test_an_image_cannot_fade_into_it() -> None:
     with pytest.raises(vt.VitreousError, match="'noisy_linear' depends on what is removed"):
-        vt.metric("average_drop(substrate=noisy_linear)")
+        vt.get_metric("average_drop(substrate=noisy_linear)")
 
 
 KERNELS = """

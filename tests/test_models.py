@@ -76,9 +76,11 @@ def test_every_family_is_looked_at() -> None:
 @torch.no_grad()
 def test_embed_run_finish_is_the_model(family: str) -> None:
     model = FAMILIES[family]()
-    view, inputs = vt.view(model), images(model, 3)
+    view, inputs = vt.wrap(model), images(model, 3)
     within = max(1e-6, rounding(family))
-    torch.testing.assert_close(view.finish(view.run(view.embed(inputs))), model(inputs), rtol=0, atol=within)
+    torch.testing.assert_close(
+        view.forward_head(view.forward_blocks(view.embed(inputs))), model(inputs), rtol=0, atol=within
+    )
     torch.testing.assert_close(view.logits(inputs), model(inputs), rtol=0, atol=within)
 
 
@@ -86,43 +88,43 @@ def test_embed_run_finish_is_the_model(family: str) -> None:
 def test_embed_is_the_embedding_by_hand(family: str) -> None:
     model = double(family)
     inputs = images(model, 2)
-    torch.testing.assert_close(vt.view(model).embed(inputs), tokens_by_hand(model, inputs), rtol=0, atol=1e-12)
+    torch.testing.assert_close(vt.wrap(model).embed(inputs), tokens_by_hand(model, inputs), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
 def test_split_at_every_layer(family: str) -> None:
     model = FAMILIES[family]()
-    view, inputs = vt.view(model), images(model, 2)
+    view, inputs = vt.wrap(model), images(model, 2)
     expected = model(inputs)
     for layer in range(view.depth + 1):
-        head = view.run(view.embed(inputs), 0, layer)
-        torch.testing.assert_close(view.finish(view.run(head, layer)), expected, rtol=0, atol=1e-6)
+        head = view.forward_blocks(view.embed(inputs), 0, layer)
+        torch.testing.assert_close(view.forward_head(view.forward_blocks(head, layer)), expected, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
 def test_suffix_goes_on_where_the_prefix_stopped(family: str) -> None:
     model = FAMILIES[family]()
-    view, inputs = vt.view(model), images(model, 2)
+    view, inputs = vt.wrap(model), images(model, 2)
     expected = model(inputs)
     for layer in range(view.depth):
-        rest, tokens = view.suffix(layer), view.run(view.embed(inputs), 0, layer)
+        rest, tokens = view.suffix(layer), view.forward_blocks(view.embed(inputs), 0, layer)
         rest.check_inputs(tokens)
         assert rest.depth == view.depth - layer
         assert rest.grid() == view.grid()
         torch.testing.assert_close(rest.logits(tokens), expected, rtol=0, atol=max(1e-6, rounding(family)))
-        assert rest.block(0, tokens).equal(model.blocks[layer](tokens))
+        assert rest.forward_block(0, tokens).equal(model.blocks[layer](tokens))
 
 
 @pytest.mark.parametrize("layer", [-1, 3])
 def test_suffix_outside_the_model(layer: int) -> None:
     with pytest.raises(ModelError, match=f"layer {layer} is outside 0..2"):
-        vt.view(FAMILIES["vit"]()).suffix(layer)
+        vt.wrap(FAMILIES["vit"]()).suffix(layer)
 
 
 def test_suffix_takes_tokens_only() -> None:
     model = FAMILIES["vit"]()
     with pytest.raises(ModelError, match=r"tokens .*got \[1, 3, 32, 32\]"):
-        vt.view(model).suffix(1).check_inputs(images(model, 1))
+        vt.wrap(model).suffix(1).check_inputs(images(model, 1))
 
 
 # -- leaving tokens out --------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ def test_suffix_takes_tokens_only() -> None:
 @torch.no_grad()
 def test_keeping_all_patches_changes_nothing(family: str) -> None:
     model = double(family)
-    view, inputs = vt.view(model), images(model, 2)
+    view, inputs = vt.wrap(model), images(model, 2)
     count = FACTS[family][2][0] * FACTS[family][2][1]
     everything = torch.arange(count).expand(2, -1)
     shuffled = torch.stack([torch.randperm(count, generator=torch.Generator().manual_seed(s)) for s in (1, 2)])
@@ -142,7 +144,7 @@ def test_keeping_all_patches_changes_nothing(family: str) -> None:
 @torch.no_grad()
 def test_keeping_some_patches_by_hand(family: str) -> None:
     model = double(family)
-    view, inputs = vt.view(model), images(model, 3)
+    view, inputs = vt.wrap(model), images(model, 3)
     prefix, keep = FACTS[family][1], torch.tensor([[0, 5, 7], [11, 2, 3], [9, 8, 1]])
     tokens = tokens_by_hand(model, inputs)
     rows = [[*range(prefix), *(prefix + k for k in row)] for row in keep.tolist()]
@@ -155,9 +157,9 @@ def test_keeping_some_patches_by_hand(family: str) -> None:
 @torch.no_grad()
 def test_prefix_tokens_always_stay(family: str) -> None:
     model = FAMILIES[family]()
-    view = vt.view(model)
+    view = vt.wrap(model)
     tokens = view.embed(images(model, 2))
-    kept = view.pick(tokens, torch.empty(2, 0, dtype=torch.long))
+    kept = view.select_tokens(tokens, torch.empty(2, 0, dtype=torch.long))
     assert kept.equal(tokens[:, : FACTS[family][1]])
 
 
@@ -176,20 +178,20 @@ def test_prefix_tokens_always_stay(family: str) -> None:
 def test_wrong_keep(keep: Tensor, named: str) -> None:
     model = FAMILIES["vit"]()
     with pytest.raises(ModelError, match=named):
-        vt.view(model).logits(images(model, 2), keep=keep)
+        vt.wrap(model).logits(images(model, 2), keep=keep)
 
 
 # -- facts ---------------------------------------------------------------------------------------------
 
 
 def test_facts(family: str) -> None:
-    view = vt.view(FAMILIES[family]())
-    assert (view.depth, view.prefix, view.grid(), view.pooling.kind) == FACTS[family]
-    assert (view.width, view.heads, view.classes, view.labels) == (24, 3, 5, None)
+    view = vt.wrap(FAMILIES[family]())
+    assert (view.depth, view.num_prefix_tokens, view.grid(), view.pooling.kind) == FACTS[family]
+    assert (view.embed_dim, view.num_heads, view.num_classes, view.class_names) == (24, 3, 5, None)
     assert view.preprocess.size == ((32, 48) if family == "nonsquare" else (32, 32))
     assert view.pooling.attends == (family == "siglip")
     assert view.label(3) == "class 3"
-    assert vt.view(view) is view
+    assert vt.wrap(view) is view
 
 
 @torch.no_grad()
@@ -197,11 +199,11 @@ def test_facts(family: str) -> None:
 def test_pooling_row_is_what_the_head_reads(family: str) -> None:
     """What enters the head (or the norm before it) is seen by a hook; a distilled model averages two heads."""
     model: Any = double(family)
-    view = vt.view(model)
+    view = vt.wrap(model)
     seen: list[Tensor] = []
     readers = [model.head, model.head_dist] if family == "deit_distilled" else [model.fc_norm]
     hooks = [part.register_forward_pre_hook(lambda module, given: seen.append(given[0])) for part in readers]
-    tokens = model.norm(view.run(view.embed(images(model, 2))))
+    tokens = model.norm(view.forward_blocks(view.embed(images(model, 2))))
     model.forward_head(tokens)
     for hook in hooks:
         hook.remove()
@@ -222,7 +224,7 @@ def dynamic() -> nn.Module:
 
 def test_dynamic_size() -> None:
     model = dynamic()
-    view, inputs = vt.view(model), torch.randn(2, 3, 64, 48, dtype=torch.float64)
+    view, inputs = vt.wrap(model), torch.randn(2, 3, 64, 48, dtype=torch.float64)
     view.check_inputs(inputs)
     assert (view.grid(), view.grid(inputs)) == ((2, 2), (4, 3))
     torch.testing.assert_close(view.logits(inputs), model(inputs))
@@ -246,7 +248,7 @@ def test_training_flags_come_back_one_by_one() -> None:
     model.train()
     model.blocks[1].eval()
     before = {name: module.training for name, module in model.named_modules()}
-    view = vt.view(model)
+    view = vt.wrap(model)
     torch.testing.assert_close(view.logits(inputs), expected)
     assert {name: module.training for name, module in model.named_modules()} == before
 
@@ -256,21 +258,21 @@ def test_training_flags_come_back_one_by_one() -> None:
 
 def test_refuses_what_no_adapter_knows() -> None:
     with pytest.raises(ModelError, match=r"torch\.nn\.modules\.linear\.Linear.*timm"):
-        vt.view(nn.Linear(2, 2))
+        vt.wrap(nn.Linear(2, 2))
     with pytest.raises(ModelError, match="got dict"):
-        vt.view({})  # type: ignore[arg-type]
+        vt.wrap({})  # type: ignore[arg-type]
 
 
 def test_refuses_a_model_without_head_or_with_other_blocks() -> None:
     with pytest.raises(ModelError, match="no classifier"):
-        vt.view(timm.create_model("vit_tiny_patch16_224", **{**SMALL, "num_classes": 0}))
+        vt.wrap(timm.create_model("vit_tiny_patch16_224", **{**SMALL, "num_classes": 0}))
     with pytest.raises(ModelError, match="block 0 is a ParallelScalingBlock"):
-        vt.view(timm.create_model("vit_base_patch16_xp_224", **SMALL))
+        vt.wrap(timm.create_model("vit_base_patch16_xp_224", **SMALL))
 
 
 def test_refuses_too_few_labels() -> None:
     with pytest.raises(ModelError, match="5 classes but 2 labels"):
-        vt.view(FAMILIES["vit"](), labels=["a", "b"])
+        vt.wrap(FAMILIES["vit"](), labels=["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -286,7 +288,7 @@ def test_refuses_too_few_labels() -> None:
     ids=["size", "channels", "no batch", "empty", "nan", "bytes"],
 )
 def test_refuses_wrong_inputs(inputs: Tensor, named: str) -> None:
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     with pytest.raises(ModelError, match=named):
         view.check_inputs(inputs)
     with pytest.raises(ModelError, match=named):

@@ -63,7 +63,7 @@ def test_adapters_of_peft(merge: bool) -> None:
 
 def test_the_diagnosis_names_adapters() -> None:
     odd, _ = adapted(("attn.proj",))
-    diagnosis = vt.doctor(odd)
+    diagnosis = vt.diagnose(odd)
     checks = {check.name: check for check in diagnosis.checks}
     assert diagnosis.healthy, diagnosis
     assert "blocks.0.attn.proj has the class" in checks["hooks, adapters and code of its own"].sentence
@@ -163,9 +163,9 @@ def test_a_hook_that_no_plain_model_has_is_told_or_harmless(place: str) -> None:
     for spelling in (*SHARES, "inflow"):
         if place == "blocks.2":
             with pytest.raises(VitreousError, match=r"block 2 .* \(a forward pre-hook at blocks\.2"):
-                vt.method(spelling).attribute(odd, x, target=1)
+                vt.get_method(spelling).attribute(odd, x, target=1)
         else:
-            assert torch.isfinite(vt.method(spelling).attribute(odd, x, target=1)).all()
+            assert torch.isfinite(vt.get_method(spelling).attribute(odd, x, target=1)).all()
 
 
 @pytest.mark.parametrize("place", ["blocks.2", "blocks.2.attn"])
@@ -174,8 +174,8 @@ def test_an_output_that_is_no_sum_of_shares(place: str) -> None:
     odd.get_submodule(place).register_forward_hook(lambda module, args, output: output.tanh())
     for spelling in SHARES:
         with pytest.raises(VitreousError, match=rf"block 2 .*a forward hook at {place}"):
-            vt.method(spelling).attribute(odd, images(odd, 1), target=1)
-    failed = {check.name: check for check in vt.doctor(odd).methods}
+            vt.get_method(spelling).attribute(odd, images(odd, 1), target=1)
+    failed = {check.name: check for check in vt.diagnose(odd).methods}
     assert failed["attin"].verdict == "failed"
     assert "a forward hook" in failed["attin"].sentence
     assert failed["generic"].verdict == "ok"
@@ -185,8 +185,8 @@ def test_a_projection_that_is_not_affine_is_refused() -> None:
     odd = model()
     odd.blocks[2].attn.proj.register_forward_hook(lambda module, args, output: output.relu())
     with pytest.raises(VitreousError, match="block 2: Linear with a forward hook does not compute what is linear"):
-        vt.method("attin").attribute(odd, images(odd, 1), target=1)
-    checks = {check.name: check for check in vt.doctor(odd).checks}
+        vt.get_method("attin").attribute(odd, images(odd, 1), target=1)
+    checks = {check.name: check for check in vt.diagnose(odd).checks}
     assert checks["shares add up to what attention adds"].verdict == "failed"
 
 
@@ -196,21 +196,21 @@ def test_a_projection_that_mixes_tokens_is_refused() -> None:
         lambda module, args, output: output - output.mean(dim=1, keepdim=True)
     )
     with pytest.raises(VitreousError, match="does not compute what is linear"):
-        vt.method("attin").attribute(odd, images(odd, 1), target=1)
+        vt.get_method("attin").attribute(odd, images(odd, 1), target=1)
 
 
 def test_a_hook_on_all_modules() -> None:
     odd, x = model(), images(model(), 1)
-    expected = vt.method("attin").attribute(odd, x, target=1)
+    expected = vt.get_method("attin").attribute(odd, x, target=1)
     handle = nn.modules.module.register_module_forward_hook(
         lambda module, args, output: output * 2 if module is odd.blocks[2].attn.proj or odd is None else None
     )
     try:  # it knows the user's module and never meets a copy of it
         with pytest.raises(VitreousError, match="computes something else than its parts"):
-            vt.method("attin").attribute(odd, x, target=1)
+            vt.get_method("attin").attribute(odd, x, target=1)
     finally:
         handle.remove()
-    assert torch.equal(vt.method("attin").attribute(odd, x, target=1), expected)
+    assert torch.equal(vt.get_method("attin").attribute(odd, x, target=1), expected)
 
 
 # -- parametrizations, wrappers, own norms -------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_a_norm_that_is_none_is_refused() -> None:
     odd = model()
     odd.blocks[1].norm2.__class__ = Squashed
     with pytest.raises(VitreousError, match=r"Squashed with the class .*Squashed does not compute what is a LayerNorm"):
-        vt.method("globenc").attribute(odd, images(odd, 1), target=1)
+        vt.get_method("globenc").attribute(odd, images(odd, 1), target=1)
 
 
 @pytest.mark.parametrize("factor", ["scale", "mask"])
@@ -301,7 +301,7 @@ def test_attention_of_ones_own(factor: str) -> None:
     if factor == "mask":
         for spelling in ("rollout", "generic", "attin"):
             with pytest.raises(VitreousError, match="block 2 changes its attention weights after their softmax"):
-                vt.method(spelling).attribute(odd, x, target=1)
+                vt.get_method(spelling).attribute(odd, x, target=1)
         return
     with torch.no_grad():
         plain.blocks[2].attn.qkv.weight[: odd.embed_dim] *= 2

@@ -15,7 +15,7 @@ import vitreous as vt
 from families import images, rounding
 from families_timm import FAMILIES, VARIANTS
 from vitreous.errors import ModelError
-from vitreous.tracing import Keep, Pass, Session, Target, whole
+from vitreous.tracing import Context, Pass, Record, Target, whole
 
 EVERY = {**FAMILIES, **VARIANTS}
 BEIT = ["beit", "beit_shared", "only_shared"]
@@ -68,20 +68,20 @@ def test_every_family_is_looked_at() -> None:
 @torch.no_grad()
 def test_embed_run_finish_is_the_model_wherever_it_is_cut(family: str) -> None:
     model = EVERY[family]()
-    view, inputs = vt.view(model), images(model, 3)
+    view, inputs = vt.wrap(model), images(model, 3)
     expected = model(inputs)
     torch.testing.assert_close(view.logits(inputs), expected, rtol=0, atol=rounding(family))
     for layer in range(view.depth + 1):
-        tokens = view.run(view.embed(inputs), 0, layer)
-        torch.testing.assert_close(view.finish(view.run(tokens, layer)), expected, rtol=0, atol=1e-6)
+        tokens = view.forward_blocks(view.embed(inputs), 0, layer)
+        torch.testing.assert_close(view.forward_head(view.forward_blocks(tokens, layer)), expected, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
 def test_suffix_goes_on_where_the_prefix_stopped(family: str) -> None:
     model = EVERY[family]()
-    view, inputs = vt.view(model), images(model, 2)
+    view, inputs = vt.wrap(model), images(model, 2)
     for layer in range(view.depth):
-        rest, tokens = view.suffix(layer), view.run(view.embed(inputs), 0, layer)
+        rest, tokens = view.suffix(layer), view.forward_blocks(view.embed(inputs), 0, layer)
         rest.check_inputs(tokens)
         assert (rest.depth, rest.grid()) == (view.depth - layer, view.grid(layer=layer))
         torch.testing.assert_close(rest.logits(tokens), model(inputs), rtol=0, atol=max(1e-6, rounding(family)))
@@ -92,14 +92,14 @@ def test_suffix_goes_on_where_the_prefix_stopped(family: str) -> None:
 def test_every_block_gets_tokens_on_its_own_grid(family: str) -> None:
     """What enters a stage of timm enters its first block here, merged already; and the same at the end."""
     model: Any = EVERY[family]()
-    view, inputs = vt.view(model), images(model, 2)
+    view, inputs = vt.wrap(model), images(model, 2)
     tokens, expected = view.embed(inputs), model.patch_embed(inputs)
     assert view.stages == (range(0, 2), range(2, 4))
     for layers, stage in zip(view.stages, model.layers, strict=True):
         for layer in layers:
             high, wide = view.grid(layer=layer)
             assert tokens.shape[1] == high * wide
-            tokens = view.block(layer, tokens)
+            tokens = view.forward_block(layer, tokens)
         expected = stage(expected)
         if layers.stop < view.depth:
             assert tokens.equal(model.layers[1].downsample(expected).flatten(1, 2))
@@ -108,13 +108,15 @@ def test_every_block_gets_tokens_on_its_own_grid(family: str) -> None:
 
 
 def test_facts(family: str) -> None:
-    view = vt.view(EVERY[family]())
+    view = vt.wrap(EVERY[family]())
     grids = [view.grid(layer=layer) for layer in range(view.depth)]
-    assert (view.depth, view.width, view.heads, view.prefix, grids, view.pooling.kind) == FACTS[family]
-    assert (view.classes, view.labels, view.family) == (5, None, "timm")
-    assert view.preprocess.size == tuple(view.model.patch_embed.img_size)
+    assert (view.depth, view.embed_dim, view.num_heads, view.num_prefix_tokens, grids, view.pooling.kind) == FACTS[
+        family
+    ]
+    assert (view.num_classes, view.class_names, view.family) == (5, None, "timm")
+    assert view.preprocess.size == tuple(view.module.patch_embed.img_size)
     swin = family in SWIN
-    assert ((view.attends == "windows"), view.drops_tokens, bool(view.stages)) == (swin, not swin, swin)
+    assert ((view.attention == "windows"), view.can_drop_tokens, bool(view.stages)) == (swin, not swin, swin)
 
 
 # -- leaving tokens out --------------------------------------------------------------------------------
@@ -124,13 +126,13 @@ def test_facts(family: str) -> None:
 @pytest.mark.parametrize("family", [*BEIT, *EVA])
 def test_keeping_all_patches_changes_nothing(family: str) -> None:
     model = wide(family)
-    view, inputs = vt.view(model), images(model, 2)
+    view, inputs = vt.wrap(model), images(model, 2)
     high, across = view.grid()
     ordered = torch.arange(high * across).expand(2, -1)
     shuffled = torch.stack([torch.randperm(high * across, generator=torch.Generator().manual_seed(s)) for s in (1, 2)])
     tokens = view.embed(inputs)
     for layer in range(view.depth):
-        close(view.block(layer, tokens, ordered), view.block(layer, tokens))
+        close(view.forward_block(layer, tokens, ordered), view.forward_block(layer, tokens))
     for keep in (ordered, shuffled, shuffled.int()):
         close(view.logits(inputs, keep=keep), model(inputs))
 
@@ -143,19 +145,19 @@ KEEP = torch.tensor([[0, 5, 7], [11, 2, 3], [9, 8, 15]])
 def test_left_out_is_never_looked_at(family: str) -> None:
     """All tokens run, but nobody may look at those left out: the others cannot tell the difference."""
     model = wide(family)
-    view, inputs = vt.view(model), images(model, 3)
+    view, inputs = vt.wrap(model), images(model, 3)
     everyone = view.embed(inputs)
     rows = torch.cat([torch.zeros(3, 1, dtype=torch.long), KEEP + 1], dim=1)
     hidden = torch.full((3, 1, 1, everyone.shape[1]), -torch.inf, dtype=everyone.dtype)
     for image, kept in enumerate(rows.tolist()):
         hidden[image, :, :, kept] = 0
     shared = 0 if model.rel_pos_bias is None else model.rel_pos_bias()
-    some = view.pick(everyone, KEEP)
+    some = view.select_tokens(everyone, KEEP)
     for layer, block in enumerate(model.blocks):
         everyone = block(everyone, shared_rel_pos_bias=shared + hidden)
-        some = view.block(layer, some, KEEP)
+        some = view.forward_block(layer, some, KEEP)
         close(some, everyone[torch.arange(3)[:, None], rows])
-    close(view.logits(inputs, keep=KEEP), view.finish(everyone[torch.arange(3)[:, None], rows]))
+    close(view.logits(inputs, keep=KEEP), view.forward_head(everyone[torch.arange(3)[:, None], rows]))
     assert not torch.allclose(view.logits(inputs, keep=KEEP), model(inputs), atol=1e-3)
 
 
@@ -175,7 +177,7 @@ class Drop(nn.Module):
 @pytest.mark.parametrize("family", EVA)
 def test_left_out_as_timm_drops_patches(family: str) -> None:
     model = wide(family)
-    view, inputs = vt.view(model), images(model, 3)
+    view, inputs = vt.wrap(model), images(model, 3)
     found, plain = view.logits(inputs, keep=KEEP), model(inputs)
     model.patch_drop = Drop(FACTS[family][3])
     close(found, model(inputs))
@@ -185,8 +187,8 @@ def test_left_out_as_timm_drops_patches(family: str) -> None:
 @pytest.mark.parametrize("family", SWIN)
 def test_windows_need_the_whole_grid(family: str) -> None:
     model = EVERY[family]()
-    view, inputs = vt.view(model), images(model, 3)
-    for refused in (lambda: view.logits(inputs, keep=KEEP), lambda: view.block(0, view.embed(inputs), KEEP)):
+    view, inputs = vt.wrap(model), images(model, 3)
+    for refused in (lambda: view.logits(inputs, keep=KEEP), lambda: view.forward_block(0, view.embed(inputs), KEEP)):
         with pytest.raises(ModelError, match="whole grid; mask their embeddings instead"):
             refused()
 
@@ -194,15 +196,15 @@ def test_windows_need_the_whole_grid(family: str) -> None:
 # -- places --------------------------------------------------------------------------------------------
 
 
-def trace(view: vt.View, *keeps: Keep) -> Any:
-    return Session(view, images(view.model, 2), Target.of(view, 2, 1)).trace(Pass(keeps))
+def trace(view: vt.VisionModel, *keeps: Record) -> Any:
+    return Context(view, images(view.module, 2), Target.of(view, 2, 1)).trace(Pass(keeps))
 
 
 @pytest.mark.parametrize("family", ["beit_shared", "packed", "swinv2"])
 def test_branches_add_up_to_the_residual_stream(family: str) -> None:
-    view = vt.view(wide(family))
+    view = vt.wrap(wide(family))
     layers = tuple(layer for layer in range(view.depth) if layer + 1 not in [stage.start for stage in view.stages])
-    keeps = [Keep(site, whole, layers) for site in ("input", "attn", "mlp", "output")]
+    keeps = [Record(site, whole, layers) for site in ("input", "attn", "mlp", "output")]
     found = trace(view, *keeps)
     for before, attn, mlp, after in zip(*(found[keep] for keep in keeps), strict=True):
         close(before + attn + mlp, after)
@@ -220,16 +222,16 @@ def test_branches_add_up_to_the_residual_stream(family: str) -> None:
 )
 def test_branches_without_a_module_are_refused(family: str, site: str, named: str) -> None:
     with pytest.raises(ModelError, match=named):
-        vt.view(EVERY[family]()).site(1, site)
+        vt.wrap(EVERY[family]()).hook_point(1, site)
 
 
 def test_class_activation_maps_look_where_every_patch_reaches_the_class(family: str) -> None:
-    view = vt.view(EVERY[family]())
-    keep = Keep(view.cam_site, whole, (view.depth - 1,), grad=True)
+    view = vt.wrap(EVERY[family]())
+    keep = Record(view.cam_point, whole, (view.depth - 1,), grad=True)
     (gradient,) = trace(view, keep)[keep]
     high, across = view.grid(layer=view.depth - 1)
-    assert gradient.shape[:2] == (2, view.prefix + high * across)
-    assert (gradient[:, view.prefix :].abs().amax(dim=-1) > 0).all()
+    assert gradient.shape[:2] == (2, view.num_prefix_tokens + high * across)
+    assert (gradient[:, view.num_prefix_tokens :].abs().amax(dim=-1) > 0).all()
 
 
 # -- names, weights, refusals --------------------------------------------------------------------------
@@ -238,7 +240,7 @@ def test_class_activation_maps_look_where_every_patch_reaches_the_class(family: 
 def test_images_of_another_size_are_refused(family: str) -> None:
     """Also where the model could take them: the blocks would not know the new grid."""
     with pytest.raises(ModelError, match=r"\[1, 3, 40, 40\]"):
-        vt.view(EVERY[family]()).check_inputs(torch.zeros(1, 3, 40, 40))
+        vt.wrap(EVERY[family]()).check_inputs(torch.zeros(1, 3, 40, 40))
 
 
 SMALL = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
@@ -276,9 +278,9 @@ def test_refuses_other_blocks_and_missing_heads() -> None:
     other: Any = timm.create_model("eva02_tiny_patch14_224", **small)
     other.blocks[0] = EvaBlockPostNorm(other.embed_dim, other.blocks[0].attn.num_heads)
     with pytest.raises(ModelError, match="block 0 is a EvaBlockPostNorm"):
-        vt.view(other)
+        vt.wrap(other)
     for name, options in (("beit_base_patch16_224", SMALL), ("swin_tiny_patch4_window7_224", SMALL_SWIN)):
         with pytest.raises(ModelError, match="no classifier"):
-            vt.view(timm.create_model(name, **{**options, "num_classes": 0}))
+            vt.wrap(timm.create_model(name, **{**options, "num_classes": 0}))
     with pytest.raises(ModelError, match="pooling 'none'"):
-        vt.view(timm.create_model("eva02_tiny_patch14_224", **small, global_pool=""))
+        vt.wrap(timm.create_model("eva02_tiny_patch14_224", **small, global_pool=""))

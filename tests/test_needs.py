@@ -14,21 +14,30 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from metric_probe import Probe
-from vitreous.metrics import Answers, Explained, GivenMasks, Images, Masks, Need, RandomMasks, TruthOf
+from vitreous.metrics import (
+    AnnotationRequest,
+    Evaluation,
+    GivenMasks,
+    Images,
+    Masks,
+    RandomMasks,
+    Reattribution,
+    Request,
+)
 from vitreous.metrics.perturb import perturbed
 from vitreous.metrics.ranking import pixel_ranks
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 SIZE = 32 * 32
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.View) -> Tensor:
+def x(view: vt.VisionModel) -> Tensor:
     return images(view, 5)
 
 
@@ -37,18 +46,18 @@ def maps() -> Tensor:
     return torch.randn(5, 4, 4, generator=torch.Generator().manual_seed(3))
 
 
-def ask(view: vt.View, x: Tensor, maps: Any, *needs: Need, **options: Any) -> Answers:
+def ask(view: vt.VisionModel, x: Tensor, maps: Any, *needs: Request, **options: Any) -> Evaluation:
     probe = Probe(asked=needs)
     vt.evaluate(view, x, {"it": maps}, [probe], baselines=False, samples=1, **options)
     (heard,) = probe.heard
     return heard
 
 
-def logs(view: vt.View, x: Tensor, changed: Tensor) -> np.ndarray:
+def logs(view: vt.VisionModel, x: Tensor, changed: Tensor) -> np.ndarray:
     """The log-probability of the predicted class of each image in its changed versions ``[B, J, 3, H, W]``."""
     with torch.no_grad():
-        best = view.model(x).argmax(dim=1)
-        each = [view.model(some).log_softmax(dim=1)[:, c] for some, c in zip(changed, best, strict=True)]
+        best = view.module(x).argmax(dim=1)
+        each = [view.module(some).log_softmax(dim=1)[:, c] for some, c in zip(changed, best, strict=True)]
     return torch.stack(each).numpy()
 
 
@@ -57,11 +66,13 @@ def test_images_are_32_wide(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_rank_bands(view: vt.View, x: Tensor, maps: Tensor, keep: bool) -> None:
+def test_rank_bands(view: vt.VisionModel, x: Tensor, maps: Tensor, keep: bool) -> None:
     """Ranks between two edges go, and those above and below them stay."""
     edges = [0, 100, 400, 900, SIZE]
     spans = tuple(pairwise(edges))
-    need = vt.metrics.States("pixel", "zero_norm", True, spans) if keep else Need.bands("zero_norm", edges)
+    need = (
+        vt.list_metrics.RankedRemoval("pixel", "zero_norm", True, spans) if keep else Request.bands("zero_norm", edges)
+    )
     ranks = pixel_ranks(maps, (32, 32), "bilinear", "random", 0)
     inside = torch.stack([(ranks >= low) & (ranks < high) for low, high in spans], dim=1)  # [B, J, 1, H, W]
     inside = inside.reshape(5, 4, 1, 32, 32)
@@ -70,8 +81,8 @@ def test_rank_bands(view: vt.View, x: Tensor, maps: Tensor, keep: bool) -> None:
     np.testing.assert_allclose(found, logs(view, x, changed), atol=1e-5)
 
 
-def test_bands_of_tokens(view: vt.View, x: Tensor, maps: Tensor) -> None:
-    need = Need.bands("drop", [0, 5, 11, 16], unit="token")
+def test_bands_of_tokens(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+    need = Request.bands("drop", [0, 5, 11, 16], unit="token")
     found = ask(view, x, maps, need).log_probability(need, "given", "pred")
     order = maps.flatten(1).argsort(dim=1, descending=True)
     expected = np.empty((5, 3))
@@ -81,17 +92,19 @@ def test_bands_of_tokens(view: vt.View, x: Tensor, maps: Tensor) -> None:
             tokens = view.embed(x[image : image + 1])
             for state, (low, high) in enumerate([(0, 5), (5, 11), (11, 16)]):
                 keep = torch.cat([order[image, :low], order[image, high:]]).sort().values
-                some = torch.cat([tokens[:, : view.prefix], tokens[:, keep + view.prefix]], dim=1)
-                logits = view.finish(view.run(some, keep=keep[None]))
+                some = torch.cat([tokens[:, : view.num_prefix_tokens], tokens[:, keep + view.num_prefix_tokens]], dim=1)
+                logits = view.forward_head(view.forward_blocks(some, keep=keep[None]))
                 expected[image, state] = logits.log_softmax(dim=1)[0, best[image]]
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_random_orders_are_of_the_image_and_shared_by_all_methods(view: vt.View, x: Tensor, maps: Tensor) -> None:
-    need = Need.removed("zero_norm", [0, 300, 700, SIZE], by="random")
+def test_random_orders_are_of_the_image_and_shared_by_all_methods(
+    view: vt.VisionModel, x: Tensor, maps: Tensor
+) -> None:
+    need = Request.removed("zero_norm", [0, 300, 700, SIZE], by="random")
     answers = ask(view, x, maps, need)
     found = answers.log_probability(need, "given", "pred")
-    key = Draws.of_images(0, "order", x).uniform(32, 32)
+    key = PRNGKey.of_images(0, "order", x).uniform(32, 32)
     ranks = pixel_ranks(key, (32, 32), "bilinear", "random", 0).reshape(5, 1, 1, 32, 32)
     counts = torch.tensor([0, 300, 700, SIZE]).view(1, 4, 1, 1, 1)
     changed = torch.where(ranks < counts, torch.zeros(()), x[:, None])
@@ -108,7 +121,7 @@ def test_random_orders_are_of_the_image_and_shared_by_all_methods(view: vt.View,
     assert states({"a": maps}) == states({"a": maps, "b": -maps}), "a further method costs no forward"
 
 
-def test_given_masks(view: vt.View, x: Tensor, maps: Tensor) -> None:
+def test_given_masks(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """On any grid; the same for all images; equal ones are one need."""
     cells = torch.eye(4, dtype=torch.bool).view(4, 2, 2)
     need = Masks("black", GivenMasks.of(cells), 4)
@@ -125,7 +138,7 @@ def test_given_masks(view: vt.View, x: Tensor, maps: Tensor) -> None:
 
 
 @pytest.mark.parametrize("unit", ["pixel", "token"])
-def test_random_masks(view: vt.View, x: Tensor, maps: Tensor, unit: str) -> None:
+def test_random_masks(view: vt.VisionModel, x: Tensor, maps: Tensor, unit: str) -> None:
     need = Masks("zero_norm", RandomMasks(6, 0.25), 6, unit)
     answers = ask(view, x, maps, need)
     gone = answers.masks(need)
@@ -144,46 +157,48 @@ def test_random_masks(view: vt.View, x: Tensor, maps: Tensor, unit: str) -> None
                 tokens = view.embed(x[image : image + 1])
                 for state in range(6):
                     keep = torch.from_numpy(~gone[image, state].reshape(-1)).nonzero().flatten()
-                    some = torch.cat([tokens[:, : view.prefix], tokens[:, keep + view.prefix]], dim=1)
-                    log = view.finish(view.run(some, keep=keep[None])).log_softmax(dim=1)
+                    some = torch.cat(
+                        [tokens[:, : view.num_prefix_tokens], tokens[:, keep + view.num_prefix_tokens]], dim=1
+                    )
+                    log = view.forward_head(view.forward_blocks(some, keep=keep[None])).log_softmax(dim=1)
                     expected[image, state] = log[0, best[image]]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     again = ask(view, x[2:4], maps[2:4], need)
     assert (again.masks(need) == gone[2:4]).all(), "whatever stands beside them"
 
 
-def noisy(images: Tensor, preprocess: Any, draws: Draws) -> Tensor:
+def noisy(images: Tensor, preprocess: Any, draws: PRNGKey) -> Tensor:
     noise = torch.stack([draws.at(copy).normal(*images.shape[1:]) for copy in range(3)], dim=1)
     return images[:, None] + 0.1 * noise
 
 
-def mosaic(images: Tensor, preprocess: Any, draws: Draws) -> Tensor:
+def mosaic(images: Tensor, preprocess: Any, draws: PRNGKey) -> Tensor:
     """Four copies of the image, half as large."""
     return images[..., ::2, ::2].repeat(1, 1, 2, 2)[:, None]
 
 
 @pytest.mark.parametrize(("make", "count"), [(noisy, 3), (mosaic, 1)])
-def test_other_images(view: vt.View, x: Tensor, maps: Tensor, make: Any, count: int) -> None:
+def test_other_images(view: vt.VisionModel, x: Tensor, maps: Tensor, make: Any, count: int) -> None:
     need = Images("other", make, count)
     found = ask(view, x, maps, need).log_probability(need, "given", "pred")
-    changed = make(x, view.preprocess, Draws.of_images(0, "images other", x))
+    changed = make(x, view.preprocess, PRNGKey.of_images(0, "images other", x))
     assert found.shape == (5, count)
     np.testing.assert_allclose(found, logs(view, x, changed), atol=1e-5)
 
 
-def test_maps_made_again_of_other_images(view: vt.View, x: Tensor) -> None:
-    need = Explained(images=Images("other", noisy, 3))
+def test_maps_made_again_of_other_images(view: vt.VisionModel, x: Tensor) -> None:
+    need = Reattribution(images=Images("other", noisy, 3))
     found = ask(view, x, "ixg", need).explained(need, "given")
-    changed = noisy(x, view.preprocess, Draws.of_images(0, "images other", x))
+    changed = noisy(x, view.preprocess, PRNGKey.of_images(0, "images other", x))
     with torch.no_grad():
         best = view.logits(x).argmax(dim=1)
     for image in range(5):
-        alone = vt.method("ixg").attribute(view, changed[image], target=[int(best[image])] * 3)
+        alone = vt.get_method("ixg").attribute(view, changed[image], target=[int(best[image])] * 3)
         np.testing.assert_allclose(found[image], alone, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("spelling", ["ixg", "callable"])
-def test_maps_made_again_under_another_model_class_and_seed(view: vt.View, x: Tensor, spelling: str) -> None:
+def test_maps_made_again_under_another_model_class_and_seed(view: vt.VisionModel, x: Tensor, spelling: str) -> None:
     def gradient(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         inputs.requires_grad_()
         logits = model(inputs)
@@ -191,64 +206,68 @@ def test_maps_made_again_under_another_model_class_and_seed(view: vt.View, x: Te
         return (found * inputs).sum(dim=1)
 
     how = gradient if spelling == "callable" else "smooth(ixg, samples=2)"
-    head = Explained(under=partial(_shuffled, seed=1))
-    rival, seeded = Explained(target="runner-up"), Explained(seed=5)
+    head = Reattribution(under=partial(_shuffled, seed=1))
+    rival, seeded = Reattribution(target="runner-up"), Reattribution(seed=5)
     needs = [rival, seeded] if spelling == "callable" else [head, rival, seeded]
     answers = ask(view, x, how, *needs)
     mine = answers.maps("given")
     with torch.no_grad():
         ranked = view.logits(x).argsort(dim=1, descending=True)
     if spelling == "callable":
-        second = gradient(view.model, x.clone(), ranked[:, 1]).detach().numpy()
+        second = gradient(view.module, x.clone(), ranked[:, 1]).detach().numpy()
         np.testing.assert_allclose(answers.explained(rival, "given")[:, 0], second, rtol=1e-3, atol=1e-6)
         np.testing.assert_allclose(answers.explained(seeded, "given")[:, 0], mine, atol=1e-6)
         return
     ways = {
-        head: (view.shuffled_head(1), ranked[:, 0], 0),
+        head: (view.permute_head(1), ranked[:, 0], 0),
         rival: (view, ranked[:, 1], 0),
         seeded: (view, ranked[:, 0], 5),
     }
     for need, (seen, classes, seed) in ways.items():
-        alone = vt.method(how).attribute(seen, x, target=classes.tolist(), seed=seed).numpy()
+        alone = vt.get_method(how).attribute(seen, x, target=classes.tolist(), seed=seed).numpy()
         np.testing.assert_allclose(answers.explained(need, "given")[:, 0], alone, rtol=1e-3, atol=1e-6)
         assert not np.allclose(alone, mine, rtol=1e-3)
 
 
-def _shuffled(view: vt.View, seed: int) -> vt.View:
-    return view.shuffled_head(seed)
+def _shuffled(view: vt.VisionModel, seed: int) -> vt.VisionModel:
+    return view.permute_head(seed)
 
 
-def test_maps_that_are_there_cannot_be_made_again(view: vt.View, x: Tensor, maps: Tensor) -> None:
+def test_maps_that_are_there_cannot_be_made_again(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     with pytest.raises(vt.VitreousError, match="it: maps cannot be made again, which a metric asks for"):
-        ask(view, x, maps, Explained(seed=1))
+        ask(view, x, maps, Reattribution(seed=1))
     probe = Probe(asked=[])
     vt.evaluate(view, x, {"it": maps}, [probe], baselines=False, samples=1)
     with pytest.raises(vt.VitreousError, match="a metric has to ask"):
-        probe.heard[0].explained(Explained(seed=1), "given")
+        probe.heard[0].explained(Reattribution(seed=1), "given")
 
 
-def test_a_callable_is_not_asked_about_a_model_it_cannot_have(view: vt.View, x: Tensor) -> None:
+def test_a_callable_is_not_asked_about_a_model_it_cannot_have(view: vt.VisionModel, x: Tensor) -> None:
     """A shuffled head belongs to the view; the callable would be handed the model as it was, and nobody would know."""
 
     def mine(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         return inputs.sum(dim=1)
 
     with pytest.raises(vt.VitreousError, match="it: a callable cannot be asked about"):
-        ask(view, x, mine, Explained(under=partial(_shuffled, seed=1)))
+        ask(view, x, mine, Reattribution(under=partial(_shuffled, seed=1)))
 
 
-def test_the_maps_themselves(view: vt.View, x: Tensor, maps: Tensor) -> None:
+def test_the_maps_themselves(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     np.testing.assert_array_equal(ask(view, x, maps).maps("given"), maps.numpy())
 
 
-def test_truth(view: vt.View, x: Tensor, maps: Tensor) -> None:
+def test_truth(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     masks = np.random.default_rng(0).random((5, 32, 32)) > 0.5
-    for given in (list(masks), {f"input-{i}": vt.Truth(each) for i, each in enumerate(masks)}):
-        found = ask(view, x, maps, TruthOf("mask"), truth=given).truth()
+    for given in (list(masks), {f"input-{i}": vt.Annotation(each) for i, each in enumerate(masks)}):
+        found = ask(view, x, maps, AnnotationRequest("mask"), truth=given).truth()
         assert all((each.mask == mask).all() for each, mask in zip(found, masks, strict=True))
-    boxed = ask(view, x, maps, TruthOf("boxes"), truth=lambda p: vt.Truth(boxes=((0, 0, 1, len(p.name)),)))
+    boxed = ask(
+        view, x, maps, AnnotationRequest("boxes"), truth=lambda p: vt.Annotation(boxes=((0, 0, 1, len(p.name)),))
+    )
     assert boxed.truth()[0].boxes == ((0, 0, 1, 7),)
-    parts = ask(view, x, maps, TruthOf("parts"), truth=[vt.Truth(parts={"wing": each}) for each in masks])
+    parts = ask(
+        view, x, maps, AnnotationRequest("parts"), truth=[vt.Annotation(parts={"wing": each}) for each in masks]
+    )
     assert (parts.truth()[3].parts["wing"] == masks[3]).all()
 
 
@@ -256,19 +275,19 @@ def test_truth(view: vt.View, x: Tensor, maps: Tensor) -> None:
     ("truth", "said"),
     [
         (None, "needs the mask of input-0: give truth"),
-        ([vt.Truth(boxes=((0, 0, 1, 1),))] * 5, "needs the mask of input-0"),
+        ([vt.Annotation(boxes=((0, 0, 1, 1),))] * 5, "needs the mask of input-0"),
         ([np.ones((8, 8))] * 5, r"the mask of input-0 is \[8, 8\], the model sees \[32, 32\]"),
         ([np.ones(8)] * 5, r"a mask is \[H, W\]"),
         ([np.ones((32, 32))] * 6, "6 truths for 5 pictures"),
         ([np.ones((32, 32))] * 4, "needs the mask of input-4"),
     ],
 )
-def test_bad_truth(view: vt.View, x: Tensor, maps: Tensor, truth: Any, said: str) -> None:
+def test_bad_truth(view: vt.VisionModel, x: Tensor, maps: Tensor, truth: Any, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
-        ask(view, x, maps, TruthOf("mask"), truth=truth)
+        ask(view, x, maps, AnnotationRequest("mask"), truth=truth)
 
 
-def test_truth_of_a_photograph_follows_it_into_the_model(view: vt.View, tmp_path: Any) -> None:
+def test_truth_of_a_photograph_follows_it_into_the_model(view: vt.VisionModel, tmp_path: Any) -> None:
     """A box of the photograph, painted white there, is where the input is white."""
     from PIL import Image
 
@@ -278,7 +297,7 @@ def test_truth_of_a_photograph_follows_it_into_the_model(view: vt.View, tmp_path
     pixels[20:40, 40:70] = 255
     Image.fromarray(pixels).save(tmp_path / "photo.png")
     (picture,) = pictures(tmp_path / "photo.png", view)
-    truth = vt.Truth.of_photo(
+    truth = vt.Annotation.of_photo(
         picture, pixels[..., 0] > 0, [(40, 20, 70, 40), (0, 0, 5, 5)], {"all": pixels[..., 0] > 0}
     )
     bright = np.asarray(picture.seen)[..., 0] > 127
@@ -293,13 +312,13 @@ def test_truth_of_a_photograph_follows_it_into_the_model(view: vt.View, tmp_path
 @pytest.mark.parametrize(
     "need",
     [
-        Need.removed("black", [0, 100, SIZE]),
-        Need.kept("blur_rise", [1, 500]),
-        Need.bands("black", [0, 100, 1024]),
-        Need.blend("zero_norm", "relu"),
+        Request.removed("black", [0, 100, SIZE]),
+        Request.kept("blur_rise", [1, 500]),
+        Request.bands("black", [0, 100, 1024]),
+        Request.blend("zero_norm", "relu"),
     ],
 )
-def test_states_can_be_had_as_images(view: vt.View, x: Tensor, maps: Tensor, need: Any) -> None:
+def test_states_can_be_had_as_images(view: vt.VisionModel, x: Tensor, maps: Tensor, need: Any) -> None:
     """What they show is what was run."""
     found = perturbed(view, x, maps, need)
     assert found.shape == (5, len(need.spans), 3, 32, 32)
@@ -307,8 +326,8 @@ def test_states_can_be_had_as_images(view: vt.View, x: Tensor, maps: Tensor, nee
     np.testing.assert_allclose(logs(view, x, found), told, atol=1e-5)
 
 
-def test_removed_tokens_turn_grey_in_images(view: vt.View, x: Tensor, maps: Tensor) -> None:
-    found = perturbed(view, x, maps, Need.kept("drop", [3], unit="token"))[:, 0]
+def test_removed_tokens_turn_grey_in_images(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+    found = perturbed(view, x, maps, Request.kept("drop", [3], unit="token"))[:, 0]
     grey = (found == 0).all(dim=1).view(5, 4, 8, 4, 8).float().mean(dim=(2, 4))
     top = maps.flatten(1).argsort(dim=1, descending=True)[:, :3]
     expected = torch.ones(5, 16).scatter(1, top, 0.0).view(5, 4, 4)
@@ -318,12 +337,12 @@ def test_removed_tokens_turn_grey_in_images(view: vt.View, x: Tensor, maps: Tens
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Need.removed("black", [1], by="luck"), "'luck'"),
-        (lambda: Need.removed("black", [SIZE + 1]), "outside 0..1024"),
-        (lambda: Need.bands("black", [100, 50]), "outside"),
-        (lambda: Need.kept("drop", [0], unit="token"), "without any token"),
+        (lambda: Request.removed("black", [1], by="luck"), "'luck'"),
+        (lambda: Request.removed("black", [SIZE + 1]), "outside 0..1024"),
+        (lambda: Request.bands("black", [100, 50]), "outside"),
+        (lambda: Request.kept("drop", [0], unit="token"), "without any token"),
     ],
 )
-def test_bad_needs(view: vt.View, x: Tensor, maps: Tensor, make: Any, said: str) -> None:
+def test_bad_needs(view: vt.VisionModel, x: Tensor, maps: Tensor, make: Any, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
         ask(view, x, maps, make())

@@ -16,8 +16,8 @@ from vitreous.errors import ImageError, VitreousError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"](), name="tiny", labels=["zero", "one", "two", "three", "four"])
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"](), name="tiny", labels=["zero", "one", "two", "three", "four"])
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def photo() -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def made(view: vt.View, photo: Image.Image) -> vt.Explanation:
+def made(view: vt.VisionModel, photo: Image.Image) -> vt.Explanation:
     found: vt.Explanation = vt.explain(view, photo, "ixg", "two")
     return found
 
@@ -79,9 +79,9 @@ def test_nonsense_is_named(made: vt.Explanation, given: dict[str, Any], said: st
         made.overlay(**given)
 
 
-def test_a_photograph_has_to_be_there(view: vt.View, made: vt.Explanation, photo: Image.Image) -> None:
+def test_a_photograph_has_to_be_there(view: vt.VisionModel, made: vt.Explanation, photo: Image.Image) -> None:
     with pytest.raises(ImageError, match="no original photograph"):
-        vt.explain(view, images(view.model, 1)[0], "ixg").overlay(size="photo")
+        vt.explain(view, images(view.module, 1)[0], "ixg").overlay(size="photo")
     with pytest.raises(VitreousError, match="not of another picture"):
         made.overlay(photo, size="photo")
 
@@ -117,7 +117,7 @@ def test_a_path_that_ends_like_a_picture_is_one(made: vt.Explanation, tmp_path: 
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_huge_photograph_is_made_smaller(view: vt.View, tmp_path: Path) -> None:
+def test_a_huge_photograph_is_made_smaller(view: vt.VisionModel, tmp_path: Path) -> None:
     found = vt.explain(view, Image.new("RGB", (2600, 2500), "teal"), "ixg")
     found.save(tmp_path / "x.png", caption=False)
     assert max(Image.open(tmp_path / "x.png").size) == 2048
@@ -125,9 +125,9 @@ def test_a_huge_photograph_is_made_smaller(view: vt.View, tmp_path: Path) -> Non
 
 
 def test_without_the_photograph_it_has_the_size_of_the_input(
-    view: vt.View, made: vt.Explanation, photo: Image.Image, tmp_path: Path
+    view: vt.VisionModel, made: vt.Explanation, photo: Image.Image, tmp_path: Path
 ) -> None:
-    tensor = vt.explain(view, images(view.model, 1)[0], "ixg")
+    tensor = vt.explain(view, images(view.module, 1)[0], "ixg")
     tensor.save(tmp_path / "tensor.png", caption=False)
     assert Image.open(tmp_path / "tensor.png").size == (32, 32)
     photo.save(tmp_path / "photo.png")
@@ -143,7 +143,7 @@ def test_without_the_photograph_it_has_the_size_of_the_input(
 
 
 def test_a_class_called_like_a_file_is_filed_in_a_folder(photo: Image.Image, tmp_path: Path) -> None:
-    view = vt.view(FAMILIES["vit"](), name="tiny", labels=["a.png", "b.pdf", "c", "d", "e"])
+    view = vt.wrap(FAMILIES["vit"](), name="tiny", labels=["a.png", "b.pdf", "c", "d", "e"])
     photo.save(tmp_path / "photo.png")
     saved = vt.Archive(tmp_path / "out").save(vt.explain(view, tmp_path / "photo.png", "ixg", 0))
     assert saved.is_dir()
@@ -152,7 +152,7 @@ def test_a_class_called_like_a_file_is_filed_in_a_folder(photo: Image.Image, tmp
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
 @pytest.mark.parametrize("name", ["rollout", "eigencam", "raw_attention", "random"])
-def test_what_knows_no_class_names_none(view: vt.View, photo: Image.Image, tmp_path: Path, name: str) -> None:
+def test_what_knows_no_class_names_none(view: vt.VisionModel, photo: Image.Image, tmp_path: Path, name: str) -> None:
     found = vt.explain(view, photo, name, "two")
     again = vt.Explanation.load(found.save(tmp_path / "e"))
     for each in (found, again):
@@ -163,7 +163,7 @@ def test_what_knows_no_class_names_none(view: vt.View, photo: Image.Image, tmp_p
         assert not each.scale.signed
 
 
-def test_titles(view: vt.View, photo: Image.Image, made: vt.Explanation) -> None:
+def test_titles(view: vt.VisionModel, photo: Image.Image, made: vt.Explanation) -> None:
     assert made.title == f"Why two? {made.probability:.2f}"
     rather = vt.explain(view, photo, "ixg", "two", against=["one", "four"])
     assert rather.title == f"Why two rather than one, four? {rather.probability:.2f}"

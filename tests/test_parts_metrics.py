@@ -17,11 +17,11 @@ WORLD = World(n=6, start=3, shortcut=True)
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
+def view() -> vt.VisionModel:
     return vt.load("world-shortcut")
 
 
-def scored(view: vt.View, methods: Any, **options: Any) -> vt.Table:
+def scored(view: vt.VisionModel, methods: Any, **options: Any) -> vt.ScoreTable:
     asked: dict[str, Any] = {"truth": list(WORLD.truths()), "baselines": False, "samples": 10} | options
     return vt.evaluate(view, list(WORLD.pictures()), methods, ["shortcut"], **asked)
 
@@ -31,7 +31,7 @@ def maps(fine: bool) -> Tensor:
     return torch.randn(len(WORLD), size, size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
-def test_every_pixel_again(view: vt.View) -> None:
+def test_every_pixel_again(view: vt.VisionModel) -> None:
     values = maps(True)
     table = scored(view, {"noise": values})
     seen = 0
@@ -51,7 +51,7 @@ def test_every_pixel_again(view: vt.View) -> None:
     assert table.mean("noise", "shortcut") == pytest.approx(np.nanmean(table["noise", "shortcut"]))
 
 
-def test_golden(view: vt.View) -> None:
+def test_golden(view: vt.VisionModel) -> None:
     """The marker itself scores 1, a constant map the marker's share of the picture, a negative map and nothing 0."""
     marker = torch.stack(
         [torch.from_numpy(each.parts.get("marker", np.ones((128, 128)))).double() for each in WORLD.truths()]
@@ -68,35 +68,35 @@ def test_golden(view: vt.View) -> None:
     assert np.isnan(table["nan", "shortcut"]).all()
 
 
-def test_scale_changes_nothing_and_ignored_pixels_do_not_count(view: vt.View) -> None:
+def test_scale_changes_nothing_and_ignored_pixels_do_not_count(view: vt.VisionModel) -> None:
     values = maps(False)
     table = scored(view, {"noise": values, "louder": values * 7})
     np.testing.assert_allclose(table["louder", "shortcut"], table["noise", "shortcut"])
     half = np.zeros((128, 128), bool)
     half[:, :64] = True
-    known = [vt.Truth(each.mask, each.boxes, each.parts, half) for each in WORLD.truths()]
+    known = [vt.Annotation(each.mask, each.boxes, each.parts, half) for each in WORLD.truths()]
     flat = scored(view, {"flat": torch.ones(6, 128, 128)}, truth=known)["flat", "shortcut"]
     for truth, score in zip(WORLD.truths(), flat, strict=True):
         if "marker" in truth.parts:
             assert score == pytest.approx((truth.parts["marker"] & ~half).sum() / (~half).sum())
 
 
-def test_another_part_and_bad_words(view: vt.View) -> None:
+def test_another_part_and_bad_words(view: vt.VisionModel) -> None:
     spelled = "shortcut(part=tail)"
     table = vt.evaluate(
         view, list(WORLD.pictures()), {"flat": torch.ones(6, 16, 16)}, [spelled], truth=list(WORLD.truths()), samples=5
     )
     areas = [each.parts["tail"].mean() for each in WORLD.truths()]
     assert table["flat", spelled] == pytest.approx(areas)
-    assert vt.metric("shortcut").truth == ("parts",)
-    assert vt.metric("shortcut").higher_is_better
+    assert vt.get_metric("shortcut").truth == ("parts",)
+    assert vt.get_metric("shortcut").higher_is_better
     with pytest.raises(vt.VitreousError, match="part='' is not the name of a part"):
-        vt.metric("shortcut(part='')")
+        vt.get_metric("shortcut(part='')")
     with pytest.raises(vt.VitreousError, match="shortcut needs the parts of"):
         scored(view, "random", truth=None)
 
 
-def test_a_faithful_map_shows_the_shortcut(view: vt.View) -> None:
+def test_a_faithful_map_shows_the_shortcut(view: vt.VisionModel) -> None:
     """The model is known to look at the marker: what removal finds there, a random map does not."""
     table = scored(view, ["generic", "random"])
     assert table.mean("generic", "shortcut") > 3 * table.mean("random", "shortcut")
@@ -105,7 +105,7 @@ def test_a_faithful_map_shows_the_shortcut(view: vt.View) -> None:
 # -- part_correlation ----------------------------------------------------------------------------------
 
 
-def correlated(seen: vt.View, methods: Any, metric: str = "part_correlation", **options: Any) -> vt.Table:
+def correlated(seen: vt.VisionModel, methods: Any, metric: str = "part_correlation", **options: Any) -> vt.ScoreTable:
     asked: dict[str, Any] = {"truth": list(PLAIN.truths()), "baselines": False, "samples": 10} | options
     return vt.evaluate(seen, list(PLAIN.pictures()), methods, [metric], **asked)
 
@@ -114,7 +114,7 @@ PLAIN = World(n=4, start=40)
 
 
 @pytest.mark.parametrize("value", ["logit", "log_probability"])
-def test_part_by_part(view: vt.View, value: str) -> None:
+def test_part_by_part(view: vt.VisionModel, value: str) -> None:
     """Each part painted over in turn, the model called directly, ranks by scipy."""
     values = torch.randn(4, 128, 128, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     name = f"part_correlation(value={value})"
@@ -122,20 +122,20 @@ def test_part_by_part(view: vt.View, value: str) -> None:
     for image, (picture, truth) in enumerate(zip(PLAIN.pictures(), PLAIN.truths(), strict=True)):
         x = view.preprocess.tensor(picture)
         with torch.no_grad():
-            whole = view.model(x[None])[0]
+            whole = view.module(x[None])[0]
             best, given, lost = int(whole.argmax()), [], []
             for mask in truth.parts.values():
                 if not mask.any():
                     continue
                 painted = torch.where(torch.from_numpy(mask), x.mean(dim=(1, 2), keepdim=True), x)
-                left = view.model(painted[None])[0]
+                left = view.module(painted[None])[0]
                 one, other = (whole, left) if value == "logit" else (whole.log_softmax(0), left.log_softmax(0))
                 lost.append(float(one[best] - other[best]))
                 given.append(float(values[image][torch.from_numpy(mask)].sum()))
         assert table["noise", name][image] == pytest.approx(spearmanr(given, lost)[0], abs=1e-6)
 
 
-def test_a_map_of_the_losses_is_perfect_and_further_methods_are_free(view: vt.View) -> None:
+def test_a_map_of_the_losses_is_perfect_and_further_methods_are_free(view: vt.VisionModel) -> None:
     def oracle(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         maps = []
         for x, label in zip(inputs, classes, strict=True):
@@ -159,13 +159,13 @@ def test_a_map_of_the_losses_is_perfect_and_further_methods_are_free(view: vt.Vi
     assert one.plan["states"] == two.plan["states"] == 4 + parts
 
 
-def test_few_parts_and_nothing_given(view: vt.View) -> None:
-    few = [vt.Truth(parts={"a": np.eye(128, dtype=bool), "b": np.tri(128, k=-60) > 0})] * 4
+def test_few_parts_and_nothing_given(view: vt.VisionModel) -> None:
+    few = [vt.Annotation(parts={"a": np.eye(128, dtype=bool), "b": np.tri(128, k=-60) > 0})] * 4
     assert np.isnan(correlated(view, "ixg", truth=few)["ixg", "part_correlation"]).all()
     assert np.isfinite(correlated(view, "ixg", "part_correlation(least=2)", truth=few).scores.popitem()[1]).all()
     flat = correlated(view, {"zero": torch.zeros(4, 16, 16)})
     assert (flat["zero", "part_correlation"] == 0).all()
     with pytest.raises(vt.VitreousError, match="least=1 must be at least 2"):
-        vt.metric("part_correlation(least=1)")
+        vt.get_metric("part_correlation(least=1)")
     with pytest.raises(vt.VitreousError, match="needs the parts of"):
         correlated(view, "ixg", truth=None)

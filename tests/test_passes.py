@@ -10,18 +10,18 @@ from torch.nn import functional as F
 import slow
 import vitreous as vt
 from families import FAMILIES, images, proven
-from vitreous.errors import TraceError
-from vitreous.methods import answer
+from vitreous.errors import TracingError
+from vitreous.methods import compute_attributions
 from vitreous.methods.ops import dot, head_mean, positive
-from vitreous.tracing import Keep, Pass, Session, Target, whole
+from vitreous.tracing import Context, Pass, Record, Target, whole
 from vitreous.tracing.memory import in_parts, inner_batch
-from vitreous.tracing.rules import FROZEN, PLAIN, Rules
-from vitreous.tracing.runner import merge, run_targets
+from vitreous.tracing.rules import FROZEN, PLAIN, Composite
+from vitreous.tracing.runner import merge, run_for_targets
 
 
-def session(model: nn.Module) -> Session:
-    view = vt.view(model)
-    return Session(view, images(model, 2), Target.of(view, 2, 1))
+def session(model: nn.Module) -> Context:
+    view = vt.wrap(model)
+    return Context(view, images(model, 2), Target.of(view, 2, 1))
 
 
 class Count:
@@ -54,7 +54,7 @@ def test_values_and_gradients_of_every_site(family, fused):
         if hasattr(module, "fused_attn"):
             module.fused_attn = fused
     layers = tuple(range(len(model.blocks)))
-    keeps = {(site, grad): Keep(site, whole, layers, grad) for site in SITES for grad in (False, True)}
+    keeps = {(site, grad): Record(site, whole, layers, grad) for site in SITES for grad in (False, True)}
     trace = session(model).trace(Pass(tuple(keeps.values())))
     run = slow.forward(model, images(model, 2))
     for (site, grad), keep in keeps.items():
@@ -70,7 +70,7 @@ def test_branch_outputs_add_up_to_the_residual_stream(family):
     """input + attn + mlp = output, LayerScale included; and mlp is the branch of norm2."""
     model = FAMILIES[family]().double()
     layers = tuple(range(len(model.blocks)))
-    keeps = {site: Keep(site, whole, layers) for site in ("input", "attn", "norm2", "mlp", "output")}
+    keeps = {site: Record(site, whole, layers) for site in ("input", "attn", "norm2", "mlp", "output")}
     trace = session(model).trace(Pass(tuple(keeps.values())))
     found = {site: trace[keep] for site, keep in keeps.items()}
     for layer, block in enumerate(model.blocks):
@@ -81,7 +81,7 @@ def test_branch_outputs_add_up_to_the_residual_stream(family):
 
 def test_gradients_of_branches_are_those_of_the_block_output():
     model = FAMILIES["vit"]().double()
-    keeps = [Keep(site, whole, (0, 1), grad=True) for site in ("mlp", "output")]
+    keeps = [Record(site, whole, (0, 1), grad=True) for site in ("mlp", "output")]
     trace = session(model).trace(Pass(tuple(keeps)))
     for branch, output in zip(*(trace[keep] for keep in keeps), strict=True):
         assert torch.equal(branch, output)
@@ -92,57 +92,61 @@ def test_ten_methods_cost_one_forward_and_one_backward():
     asked = ["raw_attention", "rollout", "generic", "attcam", "gradient", "ixg", "gradcam", "hirescam"]
     asked += ["plus(ixg)", "skipplus(ixg)"]
     count, live = Count(model), session(model)
-    together = answer(live, [vt.method(each) for each in asked])
+    together = compute_attributions(live, [vt.get_method(each) for each in asked])
     assert (count.embeds, count.blocks) == (1, len(model.blocks))
     for spelling, found in zip(asked, together, strict=True):
-        alone = vt.method(spelling).attribute(model, images(model, 2), target=1)
+        alone = vt.get_method(spelling).attribute(model, images(model, 2), target=1)
         assert torch.allclose(found.map, alone, atol=1e-6)
 
 
 def test_the_frozen_network_is_a_second_pass_and_only_one():
     model = FAMILIES["vit"]()
     count = Count(model)
-    answer(session(model), [vt.method(each) for each in ("decompx", "skipplus(decompx)", "rollout", "ixg", "generic")])
+    compute_attributions(
+        session(model), [vt.get_method(each) for each in ("decompx", "skipplus(decompx)", "rollout", "ixg", "generic")]
+    )
     assert count.embeds == 2
 
 
 def test_what_needs_no_gradient_rides_along():
-    forward_only = Pass((Keep("attention", head_mean, (0, 1)),))
-    frozen = Pass((Keep("input", dot, (0,), grad=True),), FROZEN)
+    forward_only = Pass((Record("attention", head_mean, (0, 1)),))
+    frozen = Pass((Record("input", dot, (0,), grad=True),), FROZEN)
     (merged,) = merge([forward_only, frozen, forward_only])
     assert merged.rules == FROZEN
     assert set(merged.keeps) == {*forward_only.keeps, *frozen.keeps}
-    plain, other = merge([Pass((Keep("input", dot, (1,), grad=True),)), frozen])
+    plain, other = merge([Pass((Record("input", dot, (1,), grad=True),)), frozen])
     assert (plain.rules, other.rules) == (PLAIN, FROZEN)
 
 
 def test_equal_wishes_are_united_over_layers():
-    (merged,) = merge([Pass((Keep("input", dot, (2,), grad=True),)), Pass((Keep("input", dot, (0, 2), grad=True),))])
-    assert merged.keeps == (Keep("input", dot, (0, 2), grad=True),)
+    (merged,) = merge(
+        [Pass((Record("input", dot, (2,), grad=True),)), Pass((Record("input", dot, (0, 2), grad=True),))]
+    )
+    assert merged.keeps == (Record("input", dot, (0, 2), grad=True),)
 
 
 def test_a_trace_is_reused_and_a_wider_wish_is_not_missed():
     model = FAMILIES["vit"]()
     count, live = Count(model), session(model)
-    wide = Pass((Keep("input", dot, (0, 1, 2), grad=True),))
+    wide = Pass((Record("input", dot, (0, 1, 2), grad=True),))
     first = live.trace(wide)
-    assert live.trace(Pass((Keep("input", dot, (1,), grad=True),))) is first
+    assert live.trace(Pass((Record("input", dot, (1,), grad=True),))) is first
     assert live.logits is first.logits
     assert count.embeds == 1
-    live.trace(Pass((Keep("input", whole, (1,)),)))
+    live.trace(Pass((Record("input", whole, (1,)),)))
     assert count.embeds == 2
 
 
 def test_several_targets_share_one_forward():
     model = FAMILIES["vit"]()
-    view, x = vt.view(model), images(model, 2)
-    keep = Keep("attention", positive, (0, 1, 2), grad=True)
-    plain = Keep("attention", head_mean, (1,))
+    view, x = vt.wrap(model), images(model, 2)
+    keep = Record("attention", positive, (0, 1, 2), grad=True)
+    plain = Record("attention", head_mean, (1,))
     count = Count(model)
-    traces = run_targets(view, x, Pass((keep, plain)), [Target.of(view, 2, c) for c in range(5)])
+    traces = run_for_targets(view, x, Pass((keep, plain)), [Target.of(view, 2, c) for c in range(5)])
     assert count.embeds == 1
     for target, trace in enumerate(traces):
-        alone = Session(view, x, Target.of(view, 2, target)).trace(Pass((keep, plain)))
+        alone = Context(view, x, Target.of(view, 2, target)).trace(Pass((keep, plain)))
         assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(trace[keep], alone[keep], strict=True))
         assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(trace[plain], alone[plain], strict=True))
 
@@ -154,8 +158,8 @@ def test_the_backward_ends_at_the_lowest_layer_asked_for():
     handles = [b.register_forward_pre_hook(lambda m, a: grad_enabled.append(a[0].requires_grad)) for b in model.blocks]
     proven(model)
     grad_enabled.clear()
-    session(model).trace(Pass((Keep("norm1", dot, (2,), grad=True),)))
-    session(model).trace(Pass((Keep("attention", head_mean, (0, 1)),)))
+    session(model).trace(Pass((Record("norm1", dot, (2,), grad=True),)))
+    session(model).trace(Pass((Record("attention", head_mean, (0, 1)),)))
     for handle in handles:
         handle.remove()
     assert grad_enabled == [False, False, True, False, False, False]
@@ -163,10 +167,10 @@ def test_the_backward_ends_at_the_lowest_layer_asked_for():
 
 def test_weights_get_no_gradient_and_need_none():
     model = FAMILIES["vit"]()
-    session(model).trace(Pass((Keep("input", dot, (0,), grad=True),)))
+    session(model).trace(Pass((Record("input", dot, (0,), grad=True),)))
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     frozen = FAMILIES["vit"]().requires_grad_(False)
-    keep = Keep("input", dot, (0,), grad=True)
+    keep = Record("input", dot, (0,), grad=True)
     expected = session(model).trace(Pass((keep,)))[keep][0]
     assert torch.equal(session(frozen).trace(Pass((keep,)))[keep][0], expected)
 
@@ -178,17 +182,17 @@ def test_fused_attention_is_left_alone_when_nobody_asks(monkeypatch):
     ours = []
     monkeypatch.setattr(observe.Attend, "apply", lambda *a: ours.append(1) or F.scaled_dot_product_attention(*a[:3]))
     model = FAMILIES["vit"]()
-    session(model).trace(Pass((Keep("input", dot, (0,), grad=True), Keep("norm1", dot, (2,), grad=True))))
+    session(model).trace(Pass((Record("input", dot, (0,), grad=True), Record("norm1", dot, (2,), grad=True))))
     assert ours == []
-    with pytest.raises(TraceError, match="not recorded"):  # the stand-in shows nothing, and that is an error
-        session(model).trace(Pass((Keep("attention", positive, (1,), grad=True),)))
+    with pytest.raises(TracingError, match="not recorded"):  # the stand-in shows nothing, and that is an error
+        session(model).trace(Pass((Record("attention", positive, (1,), grad=True),)))
     assert ours == [1]
 
 
 def test_attention_rows_sum_to_one():
     for make in FAMILIES.values():
         model = make()
-        keep = Keep("attention", whole, tuple(range(len(model.blocks))))
+        keep = Record("attention", whole, tuple(range(len(model.blocks))))
         for attention in session(model).trace(Pass((keep,)))[keep]:
             assert torch.allclose(attention.sum(dim=-1), torch.ones(()), atol=1e-5)
 
@@ -224,9 +228,9 @@ def test_attention_backward_with_masks_and_grouped_heads(kind):
 def test_an_activation_nobody_knows_is_an_error():
     model = FAMILIES["vit"]()
     model.blocks[1].mlp.act = nn.Mish()
-    with pytest.raises(TraceError, match="saw 0 activation calls in block 1, expected 1"):
-        vt.method("decompx").attribute(model, images(model, 1))
-    assert vt.method("ixg").attribute(model, images(model, 1)).shape == (1, 4, 4)
+    with pytest.raises(TracingError, match="saw 0 activation calls in block 1, expected 1"):
+        vt.get_method("decompx").attribute(model, images(model, 1))
+    assert vt.get_method("ixg").attribute(model, images(model, 1)).shape == (1, 4, 4)
 
 
 def test_a_norm_nobody_knows_is_an_error():
@@ -236,8 +240,8 @@ def test_a_norm_nobody_knows_is_an_error():
 
     model = FAMILIES["vit"]()
     model.norm = MyNorm(24)
-    with pytest.raises(TraceError, match="saw 0 norm calls in the head, expected 1"):
-        vt.method("decompx").attribute(model, images(model, 1))
+    with pytest.raises(TracingError, match="saw 0 norm calls in the head, expected 1"):
+        vt.get_method("decompx").attribute(model, images(model, 1))
 
 
 def test_attention_computed_in_an_unknown_way_is_an_error():
@@ -246,24 +250,24 @@ def test_attention_computed_in_an_unknown_way_is_an_error():
             return torch.sigmoid(x @ x.transpose(1, 2)) @ x
 
     model = FAMILIES["vit"]()
-    view, x = vt.view(model), images(model, 1)
+    view, x = vt.wrap(model), images(model, 1)
     model.blocks[0].attn = Sigmoid()
-    live = Session(view, x, Target.of(view, 1))
-    with pytest.raises(TraceError, match="saw 0 attention calls in block 0, expected 1"):
-        live.trace(Pass((Keep("attention", head_mean, (0,)),)))
+    live = Context(view, x, Target.of(view, 1))
+    with pytest.raises(TracingError, match="saw 0 attention calls in block 0, expected 1"):
+        live.trace(Pass((Record("attention", head_mean, (0,)),)))
 
 
 def test_values_changed_in_place_are_an_error():
     model = FAMILIES["vit"]()
-    keep = Keep("norm1", whole, (0,), grad=True)
+    keep = Record("norm1", whole, (0,), grad=True)
     model.blocks[0].attn.qkv.register_forward_pre_hook(lambda m, a: (a[0].mul_(1.0),))
-    with pytest.raises(TraceError, match="changed in place"):
+    with pytest.raises(TracingError, match="changed in place"):
         session(model).trace(Pass((keep,)))
 
 
-@pytest.mark.parametrize("make", [lambda: Keep("nowhere", whole), lambda: Rules.of(currency="odd")])
+@pytest.mark.parametrize("make", [lambda: Record("nowhere", whole), lambda: Composite.of(currency="odd")])
 def test_unknown_words_are_refused(make):
-    with pytest.raises(TraceError, match="unknown"):
+    with pytest.raises(TracingError, match="unknown"):
         make()
 
 
@@ -272,13 +276,13 @@ def test_unknown_words_are_refused(make):
 
 def test_inner_batches_follow_the_budget():
     model = FAMILIES["vit"]()
-    view, x = vt.view(model), images(model, 1)
+    view, x = vt.wrap(model), images(model, 1)
     sizes = [inner_batch(view, x, budget) for budget in (0.001, 0.01, 0.1)]
     assert sizes == sorted(sizes)
     assert sizes[0] >= 1
     count = Count(model)
-    live = Session(view, images(model, 5), Target.of(view, 5), batch=2)
-    keep = Keep("input", dot, (0,), grad=True)
+    live = Context(view, images(model, 5), Target.of(view, 5), batch=2)
+    keep = Record("input", dot, (0,), grad=True)
     trace = live.trace(Pass((keep,)))
     assert (count.embeds, count.images) == (3, 5)
     assert len(trace[keep][0]) == len(trace.logits) == trace.batch == 5
@@ -304,7 +308,7 @@ def test_out_of_memory_halves_and_goes_on():
 def test_progress_counts_inputs():
     model = FAMILIES["vit"]()
     ticks = []
-    view = vt.view(model)
-    live = Session(view, images(model, 3), Target.of(view, 3), batch=2, tick=ticks.append)
-    answer(live, [vt.method("smooth(ixg, samples=4)")])
+    view = vt.wrap(model)
+    live = Context(view, images(model, 3), Target.of(view, 3), batch=2, tick=ticks.append)
+    compute_attributions(live, [vt.get_method("smooth(ixg, samples=4)")])
     assert sum(ticks) == 3 * 4 + 3  # the copies, and the three images themselves to know their class

@@ -14,7 +14,7 @@ import vitreous as vt
 from families import images, rounding
 from families_timm import FAMILIES, VARIANTS
 from vitreous.errors import VitreousError
-from vitreous.tracing import Keep, Pass, Session, Target, whole
+from vitreous.tracing import Context, Pass, Record, Target, whole
 from vitreous.tracing.rules import FROZEN
 
 EVERY = {**FAMILIES, **VARIANTS}
@@ -33,9 +33,9 @@ def near(family: str) -> float:
     return 1e-4 if family.startswith("mixed") else 1e-10
 
 
-def session(model: nn.Module) -> Session:
-    view = vt.view(model)
-    return Session(view, images(model, 2), Target.of(view, 2, 1))
+def session(model: nn.Module) -> Context:
+    view = vt.wrap(model)
+    return Context(view, images(model, 2), Target.of(view, 2, 1))
 
 
 # -- attention -----------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_attention_as_timm_computes_it_in_the_open(family: str) -> None:
     """Softmax without the fused kernel, seen by a hook where its dropout would be; and its gradient."""
     model = wide(family)
     layers = tuple(range(len(model.blocks)))
-    keeps = [Keep("attention", whole, layers, grad) for grad in (False, True)]
+    keeps = [Record("attention", whole, layers, grad) for grad in (False, True)]
     found = session(model).trace(Pass(tuple(keeps)))
     seen: list[Tensor] = []
     for block in model.blocks:
@@ -63,7 +63,7 @@ def test_attention_as_timm_computes_it_in_the_open(family: str) -> None:
 def test_methods_that_need_all_pairs_of_tokens_do_not_apply_to_windows(family: str, method: str) -> None:
     model = EVERY[family]()
     with pytest.raises(VitreousError, match="windows"):
-        vt.method(method).attribute(model, images(model, 1))
+        vt.get_method(method).attribute(model, images(model, 1))
 
 
 # -- the frozen network --------------------------------------------------------------------------------
@@ -127,15 +127,15 @@ def frozen_copy(model: nn.Module) -> Any:
 @pytest.mark.parametrize("family", [f for f in EVERY if f != "map"])  # its pooling attends without a module to swap
 def test_frozen_gradients_at_every_block(family: str) -> None:
     model = wide(family)
-    layers = tuple(range(vt.view(model).depth))
-    keep = Keep("input", whole, layers, grad=True)
+    layers = tuple(range(vt.wrap(model).depth))
+    keep = Record("input", whole, layers, grad=True)
     found = session(model).trace(Pass((keep,), FROZEN))
-    view = vt.view(frozen_copy(model))
+    view = vt.wrap(frozen_copy(model))
     tokens, inputs = view.embed(images(model, 2)), []
     for layer in layers:
         inputs.append(tokens)
-        tokens = view.block(layer, tokens)
-    score = view.finish(tokens)[:, 1].sum()
+        tokens = view.forward_block(layer, tokens)
+    score = view.forward_head(tokens)[:, 1].sum()
     for one, other in zip(found[keep], torch.autograd.grad(score, inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=near(family))
 
@@ -172,10 +172,10 @@ def eva02_block(block: Any, x: Tensor, angles: Tensor) -> Tensor:
 
 def test_frozen_eva02_by_hand() -> None:
     model = wide("eva02")
-    keep = Keep("input", whole, (0, 1, 2), grad=True)
+    keep = Record("input", whole, (0, 1, 2), grad=True)
     live = session(model)
     found = live.trace(Pass((keep,), FROZEN))
-    tokens, inputs = vt.view(model).embed(images(model, 2)), []
+    tokens, inputs = vt.wrap(model).embed(images(model, 2)), []
     for block in model.blocks:
         inputs.append(tokens)
         tokens = eva02_block(block, tokens, model.rope.get_embed())
@@ -190,10 +190,10 @@ def test_frozen_logits_are_the_models_own(family: str) -> None:
     """Bit for bit; and every operation that was declared was met, or the pass would have refused."""
     model = EVERY[family]()
     live = session(model)
-    logits = live.trace(Pass((Keep("input", whole, (0,), grad=True),), FROZEN)).logits
+    logits = live.trace(Pass((Record("input", whole, (0,), grad=True),), FROZEN)).logits
     with torch.no_grad():
         torch.testing.assert_close(logits, model(images(model, 2)), rtol=0, atol=rounding(family))
-    seen = live.view.total_calls()
+    seen = live.view.total_operations()
     assert seen["attention"] == live.view.depth + (family == "map")
     assert seen["activation"] + seen["gate"] == {"swinv2": 3}.get(family, 1) * live.view.depth + (family == "map")
 
@@ -203,10 +203,10 @@ def test_frozen_logits_are_the_models_own(family: str) -> None:
 def test_layer_terms_are_those_of_the_subnetworks(family: str, base: str) -> None:
     """Inside the last stage, where all layers share a grid."""
     model = wide(family)
-    view = vt.view(model)
+    view = vt.wrap(model)
     start = view.stages[-1].start if view.stages else 0
     maps = [
-        vt.method(f"plus({base}, start={start}, via={via})").attribute(model, images(model, 2), target=1)
+        vt.get_method(f"plus({base}, start={start}, via={via})").attribute(model, images(model, 2), target=1)
         for via in ("layers", "subnetwork")
     ]
     assert maps[0].shape[1:] == view.grid(layer=start)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import vitreous as vt
 from families import FAMILIES, golden, images, proven
-from vitreous.errors import ModelError, SpellingError
+from vitreous.errors import ModelError, SpecError
 
 TARGET = 1
 
@@ -31,7 +31,7 @@ def entering(model: nn.Module, spelling: str, x: Tensor) -> tuple[Tensor, Tensor
     """All inputs that a method runs, its map and extras."""
     seen: list[Tensor] = []
     with model.patch_embed.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone())):
-        found, extras = vt.method(spelling).attribute(model, x, TARGET, extras=True)
+        found, extras = vt.get_method(spelling).attribute(model, x, TARGET, extras=True)
     return torch.cat([each for each in seen if not all(any(torch.equal(e, i) for i in x) for e in each)]), found, extras
 
 
@@ -78,7 +78,7 @@ def test_guided_ig_is_the_slow_one(model, given, baseline):
     x = images(model, 2)
     x[0, :, :5] = baseline  # features that have nowhere to go
     spelling = "guided_ig(" + ", ".join(f"{k}={v}" for k, v in given.items()) + f", baseline={baseline})"
-    found = vt.method(spelling).attribute(model, x, TARGET)
+    found = vt.get_method(spelling).attribute(model, x, TARGET)
     for image, each in zip(x, found, strict=True):
         expected = guided(model, image, given["steps"], given["fraction"], given["max_dist"], baseline)
         assert np.allclose(each, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
@@ -87,7 +87,7 @@ def test_guided_ig_is_the_slow_one(model, given, baseline):
 def test_guided_ig_without_freedom_is_the_straight_path(model):
     x = images(model, 1)
     straight = x * torch.stack([gradient(model, step / 7 * x) for step in range(7)]).mean(dim=0)
-    found = vt.method("guided_ig(steps=7, max_dist=0)").attribute(model, x, TARGET)
+    found = vt.get_method("guided_ig(steps=7, max_dist=0)").attribute(model, x, TARGET)
     torch.testing.assert_close(found, straight.sum(dim=1))
 
 
@@ -107,27 +107,27 @@ def test_maps_sum_to_the_difference_in_score_as_steps_allow(spelling):
     start = torch.zeros_like(x) if "guided" in spelling else blurred(x, 8)
     with torch.no_grad():
         difference = (model(x) - model(start))[:, TARGET]
-    found = vt.method(spelling).attribute(model, x, TARGET).sum(dim=(1, 2))
+    found = vt.get_method(spelling).attribute(model, x, TARGET).sum(dim=(1, 2))
     assert torch.allclose(found, difference, rtol=0.05, atol=0.01 * difference.abs().max().item())
 
 
 def test_an_image_that_is_its_baseline_gets_zeros(model):
     with pytest.warns(vt.VitreousWarning, match="zero everywhere"):
-        assert not vt.method("guided_ig(steps=2)").attribute(model, torch.zeros(1, 3, 32, 32), TARGET).any()
+        assert not vt.get_method("guided_ig(steps=2)").attribute(model, torch.zeros(1, 3, 32, 32), TARGET).any()
 
 
 def test_guided_ig_explains_the_tokens_of_a_subnetwork(model):
     """The straight path again, by hand, from the second block on."""
-    view, x = vt.view(model), images(model, 2)
+    view, x = vt.wrap(model), images(model, 2)
     with torch.no_grad():
-        tokens = view.block(0, view.embed(x))
+        tokens = view.forward_block(0, view.embed(x))
     total = torch.zeros_like(tokens)
     for step in range(3):
         point = (step / 3 * tokens).requires_grad_()
-        score = view.finish(view.run(point, 1))[:, TARGET].sum()
+        score = view.forward_head(view.forward_blocks(point, 1))[:, TARGET].sum()
         total += torch.autograd.grad(score, point)[0] / 3
-    found = vt.method("guided_ig(steps=3, max_dist=0)").attribute(view.suffix(1, x), tokens, TARGET)
-    torch.testing.assert_close(found.flatten(1), (tokens * total).sum(dim=-1)[:, view.prefix :])
+    found = vt.get_method("guided_ig(steps=3, max_dist=0)").attribute(view.suffix(1, x), tokens, TARGET)
+    torch.testing.assert_close(found.flatten(1), (tokens * total).sum(dim=-1)[:, view.num_prefix_tokens :])
 
 
 # -- blur --------------------------------------------------------------------------------------------------
@@ -154,9 +154,9 @@ def test_blur_ig_is_written_out(family, given, widths):
     for now, then in pairwise(widths):
         point = blurred(x, now) if now else x
         expected -= (then - now) * gradient(model, point) * (blurred(x, now + step) - point) / step
-    found = vt.method(f"blur_ig({given})").attribute(model, x, TARGET)
+    found = vt.get_method(f"blur_ig({given})").attribute(model, x, TARGET)
     assert torch.allclose(found, expected.sum(dim=1), rtol=0, atol=1e-10 * found.abs().max().item())
-    pieces = vt.method(f"blur_ig({given})").attribute(model, x, TARGET, internal_batch_size=5)
+    pieces = vt.get_method(f"blur_ig({given})").attribute(model, x, TARGET, internal_batch_size=5)
     assert torch.allclose(found, pieces, rtol=0, atol=1e-10 * found.abs().max().item())
 
 
@@ -194,7 +194,7 @@ def test_gradient_shap_sums_to_the_mean_difference_in_score():
         starts = torch.randn(1000, *x.shape[1:], generator=generator, dtype=x.dtype)
         spread = model(starts)[:, TARGET].std().item()
         expected = (model(x)[:, TARGET] - model(starts)[:, TARGET].mean()).item()
-    found = vt.method("gradient_shap(samples=400)").attribute(model, x, TARGET).sum().item()
+    found = vt.get_method("gradient_shap(samples=400)").attribute(model, x, TARGET).sum().item()
     assert found == pytest.approx(expected, abs=5 * spread / 20)
 
 
@@ -203,7 +203,7 @@ def test_gradient_shap_of_scenes_starts_at_scenes(model):
 
     x = images(model, 1)
     points, _, _ = entering(model, "gradient_shap(samples=4, background=scenes)", x)
-    scenes = seen_scenes(vt.view(model), (32, 32)).double()
+    scenes = seen_scenes(vt.wrap(model), (32, 32)).double()
     for point in points:  # on the line from one of the scenes to the image
         way, to_point = x - scenes, point - scenes
         share = (way * to_point).flatten(1).sum(dim=1) / way.flatten(1).square().sum(dim=1)
@@ -211,7 +211,7 @@ def test_gradient_shap_of_scenes_starts_at_scenes(model):
         assert off.min() < 1e-6 < off.median()
         assert 0 <= share[off.argmin()] < 1
     with pytest.raises(ModelError, match=r"scenes.* needs images, not the tokens"):
-        vt.method("plus(gradient_shap(background=scenes))").attribute(model, x)
+        vt.get_method("plus(gradient_shap(background=scenes))").attribute(model, x)
 
 
 def test_gradient_shap_adds_noise_in_normalised_units(model):
@@ -234,18 +234,18 @@ def test_smooth_at_captum_has_noise_of_deviation_one(model):
         assert noise.flatten(1).std(dim=1).tolist() == pytest.approx([1, 1], rel=0.05)
         maps = torch.stack([gradient(model, x + noise[:, i]).abs().sum(dim=1) for i in range(samples)])
         torch.testing.assert_close(found, maps.mean(dim=0))
-    assert vt.method("smooth@captum(saliency)").cost == (5, 5)
-    assert vt.method("smooth@tis(saliency)").cost == (50, 50)
+    assert vt.get_method("smooth@captum(saliency)").cost == (5, 5)
+    assert vt.get_method("smooth@tis(saliency)").cost == (50, 50)
 
 
 def test_presets_of_smooth_are_all_different(model):
     x = images(model, 1)
     spelled = ["smooth(saliency)", "smooth@captum(saliency)", "smooth@tis(saliency)"]
     spelled += ["smooth(saliency, absolute=true)", "smooth(saliency, samples=5)"]
-    maps = [vt.method(each).attribute(model, x, TARGET) for each in spelled]
+    maps = [vt.get_method(each).attribute(model, x, TARGET) for each in spelled]
     for i, one in enumerate(maps):
         assert not any(torch.allclose(one, other, rtol=1e-3) for other in maps[:i])
-    assert vt.method("smooth@captum(saliency)").spelling == "smooth(saliency, samples=5, sigma=1.0, absolute=true)"
+    assert vt.get_method("smooth@captum(saliency)").spelling == "smooth(saliency, samples=5, sigma=1.0, absolute=true)"
 
 
 @pytest.mark.parametrize("size", [None, 2])
@@ -258,7 +258,7 @@ def test_kinds_of_smoothing(model, size):
     how = {"mean": maps.mean(dim=0), "squares": maps.square().mean(dim=0), "variance": maps.var(dim=0, correction=0)}
     torch.testing.assert_close(mean, how["mean"])
     for kind, expected in how.items():
-        method = vt.method(f"smooth(input_x_gradient, samples=4, kind={kind})")
+        method = vt.get_method(f"smooth(input_x_gradient, samples=4, kind={kind})")
         found, extras = method.attribute(model, x, TARGET, extras=True, internal_batch_size=size)
         torch.testing.assert_close(found, expected)
         assert ("halves" in extras) == (kind != "variance")
@@ -280,7 +280,7 @@ RELEASED = {
 @pytest.mark.parametrize("spelling", RELEASED)
 def test_released_numbers(spelling):
     model, image = golden()
-    found = vt.method(spelling).attribute(model, image, 2)[0]
+    found = vt.get_method(spelling).attribute(model, image, 2)[0]
     total, largest, somewhere = RELEASED[spelling]
     assert found.sum().item() == pytest.approx(total, rel=1e-7)
     assert found.max().item() == pytest.approx(largest, rel=1e-7)
@@ -291,16 +291,16 @@ def test_released_numbers(spelling):
 def test_what_needs_a_picture_says_so_in_one_line(name):
     model = FAMILIES["vit"]()
     with pytest.raises(ModelError, match=f"{name} needs images, not the tokens of a sub-network") as caught:
-        vt.method(f"plus({name}(steps=2))").attribute(model, images(model, 1))
+        vt.get_method(f"plus({name}(steps=2))").attribute(model, images(model, 1))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("spelling", ["guided_ig(steps=7)", "blur_ig(steps=7)", "gradient_shap(samples=7)"])
 def test_inputs_run_are_those_told(model, spelling):
     points, _, _ = entering(model, spelling, images(model, 2))
-    method = vt.method(spelling)
+    method = vt.get_method(spelling)
     assert method.cost == (7, 7)
-    assert method.forwards(vt.view(model)) == 7
+    assert method.forwards(vt.wrap(model)) == 7
     assert len(points) == 2 * 7
 
 
@@ -327,5 +327,5 @@ def test_inputs_run_are_those_told(model, spelling):
     ],
 )
 def test_bad_parameters_are_refused_by_name(spelling, complaint):
-    with pytest.raises(SpellingError, match=complaint):
-        vt.method(spelling)
+    with pytest.raises(SpecError, match=complaint):
+        vt.get_method(spelling)

@@ -36,7 +36,7 @@ def test_a_peer_gave_the_same(row: dict[str, Any]) -> None:
     model = made(row["model"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", vt.VitreousWarning)
-        maps = vt.method(row["ours"]).attribute(model, images(model, 2).double(), target=row["class"])
+        maps = vt.get_method(row["ours"]).attribute(model, images(model, 2).double(), target=row["class"])
     some = torch.linspace(0, maps[0].numel() - 1, 7).long()
     found = torch.stack([each.flatten()[some] for each in maps])
     expected = torch.tensor(row["numbers"], dtype=torch.float64)

@@ -15,22 +15,22 @@ import vitreous as vt
 from every import CLASS, look_at, value_of
 from families import FAMILIES, golden
 from vitreous.methods.occlusion_rise import enlarging
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 KINDS = ["vit", "registers", "gap", "siglip", "deit_distilled", "nonsquare", "swin", "hf_vit", "tv_vit"]
 
 
-def whole_and_tokens(view: vt.View, x: Tensor) -> tuple[vt.View, Tensor]:
+def whole_and_tokens(view: vt.VisionModel, x: Tensor) -> tuple[vt.VisionModel, Tensor]:
     """The sub-network from block 1 on, and its inputs."""
     with torch.no_grad():
-        return view.suffix(1, x), view.run(view.embed(x), 0, 1)
+        return view.suffix(1, x), view.forward_blocks(view.embed(x), 0, 1)
 
 
-def scaled(view: vt.View, tokens: Tensor, mask: Tensor) -> Tensor:
+def scaled(view: vt.VisionModel, tokens: Tensor, mask: Tensor) -> Tensor:
     """Tokens [1, N, D] whose patches are multiplied by a mask of their grid, one by one."""
     made = tokens.clone()
     for patch, factor in enumerate(mask.flatten()):
-        made[:, view.prefix + patch] *= factor
+        made[:, view.num_prefix_tokens + patch] *= factor
     return made
 
 
@@ -41,7 +41,7 @@ def rise_masks(size: tuple[int, int], masks: int, cells: int, keep: float, seed:
     """Every mask by itself: a small grid, enlarged by scipy, and cut out."""
     made = []
     for index in range(masks):
-        draws = Draws.of(seed, "rise").at(index)
+        draws = PRNGKey.of(seed, "rise").at(index)
         grid = (draws.uniform(cells, cells)[0] < keep).double().numpy()
         steps = [math.ceil(side / cells) for side in size]
         large = [(cells + 1) * step for step in steps]
@@ -56,7 +56,7 @@ def rise_masks(size: tuple[int, int], masks: int, cells: int, keep: float, seed:
 @torch.no_grad()
 def test_rise(family):
     view, x = look_at(family)
-    found = vt.method("rise(masks=7, cells=5, keep=0.3)").attribute(view, x, CLASS, seed=3)
+    found = vt.get_method("rise(masks=7, cells=5, keep=0.3)").attribute(view, x, CLASS, seed=3)
     expected = torch.zeros_like(found)
     for mask in rise_masks(tuple(x.shape[2:]), 7, 5, 0.3, seed=3):
         expected += value_of(view.logits(x * mask), "prob")[:, None, None] * mask
@@ -68,7 +68,7 @@ def test_rise(family):
 @torch.no_grad()
 def test_rise_scores(score):
     view, x = look_at("vit")
-    found = vt.method(f"rise(masks=5, keep=0.5, score={score})").attribute(view, x, CLASS, value="logit")
+    found = vt.get_method(f"rise(masks=5, keep=0.5, score={score})").attribute(view, x, CLASS, value="logit")
     masks = rise_masks((32, 32), 5, 8, 0.5, seed=0)
     expected = sum(value_of(view.logits(x * mask), score)[:, None, None] * mask for mask in masks)
     assert torch.allclose(found, expected / 2.5, atol=1e-12)
@@ -79,7 +79,7 @@ def test_rise_of_tokens():
     """The patches of a sub-network are scaled, its prefix tokens are not."""
     view, x = look_at("registers", 1)
     sub, tokens = whole_and_tokens(view, x)
-    found = vt.method("rise(masks=6, cells=3, keep=0.5)").attribute(sub, tokens, CLASS)
+    found = vt.get_method("rise(masks=6, cells=3, keep=0.5)").attribute(sub, tokens, CLASS)
     masks = rise_masks((4, 4), 6, 3, 0.5, seed=0)
     expected = sum(value_of(sub.logits(scaled(view, tokens, mask)), "prob") * mask for mask in masks)
     assert torch.allclose(found[0], expected / 3, atol=1e-12)
@@ -105,20 +105,22 @@ def test_enlarging(cells, size):
 def test_rise_masks_show_the_share_that_is_asked_for():
     """With a model that says the same of everything, the map is the mean mask: about one when divided by keep."""
     view, x = look_at("vit", 1)
-    found = vt.method("rise(masks=3000, keep=0.25)").attribute(view, x, lambda logits: torch.ones_like(logits[:, 0]))
+    found = vt.get_method("rise(masks=3000, keep=0.25)").attribute(
+        view, x, lambda logits: torch.ones_like(logits[:, 0])
+    )
     assert found.mean().item() == pytest.approx(1, abs=0.02)
     assert found.std().item() < 0.1
 
 
 def test_rise_seeds_and_presets():
     view, x = look_at("vit", 1)
-    how = vt.method("rise(masks=9)")
+    how = vt.get_method("rise(masks=9)")
     assert not torch.equal(how.attribute(view, x, CLASS, seed=1), how.attribute(view, x, CLASS, seed=2))
-    assert vt.method("rise@paper") == vt.method("rise")
-    assert vt.method("rise@keras").spelling == "rise(masks=2000, keep=0.5)"
-    assert vt.method("rise@tis").spelling == "rise(masks=4000, score=logit)"
-    assert vt.method("rise").own_value == "prob"
-    assert vt.method("rise(masks=77)").cost == (77, 0)
+    assert vt.get_method("rise@paper") == vt.get_method("rise")
+    assert vt.get_method("rise@keras").spelling == "rise(masks=2000, keep=0.5)"
+    assert vt.get_method("rise@tis").spelling == "rise(masks=4000, score=logit)"
+    assert vt.get_method("rise").own_value == "prob"
+    assert vt.get_method("rise(masks=77)").cost == (77, 0)
 
 
 # -- occlusion -----------------------------------------------------------------------------------------------------
@@ -133,14 +135,16 @@ GOLDEN = {
 def test_golden_occlusion(value):
     model, image = golden()
     total, largest, place, *entries = GOLDEN[value]
-    found = vt.method("occlusion").attribute(model, image, 2, value=value).flatten()
+    found = vt.get_method("occlusion").attribute(model, image, 2, value=value).flatten()
     assert found.sum().item() == pytest.approx(total, rel=1e-8)
     assert found.max().item() == pytest.approx(largest, rel=1e-8)
     assert found.argmax().item() == place
     assert found[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=1e-7)
 
 
-def slid(view: vt.View, x: Tensor, windows: tuple[int, int], strides: tuple[int, int], fill: Tensor) -> list[Tensor]:
+def slid(
+    view: vt.VisionModel, x: Tensor, windows: tuple[int, int], strides: tuple[int, int], fill: Tensor
+) -> list[Tensor]:
     """The sum over all windows, and how many cover each pixel."""
     high, wide = x.shape[2:]
     total, count = torch.zeros(len(x), high, wide, dtype=x.dtype), torch.zeros(high, wide)
@@ -167,7 +171,7 @@ def slid(view: vt.View, x: Tensor, windows: tuple[int, int], strides: tuple[int,
 @torch.no_grad()
 def test_occlusion_of_patches(family):
     view, x = look_at(family)
-    found = vt.method("occlusion").attribute(view, x, CLASS)
+    found = vt.get_method("occlusion").attribute(view, x, CLASS)
     high, wide = view.grid(x)
     step = (x.shape[2] // high, x.shape[3] // wide)
     total, _ = slid(view, x, step, step, torch.zeros_like(x))
@@ -180,7 +184,7 @@ def test_occlusion_of_patches(family):
 @torch.no_grad()
 def test_occlusion_by_windows(window, stride, fill):
     view, x = look_at("nonsquare")  # patches of 8 x 16
-    how = vt.method(f"occlusion({window}, {stride}, {fill})")
+    how = vt.get_method(f"occlusion({window}, {stride}, {fill})")
     assert how.grid == "pixel"
     line = torch.exp(-0.5 * (torch.arange(-5, 6).double() / 5) ** 2)
     kernel = (torch.outer(line, line) / line.sum() ** 2).expand(3, 1, 11, 11)
@@ -193,7 +197,7 @@ def test_occlusion_by_windows(window, stride, fill):
     strides = (stride or windows[0], stride or windows[1])
     total, count = slid(view, x, windows, strides, fills[fill])
     assert torch.allclose(how.attribute(view, x, CLASS), total / count, atol=1e-12)
-    summed = vt.method(f"occlusion({window}, {stride}, {fill}, overlap=sum)").attribute(view, x, CLASS)
+    summed = vt.get_method(f"occlusion({window}, {stride}, {fill}, overlap=sum)").attribute(view, x, CLASS)
     assert torch.allclose(summed, total, atol=1e-12)
     assert how.forwards(view) == 1 + sum(
         1
@@ -206,23 +210,23 @@ def test_occlusion_by_windows(window, stride, fill):
 def test_occlusion_as_in_pair():
     view, x = look_at("vit", 1)
     total, count = slid(view, x, (15, 15), (1, 1), torch.zeros_like(x))
-    found = vt.method("occlusion@pair").attribute(view, x, CLASS)
+    found = vt.get_method("occlusion@pair").attribute(view, x, CLASS)
     assert torch.allclose(found, total, atol=1e-11)
     assert not torch.allclose(found, total / count)
-    assert vt.method("occlusion@pair").cost == (1 + 210 * 210, 0)
+    assert vt.get_method("occlusion@pair").cost == (1 + 210 * 210, 0)
 
 
 @pytest.mark.parametrize("family", ["vit", "gap", "siglip", "registers", "eva02", "hf_vit"])
 @torch.no_grad()
 def test_occlusion_without_tokens(family):
     view, x = look_at(family)
-    found = vt.method("occlusion(drop=true)").attribute(view, x, CLASS).flatten(1)
+    found = vt.get_method("occlusion(drop=true)").attribute(view, x, CLASS).flatten(1)
     whole = value_of(view.logits(x))
     for patch in range(found.shape[1]):
         others = [each for each in range(found.shape[1]) if each != patch]
         without = value_of(view.logits(x, keep=torch.tensor([others] * 2)))
         assert torch.allclose(found[:, patch], whole - without, atol=1e-12)
-    assert not torch.allclose(found, vt.method("occlusion").attribute(view, x, CLASS).flatten(1), atol=1e-6)
+    assert not torch.allclose(found, vt.get_method("occlusion").attribute(view, x, CLASS).flatten(1), atol=1e-6)
 
 
 @torch.no_grad()
@@ -230,10 +234,12 @@ def test_occlusion_of_tokens():
     view, x = look_at("registers", 1)
     sub, tokens = whole_and_tokens(view, x)
     for fill in ("zero", "mean"):
-        found = vt.method(f"occlusion(fill={fill})").attribute(sub, tokens, CLASS).flatten()
+        found = vt.get_method(f"occlusion(fill={fill})").attribute(sub, tokens, CLASS).flatten()
         for patch in range(16):
             changed = tokens.clone()
-            changed[0, view.prefix + patch] = 0 if fill == "zero" else tokens[0, view.prefix :].mean(dim=0)
+            changed[0, view.num_prefix_tokens + patch] = (
+                0 if fill == "zero" else tokens[0, view.num_prefix_tokens :].mean(dim=0)
+            )
             expected = value_of(sub.logits(tokens)) - value_of(sub.logits(changed))
             assert found[patch].item() == pytest.approx(expected.item(), abs=1e-12)
 
@@ -258,15 +264,15 @@ def test_the_classes_of_var_share_their_forwards(monkeypatch, base):
     """What is run for two classes is what is run for one; the maps are those of each class alone."""
     view, x = look_at("vit")
     ran = []
-    finish = type(view).finish
+    finish = type(view).forward_head
     monkeypatch.setattr(type(view), "finish", lambda own, tokens: ran.append(len(tokens)) or finish(own, tokens))
-    alone = vt.method(base).attribute(view, x, 0)
+    alone = vt.get_method(base).attribute(view, x, 0)
     once = sum(ran)
     ran.clear()
-    _, extras = vt.method(f'var({base}, classes="0,3")').attribute(view, x, 0, extras=True)
+    _, extras = vt.get_method(f'var({base}, classes="0,3")').attribute(view, x, 0, extras=True)
     assert sum(ran) <= once + len(x)
     assert torch.allclose(extras["maps"][:, 0], alone, atol=1e-12)
-    assert torch.allclose(extras["maps"][:, 1], vt.method(base).attribute(view, x, 3), atol=1e-12)
+    assert torch.allclose(extras["maps"][:, 1], vt.get_method(base).attribute(view, x, 3), atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +293,7 @@ def test_the_classes_of_var_share_their_forwards(monkeypatch, base):
 )
 def test_refused_when_spelled(spelling, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
-        vt.method(spelling)
+        vt.get_method(spelling)
     assert "\n" not in str(caught.value)
 
 
@@ -302,10 +308,10 @@ def test_refused_when_spelled(spelling, complaint):
 )
 def test_refused_when_run(spelling, complaint):
     with pytest.raises(vt.VitreousError, match=complaint):
-        vt.method(spelling).attribute(FAMILIES["vit"](), torch.randn(1, 3, 32, 32), CLASS)
+        vt.get_method(spelling).attribute(FAMILIES["vit"](), torch.randn(1, 3, 32, 32), CLASS)
 
 
 def test_leaving_tokens_out_needs_a_model_that_can():
     view, x = look_at("swin")
     with pytest.raises(vt.VitreousError, match=r"occlusion\(drop=true\) leaves tokens out, and .* cannot"):
-        vt.method("occlusion(drop=true)").attribute(view, x)
+        vt.get_method("occlusion(drop=true)").attribute(view, x)

@@ -50,7 +50,7 @@ def test_an_average_in_a_subclass() -> None:
     odd = model()
     odd.__class__ = Averaging
     assert not expect_same_or_refused(odd, pooled_by_average(), MORE, must=MORE)
-    sentence = {c.name: c for c in vt.doctor(odd).checks}["hooks, adapters and code of its own"].sentence
+    sentence = {c.name: c for c in vt.diagnose(odd).checks}["hooks, adapters and code of its own"].sentence
     assert sentence.endswith("Pooling as it is found: avg")
 
 
@@ -61,10 +61,10 @@ def test_a_pooling_that_is_not_known(kind: type) -> None:
     x = images(odd, 1)
     for spelling in ("generic", "rollout", "attin", "raw_attention", "tam"):
         with pytest.raises(VitreousError, match=r"reads \d+ of 17 tokens in a way that is not known"):
-            vt.method(spelling).attribute(odd, x, target=1)
+            vt.get_method(spelling).attribute(odd, x, target=1)
     for spelling in ("ixg", "attcat", "gradcam"):
-        assert torch.isfinite(vt.method(spelling).attribute(odd, x, target=1)).all()
-    diagnosis = vt.doctor(odd)
+        assert torch.isfinite(vt.get_method(spelling).attribute(odd, x, target=1)).all()
+    diagnosis = vt.diagnose(odd)
     sentence = {check.name: check for check in diagnosis.checks}["hooks, adapters and code of its own"].sentence
     assert "in a way that is not known" in sentence
     assert {check.name: check.verdict for check in diagnosis.methods}["generic"] == "failed"
@@ -73,26 +73,26 @@ def test_a_pooling_that_is_not_known(kind: type) -> None:
 def test_a_view_follows_its_model() -> None:
     """A view made before the change, and after it was taken back."""
     odd = model()
-    view, x = vt.view(odd), images(odd, 1)
-    first = vt.method("generic").attribute(view, x, target=1)
+    view, x = vt.wrap(odd), images(odd, 1)
+    first = vt.get_method("generic").attribute(view, x, target=1)
     odd.__class__ = Averaging
-    changed = vt.method("generic").attribute(view, x, target=1)
-    assert torch.equal(changed, vt.method("generic").attribute(pooled_by_average(), x, target=1))
+    changed = vt.get_method("generic").attribute(view, x, target=1)
+    assert torch.equal(changed, vt.get_method("generic").attribute(pooled_by_average(), x, target=1))
     odd.__class__ = VisionTransformer
-    assert torch.equal(vt.method("generic").attribute(view, x, target=1), first)
+    assert torch.equal(vt.get_method("generic").attribute(view, x, target=1), first)
     odd.global_pool = "avg"  # a setting that forward_head reads
-    assert torch.equal(vt.method("generic").attribute(view, x, target=1), changed)
+    assert torch.equal(vt.get_method("generic").attribute(view, x, target=1), changed)
 
 
 @pytest.mark.parametrize("family", ["siglip", "deit_distilled", "gap", "registers"])
 def test_a_subclass_that_pools_as_before(family: str) -> None:
     odd = FAMILIES[family]()
-    usual = vt.view(odd).pooling.kind
+    usual = vt.wrap(odd).pooling.kind
     odd.__class__ = type("Mine", (type(odd),), {"__module__": __name__})
-    view = vt.view(odd)
-    view.prove(images(odd, 1))
+    view = vt.wrap(odd)
+    view.verify(images(odd, 1))
     assert view.pooling.kind == usual
     assert torch.equal(
-        vt.method("generic").attribute(view, images(odd, 1), 1),
-        vt.method("generic").attribute(FAMILIES[family](), images(odd, 1), 1),
+        vt.get_method("generic").attribute(view, images(odd, 1), 1),
+        vt.get_method("generic").attribute(FAMILIES[family](), images(odd, 1), 1),
     )

@@ -114,7 +114,7 @@ def test_a_views_preprocess_is_its_models(name: str, size: Any) -> None:
     model = timm.create_model(name, img_size=size, embed_dim=24, num_heads=3, depth=1, num_classes=5)
     sides = (size, size) if isinstance(size, int) else size
     transform = create_transform(**{**resolve_model_data_config(model), "input_size": (3, *sides)}, is_training=False)
-    how = vt.view(model).preprocess
+    how = vt.wrap(model).preprocess
     for photo in (photograph(*each) for each in SIZES):
         assert how.inputs(photo)[0].equal(transform(photo))
 
@@ -124,7 +124,7 @@ def test_a_networks_preprocess_is_its_models() -> None:
     model.image_size = (64, 96)
     transform = create_transform(**{**resolve_model_data_config(model), "input_size": (3, 64, 96)}, is_training=False)
     photo = photograph(123, 80)
-    assert vt.view(model).preprocess.inputs(photo)[0].equal(transform(photo))
+    assert vt.wrap(model).preprocess.inputs(photo)[0].equal(transform(photo))
 
 
 # -- versions of a library that do other than they are asked --------------------------------------------

@@ -134,7 +134,7 @@ def test_explained_through_a_callable(tmp_path: Path, name: str) -> None:
     """The model gets what the callable makes; the map is drawn on that, and on the photograph where it was cut out."""
     photo = photograph(64, 48)
     photo.save(tmp_path / "a.png")
-    view = vt.view(EVERY[name](), preprocess=corner)
+    view = vt.wrap(EVERY[name](), preprocess=corner)
     by_path, by_tensor = vt.explain(view, tmp_path / "a.png", "ixg"), vt.explain(view, corner(photo), "ixg")
     assert by_path.map.equal(by_tensor.map)
     assert by_path.box == pytest.approx((0, 0, 32, 32), abs=0.1)
@@ -147,7 +147,7 @@ def test_explained_through_a_callable(tmp_path: Path, name: str) -> None:
 
 
 def test_without_a_known_place_nothing_is_drawn_on_the_photograph() -> None:
-    view = vt.view(FAMILIES["vit"](), preprocess=lambda photo: corner(photo).flip(2))
+    view = vt.wrap(FAMILIES["vit"](), preprocess=lambda photo: corner(photo).flip(2))
     e = vt.explain(view, photograph(64, 48), "ixg")
     assert e.box is None
     with pytest.raises(ImageError, match="its place in it is not known"):
@@ -235,7 +235,7 @@ def test_a_random_transform_is_warned_about() -> None:
 )
 def test_refusals(given: Any, told: str) -> None:
     with pytest.raises(ModelError, match=told) as caught:
-        vt.view(FAMILIES["vit"](), preprocess=given)
+        vt.wrap(FAMILIES["vit"](), preprocess=given)
     assert "\n" not in str(caught.value)
 
 
@@ -244,6 +244,6 @@ def test_a_callable_that_breaks_its_size_later() -> None:
         side = 32 if min(photo.size) > 100 else 16
         return transforms.functional.to_tensor(photo.resize((side, side)))
 
-    view = vt.view(FAMILIES["vit"](), preprocess=fickle)
+    view = vt.wrap(FAMILIES["vit"](), preprocess=fickle)
     with pytest.raises(ImageError, match=r"makes \[3, 16, 16\] of a picture of 64 x 48 pixels, but \[3, 32, 32\]"):
         vt.explain(view, photograph(64, 48), "ixg")

@@ -33,7 +33,7 @@ def inputs(model: Any) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def table(model: Any, inputs: Tensor) -> vt.Table:
+def table(model: Any, inputs: Tensor) -> vt.ScoreTable:
     metrics = ["deletion(steps=4)", "positive_perturbation"]
     return vt.evaluate(model, inputs, ["ixg", "plus(ixg, start=1)"], metrics, labels=[0, 1, 2], samples=20)
 
@@ -82,7 +82,7 @@ def test_a_comparison_in_a_few_lines(model: Any, inputs: Tensor) -> None:
     assert lines[2].strip().startswith("classes: class 1 (")
 
 
-def test_a_table_prints_and_shows_itself(table: vt.Table) -> None:
+def test_a_table_prints_and_shows_itself(table: vt.ScoreTable) -> None:
     assert repr(table).splitlines() == ["Table of 5 methods, 2 metrics, 3 pictures", *str(table).splitlines()]
     cells = Cells(table._repr_html_()).cells
     assert cells[: len(table._printed()[0])] == table._printed()[0]
@@ -97,7 +97,7 @@ def test_a_notebook_shows_names_and_obeys_none(model: Any, inputs: Tensor) -> No
 
 
 def test_a_diagnosis_prints_and_shows_itself(model: Any) -> None:
-    found = vt.doctor(model)
+    found = vt.diagnose(model)
     lines = repr(found).splitlines()
     assert lines[0].endswith(": healthy")
     passed = sum(check.verdict == "ok" for check in found.checks)
@@ -109,7 +109,7 @@ def test_a_diagnosis_prints_and_shows_itself(model: Any) -> None:
 
 
 def test_a_sick_model_says_what_failed() -> None:
-    found = vt.doctor(torch.nn.Linear(2, 2))
+    found = vt.diagnose(torch.nn.Linear(2, 2))
     assert repr(found).splitlines()[0] == "Linear: some checks failed"
     assert "failed: a view of the model: no adapter knows" in repr(found)
     assert "no adapter knows" in found._repr_html_()
@@ -118,7 +118,7 @@ def test_a_sick_model_says_what_failed() -> None:
 # -- other formats -------------------------------------------------------------------------------------
 
 
-def test_means_and_intervals_as_csv(table: vt.Table, tmp_path: Path) -> None:
+def test_means_and_intervals_as_csv(table: vt.ScoreTable, tmp_path: Path) -> None:
     text = table.to_csv()
     rows = list(csv.DictReader(io.StringIO(text)))
     assert len(rows) == 5 * 2
@@ -134,14 +134,14 @@ def test_means_and_intervals_as_csv(table: vt.Table, tmp_path: Path) -> None:
     assert table.save(tmp_path / "s.csv").read_text() == (tmp_path / "t.csv").read_text()
 
 
-def test_scores_of_every_image(table: vt.Table) -> None:
+def test_scores_of_every_image(table: vt.ScoreTable) -> None:
     rows = list(csv.DictReader(io.StringIO(table.to_csv(per_image=True))))
     assert len(rows) == 5 * 2 * 3
     assert [float(row["score"]) for row in rows[:3]] == table[rows[0]["method"], rows[0]["metric"]].tolist()
     assert table.to_markdown(per_image=True).count("\n") == 2 + 30
 
 
-def test_markdown_and_latex_have_the_printed_numbers(table: vt.Table) -> None:
+def test_markdown_and_latex_have_the_printed_numbers(table: vt.ScoreTable) -> None:
     for text in (table.to_markdown(), table.to_latex()):
         for row in table._printed()[1:]:
             assert all(cell in text for cell in row[1:])
@@ -155,13 +155,13 @@ def test_markdown_and_latex_have_the_printed_numbers(table: vt.Table) -> None:
     assert latex.endswith("\\end{tabular}\n")
 
 
-def test_without_pandas_one_line_says_so(table: vt.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pandas_one_line_says_so(table: vt.ScoreTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(VitreousError, match="needs pandas, which is not installed; to_csv does without"):
         table.to_pandas()
 
 
-def test_a_data_frame(table: vt.Table) -> None:
+def test_a_data_frame(table: vt.ScoreTable) -> None:
     pytest.importorskip("pandas")
     frame = table.to_pandas()
     assert list(frame.columns) == ["method", "metric", "mean", "low", "high", "images"]
@@ -177,7 +177,7 @@ def test_a_text_is_one_method_or_several(model: Any, inputs: Tensor) -> None:
     assert [each.method for each in vt.compare(model, inputs[0], "generic")] == ["generic"]
     several = vt.compare(model, inputs[0], "generic, plus(ixg, start=1)")
     assert [each.method for each in several] == ["generic", "plus(ixg, start=1)"]
-    assert [each.method for each in vt.compare(model, inputs[0], vt.method("ixg"))] == ["ixg"]
+    assert [each.method for each in vt.compare(model, inputs[0], vt.get_method("ixg"))] == ["ixg"]
     for nothing in ("", ","):
         with pytest.raises(VitreousError, match="expected a method name"):
             vt.compare(model, inputs[0], nothing)

@@ -15,9 +15,9 @@ import timm
 from vitreous.benchmark import protocol_io as protocol_file
 from vitreous.benchmark.protocol import REQUIRES, Protocol, Published, read, replace_model, shipped
 from vitreous.errors import VitreousError
-from vitreous.methods import method
-from vitreous.metrics import metric
-from vitreous.models import load, models
+from vitreous.methods import get_method
+from vitreous.metrics import get_metric
+from vitreous.models import list_models, load
 
 CELLS = {
     **{"coiba-table1": 120, "coiba-table2": 66, "coiba-difficulty": 0, "coiba-funnybirds": 0, "coiba-ablations": 0},
@@ -54,9 +54,9 @@ def test_shipped_are_those_of_the_papers(every: dict[str, Protocol]) -> None:
 def test_spellings_are_known_and_cells_have_rows(name: str, every: dict[str, Protocol]) -> None:
     protocol = every[name]
     for spelling in protocol.methods.values():
-        method(spelling)
+        get_method(spelling)
     for spelling in protocol.judge.metrics:
-        metric(spelling)
+        get_metric(spelling)
     labels = {model.label for model in protocol.models}
     for each in protocol.published:
         assert each.metric in protocol.judge.metrics
@@ -76,7 +76,7 @@ def test_models_exist(name: str, every: dict[str, Protocol]) -> None:
         if family == "timm":
             assert rest in pretrained or timm.is_model_pretrained(rest), model.name
         elif family == "torchvision":
-            assert model.name in {info.name for info in models()}, model.name
+            assert model.name in {info.name for info in list_models()}, model.name
         else:
             assert load(model.name).name == model.name  # the bundled one
 
@@ -220,7 +220,7 @@ def test_the_papers_own_method_is_best_where_it_says_so(name: str, best: str, ev
     for each in every[name].cells:
         columns[each.data, each.model, each.metric][each.method] = each.value
     for (_, _, spelling), column in columns.items():
-        pick = max if metric(spelling).higher_is_better else min
+        pick = max if get_metric(spelling).higher_is_better else min
         assert pick(column, key=column.__getitem__) == best
 
 

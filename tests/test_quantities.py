@@ -23,16 +23,16 @@ from families import FAMILIES, images
     ],
 )
 def test_values_of_nested_methods(spelling: str, values: tuple[str, ...]) -> None:
-    assert vt.method(spelling).values("logit") == values
+    assert vt.get_method(spelling).values("logit") == values
 
 
 def test_a_value_of_its_own_is_what_is_computed() -> None:
     """Inside ``logprob`` too, a method that explains the probability explains the probability."""
     model = FAMILIES["vit"]()
     inputs = images(model, 2)
-    inside, plain = (vt.method(name).attribute(model, inputs, 1) for name in ("logprob(vtranm)", "vtranm"))
+    inside, plain = (vt.get_method(name).attribute(model, inputs, 1) for name in ("logprob(vtranm)", "vtranm"))
     torch.testing.assert_close(inside, plain)
-    other = vt.method("logprob(vtranm(value=none))").attribute(model, inputs, 1)
+    other = vt.get_method("logprob(vtranm(value=none))").attribute(model, inputs, 1)
     assert not torch.allclose(other, plain)
 
 
@@ -50,4 +50,4 @@ def test_a_value_of_its_own_is_what_is_computed() -> None:
     ],
 )
 def test_whether_below_zero_means_against(spelling: str, signed: bool) -> None:
-    assert vt.method(spelling).signed is signed
+    assert vt.get_method(spelling).signed is signed

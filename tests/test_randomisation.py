@@ -14,31 +14,31 @@ from torch import Tensor
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
-from vitreous.errors import SpellingError
-from vitreous.metrics import Geometry
+from vitreous.errors import SpecError
+from vitreous.metrics import ImageShape
 from vitreous.models.randomize import randomised, stages
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.View) -> Tensor:
+def x(view: vt.VisionModel) -> Tensor:
     return images(view, 3)
 
 
-def table(view: vt.View, x: Tensor, methods: Any, metric: str, **options: Any) -> Any:
+def table(view: vt.VisionModel, x: Tensor, methods: Any, metric: str, **options: Any) -> Any:
     return vt.evaluate(view, x, methods, metric, baselines=False, samples=2, **options)
 
 
-def by_hand(view: vt.View, x: Tensor, how: str, which: list[str], seed: int, target: list[int]) -> np.ndarray:
+def by_hand(view: vt.VisionModel, x: Tensor, how: str, which: list[str], seed: int, target: list[int]) -> np.ndarray:
     """The maps of a deep copy of the model that was given the weights of some randomised stages."""
-    model = copy.deepcopy(view.model)
-    model.load_state_dict(randomised(view, which, seed).model.state_dict())
-    return vt.method(how).attribute(model, x, target=target).numpy()
+    model = copy.deepcopy(view.module)
+    model.load_state_dict(randomised(view, which, seed).module.state_dict())
+    return vt.get_method(how).attribute(model, x, target=target).numpy()
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
@@ -46,11 +46,11 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("order", ["top_down", "bottom_up", "independent"])
-def test_cascade(view: vt.View, x: Tensor, order: str) -> None:
+def test_cascade(view: vt.VisionModel, x: Tensor, order: str) -> None:
     names = list(stages(view))
     assert names == ["head", "norm", "block 2", "block 1", "block 0", "embeddings"]
     best = view.logits(x).argmax(dim=1).tolist()
-    own = vt.method("ixg").attribute(view, x, target=best).numpy()
+    own = vt.get_method("ixg").attribute(view, x, target=best).numpy()
     expected = np.empty((2, 6, 3))
     for seed in range(2):
         for step in range(6):
@@ -70,14 +70,14 @@ def test_cascade(view: vt.View, x: Tensor, order: str) -> None:
     assert (found.parts["ixg", label][:, 1] == 0).all()
 
 
-def test_similarity_norms_and_init_are_heeded(view: vt.View, x: Tensor) -> None:
+def test_similarity_norms_and_init_are_heeded(view: vt.VisionModel, x: Tensor) -> None:
     plain = table(view, x, "ixg", "mprt(seeds=1)")["ixg", "mprt(seeds=1)"]
     for option in ("similarity=pearson", "similarity=ssim", "norms=permute", "init=own"):
         label = f"mprt(seeds=1, {option})"
         assert not np.allclose(table(view, x, "ixg", label)["ixg", label], plain), option
 
 
-def test_a_constant_map_passes_and_an_edge_detector_fails(view: vt.View, x: Tensor) -> None:
+def test_a_constant_map_passes_and_an_edge_detector_fails(view: vt.VisionModel, x: Tensor) -> None:
     hows = ["edges", "constant"]
     found = table(view, x, hows, "mprt(seeds=1)")
     np.testing.assert_allclose(found["edges", "mprt(seeds=1)"], 1, err_msg="it never looks at the model")
@@ -86,16 +86,16 @@ def test_a_constant_map_passes_and_an_edge_detector_fails(view: vt.View, x: Tens
     assert (found.parts["constant", "mprt(seeds=1)"][:, 1] == 6).all(), "and all are counted"
 
 
-def test_smooth(view: vt.View, x: Tensor) -> None:
+def test_smooth(view: vt.VisionModel, x: Tensor) -> None:
     best = view.logits(x).argmax(dim=1)
-    draws = Draws.of_images(0, "images normal noise", x)
+    draws = PRNGKey.of_images(0, "images normal noise", x)
     span = x.flatten(1).amax(dim=1) - x.flatten(1).amin(dim=1)
     noise = torch.stack([draws.at(copy).normal(3, 32, 32) for copy in range(4)], dim=1)
     noisy = x[:, None] + 0.2 * span.view(-1, 1, 1, 1, 1) * noise
     names, expected = list(stages(view))[::-1], np.zeros(3)
     for image in range(3):
         target = [int(best[image])] * 4
-        own = vt.method("ixg").attribute(view, noisy[image], target=target).numpy().mean(axis=0)
+        own = vt.get_method("ixg").attribute(view, noisy[image], target=target).numpy().mean(axis=0)
         for step in range(6):
             maps = by_hand(view, noisy[image], "ixg", names[: step + 1], 0, target)
             mean = maps.mean(axis=0)
@@ -109,9 +109,9 @@ def entropy(values: np.ndarray, bins: int) -> float:
     return float(stats.entropy(counts))
 
 
-def test_efficient(view: vt.View, x: Tensor) -> None:
+def test_efficient(view: vt.VisionModel, x: Tensor) -> None:
     best = view.logits(x).argmax(dim=1).tolist()
-    own = vt.method("ixg").attribute(view, x, target=best).numpy()
+    own = vt.get_method("ixg").attribute(view, x, target=best).numpy()
     expected = []
     for image in range(3):
         rises = []
@@ -127,16 +127,16 @@ def test_efficient(view: vt.View, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("rival", ["random", "runner-up"])
-def test_random_logit(view: vt.View, x: Tensor, rival: str) -> None:
+def test_random_logit(view: vt.VisionModel, x: Tensor, rival: str) -> None:
     logits = view.logits(x)
     best = logits.argmax(dim=1)
     if rival == "runner-up":
         others = logits.argsort(dim=1, descending=True)[:, 1]
     else:
-        chance = Draws.of_images(0, "other class", x).uniform(5)
+        chance = PRNGKey.of_images(0, "other class", x).uniform(5)
         others = chance.scatter(1, best[:, None], -1).argmax(dim=1)
     assert (others != best).all()
-    maps = [vt.method("ixg").attribute(view, x, target=each.tolist()).numpy() for each in (best, others)]
+    maps = [vt.get_method("ixg").attribute(view, x, target=each.tolist()).numpy() for each in (best, others)]
     expected = [spearman(a, b) for a, b in zip(*maps, strict=True)]
     label = f"random_logit(rival={rival})"
     found = table(view, x, ["ixg", "rollout"], label)
@@ -148,13 +148,13 @@ def test_random_logit(view: vt.View, x: Tensor, rival: str) -> None:
 def test_other_families(family: str) -> None:
     if family not in EVERY:
         pytest.skip("transformers is not installed")
-    view = vt.view(EVERY[family]())
+    view = vt.wrap(EVERY[family]())
     found = table(view, images(view, 2), "gradcam", ["mprt(seeds=1)", "emprt(seeds=1)"])
     assert np.isfinite(found["gradcam", "mprt(seeds=1)"]).all()
     assert (found["gradcam", "mprt(seeds=1)"] < 0.99).all()
 
 
-def test_other_peoples_methods(view: vt.View, x: Tensor) -> None:
+def test_other_peoples_methods(view: vt.VisionModel, x: Tensor) -> None:
     def gradient(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         inputs.requires_grad_()
         (found,) = torch.autograd.grad(model(inputs).gather(1, classes[:, None]).sum(), inputs)
@@ -164,7 +164,7 @@ def test_other_peoples_methods(view: vt.View, x: Tensor) -> None:
     np.testing.assert_allclose(found["mine", "mprt(seeds=1)"], found["own", "mprt(seeds=1)"], atol=1e-4)
 
 
-def test_an_attribution_object_cannot_follow(view: vt.View, x: Tensor) -> None:
+def test_an_attribution_object_cannot_follow(view: vt.VisionModel, x: Tensor) -> None:
     class Attribution:
         def attribute(self, inputs: Tensor, target: Tensor) -> Tensor:
             return inputs
@@ -177,14 +177,14 @@ def test_an_attribution_object_cannot_follow(view: vt.View, x: Tensor) -> None:
 
 def test_a_cascade_reuses_what_another_one_made() -> None:
     """All stages random is the end of both orders and what ``emprt`` explains."""
-    geometry = Geometry((32, 32), (4, 4), 3)
-    needs = {each: set(vt.metric(each).needs(geometry)) for each in ("mprt", "mprt(order=bottom_up)", "emprt")}
+    geometry = ImageShape((32, 32), (4, 4), 3)
+    needs = {each: set(vt.get_metric(each).needs(geometry)) for each in ("mprt", "mprt(order=bottom_up)", "emprt")}
     assert len(needs["mprt"]) == 3 * 6
     assert len(needs["mprt"] & needs["mprt(order=bottom_up)"]) == 3
     assert needs["emprt"] < needs["mprt"]
-    assert vt.metric("mprt").explanations(geometry) == 18
-    assert vt.metric("smprt").explanations(geometry) == 50 * (1 + 6)
-    assert vt.metric("sanity_check") == vt.metric("cascading_randomisation") == vt.metric("mprt@var")
+    assert vt.get_metric("mprt").explanations(geometry) == 18
+    assert vt.get_metric("smprt").explanations(geometry) == 50 * (1 + 6)
+    assert vt.get_metric("sanity_check") == vt.get_metric("cascading_randomisation") == vt.get_metric("mprt@var")
 
 
 @pytest.mark.parametrize(
@@ -200,5 +200,5 @@ def test_a_cascade_reuses_what_another_one_made() -> None:
     ],
 )
 def test_refused(spelling: str, said: str) -> None:
-    with pytest.raises(SpellingError, match=said):
-        vt.metric(spelling)
+    with pytest.raises(SpecError, match=said):
+        vt.get_metric(spelling)

@@ -12,7 +12,7 @@ from torch import nn
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
-from vitreous.errors import ModelError, SpellingError
+from vitreous.errors import ModelError, SpecError
 from vitreous.models.randomize import randomised, stage_parameters, stages
 
 UNMET = ("text_", "mask_token")  # no image meets them
@@ -21,11 +21,11 @@ UNMET = ("text_", "mask_token")  # no image meets them
 @pytest.fixture(params=EVERY)
 def view(request: pytest.FixtureRequest) -> Any:
     made = EVERY[request.param]()
-    return vt.view(made)
+    return vt.wrap(made)
 
 
 def tensors(view: Any) -> dict[str, torch.Tensor]:
-    return dict(view.model.named_parameters())
+    return dict(view.module.named_parameters())
 
 
 def test_every_parameter_has_one_stage(view: Any) -> None:
@@ -37,7 +37,7 @@ def test_every_parameter_has_one_stage(view: Any) -> None:
     left = set(tensors(view)) - set(all_names)
     assert all(any(word in name for word in UNMET) for name in left)
     for layer in range(view.depth):
-        own = {id(each) for each in view.block_at(layer).parameters()}
+        own = {id(each) for each in view.get_block(layer).parameters()}
         mine = {name for name, each in tensors(view).items() if id(each) in own}
         assert mine <= set(parts[f"block {layer}"])
         assert mine
@@ -47,7 +47,7 @@ def test_every_parameter_has_one_stage(view: Any) -> None:
 
 @pytest.mark.parametrize("which", ["head", "norm", "block 0", "embeddings"])
 def test_one_stage_changes_and_nothing_else(view: Any, which: str) -> None:
-    before = {name: each.detach().clone() for name, each in view.model.state_dict().items()}
+    before = {name: each.detach().clone() for name, each in view.module.state_dict().items()}
     mine = set(stage_parameters(view)[which])
     seen = randomised(view, [which], seed=3)
     own, new = tensors(view), tensors(seen)
@@ -59,9 +59,9 @@ def test_one_stage_changes_and_nothing_else(view: Any, which: str) -> None:
             assert not torch.equal(new[name], each), f"{name} is what it was"
             assert torch.isfinite(new[name]).all()
             assert (new[name].shape, new[name].dtype) == (each.shape, each.dtype)
-    for name, each in dict(view.model.named_buffers()).items():
-        assert dict(seen.model.named_buffers())[name].data_ptr() == each.data_ptr()
-    for name, each in view.model.state_dict().items():
+    for name, each in dict(view.module.named_buffers()).items():
+        assert dict(seen.module.named_buffers())[name].data_ptr() == each.data_ptr()
+    for name, each in view.module.state_dict().items():
         assert torch.equal(each, before[name]), f"{name} of the user's model was touched"
 
 
@@ -80,7 +80,7 @@ def test_the_view_runs_is_proven_and_is_its_own(view: Any) -> None:
 
 
 def test_streams() -> None:
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     one, other = (tensors(randomised(view, stages(view), seed)) for seed in (0, 1))
     drawn = [name for name in one if one[name].ndim > 1]
     assert not any(torch.equal(one[name], other[name]) for name in drawn), "seeds differ"
@@ -89,13 +89,13 @@ def test_streams() -> None:
     assert not torch.equal(blocks[1], blocks[2])
     alone = tensors(randomised(view, ["block 1"], 0))
     assert torch.equal(alone["blocks.1.mlp.fc1.weight"], one["blocks.1.mlp.fc1.weight"]), "whatever else is random"
-    again = tensors(randomised(vt.view(copy.deepcopy(view.model)), stages(view), 0))
+    again = tensors(randomised(vt.wrap(copy.deepcopy(view.module)), stages(view), 0))
     assert all(torch.equal(one[name], again[name]) for name in one)
 
 
 def test_what_is_drawn() -> None:
     model = FAMILIES["deit3"]()
-    view = vt.view(model)
+    view = vt.wrap(model)
     own, new = dict(model.named_parameters()), tensors(randomised(view, stages(view), 0))
     for name, each in new.items():
         if "norm" in name:
@@ -122,7 +122,7 @@ def test_what_is_drawn() -> None:
 
 def test_projections_of_torch_attention_are_drawn() -> None:
     """They have no ``reset_parameters``, so that code which calls it leaves them trained."""
-    view = vt.view(EVERY["tv_vit"]())
+    view = vt.wrap(EVERY["tv_vit"]())
     new = tensors(randomised(view, ["block 2"], 0))
     name = next(each for each in new if "layer_2" in each and each.endswith("in_proj_weight"))
     assert new[name].std().item() == pytest.approx(0.02, rel=0.1)
@@ -132,7 +132,7 @@ def test_tied_and_frozen_parameters() -> None:
     model = FAMILIES["vit"]()
     model.blocks[2].mlp.fc1.weight = model.blocks[0].mlp.fc1.weight
     model.requires_grad_(False)
-    view = vt.view(model)
+    view = vt.wrap(model)
     parts = stage_parameters(view)
     assert "blocks.0.mlp.fc1.weight" in parts["block 0"]
     assert not any("mlp.fc1.weight" in name for name in parts["block 2"])
@@ -151,7 +151,7 @@ def test_a_model_around_a_known_one() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.top(self.body(self.stem(x)))
 
-    view = vt.view(Around().eval())
+    view = vt.wrap(Around().eval())
     parts = stage_parameters(view)
     assert parts["head"] == ("top.2.weight", "top.2.bias")
     assert {"top.0.weight", "body.head.weight", "body.norm.weight"} <= set(parts["norm"])
@@ -160,23 +160,23 @@ def test_a_model_around_a_known_one() -> None:
 
 
 def test_methods_explain_it() -> None:
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     x = images(view, 2)
-    own = vt.method("generic").attribute(view, x, target=0)
+    own = vt.get_method("generic").attribute(view, x, target=0)
     seen = randomised(view, ["block 2", "block 1"], 0)
-    assert not torch.allclose(vt.method("generic").attribute(seen, x, target=0), own)
-    assert torch.equal(vt.method("generic").attribute(view, x, target=0), own)
+    assert not torch.allclose(vt.get_method("generic").attribute(seen, x, target=0), own)
+    assert torch.equal(vt.get_method("generic").attribute(view, x, target=0), own)
 
 
 def test_refused() -> None:
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     with pytest.raises(
         ModelError, match="has no stage 'block 3', but head, norm, block 2, block 1, block 0, embeddings"
     ):
         randomised(view, ["block 3"])
     with pytest.raises(ModelError, match="only whole models are randomised"):
         randomised(view.suffix(1), ["head"])
-    with pytest.raises(SpellingError, match="norms='gone' is not one of reset, permute, keep"):
+    with pytest.raises(SpecError, match="norms='gone' is not one of reset, permute, keep"):
         randomised(view, ["head"], norms="gone")
-    with pytest.raises(SpellingError, match="init='best' is not one of fixed, own"):
+    with pytest.raises(SpecError, match="init='best' is not one of fixed, own"):
         randomised(view, ["head"], init="best")

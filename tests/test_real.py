@@ -71,7 +71,7 @@ def test_labels_agree_with_the_data(view, shared):
     import json
 
     names = json.loads((shared / "imagenet-classes.json").read_text())
-    assert len(names) == len(view.labels) == 1000
+    assert len(names) == len(view.class_names) == 1000
     assert view.class_index("tabby") == 281
     assert view.class_index("boxer") == 242
 

@@ -39,7 +39,7 @@ class Reference:
 
     def check(self, spelling: str, expected: Tensor) -> None:
         """``expected`` is one number per token, prefix included, or per pixel."""
-        found = vt.method(spelling).attribute(self.model, self.images.detach(), target=TARGET)
+        found = vt.get_method(spelling).attribute(self.model, self.images.detach(), target=TARGET)
         expected = expected[:, self.prefix :].reshape(found.shape) if expected.ndim == 2 else expected
         assert torch.allclose(found, expected, rtol=1e-9, atol=1e-11)
 
@@ -228,7 +228,7 @@ def test_attention_flow(family):
                 capacity[(layer + 1) * tokens + i, layer * tokens + j] = mixed[i, j].item()
     read = [0] if family == "vit" else range(tokens)
     capacity |= {(3 * tokens, 2 * tokens + i): 1 / len(read) for i in read}
-    found = vt.method("attention_flow").attribute(model, x).flatten()
+    found = vt.get_method("attention_flow").attribute(model, x).flatten()
     for patch in (0, 5, 15):
         expected = best_flow(capacity, 3 * tokens, prefix + patch)
         assert found[patch].item() == pytest.approx(expected, abs=1e-4)
@@ -306,8 +306,8 @@ def test_skipplus_of_decompx(reference):
 @pytest.mark.parametrize("base", ["ixg", "gradient", "decompx", "generic", "saliency", "ig(steps=2)"])
 def test_plus_via_subnetworks_is_the_sum_of_separate_runs(reference, base):
     """Equation 3 to the letter: the base on each sub-network, fed with the detached input of that block."""
-    view = vt.view(reference.model)
-    method = vt.method(base)
+    view = vt.wrap(reference.model)
+    method = vt.get_method(base)
     expected = sum(
         method.attribute(view.suffix(layer), x.detach(), target=TARGET) for layer, x in enumerate(reference.run.inputs)
     )
@@ -316,12 +316,14 @@ def test_plus_via_subnetworks_is_the_sum_of_separate_runs(reference, base):
 
 @pytest.mark.parametrize("base", ["ixg", "gradient", "decompx"])
 def test_layer_terms_of_token_methods_are_the_subnetworks(reference, base):
-    free = vt.method(f"plus({base})").attribute(reference.model, reference.images.detach(), target=TARGET)
+    free = vt.get_method(f"plus({base})").attribute(reference.model, reference.images.detach(), target=TARGET)
     reference.check(f"plus({base}, via=subnetwork)", free)
 
 
 def test_plus_returns_its_layers(reference):
-    found, extras = vt.method("plus(ixg)").attribute(reference.model, reference.images.detach(), TARGET, extras=True)
+    found, extras = vt.get_method("plus(ixg)").attribute(
+        reference.model, reference.images.detach(), TARGET, extras=True
+    )
     assert extras["layers"].shape == (2, reference.depth, *found.shape[1:])
     assert torch.equal(extras["layers"].sum(dim=1), found)
 
@@ -332,14 +334,14 @@ def test_smooth_is_the_mean_over_the_noisy_copies(reference):
     handle = reference.model.patch_embed.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
     x = reference.images.detach()
     try:
-        found, extras = vt.method("smooth(ixg, samples=3, sigma=0.1)").attribute(
+        found, extras = vt.get_method("smooth(ixg, samples=3, sigma=0.1)").attribute(
             reference.model, x, TARGET, extras=True
         )
     finally:
         handle.remove()
     copies = [c for c in seen if not any(torch.equal(each, image) for each in c for image in x)]
     copies = torch.cat(copies).reshape(2, 3, *x.shape[1:])
-    maps = torch.stack([vt.method("ixg").attribute(reference.model, c, TARGET) for c in copies.unbind(dim=1)])
+    maps = torch.stack([vt.get_method("ixg").attribute(reference.model, c, TARGET) for c in copies.unbind(dim=1)])
     assert torch.allclose(found, maps.mean(dim=0), atol=1e-10)
     assert torch.allclose(extras["deviation"], maps.std(dim=0, correction=0), atol=1e-10)
     noise = copies - x.unsqueeze(1)
@@ -349,14 +351,14 @@ def test_smooth_is_the_mean_over_the_noisy_copies(reference):
 
 
 def test_yardsticks(reference):
-    found = vt.method("centre").attribute(reference.model, reference.images.detach())
+    found = vt.get_method("centre").attribute(reference.model, reference.images.detach())
     high, wide = found.shape[1:]
     for i in range(high):
         for j in range(wide):
             down, across = 2 * i / (high - 1) - 1, 2 * j / (wide - 1) - 1
             assert found[0, i, j].item() == pytest.approx(1 - math.hypot(down, across) / math.sqrt(2), abs=1e-6)
-    assert (vt.method("constant").attribute(reference.model, reference.images.detach()) == 1).all()
-    noise = vt.method("random").attribute(reference.model, reference.images.detach())
+    assert (vt.get_method("constant").attribute(reference.model, reference.images.detach()) == 1).all()
+    noise = vt.get_method("random").attribute(reference.model, reference.images.detach())
     assert (noise >= 0).all()
     assert (noise < 1).all()
     assert not torch.equal(noise[0], noise[1])
@@ -366,7 +368,7 @@ def test_edges_are_where_brightness_changes():
     model = FAMILIES["vit"]()
     image = torch.zeros(1, 3, 32, 32)
     image[:, :, :, 16:] = 2.0
-    found = vt.method("edges").attribute(model, image)[0]
+    found = vt.get_method("edges").attribute(model, image)[0]
     assert found.shape == (32, 32)
     assert (found[:, 15:17] == 1.0).all()  # Sobel / 8: half the step per pixel on both sides of it
     assert (found[:, :15] == 0).all()
@@ -379,4 +381,4 @@ def test_the_sum_of_token_gradients_is_refused_because_it_is_zero():
     gradient = reference.gradient(reference.run.inputs[0])
     assert gradient.sum(dim=-1).abs().max() < 1e-12 < gradient.abs().max()
     with pytest.raises(vt.VitreousError, match="LayerNorms remove the mean"):
-        vt.method("gradient(how=sum)").attribute(reference.model, reference.images.detach())
+        vt.get_method("gradient(how=sum)").attribute(reference.model, reference.images.detach())

@@ -83,7 +83,7 @@ def test_preprocessing_that_makes_no_input_is_refused(given: dict[str, Any], nam
 
 def test_what_is_on_the_meta_device_has_no_values() -> None:
     plain = timm.create_model("test_vit", img_size=32)
-    looked_at = vt.view(plain)
+    looked_at = vt.wrap(plain)
     inputs = torch.zeros(1, 3, 32, 32)
     for ask in (
         lambda: vt.explain(looked_at, inputs.to("meta"), "random"),

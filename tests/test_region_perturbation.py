@@ -11,7 +11,7 @@ from torch import Tensor
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.metrics import Need
+from vitreous.metrics import Request
 from vitreous.metrics.perturb import perturbed
 from vitreous.metrics.ranking import unit_ranks
 
@@ -78,7 +78,7 @@ def test_selectivity(model: Any, x: Tensor, maps: Tensor) -> None:
         curve = curve_without(model, image, squares(values, 8), 8, counts)
         expected = sum((counts[j + 1] - counts[j]) / 16 * (curve[j] + curve[j + 1]) / 2 for j in range(3))
         assert score == pytest.approx(expected, abs=1e-5)
-    assert not vt.metric("selectivity").higher_is_better
+    assert not vt.get_metric("selectivity").higher_is_better
 
 
 def test_random_order(model: Any, x: Tensor, maps: Tensor) -> None:
@@ -90,7 +90,7 @@ def test_random_order(model: Any, x: Tensor, maps: Tensor) -> None:
     np.testing.assert_array_equal(table["a", name][[0, 2]], table["b", name][[0, 2]])
     assert np.isnan(table["b", name][1])
     assert table.plan["states"] == 3 * (3 + 1 + 1), "once for both methods"
-    key = vt.passes.random.Draws.of_images(0, "order", x).uniform(32, 32)
+    key = vt.passes.random.PRNGKey.of_images(0, "order", x).uniform(32, 32)
     for image, values, score in zip(x, key, table["a", name], strict=True):
         curve = curve_without(model, image, squares(values, 8), 8, [0, 4, 8, 12, 16])
         assert score == pytest.approx(sum(curve[0] - p for p in curve) / 5, abs=1e-5)
@@ -115,7 +115,7 @@ def test_ranks_of_squares() -> None:
 
 
 def test_the_states_can_be_looked_at(model: Any, x: Tensor, maps: Tensor) -> None:
-    made = perturbed(vt.view(model), x, maps, Need.removed("zero_norm", [64 * 5], "region:8"))[:, 0]
+    made = perturbed(vt.wrap(model), x, maps, Request.removed("zero_norm", [64 * 5], "region:8"))[:, 0]
     gone = (made == 0).all(dim=1).view(3, 4, 8, 4, 8).float().mean(dim=(2, 4))
     assert ((gone == 0) | (gone == 1)).all()
     assert (gone.sum(dim=(1, 2)) == 5).all()
@@ -125,10 +125,10 @@ def test_regions_that_do_not_fit(model: Any, x: Tensor, maps: Tensor) -> None:
     with pytest.raises(vt.VitreousError, match="32 x 32 pixels cannot be cut into squares of 9 pixels"):
         scores(model, x, maps, "region_perturbation(region=9)")
     with pytest.raises(vt.VitreousError, match="region=0 must be at least 1"):
-        vt.metric("selectivity(region=0)")
+        vt.get_metric("selectivity(region=0)")
     with pytest.raises(vt.VitreousError, match="order='luck' is not one of morf, lerf, random"):
-        vt.metric("region_perturbation(order=luck)")
-    assert not vt.metric("region_perturbation(order=lerf)").higher_is_better
+        vt.get_metric("region_perturbation(order=luck)")
+    assert not vt.get_metric("region_perturbation(order=lerf)").higher_is_better
 
 
 def test_monotonicity(model: Any, x: Tensor, maps: Tensor) -> None:

@@ -20,12 +20,12 @@ ONLY = [1, 2, 4]
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.View) -> Tensor:
+def x(view: vt.VisionModel) -> Tensor:
     return images(view, 6)
 
 
@@ -35,18 +35,18 @@ def restricted(model: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("value", ["prob", "logprob"])
-def test_the_value_is_that_among_the_classes(view: vt.View, x: Tensor, value: str) -> None:
-    found = vt.method("input_x_gradient").attribute(view, x, target=2, value=value, classes=ONLY)
+def test_the_value_is_that_among_the_classes(view: vt.VisionModel, x: Tensor, value: str) -> None:
+    found = vt.get_method("input_x_gradient").attribute(view, x, target=2, value=value, classes=ONLY)
     given = x.clone().requires_grad_()
-    log = restricted(view.model, given)[:, 1]
+    log = restricted(view.module, given)[:, 1]
     score = log if value == "logprob" else log.exp()
     (gradient,) = torch.autograd.grad(score.sum(), given)
     torch.testing.assert_close(found, (gradient * given).sum(dim=1).detach(), rtol=1e-4, atol=1e-7)
 
 
-def test_the_prediction_and_its_probability_are_among_them(view: vt.View, x: Tensor) -> None:
+def test_the_prediction_and_its_probability_are_among_them(view: vt.VisionModel, x: Tensor) -> None:
     with torch.no_grad():
-        log, free = restricted(view.model, x), view.model(x).argmax(dim=1)
+        log, free = restricted(view.module, x), view.module(x).argmax(dim=1)
     found = vt.explain(view, x, "ixg", classes=ONLY)
     assert [e.target for e in found] == [ONLY[best] for best in log.argmax(dim=1).tolist()]
     np.testing.assert_allclose([e.probability for e in found], log.exp().amax(dim=1), rtol=1e-4)
@@ -54,17 +54,17 @@ def test_the_prediction_and_its_probability_are_among_them(view: vt.View, x: Ten
     assert [e.target for e in found] != free.tolist(), "of these images some are predicted otherwise"
 
 
-def test_coibas_cross_entropy_is_among_them(view: vt.View, x: Tensor) -> None:
+def test_coibas_cross_entropy_is_among_them(view: vt.VisionModel, x: Tensor) -> None:
     """Among two classes it is another map; among all of them it is the same."""
     how = "coiba(steps=3, samples=2)"
-    free = vt.method(how).attribute(view, x, target=2)
-    every = vt.method(how).attribute(view, x, target=2, classes=range(5))
-    two = vt.method(how).attribute(view, x, target=2, classes=[2, 4])
+    free = vt.get_method(how).attribute(view, x, target=2)
+    every = vt.get_method(how).attribute(view, x, target=2, classes=range(5))
+    two = vt.get_method(how).attribute(view, x, target=2, classes=[2, 4])
     torch.testing.assert_close(every, free)
     assert not torch.allclose(two, free, rtol=1e-3)
 
 
-def test_sets_of_probable_classes_are_among_them(view: vt.View, x: Tensor) -> None:
+def test_sets_of_probable_classes_are_among_them(view: vt.VisionModel, x: Tensor) -> None:
     for e in vt.explain(view, x, "var(ixg, classes=top:2)", classes=ONLY):
         assert set(e.extras["classes"].tolist()) <= set(ONLY)
 
@@ -78,7 +78,7 @@ def test_sets_of_probable_classes_are_among_them(view: vt.View, x: Tensor) -> No
         ([0, 1], 3, "target class is not among the 2 classes"),
     ],
 )
-def test_bad_restrictions(view: vt.View, x: Tensor, classes: Any, target: Any, said: str) -> None:
+def test_bad_restrictions(view: vt.VisionModel, x: Tensor, classes: Any, target: Any, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
         vt.explain(view, x, "ixg", target=target, classes=classes)
 
@@ -132,7 +132,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("vtranm", "prob"),
     ],
 )
-def test_captions_name_the_value_that_was_explained(view: vt.View, x: Tensor, spelling: str, value: str) -> None:
+def test_captions_name_the_value_that_was_explained(view: vt.VisionModel, x: Tensor, spelling: str, value: str) -> None:
     e = vt.explain(view, x[0], spelling)
     assert e.value == value
     assert f", {value} of " in e.caption

@@ -32,14 +32,14 @@ def ranked_maps() -> Tensor:
     return torch.stack(orders).float().view(2, 32, 32)
 
 
-def found(model: Any, inputs: Tensor, maps: Any, *names: str, **options: Any) -> vt.Table:
+def found(model: Any, inputs: Tensor, maps: Any, *names: str, **options: Any) -> vt.ScoreTable:
     options.setdefault("labels", LABELS)
     return vt.evaluate(model, inputs, {"it": maps}, list(names), baselines=False, samples=5, **options)
 
 
 def logits_without(model: Any, inputs: Tensor, maps: Tensor, steps: int) -> list[list[Tensor]]:
     """For each image, the logits with 1/steps, 2/steps ... of the pixels gone, the largest value first."""
-    noise = road.noise(inputs, vt.view(model).preprocess, 0)
+    noise = road.noise(inputs, vt.wrap(model).preprocess, 0)
     curves = []
     for image, values, field in zip(inputs, maps, noise, strict=True):
         order, curve = values.flatten().argsort(descending=True), []
@@ -111,18 +111,18 @@ def test_ties_are_no_trouble(model: Any, inputs: Tensor, kind: str) -> None:
 
 
 def test_labels_are_needed_for_accuracy_only(model: Any, inputs: Tensor) -> None:
-    assert not vt.metric("road").needs_labels
-    assert vt.metric("road(by=accuracy)").needs_labels
-    assert vt.metric("road_morf@rong").needs_labels
-    assert vt.metric("road@coiba").needs_labels, "it explains the label"
+    assert not vt.get_metric("road").needs_labels
+    assert vt.get_metric("road(by=accuracy)").needs_labels
+    assert vt.get_metric("road_morf@rong").needs_labels
+    assert vt.get_metric("road@coiba").needs_labels, "it explains the label"
     with pytest.raises(vt.VitreousError, match="needs the true classes"):
         found(model, inputs, ranked_maps(), "road@rong", labels=None)
 
 
 def test_directions_states_and_names(model: Any, inputs: Tensor) -> None:
-    assert not vt.metric("road_morf").higher_is_better
-    assert vt.metric("road_lerf").higher_is_better
-    assert vt.metric("delta_road") == vt.metric("road")
+    assert not vt.get_metric("road_morf").higher_is_better
+    assert vt.get_metric("road_lerf").higher_is_better
+    assert vt.get_metric("delta_road") == vt.get_metric("road")
     both = found(model, inputs, ranked_maps(), "road_morf", "road_lerf").plan["states"]
     assert both == 2 * (8 + 1)
     assert found(model, inputs, ranked_maps(), "road", "road(by=accuracy)", "road_morf").plan["states"] == both
@@ -134,4 +134,4 @@ def test_directions_states_and_names(model: Any, inputs: Tensor) -> None:
 )
 def test_bad_parameters(wrong: str, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
-        vt.metric(f"road({wrong})")
+        vt.get_metric(f"road({wrong})")

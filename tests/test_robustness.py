@@ -13,39 +13,39 @@ from torch import Tensor
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
-from vitreous.errors import SpellingError
-from vitreous.metrics import Geometry
-from vitreous.tracing.prng import Draws
+from vitreous.errors import SpecError
+from vitreous.metrics import ImageShape
+from vitreous.tracing.prng import PRNGKey
 
 COPIES = 4
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.View) -> Tensor:
+def x(view: vt.VisionModel) -> Tensor:
     return images(view, 3)
 
 
-def score(view: vt.View, x: Tensor, how: Any, metric: str, **options: Any) -> np.ndarray:
+def score(view: vt.VisionModel, x: Tensor, how: Any, metric: str, **options: Any) -> np.ndarray:
     table = vt.evaluate(view, x, {"it": how}, metric, baselines=False, samples=2, **options)
     return table["it", metric]
 
 
 def noisy(x: Tensor, radius: float, copies: int = COPIES) -> Tensor:
-    draws = Draws.of_images(0, "images uniform noise", x)
+    draws = PRNGKey.of_images(0, "images uniform noise", x)
     return torch.stack([x + radius * (2 * draws.at(copy).uniform(3, 32, 32) - 1) for copy in range(copies)], dim=1)
 
 
-def maps_of(view: vt.View, x: Tensor, changed: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def maps_of(view: vt.VisionModel, x: Tensor, changed: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """The maps of the images and of their copies, all explained for the predicted class of the image."""
     best = view.logits(x).argmax(dim=1).tolist()
-    own = vt.method("ixg").attribute(view, x, target=best).double().numpy()
+    own = vt.get_method("ixg").attribute(view, x, target=best).double().numpy()
     each = [
-        vt.method("ixg").attribute(view, changed[image], target=[best[image]] * changed.shape[1]).double().numpy()
+        vt.get_method("ixg").attribute(view, changed[image], target=[best[image]] * changed.shape[1]).double().numpy()
         for image in range(len(x))
     ]
     return own, np.stack(each)
@@ -65,7 +65,7 @@ def test_noise_is_uniform_in_its_ball(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("metric", "reduce"), [("max_sensitivity", max), ("average_sensitivity", np.mean)])
-def test_sensitivity(view: vt.View, x: Tensor, metric: str, reduce: Any) -> None:
+def test_sensitivity(view: vt.VisionModel, x: Tensor, metric: str, reduce: Any) -> None:
     own, copies = maps_of(view, x, noisy(x, 0.1))
     expected = [reduce(captum(a, b)) for a, b in zip(own, copies, strict=True)]
     found = score(view, x, "ixg", f"{metric}(samples=4, radius=0.1)")
@@ -79,7 +79,7 @@ def test_sensitivity(view: vt.View, x: Tensor, metric: str, reduce: Any) -> None
 
 
 def test_the_defaults_and_presets_are_those_of_the_papers() -> None:
-    tis, quantus = vt.metric("max_sensitivity@tis"), vt.metric("max_sensitivity@quantus")
+    tis, quantus = vt.get_metric("max_sensitivity@tis"), vt.get_metric("max_sensitivity@quantus")
     assert (tis.samples, tis.radius, tis.standardise, tis.explain) == (10, 0.02, False, "label")
     assert (quantus.samples, quantus.radius) == (200, 0.2)
 
@@ -96,7 +96,7 @@ class Moved:
         return self.scale * (found * inputs).sum(dim=1) + self.shift
 
 
-def test_scale_does_not_matter_but_offsets_do(view: vt.View, x: Tensor) -> None:
+def test_scale_does_not_matter_but_offsets_do(view: vt.VisionModel, x: Tensor) -> None:
     x = x[:2]
     for metric in ("max_sensitivity", "average_sensitivity", "rank_sensitivity"):
         plain = score(view, x, Moved(), f"{metric}(samples=2)")
@@ -110,7 +110,7 @@ def test_scale_does_not_matter_but_offsets_do(view: vt.View, x: Tensor) -> None:
             np.testing.assert_allclose(score(view, x, Moved(shift=3), label), score(view, x, Moved(), label), rtol=1e-3)
 
 
-def test_rank_sensitivity(view: vt.View, x: Tensor) -> None:
+def test_rank_sensitivity(view: vt.VisionModel, x: Tensor) -> None:
     own, copies = maps_of(view, x, noisy(x, 0.1))
     expected = [
         1 - np.mean([stats.spearmanr(a.ravel(), each.ravel()).statistic for each in b])
@@ -119,7 +119,7 @@ def test_rank_sensitivity(view: vt.View, x: Tensor) -> None:
     np.testing.assert_allclose(score(view, x, "ixg", "rank_sensitivity(samples=4, radius=0.1)"), expected, atol=1e-6)
 
 
-def test_local_lipschitz(view: vt.View, x: Tensor) -> None:
+def test_local_lipschitz(view: vt.VisionModel, x: Tensor) -> None:
     changed = noisy(x, 0.1)
     own, copies = maps_of(view, x, changed)
     expected = [
@@ -133,7 +133,7 @@ def test_local_lipschitz(view: vt.View, x: Tensor) -> None:
     assert (score(view, x, "ixg", "local_lipschitz(samples=2, radius=0)") == 0).all()
 
 
-def change(kind: str, view: vt.View, own: Tensor, copy: Tensor) -> float:
+def change(kind: str, view: vt.VisionModel, own: Tensor, copy: Tensor) -> float:
     """What the relative change of a map is divided by."""
     own, copy = own[None], copy[None]
     if kind == "input":
@@ -142,13 +142,13 @@ def change(kind: str, view: vt.View, own: Tensor, copy: Tensor) -> float:
         return float((view.logits(copy) - view.logits(own)).norm())
     else:
         with torch.no_grad():
-            one, other = (view.run(view.embed(each)) for each in (own, copy))
+            one, other = (view.forward_blocks(view.embed(each)) for each in (own, copy))
     return float(((other - one) / one).norm())
 
 
 @pytest.mark.parametrize("kind", ["input", "output", "representation"])
 @pytest.mark.parametrize("radius", [0.1, 1.5])
-def test_relative_stability(view: vt.View, x: Tensor, kind: str, radius: float) -> None:
+def test_relative_stability(view: vt.VisionModel, x: Tensor, kind: str, radius: float) -> None:
     x = images(view, 6)
     changed, best = noisy(x, radius), view.logits(x).argmax(dim=1)
     own, copies = maps_of(view, x, changed)
@@ -170,7 +170,7 @@ def test_relative_stability(view: vt.View, x: Tensor, kind: str, radius: float) 
     assert (every >= np.nan_to_num(found) * (1 - 1e-6)).all()
 
 
-def test_no_copy_left_is_no_score(view: vt.View, x: Tensor) -> None:
+def test_no_copy_left_is_no_score(view: vt.VisionModel, x: Tensor) -> None:
     """Noise that drowns the image changes every prediction of this one."""
     x = images(view, 12)
     label = "max_sensitivity(samples=1, radius=20, unchanged=true)"
@@ -179,11 +179,11 @@ def test_no_copy_left_is_no_score(view: vt.View, x: Tensor) -> None:
     assert np.isnan(score(view, x, "ixg", label)).tolist() == changed.tolist()
 
 
-METRICS = [info.name for info in vt.metrics() if info.family == "robustness"]
+METRICS = [info.name for info in vt.list_metrics() if info.family == "robustness"]
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_degenerate_maps(view: vt.View, x: Tensor, metric: str) -> None:
+def test_degenerate_maps(view: vt.VisionModel, x: Tensor, metric: str) -> None:
     label = f"{metric}(samples=2)"
     found = score(view, x, "constant", label)
     assert (found == (1 if metric == "rank_sensitivity" else 0)).all(), "a constant map never moves"
@@ -200,9 +200,9 @@ def test_degenerate_maps(view: vt.View, x: Tensor, metric: str) -> None:
     assert np.isnan(score(view, x, unsteady, label)).all()
 
 
-def test_one_noise_for_all(view: vt.View, x: Tensor) -> None:
-    geometry = Geometry((32, 32), (4, 4), 3)
-    needs = [set(vt.metric(name).needs(geometry)) for name in METRICS]
+def test_one_noise_for_all(view: vt.VisionModel, x: Tensor) -> None:
+    geometry = ImageShape((32, 32), (4, 4), 3)
+    needs = [set(vt.get_metric(name).needs(geometry)) for name in METRICS]
     assert len(set.intersection(*needs)) == 1, "all ask for the same maps"
     calls = []
 
@@ -214,14 +214,14 @@ def test_one_noise_for_all(view: vt.View, x: Tensor) -> None:
     assert sum(calls) == 3 + 30
 
 
-def test_neighbours_do_not_matter(view: vt.View, x: Tensor) -> None:
+def test_neighbours_do_not_matter(view: vt.VisionModel, x: Tensor) -> None:
     for metric in ("max_sensitivity(samples=2)", "rrs(samples=2)"):
         alone = [score(view, x[[image]], "ixg", metric)[0] for image in range(3)]
         np.testing.assert_allclose(score(view, x, "ixg", metric), alone, rtol=1e-3)
 
 
 def test_half_a_family_without_class_token() -> None:
-    view = vt.view(EVERY["swin"]())
+    view = vt.wrap(EVERY["swin"]())
     x = images(view, 2)
     for metric in ("rrs(samples=2)", "ros(samples=2)"):
         assert np.isfinite(score(view, x, "gradcam", metric)).all()
@@ -235,5 +235,5 @@ def test_half_a_family_without_class_token() -> None:
     ],
 )
 def test_refused(spelling: str, said: str) -> None:
-    with pytest.raises(SpellingError, match=said):
-        vt.metric(spelling)
+    with pytest.raises(SpecError, match=said):
+        vt.get_metric(spelling)

@@ -13,40 +13,40 @@ from torch.nn import functional as F
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
-from vitreous.errors import TraceError
-from vitreous.tracing import Keep, Pass, Session, Target, whole
+from vitreous.errors import TracingError
+from vitreous.tracing import Context, Pass, Record, Target, whole
 from vitreous.tracing.intercept import KINDS, OPERATIONS
-from vitreous.tracing.rules import FROZEN, PLAIN, AttentionRule, Call, Flows, Rule, Rules
+from vitreous.tracing.rules import FROZEN, PLAIN, AttentionRule, Call, Composite, Flows, Rule
 from vitreous.tracing.rules.gradient import Hold, HoldAttention, HoldDeviation, HoldGate
 from vitreous.tracing.runner import merge
 
-INPUT = Keep("input", whole, (0,), grad=True)
+INPUT = Record("input", whole, (0,), grad=True)
 
 
-def session(model: Any, batch: int = 2) -> Session:
-    view = vt.view(model)
-    return Session(view, images(model, batch), Target.of(view, batch, 1))
+def session(model: Any, batch: int = 2) -> Context:
+    view = vt.wrap(model)
+    return Context(view, images(model, batch), Target.of(view, batch, 1))
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_table_is_a_value() -> None:
-    one = Rules.of(norm=HoldDeviation(), attention=HoldAttention())
-    assert one == Rules.of(attention=HoldAttention(), norm=HoldDeviation())
-    assert hash(one) == hash(Rules.of(attention=HoldAttention(), norm=HoldDeviation()))
-    assert one != Rules.of("relevance", attention=HoldAttention(), norm=HoldDeviation())
+    one = Composite.of(norm=HoldDeviation(), attention=HoldAttention())
+    assert one == Composite.of(attention=HoldAttention(), norm=HoldDeviation())
+    assert hash(one) == hash(Composite.of(attention=HoldAttention(), norm=HoldDeviation()))
+    assert one != Composite.of("relevance", attention=HoldAttention(), norm=HoldDeviation())
     assert one != FROZEN
     assert not PLAIN
     assert FROZEN.kinds == ("activation", "attention", "gate", "norm", "softmax")
-    passes = [Pass((INPUT,), one), Pass((Keep("input", whole, (1,), grad=True),), one), Pass((INPUT,), FROZEN)]
+    passes = [Pass((INPUT,), one), Pass((Record("input", whole, (1,), grad=True),), one), Pass((INPUT,), FROZEN)]
     assert [each.rules for each in merge(passes)] == [one, FROZEN]
     assert set(OPERATIONS.values()) <= set(KINDS)
 
 
-@pytest.mark.parametrize("make", [lambda: Rules.of(lienar=Hold()), lambda: Rules.of("money", norm=Hold())])
+@pytest.mark.parametrize("make", [lambda: Composite.of(lienar=Hold()), lambda: Composite.of("money", norm=Hold())])
 def test_unknown_kinds_and_currencies(make: Any) -> None:
-    with pytest.raises(TraceError, match="known:"):
+    with pytest.raises(TracingError, match="known:"):
         make()
 
 
@@ -73,8 +73,8 @@ def test_every_kind_of_operation_can_be_given_a_rule(family: str) -> None:
     expected = session(model).trace(Pass((INPUT,)))[INPUT][0]
     seen: list[str] = []
     kinds = {"linear", "matmul", "add", "norm", "activation", "gate", "softmax", "conv", "embedding"}
-    table = Rules.of(**{kind: Seen(kind, seen) for kind in kinds})
-    with_image = Keep("image", whole, grad=True)  # so that the embedding runs with a graph too
+    table = Composite.of(**{kind: Seen(kind, seen) for kind in kinds})
+    with_image = Record("image", whole, grad=True)  # so that the embedding runs with a graph too
     found = session(model).trace(Pass((INPUT, with_image), table))
     torch.testing.assert_close(found[INPUT][0], expected, rtol=1e-4, atol=1e-5)
     met = {each.split()[0] for each in seen}
@@ -87,9 +87,9 @@ def test_operations_that_no_rule_asked_for_need_not_be_counted() -> None:
     """An activation that nobody recognises disturbs only those who steer activations."""
     model = FAMILIES["vit"]()
     model.blocks[0].mlp.act = torch.nn.Mish()
-    session(model).trace(Pass((INPUT,), Rules.of(norm=HoldDeviation())))
-    with pytest.raises(TraceError, match="saw 0 activation calls in block 0, expected 1"):
-        session(model).trace(Pass((INPUT,), Rules.of(activation=HoldGate())))
+    session(model).trace(Pass((INPUT,), Composite.of(norm=HoldDeviation())))
+    with pytest.raises(TracingError, match="saw 0 activation calls in block 0, expected 1"):
+        session(model).trace(Pass((INPUT,), Composite.of(activation=HoldGate())))
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Damped(Rule):
 def test_a_modified_gradient(factor: float) -> None:
     """Against the model with its activations exchanged by hand."""
     model = FAMILIES["vit"]().double()
-    found = session(model).trace(Pass((INPUT,), Rules.of(activation=Damped(factor))))
+    found = session(model).trace(Pass((INPUT,), Composite.of(activation=Damped(factor))))
 
     class Exchanged(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -119,9 +119,9 @@ def test_a_modified_gradient(factor: float) -> None:
 
     for block in model.blocks:
         block.mlp.act = Exchanged()
-    view = vt.view(model)
+    view = vt.wrap(model)
     tokens = view.embed(images(model, 2)).detach().requires_grad_()
-    logits = view.finish(view.run(tokens))
+    logits = view.forward_head(view.forward_blocks(tokens))
     (expected,) = torch.autograd.grad(logits[:, 1].sum(), tokens)
     torch.testing.assert_close(found[INPUT][0], expected)
     torch.testing.assert_close(found.logits, logits.detach())
@@ -139,8 +139,8 @@ class HalfEach(Rule):
 def test_rules_for_the_parts_of_attention() -> None:
     """The products and the softmax inside a fused attention, each under a rule of its own, against the same by hand."""
     model: Any = FAMILIES["vit"]().double()
-    found = session(model).trace(Pass((INPUT,), Rules.of(matmul=HalfEach(), softmax=Hold())))
-    view = vt.view(model)
+    found = session(model).trace(Pass((INPUT,), Composite.of(matmul=HalfEach(), softmax=Hold())))
+    view = vt.wrap(model)
     tokens = first = view.embed(images(model, 2)).detach().requires_grad_()
     for block in model.blocks:
         x = block.norm1(tokens)
@@ -150,7 +150,7 @@ def test_rules_for_the_parts_of_attention() -> None:
         mixed = 0.5 * mixed + 0.5 * mixed.detach()
         tokens = tokens + block.attn.proj(mixed.transpose(1, 2).flatten(2))
         tokens = tokens + block.mlp(block.norm2(tokens))
-    (expected,) = torch.autograd.grad(view.finish(tokens)[:, 1].sum(), first)
+    (expected,) = torch.autograd.grad(view.forward_head(tokens)[:, 1].sum(), first)
     torch.testing.assert_close(found[INPUT][0], expected)
 
 
@@ -231,7 +231,7 @@ class ToValues(AttentionRule):
         return Flows(None, None, v * (attention.transpose(-2, -1) @ each))
 
 
-RELEVANCE = Rules.of(
+RELEVANCE = Composite.of(
     "relevance", linear=LinearEpsilon(), add=ShareSum(), norm=PassOn(), activation=PassOn(), attention=ToValues()
 )
 
@@ -244,20 +244,20 @@ def test_relevance_is_neither_made_nor_lost(family: str) -> None:
         model = FAMILIES["clip"]().double()
         for block in model.blocks:
             block.mlp.act = torch.nn.GELU()
-    keep = Keep("input", whole, (0, 1, 2), grad=True)
+    keep = Record("input", whole, (0, 1, 2), grad=True)
     trace = session(model).trace(Pass((keep,), RELEVANCE))
     for relevance in trace[keep]:
         torch.testing.assert_close(relevance.sum(dim=(1, 2)), torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-3)
-    torch.testing.assert_close(trace.logits, vt.view(model).logits(images(model, 2)))
+    torch.testing.assert_close(trace.logits, vt.wrap(model).logits(images(model, 2)))
 
 
 def test_relevance_without_a_rule_is_an_error_and_not_a_gradient() -> None:
     model = FAMILIES["vit"]()
     for kind in RELEVANCE.kinds:
-        rest = Rules(tuple(pair for pair in RELEVANCE.table if pair[0] != kind), "relevance")
-        with pytest.raises(TraceError, match="no rule says how relevance passes"):
+        rest = Composite(tuple(pair for pair in RELEVANCE.table if pair[0] != kind), "relevance")
+        with pytest.raises(TracingError, match="no rule says how relevance passes"):
             session(model).trace(Pass((INPUT,), rest))
-    with pytest.raises(TraceError, match="no rule says how relevance passes mul in block 0"):
+    with pytest.raises(TracingError, match="no rule says how relevance passes mul in block 0"):
         session(FAMILIES["deit3"]()).trace(Pass((INPUT,), RELEVANCE))  # LayerScale
 
 
@@ -266,13 +266,13 @@ def test_relevance_without_a_rule_is_an_error_and_not_a_gradient() -> None:
 
 def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
     ran: list[Pass] = []
-    run = Session._run
+    run = Context._run
 
-    def counted(self: Session, ask: Pass) -> None:
+    def counted(self: Context, ask: Pass) -> None:
         ran.append(ask)
         run(self, ask)
 
-    monkeypatch.setattr(Session, "_run", counted)
+    monkeypatch.setattr(Context, "_run", counted)
     return ran
 
 
@@ -282,7 +282,7 @@ def test_a_value_is_part_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = count_passes(monkeypatch)
     for value in ("prob", "logprob", "logit", "prob"):
         found = live.trace(Pass((INPUT,), value=value))[INPUT][0]
-        alone = Session(live.view, live.inputs, Target.of(live.view, 2, 1, value=value)).trace(Pass((INPUT,)))
+        alone = Context(live.view, live.inputs, Target.of(live.view, 2, 1, value=value)).trace(Pass((INPUT,)))
         torch.testing.assert_close(found, alone[INPUT][0])
     assert len(ran) == 3 + 4
     with pytest.raises(vt.VitreousError, match="is not one of"):
@@ -290,7 +290,7 @@ def test_a_value_is_part_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_methods_of_one_value_share_their_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitreous.methods import answer
+    from vitreous.methods import compute_attributions
 
     model = FAMILIES["vit"]()
     for spelled, count in (
@@ -301,7 +301,7 @@ def test_methods_of_one_value_share_their_pass(monkeypatch: pytest.MonkeyPatch) 
     ):
         live = session(model)
         ran = count_passes(monkeypatch)
-        answer(live, [vt.method(each) for each in spelled])
+        compute_attributions(live, [vt.get_method(each) for each in spelled])
         assert len(ran) == count, spelled
 
 

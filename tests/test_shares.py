@@ -13,11 +13,11 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, golden, images, proven
 from vitreous.benchmark.protocol import read
-from vitreous.errors import SpellingError
+from vitreous.errors import SpecError
 from vitreous.methods import value_weighted as mixing
 from vitreous.methods import value_weighted as shares
 from vitreous.methods.value_weighted import Matrix, Row
-from vitreous.tracing import Keep, Pass, Session, Target
+from vitreous.tracing import Context, Pass, Record, Target
 
 MEASURES = ("brought", "brought_share", "brought_or_kept", "through_block", "agreed")
 
@@ -56,9 +56,9 @@ def read_row(family: str, model: Any, matrix: Tensor) -> Tensor:
 
 
 def kept(model: Any, x: Tensor, reduce: Any) -> list[Tensor]:
-    view = vt.view(model)
-    keep = Keep("block", reduce, tuple(range(view.depth)))
-    return Session(view, x, Target.of(view, len(x), 1)).trace(Pass((keep,)))[keep]
+    view = vt.wrap(model)
+    keep = Record("block", reduce, tuple(range(view.depth)))
+    return Context(view, x, Target.of(view, len(x), 1)).trace(Pass((keep,)))[keep]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -130,13 +130,13 @@ def test_rollouts_equal_the_full_product(family: str, start: int, residual: floa
     model: Any = FAMILIES[family]().double()
     x = images(model, 2)
     run = slow.forward(model, x)
-    alti = vt.method(f"alti(start={start}, residual={residual})").attribute(model, x).flatten(1)
+    alti = vt.get_method(f"alti(start={start}, residual={residual})").attribute(model, x).flatten(1)
     torch.testing.assert_close(alti, rolled(family, model, run, "agreed", start, residual), rtol=0, atol=1e-9)
-    attin = vt.method(f"attin_rollout(start={start}, residual={residual})").attribute(model, x).flatten(1)
+    attin = vt.get_method(f"attin_rollout(start={start}, residual={residual})").attribute(model, x).flatten(1)
     expected = rolled(family, model, run, "brought_share", start, residual)
     torch.testing.assert_close(attin, expected, rtol=0, atol=1e-9)
     if residual == 0:  # a product of lengths is known up to a factor per image
-        found = vt.method(f"globenc(start={start})").attribute(model, x).flatten(1)
+        found = vt.get_method(f"globenc(start={start})").attribute(model, x).flatten(1)
         expected = rolled(family, model, run, "through_block", start, residual)
         scale = expected.sum(dim=1, keepdim=True) / found.sum(dim=1, keepdim=True)
         torch.testing.assert_close(found * scale / expected, torch.ones_like(found), rtol=1e-8, atol=0)
@@ -145,8 +145,8 @@ def test_rollouts_equal_the_full_product(family: str, start: int, residual: floa
 @pytest.mark.parametrize("family", EVERY)
 @torch.no_grad()
 def test_rows_of_alti_sum_to_one_or_are_zero(family: str) -> None:
-    view = vt.view(EVERY[family]())
-    if view.attends == "windows":
+    view = vt.wrap(EVERY[family]())
+    if view.attention == "windows":
         pytest.skip("attends inside windows")
     for matrix in kept(view, images(view, 2), Matrix(mixing.agreed)):
         total = matrix.sum(dim=-1)
@@ -160,15 +160,15 @@ def test_rows_of_alti_sum_to_one_or_are_zero(family: str) -> None:
 @torch.no_grad()
 def test_other_libraries_agree_with_shares_written_out(family: str) -> None:
     """From the parts that a pass shows and the weights that a view tells: every share in the open."""
-    view = vt.view(EVERY[family]())
-    view.model.double()
+    view = vt.wrap(EVERY[family]())
+    view.module.double()
     x = images(view, 2)
     found = kept(view, x, Matrix(mixing.through_block))
     for layer, matrix in enumerate(kept(view, x, explicit_lengths)):
         torch.testing.assert_close(found[layer], matrix, rtol=0, atol=1e-7)
 
 
-def explicit_lengths(view: vt.View, block: Any, gradient: Tensor | None) -> Tensor:
+def explicit_lengths(view: vt.VisionModel, block: Any, gradient: Tensor | None) -> Tensor:
     told = view.weights(block.layer)
     mixed = (block.attention @ block.values).transpose(1, 2).flatten(2)
     moved = torch.einsum("bhij,bhjd->bijhd", block.attention, block.values).flatten(3)
@@ -185,9 +185,9 @@ def explicit_lengths(view: vt.View, block: Any, gradient: Tensor | None) -> Tens
 def test_writing_shares_out_in_small_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FAMILIES["vit"]().double()
     x = images(model, 2)
-    at_once = vt.method("alti").attribute(model, x)
+    at_once = vt.get_method("alti").attribute(model, x)
     monkeypatch.setattr(shares, "_AT_ONCE", 2 * 17 * 24 * 3)
-    torch.testing.assert_close(vt.method("alti").attribute(model, x), at_once, rtol=0, atol=1e-14)
+    torch.testing.assert_close(vt.get_method("alti").attribute(model, x), at_once, rtol=0, atol=1e-14)
 
 
 def test_layer_terms_are_rows_and_cost_nothing_more() -> None:
@@ -204,7 +204,7 @@ def test_layer_terms_are_rows_and_cost_nothing_more() -> None:
     }
     for spelling, measure in spelled.items():
         runs.clear()
-        found = vt.method(spelling).attribute(model, x, target=1).flatten(1)
+        found = vt.get_method(spelling).attribute(model, x, target=1).flatten(1)
         assert len(runs) == 1
         expected = sum(matrices(m, run, layer)[measure][:, 0, 1:] for layer, m in enumerate(model.blocks))
         torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-7)
@@ -215,7 +215,7 @@ def test_golden_model() -> None:
     """196 patches in float64: AttIN of the last block against explicit vectors of the row alone."""
     model, x = golden()
     run = slow.forward(model, x)
-    found = vt.method("attin").attribute(model, x).flatten()
+    found = vt.get_method("attin").attribute(model, x).flatten()
     values, attention = run.values[3][0], run.attention[3][0, :, 0]
     expected = torch.zeros(197, dtype=torch.float64)
     for token in range(197):
@@ -234,7 +234,7 @@ def test_globenc_of_a_deep_network_stays_finite() -> None:
     ).eval()
     with torch.no_grad():
         model.pos_embed.mul_(1e5)
-    found = vt.method("globenc").attribute(model, images(model, 1), target=0)
+    found = vt.get_method("globenc").attribute(model, images(model, 1), target=0)
     assert torch.isfinite(found).all()
     assert found.max() > 0
 
@@ -245,17 +245,17 @@ def test_attin_rollout_is_the_rollout_of_every_block_that_the_protocol_of_skippl
     assert read("skipplus").methods["AttIN o Rollout"] == "attin_rollout"
     model: Any = FAMILIES["vit"]().double()
     x = images(model, 2)
-    found = vt.method("attin_rollout").attribute(model, x).flatten(1)
+    found = vt.get_method("attin_rollout").attribute(model, x).flatten(1)
     run = slow.forward(model, x)
     torch.testing.assert_close(found, rolled("vit", model, run, "brought_share", 0, 0.5), rtol=0, atol=1e-9)
-    last = vt.method("attin").attribute(model, x).flatten(1)
+    last = vt.get_method("attin").attribute(model, x).flatten(1)
     assert (found / found.sum() - last / last.sum()).abs().max() > 1e-3
-    terms = vt.method("plus(attin_rollout)").attribute(model, x).flatten(1)
+    terms = vt.get_method("plus(attin_rollout)").attribute(model, x).flatten(1)
     rows = [matrices(m, run, layer)["brought_share"][:, 0, 1:] for layer, m in enumerate(model.blocks)]
     torch.testing.assert_close(terms, torch.stack(rows).sum(dim=0), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["attin_rollout", "globenc", "alti"])
 def test_a_residual_outside_its_range_is_refused(name: str) -> None:
-    with pytest.raises(SpellingError, match="residual=1"):
-        vt.method(f"{name}(residual=1.0)")
+    with pytest.raises(SpecError, match="residual=1"):
+        vt.get_method(f"{name}(residual=1.0)")

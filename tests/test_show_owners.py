@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_explanations_have_it(tmp_path):
-    view = vt.view(FAMILIES["vit"](), labels=["ash", "birch", "cedar", "elm", "fir"])
+    view = vt.wrap(FAMILIES["vit"](), labels=["ash", "birch", "cedar", "elm", "fir"])
     e = vt.explain(view, images(view, 3), "var(generic, classes='birch,fir')", target="ash")[1]
     assert e.names == ("ash", "birch", "fir")
     picture = e.picture("owners", tile=96)
@@ -130,7 +130,7 @@ def test_explanations_have_it(tmp_path):
 
 
 def test_images_with_fewer_classes_show_their_own():
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     found = vt.explain(view, images(view, 6), "var(generic, classes=top:1)", target=0)
     assert {len(e.names) for e in found} == {2, 3}
     for e in found:
@@ -142,11 +142,11 @@ def test_a_method_of_ones_own_may_have_a_picture_of_its_own(tmp_path, monkeypatc
     monkeypatch.setattr("vitreous.viz.panel.EXTRAS", registry := dict(show.EXTRAS))
     monkeypatch.setattr(show, "EXTRAS", registry)
 
-    @show.draws_extra("layers", "Layer by layer", needs=("layers",), made_by="plus({})")
+    @show.renders_extra("layers", "Layer by layer", needs=("layers",), made_by="plus({})")
     def layers(shown, tile):
         return Image.new("RGB", (tile * len(shown.extras["layers"]), tile), "red")
 
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     e = vt.explain(view, images(view, 1)[0], "plus(ixg)")
     assert e.pictures == ("layers",)
     assert e.picture("layers", tile=10).size == (10 * view.depth, 10)
@@ -162,4 +162,4 @@ def test_a_method_of_ones_own_may_have_a_picture_of_its_own(tmp_path, monkeypatc
     with pytest.raises(vt.VitreousError, match="has no picture 'luck'; there is layers"):
         e.picture("luck")
     with pytest.raises(ValueError, match="two pictures"):
-        show.draws_extra("layers", "again", needs=())(layers)
+        show.renders_extra("layers", "again", needs=())(layers)

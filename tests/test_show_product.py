@@ -67,7 +67,7 @@ def test_scales_are_written(monkeypatch):
 
 
 def test_explanations_have_it(tmp_path, monkeypatch):
-    view = vt.view(FAMILIES["vit"](), labels=["ash", "birch", "cedar", "elm", "fir"])
+    view = vt.wrap(FAMILIES["vit"](), labels=["ash", "birch", "cedar", "elm", "fir"])
     e = vt.explain(view, images(view, 3), "var(ixg, classes='birch,fir')", target="ash")[1]
     assert e.pictures == ("owners", "times_input")
     picture = e.picture("times_input", tile=96)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import ndimage, spatial, stats
 
-from vitreous.errors import MapError, SpellingError
+from vitreous.errors import MapError, SpecError
 from vitreous.metrics.similarity import SIMILARITIES, check_similarity, cka, dead, gaussian, similarity
 
 
@@ -110,7 +110,7 @@ def test_cka() -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(SpellingError, match="similarity='hog' is not one of spearman, abs_spearman"):
+    with pytest.raises(SpecError, match="similarity='hog' is not one of spearman, abs_spearman"):
         check_similarity("hog")
     with pytest.raises(MapError, match=r"\[2, 3, 3\] cannot be compared with maps of \[2, 3, 4\]"):
         similarity("pearson", np.zeros((2, 3, 3)), np.zeros((2, 3, 4)))

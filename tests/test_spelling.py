@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vitreous as vt
-from vitreous.errors import SpellingError
+from vitreous.errors import SpecError
 from vitreous.methods import registry
 from vitreous.methods.combinators import Plus, SkipPlus, Smooth
 from vitreous.methods.decomposition import DecompX
@@ -28,20 +28,22 @@ UNDERSTOOD = {
     'plus(decompx, 0, "layers")': Plus(DecompX(), via="layers"),
     "smooth(skipplus(decompx), samples=20, sigma=1e-1)": Smooth(SkipPlus(DecompX()), 20, 0.1),
     "smooth(ig(5, baseline=1))": Smooth(IntegratedGradients(5, 1.0)),
-    "chefer2": vt.method("generic"),
+    "chefer2": vt.get_method("generic"),
 }
 
 
 @pytest.mark.parametrize("spelling", UNDERSTOOD)
 def test_understood(spelling):
-    assert vt.method(spelling) == UNDERSTOOD[spelling]
-    assert vt.method(UNDERSTOOD[spelling].spelling) == UNDERSTOOD[spelling]
+    assert vt.get_method(spelling) == UNDERSTOOD[spelling]
+    assert vt.get_method(UNDERSTOOD[spelling].spelling) == UNDERSTOOD[spelling]
 
 
 def test_canonical_spelling_is_the_shortest():
-    assert vt.method("smooth( skipplus(base=decompx ,start=none), samples=10)").spelling == "smooth(skipplus(decompx))"
-    assert vt.method("ig(steps=7)").spelling == "integrated_gradients(steps=7)"
-    assert vt.method("plus(ixg(layer=0), via=layers)").spelling == "plus(ixg, via=layers)"
+    assert (
+        vt.get_method("smooth( skipplus(base=decompx ,start=none), samples=10)").spelling == "smooth(skipplus(decompx))"
+    )
+    assert vt.get_method("ig(steps=7)").spelling == "integrated_gradients(steps=7)"
+    assert vt.get_method("plus(ixg(layer=0), via=layers)").spelling == "plus(ixg, via=layers)"
 
 
 # spelling, the character the complaint points at (1-based), part of the complaint
@@ -75,8 +77,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("spelling", "place", "complaint"), REFUSED)
 def test_refused_with_the_place(spelling, place, complaint):
-    with pytest.raises(SpellingError) as caught:
-        vt.method(spelling)
+    with pytest.raises(SpecError) as caught:
+        vt.get_method(spelling)
     text = str(caught.value)
     assert complaint in text
     assert f"at character {place}:" in text
@@ -85,13 +87,13 @@ def test_refused_with_the_place(spelling, place, complaint):
 
 
 def test_deep_nesting_is_refused_and_not_a_stack_overflow():
-    with pytest.raises(SpellingError, match="nested more than 20 deep"):
-        vt.method("plus(" * 5000 + "ixg" + ")" * 5000)
+    with pytest.raises(SpecError, match="nested more than 20 deep"):
+        vt.get_method("plus(" * 5000 + "ixg" + ")" * 5000)
 
 
 def test_other_types_are_refused():
-    with pytest.raises(SpellingError, match="int"):
-        vt.method(3)
+    with pytest.raises(SpecError, match="int"):
+        vt.get_method(3)
 
 
 def assert_one_line(text):
@@ -116,11 +118,11 @@ def test_a_great_deal_of_text_is_a_method_or_one_line(text):
 
 def method_or_one_line(text):
     try:
-        method = vt.method(text)
-    except SpellingError as error:
+        method = vt.get_method(text)
+    except SpecError as error:
         assert_one_line(str(error))
     else:
-        assert vt.method(method.spelling) == method
+        assert vt.get_method(method.spelling) == method
 
 
 def nested():
@@ -144,21 +146,21 @@ def nested():
 
 @given(nested())
 def test_every_composition_survives_its_spelling(spelling):
-    method = vt.method(spelling)
-    assert vt.method(method.spelling) == method
-    assert vt.method(method.spelling).spelling == method.spelling
+    method = vt.get_method(spelling)
+    assert vt.get_method(method.spelling) == method
+    assert vt.get_method(method.spelling).spelling == method.spelling
 
 
 # -- the registry --------------------------------------------------------------------------------------------------
 
 
 def test_the_list_is_complete_data():
-    names = [info.name for info in vt.methods()]
+    names = [info.name for info in vt.list_methods()]
     assert len(names) == len(set(names))
     asked = """raw_attention rollout generic attcam gradient ixg decompx gradcam hirescam saliency integrated_gradients
     smooth plus skipplus random constant centre edges"""
     assert set(asked.split()) <= set(names)
-    for info in vt.methods():
+    for info in vt.list_methods():
         if not info.make.__module__.startswith("vitreous."):
             continue  # registered by another test
         assert info.family
@@ -172,7 +174,7 @@ def test_the_list_is_complete_data():
 
 def test_what_is_our_own_names_no_paper_as_its_proposer():
     """It says what it builds on, in the lists and in the text."""
-    own = {info.name: info for info in vt.methods() if info.family == "combinator" and not info.papers}
+    own = {info.name: info for info in vt.list_methods() if info.family == "combinator" and not info.papers}
     assert set(own) >= {"witness", "refine", "consensus", "logprob"}
     for name, key in (
         ("witness", "mehri2024skipplus"),
@@ -183,8 +185,8 @@ def test_what_is_our_own_names_no_paper_as_its_proposer():
         text = " ".join((own[name].make.__doc__ or "").split())
         assert "Our own; it builds on" in text
         assert own[name].builds_on[0].authors.split(",")[0] in text
-    assert not vt.methods()[0].builds_on
-    by_name = {info.name: info for info in (*vt.methods(), *vt.metrics())}
+    assert not vt.list_methods()[0].builds_on
+    by_name = {info.name: info for info in (*vt.list_methods(), *vt.list_metrics())}
     assert not any(
         by_name[name].papers for name in ("grad_rollout", "rank_sensitivity", "part_correlation", "shortcut")
     )
@@ -196,7 +198,7 @@ def test_third_parties_join_by_entry_points(monkeypatch):
 
     class Entry:
         def load(self):
-            @vt.register("three", family="yardstick", class_specific=False, cost=(0, 0))
+            @vt.register_method("three", family="yardstick", class_specific=False, cost=(0, 0))
             @dataclass(frozen=True)
             class Three(vt.Method):
                 """Three everywhere."""
@@ -208,13 +210,13 @@ def test_third_parties_join_by_entry_points(monkeypatch):
     monkeypatch.setattr(registry.SHELF, "complete", False)
     monkeypatch.setattr(registry.SHELF, "by_name", dict(registry.SHELF.by_name))
     monkeypatch.setattr(registry.SHELF, "aliases", dict(registry.SHELF.aliases))
-    assert vt.method("three").info.summary == "Three everywhere."
-    assert "three" in [info.name for info in vt.methods()]
+    assert vt.get_method("three").info.summary == "Three everywhere."
+    assert "three" in [info.name for info in vt.list_methods()]
 
 
 def test_a_name_is_given_once():
-    with pytest.raises(SpellingError, match="two methods are called 'chefer2'"):
-        vt.register("fresh", family="x", aliases=("chefer2",))(DecompX)
+    with pytest.raises(SpecError, match="two methods are called 'chefer2'"):
+        vt.register_method("fresh", family="x", aliases=("chefer2",))(DecompX)
 
 
 def test_metrics_come_from_entry_points(monkeypatch):
@@ -226,7 +228,7 @@ def test_metrics_come_from_entry_points(monkeypatch):
     offered = lambda group: [entry] if group == "vitreous.metrics" else []  # noqa: E731
     monkeypatch.setattr("vitreous.registry.registry.entry_points", offered)
     monkeypatch.setattr(registry.SHELF, "complete", False)
-    assert "insertion" in [info.name for info in vt.metrics()]
+    assert "insertion" in [info.name for info in vt.list_metrics()]
     assert loaded == ["their metric"]
-    vt.metrics()
+    vt.list_metrics()
     assert loaded == ["their metric"], "once is enough"

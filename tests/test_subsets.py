@@ -15,19 +15,19 @@ import vitreous as vt
 from families import FAMILIES, images
 from metric_probe import Probe
 from test_metrics_golden import Linear, noise, pooled
-from vitreous.metrics import Geometry, Masks
+from vitreous.metrics import ImageShape, Masks
 
 SMALL = "subsets=12"
 NAMES = ("infidelity", "faithfulness_correlation", "sensitivity_n", "mu_fidelity")
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.View) -> Tensor:
+def x(view: vt.VisionModel) -> Tensor:
     return images(view, 3)
 
 
@@ -36,25 +36,25 @@ def maps() -> Tensor:
     return noise(3, 32, 32, seed=9)
 
 
-def found(view: vt.View, x: Tensor, maps: Any, name: str, **options: Any) -> np.ndarray:
+def found(view: vt.VisionModel, x: Tensor, maps: Any, name: str, **options: Any) -> np.ndarray:
     return vt.evaluate(view, x, {"it": maps}, name, baselines=False, samples=2, **options)["it", name]
 
 
-def masks_of(view: vt.View, x: Tensor, name: str) -> list[np.ndarray]:
+def masks_of(view: vt.VisionModel, x: Tensor, name: str) -> list[np.ndarray]:
     """The masks of each size as the pool drew them, ``[B, count, h, w]``."""
-    needs = [n for n in vt.metric(name).needs(Geometry((32, 32), (4, 4))) if isinstance(n, Masks)]
+    needs = [n for n in vt.get_metric(name).needs(ImageShape((32, 32), (4, 4))) if isinstance(n, Masks)]
     probe = Probe(asked=needs)
     vt.evaluate(view, x, {"it": noise(len(x), 4, 4)}, [probe], baselines=False, samples=1)
     return [probe.heard[0].masks(need) for need in needs]
 
 
-def outputs(view: vt.View, image: Tensor) -> Tensor:
+def outputs(view: vt.VisionModel, image: Tensor) -> Tensor:
     with torch.no_grad():
-        return view.model(image[None])[0]
+        return view.module(image[None])[0]
 
 
 def measured(
-    view: vt.View, image: Tensor, values: Tensor, masks: np.ndarray, substrate: Tensor, logit: bool
+    view: vt.VisionModel, image: Tensor, values: Tensor, masks: np.ndarray, substrate: Tensor, logit: bool
 ) -> tuple[list[float], list[float]]:
     """For each mask ``[h, w]``, the sum of the map's pixels under it, and what the model loses."""
     clean = outputs(view, image)
@@ -83,7 +83,7 @@ def mean_colour(image: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("value", ["logit", "probability"])
 @pytest.mark.parametrize("normalise", ["true", "false"])
-def test_infidelity(view: vt.View, x: Tensor, maps: Tensor, value: str, normalise: str) -> None:
+def test_infidelity(view: vt.VisionModel, x: Tensor, maps: Tensor, value: str, normalise: str) -> None:
     """Captum's formula with its optimal scaling, or without."""
     name = f"infidelity({SMALL}, value={value}, normalise={normalise})"
     drawn, scores = masks_of(view, x, name), found(view, x, maps, name)
@@ -99,7 +99,7 @@ def test_infidelity(view: vt.View, x: Tensor, maps: Tensor, value: str, normalis
         assert scores[i] == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
-def test_infidelity_with_the_product_of_difference_and_map(view: vt.View, x: Tensor, maps: Tensor) -> None:
+def test_infidelity_with_the_product_of_difference_and_map(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """``I^T a`` with ``I = x - x~``, the mean over channels, pixel by pixel."""
     name = f"infidelity({SMALL}, reading=product, normalise=false, substrate=black)"
     drawn, scores = masks_of(view, x, name), found(view, x, maps, name)
@@ -111,7 +111,7 @@ def test_infidelity_with_the_product_of_difference_and_map(view: vt.View, x: Ten
         assert scores[i] == pytest.approx(np.mean((s - d) ** 2), rel=1e-3)
 
 
-def test_faithfulness_correlation(view: vt.View, x: Tensor, maps: Tensor) -> None:
+def test_faithfulness_correlation(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """The mean over sizes of Pearson's correlation at each."""
     name = f"faithfulness_correlation({SMALL})"
     drawn, scores = masks_of(view, x, name), found(view, x, maps, name)
@@ -120,7 +120,7 @@ def test_faithfulness_correlation(view: vt.View, x: Tensor, maps: Tensor) -> Non
         assert scores[i] == pytest.approx(np.mean(each), abs=1e-3)
 
 
-def test_sensitivity_n(view: vt.View, x: Tensor, maps: Tensor) -> None:
+def test_sensitivity_n(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     name = f"sensitivity_n({SMALL}, steps=3)"
     drawn = masks_of(view, x, name)
     assert [int(each[0, 0].sum()) for each in drawn] == [1, 4, 13], "from 1 to 0.8 * 16 in equal ratios"
@@ -131,12 +131,12 @@ def test_sensitivity_n(view: vt.View, x: Tensor, maps: Tensor) -> None:
         each = [stats.pearsonr(*measured(view, image, maps[i], m[i], mean_colour(image), True))[0] for m in drawn]
         np.testing.assert_allclose(curve.y[i], each, atol=1e-3)
         assert table["it", name][i] == pytest.approx(np.mean(each), abs=1e-3)
-    usual = vt.metric("sensitivity_n").needs(Geometry((224, 224), (14, 14)))
+    usual = vt.get_metric("sensitivity_n").needs(ImageShape((224, 224), (14, 14)))
     assert [round(need.draw.share * 196) for need in usual] == [1, 2, 3, 5, 9, 17, 29, 51, 89, 157]
     assert all(need.count == 100 for need in usual)
 
 
-def test_mu_fidelity(view: vt.View, x: Tensor, maps: Tensor) -> None:
+def test_mu_fidelity(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """Nine cells do not divide 32 pixels; each pixel belongs to one."""
     name = "mu_fidelity(subsets=20)"
     (drawn,), scores = masks_of(view, x, name), found(view, x, maps, name)
@@ -150,7 +150,7 @@ def test_mu_fidelity(view: vt.View, x: Tensor, maps: Tensor) -> None:
     assert len({int(each.sum()) for each in whole[0]}) > 5, "how many go differs"
 
 
-def test_tokens_leave_the_sequence(view: vt.View, x: Tensor) -> None:
+def test_tokens_leave_the_sequence(view: vt.VisionModel, x: Tensor) -> None:
     maps, name = noise(3, 4, 4, seed=2), f"sensitivity_n({SMALL}, steps=2, unit=token)"
     drawn, scores = masks_of(view, x, name), found(view, x, maps, name)
     for i, image in enumerate(x):
@@ -163,8 +163,10 @@ def test_tokens_leave_the_sequence(view: vt.View, x: Tensor) -> None:
                 keep = torch.from_numpy(np.flatnonzero(~mask.flatten()))
                 with torch.no_grad():
                     tokens = view.embed(image[None])
-                    tokens = torch.cat([tokens[:, : view.prefix], tokens[:, keep + view.prefix]], dim=1)
-                    left = view.finish(view.run(tokens, keep=keep[None]))[0, scored]
+                    tokens = torch.cat(
+                        [tokens[:, : view.num_prefix_tokens], tokens[:, keep + view.num_prefix_tokens]], dim=1
+                    )
+                    left = view.forward_head(view.forward_blocks(tokens, keep=keep[None]))[0, scored]
                 sums.append(float(maps[i][torch.from_numpy(mask)].sum()))
                 losses.append(float(clean[scored] - left))
             each.append(stats.pearsonr(sums, losses)[0])
@@ -183,7 +185,7 @@ def test_a_linear_model_explained_by_its_own_contributions(substrate: str) -> No
     contributions = (weights * (x - bare)).sum(dim=1)
     for name in ("infidelity", "infidelity(normalise=false)", "faithfulness_correlation(value=logit)", *NAMES[2:]):
         spelled = name.replace(")", "") + (", " if "(" in name else "(") + f"substrate={substrate}, score=pred)"
-        metric = vt.metric(spelled)
+        metric = vt.get_metric(spelled)
         _, answers = pooled(view, x, contributions, [spelled])
         scores = metric.read(answers)
         explained = (weights * x).flatten(1).sum(dim=1) > 0  # class 0 has no logit to lose
@@ -197,7 +199,7 @@ def test_a_linear_model_explained_by_its_own_contributions(substrate: str) -> No
         assert explained.any()
 
 
-def test_scale(view: vt.View, x: Tensor, maps: Tensor) -> None:
+def test_scale(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """Only infidelity without its scaling sees how large a map is."""
     for name in (f"infidelity({SMALL})", f"faithfulness_correlation({SMALL})", "mu_fidelity(subsets=12)"):
         one, seven = (found(view, x, factor * maps, name) for factor in (1, 7))
@@ -209,7 +211,7 @@ def test_scale(view: vt.View, x: Tensor, maps: Tensor) -> None:
 # -- contracts -----------------------------------------------------------------------------------------
 
 
-def test_degenerate_maps(view: vt.View, x: Tensor) -> None:
+def test_degenerate_maps(view: vt.VisionModel, x: Tensor) -> None:
     maps = noise(3, 4, 4)
     maps[0], maps[1], maps[2, 0, 0] = 0.3, 0.0, math.nan
     for name in ("faithfulness_correlation", "sensitivity_n(steps=3)", "mu_fidelity", "infidelity"):
@@ -223,7 +225,7 @@ def test_degenerate_maps(view: vt.View, x: Tensor) -> None:
     assert np.isnan(found(view, x, maps, "mu_fidelity(undefined=exclude)")).tolist() == [False, True, True]
 
 
-def test_a_zero_map_explains_nothing_of_the_losses(view: vt.View, x: Tensor) -> None:
+def test_a_zero_map_explains_nothing_of_the_losses(view: vt.VisionModel, x: Tensor) -> None:
     name = f"infidelity({SMALL})"
     scores, drawn = found(view, x, torch.zeros(3, 4, 4), name), masks_of(view, x, name)
     for i, image in enumerate(x):
@@ -234,7 +236,7 @@ def test_a_zero_map_explains_nothing_of_the_losses(view: vt.View, x: Tensor) -> 
     assert (found(view, x, other, name) <= scores + 1e-9).all(), "no map is worse, once it is scaled"
 
 
-def test_forwards_are_shared(view: vt.View, x: Tensor, maps: Tensor) -> None:
+def test_forwards_are_shared(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """By all methods, and by metrics that ask for the same sizes."""
 
     def states(hows: dict[str, Tensor], *names: str) -> int:
@@ -250,7 +252,7 @@ def test_forwards_are_shared(view: vt.View, x: Tensor, maps: Tensor) -> None:
     shared = "sensitivity_n(subsets=128, steps=1)"  # single patches, of which infidelity has as many
     assert states(one, "infidelity", shared) == alone
     for name in NAMES:
-        assert vt.metric(name).forwards() == 0
+        assert vt.get_metric(name).forwards() == 0
 
 
 @pytest.mark.parametrize(
@@ -272,4 +274,4 @@ def test_forwards_are_shared(view: vt.View, x: Tensor, maps: Tensor) -> None:
 )
 def test_bad_parameters(spelling: str, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
-        vt.metric(spelling)
+        vt.get_metric(spelling)

@@ -17,12 +17,12 @@ import vitreous as vt
 from every import CLASS, look_at, value_of
 from families import FAMILIES, images
 from vitreous.methods.surrogates import lasso, least_squares, ridge
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 KINDS = ["vit", "registers", "gap", "siglip", "nonsquare", "swin", "hf_vit", "tv_vit"]
 
 
-def painted(view: vt.View, image: Tensor, kept: list[bool], fill: str) -> Tensor:
+def painted(view: vt.VisionModel, image: Tensor, kept: list[bool], fill: str) -> Tensor:
     """One image [3, H, W] with the patches that are not kept painted over, patch by patch."""
     high, wide = view.grid(image[None])
     step = (image.shape[1] // high, image.shape[2] // wide)
@@ -44,7 +44,7 @@ def painted(view: vt.View, image: Tensor, kept: list[bool], fill: str) -> Tensor
 
 
 def lime_sets(count: int, patches: int, whole: bool, seed: int = 0) -> list[list[bool]]:
-    drawn = [(Draws.of(seed, "lime").at(i).uniform(patches)[0] < 0.5).tolist() for i in range(count)]
+    drawn = [(PRNGKey.of(seed, "lime").at(i).uniform(patches)[0] < 0.5).tolist() for i in range(count)]
     return [[True] * patches, *drawn[1:]] if whole else drawn
 
 
@@ -65,7 +65,7 @@ def augmented(sets: list[list[bool]], scores: np.ndarray, weights: np.ndarray, a
 def test_lime(family):
     """As in lime_image: first all patches, cosine distance of the indicators, ridge on probabilities."""
     view, x = look_at(family)
-    found = vt.method("lime(samples=30)").attribute(view, x, CLASS, seed=5)
+    found = vt.get_method("lime(samples=30)").attribute(view, x, CLASS, seed=5)
     sets = lime_sets(30, math.prod(view.grid(x)), True, seed=5)
     distances = [1 - math.sqrt(sum(kept) / len(kept)) for kept in sets]
     weights = np.array([math.sqrt(math.exp(-(d**2) / 0.25**2)) for d in distances])
@@ -78,7 +78,9 @@ def test_lime(family):
 @torch.no_grad()
 def test_lime_options(fill):
     view, x = look_at("nonsquare", 1)
-    found = vt.method(f"lime(25, {fill}, score=logprob, width=0.5, alpha=0.3, whole=false)").attribute(view, x, CLASS)
+    found = vt.get_method(f"lime(25, {fill}, score=logprob, width=0.5, alpha=0.3, whole=false)").attribute(
+        view, x, CLASS
+    )
     sets = lime_sets(25, 12, False)
     weights = np.array([math.exp(-((1 - math.sqrt(sum(kept) / 12)) ** 2) / 0.5) for kept in sets])
     scores = value_of(view.logits(torch.stack([painted(view, x[0], kept, fill) for kept in sets])), "logprob")
@@ -89,22 +91,22 @@ def test_lime_options(fill):
 def test_lime_as_in_captum():
     """No sample of the whole image, cosine distance of the pixels, lasso on logits."""
     view, x = look_at("vit")
-    found = vt.method("lime@captum(alpha=0.05)").attribute(view, x, CLASS)
+    found = vt.get_method("lime@captum(alpha=0.05)").attribute(view, x, CLASS)
     sets = lime_sets(25, 16, False)
     for image, own in zip(x, found, strict=True):
         copies = torch.stack([painted(view, image, kept, "zero") for kept in sets])
         cosines = F.cosine_similarity(copies.flatten(1), image.flatten()[None])
         weights = torch.exp(-((1 - cosines) ** 2) / 2)
         optimal(torch.tensor(sets).double(), value_of(view.logits(copies)), weights, 0.05, own.flatten())
-    assert vt.method("lime@captum").own_value == "logit"
-    assert vt.method("lime@lime_image") == vt.method("lime")
-    assert vt.method("lime@captum") != vt.method("lime")
+    assert vt.get_method("lime@captum").own_value == "logit"
+    assert vt.get_method("lime@lime_image") == vt.get_method("lime")
+    assert vt.get_method("lime@captum") != vt.get_method("lime")
 
 
 @torch.no_grad()
 def test_the_pixels_of_every_filling_are_compared():
     view, x = look_at("nonsquare", 1)
-    found = vt.method("lime(20, mean, distance=pixels, width=0.7)").attribute(view, x, CLASS)
+    found = vt.get_method("lime(20, mean, distance=pixels, width=0.7)").attribute(view, x, CLASS)
     sets = lime_sets(20, 12, True)
     copies = torch.stack([painted(view, x[0], kept, "mean") for kept in sets])
     weights = torch.exp(-((1 - F.cosine_similarity(copies.flatten(1), x[0].flatten()[None])) ** 2) / (2 * 0.7**2))
@@ -115,17 +117,17 @@ def test_the_pixels_of_every_filling_are_compared():
 @torch.no_grad()
 def test_lime_of_tokens():
     view, x = look_at("registers", 1)
-    sub, tokens = view.suffix(1, x), view.run(view.embed(x), 0, 1)
-    found = vt.method("lime(20, zero, distance=pixels)").attribute(sub, tokens, CLASS)
+    sub, tokens = view.suffix(1, x), view.forward_blocks(view.embed(x), 0, 1)
+    found = vt.get_method("lime(20, zero, distance=pixels)").attribute(sub, tokens, CLASS)
     sets = lime_sets(20, 16, True)
     copies = torch.cat([tokens] * 20)
     for copy, kept in zip(copies, sets, strict=True):
-        copy[view.prefix :][~torch.tensor(kept)] = 0
+        copy[view.num_prefix_tokens :][~torch.tensor(kept)] = 0
     weights = torch.exp(-((1 - F.cosine_similarity(copies.flatten(1), tokens.flatten()[None])) ** 2) / (2 * 0.25**2))
     scores = value_of(sub.logits(copies), "prob")
     assert np.allclose(found.flatten(), augmented(sets, scores.numpy(), weights.numpy(), 1.0), atol=1e-10)
     with pytest.raises(vt.VitreousError, match="fill=own is for images"):
-        vt.method("plus(lime)").attribute(view, x, CLASS)
+        vt.get_method("plus(lime)").attribute(view, x, CLASS)
 
 
 @pytest.mark.parametrize("family", ["vit", "gap", "siglip", "eva02", "hf_vit"])
@@ -133,7 +135,7 @@ def test_lime_of_tokens():
 def test_lime_without_tokens(family):
     """Sets of different sizes: each by itself here, those of one size together there."""
     view, x = look_at(family)
-    found = vt.method("lime(samples=24, drop=true)").attribute(view, x, CLASS, internal_batch_size=3)
+    found = vt.get_method("lime(samples=24, drop=true)").attribute(view, x, CLASS, internal_batch_size=3)
     sets = lime_sets(24, 16, True)
     assert len({sum(kept) for kept in sets}) > 4
     weights = np.array([math.exp(-((1 - math.sqrt(sum(kept) / 16)) ** 2) / (2 * 0.25**2)) for kept in sets])
@@ -145,7 +147,7 @@ def test_lime_without_tokens(family):
 
 def test_an_image_of_zeros_has_no_direction():
     view, _ = look_at("vit")
-    found = vt.method("lime@captum(fill=mean, alpha=0.001)")
+    found = vt.get_method("lime@captum(fill=mean, alpha=0.001)")
     with pytest.warns(vt.VitreousWarning, match="zero everywhere"):  # all copies are the same
         assert torch.isfinite(found.attribute(view, torch.zeros(1, 3, 32, 32).double(), CLASS)).all()
 
@@ -160,7 +162,7 @@ def shap_sets(count: int, patches: int, seed: int = 0) -> list[list[bool]]:
     chances /= chances.sum()
     sets = [[True] * patches, [False] * patches]
     for index in range(2, count):
-        draws = Draws.of(seed, "kernel_shap").at(index)
+        draws = PRNGKey.of(seed, "kernel_shap").at(index)
         drawn, size = draws.named("size").uniform(1).item(), 0
         while drawn >= chances[: size + 1].sum() and size < len(sizes) - 1:
             size += 1
@@ -183,7 +185,7 @@ def fitted(sets: list[list[bool]], scores: np.ndarray) -> np.ndarray:
 def test_kernel_shap(family):
     view, x = look_at(family)
     patches = math.prod(view.grid(x))
-    found = vt.method("kernel_shap(samples=80)").attribute(view, x, CLASS, seed=2)
+    found = vt.get_method("kernel_shap(samples=80)").attribute(view, x, CLASS, seed=2)
     sets = shap_sets(80, patches, seed=2)
     for image, own in zip(x, found, strict=True):
         scores = value_of(view.logits(torch.stack([painted(view, image, kept, "zero") for kept in sets])))
@@ -196,7 +198,7 @@ def test_kernel_shap(family):
 def test_kernel_shap_without_tokens(samples):
     """With fewer samples than patches too; the sum is what all patches give together."""
     view, x = look_at("registers", 1)
-    found = vt.method(f"kernel_shap({samples}, drop=true)").attribute(view, x, CLASS)
+    found = vt.get_method(f"kernel_shap({samples}, drop=true)").attribute(view, x, CLASS)
     sets = shap_sets(samples, 16)
     scores = [value_of(view.logits(x, keep=torch.tensor([kept]).nonzero()[:, 1][None])) for kept in sets]
     assert np.allclose(found.flatten(), fitted(sets, torch.cat(scores).numpy()), atol=1e-8)
@@ -211,7 +213,7 @@ def test_kernel_shap_finds_shapley_values():
         model = VisionTransformer(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=2, num_classes=3)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.4)
-    view = vt.view(model.double().eval())
+    view = vt.wrap(model.double().eval())
     x = images(view, 1)
     worth = {}
     for kept in itertools.product([False, True], repeat=4):
@@ -223,7 +225,7 @@ def test_kernel_shap_finds_shapley_values():
             before = worth[tuple(kept)]
             kept[patch] = True
             values[patch] += (worth[tuple(kept)] - before) / 24
-    found = vt.method("kernel_shap(samples=20000, fill=mean)").attribute(view, x, CLASS).flatten()
+    found = vt.get_method("kernel_shap(samples=20000, fill=mean)").attribute(view, x, CLASS).flatten()
     assert np.abs(found.numpy() - values).max() < 0.02 * np.abs(values).max()
     assert found.sum().item() == pytest.approx(values.sum(), rel=1e-3)
 
@@ -231,22 +233,22 @@ def test_kernel_shap_finds_shapley_values():
 @torch.no_grad()
 def test_kernel_shap_of_tokens():
     view, x = look_at("deit_distilled", 1)
-    sub, tokens = view.suffix(1, x), view.run(view.embed(x), 0, 1)
-    found = vt.method("kernel_shap(50, mean)").attribute(sub, tokens, CLASS)
+    sub, tokens = view.suffix(1, x), view.forward_blocks(view.embed(x), 0, 1)
+    found = vt.get_method("kernel_shap(50, mean)").attribute(sub, tokens, CLASS)
     sets = shap_sets(50, 16)
     copies = torch.cat([tokens] * 50)
     for copy, kept in zip(copies, sets, strict=True):
-        copy[view.prefix :][~torch.tensor(kept)] = tokens[0, view.prefix :].mean(dim=0)
+        copy[view.num_prefix_tokens :][~torch.tensor(kept)] = tokens[0, view.num_prefix_tokens :].mean(dim=0)
     assert np.allclose(found.flatten(), fitted(sets, value_of(sub.logits(copies)).numpy()), atol=1e-8)
 
 
 def test_settings():
-    assert vt.method("kernel_shap@captum").spelling == "kernel_shap(samples=25)"
-    assert vt.method("kernel_shap(samples=99)").cost == vt.method("lime(samples=99)").cost == (99, 0)
-    assert vt.method("kernel_shap(samples=99, drop=true)").forwards(vt.view(FAMILIES["vit"]())) == 100
+    assert vt.get_method("kernel_shap@captum").spelling == "kernel_shap(samples=25)"
+    assert vt.get_method("kernel_shap(samples=99)").cost == vt.get_method("lime(samples=99)").cost == (99, 0)
+    assert vt.get_method("kernel_shap(samples=99, drop=true)").forwards(vt.wrap(FAMILIES["vit"]())) == 100
     view, x = look_at("vit", 1)
     for name in ("lime(samples=30)", "kernel_shap(samples=30)"):
-        first, other = (vt.method(name).attribute(view, x, CLASS, seed=seed) for seed in (0, 1))
+        first, other = (vt.get_method(name).attribute(view, x, CLASS, seed=seed) for seed in (0, 1))
         assert not torch.allclose(first, other, atol=1e-6)
 
 
@@ -327,7 +329,7 @@ def test_ridge_and_least_squares():
 )
 def test_refused_when_spelled(spelling, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
-        vt.method(spelling)
+        vt.get_method(spelling)
     assert "\n" not in str(caught.value)
 
 
@@ -335,7 +337,7 @@ def test_refused_when_spelled(spelling, complaint):
 def test_no_patches_at_all_needs_a_class_token(family):
     view, x = look_at(family)
     with pytest.raises(vt.VitreousError, match="reads its answer from the patches"):
-        vt.method("kernel_shap(samples=20, drop=true)").attribute(view, x, CLASS)
+        vt.get_method("kernel_shap(samples=20, drop=true)").attribute(view, x, CLASS)
 
 
 def test_leaving_tokens_out_needs_a_model_that_can():
@@ -343,4 +345,4 @@ def test_leaving_tokens_out_needs_a_model_that_can():
     for name in ("lime", "kernel_shap", "plus(lime", "plus(kernel_shap"):
         spelling = f"{name}(drop=true){')' * name.count('(')}"
         with pytest.raises(vt.VitreousError, match=r"leaves tokens out, and .* cannot"):
-            vt.method(spelling).attribute(view, x, CLASS)
+            vt.get_method(spelling).attribute(view, x, CLASS)

@@ -9,10 +9,10 @@ import torch
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.errors import TargetError
-from vitreous.tracing import Session, Target, probabilities
+from vitreous.tracing import Context, Target, probabilities
 
 MODEL = FAMILIES["vit"]()
-VIEW = vt.view(MODEL, labels=["tabby, tabby cat", "boxer", "crane", "lynx, catamount", "cougar"])
+VIEW = vt.wrap(MODEL, labels=["tabby, tabby cat", "boxer", "crane", "lynx, catamount", "cougar"])
 LOGITS = torch.tensor([[1.0, -2.0, 0.5, 3.0, 0.0], [0.2, 0.1, 4.0, -1.0, 2.0]], dtype=torch.float64)
 
 
@@ -73,7 +73,7 @@ def test_a_model_with_one_logit_is_explained_for_both_classes():
     model = FAMILIES["vit"]()
     model.reset_classifier(1)
     x = images(model, 2)
-    up, down = (vt.method("ixg").attribute(model, x, target=c) for c in (1, 0))
+    up, down = (vt.get_method("ixg").attribute(model, x, target=c) for c in (1, 0))
     assert torch.equal(up, -down)
     e = vt.explain(model, x[0])
     assert e.target == int(model(x[:1])[0, 0] > 0)
@@ -84,15 +84,15 @@ def test_a_callable_target_reads_the_logits():
     found = Target.of(VIEW, 2, lambda logits: logits[:, 0] - logits[:, 1]).score(LOGITS)
     assert found.tolist() == [3.0, pytest.approx(0.1)]
     x = images(MODEL, 2)
-    difference = vt.method("ixg").attribute(VIEW, x, target=lambda logits: logits[:, 3] - logits[:, 4])
-    assert torch.allclose(difference, vt.method("ixg").attribute(VIEW, x, target=3, against=4), atol=1e-5)
+    difference = vt.get_method("ixg").attribute(VIEW, x, target=lambda logits: logits[:, 3] - logits[:, 4])
+    assert torch.allclose(difference, vt.get_method("ixg").attribute(VIEW, x, target=3, against=4), atol=1e-5)
 
 
 def test_gradients_follow_the_value():
     """d p_c = p_c d log p_c: maps of the two differ by that factor."""
     x = images(MODEL, 2)
-    prob = vt.method("ixg").attribute(VIEW, x, target=2, value="prob")
-    log = vt.method("ixg").attribute(VIEW, x, target=2, value="logprob")
+    prob = vt.get_method("ixg").attribute(VIEW, x, target=2, value="prob")
+    log = vt.get_method("ixg").attribute(VIEW, x, target=2, value="logprob")
     factor = probabilities(MODEL(x))[:, 2].detach().view(-1, 1, 1)
     assert torch.allclose(prob, factor * log, atol=1e-6)
 
@@ -126,7 +126,7 @@ def test_a_callable_of_the_wrong_shape_is_refused():
 
 def test_the_prediction_is_fixed_on_the_clean_image():
     """Noisy copies explain the class of the image itself, not their own."""
-    live = Session(VIEW, images(MODEL, 2), Target.of(VIEW, 2))
+    live = Context(VIEW, images(MODEL, 2), Target.of(VIEW, 2))
     fork = live.fork(torch.randn(6, 3, 32, 32), repeat=3)
     predicted = MODEL(images(MODEL, 2)).argmax(dim=1)
     assert fork.target.classes.tolist() == predicted.repeat_interleave(3).tolist()

@@ -11,7 +11,7 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
 from vitreous.methods.token_subsets import centroids
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 CLASS = 1
 
@@ -31,15 +31,17 @@ def lloyd(rows: np.ndarray, first: list[int], iterations: int) -> np.ndarray:
     return centres
 
 
-def reference(view: vt.View, image: Tensor, masks: int, ratio: float, score: str = "prob", seed: int = 0) -> np.ndarray:
+def reference(
+    view: vt.VisionModel, image: Tensor, masks: int, ratio: float, score: str = "prob", seed: int = 0
+) -> np.ndarray:
     """The map of one image [3, H, W] and class, sample by sample, none left out."""
     outputs = []
     tokens = view.embed(image[None])
     for layer in range(view.depth):
-        tokens = view.block(layer, tokens)
-        outputs.append(tokens[0, view.prefix :].T.numpy())
+        tokens = view.forward_block(layer, tokens)
+        outputs.append(tokens[0, view.num_prefix_tokens :].T.numpy())
     rows = np.concatenate(outputs)
-    order = Draws.of_images(seed, "tis", image[None]).permutation(len(rows))[0]
+    order = PRNGKey.of_images(seed, "tis", image[None]).permutation(len(rows))[0]
     first = order[: min(masks, len(rows))].tolist()
     centres = lloyd(rows, first, 100)
     patches = rows.shape[1]
@@ -56,11 +58,11 @@ def reference(view: vt.View, image: Tensor, masks: int, ratio: float, score: str
     return mean.reshape(view.grid(image[None]))
 
 
-def look_at(family: str) -> tuple[vt.View, Tensor]:
+def look_at(family: str) -> tuple[vt.VisionModel, Tensor]:
     if family not in EVERY:
         pytest.skip("its library is not installed")
-    view = vt.view(EVERY[family]())
-    view.model.double()
+    view = vt.wrap(EVERY[family]())
+    view.module.double()
     return view, images(view, 2)
 
 
@@ -71,7 +73,7 @@ def look_at(family: str) -> tuple[vt.View, Tensor]:
 @torch.no_grad()
 def test_definition(family):
     view, x = look_at(family)
-    found = vt.method("tis(masks=12, ratio=0.4)").attribute(view, x, CLASS, seed=3)
+    found = vt.get_method("tis(masks=12, ratio=0.4)").attribute(view, x, CLASS, seed=3)
     for image, own in zip(x, found, strict=True):
         assert np.allclose(own, reference(view, image, 12, 0.4, seed=3), atol=1e-12)
         assert own.max() > own.min()
@@ -81,14 +83,14 @@ def test_definition(family):
 @torch.no_grad()
 def test_scores(score):
     view, x = look_at("vit")
-    found = vt.method(f"tis(masks=9, score={score})").attribute(view, x, CLASS)
+    found = vt.get_method(f"tis(masks=9, score={score})").attribute(view, x, CLASS)
     assert np.allclose(found[0], reference(view, x[0], 9, 0.5, score), atol=1e-12)
-    by_value = vt.method(f"tis(masks=9, score={score})").attribute(view, x, CLASS, value="logit")
+    by_value = vt.get_method(f"tis(masks=9, score={score})").attribute(view, x, CLASS, value="logit")
     assert torch.equal(found, by_value)
 
 
 def test_the_caption_says_which_value_is_explained(tmp_path):
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     explained = vt.explain(view, images(view, 1)[0], "tis(masks=5)")
     assert explained.value == "prob"
     assert vt.explain(view, images(view, 1)[0], "plus(tis(masks=5, score=logit))").value == "logit"
@@ -99,7 +101,7 @@ def test_the_caption_says_which_value_is_explained(tmp_path):
 def test_targets():
     """A class per image, rivals, and a function of one's own."""
     view, x = look_at("vit")
-    how = vt.method("tis(masks=7, score=logit)")
+    how = vt.get_method("tis(masks=7, score=logit)")
     apart = [how.attribute(view, x, c) for c in range(3)]
     assert torch.allclose(how.attribute(view, x, [2, 0]), torch.stack([apart[2][0], apart[0][1]]), atol=1e-12)
     against = how.attribute(view, x, 0, against=[1, 2])
@@ -111,9 +113,9 @@ def test_targets():
 class Spy:
     """Writes down every sample that is scored."""
 
-    def __init__(self, view: vt.View, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, view: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
         self.samples: list[tuple[int, ...]] = []
-        pick = type(view).pick
+        pick = type(view).select_tokens
 
         def spying(view, tokens, keep):
             self.samples += [tuple(row) for row in keep.tolist()]
@@ -126,7 +128,7 @@ class Spy:
 def test_every_sample_has_the_exact_number_of_patches(monkeypatch, ratio):
     view, x = look_at("vit")
     spy = Spy(view, monkeypatch)
-    found, extras = vt.method(f"tis(masks=30, ratio={ratio})").attribute(view, x, CLASS, extras=True)
+    found, extras = vt.get_method(f"tis(masks=30, ratio={ratio})").attribute(view, x, CLASS, extras=True)
     assert all(len(set(sample)) == len(sample) == int(ratio * 16) for sample in spy.samples)
     assert torch.isfinite(found).all()
     assert extras["kept"].sum(dim=(1, 2)).tolist() == pytest.approx([int(ratio * 16)] * 2)
@@ -136,7 +138,7 @@ def test_equal_samples_are_scored_once(monkeypatch):
     """One patch each: 72 masks can be no more than 16 different samples, and some patches are in none."""
     view, x = look_at("vit")
     spy = Spy(view, monkeypatch)
-    found, extras = vt.method("tis(masks=72, ratio=0.07)").attribute(view, x[:1], CLASS, extras=True)
+    found, extras = vt.get_method("tis(masks=72, ratio=0.07)").attribute(view, x[:1], CLASS, extras=True)
     assert len(spy.samples) == len(set(spy.samples)) <= 16
     with torch.no_grad():
         assert np.allclose(found[0], reference(view, x[0], 72, 0.07), atol=1e-12)
@@ -147,7 +149,7 @@ def test_equal_samples_are_scored_once(monkeypatch):
 
 def test_a_patch_in_no_sample_gets_the_lowest_value():
     view, x = look_at("vit")
-    found, extras = vt.method("tis(masks=2, ratio=0.2)").attribute(view, x, CLASS, extras=True)
+    found, extras = vt.get_method("tis(masks=2, ratio=0.2)").attribute(view, x, CLASS, extras=True)
     for own, kept in zip(found, extras["kept"], strict=True):
         assert (kept == 0).any()
         assert (own[kept == 0] == own[kept > 0].min()).all()
@@ -156,14 +158,14 @@ def test_a_patch_in_no_sample_gets_the_lowest_value():
 def test_all_patches_give_the_plain_probability():
     view, x = look_at("registers")
     with pytest.warns(vt.VitreousWarning, match="constant everywhere"):
-        found = vt.method("tis(masks=8, ratio=1.0)").attribute(view, x, CLASS)
+        found = vt.get_method("tis(masks=8, ratio=1.0)").attribute(view, x, CLASS)
     plain = view.logits(x).softmax(dim=1)[:, CLASS]
     assert torch.allclose(found, plain.view(2, 1, 1).expand_as(found), atol=1e-12)
 
 
 def test_the_batch_size_changes_nothing():
     view, x = look_at("deit_distilled")
-    how = vt.method("tis(masks=20)")
+    how = vt.get_method("tis(masks=20)")
     whole = how.attribute(view, x, CLASS)
     for size in (1, 3, 7, 1000):
         assert torch.allclose(how.attribute(view, x, CLASS, internal_batch_size=size), whole, atol=1e-12)
@@ -172,14 +174,14 @@ def test_the_batch_size_changes_nothing():
 
 def test_fewer_rows_than_masks_is_one_sample_per_row():
     view, x = look_at("vit")
-    rows = view.depth * view.width
-    full = vt.method(f"tis(masks={rows})").attribute(view, x, CLASS)
-    assert torch.allclose(vt.method("tis(masks=4000)").attribute(view, x, CLASS, seed=9), full, atol=1e-12)
+    rows = view.depth * view.embed_dim
+    full = vt.get_method(f"tis(masks={rows})").attribute(view, x, CLASS)
+    assert torch.allclose(vt.get_method("tis(masks=4000)").attribute(view, x, CLASS, seed=9), full, atol=1e-12)
 
 
 def test_seeds_differ_and_agree():
     view, x = look_at("vit")
-    how = vt.method("tis(masks=10)")
+    how = vt.get_method("tis(masks=10)")
     first, second = (how.attribute(view, x, CLASS, seed=seed) for seed in (1, 2))
     assert not torch.equal(first, second)
     assert torch.equal(first, how.attribute(view, x, CLASS, seed=1))
@@ -227,19 +229,19 @@ def test_kmeans_of_one_set_does_not_depend_on_the_others():
 )
 def test_refused_when_spelled(spelling, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
-        vt.method(spelling)
+        vt.get_method(spelling)
     assert "\n" not in str(caught.value)
 
 
 def test_refused_when_run():
     view, x = look_at("vit")
     with pytest.raises(vt.VitreousError, match="less than one patch"):
-        vt.method("tis(ratio=0.01)").attribute(view, x)
+        vt.get_method("tis(ratio=0.01)").attribute(view, x)
     with pytest.raises(vt.VitreousError, match="half=true scores in float16 on a GPU"):
-        vt.method("tis(half=true)").attribute(view, x)
+        vt.get_method("tis(half=true)").attribute(view, x)
     swin, x = look_at("swin")
     with pytest.raises(vt.VitreousError, match=r"tis leaves tokens out, and .* cannot"):
-        vt.method("tis").attribute(swin, x)
+        vt.get_method("tis").attribute(swin, x)
 
 
 # -- a real model --------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 import vitreous as vt
 from families_torchvision import MODELS, VIT, build
-from vitreous.errors import ModelError, TraceError
+from vitreous.errors import ModelError, TracingError
 from vitreous.models import registry as hub
 from vitreous.models.adapters import torchvision as tv
-from vitreous.tracing import Keep, Pass, Target
+from vitreous.tracing import Pass, Record, Target
 from vitreous.tracing.rules import FROZEN
 from vitreous.tracing.runner import run
 
@@ -31,7 +31,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def inputs_of(view: vt.View, batch: int = 2) -> Tensor:
+def inputs_of(view: vt.VisionModel, batch: int = 2) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(batch, 3, *view.preprocess.size, generator=generator).to(view.dtype)
 
@@ -42,25 +42,25 @@ def inputs_of(view: vt.View, batch: int = 2) -> Tensor:
 @torch.no_grad()
 def test_embed_run_finish_is_the_model(kind: str) -> None:
     model = MODELS[kind]()
-    view = vt.view(model)
+    view = vt.wrap(model)
     inputs = inputs_of(view, 3)
     expected = model(inputs)
     torch.testing.assert_close(view.logits(inputs), expected, rtol=1e-6, atol=1e-5)
-    double = vt.view(model.double())
+    double = vt.wrap(model.double())
     for layer in range(view.depth + 1):
-        head = double.run(double.embed(inputs.double()), 0, layer)
-        found = double.finish(double.run(head, layer))
+        head = double.forward_blocks(double.embed(inputs.double()), 0, layer)
+        found = double.forward_head(double.forward_blocks(head, layer))
         torch.testing.assert_close(found, model(inputs.double()), rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
 def test_blocks_lie_on_their_grids(kind: str) -> None:
-    view = vt.view(MODELS[kind]())
+    view = vt.wrap(MODELS[kind]())
     tokens = view.embed(inputs_of(view))
     for layer in range(view.depth):
         high, wide = view.grid(layer=layer)
-        assert tokens.shape[:2] == (2, high * wide + view.prefix)
-        tokens = view.block(layer, tokens)
+        assert tokens.shape[:2] == (2, high * wide + view.num_prefix_tokens)
+        tokens = view.forward_block(layer, tokens)
 
 
 @pytest.mark.parametrize("name", ["vit_b_16", "vit_b_32", "swin_t", "swin_v2_t"])
@@ -69,21 +69,21 @@ def test_published_architectures(name: str) -> None:
     torch.manual_seed(0)
     view = vt.load(f"torchvision/{name}", pretrained=False, img_size=64)
     inputs = torch.randn(1, 3, 64, 64)
-    for parameter in view.model.parameters():  # torchvision starts a head at zero
+    for parameter in view.module.parameters():  # torchvision starts a head at zero
         if parameter.ndim == 2 and len(parameter) == 1000:
             nn.init.normal_(parameter, std=0.02)
-    torch.testing.assert_close(view.logits(inputs), view.model(inputs), rtol=0, atol=1e-6)
-    assert (view.classes, view.label(281), view.depth) == (1000, "tabby", 12)
-    found = vt.method("decompx").attribute(view, inputs, 281)
+    torch.testing.assert_close(view.logits(inputs), view.module(inputs), rtol=0, atol=1e-6)
+    assert (view.num_classes, view.label(281), view.depth) == (1000, "tabby", 12)
+    found = vt.get_method("decompx").attribute(view, inputs, 281)
     assert found.shape == (1, *view.grid())
 
 
 def test_leaving_patches_out() -> None:
-    view = vt.view(MODELS["vit"]())
+    view = vt.wrap(MODELS["vit"]())
     inputs, everything = inputs_of(view), torch.arange(16).expand(2, -1)
     torch.testing.assert_close(view.logits(inputs, everything), view.logits(inputs))
     assert not torch.allclose(view.logits(inputs, everything[:, :5]), view.logits(inputs))
-    swin = vt.view(MODELS["swin"]())
+    swin = vt.wrap(MODELS["swin"]())
     with pytest.raises(ModelError, match="cannot leave tokens out"):
         swin.logits(inputs, everything)
 
@@ -92,38 +92,44 @@ def test_leaving_patches_out() -> None:
 
 
 def test_facts(kind: str) -> None:
-    view = vt.view(MODELS[kind]())
-    assert (view.family, view.classes, view.labels) == ("torchvision", 5, None)
+    view = vt.wrap(MODELS[kind]())
+    assert (view.family, view.num_classes, view.class_names) == ("torchvision", 5, None)
     if kind in VITS:
-        assert (view.depth, view.width, view.heads, view.prefix, view.grid()) == (3, 24, 3, 1, (4, 4))
-        assert ((view.attends == "windows"), view.drops_tokens, view.pooling.kind, view.stages) == (
+        assert (view.depth, view.embed_dim, view.num_heads, view.num_prefix_tokens, view.grid()) == (
+            3,
+            24,
+            3,
+            1,
+            (4, 4),
+        )
+        assert ((view.attention == "windows"), view.can_drop_tokens, view.pooling.kind, view.stages) == (
             False,
             True,
             "token",
             (),
         )
-        assert view.cam_site == "norm1"
+        assert view.cam_point == "norm1"
     else:
-        assert (view.depth, view.width, view.heads, view.prefix) == (4, 12, 2, 0)
-        assert ((view.attends == "windows"), view.drops_tokens, view.pooling.kind) == (True, False, "avg")
+        assert (view.depth, view.embed_dim, view.num_heads, view.num_prefix_tokens) == (4, 12, 2, 0)
+        assert ((view.attention == "windows"), view.can_drop_tokens, view.pooling.kind) == (True, False, "avg")
         assert view.stages == (range(0, 2), range(2, 4))
         assert [view.grid(layer=stage[0]) for stage in view.stages] == GRIDS[kind]
-        assert view.cam_site == ("input" if kind == "swin_v2" else "norm2")
+        assert view.cam_point == ("input" if kind == "swin_v2" else "norm2")
 
 
 def test_sites_are_what_is_added(kind: str) -> None:
     """The residual stream grows by exactly the sites ``attn`` and ``mlp``; a merging comes after that."""
     model = MODELS[kind]().double()
-    view = vt.view(model)
+    view = vt.wrap(model)
     seen: list[Tensor] = []
 
     def note(module: nn.Module, given: Any, output: Any) -> None:
         seen.append(output if isinstance(output, Tensor) else output[0])
 
-    hooks = [view.site(0, name).register_forward_hook(note) for name in ("attn", "mlp")]
+    hooks = [view.hook_point(0, name).register_forward_hook(note) for name in ("attn", "mlp")]
     with torch.no_grad():
         tokens = view.embed(inputs_of(view))
-        after = view.block(0, tokens)
+        after = view.forward_block(0, tokens)
     for hook in hooks:
         hook.remove()
     added = sum(each.flatten(1, 2) if each.ndim == 4 else each for each in seen)
@@ -132,29 +138,29 @@ def test_sites_are_what_is_added(kind: str) -> None:
 
 def test_no_norm_before_a_branch_of_version_2() -> None:
     with pytest.raises(ModelError, match="its norms come after the branches"):
-        vt.view(MODELS["swin_v2"]()).site(0, "norm1")
+        vt.wrap(MODELS["swin_v2"]()).hook_point(0, "norm1")
 
 
 def test_rules_see_every_call(kind: str) -> None:
     """The frozen pass compares what it saw with what the view declares, block by block."""
-    view = vt.view(MODELS[kind]())
+    view = vt.wrap(MODELS[kind]())
     inputs = inputs_of(view)
     target = Target.of(view, 2, 1, None, "logit")
-    keep = Keep("input", lambda view, value, gradient: gradient, tuple(range(view.depth)), grad=True)
+    keep = Record("input", lambda view, value, gradient: gradient, tuple(range(view.depth)), grad=True)
     frozen = run(view, inputs, Pass((keep,), FROZEN), target)
     plain = run(view, inputs, Pass((keep,)), target)
     torch.testing.assert_close(frozen.logits, plain.logits, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(plain.logits, view.model(inputs), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(plain.logits, view.module(inputs), rtol=1e-5, atol=1e-5)
     assert not torch.allclose(frozen[keep][0], plain[keep][0])
 
 
 def test_an_unknown_activation_in_the_head_is_loud() -> None:
     model = build(VisionTransformer, **VIT, representation_size=7)  # torchvision puts a tanh there
-    view = vt.view(model)
-    assert vt.method("ixg").attribute(view, inputs_of(view)).shape == (2, 4, 4)
-    with pytest.raises(TraceError, match="0 activation calls in the head, expected 1"):
-        vt.method("decompx").attribute(view, inputs_of(view))
+    view = vt.wrap(model)
+    assert vt.get_method("ixg").attribute(view, inputs_of(view)).shape == (2, 4, 4)
+    with pytest.raises(TracingError, match="0 activation calls in the head, expected 1"):
+        vt.get_method("decompx").attribute(view, inputs_of(view))
 
 
 # -- attention -----------------------------------------------------------------------------------------
@@ -164,8 +170,8 @@ def test_an_unknown_activation_in_the_head_is_loud() -> None:
 def test_attention_of_torch_itself(kind: str) -> None:
     """What is recorded equals the weights that ``nn.MultiheadAttention`` gives when asked, one block after another."""
     model: Any = MODELS[kind]().double()
-    view = vt.view(model)
-    keep = Keep("attention", lambda view, attention, gradient: attention, tuple(range(view.depth)))
+    view = vt.wrap(model)
+    keep = Record("attention", lambda view, attention, gradient: attention, tuple(range(view.depth)))
     trace = run(view, inputs_of(view), Pass((keep,)), Target.of(view, 2, 1, None, "logit"))
     with torch.no_grad():
         tokens = view.embed(inputs_of(view))
@@ -174,41 +180,41 @@ def test_attention_of_torch_itself(kind: str) -> None:
             normed = block.ln_1(tokens)
             expected = block.self_attention(normed, normed, normed, average_attn_weights=False)[1]
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-            tokens = view.block(layer, tokens)
+            tokens = view.forward_block(layer, tokens)
 
 
 def test_gradients_of_autograd_itself(kind: str) -> None:
     model = MODELS[kind]().double()
-    view = vt.view(model)
+    view = vt.wrap(model)
     inputs = inputs_of(view).requires_grad_()
     model(inputs)[:, 3].sum().backward()
     assert inputs.grad is not None
-    found = vt.method("saliency").attribute(view, inputs.detach(), 3)
+    found = vt.get_method("saliency").attribute(view, inputs.detach(), 3)
     torch.testing.assert_close(found, inputs.grad.abs().sum(dim=1))
 
 
 @pytest.mark.parametrize("kind", SWINS)
 def test_class_activation_maps_lie_on_the_last_grid(kind: str) -> None:
-    view = vt.view(MODELS[kind]())
-    found = vt.method("gradcam").attribute(view, inputs_of(view), 1)
+    view = vt.wrap(MODELS[kind]())
+    found = vt.get_method("gradcam").attribute(view, inputs_of(view), 1)
     assert found.shape == (2, *GRIDS[kind][-1])
 
 
 @pytest.mark.parametrize("kind", SWINS)
 def test_windows_are_refused_for_methods_that_follow_vectors_between_all_tokens(kind: str) -> None:
-    view = vt.view(MODELS[kind]())
+    view = vt.wrap(MODELS[kind]())
     with pytest.raises(ModelError, match="inside windows"):
-        vt.method("globenc").attribute(view, inputs_of(view))
-    assert vt.method("rollout").attribute(view, inputs_of(view)).shape == (2, *GRIDS[kind][0])
+        vt.get_method("globenc").attribute(view, inputs_of(view))
+    assert vt.get_method("rollout").attribute(view, inputs_of(view)).shape == (2, *GRIDS[kind][0])
 
 
 @pytest.mark.parametrize("spelling", ["rollout", "generic", "gradcam", "ixg", "decompx", "saliency", "skipplus(ixg)"])
 def test_nothing_is_left_behind(spelling: str) -> None:
     model = MODELS["vit"]()
-    view = vt.view(model)
+    view = vt.wrap(model)
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = vt.method(spelling).attribute(view, inputs_of(view), 1)
+    found = vt.get_method(spelling).attribute(view, inputs_of(view), 1)
     assert torch.isfinite(found).all()
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
@@ -220,7 +226,7 @@ def test_nothing_is_left_behind(spelling: str) -> None:
 
 
 def test_models_are_listed() -> None:
-    names = {info.name: info for info in vt.models() if info.family == "torchvision"}
+    names = {info.name: info for info in vt.list_models() if info.family == "torchvision"}
     assert {"torchvision/vit_b_16", "torchvision/swin_t", "torchvision/swin_v2_b"} <= names.keys()
     assert not any("3d" in name or "maxvit" in name for name in names)
     assert names["torchvision/vit_h_14"].size == 518
@@ -248,10 +254,15 @@ def test_preprocessing_is_torchvisions(name: str) -> None:
 
 def test_options_of_load() -> None:
     view = vt.load("torchvision/vit_b_32", pretrained=False, img_size=64, num_classes=3, labels=list("abc"))
-    assert (view.name, view.grid(), view.classes, view.preprocess.size) == ("torchvision/vit_b_32", (2, 2), 3, (64, 64))
+    assert (view.name, view.grid(), view.num_classes, view.preprocess.size) == (
+        "torchvision/vit_b_32",
+        (2, 2),
+        3,
+        (64, 64),
+    )
     assert view.class_index("b") == 1
     swin = vt.load("torchvision/swin_t", pretrained=False, img_size=(64, 96), num_classes=3, dtype="float64")
-    assert (swin.preprocess.size, swin.grid(layer=11), swin.labels) == ((64, 96), (2, 3), None)
+    assert (swin.preprocess.size, swin.grid(layer=11), swin.class_names) == ((64, 96), (2, 3), None)
     assert swin.logits(torch.randn(1, 3, 64, 96)).shape == (1, 3)
 
 
@@ -279,32 +290,32 @@ def test_load_refuses(name: str, options: dict[str, Any], named: str) -> None:
 
 def test_views_refuse() -> None:
     with pytest.raises(ModelError, match="torchvision's SqueezeNet is not supported"):
-        vt.view(squeezenet1_0())
+        vt.wrap(squeezenet1_0())
     with pytest.raises(ModelError, match=r"takes images \[B, 3, 32, 32\], got \[1, 3, 64, 64\]"):
-        vt.view(MODELS["vit"]()).check_inputs(torch.zeros(1, 3, 64, 64))
+        vt.wrap(MODELS["vit"]()).check_inputs(torch.zeros(1, 3, 64, 64))
     with pytest.raises(ModelError, match="give img_size= to load"):
-        vt.view(MODELS["swin"]()).check_inputs(torch.zeros(1, 3, 64, 64))
+        vt.wrap(MODELS["swin"]()).check_inputs(torch.zeros(1, 3, 64, 64))
     for kind, head in (("vit", "heads"), ("swin", "head")):
         model = MODELS[kind]()
         setattr(model, head, nn.Identity())
         with pytest.raises(ModelError, match="no classifier"):
-            vt.view(model)
+            vt.wrap(model)
     model = MODELS["vit"]()
     model.encoder.layers[1] = nn.Identity()
     with pytest.raises(ModelError, match="block 1 is a Identity"):
-        vt.view(model)
+        vt.wrap(model)
     swin = MODELS["swin"]()
     swin.features[3][0] = nn.Identity()
     with pytest.raises(ModelError, match="block 2 is a Identity"):
-        vt.view(swin)
+        vt.wrap(swin)
 
 
 def test_another_head_has_its_own_classes() -> None:
     model = MODELS["vit"]()
     model.heads = nn.Sequential(nn.Dropout(0.5), nn.Linear(24, 6), nn.ReLU(), nn.Linear(6, 3))
-    view = vt.view(model)
-    assert view.classes == 3
-    assert vt.method("decompx").attribute(view, inputs_of(view), 2).shape == (2, 4, 4)
+    view = vt.wrap(model)
+    assert view.num_classes == 3
+    assert vt.get_method("decompx").attribute(view, inputs_of(view), 2).shape == (2, 4, 4)
 
 
 @torch.no_grad()
@@ -321,7 +332,7 @@ def test_checkpoints(tmp_path: Path) -> None:
     torch.testing.assert_close(view.logits(inputs), model.eval()(inputs))
     larger = vt.load("torchvision/vit_b_32", checkpoint=tmp_path / "old.pth", num_classes=3, img_size=96)
     assert larger.grid() == (3, 3)
-    assert vt.load("torchvision/vit_b_32", checkpoint=tmp_path / "old.pth", img_size=64).classes == 3
+    assert vt.load("torchvision/vit_b_32", checkpoint=tmp_path / "old.pth", img_size=64).num_classes == 3
     with pytest.raises(ModelError, match="of another shape"):
         vt.load("torchvision/vit_b_32", checkpoint=tmp_path / "old.pth", num_classes=4, img_size=64)
 
@@ -333,12 +344,12 @@ def test_fetched_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     nn.init.normal_(model.heads.head.weight)
     monkeypatch.setattr(tv, "_fetch", lambda name, weights: dict(model.state_dict()))
     view = vt.load("torchvision/vit_b_32")
-    assert torch.equal(view.model.heads.head.weight, model.heads.head.weight)
-    assert (view.labels or [])[281] == "tabby"
+    assert torch.equal(view.module.heads.head.weight, model.heads.head.weight)
+    assert (view.class_names or [])[281] == "tabby"
     few = vt.load("torchvision/vit_b_32", num_classes=3, img_size=64)
-    assert (few.classes, few.labels, few.grid()) == (3, None, (2, 2))
+    assert (few.num_classes, few.class_names, few.grid()) == (3, None, (2, 2))
     first = "encoder.layers.encoder_layer_0.ln_1.weight"
-    assert torch.equal(few.model.state_dict()[first], model.state_dict()[first])
+    assert torch.equal(few.module.state_dict()[first], model.state_dict()[first])
 
 
 def test_offline_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

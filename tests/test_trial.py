@@ -16,24 +16,24 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.meta_evaluation import courses, judges_of
 from vitreous.evaluation.meta_maps import known
 from vitreous.evaluation.meta_statistics import CORE, PAIRS
-from vitreous.metrics import Geometry, metric
+from vitreous.metrics import ImageShape, get_metric
 
 SCENES = 6
 PLANTED = ("perfect", "flipped", "downward", "unmoved", "sparse", "steady", "twomodels", "twoclasses", "broken")
 
 
 @pytest.fixture(scope="module")
-def world() -> vt.View:
+def world() -> vt.VisionModel:
     return vt.load("world", device="cpu")
 
 
 @pytest.fixture(scope="module")
-def found(world: vt.View) -> Iterator[vt.Trial]:
+def found(world: vt.VisionModel) -> Iterator[vt.MetaEvaluation]:
     scenes = known(world, SCENES)
     maps = scenes.map().numpy()
     by_mask = {truth.mask.tobytes(): one for truth, one in zip(scenes.truths, maps, strict=True)}
     with planted(by_mask):
-        yield vt.trial(
+        yield vt.meta_evaluate(
             [f"planted_{each}" for each in PLANTED] + ["average_increase"],
             model=world,
             scenes=SCENES,
@@ -42,7 +42,7 @@ def found(world: vt.View) -> Iterator[vt.Trial]:
         )
 
 
-def test_a_metric_that_knows_the_oracle_passes(found: vt.Trial) -> None:
+def test_a_metric_that_knows_the_oracle_passes(found: vt.MetaEvaluation) -> None:
     row = found["planted_perfect"]
     assert row.verdict == "passes"
     assert row.error_rate < 0.1
@@ -53,7 +53,7 @@ def test_a_metric_that_knows_the_oracle_passes(found: vt.Trial) -> None:
     assert row.images == SCENES == found.scenes
 
 
-def test_a_flipped_sign_is_caught(found: vt.Trial) -> None:
+def test_a_flipped_sign_is_caught(found: vt.MetaEvaluation) -> None:
     row, right = found["planted_flipped"], found["planted_perfect"]
     assert row.verdict == "fails"
     assert row.why.startswith("ranks worse oracles above oracle; ranks centre above worse oracles")
@@ -63,7 +63,7 @@ def test_a_flipped_sign_is_caught(found: vt.Trial) -> None:
     assert [step.holds for step in row.steps if step.required] == [False] * 4
 
 
-def test_a_metric_that_goes_down_is_read_as_it_says(found: vt.Trial) -> None:
+def test_a_metric_that_goes_down_is_read_as_it_says(found: vt.MetaEvaluation) -> None:
     row, right = found["planted_downward"], found["planted_perfect"]
     assert row.verdict == "passes"
     assert (row.error_rate, row.truth) == pytest.approx((right.error_rate, right.truth))
@@ -71,7 +71,7 @@ def test_a_metric_that_goes_down_is_read_as_it_says(found: vt.Trial) -> None:
     assert not row.higher_is_better
 
 
-def test_a_constant_metric_is_blind(found: vt.Trial) -> None:
+def test_a_constant_metric_is_blind(found: vt.MetaEvaluation) -> None:
     row = found["planted_unmoved"]
     assert row.verdict == "blind"
     assert row.error_rate == 0.5
@@ -81,7 +81,7 @@ def test_a_constant_metric_is_blind(found: vt.Trial) -> None:
     assert "cannot tell oracle from worse oracles" in row.why
 
 
-def test_a_metric_that_likes_few_pixels_is_caught(found: vt.Trial) -> None:
+def test_a_metric_that_likes_few_pixels_is_caught(found: vt.MetaEvaluation) -> None:
     """Oracle, worse oracles, centre and random are sparse in this order; only the misplaced oracle tells."""
     row = found["planted_sparse"]
     assert row.verdict == "fails"
@@ -89,7 +89,7 @@ def test_a_metric_that_likes_few_pixels_is_caught(found: vt.Trial) -> None:
     assert row.scores["oracle"] == pytest.approx(row.scores["misplaced"])
 
 
-def test_what_cannot_be_tried_is_told(found: vt.Trial) -> None:
+def test_what_cannot_be_tried_is_told(found: vt.MetaEvaluation) -> None:
     assert found["planted_twomodels"].why == "compares maps of two models; a map of the scene has no second model"
     assert found["planted_twoclasses"].why == "compares maps of two classes; a map of the scene has one"
     assert found["planted_broken"].why == "cannot be run here: ZeroDivisionError: of nothing"
@@ -97,7 +97,7 @@ def test_what_cannot_be_tried_is_told(found: vt.Trial) -> None:
     assert str(found).count("not tried") >= 3
 
 
-def test_maps_are_made_again_from_noisy_scenes(found: vt.Trial) -> None:
+def test_maps_are_made_again_from_noisy_scenes(found: vt.MetaEvaluation) -> None:
     """The oracle knows its scene again, noise is drawn anew: a metric of steadiness sees noise, and nothing else."""
     scores = found["planted_steady"].scores
     assert scores["oracle"] == scores["centre"] == scores["blur strong"] == scores["swapped mild"] == 0
@@ -107,7 +107,7 @@ def test_maps_are_made_again_from_noisy_scenes(found: vt.Trial) -> None:
     assert found["planted_steady"].verdict == "fails"
 
 
-def test_every_verdict_has_its_numbers(found: vt.Trial) -> None:
+def test_every_verdict_has_its_numbers(found: vt.MetaEvaluation) -> None:
     row = found["average_increase"]
     assert row.over_seeds is not None
     assert row.over_seeds.runs == ("seed 0", "seed 1")
@@ -126,12 +126,12 @@ def test_every_verdict_has_its_numbers(found: vt.Trial) -> None:
     assert found.plan["states"] > 0
 
 
-def test_printing_and_files(found: vt.Trial, tmp_path: Path) -> None:
+def test_printing_and_files(found: vt.MetaEvaluation, tmp_path: Path) -> None:
     lines = str(found).splitlines()
     verdicts = [line.split()[1] for line in lines[1 : 1 + len(found.tried)]]
     assert verdicts == sorted(verdicts, key=["fails", "blind", "passes", "not"].index)
     assert found.to_markdown().count("\n") == len(found.tried) + 2
-    again = vt.Trial.load(found.save(tmp_path / "trial.json"))
+    again = vt.MetaEvaluation.load(found.save(tmp_path / "trial.json"))
     assert again.to_json() == json.loads(json.dumps(found.to_json()))
     assert str(again) == str(found)
     assert again["planted_flipped"].steps == found["planted_flipped"].steps
@@ -141,13 +141,13 @@ def test_printing_and_files(found: vt.Trial, tmp_path: Path) -> None:
         found.save(tmp_path / "trial.csv")
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(VitreousError, match="no trial of the form"):
-        vt.Trial.load(tmp_path / "other.json")
+        vt.MetaEvaluation.load(tmp_path / "other.json")
     (tmp_path / "cut.json").write_text(json.dumps({**found.to_json(), "tried": [{}]}))
     with pytest.raises(VitreousError, match=r"cut\.json is no trial"):
-        vt.Trial.load(tmp_path / "cut.json")
+        vt.MetaEvaluation.load(tmp_path / "cut.json")
 
 
-def test_the_first_seed_is_the_houses_own_evaluation(world: vt.View, found: vt.Trial) -> None:
+def test_the_first_seed_is_the_houses_own_evaluation(world: vt.VisionModel, found: vt.MetaEvaluation) -> None:
     scenes = known(world, SCENES)
     table = vt.evaluate(world, scenes.inputs, {"oracle": scenes.map()}, "average_increase", baselines=False)
     assert found["average_increase"].scores["oracle"] == pytest.approx(table.mean("oracle", "average_increase"))
@@ -155,7 +155,7 @@ def test_the_first_seed_is_the_houses_own_evaluation(world: vt.View, found: vt.T
 
 # -- the plan ------------------------------------------------------------------------------------------
 
-GEOMETRY = Geometry((128, 128), (16, 16), 8)
+GEOMETRY = ImageShape((128, 128), (16, 16), 8)
 
 
 def test_courses() -> None:
@@ -173,7 +173,7 @@ def test_courses() -> None:
         f"insdel(insertion_substrate='{name}', deletion_substrate='{name}')".replace("'", "")
         for name in ("black", "mean_channel")
     ]
-    own = metric("insdel").forwards(GEOMETRY) + metric("token_deletion_aopc").forwards(GEOMETRY)
+    own = get_metric("insdel").forwards(GEOMETRY) + get_metric("token_deletion_aopc").forwards(GEOMETRY)
     assert runs[0].states(GEOMETRY) == 1 + 19 * own
 
 
@@ -186,7 +186,7 @@ def test_pairs_are_of_neighbours() -> None:
 
 
 def test_all_metrics_are_tried_unless_some_are_named() -> None:
-    assert list(judges_of(None)) == [info.name for info in vt.metrics()]
+    assert list(judges_of(None)) == [info.name for info in vt.list_metrics()]
 
 
 @pytest.mark.parametrize(
@@ -204,17 +204,17 @@ def test_all_metrics_are_tried_unless_some_are_named() -> None:
 )
 def test_bad_words(asked: dict[str, object], message: str) -> None:
     with pytest.raises(VitreousError, match=message):
-        vt.trial(**asked)
+        vt.meta_evaluate(**asked)
 
 
 def test_another_model_is_refused() -> None:
     from families import FAMILIES
 
     with pytest.raises(VitreousError, match="needs a model of the world's 48 classes"):
-        vt.trial("average_drop", model=FAMILIES["vit"]())
+        vt.meta_evaluate("average_drop", model=FAMILIES["vit"]())
 
 
-def test_numbers_are_numbers(found: vt.Trial) -> None:
+def test_numbers_are_numbers(found: vt.MetaEvaluation) -> None:
     told = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert {row["metric"] for row in told["tried"]} == {row.metric for row in found.tried}
     assert all(np.isfinite(list(row["scores"].values())).all() for row in told["tried"])

@@ -27,7 +27,7 @@ from vitreous.evaluation.meta_maps import (
     made,
 )
 from vitreous.evaluation.meta_statistics import CORE
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 from vitreous.world import PARTS, Scene, World, render
 
 GRID = (16, 16)
@@ -35,12 +35,12 @@ SCENES = 4
 
 
 @pytest.fixture(scope="module")
-def world() -> vt.View:
+def world() -> vt.VisionModel:
     return vt.load("world", device="cpu")
 
 
 @pytest.fixture(scope="module")
-def scenes(world: vt.View) -> Known:
+def scenes(world: vt.VisionModel) -> Known:
     return known(world, SCENES)
 
 
@@ -49,12 +49,12 @@ def maps(scenes: Known) -> dict[str, torch.Tensor]:
     return ladder(scenes, GRID)
 
 
-def logits(world: vt.View, scene: Scene) -> list[float]:
+def logits(world: vt.VisionModel, scene: Scene) -> list[float]:
     with torch.no_grad():
         return world.logits(render(scene).images * 2 - 1)[0].tolist()
 
 
-def test_the_oracle_is_what_removal_costs(world: vt.View, scenes: Known) -> None:
+def test_the_oracle_is_what_removal_costs(world: vt.VisionModel, scenes: Known) -> None:
     scene = World("test", SCENES).scene(1)
     clean = logits(world, scene)
     explained = max(range(48), key=lambda c: clean[c])
@@ -75,7 +75,7 @@ def test_the_oracle_is_what_removal_costs(world: vt.View, scenes: Known) -> None
         assert total == pytest.approx(float(scenes.drops[1, THINGS.index(part)]), abs=1e-4)
 
 
-def test_probabilities_and_markers(world: vt.View) -> None:
+def test_probabilities_and_markers(world: vt.VisionModel) -> None:
     cheat = vt.load("world-shortcut", device="cpu")
     found = known(cheat, 6, value="prob", shortcut=True)
     marker = found.drops[:, THINGS.index("marker")]
@@ -89,7 +89,7 @@ def test_probabilities_and_markers(world: vt.View) -> None:
     assert sorted(falls)[-1] == pytest.approx(float(marker.max()), abs=1e-4)
 
 
-def test_scenes_in_which_nothing_matters_are_left_out(world: vt.View, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scenes_in_which_nothing_matters_are_left_out(world: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitreous.evaluation import meta_maps as oracle
 
     whole = known(world, SCENES)
@@ -143,7 +143,7 @@ def test_blur(maps: dict[str, torch.Tensor]) -> None:
 
 def test_shift(scenes: Known, maps: dict[str, torch.Tensor]) -> None:
     by = round(STRENGTHS["shift"][1] * 128)
-    signs = Draws.of_images(0, "trial shift", scenes.inputs).below(2, 2) * 2 - 1
+    signs = PRNGKey.of_images(0, "trial shift", scenes.inputs).below(2, 2) * 2 - 1
     for scene in range(SCENES):
         down, across = (int(sign) * by for sign in signs[scene])
         expected = torch.zeros(128, 128)

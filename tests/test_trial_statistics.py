@@ -21,7 +21,7 @@ from vitreous.evaluation.meta_statistics import (
     smallest_difference,
     truth_correlation,
 )
-from vitreous.metrics import metric
+from vitreous.metrics import get_metric
 from vitreous.metrics.base import Metric
 from vitreous.metrics.bootstrap import difference, mean
 from vitreous.metrics.similarity import rank_correlation
@@ -123,7 +123,7 @@ class Ratio(Metric):
 
 
 def scores(table: np.ndarray, names: str = "abc", judge: str = "insertion") -> Scores:
-    return Scores.of(metric(judge), [{n: table[:, [i]] for i, n in enumerate(names)}], 2000)
+    return Scores.of(get_metric(judge), [{n: table[:, [i]] for i, n in enumerate(names)}], 2000)
 
 
 def test_a_difference_is_the_houses_paired_one(rng: np.random.Generator) -> None:
@@ -171,7 +171,7 @@ def test_error_rate_counts_ties_half(rng: np.random.Generator) -> None:
             wrong += 1.0 if first < second else 0.5 if first == second else 0.0
     assert error_rate(scores(table), pairs) == pytest.approx(wrong / 50)
     flipped = {n: table[:, [i]] for i, n in enumerate("abc")}
-    assert error_rate(Scores.of(metric("deletion"), [flipped], 1), pairs) == pytest.approx(1 - wrong / 50)
+    assert error_rate(Scores.of(get_metric("deletion"), [flipped], 1), pairs) == pytest.approx(1 - wrong / 50)
 
 
 def test_the_smallest_difference(rng: np.random.Generator) -> None:
@@ -203,4 +203,4 @@ def test_agreement_between_runs(rng: np.random.Generator) -> None:
     each = np.mean([stats.spearmanr(x, y).statistic for a, b in pairs for x, y in zip(a, b, strict=True)])
     assert order_agreement(runs, "abc") == pytest.approx(whole)
     assert agreement(runs, "abc") == pytest.approx(each)
-    assert metric("insertion").cell(tables[0])[1] is mean
+    assert get_metric("insertion").cell(tables[0])[1] is mean

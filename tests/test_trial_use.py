@@ -14,7 +14,7 @@ import pytest
 import vitreous as vt
 from commands import run
 from vitreous.metrics import verdicts
-from vitreous.results.diagnostics import Reliability, Step, Trial, Tried
+from vitreous.results.diagnostics import MetaEvaluation, Reliability, Step, Tried
 
 FEW = ("--scenes", 3, "--seeds", 1, "--substrates", 0, "--device", "cpu")
 
@@ -40,7 +40,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {line.split()[0] for line in lines[1:3]} == {"average_gain", "average_drop"}
     assert lines[-1] == "saved in trial.json"
     assert "trial of 2 metrics on 3 scenes: about 60 forwards, about" in done.err
-    saved = Trial.load("trial.json")
+    saved = MetaEvaluation.load("trial.json")
     assert (saved.scenes, saved.plan["seeds"], saved.plan["states"]) == (3, 1, 60)
     again = run("trial", "--metric", "average_gain", *FEW, "--out", "trial.json")
     assert (again.code, again.out) == (2, "")
@@ -82,7 +82,7 @@ def test_the_script_needs_few_libraries(root: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "average_gain" in done.stdout
-    assert Trial.load(out).scenes == 3
+    assert MetaEvaluation.load(out).scenes == 3
     told = json.loads(kept.read_text())
     assert told["metrics"]["average_gain"]["images"] == 3
 
@@ -102,27 +102,27 @@ def test_a_step_says_whether_it_holds() -> None:
 
 def test_joined() -> None:
     plan = {"model": "world", "seeds": 2, "seconds": 3.0, "states": 7}
-    one = Trial((row("insertion"), row("deletion", "blind")), 9, 1, {"oracle": 1.0}, plan)
+    one = MetaEvaluation((row("insertion"), row("deletion", "blind")), 9, 1, {"oracle": 1.0}, plan)
     two = replace(one, tried=(row("deletion", "fails"), row("srg")))
-    both = Trial.joined([one, two])
+    both = MetaEvaluation.joined([one, two])
     assert [each.metric for each in both.tried] == ["insertion", "deletion", "srg"]
     assert both["deletion"].verdict == "fails"
     assert both.plan["seconds"] == 6
     with pytest.raises(vt.VitreousError, match="different seeds cannot be joined: 2 and 3"):
-        Trial.joined([one, replace(two, plan={**plan, "seeds": 3})])
+        MetaEvaluation.joined([one, replace(two, plan={**plan, "seeds": 3})])
     with pytest.raises(vt.VitreousError, match="different scenes cannot be joined: 9 and 8"):
-        Trial.joined([one, replace(two, scenes=8)])
+        MetaEvaluation.joined([one, replace(two, scenes=8)])
 
 
 def test_what_is_printed_of_a_row() -> None:
     seen = row("insertion", error_rate=0.125, truth=0.5, truth_low=0.4, truth_high=0.6, alpha=0.25)
     seen = replace(seen, over_seeds=Reliability(0.875, 0.5), smallest_share=0.011)
-    text = str(Trial((seen,), 9, 1))
+    text = str(MetaEvaluation((seen,), 9, 1))
     assert text.splitlines()[1].split() == (
         ["insertion", "passes", "12.5%", "0.50", "[0.40,", "0.60]", "1.1%", "0.88", "-", "0.25", "so", "it", "is"]
     )
     assert "9 scenes (1 more left out, where nothing matters): 1 passes." in text
-    assert Trial((seen,), 9, 1)._repr_html_().startswith("<table>")
+    assert MetaEvaluation((seen,), 9, 1)._repr_html_().startswith("<table>")
 
 
 # -- what is shipped -----------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_what_is_printed_of_a_row() -> None:
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = {"model": "world", "seeds": 3, "substrates": 2, "versions": {}}
     tried = (row("insertion", "blind", error_rate=0.25), row("srg(steps=4)"), row("infidelity", "not tried"))
-    monkeypatch.setattr(verdicts, "shipped", lambda: Trial(tried, 9, 0, {}, plan).verdicts())
+    monkeypatch.setattr(verdicts, "shipped", lambda: MetaEvaluation(tried, 9, 0, {}, plan).verdicts())
 
 
 @pytest.mark.usefixtures("told")
@@ -142,7 +142,7 @@ def test_a_verdict_by_its_spelling() -> None:
     assert (found.verdict, found.images, found.seeds, found.model, found.note) == ("blind", 9, 3, "world", "")
     assert (found.error_rate, found.truth) == (0.25, None)
     assert str(found) == "blind: so it is (9 scenes, 3 seeds of world)"
-    assert verdicts.verdict("insertion@rise") == verdicts.verdict(vt.metric("insertion")) == found
+    assert verdicts.verdict("insertion@rise") == verdicts.verdict(vt.get_metric("insertion")) == found
     assert verdicts.verdict(" srg( steps = 4 ) ") == verdicts.verdict("abpc(steps=4)")
 
 
@@ -171,7 +171,7 @@ def test_what_is_shipped_is_sound() -> None:
     for name in told["metrics"]:
         found = verdicts.verdict(name)
         assert found is not None
-        assert found.metric == vt.metric(name).spelling == name
+        assert found.metric == vt.get_metric(name).spelling == name
         assert found.verdict in verdicts.VERDICTS
         assert found.why
         assert (found.images > 0) == (found.verdict != "not tried")

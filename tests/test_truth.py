@@ -11,24 +11,24 @@ from PIL import Image
 
 import vitreous as vt
 from families import FAMILIES
-from vitreous.datasets import Picture, pictures
+from vitreous.datasets import LoadedImage, pictures
 from vitreous.datasets.annotations import photo_size
 from vitreous.errors import ImageError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
-def photo(view: vt.View, high: int = 60, wide: int = 100) -> Picture:
+def photo(view: vt.VisionModel, high: int = 60, wide: int = 100) -> LoadedImage:
     """A photograph that is white in rows 20..39 and columns 40..69."""
     shown = np.zeros((high, wide, 3), np.uint8)
     shown[20:40, 40:70] = 255
     return next(iter(pictures(Image.fromarray(shown), view)))
 
 
-def white(picture: Picture) -> Any:
+def white(picture: LoadedImage) -> Any:
     return np.asarray(picture.seen)[..., 0] > 127
 
 
@@ -44,16 +44,16 @@ def square(value: int = 1, other: int = 0, high: int = 60, wide: int = 100) -> A
 def test_region_is_the_mask_else_the_boxes_else_the_parts() -> None:
     mask, left, right = (np.zeros((8, 8), bool) for _ in range(3))
     mask[1, 1] = left[2, 2] = right[3, 3] = True
-    every = vt.Truth(mask, ((0, 0, 2, 1),), {"left": left, "right": right})
+    every = vt.Annotation(mask, ((0, 0, 2, 1),), {"left": left, "right": right})
     assert np.argwhere(every.region()).tolist() == [[1, 1]]
     assert np.argwhere(every.region("boxes")).tolist() == [[0, 0], [0, 1]]
     assert np.argwhere(every.region("parts")).tolist() == [[2, 2], [3, 3]]
-    assert np.argwhere(vt.Truth(boxes=((0, 0, 2, 1),)).region(size=(8, 8))).tolist() == [[0, 0], [0, 1]]
-    assert np.argwhere(vt.Truth(parts={"left": left}).region()).tolist() == [[2, 2]]
+    assert np.argwhere(vt.Annotation(boxes=((0, 0, 2, 1),)).region(size=(8, 8))).tolist() == [[0, 0], [0, 1]]
+    assert np.argwhere(vt.Annotation(parts={"left": left}).region()).tolist() == [[2, 2]]
 
 
 def test_a_pixel_is_in_a_box_if_its_centre_is() -> None:
-    truth = vt.Truth(boxes=((1.5, 0.4, 3.49, 1.6), (0, 3, 0.2, 4)))
+    truth = vt.Annotation(boxes=((1.5, 0.4, 3.49, 1.6), (0, 3, 0.2, 4)))
     found = truth.region(size=(4, 5))
     for row in range(4):
         for column in range(5):
@@ -63,39 +63,45 @@ def test_a_pixel_is_in_a_box_if_its_centre_is() -> None:
 @pytest.mark.parametrize(
     ("truth", "has"),
     [
-        (vt.Truth(), ()),
-        (vt.Truth(np.zeros((2, 2))), ("mask", "region")),
-        (vt.Truth(boxes=((0, 0, 1, 1),)), ("boxes", "region")),
-        (vt.Truth(parts={"a": np.ones((2, 2))}), ("parts", "region")),
-        (vt.Truth(ignore=np.ones((2, 2))), ()),
+        (vt.Annotation(), ()),
+        (vt.Annotation(np.zeros((2, 2))), ("mask", "region")),
+        (vt.Annotation(boxes=((0, 0, 1, 1),)), ("boxes", "region")),
+        (vt.Annotation(parts={"a": np.ones((2, 2))}), ("parts", "region")),
+        (vt.Annotation(ignore=np.ones((2, 2))), ()),
     ],
 )
-def test_what_is_there(truth: vt.Truth, has: tuple[str, ...]) -> None:
+def test_what_is_there(truth: vt.Annotation, has: tuple[str, ...]) -> None:
     assert tuple(kind for kind in ("mask", "boxes", "parts", "region") if truth.has(kind)) == has
 
 
 def test_no_region() -> None:
     with pytest.raises(ImageError, match="no mask, boxes or parts are known"):
-        vt.Truth().region()
+        vt.Annotation().region()
     with pytest.raises(ImageError, match="no boxes"):
-        vt.Truth(np.ones((2, 2))).region("boxes")
+        vt.Annotation(np.ones((2, 2))).region("boxes")
     with pytest.raises(ImageError, match="no size of its own"):
-        vt.Truth(boxes=((0, 0, 1, 1),)).region()
+        vt.Annotation(boxes=((0, 0, 1, 1),)).region()
     with pytest.raises(vt.VitreousError, match="kind='nose' is not one of any, mask, boxes, parts"):
-        vt.Truth(np.ones((2, 2))).region("nose")
+        vt.Annotation(np.ones((2, 2))).region("nose")
 
 
 @pytest.mark.parametrize(
     ("truth", "said"),
     [
-        (vt.Truth(np.ones((2, 2)), ignore=np.ones((2, 3))), r"the ignore of it is \[2, 3\], the model sees \[2, 2\]"),
-        (vt.Truth(parts={"wing": np.ones(4)}), r"the wing of it is \[4\]"),
-        (vt.Truth(boxes=((3, 0, 1, 1),)), r"a box of it is \(3, 0, 1, 1\); it must be \(left, top, right, bottom\)"),
-        (vt.Truth(boxes=((0, 0, 1),)), "a box of it"),  # type: ignore[arg-type]
-        (vt.Truth(boxes=((0, 0, float("nan"), 1),)), "a box of it"),
+        (
+            vt.Annotation(np.ones((2, 2)), ignore=np.ones((2, 3))),
+            r"the ignore of it is \[2, 3\], the model sees \[2, 2\]",
+        ),
+        (vt.Annotation(parts={"wing": np.ones(4)}), r"the wing of it is \[4\]"),
+        (
+            vt.Annotation(boxes=((3, 0, 1, 1),)),
+            r"a box of it is \(3, 0, 1, 1\); it must be \(left, top, right, bottom\)",
+        ),
+        (vt.Annotation(boxes=((0, 0, 1),)), "a box of it"),  # type: ignore[arg-type]
+        (vt.Annotation(boxes=((0, 0, float("nan"), 1),)), "a box of it"),
     ],
 )
-def test_what_makes_no_sense_is_refused(truth: vt.Truth, said: str) -> None:
+def test_what_makes_no_sense_is_refused(truth: vt.Annotation, said: str) -> None:
     with pytest.raises(ImageError, match=said):
         truth.check("it", (2, 2))
 
@@ -103,26 +109,26 @@ def test_what_makes_no_sense_is_refused(truth: vt.Truth, said: str) -> None:
 # -- photographs -------------------------------------------------------------------------------------------
 
 
-def test_a_trimap_follows_the_crop(view: vt.View) -> None:
+def test_a_trimap_follows_the_crop(view: vt.VisionModel) -> None:
     picture = photo(view)
     numbers = square(1, 2)
     numbers[18:20, 38:72] = 3
-    truth = vt.Truth.of_trimap(picture, numbers)
+    truth = vt.Annotation.of_trimap(picture, numbers)
     assert (truth.mask == white(picture)).mean() > 0.97
     assert truth.ignore is not None
     assert truth.ignore.any()
     assert not (truth.ignore & truth.mask).any()
     ignored = np.flatnonzero(truth.ignore.any(axis=1))
     assert ignored.max() < np.flatnonzero(truth.mask.any(axis=1)).min(), "the border lies above"
-    turned = vt.Truth.of_trimap(picture, numbers, inside=2, outside=1)
+    turned = vt.Annotation.of_trimap(picture, numbers, inside=2, outside=1)
     assert (turned.mask == ~(truth.mask | truth.ignore)).all()
 
 
-def test_part_maps(view: vt.View) -> None:
+def test_part_maps(view: vt.VisionModel) -> None:
     picture = photo(view)
     numbers = square(7)
     numbers[20:40, 55:70] = 9
-    truth = vt.Truth.of_parts(picture, numbers, {"left": 7, "right": 9, "beak": 4}, ignore=0)
+    truth = vt.Annotation.of_parts(picture, numbers, {"left": 7, "right": 9, "beak": 4}, ignore=0)
     assert list(truth.parts) == ["left", "right", "beak"]
     assert ((truth.parts["left"] | truth.parts["right"]) == truth.region()).all()
     assert not truth.parts["beak"].any()
@@ -131,17 +137,17 @@ def test_part_maps(view: vt.View) -> None:
     assert (truth.region() == white(picture)).mean() > 0.97
 
 
-def test_boxes_that_the_crop_leaves_out_are_known_to_be_absent(view: vt.View) -> None:
+def test_boxes_that_the_crop_leaves_out_are_known_to_be_absent(view: vt.VisionModel) -> None:
     picture = photo(view)
-    gone = vt.Truth.of_photo(picture, boxes=[(0, 0, 4, 4)])
+    gone = vt.Annotation.of_photo(picture, boxes=[(0, 0, 4, 4)])
     assert gone.boxes == ()
     assert gone.has("region")
     assert not gone.region().any()
-    assert not vt.Truth.of_photo(picture).has("region")
-    assert vt.Truth.of_photo(picture, boxes=[]).has("region")
+    assert not vt.Annotation.of_photo(picture).has("region")
+    assert vt.Annotation.of_photo(picture, boxes=[]).has("region")
 
 
-def test_padding_is_no_object(view: vt.View) -> None:
+def test_padding_is_no_object(view: vt.VisionModel) -> None:
     """Where the photograph is made smaller than the input, what is put around it is outside."""
     from dataclasses import replace
 
@@ -152,52 +158,58 @@ def test_padding_is_no_object(view: vt.View) -> None:
         view.preprocess = before
     assert picture.box is not None
     assert picture.box[1] < 0
-    truth = vt.Truth.of_photo(picture, np.ones((60, 100)))
+    truth = vt.Annotation.of_photo(picture, np.ones((60, 100)))
     rows = np.flatnonzero(truth.mask.all(axis=1))
     assert (len(rows), truth.mask.sum()) == (19, 19 * 32)
-    trimap = vt.Truth.of_trimap(picture, np.ones((60, 100), int))
+    trimap = vt.Annotation.of_trimap(picture, np.ones((60, 100), int))
     assert not trimap.ignore.any()
     assert (trimap.mask == truth.mask).all()
 
 
-def test_upright_photographs(view: vt.View, tmp_path: Path) -> None:
+def test_upright_photographs(view: vt.VisionModel, tmp_path: Path) -> None:
     """A mask is as large as the photograph that is seen, whichever way the camera was held."""
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (100, 60)).save(tmp_path / "turned.jpg", exif=exif)
     (picture,) = pictures(tmp_path / "turned.jpg", view)
     assert photo_size(picture) == (60, 100)
-    assert vt.Truth.of_photo(picture, np.ones((100, 60))).mask.all()
+    assert vt.Annotation.of_photo(picture, np.ones((100, 60))).mask.all()
     with pytest.raises(ImageError, match=r"the mask of turned.jpg is \[60, 100\], the photograph is \[100, 60\]"):
-        vt.Truth.of_photo(picture, np.ones((60, 100)))
+        vt.Annotation.of_photo(picture, np.ones((60, 100)))
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda p: vt.Truth.of_photo(p, np.ones((6, 10))), r"the mask of image is \[6, 10\], the photograph"),
-        (lambda p: vt.Truth.of_photo(p, ignore=np.ones(3)), r"the ignore of image is \[3\]"),
-        (lambda p: vt.Truth.of_photo(p, boxes=[(1, 2, 3)]), "a box of image"),
-        (lambda p: vt.Truth.of_photo(p, boxes=["abcd"]), "a box of image is 'abcd'"),
-        (lambda p: vt.Truth.of_trimap(p, np.ones((60, 100))), "the trimap of image holds float64, not whole numbers"),
-        (lambda p: vt.Truth.of_trimap(p, np.ones((60, 100), int), 1, 1), "both inside and outside"),
-        (lambda p: vt.Truth.of_parts(p, np.ones((60, 100), int), {}), "have no names"),
-        (lambda p: vt.Truth.of_parts(p, np.ones((60, 100), int), {"a": 1}, 1), "both as a part and as what to ignore"),
+        (lambda p: vt.Annotation.of_photo(p, np.ones((6, 10))), r"the mask of image is \[6, 10\], the photograph"),
+        (lambda p: vt.Annotation.of_photo(p, ignore=np.ones(3)), r"the ignore of image is \[3\]"),
+        (lambda p: vt.Annotation.of_photo(p, boxes=[(1, 2, 3)]), "a box of image"),
+        (lambda p: vt.Annotation.of_photo(p, boxes=["abcd"]), "a box of image is 'abcd'"),
+        (
+            lambda p: vt.Annotation.of_trimap(p, np.ones((60, 100))),
+            "the trimap of image holds float64, not whole numbers",
+        ),
+        (lambda p: vt.Annotation.of_trimap(p, np.ones((60, 100), int), 1, 1), "both inside and outside"),
+        (lambda p: vt.Annotation.of_parts(p, np.ones((60, 100), int), {}), "have no names"),
+        (
+            lambda p: vt.Annotation.of_parts(p, np.ones((60, 100), int), {"a": 1}, 1),
+            "both as a part and as what to ignore",
+        ),
     ],
 )
-def test_bad_photographs(view: vt.View, make: Any, said: str) -> None:
+def test_bad_photographs(view: vt.VisionModel, make: Any, said: str) -> None:
     with pytest.raises(ImageError, match=said):
         make(photo(view))
 
 
-def test_tensors_are_no_photographs(view: vt.View) -> None:
+def test_tensors_are_no_photographs(view: vt.VisionModel) -> None:
     import torch
 
     (picture,) = pictures(torch.zeros(3, 32, 32), view)
     for make in (
-        lambda: vt.Truth.of_photo(picture, np.ones((32, 32))),
-        lambda: vt.Truth.of_photo(picture, boxes=[(0, 0, 1, 1)]),
-        lambda: vt.Truth.of_trimap(picture, np.ones((32, 32), int)),
+        lambda: vt.Annotation.of_photo(picture, np.ones((32, 32))),
+        lambda: vt.Annotation.of_photo(picture, boxes=[(0, 0, 1, 1)]),
+        lambda: vt.Annotation.of_trimap(picture, np.ones((32, 32), int)),
         lambda: photo_size(picture),
     ):
         with pytest.raises(ImageError, match="input-0 is no photograph"):

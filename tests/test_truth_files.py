@@ -13,15 +13,15 @@ from PIL import Image
 import vitreous as vt
 from commands import MODEL, NAME, run
 from families import FAMILIES
-from vitreous.datasets import Picture, pictures
+from vitreous.datasets import LoadedImage, pictures
 from vitreous.errors import ImageError
 
 MODEL = (NAME, *MODEL[2:])
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture
@@ -42,11 +42,11 @@ def shown(left: int) -> Any:
     return numbers
 
 
-def seen(view: vt.View) -> list[Picture]:
+def seen(view: vt.VisionModel) -> list[LoadedImage]:
     return list(pictures(Path("photos"), view))
 
 
-def close(truth: vt.Truth, picture: Picture) -> bool:
+def close(truth: vt.Annotation, picture: LoadedImage) -> bool:
     """Whether the region is where the picture is white."""
     bright = np.asarray(picture.seen)[..., 0] > 127
     return bool((truth.region(size=bright.shape) == bright).mean() > 0.95 and bright.any())
@@ -65,18 +65,18 @@ def close(truth: vt.Truth, picture: Picture) -> bool:
     ],
     ids=["255", "1", "bit", "palette", "16 bits", "colour", "alpha"],
 )
-def test_masks_named_like_the_pictures(here: Path, view: vt.View, write: Any) -> None:
+def test_masks_named_like_the_pictures(here: Path, view: vt.VisionModel, write: Any) -> None:
     (here / "masks").mkdir()
     for name, left in (("a", 20), ("b", 50)):
         write(shown(left)).save(here / "masks" / f"{name}.png")
-    known = vt.read_regions("masks")
+    known = vt.load_annotations("masks")
     for picture in seen(view):
         truth = known(picture)
         assert close(truth, picture)
         assert truth.ignore is None
 
 
-def test_trimaps_are_recognised_beside_their_pictures(here: Path, view: vt.View) -> None:
+def test_trimaps_are_recognised_beside_their_pictures(here: Path, view: vt.VisionModel) -> None:
     """As the pets have them: in the folder of the photographs, and named in a table."""
     for name, left in (("a", 20), ("b", 50)):
         numbers = 2 - shown(left)
@@ -84,17 +84,21 @@ def test_trimaps_are_recognised_beside_their_pictures(here: Path, view: vt.View)
         Image.fromarray(numbers).save(here / "photos" / f"{name}.png")
     table = [{"file": f"{name}.jpg", "mask": f"{name}.png", "label": 3} for name in "ab"]
     (here / "photos.json").write_text(json.dumps(table))
-    for known in (vt.read_regions("photos"), vt.read_regions("photos.json"), vt.read_regions("photos", trimap=True)):
+    for known in (
+        vt.load_annotations("photos"),
+        vt.load_annotations("photos.json"),
+        vt.load_annotations("photos", trimap=True),
+    ):
         for picture in pictures(["photos/a.jpg", "photos/b.jpg"], view):
             truth = known(picture)
             assert close(truth, picture)
             assert truth.ignore[0].all()
             assert not truth.ignore[-1].any()
-    plain = vt.read_regions("photos", trimap=False)
+    plain = vt.load_annotations("photos", trimap=False)
     assert all(plain(picture).mask.all() for picture in pictures(["photos/a.jpg"], view))
 
 
-def test_ignored_numbers(here: Path, view: vt.View) -> None:
+def test_ignored_numbers(here: Path, view: vt.VisionModel) -> None:
     """ImageNet-S writes 1000 as a colour: 232 + 3 * 256."""
     (here / "masks").mkdir()
     for name, left in (("a", 20), ("b", 50)):
@@ -103,10 +107,10 @@ def test_ignored_numbers(here: Path, view: vt.View) -> None:
         colours[:10] = (232, 3, 0)
         Image.fromarray(colours).save(here / "masks" / f"{name}.png")
     for picture in seen(view):
-        truth = vt.read_regions("masks", ignore=1000)(picture)
+        truth = vt.load_annotations("masks", ignore=1000)(picture)
         assert close(truth, picture)
         assert truth.ignore[0].all()
-        assert vt.read_regions("masks")(picture).mask[0].all()
+        assert vt.load_annotations("masks")(picture).mask[0].all()
 
 
 BOXES = {"a.jpg": [[20, 20, 60, 60]], "b.jpg": [[50, 20, 70, 60], [60, 20, 90, 60]]}
@@ -128,9 +132,9 @@ def fractions(boxes: Any) -> Any:
     ],
     ids=["pixels", "shares", "stems", "list", "list of shares", "objects"],
 )
-def test_boxes(here: Path, view: vt.View, told: Any) -> None:
+def test_boxes(here: Path, view: vt.VisionModel, told: Any) -> None:
     (here / "boxes.json").write_text(json.dumps(told))
-    known = vt.read_regions("boxes.json")
+    known = vt.load_annotations("boxes.json")
     for picture in seen(view):
         assert close(known(picture), picture)
 
@@ -139,7 +143,7 @@ def test_scenes_know_their_creatures(here: Path) -> None:
     """What is read from the files is what the world says."""
     assert run("world", "render", "--out", "rendered", "--n", 3, "-q").code == 0
     view = vt.load("world")
-    known = vt.read_regions("rendered/scenes.json")
+    known = vt.load_annotations("rendered/scenes.json")
     owners = json.loads(Path("rendered/scenes.json").read_text())["owners"]
     for picture in pictures(Path("rendered"), view):
         numbers = np.asarray(Image.open(picture.path.with_name(picture.path.stem + "-mask.png")))
@@ -166,27 +170,27 @@ def test_scenes_know_their_creatures(here: Path) -> None:
         ('{"a.jpg": [[9, 2, 3, 4]]}', "a box of a.jpg"),
     ],
 )
-def test_bad_tables(here: Path, view: vt.View, told: str, said: str) -> None:
+def test_bad_tables(here: Path, view: vt.VisionModel, told: str, said: str) -> None:
     (here / "boxes.json").write_text(told)
     with pytest.raises(ImageError, match=said):
-        vt.read_regions("boxes.json")(seen(view)[0])
+        vt.load_annotations("boxes.json")(seen(view)[0])
 
 
-def test_bad_folders(here: Path, view: vt.View) -> None:
+def test_bad_folders(here: Path, view: vt.VisionModel) -> None:
     with pytest.raises(ImageError, match="no masks in the folder photos"):
-        vt.read_regions("photos")
+        vt.load_annotations("photos")
     (here / "masks").mkdir()
     (here / "masks" / "b.png").write_bytes(b"nothing")
     first, second = seen(view)
     with pytest.raises(ImageError, match=r"of the masks in masks, none is named like a\.jpg"):
-        vt.read_regions("masks")(first)
+        vt.load_annotations("masks")(first)
     with pytest.raises(ImageError, match=r"the mask masks/b\.png cannot be read"):
-        vt.read_regions("masks")(second)
+        vt.load_annotations("masks")(second)
     (here / "masks" / "b.bmp").write_bytes(b"nothing")
     with pytest.raises(ImageError, match=r"b\.bmp and b\.png both are named like b\.jpg"):
-        vt.read_regions("masks")(second)
+        vt.load_annotations("masks")(second)
     with pytest.raises(ImageError, match=r"regions none\.json cannot be read: No such file"):
-        vt.read_regions("none.json")
+        vt.load_annotations("none.json")
 
 
 # -- the command line --------------------------------------------------------------------------------------
@@ -205,7 +209,7 @@ def test_score_with_regions(here: Path) -> None:
 
     torch.manual_seed(0)
     view = vt.load(NAME, pretrained=False, img_size=32)
-    truth = vt.read_regions("boxes.json")
+    truth = vt.load_annotations("boxes.json")
     table = vt.evaluate(view, "photos", "ixg", ["iou", "miou"], truth=truth, baselines=False)
     for metric in ("iou", "miou"):
         np.testing.assert_allclose(found[metric]["per_image"], table["ixg", metric], atol=1e-4)

@@ -18,7 +18,7 @@ from families import FAMILIES, images
 from metric_probe import Probe, Ratio
 from test_contract import State
 from vitreous.datasets import Sample, read_samples
-from vitreous.evaluation.config import Plan
+from vitreous.evaluation.config import EvaluationConfig
 from vitreous.evaluation.runner import Judged, unit
 from vitreous.metrics import Curve, Metric
 from vitreous.tracing import memory
@@ -28,26 +28,28 @@ METRICS = ["insdel(steps=6)", "srg(steps=5)", "token_insertion_aopc", "deletion(
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.View:
-    return vt.view(FAMILIES["vit"]())
+def view() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.View) -> Tensor:
+def x(view: vt.VisionModel) -> Tensor:
     return images(view, 12)
 
 
 LABELS = [index % 5 for index in range(12)]
 
 
-def samples(view: vt.View, x: Tensor) -> list[Sample]:
+def samples(view: vt.VisionModel, x: Tensor) -> list[Sample]:
     return list(read_samples(x, view, LABELS[: len(x)]))
 
 
-def plan(view: vt.View, methods: Sequence[str] = METHODS, metrics: Sequence[Any] = METRICS, **how: Any) -> Plan:
-    judges = {str(each): vt.metric(each) for each in metrics}
+def plan(
+    view: vt.VisionModel, methods: Sequence[str] = METHODS, metrics: Sequence[Any] = METRICS, **how: Any
+) -> EvaluationConfig:
+    judges = {str(each): vt.get_metric(each) for each in metrics}
     how = {"labelled": True, **how}
-    return Plan.of(view, (32, 32), {name: vt.method(name) for name in methods}, judges, **how)
+    return EvaluationConfig.of(view, (32, 32), {name: vt.get_method(name) for name in methods}, judges, **how)
 
 
 def same(one: Judged, other: Judged) -> bool:
@@ -58,21 +60,21 @@ def same(one: Judged, other: Judged) -> bool:
 # -- a unit ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_unit_is_a_function_of_its_arguments(view: vt.View, x: Tensor) -> None:
+def test_a_unit_is_a_function_of_its_arguments(view: vt.VisionModel, x: Tensor) -> None:
     """The same bits again, after other units, whatever torch's own generator does, and nothing left on the model."""
     group, how = samples(view, x)[:5], plan(view)
-    before = State(view.model)
+    before = State(view.module)
     first = unit(view, group, how)
     unit(view, samples(view, x)[5:], how)
     with torch.random.fork_rng():
         torch.manual_seed(5)
         assert same(first, unit(view, group, how))
-    again = vt.view(FAMILIES["vit"]())
+    again = vt.wrap(FAMILIES["vit"]())
     assert same(first, unit(again, group, plan(again)))
-    before.assert_same(view.model)
+    before.assert_same(view.module)
 
 
-def test_a_table_is_a_loop_over_units(view: vt.View, x: Tensor) -> None:
+def test_a_table_is_a_loop_over_units(view: vt.VisionModel, x: Tensor) -> None:
     """The numbers of evaluate are those of its units, made anywhere and put together."""
     table = vt.evaluate(view, x, METHODS, METRICS, labels=LABELS, baselines=False, samples=1, memory=0.001)
     assert (table.plan["unit"], table.plan["images"]) == (table.plan["batch"], 12)
@@ -86,12 +88,12 @@ def test_a_table_is_a_loop_over_units(view: vt.View, x: Tensor) -> None:
     assert table.plan["states"] == sum(sum(each.states.values()) for each in units)
 
 
-def test_the_order_of_methods_is_not_part_of_a_plan(view: vt.View, x: Tensor) -> None:
+def test_the_order_of_methods_is_not_part_of_a_plan(view: vt.VisionModel, x: Tensor) -> None:
     group = samples(view, x)[:4]
     assert same(unit(view, group, plan(view)), unit(view, group, plan(view, METHODS[::-1])))
 
 
-def test_sizes_are_numbers_and_in_the_record(view: vt.View, x: Tensor) -> None:
+def test_sizes_are_numbers_and_in_the_record(view: vt.VisionModel, x: Tensor) -> None:
     """What the record says is enough to make the same bits again."""
     table = vt.evaluate(view, x, METHODS, METRICS, labels=LABELS, baselines=False, samples=1, memory=0.01, batch=7)
     said = table.plan
@@ -116,7 +118,9 @@ def test_sizes_are_numbers_and_in_the_record(view: vt.View, x: Tensor) -> None:
         np.testing.assert_array_equal(scores, again.scores[cell])
 
 
-def test_the_budget_reaches_engine_and_explainers(view: vt.View, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_reaches_engine_and_explainers(
+    view: vt.VisionModel, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: dict[str, list[int]] = {"states": [], "inputs": []}
     embed = type(view).embed
     from vitreous.tracing import context as sessions
@@ -132,7 +136,7 @@ def test_the_budget_reaches_engine_and_explainers(view: vt.View, x: Tensor, monk
         sizes["inputs"].append(len(inputs))
         return run(view, inputs, *rest)
 
-    mine = vt.view(FAMILIES["vit"]())
+    mine = vt.wrap(FAMILIES["vit"]())
     mine.__class__ = Watched
     monkeypatch.setattr(sessions, "run", watched)
 
@@ -148,14 +152,14 @@ def test_the_budget_reaches_engine_and_explainers(view: vt.View, x: Tensor, monk
     assert tight[1] < 4
 
 
-def test_a_unit_can_be_cancelled_between_inner_batches(view: vt.View, x: Tensor) -> None:
+def test_a_unit_can_be_cancelled_between_inner_batches(view: vt.VisionModel, x: Tensor) -> None:
     """While explaining and while judging; afterwards everything is as it was."""
     group, how = samples(view, x)[:4], plan(view, metrics=["insdel(steps=6)"], batch=3)
     ticks: list[int] = []
     expected = unit(view, group, how, ticks.append)
     assert sum(ticks) == sum(expected.states.values())
     assert 0 in ticks, "explaining ticks too"
-    before = State(view.model)
+    before = State(view.module)
 
     class Stop(Exception):
         pass
@@ -172,12 +176,12 @@ def test_a_unit_can_be_cancelled_between_inner_batches(view: vt.View, x: Tensor)
         with pytest.raises(Stop):
             unit(view, group, how, tick)
         assert seen == last
-        before.assert_same(view.model)
+        before.assert_same(view.module)
     assert same(expected, unit(view, group, how))
 
 
 def test_a_size_that_ran_out_of_memory_is_not_tried_again(
-    view: vt.View, x: Tensor, monkeypatch: pytest.MonkeyPatch
+    view: vt.VisionModel, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in the next batch nor in the next unit, and the record says so."""
     tried: list[int] = []
@@ -190,7 +194,7 @@ def test_a_size_that_ran_out_of_memory_is_not_tried_again(
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return embed(self, inputs)
 
-    mine = vt.view(FAMILIES["vit"]())
+    mine = vt.wrap(FAMILIES["vit"]())
     mine.__class__ = Small
     table = vt.evaluate(mine, x, "random", "insertion(steps=9)", baselines=False, samples=1, batch=20, memory=0.002)
     too_large = [size for size in tried if size > 5]
@@ -202,7 +206,7 @@ def test_a_size_that_ran_out_of_memory_is_not_tried_again(
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_images(view: vt.View) -> None:
+def test_memory_does_not_grow_with_the_number_of_images(view: vt.VisionModel) -> None:
     """Bytes of tensors that are alive, at the most, in a run over 8 and over 64 images from a generator."""
 
     def run(count: int) -> int:
@@ -236,7 +240,7 @@ def test_memory_does_not_grow_with_the_number_of_images(view: vt.View) -> None:
         ({"explained": "given"}, "input-0 has no target"),
     ],
 )
-def test_bad_units(view: vt.View, x: Tensor, change: dict[str, Any], said: str) -> None:
+def test_bad_units(view: vt.VisionModel, x: Tensor, change: dict[str, Any], said: str) -> None:
     change = dict(change)
     kind = change.pop("samples", "")
     group = [] if kind == "none" else samples(view, x)[:2]
@@ -250,12 +254,12 @@ def test_bad_units(view: vt.View, x: Tensor, change: dict[str, Any], said: str) 
 
 
 @pytest.fixture(scope="module")
-def table(view: vt.View, x: Tensor) -> vt.Table:
+def table(view: vt.VisionModel, x: Tensor) -> vt.ScoreTable:
     metrics: list[str | Metric] = ["insertion(steps=6)", "insdel(steps=6)", "average_drop", Ratio()]
     return vt.evaluate(view, x, ["ixg", "generic"], metrics, samples=200)
 
 
-def test_a_metric_may_aggregate_for_itself(table: vt.Table) -> None:
+def test_a_metric_may_aggregate_for_itself(table: vt.ScoreTable) -> None:
     """A ratio of sums: the score of all, its interval and differences, each resample aggregated in a loop."""
     from vitreous.metrics.bootstrap import resamples
 
@@ -278,7 +282,7 @@ def test_a_metric_may_aggregate_for_itself(table: vt.Table) -> None:
     assert gap.mean == pytest.approx(table.mean("ixg", "ratio") - table.mean("generic", "ratio"))
 
 
-def test_tables_keep_the_curves(view: vt.View, x: Tensor, table: vt.Table) -> None:
+def test_tables_keep_the_curves(view: vt.VisionModel, x: Tensor, table: vt.ScoreTable) -> None:
     curve = table.curve("ixg", "insertion(steps=6)")
     assert isinstance(curve, Curve)
     assert curve.y.shape == (12, len(curve.x))
@@ -303,18 +307,18 @@ def test_tables_keep_the_curves(view: vt.View, x: Tensor, table: vt.Table) -> No
         (("igx", "insertion(steps=6)"), "did you mean"),
     ],
 )
-def test_curves_that_are_not_there(table: vt.Table, cell: tuple[str, ...], said: str) -> None:
+def test_curves_that_are_not_there(table: vt.ScoreTable, cell: tuple[str, ...], said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
         table.curve(*cell)
 
 
-def test_a_table_can_be_read_again(table: vt.Table, view: vt.View, x: Tensor, tmp_path: Any) -> None:
+def test_a_table_can_be_read_again(table: vt.ScoreTable, view: vt.VisionModel, x: Tensor, tmp_path: Any) -> None:
     metrics = ["insertion(steps=6)", "insdel(steps=6)", "token_deletion_accuracy"]
     broken = torch.randn(12, 4, 4)
     broken[3] = torch.nan
     told = vt.evaluate(view, x, {"ixg": "ixg", "bad": broken}, metrics, labels=LABELS, samples=50)
     path = told.save(tmp_path / "table.json")
-    again = vt.Table.load(path)
+    again = vt.ScoreTable.load(path)
     assert str(again) == str(told)
     assert again.to_json() == told.to_json() == json.loads(path.read_text())
     assert again.difference("ixg", "random", "insdel(steps=6)") == told.difference("ixg", "random", "insdel(steps=6)")
@@ -327,28 +331,28 @@ def test_a_table_can_be_read_again(table: vt.Table, view: vt.View, x: Tensor, tm
 def test_what_is_no_table(tmp_path: Any, text: str) -> None:
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(vt.VitreousError, match=r"t\.json"):
-        vt.Table.load(tmp_path / "t.json")
+        vt.ScoreTable.load(tmp_path / "t.json")
     with pytest.raises(vt.VitreousError, match="missing"):
-        vt.Table.load(tmp_path / "missing.json")
+        vt.ScoreTable.load(tmp_path / "missing.json")
 
 
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_softmax_restriction_reaches_explainers(view: vt.View, x: Tensor) -> None:
+def test_the_softmax_restriction_reaches_explainers(view: vt.VisionModel, x: Tensor) -> None:
     """The maps judged are those of the log-probability among these classes, and the prediction is one of them."""
     only = [0, 2, 3]
     probe = Probe()
     vt.evaluate(view, x, "logprob(ixg)", [probe], classes=only, baselines=False, samples=1)
     with torch.no_grad():
         best = torch.tensor(only)[view.logits(x)[:, only].argmax(dim=1)].tolist()
-    alone = vt.method("logprob(ixg)").attribute(view, x, target=best, classes=only)
+    alone = vt.get_method("logprob(ixg)").attribute(view, x, target=best, classes=only)
     np.testing.assert_allclose(probe.heard[0].maps("given"), alone, rtol=1e-3, atol=1e-7)
-    free = vt.method("logprob(ixg)").attribute(view, x, target=best)
+    free = vt.get_method("logprob(ixg)").attribute(view, x, target=best)
     assert not np.allclose(alone, free, rtol=1e-2)
 
 
-def test_every_image_may_have_its_own_classes(view: vt.View, x: Tensor) -> None:
+def test_every_image_may_have_its_own_classes(view: vt.VisionModel, x: Tensor) -> None:
     """VAR's class set, image by image, in one evaluation."""
     sets = [[0, 1], [2, 3, 4], [1, 4], [0, 2, 3]] * 3
     spelling = "var(ixg)"
@@ -357,11 +361,11 @@ def test_every_image_may_have_its_own_classes(view: vt.View, x: Tensor) -> None:
     vt.evaluate(view, x, spelling, [probe], target=targets, among=sets, baselines=False, samples=1)
     found = probe.heard[0].maps("given")
     for place, (image, own) in enumerate(zip(x, sets, strict=True)):
-        alone = vt.method(spelling).attribute(view, image[None], target=own[0], among=own)
+        alone = vt.get_method(spelling).attribute(view, image[None], target=own[0], among=own)
         np.testing.assert_allclose(found[place], alone[0], rtol=1e-3, atol=1e-6)
     shared = Probe()
     vt.evaluate(view, x, spelling, [shared], target=0, among=[0, 1], baselines=False, samples=1)
-    alone = vt.method(spelling).attribute(view, x, target=0, among=[0, 1])
+    alone = vt.get_method(spelling).attribute(view, x, target=0, among=[0, 1])
     np.testing.assert_allclose(shared.heard[0].maps("given"), alone, rtol=1e-3, atol=1e-6)
 
 
@@ -375,7 +379,7 @@ def test_every_image_may_have_its_own_classes(view: vt.View, x: Tensor) -> None:
         (3, "3"),
     ],
 )
-def test_bad_class_sets(view: vt.View, x: Tensor, among: Any, said: str) -> None:
+def test_bad_class_sets(view: vt.VisionModel, x: Tensor, among: Any, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
         vt.evaluate(view, x, "var(ixg)", "average_drop", target=0, among=among, samples=1)
 

@@ -7,7 +7,7 @@ import timm.data
 
 import vitreous as vt
 from commands import run
-from vitreous.errors import SpellingError, TargetError
+from vitreous.errors import SpecError, TargetError
 from vitreous.models.class_names import find_label
 from vitreous.registry.registry import MEANT, PLANNED, folded
 
@@ -55,11 +55,14 @@ from vitreous.registry.registry import MEANT, PLANNED, folded
     ],
 )
 def test_usual_ways_to_write_a_method(name: str, spelling: str) -> None:
-    assert vt.method(name).spelling == spelling
+    assert vt.get_method(name).spelling == spelling
 
 
 def test_every_name_is_found_in_capitals_and_with_hyphens() -> None:
-    for noun, infos, made in (("method", vt.methods(), vt.method), ("metric", vt.metrics(), vt.metric)):
+    for noun, infos, made in (
+        ("method", vt.list_methods(), vt.get_method),
+        ("metric", vt.list_metrics(), vt.get_metric),
+    ):
         for info in infos:
             if noun == "metric" or not info.combines:
                 written = info.name.upper().replace("_", "-")
@@ -67,31 +70,31 @@ def test_every_name_is_found_in_capitals_and_with_hyphens() -> None:
 
 
 def test_no_two_names_sound_alike() -> None:
-    words = [word for info in vt.methods() for word in (info.name, *info.aliases)]
+    words = [word for info in vt.list_methods() for word in (info.name, *info.aliases)]
     assert len({folded(word) for word in words}) == len(words)
     assert not {folded(word) for word in words} & set(MEANT)
     for spelling in MEANT.values():
-        vt.method(spelling)
+        vt.get_method(spelling)
 
 
 def test_planned_methods_say_so() -> None:
-    there = {folded(word) for info in vt.methods() for word in (info.name, *info.aliases)}
+    there = {folded(word) for info in vt.list_methods() for word in (info.name, *info.aliases)}
     assert PLANNED
     assert not PLANNED & (there | set(MEANT))
     for name in sorted(PLANNED):
         for spelling in (name, f"plus({name.upper()})"):
-            with pytest.raises(SpellingError, match="is planned, not there yet"):
-                vt.method(spelling)
+            with pytest.raises(SpecError, match="is planned, not there yet"):
+                vt.get_method(spelling)
         assert "planned, not there yet" in run("methods", name).err
 
 
 def test_unknown_ones_say_what_they_did() -> None:
-    with pytest.raises(SpellingError, match=r"is spelled smooth\(saliency\) here"):
-        vt.method("SmoothGrad(samples=3)")
-    with pytest.raises(SpellingError, match="unknown method 'rolout'; did you mean rollout"):
-        vt.method("rolout")
-    with pytest.raises(SpellingError, match="nothing more was expected at character 9"):
-        vt.method("gradcam banana")
+    with pytest.raises(SpecError, match=r"is spelled smooth\(saliency\) here"):
+        vt.get_method("SmoothGrad(samples=3)")
+    with pytest.raises(SpecError, match="unknown method 'rolout'; did you mean rollout"):
+        vt.get_method("rolout")
+    with pytest.raises(SpecError, match="nothing more was expected at character 9"):
+        vt.get_method("gradcam banana")
 
 
 def test_lists_and_citations_take_usual_names() -> None:

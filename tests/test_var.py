@@ -12,8 +12,8 @@ from torch import Tensor
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
-from vitreous.methods import Answer, Method, registry
-from vitreous.tracing import Session
+from vitreous.methods import Attribution, Method, registry
+from vitreous.tracing import Context
 
 INVERSE = {"sharp": (1, 5, 100), "paper": (1, 0.2, 0.01), "released": (10,)}
 
@@ -39,18 +39,18 @@ def planted(monkeypatch):
     monkeypatch.setattr(registry.SHELF, "by_name", dict(registry.SHELF.by_name))
     tables: dict[str, Tensor] = {}
 
-    @vt.register("planted", family="test")
+    @vt.register_method("planted", family="test")
     @dataclass(frozen=True)
     class Planted(Method):
         """Maps from a table."""
 
-        def compute(self, session: Session) -> Answer:
-            return Answer(tables["maps"][session.target.classes].clone(), {})
+        def compute(self, session: Context) -> Attribution:
+            return Attribution(tables["maps"][session.target.classes].clone(), {})
 
     def run(maps: Tensor, spelling: str = "var(planted)", target: int | list[int] = 1, batch: int = 1):
         tables["maps"] = maps
         model = FAMILIES["vit"]().double()
-        return vt.method(spelling).attribute(model, images(model, batch), target, extras=True)
+        return vt.get_method(spelling).attribute(model, images(model, batch), target, extras=True)
 
     return run
 
@@ -70,12 +70,14 @@ def class_maps(seed: int = 0, size: float = 0.3) -> Tensor:
 def test_k_separate_runs(family, base, preset):
     if family not in EVERY:
         pytest.skip("its library is not installed")
-    model = vt.view(EVERY[family]())
-    model.model.double()
+    model = vt.wrap(EVERY[family]())
+    model.module.double()
     x = images(model, 2)
-    with_var, extras = vt.method(f"var({base}, classes='3,0,2', preset={preset})").attribute(model, x, 2, extras=True)
+    with_var, extras = vt.get_method(f"var({base}, classes='3,0,2', preset={preset})").attribute(
+        model, x, 2, extras=True
+    )
     assert extras["classes"].tolist() == [[2, 3, 0]] * 2
-    apart = [vt.method(base).attribute(model, x, target=c).numpy() for c in (2, 3, 0)]
+    apart = [vt.get_method(base).attribute(model, x, target=c).numpy() for c in (2, 3, 0)]
     for i in range(2):
         expected, q = definition(np.stack([each[i] for each in apart]), preset)
         assert np.allclose(extras["distribution"][i], q, atol=1e-9)
@@ -136,10 +138,10 @@ def test_joint_normalisation_keeps_the_map_and_its_sign(planted):
 def test_upsampled_first_is_a_softmax_over_pixels():
     model = FAMILIES["vit"]().double()
     x = images(model, 1)
-    how = vt.method("var(generic, classes='1,2', upsample=true)")
+    how = vt.get_method("var(generic, classes='1,2', upsample=true)")
     assert how.grid == "pixel"
     found = how.attribute(model, x, 1)
-    apart = [vt.method("generic").attribute(model, x, c, grid="pixel")[0].numpy() for c in (1, 2)]
+    apart = [vt.get_method("generic").attribute(model, x, c, grid="pixel")[0].numpy() for c in (1, 2)]
     assert np.allclose(found[0], definition(np.stack(apart), "paper")[0], atol=1e-10)
 
 
@@ -169,7 +171,7 @@ def test_small_maps_of_a_real_method_in_float32():
     shares = []
     for dtype in (torch.float32, torch.float64):
         model.to(dtype)
-        found = vt.method("var(vtranm, classes='0,1,2,3')").attribute(model, x.to(dtype), 0)
+        found = vt.get_method("var(vtranm, classes='0,1,2,3')").attribute(model, x.to(dtype), 0)
         shares.append(float((found != 0).float().mean()))
     assert shares[0] == pytest.approx(shares[1], abs=0.02)
 
@@ -177,6 +179,6 @@ def test_small_maps_of_a_real_method_in_float32():
 def test_pixels_are_compared_where_the_map_is_wanted_on_pixels():
     model = FAMILIES["vit"]().double()
     x = images(model, 1)
-    fine = vt.method("var(generic, classes='1,2')").attribute(model, x, 1, grid="pixel")
-    assert torch.equal(fine, vt.method("var(generic, classes='1,2', upsample=true)").attribute(model, x, 1))
-    assert vt.method("var(generic, classes='1,2')").attribute(model, x, 1).shape == (1, 4, 4)
+    fine = vt.get_method("var(generic, classes='1,2')").attribute(model, x, 1, grid="pixel")
+    assert torch.equal(fine, vt.get_method("var(generic, classes='1,2', upsample=true)").attribute(model, x, 1))
+    assert vt.get_method("var(generic, classes='1,2')").attribute(model, x, 1).shape == (1, 4, 4)

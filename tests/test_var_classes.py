@@ -9,17 +9,17 @@ import torch
 import vitreous as vt
 from families import FAMILIES, images, proven
 from test_var import definition
-from vitreous.methods import answer
-from vitreous.tracing import Session, Target, runner
+from vitreous.methods import compute_attributions
+from vitreous.tracing import Context, Target, runner
 
 # -- which classes -------------------------------------------------------------------------------------------------
 
 
 def chosen(spelling: str, target=None, family: str = "vit", batch: int = 6) -> tuple[list[list[int]], list[list[int]]]:
     model = FAMILIES[family]()
-    view, x = vt.view(model), images(model, batch)
+    view, x = vt.wrap(model), images(model, batch)
     order = view.logits(x).argsort(dim=1, descending=True).tolist()
-    _, extras = vt.method(spelling).attribute(view, x, target, extras=True)
+    _, extras = vt.get_method(spelling).attribute(view, x, target, extras=True)
     return extras["classes"].tolist(), order
 
 
@@ -52,7 +52,7 @@ def test_an_image_with_fewer_classes_is_what_it_is_alone():
     """In a batch where others have three classes, an image with two has 1/K = 1/2."""
     model = FAMILIES["vit"]().double()
     x = images(model, 6)
-    how = vt.method("var(generic, classes=top:1)")
+    how = vt.get_method("var(generic, classes=top:1)")
     together, extras = how.attribute(model, x, 0, extras=True)
     assert -1 in extras["classes"]
     for i in range(6):
@@ -69,7 +69,7 @@ def test_inner_batches_change_nothing(size):
     model = FAMILIES["vit"]().double()
     x = images(model, 6)
     for spelling in ("var(generic, classes=top:1)", "var(legrad)", "var(consensus(ixg, saliency))"):
-        how = vt.method(spelling)
+        how = vt.get_method(spelling)
         whole, extras = how.attribute(model, x, 1, extras=True)
         found, pieces = how.attribute(model, x, 1, extras=True, internal_batch_size=size)
         assert torch.equal(extras["classes"], pieces["classes"])
@@ -78,7 +78,7 @@ def test_inner_batches_change_nothing(size):
 
 def test_labels_lists_and_numbers():
     names = ["tench, Tinca tinca", "lynx", "cougar", "cat", "dog"]
-    view = vt.view(FAMILIES["vit"](), labels=names)
+    view = vt.wrap(FAMILIES["vit"](), labels=names)
     x = images(view, 1)
     for written, expected in [
         ('"lynx, cougar"', [3, 1, 2]),
@@ -86,10 +86,10 @@ def test_labels_lists_and_numbers():
         ("2", [3, 2]),
         ("lynx", [3, 1]),
     ]:
-        _, extras = vt.method(f"var(ixg, classes={written})").attribute(view, x, "cat", extras=True)
+        _, extras = vt.get_method(f"var(ixg, classes={written})").attribute(view, x, "cat", extras=True)
         assert extras["classes"].tolist() == [expected]
     with pytest.raises(vt.VitreousError, match="lynks"):
-        vt.method("var(ixg, classes=lynks)").attribute(view, x)
+        vt.get_method("var(ixg, classes=lynks)").attribute(view, x)
 
 
 def test_a_head_of_one_logit_has_two_classes():
@@ -97,7 +97,7 @@ def test_a_head_of_one_logit_has_two_classes():
     model.head = torch.nn.Linear(24, 1)
     model.num_classes = 1
     x = images(model, 2)
-    found, extras = vt.method("var(generic)").attribute(model, x, 0, extras=True)
+    found, extras = vt.get_method("var(generic)").attribute(model, x, 0, extras=True)
     assert extras["classes"].tolist() == [[0, 1], [0, 1]]
     assert torch.isfinite(found).all()
 
@@ -138,22 +138,24 @@ class Count:
 def test_one_forward_and_k_backwards(monkeypatch, spelling, target, cost):
     model = FAMILIES["vit"]()
     count = Count(model, monkeypatch)
-    vt.method(spelling).attribute(model, images(model, 2), target)
+    vt.get_method(spelling).attribute(model, images(model, 2), target)
     assert (count.forwards, count.backwards) == cost
-    assert vt.method("var(generic, classes=top:3)").cost == (1, 4)
+    assert vt.get_method("var(generic, classes=top:3)").cost == (1, 4)
 
 
 def test_the_explained_class_is_shared_with_the_base(monkeypatch):
     model = FAMILIES["vit"]()
-    view, x = vt.view(model), images(model, 2)
+    view, x = vt.wrap(model), images(model, 2)
     count = Count(model, monkeypatch)
-    base, var = answer(Session(view, x, Target.of(view, 2)), [vt.method("generic"), vt.method("var(generic)")])
+    base, var = compute_attributions(
+        Context(view, x, Target.of(view, 2)), [vt.get_method("generic"), vt.get_method("var(generic)")]
+    )
     assert (count.forwards, count.backwards) == (2, 3)  # the base's own, and one more for the other two classes
     assert torch.equal(var.extras["maps"][:, 0], base.map)
     count.forwards = count.backwards = 0
-    session = Session(view, x, Target.of(view, 2))
-    answer(session, [vt.method("var(generic)")])
-    answer(session, [vt.method("generic"), vt.method("rollout")])
+    session = Context(view, x, Target.of(view, 2))
+    compute_attributions(session, [vt.get_method("var(generic)")])
+    compute_attributions(session, [vt.get_method("generic"), vt.get_method("rollout")])
     assert (count.forwards, count.backwards) == (2, 3)  # rollout has a wish of its own
 
 
@@ -175,7 +177,7 @@ def test_the_explained_class_is_shared_with_the_base(monkeypatch):
 )
 def test_refused_when_spelled(spelling, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
-        vt.method(spelling)
+        vt.get_method(spelling)
     assert "\n" not in str(caught.value)
 
 
@@ -183,29 +185,29 @@ def test_refused_when_run():
     model = FAMILIES["vit"]()
     x = images(model, 2)
     with pytest.raises(vt.VitreousError, match="at least two classes; classes='2' leaves 2 alone"):
-        vt.method("var(ixg, classes=2)").attribute(model, x, 2)
+        vt.get_method("var(ixg, classes=2)").attribute(model, x, 2)
     with pytest.raises(vt.VitreousError, match="against="):
-        vt.method("var(ixg)").attribute(model, x, 2, against=1)
+        vt.get_method("var(ixg)").attribute(model, x, 2, against=1)
     with pytest.raises(vt.VitreousError, match="callable"):
-        vt.method("var(ixg)").attribute(model, x, lambda logits: logits[:, 0])
+        vt.get_method("var(ixg)").attribute(model, x, lambda logits: logits[:, 0])
     with pytest.raises(vt.VitreousError, match="77"):
-        vt.method("var(ixg, classes='1,77')").attribute(model, x)
+        vt.get_method("var(ixg, classes='1,77')").attribute(model, x)
 
 
 @pytest.mark.parametrize("value", ["prob", "logprob"])
 def test_other_values_are_compared_as_they_are(value):
     model = FAMILIES["vit"]().double()
     x = images(model, 1)
-    found = vt.method("var(ixg, classes='0,1')").attribute(model, x, 0, value=value)
-    apart = [vt.method("ixg").attribute(model, x, c, value=value)[0].numpy() for c in (0, 1)]
+    found = vt.get_method("var(ixg, classes='0,1')").attribute(model, x, 0, value=value)
+    apart = [vt.get_method("ixg").attribute(model, x, c, value=value)[0].numpy() for c in (0, 1)]
     assert np.allclose(found[0], definition(np.stack(apart), "paper")[0], atol=1e-10)
 
 
 @pytest.mark.parametrize("spelling", ['var(ixg, classes="12,99")', "var(ixg, classes=7)", "var(ixg, classes='7')"])
 def test_spellings_survive(spelling):
-    method = vt.method(spelling)
-    assert vt.method(method.spelling) == method
-    assert vt.method("var@released(ixg)") == vt.method("var(ixg, preset=released)")
+    method = vt.get_method(spelling)
+    assert vt.get_method(method.spelling) == method
+    assert vt.get_method("var@released(ixg)") == vt.get_method("var(ixg, preset=released)")
 
 
 # -- a set of classes for every image ------------------------------------------------------------------------------
@@ -216,18 +218,18 @@ def test_every_image_has_a_set_of_its_own():
     model = FAMILIES["vit"]().double()
     x = images(model, 3)
     sets = [[1, 0], [2, 3, 4], [4, 1]]
-    together, extras = vt.method("var(generic)").attribute(model, x, [1, 2, 0], among=sets, extras=True)
+    together, extras = vt.get_method("var(generic)").attribute(model, x, [1, 2, 0], among=sets, extras=True)
     assert extras["classes"].tolist() == [[1, 0, -1], [2, 3, 4], [0, 4, 1]]
     for i, (target, own) in enumerate(zip([1, 2, 0], sets, strict=True)):
         spelled = ",".join(map(str, own))
-        alone = vt.method(f"var(generic, classes='{spelled}')").attribute(model, x[i : i + 1], target)
+        alone = vt.get_method(f"var(generic, classes='{spelled}')").attribute(model, x[i : i + 1], target)
         torch.testing.assert_close(together[i], alone[0])
     for size in (1, 2):
         found = vt.explain(model, x, "var(generic)", [1, 2, 0], among=sets, batch_size=size)
         assert [e.among for e in found] == [tuple(own) for own in sets]
         torch.testing.assert_close(torch.stack([e.map for e in found]), together)
-    one = vt.method("var(generic)").attribute(model, x, 1, among=[0, 1])
-    torch.testing.assert_close(one, vt.method("var(generic, classes='0,1')").attribute(model, x, 1))
+    one = vt.get_method("var(generic)").attribute(model, x, 1, among=[0, 1])
+    torch.testing.assert_close(one, vt.get_method("var(generic, classes='0,1')").attribute(model, x, 1))
 
 
 @pytest.mark.parametrize(
@@ -237,12 +239,12 @@ def test_every_image_has_a_set_of_its_own():
 def test_bad_sets(among, complaint):
     model = FAMILIES["vit"]()
     with pytest.raises(vt.VitreousError, match=complaint):
-        vt.method("var(generic)").attribute(model, images(model, 2), 1, among=among)
+        vt.get_method("var(generic)").attribute(model, images(model, 2), 1, among=among)
 
 
 def test_sets_that_are_left_over_are_not_ignored():
     """Of a list and of a stream of images whose number nobody knows beforehand."""
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     x = images(view, 2)
     with pytest.raises(vt.VitreousError, match="3 sets of classes for 2 images"):
         vt.explain(view, x, "var(ixg)", target=0, among=[[0, 1]] * 3)

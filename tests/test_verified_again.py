@@ -52,53 +52,53 @@ def test_a_method_patched_after_the_first_call(monkeypatch: pytest.MonkeyPatch, 
     x = images(odd, 1)
     with torch.no_grad():
         odd.norm = nn.Identity()  # nothing that takes a factor back
-    vt.method("ixg").attribute(odd, x, target=1)
+    vt.get_method("ixg").attribute(odd, x, target=1)
     owner = odd if on == "instance" else VisionTransformer
     monkeypatch.setattr(owner, name, doubled(getattr(owner, name)))
     with pytest.raises(VitreousError, match="computes something else than its parts"):
-        vt.method("ixg").attribute(odd, x, target=1)
+        vt.get_method("ixg").attribute(odd, x, target=1)
     monkeypatch.undo()
-    vt.method("ixg").attribute(odd, x, target=1)
+    vt.get_method("ixg").attribute(odd, x, target=1)
 
 
 @pytest.mark.parametrize("on", ["instance", "class"])
 def test_a_pooling_patched_after_the_first_call(monkeypatch: pytest.MonkeyPatch, on: str) -> None:
     odd = model()
     x = images(odd, 1)
-    first = vt.method("generic").attribute(odd, x, target=1)
+    first = vt.get_method("generic").attribute(odd, x, target=1)
     patched = Averaging.forward_head
     monkeypatch.setattr(
         odd if on == "instance" else VisionTransformer,
         "forward_head",
         patched.__get__(odd) if on == "instance" else patched,
     )
-    found = vt.method("generic").attribute(odd, x, target=1)
+    found = vt.get_method("generic").attribute(odd, x, target=1)
     monkeypatch.undo()
-    assert torch.equal(found, vt.method("generic").attribute(pooled_by_average(), x, target=1))
-    assert torch.equal(vt.method("generic").attribute(odd, x, target=1), first)
+    assert torch.equal(found, vt.get_method("generic").attribute(pooled_by_average(), x, target=1))
+    assert torch.equal(vt.get_method("generic").attribute(odd, x, target=1), first)
 
 
 def test_a_block_patched_for_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = model()
     x = images(odd, 1)
-    first = vt.method("attin").attribute(odd, x, target=1)
+    first = vt.get_method("attin").attribute(odd, x, target=1)
     monkeypatch.setattr(Block, "forward", lambda self, x: 1.5 * x + self.attn(self.norm1(x)))
     with pytest.raises(VitreousError, match="block 2 never runs its second norm"):
-        vt.method("attin").attribute(odd, x, target=1)
+        vt.get_method("attin").attribute(odd, x, target=1)
     monkeypatch.undo()
-    assert torch.equal(vt.method("attin").attribute(odd, x, target=1), first)
+    assert torch.equal(vt.get_method("attin").attribute(odd, x, target=1), first)
 
 
 def test_methods_that_a_forward_calls_are_part_of_the_trigger(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = model()
     x = images(odd, 1)
-    vt.method("ixg").attribute(odd, x, target=1)
-    before = vt.view(odd).logits(x)
+    vt.get_method("ixg").attribute(odd, x, target=1)
+    before = vt.wrap(odd).logits(x)
     own = VisionTransformer._pos_embed
     monkeypatch.setattr(VisionTransformer, "_pos_embed", lambda self, x: 1.5 * own(self, x))
     seen = []
     monkeypatch.setattr("vitreous.models.shared_copy._compare", lambda *args: seen.append(args[3]))
-    assert not torch.equal(vt.view(odd).logits(x), before)
+    assert not torch.equal(vt.wrap(odd).logits(x), before)
     assert seen == ["its own forward", "the model itself, called as it is,"]
 
 
@@ -117,7 +117,7 @@ def test_methods_that_a_forward_calls_are_part_of_the_trigger(monkeypatch: pytes
 def test_settings_are_part_of_the_trigger(change: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     odd = model()
     odd.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
-    view, x = vt.view(odd), images(odd, 1)
+    view, x = vt.wrap(odd), images(odd, 1)
     seen: list[Any] = []
     monkeypatch.setattr("vitreous.models.shared_copy._compare", lambda *args: seen.append(args[3]))
     for count in (2, 0):
@@ -138,7 +138,7 @@ def test_settings_are_part_of_the_trigger(change: Callable[[Any], Any], monkeypa
 def test_a_number_in_the_place_of_one_that_is_gone() -> None:
     """Changed twice between two calls: the second number may lie where the first one lay."""
     odd = model()
-    view, x = vt.view(odd), images(odd, 1)
+    view, x = vt.wrap(odd), images(odd, 1)
     for _ in range(20):
         view.logits(x)
         (before,) = _proven[odd].values()
@@ -151,7 +151,7 @@ def test_a_number_in_the_place_of_one_that_is_gone() -> None:
 
 def test_ordinary_models_are_plain() -> None:
     for family, build in EVERY.items():
-        assert not deviations(vt.view(build()).model), family
+        assert not deviations(vt.wrap(build()).module), family
 
 
 # -- what a forward writes -----------------------------------------------------------------------------
@@ -183,9 +183,9 @@ def test_what_a_forward_writes_is_the_users(by_data: bool) -> None:
     with torch.no_grad():
         odd(x)
     before = {name: each.clone() for name, each in layer.named_buffers()} | {"total": layer.total.clone()}
-    found = [vt.method(spelling).attribute(odd, x, target=1) for spelling in ("ixg", "generic", "ixg", "generic")]
+    found = [vt.get_method(spelling).attribute(odd, x, target=1) for spelling in ("ixg", "generic", "ixg", "generic")]
     explained = [vt.explain(odd, x, "attcat", 1)[0].map for _ in range(2)]
-    vt.doctor(odd)
+    vt.diagnose(odd)
     for name, value in before.items():
         assert torch.equal(getattr(layer, name), value), name
     assert layer.calls == 1
@@ -199,7 +199,7 @@ def test_what_a_larger_model_writes_is_the_users() -> None:
     inner.reset_classifier(0)
     odd = nn.Sequential(Counting(inner), nn.Linear(inner.num_features, 4)).double().eval()
     x = images(odd, 1)
-    found = [vt.method("ixg").attribute(odd, x, target=1) for _ in range(2)]
+    found = [vt.get_method("ixg").attribute(odd, x, target=1) for _ in range(2)]
     assert torch.equal(*found)
     assert float(odd[0].count) == float(odd[0].total) == odd[0].calls == 0
 
@@ -208,9 +208,9 @@ def test_other_buffers_stay_shared() -> None:
     odd = model()
     odd.register_buffer("constant", torch.ones(3))
     odd.blocks[1].mlp.fc1 = Counting(odd.blocks[1].mlp.fc1)
-    view = vt.view(odd)
-    view.prove(images(odd, 1))
-    seen = view.twin().model
+    view = vt.wrap(odd)
+    view.verify(images(odd, 1))
+    seen = view.shared_copy().module
     assert seen.constant.data_ptr() == odd.constant.data_ptr()
     assert seen.blocks[1].mlp.fc1.count.data_ptr() != odd.blocks[1].mlp.fc1.count.data_ptr()
     assert seen.blocks[1].mlp.fc1.inner.weight.data_ptr() == odd.blocks[1].mlp.fc1.inner.weight.data_ptr()

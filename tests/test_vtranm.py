@@ -12,13 +12,13 @@ import slow
 import vitreous as vt
 from every import EVERY
 from families import FAMILIES, golden, images, proven
-from vitreous.errors import SpellingError
+from vitreous.errors import SpecError
 from vitreous.methods.vtranm import MLPWeights, Update
-from vitreous.tracing import Keep, Pass, Session, Target
+from vitreous.tracing import Context, Pass, Record, Target
 
 
 def attribute(spelling: str, model: Any, x: Tensor, **options: Any) -> Tensor:
-    return vt.method(spelling).attribute(model, x, target=2, **options)
+    return vt.get_method(spelling).attribute(model, x, target=2, **options)
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -123,12 +123,12 @@ def test_aggregation_alone_is_generic(family: str) -> None:
 
 def test_update_map_of_the_mlp_is_diagonal_and_that_of_attention_is_not() -> None:
     model = FAMILIES["vit"]().double()
-    view, x = vt.view(model), images(model, 2)
+    view, x = vt.wrap(model), images(model, 2)
     keeps = (
-        Keep("block", Update("residual", True, True), (1,), grad=True),
-        Keep("block", MLPWeights("residual", True, True), (1,)),
+        Record("block", Update("residual", True, True), (1,), grad=True),
+        Record("block", MLPWeights("residual", True, True), (1,)),
     )
-    trace = Session(view, x, Target.of(view, 2, 2, value="logit")).trace(Pass(keeps))
+    trace = Context(view, x, Target.of(view, 2, 2, value="logit")).trace(Pass(keeps))
     run = slow.forward(model, x)
     gradients = torch.autograd.grad(run.logits[:, 2].sum(), run.attention)
     maps = update_maps(model, run, list(gradients), normalised=False, length=True, necc=True)
@@ -142,7 +142,7 @@ def test_update_map_of_the_mlp_is_diagonal_and_that_of_attention_is_not() -> Non
 def test_extras_are_attention_and_transformation_weights() -> None:
     model = FAMILIES["vit"]().double()
     x = images(model, 2)
-    _, extras = vt.method("vtranm").attribute(model, x, target=2, extras=True)
+    _, extras = vt.get_method("vtranm").attribute(model, x, target=2, extras=True)
     run = slow.forward(model, x)
     assert {name: tuple(extra.shape) for name, extra in extras.items()} == dict.fromkeys(
         ("attention", "weights", "mlp_weights"), (2, 3, 4, 4)
@@ -166,7 +166,7 @@ def test_the_value_is_a_parameter_of_the_method() -> None:
     logit = attribute("vtranm(value=none)", model, x)
     assert torch.equal(logit, attribute("vtranm(value=logit)", model, x, value="prob"))
     assert (logit - prob).abs().max() > 1e-3 * prob.abs().max()
-    callable_target = vt.method("vtranm").attribute(model, x, target=lambda logits: logits[:, 2])
+    callable_target = vt.get_method("vtranm").attribute(model, x, target=lambda logits: logits[:, 2])
     torch.testing.assert_close(callable_target, logit, rtol=1e-10, atol=0)
 
 
@@ -190,28 +190,32 @@ def test_cost_is_one_forward_and_one_backward() -> None:
 @pytest.mark.parametrize("family", ["hf_vit", "hf_vit_eager", "hf_dinov2", "tv_vit", "beit", "eva02"])
 def test_other_libraries_agree_with_vectors_written_out(family: str) -> None:
     """One block's weights from the values and the projection of the view, each vector in the open."""
-    view = vt.view(EVERY[family]())
-    view.model.double()
+    view = vt.wrap(EVERY[family]())
+    view.module.double()
     x = images(view, 2)
-    _, extras = vt.method("vtranm(necc=false)").attribute(view, x, target=2, extras=True)
-    keeps = Keep("values", whole_values, (1,)), Keep("input", whole_values, (1,)), Keep("attention", whole_values, (1,))
+    _, extras = vt.get_method("vtranm(necc=false)").attribute(view, x, target=2, extras=True)
+    keeps = (
+        Record("values", whole_values, (1,)),
+        Record("input", whole_values, (1,)),
+        Record("attention", whole_values, (1,)),
+    )
     values, stream, attention = (
-        part[0] for part in map(Session(view, x, Target.of(view, 2, 2)).trace(Pass(keeps)).__getitem__, keeps)
+        part[0] for part in map(Context(view, x, Target.of(view, 2, 2)).trace(Pass(keeps)).__getitem__, keeps)
     )
     told = view.weights(1)
     mean = torch.zeros(stream.shape[:2], dtype=torch.float64)
-    for head in range(view.heads):
+    for head in range(view.num_heads):
         alone = torch.zeros_like(values)
         alone[:, head] = values[:, head]
         vectors = alone.transpose(1, 2).flatten(2)
         if told.inner is not None:
             deviation = told.inner.deviation((attention @ values).transpose(1, 2).flatten(2))
             vectors = told.inner.linear(vectors) / deviation
-        mean += (vectors @ told.projection.T).norm(dim=-1) / stream.norm(dim=-1) / view.heads
-    torch.testing.assert_close(extras["weights"][:, 1].flatten(1), mean[:, view.prefix :], rtol=1e-9, atol=0)
+        mean += (vectors @ told.projection.T).norm(dim=-1) / stream.norm(dim=-1) / view.num_heads
+    torch.testing.assert_close(extras["weights"][:, 1].flatten(1), mean[:, view.num_prefix_tokens :], rtol=1e-9, atol=0)
 
 
-def whole_values(view: vt.View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def whole_values(view: vt.VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     return value
 
 
@@ -231,5 +235,5 @@ def test_golden_model() -> None:
 
 @pytest.mark.parametrize("spelling", ["vtranm(original=other)", "vtranm(value=odds)"])
 def test_words_that_mean_nothing_are_refused(spelling: str) -> None:
-    with pytest.raises(SpellingError, match="is not one of"):
-        vt.method(spelling)
+    with pytest.raises(SpecError, match="is not one of"):
+        vt.get_method(spelling)

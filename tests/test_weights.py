@@ -14,25 +14,25 @@ from families import FAMILIES, images
 from families_timm import VARIANTS
 from vitreous.errors import ModelError
 from vitreous.models import Norm
-from vitreous.tracing import Block, Keep, Pass, Session, Target
+from vitreous.tracing import Block, Context, Pass, Record, Target
 
 ALL = {**EVERY, **VARIANTS}
 COLUMNS = [name for name in ALL if "swin" not in name]
 
 
-def wide(family: str) -> vt.View:
-    view = vt.view(ALL[family]())
+def wide(family: str) -> vt.VisionModel:
+    view = vt.wrap(ALL[family]())
     if not family.startswith("mixed"):  # timm's learnt rotations know only single precision
-        view.model.double()
+        view.module.double()
     return view
 
 
-def blocks(view: vt.View, reduce: Any) -> list[Tensor]:
-    keep = Keep("block", reduce, tuple(range(view.depth)))
-    return Session(view, images(view, 2), Target.of(view, 2, 1)).trace(Pass((keep,)))[keep]
+def blocks(view: vt.VisionModel, reduce: Any) -> list[Tensor]:
+    keep = Record("block", reduce, tuple(range(view.depth)))
+    return Context(view, images(view, 2), Target.of(view, 2, 1)).trace(Pass((keep,)))[keep]
 
 
-def unexplained(view: vt.View, block: Block, gradient: Tensor | None) -> Tensor:
+def unexplained(view: vt.VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
     """What attention adds, less what the weights say that it adds: a bias, or nothing."""
     told = view.weights(block.layer)
     mixed = (block.attention @ block.values).transpose(1, 2).flatten(2)
@@ -41,10 +41,10 @@ def unexplained(view: vt.View, block: Block, gradient: Tensor | None) -> Tensor:
     return block.middle - block.input - mixed @ told.projection.T
 
 
-def scaled_mlp(view: vt.View, block: Block, gradient: Tensor | None) -> Tensor:
+def scaled_mlp(view: vt.VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
     """The MLP branch, less LayerScale times the bare MLP."""
     told = view.weights(block.layer)
-    whole = view.model.blocks if hasattr(view.model, "blocks") else view.blocks  # type: ignore[attr-defined]
+    whole = view.module.blocks if hasattr(view.module, "blocks") else view.blocks  # type: ignore[attr-defined]
     module: Any = whole[block.layer]
     bare = module.mlp(module.norm2(block.middle.to(view.dtype)))
     return block.output - block.middle - (bare if told.scale is None else bare * told.scale)
@@ -71,28 +71,28 @@ def test_layer_scale_of_the_mlp(family: str) -> None:
 @pytest.mark.parametrize("family", COLUMNS)
 def test_norms_are_those_of_the_block(family: str) -> None:
     view = wide(family)
-    x = torch.randn(2, 3, view.width, generator=torch.Generator().manual_seed(0)).to(view.dtype)
+    x = torch.randn(2, 3, view.embed_dim, generator=torch.Generator().manual_seed(0)).to(view.dtype)
     for layer in range(view.depth):
         told = view.weights(layer)
         for name, norm in (("norm1", told.norm1), ("norm2", told.norm2)):
-            torch.testing.assert_close(norm(x), view.site(layer, name)(x).to(x), rtol=0, atol=1e-5)
+            torch.testing.assert_close(norm(x), view.hook_point(layer, name)(x).to(x), rtol=0, atol=1e-5)
 
 
 def test_a_sub_network_counts_from_its_own_start() -> None:
-    view = vt.view(FAMILIES["deit3"]())
+    view = vt.wrap(FAMILIES["deit3"]())
     assert torch.equal(view.suffix(1).weights(0).projection, view.weights(1).projection)
 
 
 def test_who_does_not_tell_is_named() -> None:
     with pytest.raises(ModelError, match="does not tell its projections"):
-        vt.view(EVERY["swin"]()).weights(0)
+        vt.wrap(EVERY["swin"]()).weights(0)
     with pytest.raises(ModelError, match="BatchNorm1d is neither"):
         Norm.of(nn.BatchNorm1d(3))
     assert Norm.of(nn.Identity()) is None
     gated: Any = FAMILIES["vit"]()
     gated.blocks[1].attn.gate = nn.Linear(24, 24)
     with pytest.raises(ModelError, match="gates what attention brings"):
-        vt.view(gated).weights(1)
+        vt.wrap(gated).weights(1)
 
 
 @pytest.mark.parametrize("family", ["vit", "hf_vit_eager", "tv_vit"])
@@ -100,23 +100,23 @@ def test_a_block_is_the_same_with_and_without_a_backward(family: str) -> None:
     """Seen in the forward, or in the backward with the attention recomputed."""
     view = wide(family)
     layers = tuple(range(view.depth))
-    keeps = [Keep("block", unexplained, layers), Keep("block", gradient_times_attention, layers, grad=True)]
-    session = Session(view, images(view, 2), Target.of(view, 2, 1))
-    alone = Session(view, images(view, 2), Target.of(view, 2, 1)).trace(Pass((keeps[0],)))
+    keeps = [Record("block", unexplained, layers), Record("block", gradient_times_attention, layers, grad=True)]
+    session = Context(view, images(view, 2), Target.of(view, 2, 1))
+    alone = Context(view, images(view, 2), Target.of(view, 2, 1)).trace(Pass((keeps[0],)))
     both = session.trace(Pass(tuple(keeps)))
     for one, other in zip(alone[keeps[0]], both[keeps[0]], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-    attention = Keep("attention", gradient_times_weights, layers, grad=True)
+    attention = Record("attention", gradient_times_weights, layers, grad=True)
     other_way = session.trace(Pass((attention,)))
     for one, other in zip(both[keeps[1]], other_way[attention], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def gradient_times_attention(view: vt.View, block: Block, gradient: Tensor | None) -> Tensor:
+def gradient_times_attention(view: vt.VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
     assert gradient is not None
     return gradient * block.attention
 
 
-def gradient_times_weights(view: vt.View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def gradient_times_weights(view: vt.VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     assert gradient is not None
     return gradient * attention

@@ -26,20 +26,20 @@ def scene(seed: int = 35) -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def world() -> vt.View:
+def world() -> vt.VisionModel:
     return vt.load("world")
 
 
 @pytest.fixture(scope="module")
-def found(world: vt.View) -> Any:
+def found(world: vt.VisionModel) -> Any:
     return vt.why(world, scene())
 
 
-def chances(view: vt.View, picture: Image.Image) -> torch.Tensor:
+def chances(view: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
     return view.logits(view.preprocess.tensor(picture)[None])[0].softmax(dim=0)
 
 
-def test_what_it_says_is_what_the_model_says(world: vt.View, found: Any) -> None:
+def test_what_it_says_is_what_the_model_says(world: vt.VisionModel, found: Any) -> None:
     expected = chances(world, found.explanation.image)
     best = expected.argsort(descending=True)[:5].tolist()
     assert [label for label, _ in found.said] == [world.label(each) for each in best]
@@ -62,7 +62,7 @@ def test_the_contrast_is_about_what_the_model_saw() -> None:
     assert torch.allclose(found.contrast.map, expected.map, atol=1e-6)
 
 
-def test_the_tries_are_answers_to_the_pictures_shown(world: vt.View, found: Any) -> None:
+def test_the_tries_are_answers_to_the_pictures_shown(world: vt.VisionModel, found: Any) -> None:
     e = found.explanation
     for answer in (found.without, found.alone):
         expected = chances(world, answer.picture)
@@ -108,16 +108,16 @@ def test_the_page_is_one_file_in_plain_words(found: Any, tmp_path: Path) -> None
         found.save(tmp_path / "page.png")
 
 
-def test_labels_cannot_break_the_page(world: vt.View, tmp_path: Path) -> None:
-    odd = vt.view(
-        world.model, labels=[f'<b>"{index}"</b>&' for index in range(world.classes)], preprocess=world.preprocess
+def test_labels_cannot_break_the_page(world: vt.VisionModel, tmp_path: Path) -> None:
+    odd = vt.wrap(
+        world.module, labels=[f'<b>"{index}"</b>&' for index in range(world.num_classes)], preprocess=world.preprocess
     )
     text = vt.why(odd, scene()).html()
     assert "<b>&quot;" not in text.replace("<b>&lt;", "")
     assert "&lt;b&gt;&quot;" in text
 
 
-def test_another_class_and_another_method(world: vt.View) -> None:
+def test_another_class_and_another_method(world: vt.VisionModel) -> None:
     asked = vt.why(world, scene(), target=3, method="generic")
     assert asked.explanation.target == 3
     assert asked.explanation.method == "generic"
@@ -127,7 +127,7 @@ def test_another_class_and_another_method(world: vt.View) -> None:
     assert "knows no class" in agnostic.html()
 
 
-def test_bad_questions(world: vt.View) -> None:
+def test_bad_questions(world: vt.VisionModel) -> None:
     with pytest.raises(vt.VitreousError, match="one picture, got several"):
         vt.why(world, [scene(), scene(36)])
     with pytest.raises(vt.VitreousError, match="this tensor holds what no picture of 8 bits can"):
@@ -210,7 +210,7 @@ def test_a_convolutional_network_is_told_the_same_way() -> None:
     with torch.no_grad():
         model.fc.weight *= 0.01  # so that two classes are probable
         model.fc.bias.zero_()
-    view = vt.view(model)
+    view = vt.wrap(model)
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     found = vt.why(view, Image.fromarray(pixels))
     assert found.owners is not None

@@ -20,7 +20,7 @@ from vitreous.decision_report import Why, assemble
 from vitreous.evaluation.evidence import Evidence, finding
 from vitreous.results import Prediction
 from vitreous.results.diagnostics import CHECK_VERDICTS as VERDICTS
-from vitreous.results.diagnostics import Checkup
+from vitreous.results.diagnostics import CheckResult
 from vitreous.tracing import probabilities
 from vitreous.world import World
 
@@ -70,7 +70,7 @@ def test_another_class_than_the_prediction(contradictions: Any) -> None:
 
 @pytest.mark.parametrize("classes", [1, 2])
 def test_models_of_two_classes(contradictions: Any, classes: int) -> None:
-    view = vt.view(_build(num_classes=classes), name="two")
+    view = vt.wrap(_build(num_classes=classes), name="two")
     for target in (0, 1, None):
         assert contradictions(vt.why(view, photo(), target, method="ixg"), view) == []
 
@@ -80,7 +80,7 @@ def test_a_saturated_model(contradictions: Any) -> None:
     with torch.no_grad():
         model.head.weight *= 0.001
         model.head.bias.copy_(torch.tensor([40.0, 0, 0, 0, 0]))
-    view = vt.view(model, name="sure")
+    view = vt.wrap(model, name="sure")
     for target in (0, 3):
         found = vt.why(view, photo(), target, method="ixg")
         assert contradictions(found, view) == []
@@ -91,7 +91,7 @@ def test_a_saturated_model(contradictions: Any) -> None:
 @pytest.mark.parametrize("size", [8, 16])
 def test_tiny_grids(contradictions: Any, size: int) -> None:
     """One patch, and two by two: nothing to compare with, and no fifth."""
-    view = vt.view(_build(img_size=size), name="tiny")
+    view = vt.wrap(_build(img_size=size), name="tiny")
     found = vt.why(view, photo(), method="ixg")
     assert contradictions(found, view) == []
     if size == 8:
@@ -126,12 +126,12 @@ def test_a_map_without_a_sign_has_the_legend_of_its_colours(contradictions: Any)
 
 
 def test_a_convolutional_network(contradictions: Any) -> None:
-    view = vt.view(CNNS["resnet"]())
+    view = vt.wrap(CNNS["resnet"]())
     assert contradictions(vt.why(view, photo(), method="gradcam"), view) == []
 
 
 def test_two_classes_of_one_name_are_told_apart() -> None:
-    view = vt.view(FAMILIES["vit"](), labels=["crane"] * 5)
+    view = vt.wrap(FAMILIES["vit"](), labels=["crane"] * 5)
     found = vt.why(view, photo(), 2, method="ixg")
     for answer in (found.without, found.alone):
         assert answer is not None
@@ -142,8 +142,8 @@ def test_two_classes_of_one_name_are_told_apart() -> None:
 
 
 @pytest.fixture(scope="module")
-def plain() -> tuple[vt.View, Why, torch.Tensor]:
-    view = vt.view(FAMILIES["vit"](), name="tiny")
+def plain() -> tuple[vt.VisionModel, Why, torch.Tensor]:
+    view = vt.wrap(FAMILIES["vit"](), name="tiny")
     found = vt.why(view, photo(), method="ixg")
     chances = probabilities(view.logits(view.preprocess.tensor(found.explanation.image)[None]))[0]
     return view, found, chances
@@ -165,7 +165,7 @@ def drawn(draw: np.random.Generator, places: int) -> Evidence:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_evidence_makes_a_page_that_contradicts_itself(
-    contradictions: Any, plain: tuple[vt.View, Why, torch.Tensor], seed: int
+    contradictions: Any, plain: tuple[vt.VisionModel, Why, torch.Tensor], seed: int
 ) -> None:
     view, found, chances = plain
     draw, sentences = np.random.default_rng(seed), set()
@@ -180,13 +180,13 @@ def test_no_evidence_makes_a_page_that_contradicts_itself(
         sentence = "nothing speaks against this map" if verdict == "good" else "take care"
         said = Prediction(other, view.label(other), 0.8)
         e = dataclasses.replace(found.explanation, probability=evidence.now, prediction=said)
-        made = assemble(view, e, chances, None, None, Checkup(verdict, sentence, tests), "again")
+        made = assemble(view, e, chances, None, None, CheckResult(verdict, sentence, tests), "again")
         assert contradictions(made) == [], (evidence, made.page().lead)
         sentences.add(made.page().lead.split(" is ")[-1].split(":")[0])
     assert len(sentences) >= 3
 
 
-def test_the_five_kinds_of_answers(plain: tuple[vt.View, Why, torch.Tensor]) -> None:
+def test_the_five_kinds_of_answers(plain: tuple[vt.VisionModel, Why, torch.Tensor]) -> None:
     """The headlines of the issue, each from its own numbers."""
     view, found, chances = plain
     target = found.explanation.target
@@ -200,7 +200,7 @@ def test_the_five_kinds_of_answers(plain: tuple[vt.View, Why, torch.Tensor]) -> 
         said = Prediction(target, view.label(target), now)
         e = dataclasses.replace(found.explanation, probability=now, prediction=said)
         tests = (finding(evidence, e.label)[0], *found.checkup.tests[1:])
-        page = assemble(view, e, chances, None, None, Checkup("weak", "care", tests), "").page()
+        page = assemble(view, e, chances, None, None, CheckResult("weak", "care", tests), "").page()
         return page.lead.split(f"{e.label}. ")[1].replace(view.label(target), "ski").replace(view.label(other), "alp")
 
     assert lead(0.43, 0.015, 0.92, 20, 20) == (

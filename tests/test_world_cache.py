@@ -24,7 +24,7 @@ from vitreous import io as disk
 from vitreous.code_digest import sources
 from vitreous.errors import VitreousWarning
 from vitreous.tracing import statistics_collect as scenes
-from vitreous.tracing.statistics import Statistics
+from vitreous.tracing.statistics import ActivationStats
 from vitreous.tracing.statistics_collect import SCENES, world_statistics
 
 SHORT = "coiba(steps=3, samples=2)"
@@ -44,7 +44,7 @@ def explained(model: Any, forget: bool = True) -> Tensor:
     """A map by a process that remembers nothing, warnings being errors (pyproject.toml)."""
     if forget:
         scenes._kept.clear()
-    return vt.method(SHORT).attribute(model, images(model, 1), 1)
+    return vt.get_method(SHORT).attribute(model, images(model, 1), 1)
 
 
 def only(folder: Path) -> Path:
@@ -62,7 +62,7 @@ def test_made_once_and_found_again(fresh: Path, ran: list[int]) -> None:
     first = explained(model)
     assert sum(ran) == SCENES
     assert torch.equal(explained(model, forget=False), first)
-    written = Statistics.load(only(fresh))
+    written = ActivationStats.load(only(fresh))
     assert torch.equal(explained(model), first)
     assert torch.equal(explained(FAMILIES["vit"]()), first)  # the same weights
     assert sum(ran) == SCENES
@@ -71,14 +71,14 @@ def test_made_once_and_found_again(fresh: Path, ran: list[int]) -> None:
     assert sum(ran) == SCENES
     assert torch.equal(explained(model), first)
     assert sum(ran) == 2 * SCENES
-    assert Statistics.load(only(fresh)) == written
+    assert ActivationStats.load(only(fresh)) == written
 
 
 def test_a_name_is_nobody(ran: list[int]) -> None:
     """The same weights under another name share them; other weights under the same name do not."""
     model = FAMILIES["vit"]()
     first = explained(model)
-    renamed = vt.view(FAMILIES["vit"]())
+    renamed = vt.wrap(FAMILIES["vit"]())
     renamed.name = "someone else"
     assert torch.equal(explained(renamed), first)
     assert world_statistics(renamed, (32, 32), "norm1").model == "someone else"
@@ -87,22 +87,22 @@ def test_a_name_is_nobody(ran: list[int]) -> None:
         model.blocks[0].norm1.weight[3] += 0.5
     explained(model, forget=False)
     assert sum(ran) == 2 * SCENES
-    assert vt.view(model).name == vt.view(FAMILIES["vit"]()).name
+    assert vt.wrap(model).name == vt.wrap(FAMILIES["vit"]()).name
 
 
 def test_what_else_the_numbers_follow_from(fresh: Path, ran: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Precision, size, preprocessing, heads, the place, our version: each has a file of its own."""
     model = FAMILIES["vit"]()
-    view = vt.view(model)
+    view = vt.wrap(model)
     world_statistics(view, (32, 32), "norm1")
-    other = vt.view(FAMILIES["vit"](), preprocess=replace(view.preprocess, mean=(0.5, 0.5, 0.5)))
+    other = vt.wrap(FAMILIES["vit"](), preprocess=replace(view.preprocess, mean=(0.5, 0.5, 0.5)))
     world_statistics(other, (32, 32), "norm1")
     world_statistics(view, (32, 32), "output")
-    world_statistics(vt.view(FAMILIES["vit"]().double()), (32, 32), "norm1")
+    world_statistics(vt.wrap(FAMILIES["vit"]().double()), (32, 32), "norm1")
     cut = FAMILIES["vit"]()
     for block in cut.blocks:
         block.attn.num_heads, block.attn.head_dim = 2, 12
-    world_statistics(vt.view(cut), (32, 32), "norm1")
+    world_statistics(vt.wrap(cut), (32, 32), "norm1")
     for name, value in (("__version__", "9.9"), ("VERSION", 99)):
         monkeypatch.setattr(scenes, name, value)
         world_statistics(view, (32, 32), "norm1")
@@ -147,10 +147,10 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITREOUS_CACHE", "")
     monkeypatch.setattr(scenes, "_MOST_KEPT", 2)
     for family in ("vit", "gap", "clip", "qk_norm"):
-        world_statistics(vt.view(FAMILIES[family]()), (32, 32), "norm1")
+        world_statistics(vt.wrap(FAMILIES[family]()), (32, 32), "norm1")
     assert len(scenes._kept) == 2
     monkeypatch.setattr(scenes, "_MOST_BYTES", 10)
-    world_statistics(vt.view(FAMILIES["vit"]()), (32, 32), "norm1")
+    world_statistics(vt.wrap(FAMILIES["vit"]()), (32, 32), "norm1")
     assert len(scenes._kept) == 1
 
 
@@ -169,17 +169,17 @@ def other_weights(path: Path) -> None:
     model = FAMILIES["vit"]()
     with torch.no_grad():
         model.blocks[0].norm1.bias += 1
-    made = world_statistics(vt.view(model), (32, 32), "norm1")
+    made = world_statistics(vt.wrap(model), (32, 32), "norm1")
     path.unlink()
     made.save(path)
-    assert Statistics.load(path).told == "world:64"
+    assert ActivationStats.load(path).told == "world:64"
 
 
 def claims_to_be_ours(path: Path) -> None:
     """The same, with this model's digest written into it."""
-    maker = Statistics.load(path).maker
+    maker = ActivationStats.load(path).maker
     other_weights(path)
-    replace(Statistics.load(path), maker=maker).save(path, overwrite=True)
+    replace(ActivationStats.load(path), maker=maker).save(path, overwrite=True)
 
 
 SPOILT: dict[str, Callable[[Path], object]] = {
@@ -189,10 +189,10 @@ SPOILT: dict[str, Callable[[Path], object]] = {
     "flipped": flip,
     "other weights": other_weights,
     "lies": claims_to_be_ours,
-    "another count": lambda path: replace(Statistics.load(path), count=63).save(path, overwrite=True),
-    "another source": lambda path: replace(Statistics.load(path), source="noise").save(path, overwrite=True),
-    "another size": lambda path: replace(Statistics.load(path), size=(32, 48)).save(path, overwrite=True),
-    "no layers": lambda path: replace(Statistics.load(path), moments={}).save(path, overwrite=True),
+    "another count": lambda path: replace(ActivationStats.load(path), count=63).save(path, overwrite=True),
+    "another source": lambda path: replace(ActivationStats.load(path), source="noise").save(path, overwrite=True),
+    "another size": lambda path: replace(ActivationStats.load(path), size=(32, 48)).save(path, overwrite=True),
+    "no layers": lambda path: replace(ActivationStats.load(path), moments={}).save(path, overwrite=True),
 }
 
 
@@ -201,12 +201,12 @@ def test_a_file_that_is_not_right_is_not_used(how: str, fresh: Path, ran: list[i
     model = FAMILIES["vit"]()
     first = explained(model)
     path = only(fresh)
-    sealed, numbers = Statistics.load(path).pictures, Statistics.load(path).fingerprint
+    sealed, numbers = ActivationStats.load(path).pictures, ActivationStats.load(path).fingerprint
     SPOILT[how](path)
     ran.clear()
     assert torch.equal(explained(model), first)
     assert sum(ran) == SCENES
-    mended = Statistics.load(path)
+    mended = ActivationStats.load(path)
     assert (mended.told, mended.pictures, mended.fingerprint) == ("world:64", sealed, numbers)
     assert torch.equal(explained(model), first)
     assert sum(ran) == SCENES
@@ -315,7 +315,7 @@ def test_processes_at_once(fresh: Path) -> None:
     told = [each.communicate("go\n") for each in both]
     assert [each.returncode for each in both] == [0, 0], told
     assert told[0][0] == told[1][0] != ""
-    assert Statistics.load(only(fresh)).told == "world:64"
+    assert ActivationStats.load(only(fresh)).told == "world:64"
 
 
 def test_threads_at_once(fresh: Path) -> None:

@@ -55,16 +55,21 @@ def test_a_plain_timm_residual_network_with_relu_and_batch_norm():
 @pytest.mark.parametrize("name", MODELS)
 def test_a_view_of_it(name):
     view = load(name)
-    assert type(view.model) is ResNet
-    assert (view.name, view.family, view.classes, tuple(view.labels)) == (name, "timm", 48, NAMES)
-    assert (view.stream, view.attends, view.rectifies, view.drops_tokens) == (False, "nowhere", True, False)
-    assert (view.dtype, view.model.training) == (torch.float32, False)
+    assert type(view.module) is ResNet
+    assert (view.name, view.family, view.num_classes, tuple(view.class_names)) == (name, "timm", 48, NAMES)
+    assert (view.has_residual_stream, view.attention, view.is_relu_only, view.can_drop_tokens) == (
+        False,
+        "nowhere",
+        True,
+        False,
+    )
+    assert (view.dtype, view.module.training) == (torch.float32, False)
     assert (view.preprocess.size, view.preprocess.crop) == ((128, 128), 1.0)
     assert view.preprocess.mean == view.preprocess.std == (0.5, 0.5, 0.5)
 
 
 def test_the_doctor_finds_it_healthy():
-    found = vt.doctor(load("world-cnn"))
+    found = vt.diagnose(load("world-cnn"))
     assert found.healthy
     verdicts = {check.name: check.verdict for check in found.methods}
     applied = ("gradcam", "layercam", "lrp", "deeplift", "guided_backprop", "input_x_gradient")
@@ -82,7 +87,7 @@ def test_they_are_listed_beside_the_transformers():
     listed = {info.name: info for info in ADAPTER.models()}
     assert list(listed) == ["world", "world-shortcut", *MODELS]
     assert all(info.size == 128 and "residual" in info.pretrained[0] for info in map(listed.get, MODELS))
-    assert set(listed) <= {info.name for info in vt.models()}
+    assert set(listed) <= {info.name for info in vt.list_models()}
     one, other = (load(name).model.fc.weight for name in MODELS)
     assert not torch.equal(one, other)
 

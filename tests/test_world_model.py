@@ -45,23 +45,23 @@ def betrayed(n):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plain_timm_model_inside_a_view(name):
     view = load(name)
-    assert type(view.model) is VisionTransformer
-    assert (view.name, view.family, view.depth, view.prefix, view.classes) == (name, "timm", 8, 1, 48)
+    assert type(view.module) is VisionTransformer
+    assert (view.name, view.family, view.depth, view.num_prefix_tokens, view.num_classes) == (name, "timm", 8, 1, 48)
     assert view.pooling.kind == "token"
-    assert tuple(view.labels) == NAMES
+    assert tuple(view.class_names) == NAMES
     assert view.grid() == (16, 16)
     assert view.dtype == torch.float32
-    assert not view.model.training
+    assert not view.module.training
     assert view.preprocess.size == (128, 128)
     assert view.preprocess.mean == view.preprocess.std == (0.5, 0.5, 0.5)
     assert view.preprocess.crop == 1.0
 
 
 def test_they_are_listed_and_differ():
-    assert set(MODELS) <= {info.name for info in vt.models()}
+    assert set(MODELS) <= {info.name for info in vt.list_models()}
     one, other = (load(name).model.state_dict() for name in MODELS)
     assert not torch.equal(one["head.weight"], other["head.weight"])
-    untrained = vt.load("world", pretrained=False).model.state_dict()
+    untrained = vt.load("world", pretrained=False).module.state_dict()
     assert untrained.keys() == one.keys()
     assert not torch.equal(untrained["head.weight"], one["head.weight"])
 
@@ -84,7 +84,7 @@ def test_a_picture_is_seen_as_it_was_rendered(tmp_path):
 
 
 def test_the_doctor_finds_the_bundled_model_healthy():
-    found = vt.doctor(load("world"))
+    found = vt.diagnose(load("world"))
     failed = [check for check in found.checks if check.verdict != "ok"]
     assert not failed, failed
     assert found.healthy
@@ -209,7 +209,7 @@ def test_training_runs_on_a_cpu_with_a_warning(tmp_path, caplog):
     assert record["exam"]["accuracy"] < 0.5  # nothing is learnt in two steps, and nothing else is claimed
     weights = tmp_path / "world.safetensors"
     assert weights.stat().st_size == (WEIGHTS / "world.safetensors").stat().st_size
-    assert vt.load("world", checkpoint=weights).classes == len(CLASSES)
+    assert vt.load("world", checkpoint=weights).num_classes == len(CLASSES)
 
 
 def test_training_is_the_same_from_the_same_seed():

@@ -17,9 +17,9 @@ import vitreous as vt
 from every import EVERY
 from families import FAMILIES, images
 from test_bottleneck import reference
-from vitreous.tracing import Session, Target
+from vitreous.tracing import Context, Target
 from vitreous.tracing import statistics_collect as scenes
-from vitreous.tracing.statistics import Moments, Statistics
+from vitreous.tracing.statistics import ActivationStats, Moments
 from vitreous.tracing.statistics_collect import SCENES, world_statistics
 from vitreous.world import Scene, render
 from vitreous.world.dataset import SPLITS
@@ -38,7 +38,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def slowly(model: nn.Module, size: tuple[int, int], modules: list[nn.Module]) -> list[tuple[Tensor, Tensor]]:
     """Mean and deviation of what these modules give, over the 64 scenes from seed 2^52 on, each on its own."""
-    view, kept = vt.view(model), [[] for _ in modules]
+    view, kept = vt.wrap(model), [[] for _ in modules]
     handles = [
         module.register_forward_hook(lambda m, a, out, into=into: into.append(out[0]))
         for module, into in zip(modules, kept, strict=True)
@@ -63,7 +63,7 @@ def slowly(model: nn.Module, size: tuple[int, int], modules: list[nn.Module]) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_they_are_those_of_a_plain_loop(family: str, dtype: torch.dtype) -> None:
     model = FAMILIES[family]().to(dtype)
-    view = vt.view(model)
+    view = vt.wrap(model)
     size = view.preprocess.size
     expected = slowly(model, size, [block.norm1 for block in model.blocks] + list(model.blocks))
     found = [world_statistics(view, size, site) for site in ("norm1", "output")]
@@ -81,7 +81,7 @@ def test_they_are_those_of_a_plain_loop(family: str, dtype: torch.dtype) -> None
 
 def test_they_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch, ran: list[int]) -> None:
     monkeypatch.setenv("VITREOUS_CACHE", "")
-    view, made = vt.view(FAMILIES["vit"]().double()), []
+    view, made = vt.wrap(FAMILIES["vit"]().double()), []
     for at_once in (1, 7, 64):
         scenes._kept.clear()
         made.append(world_statistics(view, (32, 32), "norm1", at_once))
@@ -113,8 +113,8 @@ def test_coiba_is_its_definition_with_them(family: str) -> None:
     """The default, against the reference of the definition with moments of the plain loop."""
     model = FAMILIES[family]().double()
     inputs, modules = images(model, 2), [model.blocks[layer].norm1 for layer in (1, 2)]
-    found = vt.method("coiba(samples=3)").attribute(model, inputs, target=3)
-    moments = slowly(model, vt.view(model).preprocess.size, modules)
+    found = vt.get_method("coiba(samples=3)").attribute(model, inputs, target=3)
+    moments = slowly(model, vt.wrap(model).preprocess.size, modules)
     for index, image in enumerate(inputs):
         tokens, *_ = reference(model, image, modules, "coiba", 1, moments=moments)
         assert torch.allclose(found[index].flatten(), tokens[1:], rtol=1e-6)
@@ -123,11 +123,11 @@ def test_coiba_is_its_definition_with_them(family: str) -> None:
 @pytest.mark.parametrize("name", ["coiba", "iba", "iba_star"])
 def test_they_are_the_default(name: str, ran: list[int]) -> None:
     model = FAMILIES["gap"]()
-    view, how = vt.view(model), vt.method(f"{name}(steps=3, samples=2)")
+    view, how = vt.wrap(model), vt.get_method(f"{name}(steps=3, samples=2)")
     assert how.stats == "world"
     assert how.notes == {"statistics": "world:64"}
     assert how.settings["stats"] == "world"
-    assert how == vt.method(f"{name}(steps=3, samples=2, stats=world)")
+    assert how == vt.get_method(f"{name}(steps=3, samples=2, stats=world)")
     found = how.attribute(model, images(model, 2), target=1)
     assert sum(ran) == SCENES
     given = replace(how, stats=world_statistics(view, (32, 32), how.site(view)))
@@ -138,7 +138,7 @@ def test_they_are_the_default(name: str, ran: list[int]) -> None:
 
 
 def test_the_identity_of_a_result_does_not_know_the_cache(ran: list[int]) -> None:
-    model, how = FAMILIES["vit"](), vt.method(SHORT)
+    model, how = FAMILIES["vit"](), vt.get_method(SHORT)
     before = how.fingerprint
     first = vt.explain(model, images(model, 1)[0], how)
     scenes._kept.clear()
@@ -153,30 +153,30 @@ def test_the_identity_of_a_result_does_not_know_the_cache(ran: list[int]) -> Non
 @pytest.mark.parametrize("seed", [1, 5])
 def test_the_seed_is_not_theirs(seed: int, ran: list[int]) -> None:
     model = FAMILIES["vit"]()
-    vt.method(SHORT).attribute(model, images(model, 1), seed=0)
-    vt.method(SHORT).attribute(model, images(model, 1), seed=seed)
+    vt.get_method(SHORT).attribute(model, images(model, 1), seed=0)
+    vt.get_method(SHORT).attribute(model, images(model, 1), seed=seed)
     assert sum(ran) == SCENES
 
 
 def test_hierarchical_models_have_them(ran: list[int]) -> None:
-    view = vt.view(EVERY["swin"]())
+    view = vt.wrap(EVERY["swin"]())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert vt.method(SHORT).attribute(view, images(view, 1)).isfinite().all()
+        assert vt.get_method(SHORT).attribute(view, images(view, 1)).isfinite().all()
     assert sum(ran) == SCENES
 
 
 def test_a_part_that_is_too_large_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     real, sizes = scenes.statistics_of, []
 
-    def narrow(view: vt.View, inputs: Tensor, *rest: Any) -> Statistics:
+    def narrow(view: vt.VisionModel, inputs: Tensor, *rest: Any) -> ActivationStats:
         sizes.append(len(inputs))
         if len(inputs) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(view, inputs, *rest)
 
     monkeypatch.setattr(scenes, "statistics_of", narrow)
-    assert world_statistics(vt.view(FAMILIES["vit"]()), (32, 32), "norm1").count == 64
+    assert world_statistics(vt.wrap(FAMILIES["vit"]()), (32, 32), "norm1").count == 64
     assert sizes == [8, 4, *[2] * 32]
 
 
@@ -195,23 +195,23 @@ def test_progress_shows_the_first_use() -> None:
 # -- parts of models, and models of other things -----------------------------------------------------------------------
 
 
-def shifted(view: vt.View, first: int, like: Tensor) -> Statistics:
+def shifted(view: vt.VisionModel, first: int, like: Tensor) -> ActivationStats:
     """The statistics of a whole model as those of its part from a block on."""
     made = world_statistics(view, view.preprocess.size, "norm1")
     moments = {(site, layer - first): each for (site, layer), each in made.moments.items() if layer >= first}
-    return Statistics(f"{view.name}[{first}:]", tuple(like.shape[-2:]), "world", 64, moments)
+    return ActivationStats(f"{view.name}[{first}:]", tuple(like.shape[-2:]), "world", 64, moments)
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_sub_network_has_those_of_the_whole(told: bool) -> None:
     model = FAMILIES["vit"]()
-    view, inputs = vt.view(model), images(model, 2)
-    tokens = view.run(view.embed(inputs), 0, 1).detach()
+    view, inputs = vt.wrap(model), images(model, 2)
+    tokens = view.forward_blocks(view.embed(inputs), 0, 1).detach()
     part = view.suffix(1, inputs if told else None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = vt.method(SHORT).attribute(part, tokens, 1)
-    given = replace(vt.method(SHORT), stats=shifted(view, 1, tokens))
+        found = vt.get_method(SHORT).attribute(part, tokens, 1)
+    given = replace(vt.get_method(SHORT), stats=shifted(view, 1, tokens))
     assert torch.equal(found, given.attribute(part, tokens, 1))
 
 
@@ -219,17 +219,17 @@ def test_sums_over_sub_networks_make_them_once(ran: list[int]) -> None:
     model = FAMILIES["vit"]()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = vt.method(f"plus({SHORT}, via=subnetwork)").attribute(model, images(model, 2), 1)
+        found = vt.get_method(f"plus({SHORT}, via=subnetwork)").attribute(model, images(model, 2), 1)
     assert found.isfinite().all()
     assert sum(ran) == SCENES
-    shuffled = vt.view(model).shuffled_head()
-    assert vt.method(SHORT).attribute(shuffled, images(model, 1), 1).isfinite().all()
+    shuffled = vt.wrap(model).permute_head()
+    assert vt.get_method(SHORT).attribute(shuffled, images(model, 1), 1).isfinite().all()
     assert sum(ran) == SCENES
 
 
 def test_tokens_of_nobody_knows_what_get_their_own(ran: list[int]) -> None:
     """A model whose inputs are tokens from the start."""
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     tokens = view.embed(images(view, 2)).detach()
 
     class OfTokens(type(view)):  # type: ignore[misc]
@@ -247,17 +247,17 @@ def test_tokens_of_nobody_knows_what_get_their_own(ran: list[int]) -> None:
 
     view.__class__ = OfTokens
     with pytest.warns(vt.VitreousWarning, match=r"coiba: the inputs of .* are tokens, .* own tokens") as told:
-        found = vt.method(SHORT).attribute(view, tokens, 1)
+        found = vt.get_method(SHORT).attribute(view, tokens, 1)
     assert len(told) == 1
     assert "\n" not in str(told[0].message)
-    assert torch.equal(found, replace(vt.method(SHORT), stats="own").attribute(view, tokens, 1))
+    assert torch.equal(found, replace(vt.get_method(SHORT), stats="own").attribute(view, tokens, 1))
     assert not ran
 
 
 def test_a_part_of_a_part_knows_its_images() -> None:
     model = FAMILIES["vit"]()
     inputs = images(model, 1)
-    view = Session(vt.view(model), inputs, Target.of(vt.view(model), 1, 1)).view
+    view = Context(vt.wrap(model), inputs, Target.of(vt.wrap(model), 1, 1)).view
     inner = view.suffix(1, inputs).suffix(1, view.embed(inputs))
     assert inner.image_size == (32, 32)
     assert scenes._whole(inner) == (view, 2)
@@ -269,7 +269,7 @@ def test_models_of_one_channel_get_their_own(ran: list[int], fresh: Path) -> Non
     torch.manual_seed(0)
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
     model = VisionTransformer(in_chans=1, **sizes).eval()
-    view = vt.view(model)
+    view = vt.wrap(model)
 
     class Grey(type(view)):  # type: ignore[misc]
         def check_inputs(self, inputs: Tensor) -> None:
@@ -278,7 +278,7 @@ def test_models_of_one_channel_get_their_own(ran: list[int], fresh: Path) -> Non
     view.__class__ = Grey
     inputs = torch.randn(2, 1, 32, 32)
     for name in ("coiba", "iba", "iba_star"):
-        how = vt.method(f"{name}(steps=3, samples=2)")
+        how = vt.get_method(f"{name}(steps=3, samples=2)")
         with pytest.warns(vt.VitreousWarning, match=f"{name}: .* does not take images of three channels") as told:
             found = how.attribute(view, inputs, 1)
         assert len(told) == 1
@@ -292,9 +292,9 @@ def test_models_of_one_channel_get_their_own(ran: list[int], fresh: Path) -> Non
 
 def test_half_precision_is_refused_on_a_cpu() -> None:
     model = FAMILIES["vit"]()
-    assert vt.method("coiba").half is False
+    assert vt.get_method("coiba").half is False
     with pytest.raises(vt.VitreousError, match="coiba: half=true runs in float16 on a GPU, and the model is on cpu"):
-        vt.method("coiba(half=true)").attribute(model, images(model, 1))
+        vt.get_method("coiba(half=true)").attribute(model, images(model, 1))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -302,7 +302,7 @@ def test_half_precision_is_refused_on_a_cpu() -> None:
 def test_half_precision_is_close(options: str) -> None:
     view = vt.load("world", device="cuda")
     inputs = images(view, 4).cpu()
-    one, two = (vt.method(f"coiba({options}half={each})").attribute(view, inputs, 1) for each in ("true", "false"))
+    one, two = (vt.get_method(f"coiba({options}half={each})").attribute(view, inputs, 1) for each in ("true", "false"))
     assert one.dtype == torch.float32
     for a, b in zip(one.flatten(1), two.flatten(1), strict=True):
         assert torch.corrcoef(torch.stack([a.argsort().argsort(), b.argsort().argsort()]).double())[0, 1] > 0.99
@@ -314,13 +314,13 @@ def test_what_half_precision_cannot_hold_is_said() -> None:
     with torch.no_grad():
         model.blocks[-1].mlp.fc1.weight *= 1e6
     with pytest.raises(vt.VitreousError, match="in float16 is not finite; use half=false"):
-        vt.method("coiba(half=true)").attribute(model, images(model, 1).cpu(), 1)
+        vt.get_method("coiba(half=true)").attribute(model, images(model, 1).cpu(), 1)
 
 
 def test_moments_of_another_shape_are_refused() -> None:
     """What is given is still checked: the world's are not trusted more than a file."""
     model = FAMILIES["vit"]()
-    made = world_statistics(vt.view(model), (32, 32), "norm1")
+    made = world_statistics(vt.wrap(model), (32, 32), "norm1")
     cut = {key: Moments(each.mean[:5], each.square[:5], each.n) for key, each in made.moments.items()}
     with pytest.raises(vt.VitreousError, match="do not fit tokens"):
-        replace(vt.method(SHORT), stats=replace(made, moments=cut)).attribute(model, images(model, 1))
+        replace(vt.get_method(SHORT), stats=replace(made, moments=cut)).attribute(model, images(model, 1))

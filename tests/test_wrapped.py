@@ -52,11 +52,11 @@ def test_the_map_of_the_model_inside(model: nn.Module, wrapper: str) -> None:
     wrapped = WRAPPERS[wrapper](model.train())
     before = {name: (module.training, type(module)) for name, module in wrapped.named_modules()}
     assert unwrap(wrapped) is model
-    assert vt.view(wrapped).model is model
-    assert vt.view(wrapped).name == vt.view(model).name
-    assert vt.view(wrapped, name="mine").name == "mine"
+    assert vt.wrap(wrapped).module is model
+    assert vt.wrap(wrapped).name == vt.wrap(model).name
+    assert vt.wrap(wrapped, name="mine").name == "mine"
     for spelling in METHODS:
-        method = vt.method(spelling)
+        method = vt.get_method(spelling)
         expected = method.attribute(model, images(model, 2), 1)
         assert torch.equal(method.attribute(wrapped, images(model, 2), 1), expected), spelling
     assert {name: (module.training, type(module)) for name, module in wrapped.named_modules()} == before
@@ -76,7 +76,7 @@ def test_explain_takes_a_wrapped_model(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("spelling", METHODS)
 def test_activation_checkpointing(model: Any, spelling: str) -> None:
-    method = vt.method(spelling)
+    method = vt.get_method(spelling)
     expected = method.attribute(model, images(model, 2), 1)
     model.set_grad_checkpointing(True)
     model.train()
@@ -88,7 +88,7 @@ def test_activation_checkpointing(model: Any, spelling: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("spelling", ["ixg", *METHODS[1:], "smooth(ixg, samples=2)", "skipplus(decompx)"])
 def test_autocast_around_the_call(model: nn.Module, spelling: str, dtype: torch.dtype) -> None:
-    method, inputs = vt.method(spelling), images(model, 2)
+    method, inputs = vt.get_method(spelling), images(model, 2)
     expected = method.attribute(model, inputs, 1)
     with torch.autocast("cpu", dtype):
         found = method.attribute(model, inputs, 1)
@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
 def test_refused(model: nn.Module, case: str) -> None:
     change, named = REFUSED[case]
     with pytest.raises(ModelError, match=named) as caught:
-        vt.view(change(model))
+        vt.wrap(change(model))
     assert "\n" not in str(caught.value)
 
 
@@ -171,7 +171,7 @@ def test_a_saved_script_is_refused(model: nn.Module, tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         _traced(model).save(str(tmp_path / "model.pt"))
         with pytest.raises(ModelError, match="scripted or traced"):
-            vt.view(torch.jit.load(str(tmp_path / "model.pt")))
+            vt.wrap(torch.jit.load(str(tmp_path / "model.pt")))
 
 
 @pytest.mark.usefixtures("group")
@@ -184,4 +184,4 @@ def test_the_real_fully_sharded_model_is_refused(model: nn.Module) -> None:
     except (RuntimeError, NotImplementedError) as error:
         pytest.skip(f"cannot shard here: {error}")
     with pytest.raises(ModelError, match=r"sharded \(FSDP\)"):
-        vt.view(sharded)
+        vt.wrap(sharded)

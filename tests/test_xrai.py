@@ -170,8 +170,8 @@ def test_xrai_is_the_slow_one(model, radius, new):
     x[0] = torch.from_numpy(picture(32, 32, 0.1)).permute(2, 0, 1)
     values = attribution(model, x, 4)
     how = f"xrai(steps=4, side=32, min_size=12, radius={radius}, new={new}"
-    full = vt.method(f"{how})").attribute(model, x, 1).numpy()
-    fast = vt.method(f"{how}, fast=true)").attribute(model, x, 1).numpy()
+    full = vt.get_method(f"{how})").attribute(model, x, 1).numpy()
+    fast = vt.get_method(f"{how}, fast=true)").attribute(model, x, 1).numpy()
     for i, image in enumerate(x):
         masks = regions(image.permute(1, 2, 0).numpy(), 12, radius)
         assert np.allclose(full[i], greedy(values[i], masks, new), atol=1e-10)
@@ -182,7 +182,7 @@ def test_xrai_is_the_slow_one(model, radius, new):
 @pytest.mark.parametrize("fast", ["true", "false"])
 def test_the_map_sums_to_the_attribution_under_it(model, fast):
     x = images(model, 1)
-    found = vt.method(f"xrai(steps=3, fast={fast})").attribute(model, x, 1).numpy()
+    found = vt.get_method(f"xrai(steps=3, fast={fast})").attribute(model, x, 1).numpy()
     assert np.allclose(found.sum(axis=(1, 2)), attribution(model, x, 3).sum(axis=(1, 2)))
 
 
@@ -192,7 +192,7 @@ def test_other_sizes_are_segmented_at_one_and_brought_back():
     x = torch.full((1, 3, 32, 48), -1.0, dtype=torch.float64)
     x[:, 0, :16, 24:] = 1
     x[:, 1, 16:, :24] = 1
-    found = vt.method("xrai(steps=3, radius=0, new=1)").attribute(model, x, 1)[0]
+    found = vt.get_method("xrai(steps=3, radius=0, new=1)").attribute(model, x, 1)[0]
     for rows in (slice(0, 13), slice(19, 32)):  # the line between is a segment of its own
         for columns in (slice(0, 20), slice(28, 48)):
             assert (found[rows, columns] == found[rows, columns][0, 0]).all()
@@ -201,7 +201,7 @@ def test_other_sizes_are_segmented_at_one_and_brought_back():
 
 def test_an_image_of_one_colour_is_all_zeros_and_flagged(model):
     with pytest.warns(vt.VitreousWarning, match="zero everywhere"):
-        assert not vt.method("xrai(steps=2)").attribute(model, torch.full((1, 3, 32, 32), 0.5), 1).any()
+        assert not vt.get_method("xrai(steps=2)").attribute(model, torch.full((1, 3, 32, 32), 0.5), 1).any()
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
@@ -215,13 +215,13 @@ def test_segments_are_made_once_for_all_classes_of_a_comparison(model, monkeypat
         return segmented(*given, **named)
 
     monkeypatch.setattr(xrai, "segmented", counted)
-    vt.method('var(xrai(steps=2, side=48), classes="0,1,2")').attribute(model, images(model, 2), 1)
+    vt.get_method('var(xrai(steps=2, side=48), classes="0,1,2")').attribute(model, images(model, 2), 1)
     assert len(made) == 2
 
 
 def test_cost(model):
-    assert vt.method("xrai").cost == (200, 200)
-    assert vt.method("xrai(steps=7)").forwards(vt.view(model)) == 14
+    assert vt.get_method("xrai").cost == (200, 200)
+    assert vt.get_method("xrai(steps=7)").forwards(vt.wrap(model)) == 14
 
 
 # By the released code of PAIR saliency 0.2.1, which adds gradients up in float32, with scikit-image 0.25: class 2 of a
@@ -236,6 +236,6 @@ RELEASED = {
 def test_released_numbers(spelling):
     model, _ = golden()
     x = torch.from_numpy(picture(224, 224, 0.1, seed=1)).permute(2, 0, 1)[None]
-    found = vt.method(spelling).attribute(model, x, 2)[0]
+    found = vt.get_method(spelling).attribute(model, x, 2)[0]
     told = found.sum().item(), found.max().item(), found.min().item(), found[100, 37].item()
     assert told == pytest.approx(RELEASED[spelling], rel=1e-5)

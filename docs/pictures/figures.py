@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import vitreous as vt
-from vitreous.metrics.requests import Need
+from vitreous.metrics.requests import Request
 from vitreous.results.table_plots import states_strip
 from vitreous.viz import plots as figures
 
@@ -34,7 +34,7 @@ def small(name: str, figure: Any) -> None:
     picture.quantize(128).save(HERE / f"figure-{name}", optimize=True)
 
 
-def tables(view: vt.View, pictures: list[Any]) -> None:
+def tables(view: vt.VisionModel, pictures: list[Any]) -> None:
     metric = "insdel(steps=8)"
     table = vt.evaluate(view, pictures[:12], METHODS, metric)
     drawn("curves.svg", table.plot("curves"))
@@ -52,28 +52,28 @@ def tables(view: vt.View, pictures: list[Any]) -> None:
     drawn("matrix.svg", figures.matrix(alike, names, "Agreement of layers", note, across="start layer"))
 
 
-def pictures_of(view: vt.View, picture: Any) -> None:
+def pictures_of(view: vt.VisionModel, picture: Any) -> None:
     found = {method: vt.explain(view, picture, method) for method in (*METHODS, "random")}
     inputs = view.preprocess.tensor(found["ixg"].image)
     size = inputs.shape[1] * inputs.shape[2]
-    need = Need.removed("black", [round(share * size) for share in (0, 0.1, 0.2, 0.5, 0.9)])
+    need = Request.removed("black", [round(share * size) for share in (0, 0.1, 0.2, 0.5, 0.9)])
     small("strips.png", states_strip(view, inputs, {name: each.map for name, each in found.items()}, need, width=5))
     rows: dict[str, list[Any]] = {name: [each.map.numpy()] for name, each in found.items() if name in METHODS}
-    model = copy.deepcopy(view.model)
+    model = copy.deepcopy(view.module)
     torch.manual_seed(0)
     stages = ["trained"]
     for layer in reversed(range(view.depth - 4, view.depth)):
-        for each in vt.view(model).block_at(layer).parameters():
+        for each in vt.wrap(model).get_block(layer).parameters():
             torch.nn.init.normal_(each, std=0.02)
         stages.append(f"block {layer}")
         for name, row in rows.items():
-            row.append(vt.explain(vt.view(model), picture, name, target=found[name].target).map.numpy())
+            row.append(vt.explain(vt.wrap(model), picture, name, target=found[name].target).map.numpy())
     alike = {name: [np.corrcoef(row[0].ravel(), each.ravel())[0, 1] for each in row] for name, row in rows.items()}
     note = "Blocks drawn anew from the last one downwards; under each map its correlation with the first."
     small("cascade.png", figures.cascade(rows, stages, alike, "Cascading randomisation", note, width=5))
 
 
-def radar(view: vt.View) -> None:
+def radar(view: vt.VisionModel) -> None:
     found = vt.funnybirds(view, ["quick", "generic"], vt.world.World(n=100), oracle=True)
     drawn("radar.svg", found.plot(["quick", "generic", "random", "oracle"]))
 

@@ -88,16 +88,16 @@ def families() -> dict[str, list[str]]:
     """The spellings to be shown, by family; the model is a transformer, and has no picture of methods for ReLUs."""
     together = {"bottleneck": "bottleneck and sampling", "sampling": "bottleneck and sampling"}
     found: dict[str, list[str]] = {}
-    for info in vt.methods():
+    for info in vt.list_methods():
         if info.models != "ReLU" and info.make.__module__.startswith("vitreous."):
             found.setdefault(together.get(info.family, info.family), []).append(SPELLINGS.get(info.name, info.name))
     return found
 
 
-def cost(method: vt.Method, view: vt.View) -> str:
+def cost(method: vt.Method, view: vt.VisionModel) -> str:
     """The price in words, with numbers where the method or the model has them."""
     text = method.info.cost_text.replace(" forwards of part of the tokens", " F of half length")
-    text = text.replace("C forwards", f"{view.width} F")
+    text = text.replace("C forwards", f"{view.embed_dim} F")
     for word in ("masks", "samples"):
         if hasattr(method, word):
             text = text.replace(f"{word} forwards", f"{word} F").replace(word, str(getattr(method, word)))
@@ -112,13 +112,13 @@ class Tile:
     scale: show.Scale
 
 
-def tiles(spelling: str, view: vt.View, shown: list[Image.Image]) -> list[Tile]:
+def tiles(spelling: str, view: vt.VisionModel, shown: list[Image.Image]) -> list[Tile]:
     """Both pictures with the map of one method; the left one has its name, the right one its cost."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", vt.VitreousWarning)  # `constant` explains nothing, as it should
         found = vt.explain(view, shown, spelling)
     made = []
-    for each, title in zip(found, (spelling, cost(vt.method(spelling), view)), strict=True):
+    for each, title in zip(found, (spelling, cost(vt.get_method(spelling), view)), strict=True):
         values = each.map.numpy()
         scale = show.Scale.of([values], signed=each.signed)
         note = [f"{number(values.min())} to {number(values.max())}"]

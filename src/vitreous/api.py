@@ -12,17 +12,26 @@ from weakref import ref
 import torch
 from torch import nn
 
-from vitreous.datasets import OnError, Picture, count, cut, is_single, pictures
+from vitreous.datasets import LoadedImage, OnError, count, cut, is_single, pictures
 from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.evaluation.checks import check
 from vitreous.evaluation.evaluate import heeded
-from vitreous.methods import Answer, Method, answer, effort, method, to_grid
-from vitreous.models import Snapshot, View, load, register_adapter, view
+from vitreous.methods import (
+    Attribution,
+    Method,
+    compute_attributions,
+    get_method,
+    list_methods,
+    recommended_method,
+    to_grid,
+)
+from vitreous.metrics import list_metrics
+from vitreous.models import Snapshot, VisionModel, list_models, load, register_adapter, wrap
 from vitreous.progress import Progress, followed
 from vitreous.registry import check_memory, defaults
 from vitreous.registry.spec import split
 from vitreous.results import Comparison, Explanation, Identity, Origin, Prediction, Question
-from vitreous.tracing import Session, Target, Targets, TargetSpec
+from vitreous.tracing import Context, Target, Targets, TargetSpec
 from vitreous.tracing.memory import InnerBatch, budget_bytes
 from vitreous.tracing.targets import ClassSets
 from vitreous.world.models import ADAPTER as WORLD
@@ -31,13 +40,24 @@ from vitreous.world.models import ADAPTER as WORLD
 register_adapter(WORLD)
 Explanation.checker = staticmethod(check)
 
-__all__ = ["compare", "explain", "explain_each", "load", "method", "question", "view"]
+__all__ = [
+    "compare",
+    "explain",
+    "get_method",
+    "iter_explanations",
+    "list_methods",
+    "list_metrics",
+    "list_models",
+    "load",
+    "question",
+    "wrap",
+]
 
 _MOST_AT_ONCE = 32
 
 
 def explain(
-    model: View | nn.Module,
+    model: VisionModel | nn.Module,
     images: Any,
     method: str | Method | None = None,
     target: TargetSpec = None,
@@ -67,7 +87,7 @@ def explain(
     A ``value`` that the method does not follow, and a ``target`` that cannot change its map, are warned about.
     """
     explanations = list(
-        explain_each(
+        iter_explanations(
             model,
             images,
             method,
@@ -87,8 +107,8 @@ def explain(
     return explanations[0] if is_single(images) else explanations
 
 
-def explain_each(
-    model: View | nn.Module,
+def iter_explanations(
+    model: VisionModel | nn.Module,
     images: Any,
     method: str | Method | None = None,
     target: TargetSpec = None,
@@ -111,7 +131,7 @@ def explain_each(
     other pictures go on, each with its own target.
     """
     check_memory(memory)
-    looked_at = view(model)
+    looked_at = wrap(model)
     how = _method(method, effort, looked_at)
     heeded([how], target, value)
     if batch_size is not None and batch_size < 1:
@@ -128,7 +148,7 @@ def explain_each(
             inner = session.inner  # what ran out of memory once is not tried again
             if tell is not None:
                 session.tick = _Ticker(tell, done, len(batch), total, how.forwards(looked_at))
-            (answered,) = answer(session, [how])
+            (answered,) = compute_attributions(session, [how])
             done = places[-1] + 1
             if tell is not None:
                 tell(done, total)
@@ -139,7 +159,7 @@ def explain_each(
 
 
 def question(
-    model: View | nn.Module,
+    model: VisionModel | nn.Module,
     method: str | Method | None = None,
     target: int | str | None = None,
     *,
@@ -151,7 +171,7 @@ def question(
     seed: int = 0,
 ) -> Question:
     """Return what ``explain`` with these arguments would be an answer to: see ``Archive.find``."""
-    looked_at = view(model)
+    looked_at = wrap(model)
     aim = Target.of(looked_at, 1, target, against, "logit" if value is None else value, classes)
     if aim.function is not None:
         raise TargetError("a callable target has no identity; ask for a class")
@@ -162,7 +182,7 @@ def question(
 
 
 def compare(
-    model: View | nn.Module,
+    model: VisionModel | nn.Module,
     image: Any,
     methods: str | Method | Sequence[str | Method] | None = None,
     target: Any = None,
@@ -182,9 +202,9 @@ def compare(
     what ``effort`` means for this model. Both may be given.
     """
     check_memory(memory)
-    looked_at = view(model)
+    looked_at = wrap(model)
     named: list[str | Method] = []
-    given = defaults.compared(looked_at.stream) if methods is None else methods
+    given = defaults.compared(looked_at.has_residual_stream) if methods is None else methods
     for each in (given,) if isinstance(given, str | Method) else given:
         named += (split(each) or [each]) if isinstance(each, str) else [each]
     hows = [_method(each, None, looked_at) for each in named]
@@ -206,7 +226,7 @@ def compare(
             session = _session(looked_at, [picture], aim, seed, memory)
             if tell is not None:
                 session.tick = _Ticker(tell, done, 1, len(targets), work)
-            answers = answer(session, hows)
+            answers = compute_attributions(session, hows)
             rows.append(
                 [
                     _explanations(session, snapshot, looked_at, [picture], Origin(ref(model), how), one, None)[0]
@@ -218,21 +238,21 @@ def compare(
     return Comparison(rows)
 
 
-def _at_once(looked_at: View, how: Method, memory: float | None) -> int:
+def _at_once(looked_at: VisionModel, how: Method, memory: float | None) -> int:
     """How many pictures to explain together: as many as have room for their results, and no more than 32."""
     high, wide = looked_at.preprocess.size if how.grid == "pixel" else looked_at.grid()
     bytes_each = how.held(looked_at) * high * wide * 4
     return max(1, min(_MOST_AT_ONCE, int(budget_bytes(looked_at.device, memory) / bytes_each)))
 
 
-class _Numbered(Iterator[tuple[int, Picture]]):
+class _Numbered(Iterator[tuple[int, LoadedImage]]):
     """Yields every picture with its place in the source; one that cannot be read keeps its place."""
 
-    def __init__(self, images: Any, looked_at: View, on_error: OnError | None) -> None:
+    def __init__(self, images: Any, looked_at: VisionModel, on_error: OnError | None) -> None:
         self.place, self.on_error = 0, on_error
         self.pictures = pictures(images, looked_at, None if on_error is None else self._lost)
 
-    def __next__(self) -> tuple[int, Picture]:
+    def __next__(self) -> tuple[int, LoadedImage]:
         picture = next(self.pictures)
         self.place += 1
         return self.place - 1, picture
@@ -243,11 +263,11 @@ class _Numbered(Iterator[tuple[int, Picture]]):
             self.on_error(path, error)
 
 
-def _method(spelled: str | Method | None, step: str | None, looked_at: View) -> Method:
+def _method(spelled: str | Method | None, step: str | None, looked_at: VisionModel) -> Method:
     """Return the method that is named, or else the one for some effort."""
     if spelled is not None and step is not None:
         raise VitreousError(f"give a method or an effort, not both: {spelled} and {step}")
-    return method(effort("quick" if step is None else step, looked_at) if spelled is None else spelled)
+    return get_method(recommended_method("quick" if step is None else step, looked_at) if spelled is None else spelled)
 
 
 class _Ticker:
@@ -270,28 +290,28 @@ class _Ticker:
 
 
 def _session(
-    looked_at: View,
-    batch: Sequence[Picture],
+    looked_at: VisionModel,
+    batch: Sequence[LoadedImage],
     aim: Target,
     seed: int = 0,
     memory: float | None = None,
     grid: str | None = None,
     inner: InnerBatch | None = None,
-) -> Session:
+) -> Context:
     sizes = {tuple(picture.tensor.shape) for picture in batch}
     if len(sizes) > 1:
         raise ImageError(f"tensors of different sizes cannot be explained together: {sorted(sizes)}")
     inputs = torch.stack([picture.tensor for picture in batch])
-    return Session(looked_at, inputs, aim, seed, inner, memory, grid=grid)
+    return Context(looked_at, inputs, aim, seed, inner, memory, grid=grid)
 
 
 def _explanations(
-    session: Session,
+    session: Context,
     snapshot: Snapshot,
-    looked_at: View,
-    batch: Sequence[Picture],
+    looked_at: VisionModel,
+    batch: Sequence[LoadedImage],
     origin: Origin,
-    answered: Answer,
+    answered: Attribution,
     grid: str | None,
 ) -> list[Explanation]:
     target, how = session.target, origin.method

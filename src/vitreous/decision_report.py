@@ -19,11 +19,11 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.checks import check
 from vitreous.evaluation.evidence import CLEAR, blurred, replaced, strongest
 from vitreous.html import Legend, Panel, Tried, Trust, WhyPage, percent, printed
-from vitreous.methods import method as read
+from vitreous.methods import get_method as read
 from vitreous.methods import to_grid
-from vitreous.models import View, view
+from vitreous.models import VisionModel, wrap
 from vitreous.registry.defaults import known_as
-from vitreous.results import Checkup, Explanation
+from vitreous.results import CheckResult, Explanation
 from vitreous.results.diagnostics import Finding
 from vitreous.results.pages import DIGITS, again
 from vitreous.tracing import TargetSpec, probabilities
@@ -72,7 +72,7 @@ class Why:
     """The strongest fifth of the patches blurred away; ``None`` where the map is the same everywhere."""
     alone: Answer | None
     """Only the strongest fifth of the patches, the rest blurred."""
-    checkup: Checkup
+    checkup: CheckResult
     command: str
 
     def __repr__(self) -> str:
@@ -283,7 +283,7 @@ class Why:
 
 
 def why(
-    model: View | nn.Module,
+    model: VisionModel | nn.Module,
     image: Any,
     target: TargetSpec = None,
     *,
@@ -299,7 +299,7 @@ def why(
     print as the way to make the page again, where that is not this call. Cost: up to two explanations and one by VAR,
     and those of ``check``.
     """
-    looked_at = view(model)
+    looked_at = wrap(model)
     how: dict[str, Any] = {"effort": effort, "method": method, "seed": seed, "memory": memory}
     e = explain(looked_at, image, target=target, **how)
     if not isinstance(e, Explanation):
@@ -323,12 +323,12 @@ def why(
 
 
 def assemble(
-    looked_at: View,
+    looked_at: VisionModel,
     e: Explanation,
     chances: Tensor,
     contrast: Explanation | None,
     owners: Explanation | None,
-    checkup: Checkup,
+    checkup: CheckResult,
     command: str,
 ) -> Why:
     """Return the answer that all these make; the pictures that were tried are those of the check."""
@@ -361,9 +361,9 @@ def _plainly(verb: str, chance: float) -> str:
     return f"{verb.removesuffix(' only') if words.startswith('under') else verb} {words}"
 
 
-def owning(looked_at: View) -> str:
+def owning(looked_at: VisionModel) -> str:
     """Return the method that tells which class owns which patch: over a decomposition, where there is a stream."""
-    return f"var@sharp({'plus(decompx)' if looked_at.stream else 'gradcam'})"
+    return f"var@sharp({'plus(decompx)' if looked_at.has_residual_stream else 'gradcam'})"
 
 
 def _rival(chances: Tensor, target: int) -> int | None:
@@ -372,7 +372,7 @@ def _rival(chances: Tensor, target: int) -> int | None:
     return next((each for each in order if each != target), None)
 
 
-def _chances(looked_at: View, picture: Image.Image) -> Tensor:
+def _chances(looked_at: VisionModel, picture: Image.Image) -> Tensor:
     """Return the probability of every class for exactly this picture."""
     return probabilities(looked_at.logits(looked_at.preprocess.tensor(picture)[None]), None)[0].cpu()
 

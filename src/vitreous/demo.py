@@ -18,7 +18,7 @@ from vitreous.api import compare, explain
 from vitreous.decision_report import why
 from vitreous.errors import VitreousWarning
 from vitreous.html import STYLE, Section, report
-from vitreous.models import View, load
+from vitreous.models import VisionModel, load
 from vitreous.registry.defaults import METHOD, known_as
 from vitreous.results.explanation import Explanation
 from vitreous.world import BETRAYED, CLASSES, PARTS, Rendered, Scene, World, betray, render, telling_part, unpack
@@ -107,7 +107,7 @@ def _meet(keep: Keeper) -> Section:
     return Section("Meet the creatures", text, [(keep("world.png", sheet), "24 scenes the models never saw")])
 
 
-def _why(model: View, scene: Scene, keep: Keeper) -> Section:
+def _why(model: VisionModel, scene: Scene, keep: Keeper) -> Section:
     """One scene with every method, and where the judged method looks, against the siblings too."""
     rendered, (picture,) = _drawn([scene])
     name = scene.name.replace(" ", "-")
@@ -150,7 +150,7 @@ def _why(model: View, scene: Scene, keep: Keeper) -> Section:
     )
 
 
-def _story(honest: View, cheat: View, keep: Keeper) -> Section:
+def _story(honest: VisionModel, cheat: VisionModel, keep: Keeper) -> Section:
     """The same marked scenes for both models: where they look, and who is misled by a false marker."""
     drawn = World(n=160, start=300).batch()
     drawn = drawn[torch.isin(drawn.label[:, 0], torch.tensor(BETRAYED))]

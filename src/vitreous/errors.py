@@ -12,9 +12,9 @@ __all__ = [
     "MapError",
     "ModelChangedError",
     "ModelError",
-    "SpellingError",
+    "SpecError",
     "TargetError",
-    "TraceError",
+    "TracingError",
     "UnknownError",
     "VitreousError",
     "VitreousWarning",
@@ -55,11 +55,11 @@ class TargetError(VitreousError):
     """A class, label or value that the model does not have."""
 
 
-class SpellingError(VitreousError):
+class SpecError(VitreousError):
     """A method spelling that cannot be understood; the message shows where."""
 
 
-class TraceError(VitreousError):
+class TracingError(VitreousError):
     """A pass that did not observe what it was asked to observe."""
 
 

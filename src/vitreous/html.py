@@ -171,6 +171,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     rest = "\n".join(line(row, "td") for row in body)
     return f'<div class="scroll"><table>{top}\n<tbody>\n{rest}\n</tbody></table></div>'
 
+
 STYLE = """
 :root {
   color-scheme: light dark; --ink: #1b1d22; --soft: #5d636e; --line: #e4e6eb; --page: #fbfbfc; --card: #fff;

@@ -176,7 +176,7 @@ class Command(Scenario):
         super().__init__(folder)
         torch.set_num_threads(1)
         self.view = vt.load("world")  # what it imports and reads, the children have
-        vt.methods(), vt.metrics()
+        vt.list_methods(), vt.list_metrics()
         self.view.logits(torch.zeros(1, 3, 128, 128))
 
     def prepare(self) -> None:
@@ -215,10 +215,10 @@ class Stats(Command):
 
     def check(self) -> None:
         for path in self.ours.glob("s.safetensors*"):
-            assert vt.Statistics.load(path).source == "images"
+            assert vt.ActivationStats.load(path).source == "images"
 
     def finished(self) -> None:
-        found = vt.Statistics.load(self.ours / "s.safetensors")
+        found = vt.ActivationStats.load(self.ours / "s.safetensors")
         assert found.count == found.taken == 4
         assert sorted(os.listdir(self.ours)) == ["mine.txt", "s.safetensors"]
 
@@ -253,14 +253,14 @@ class Cache(Scenario):
 
     def map(self) -> torch.Tensor:
         scenes._kept.clear()
-        return vt.method("coiba(steps=2, samples=1)").attribute(self.model, self.x, 1)
+        return vt.get_method("coiba(steps=2, samples=1)").attribute(self.model, self.x, 1)
 
     def work(self, again: bool = False) -> None:
         assert self.map().equal(self.expected)
 
     def check(self) -> None:
         for path in (self.folder / "ours" / "kept").glob("*.safetensors"):
-            assert vt.Statistics.load(path).told == "world:64"
+            assert vt.ActivationStats.load(path).told == "world:64"
 
     def finished(self) -> None:
         self.check()

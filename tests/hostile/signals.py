@@ -43,7 +43,7 @@ def main(spelling: str, count: int) -> None:
     model.blocks[1].eval()
     model.blocks[0].mlp.fc1.weight.requires_grad_(False)
     model.blocks[2].register_forward_hook(lambda *_: None)
-    inputs, method, draw = images(model, 2), vt.method(spelling), random.Random(0)
+    inputs, method, draw = images(model, 2), vt.get_method(spelling), random.Random(0)
     began = time.monotonic()
     expected = method.attribute(model, inputs, 1)
     method.attribute(model, inputs, 1)

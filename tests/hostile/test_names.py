@@ -86,7 +86,7 @@ def test_two_pictures_of_one_stem_are_two_results_whenever_they_come(here: Path)
 
 def test_another_question_is_another_result(here: Path) -> None:
     """Method, class, rivals, value, seed, weights, precision: each asks something else; the same again does not."""
-    torch.save(vt.load(MODEL[1], pretrained=False, img_size=32).model.state_dict(), "other.pth")
+    torch.save(vt.load(MODEL[1], pretrained=False, img_size=32).module.state_dict(), "other.pth")
     base = ("explain", "a.png", *MODEL, "--out", "out", "--resume")
     questions: list[tuple[str, ...]] = [
         ("--method", "ixg"),
@@ -130,7 +130,7 @@ def test_statistics_are_not_mixed(here: Path) -> None:
     stats = ("stats", MODEL[1], "more", *MODEL[2:], "--out", "s.safetensors")
     assert run(*stats).code == 0
     before = Path("s.safetensors").read_bytes()
-    torch.save(vt.load(MODEL[1], pretrained=False, img_size=32).model.state_dict(), "other.pth")
+    torch.save(vt.load(MODEL[1], pretrained=False, img_size=32).module.state_dict(), "other.pth")
     Image.open("a.png").save("more/d.png")
     refused = run(*stats, "--resume", "--checkpoint", "other.pth")
     assert refused.code == 2
@@ -142,7 +142,7 @@ def test_statistics_are_not_mixed(here: Path) -> None:
     assert Path("s.safetensors").read_bytes() == before
     Path("more/b.png").write_bytes(pixels)
     assert run(*stats, "--resume").code == 0
-    assert vt.Statistics.load("s.safetensors").count == 3
+    assert vt.ActivationStats.load("s.safetensors").count == 3
     used = ("explain", "a.png", *MODEL, "--method", "coiba(steps=3, stats='s.safetensors')", "--json")
     assert run(*used).code == 0
     refused = run(*used, "--checkpoint", "other.pth")

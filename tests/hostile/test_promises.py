@@ -25,8 +25,8 @@ from families import FAMILIES, images
 from vitreous import viz as show
 from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.methods import registry
-from vitreous.registry.registry import Shelf
-from vitreous.tracing import Session, Target
+from vitreous.registry.registry import Registry
+from vitreous.tracing import Context, Target
 from vitreous.tracing.memory import in_parts
 from vitreous.tracing.observer import Observer
 
@@ -93,8 +93,8 @@ def test_memory_does_not_grow_with_the_job(spelling: str, batch: int, most: floa
 def test_a_pass_is_forgotten_without_the_garbage_collector(how: str) -> None:
     """Circles of references would keep the tensors of every pass until Python happens to look for them."""
     model = FAMILIES["vit"]()
-    view, x = vt.view(model), images(model, 2)
-    vt.method(how).attribute(view, x, 1)
+    view, x = vt.wrap(model), images(model, 2)
+    vt.get_method(how).attribute(view, x, 1)
     made: list[weakref.ref[Observer]] = []
     begin = Observer.__init__
 
@@ -107,7 +107,7 @@ def test_a_pass_is_forgotten_without_the_garbage_collector(how: str) -> None:
     try:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Observer, "__init__", noted)
-            vt.method(how).attribute(view, x, 1)
+            vt.get_method(how).attribute(view, x, 1)
         assert made
         assert [each for each in made if each() is not None] == []
     finally:
@@ -119,8 +119,8 @@ def test_var_in_parts_is_var(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FAMILIES["vit"]().double()
     x = images(model, 5)
     for spelling in ("var(generic, classes='top:2')", "var(saliency, classes='0,1,2')"):
-        whole, extras = vt.method(spelling).attribute(model, x, extras=True)
-        cut, parts = vt.method(spelling).attribute(model, x, extras=True, memory=1e-6)
+        whole, extras = vt.get_method(spelling).attribute(model, x, extras=True)
+        cut, parts = vt.get_method(spelling).attribute(model, x, extras=True, memory=1e-6)
         torch.testing.assert_close(cut, whole)
         assert extras.keys() == parts.keys()
         for name, value in extras.items():
@@ -129,7 +129,7 @@ def test_var_in_parts_is_var(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_smooth_in_parts_has_the_mean_and_deviation_of_all_copies() -> None:
     model = FAMILIES["vit"]().double()
-    x, how = images(model, 2), vt.method("smooth(ixg, samples=7)")
+    x, how = images(model, 2), vt.get_method("smooth(ixg, samples=7)")
     whole, extras = how.attribute(model, x, 1, extras=True)
     for size in (1, 2, 6):
         cut, parts = how.attribute(model, x, 1, extras=True, internal_batch_size=size)
@@ -180,7 +180,7 @@ def test_a_file_without_an_end_is_not_read_to_it(here: Path) -> None:
 def test_a_plug_in_that_fails_takes_nothing_away(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     entry = EntryPoint("odd", "a_package_that_is_not_there:Odd", "vitreous.methods")
     monkeypatch.setattr("vitreous.registry.registry.entry_points", lambda group: [entry])
-    shelf: Shelf[Any] = Shelf("method", "vitreous.methods")
+    shelf: Registry[Any] = Registry("method", "vitreous.methods")
     with pytest.warns(VitreousWarning, match="the method odd of another package cannot be imported"):
         shelf.all()
     assert shelf.all() == []
@@ -202,7 +202,7 @@ def test_the_doctor_never_raises(make: Any) -> None:
         patient = make()
     except RuntimeError:
         patient = object.__new__(Broken)
-    found = vt.doctor(patient)
+    found = vt.diagnose(patient)
     assert not found.healthy
     assert "\n" not in found.checks[0].sentence
 
@@ -211,7 +211,7 @@ def test_the_doctor_never_raises_on_a_half_made_model() -> None:
     for damage in ("blocks", "patch_embed", "head", "norm"):
         model = FAMILIES["vit"]()
         delattr(model, damage)
-        assert not vt.doctor(model).healthy
+        assert not vt.diagnose(model).healthy
 
 
 # -- one clear line ----------------------------------------------------------------------------------------------------
@@ -224,17 +224,17 @@ def lines(ask: Any, match: str) -> None:
 
 
 def test_numbers_that_are_too_large() -> None:
-    lines(lambda: vt.method(f"coiba(steps={'9' * 5000})"), "this number is too large at character 13")
-    lines(lambda: vt.method("smooth(ixg, sigma=1e999)"), "this number is too large")
-    lines(lambda: vt.method("ixg(layer=²)"), "cannot be read")
-    lines(lambda: vt.method("ixg(layer=٣)"), "cannot be read")
+    lines(lambda: vt.get_method(f"coiba(steps={'9' * 5000})"), "this number is too large at character 13")
+    lines(lambda: vt.get_method("smooth(ixg, sigma=1e999)"), "this number is too large")
+    lines(lambda: vt.get_method("ixg(layer=²)"), "cannot be read")
+    lines(lambda: vt.get_method("ixg(layer=٣)"), "cannot be read")
     model = FAMILIES["vit"]()
     x = images(model, 1)
     for seed in (2**70, -1, 1.5, "7", True):
         lines(lambda seed=seed: vt.explain(model, x, "random", seed=seed), "seed=")
         lines(lambda seed=seed: vt.evaluate(model, x, "ixg", "deletion(steps=2)", seed=seed), "seed=")
-        lines(lambda seed=seed: vt.statistics(model, noise=4, seed=seed), "seed=")
-        lines(lambda seed=seed: vt.doctor(model, seed=seed), "seed=")
+        lines(lambda seed=seed: vt.collect_activation_stats(model, noise=4, seed=seed), "seed=")
+        lines(lambda seed=seed: vt.diagnose(model, seed=seed), "seed=")
 
 
 def test_odd_targets_on_the_command_line(here: Path) -> None:
@@ -248,10 +248,10 @@ def test_odd_targets_on_the_command_line(here: Path) -> None:
 
 
 def test_sub_networks_say_what_they_take() -> None:
-    view = vt.view(FAMILIES["vit"]())
+    view = vt.wrap(FAMILIES["vit"]())
     part = view.suffix(1)
     for tokens in (torch.zeros(0, 17, 24), torch.zeros(2, 17, 25), torch.zeros(2, 17), torch.zeros(2, 1, 24)):
-        lines(lambda tokens=tokens: Session(part, tokens, Target.of(part, len(tokens), 1)).logits, "takes tokens|empty")
+        lines(lambda tokens=tokens: Context(part, tokens, Target.of(part, len(tokens), 1)).logits, "takes tokens|empty")
 
 
 def test_a_model_made_in_inference_mode_is_explained() -> None:
@@ -259,23 +259,23 @@ def test_a_model_made_in_inference_mode_is_explained() -> None:
         model = VisionTransformer(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5).eval()
     x = torch.randn(2, 3, 32, 32)
     for how in ("ixg", "generic", "skipplus(decompx)", "coiba(steps=3)", "tis(masks=8)"):
-        assert torch.isfinite(vt.method(how).attribute(model, x, 1)).all()
+        assert torch.isfinite(vt.get_method(how).attribute(model, x, 1)).all()
 
 
 def test_statistics_of_a_wrong_shape_are_refused(tmp_path: Path) -> None:
     model = FAMILIES["vit"]()
-    view, x = vt.view(model), images(model, 12)
-    made = vt.statistics(view, x)
+    view, x = vt.wrap(model), images(model, 12)
+    made = vt.collect_activation_stats(view, x)
     from dataclasses import replace
 
     for cut in (lambda m: m[:, :5], lambda m: m[:3]):
         moments = {key: type(each)(cut(each.mean), cut(each.square), each.n) for key, each in made.moments.items()}
-        how = vt.method("coiba(steps=3)")
+        how = vt.get_method("coiba(steps=3)")
         bad = replace(how, stats=replace(made, moments=moments))
         lines(lambda bad=bad: bad.attribute(view, x[:1]), "do not fit tokens of shape")
     nothing = {key: type(each)(each.mean * float("nan"), each.square, each.n) for key, each in made.moments.items()}
     path = replace(made, moments=nothing).save(tmp_path / "s.safetensors")
-    lines(lambda: vt.Statistics.load(path), "holds no statistics that can be read")
+    lines(lambda: vt.ActivationStats.load(path), "holds no statistics that can be read")
 
 
 def test_a_world_of_a_thousand_million_scenes(here: Path) -> None:
@@ -289,7 +289,7 @@ def test_deep_spellings_are_read_at_once() -> None:
     spelled = "ixg"
     for _ in range(19):
         spelled = f"consensus({spelled}, generic)"
-    method = vt.method(spelled)
+    method = vt.get_method(spelled)
     assert method.values("logit") == ("logit",)
     assert len(method.parts()) == 39
     assert len(method.fingerprint) == 32
@@ -318,7 +318,7 @@ def test_names_that_are_no_text_are_printed_on_a_strict_terminal(here: Path) -> 
 def test_control_characters_do_not_reach_the_terminal(here: Path) -> None:
     evil = "a\x1b[31m\x07\nb.png"
     Image.open("a.png").save(evil)
-    torch.save(vt.load(MODEL[1], pretrained=False, img_size=32, num_classes=2).model.state_dict(), "w.pth")
+    torch.save(vt.load(MODEL[1], pretrained=False, img_size=32, num_classes=2).module.state_dict(), "w.pth")
     Path("names.json").write_text('["cat\\u001b[2J", "dog\\nfish\\u0007"]')
     labels = ("--checkpoint", "w.pth", "--num-classes", "2", "--labels", "names.json")
     for told in (

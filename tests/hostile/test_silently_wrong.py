@@ -17,7 +17,7 @@ import vitreous as vt
 from commands import MODEL, photographs, run
 from every import EVERY
 from families import FAMILIES, _build, images
-from vitreous.tracing import Session, Target
+from vitreous.tracing import Context, Target
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def test_a_forward_of_the_users_own_is_not_ignored(own: Any, training: bool) -> 
     x = images(model, 2)
     vt.explain(model, x, "rollout")
     own(model)  # also after the model was found good
-    view = vt.view(model)
+    view = vt.wrap(model)
     asked = (
         lambda: vt.explain(model, x, "rollout"),
-        lambda: vt.method("coiba").attribute(view, x),
+        lambda: vt.get_method("coiba").attribute(view, x),
         lambda: vt.evaluate(view, x, "ixg", "deletion(steps=2)"),
         lambda: view.logits(x),
-        lambda: vt.statistics(view, x),
+        lambda: vt.collect_activation_stats(view, x),
     )
     for ask in asked:
         with pytest.raises(vt.VitreousError, match="computes something else than its parts"):
@@ -77,17 +77,17 @@ def test_a_forward_of_the_users_own_is_not_ignored(own: Any, training: bool) -> 
 def test_a_forward_that_only_looks_is_followed() -> None:
     model, seen = FAMILIES["vit"](), []
     x = images(model, 1)
-    expected = vt.method("ixg").attribute(model, x, 1)
+    expected = vt.get_method("ixg").attribute(model, x, 1)
     model.register_forward_hook(lambda module, args, out: seen.append(len(out)))
-    assert torch.equal(vt.method("ixg").attribute(model, x, 1), expected)
+    assert torch.equal(vt.get_method("ixg").attribute(model, x, 1), expected)
 
 
 @pytest.mark.parametrize("family", EVERY)
 def test_every_family_is_proven(family: str) -> None:
-    view = vt.view(EVERY[family]())
-    view.prove(images(view, 2))
-    nn.init.constant_(next(p for p in view.model.parameters() if p.ndim > 1), 0.3)
-    view.prove(images(view, 2))
+    view = vt.wrap(EVERY[family]())
+    view.verify(images(view, 2))
+    nn.init.constant_(next(p for p in view.module.parameters() if p.ndim > 1), 0.3)
+    view.verify(images(view, 2))
 
 
 def test_a_block_used_six_times_is_six_blocks() -> None:
@@ -98,7 +98,7 @@ def test_a_block_used_six_times_is_six_blocks() -> None:
         block.load_state_dict(shared.blocks[0].state_dict())
     x = images(shared, 2)
     for how in ("coiba(steps=5)", "iba(steps=4)", "iba_star(steps=4)", "ablationcam", "skipplus(decompx)", "vtranm"):
-        one, other = (vt.method(how).attribute(model, x, target=1) for model in (shared, apart))
+        one, other = (vt.get_method(how).attribute(model, x, target=1) for model in (shared, apart))
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_a_block_used_six_times_is_six_blocks() -> None:
 @pytest.mark.parametrize("how", ["smooth(ixg, samples=5)", "coiba(steps=3, stats=noise)", "random", "tis(masks=8)"])
 def test_noise_depends_on_no_neighbour_and_no_cut(how: str) -> None:
     model = _build(img_size=27, patch_size=9).double()  # 3 x 27 x 27 is no multiple of 16
-    x, method = images(model, 3), vt.method(how)
+    x, method = images(model, 3), vt.get_method(how)
     together = method.attribute(model, x, target=1)
     torch.testing.assert_close(method.attribute(model, x[1:2], target=1)[0], together[1], rtol=1e-6, atol=1e-8)
     for size in (1, 2, 4):
@@ -120,10 +120,10 @@ def test_noise_depends_on_no_neighbour_and_no_cut(how: str) -> None:
 def test_noise_depends_on_no_default_dtype(how: str) -> None:
     model = FAMILIES["vit"]()
     x = images(model, 2)
-    expected = vt.method(how).attribute(model, x, target=1)
+    expected = vt.get_method(how).attribute(model, x, target=1)
     torch.set_default_dtype(torch.float64)
     try:
-        found = vt.method(how).attribute(model, x, target=1)
+        found = vt.get_method(how).attribute(model, x, target=1)
     finally:
         torch.set_default_dtype(torch.float32)
     assert found.dtype == expected.dtype
@@ -155,7 +155,7 @@ def test_pictures_without_names_are_counted_through_the_whole_source(tmp_path: P
 def test_a_value_that_is_none_is_refused_everywhere(value: Any) -> None:
     model = FAMILIES["vit"]()
     x = images(model, 1)
-    asks = [lambda: vt.method("ixg").attribute(model, x, value=value), lambda: Target(value=value)]
+    asks = [lambda: vt.get_method("ixg").attribute(model, x, value=value), lambda: Target(value=value)]
     if value is not None:  # which is the default of these
         asks += [lambda: vt.explain(model, x, "ixg", value=value), lambda: vt.compare(model, x[0], "ixg", value=value)]
         asks += [lambda: vt.evaluate(model, x, "ixg", "deletion", value=value)]
@@ -170,7 +170,7 @@ def test_a_target_that_is_no_class_is_refused_everywhere(target: Any) -> None:
     x = images(model, 1)
     for ask in (
         lambda: vt.explain(model, x, "ixg", target),
-        lambda: vt.method("ixg").attribute(model, x, target),
+        lambda: vt.get_method("ixg").attribute(model, x, target),
         lambda: vt.evaluate(model, x, "ixg", "deletion(steps=2)", target=target),
         lambda: vt.compare(model, x[0], ["ixg"], target),
     ):
@@ -193,7 +193,7 @@ def test_targets_from_a_generator(tmp_path: Path) -> None:
 
 def test_a_number_means_the_same_in_every_command(here: Path) -> None:
     """A class called "1" is the class of that name, in explain and in score."""
-    torch.save(vt.load(MODEL[1], pretrained=False, img_size=32, num_classes=3).model.state_dict(), "w.pth")
+    torch.save(vt.load(MODEL[1], pretrained=False, img_size=32, num_classes=3).module.state_dict(), "w.pth")
     Path("names.json").write_text(json.dumps(["0", "2", "1"]))
     given = (*MODEL[2:], "--checkpoint", "w.pth", "--num-classes", "3")
     told = run("explain", "a.png", *MODEL[:2], *given, "--labels", "names.json", "--target", "1", "--method", "ixg",
@@ -213,7 +213,7 @@ def test_a_number_means_the_same_in_every_command(here: Path) -> None:
 
 def test_a_surrounding_autocast_changes_nothing() -> None:
     model = FAMILIES["vit"]()
-    view, x = vt.view(model), images(model, 2)
+    view, x = vt.wrap(model), images(model, 2)
     e = vt.explain(view, x, "ixg", 1)[0]
 
     def everything() -> list[Any]:
@@ -286,7 +286,7 @@ def test_a_picture_of_too_many_pixels_is_not_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64, torch.int64])
 def test_weights_of_another_kind_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
-    weights = vt.load("world").model.state_dict()
+    weights = vt.load("world").module.state_dict()
     weights["head.weight"] = weights["head.weight"].to(dtype)
     torch.save(weights, tmp_path / "w.pth")
     with pytest.raises(vt.VitreousError, match="1 of another type"):
@@ -294,13 +294,13 @@ def test_weights_of_another_kind_are_refused(dtype: torch.dtype, tmp_path: Path)
 
 
 def test_half_precision_weights_are_taken(tmp_path: Path) -> None:
-    weights = {name: value.half() for name, value in vt.load("world").model.state_dict().items()}
+    weights = {name: value.half() for name, value in vt.load("world").module.state_dict().items()}
     torch.save(weights, tmp_path / "w.pth")
     assert vt.load("world", checkpoint=tmp_path / "w.pth").dtype == torch.float32
 
 
 def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
-    weights = vt.load("world").model.state_dict()
+    weights = vt.load("world").module.state_dict()
     weights["module.head.bias"] = weights["head.bias"] + 1
     torch.save(weights, tmp_path / "w.pth")
     with pytest.raises(vt.VitreousError, match=r"both head\.bias and module\.head\.bias"):
@@ -309,7 +309,7 @@ def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [lambda t: t.to("meta"), lambda t: t.to_sparse()])
 def test_weights_that_are_not_there_are_refused(make: Any, tmp_path: Path) -> None:
-    weights = vt.load("world").model.state_dict()
+    weights = vt.load("world").module.state_dict()
     weights["head.weight"] = make(weights["head.weight"])
     torch.save(weights, tmp_path / "w.pth")
     with pytest.raises(vt.VitreousError, match=r"head\.weight is (on the meta device|sparse)"):
@@ -321,9 +321,9 @@ def test_weights_that_are_not_there_are_refused(make: Any, tmp_path: Path) -> No
 
 def test_sessions_keep_the_users_view_out_of_their_work() -> None:
     model = FAMILIES["vit"]()
-    view, x = vt.view(model), images(model, 1)
-    session = Session(view, x, Target.of(view, 1))
+    view, x = vt.wrap(model), images(model, 1)
+    session = Context(view, x, Target.of(view, 1))
     assert session.view is not view
-    assert session.view.user is view
+    assert session.view.source_model is view
     assert session.view.fingerprint == view.fingerprint
     assert session.fork(x).view is session.view

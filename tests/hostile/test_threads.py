@@ -76,7 +76,7 @@ def threads_agree(threads: int, methods: list[str], families: list[str], seconds
 
 
 def attributed(model: Any, inputs: Tensor, how: str) -> Tensor:
-    return vt.method(how).attribute(model, inputs, target=1)
+    return vt.get_method(how).attribute(model, inputs, target=1)
 
 
 def logits(found: Any) -> Tensor:
@@ -96,7 +96,7 @@ def test_a_plain_call_beside_coiba_in_training_mode() -> None:
     """Flags too are the user's own: dropout stays on while the model is explained in another thread."""
     model = EVERY["vit"]().train()
     seen: list[bool] = []
-    worker = threading.Thread(target=lambda: vt.method("coiba").attribute(model, images(model, 2), 1))
+    worker = threading.Thread(target=lambda: vt.get_method("coiba").attribute(model, images(model, 2), 1))
     worker.start()
     while worker.is_alive():
         seen.append(all(module.training for module in model.modules()))
@@ -105,18 +105,21 @@ def test_a_plain_call_beside_coiba_in_training_mode() -> None:
 
 @pytest.mark.parametrize("family", EVERY)
 def test_a_twin_is_the_model_and_shares_its_weights(family: str) -> None:
-    view = vt.view(EVERY[family]())
-    view.model.requires_grad_(False)  # it decides which kernel a product takes
-    inputs, twin = images(view, 2), view.twin()
+    view = vt.wrap(EVERY[family]())
+    view.module.requires_grad_(False)  # it decides which kernel a product takes
+    inputs, twin = images(view, 2), view.shared_copy()
     with torch.no_grad():
-        assert torch.equal(twin.finish(twin.run(twin.embed(inputs))), view.finish(view.run(view.embed(inputs))))
-    ours, theirs = dict(twin.model.named_parameters()), dict(view.model.named_parameters())
+        assert torch.equal(
+            twin.forward_head(twin.forward_blocks(twin.embed(inputs))),
+            view.forward_head(view.forward_blocks(view.embed(inputs))),
+        )
+    ours, theirs = dict(twin.module.named_parameters()), dict(view.module.named_parameters())
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
         assert weight.data_ptr() == theirs[name].data_ptr()
         assert weight is not theirs[name]
         assert not weight.requires_grad
-    assert not {id(each) for each in twin.model.modules()} & {id(each) for each in view.model.modules()}
+    assert not {id(each) for each in twin.module.modules()} & {id(each) for each in view.module.modules()}
     with torch.no_grad():
         next(iter(theirs.values())).mul_(1.5)  # training goes on, and is seen
         assert torch.equal(twin.embed(inputs), view.embed(inputs))

@@ -20,7 +20,7 @@ from vitreous.benchmark.methods import is_code, mark_of, method_of
 from vitreous.benchmark.plan import wanted_units
 from vitreous.benchmark.protocol import (
     DataSpec,
-    JudgeSpec,
+    EvaluationSpec,
     ModelSpec,
     Protocol,
     add_model,
@@ -29,12 +29,12 @@ from vitreous.benchmark.protocol import (
     shipped,
     with_models,
 )
-from vitreous.benchmark.units import RecordedPlan, Setting, Unit
+from vitreous.benchmark.units import RecordedPlan, RunConfig, Unit
 from vitreous.code_digest import is_external, is_unknown
 from vitreous.errors import VitreousError, nearest, one_line
-from vitreous.evaluation.explainers import Foreign
-from vitreous.methods import method
-from vitreous.metrics import metric
+from vitreous.evaluation.explainers import ExternalExplainer
+from vitreous.methods import get_method
+from vitreous.metrics import get_metric
 from vitreous.models import ModelIdentity
 from vitreous.registry.defaults import BASELINES
 from vitreous.registry.spec import split
@@ -171,7 +171,7 @@ def _change_methods(
     protocol: Protocol, known: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]
 ) -> Protocol:
     rows = {**known.methods, **protocol.methods}
-    meant = _meanings(rows, lambda spelling: method(spelling).spelling)
+    meant = _meanings(rows, lambda spelling: get_method(spelling).spelling)
     listed = _Listed.of("method", texts, meant, rows)
     past = {*known.methods, *(name for plan in plans for each in plan.settings for name in each.methods)}
     names = listed.applied(list(protocol.methods), protocol.name, past - set(BASELINES))
@@ -192,7 +192,7 @@ def _change_metrics(
     own = protocol.judge.metrics
     past = {*known.judge.metrics, *(name for plan in plans for each in plan.settings for name in each.metrics)}
     columns = dict.fromkeys([*own, *known.judge.metrics, *sorted(past)], "")
-    listed = _Listed.of("metric", texts, _meanings(columns, lambda each: metric(each).spelling), columns)
+    listed = _Listed.of("metric", texts, _meanings(columns, lambda each: get_metric(each).spelling), columns)
     names = tuple(listed.applied(own, protocol.name, past))
     if names == own:
         return protocol
@@ -298,8 +298,8 @@ def _merged_list(began: list[Any], run: list[Any], named: list[Any]) -> list[Any
     return [*kept, *(each for each in added if each not in kept)] or named
 
 
-def _merged_fields(began: JudgeSpec, run: JudgeSpec, named: JudgeSpec) -> JudgeSpec:
-    changed = [each.name for each in fields(JudgeSpec) if getattr(run, each.name) != getattr(began, each.name)]
+def _merged_fields(began: EvaluationSpec, run: EvaluationSpec, named: EvaluationSpec) -> EvaluationSpec:
+    changed = [each.name for each in fields(EvaluationSpec) if getattr(run, each.name) != getattr(began, each.name)]
     return replace(named, **{name: getattr(run, name) for name in changed})
 
 
@@ -336,7 +336,7 @@ def _differences(before: Protocol, after: Protocol, dropped_only: bool = False) 
     return told
 
 
-def stale_units(settings: Sequence[Setting], plans: Sequence[RecordedPlan], finished: Collection[str]) -> list[str]:
+def stale_units(settings: Sequence[RunConfig], plans: Sequence[RecordedPlan], finished: Collection[str]) -> list[str]:
     """Return the units that are left and were planned with other code than is here: nobody can do them any more."""
     marks = {spelling: each.marks[name] for each in settings for name, spelling in each.methods.items()}
     models = {each.label: each.fingerprint for each in settings}
@@ -345,12 +345,12 @@ def stale_units(settings: Sequence[Setting], plans: Sequence[RecordedPlan], fini
     def is_changed(noun: str, spelling: str, planned: str) -> bool:
         try:
             if noun == "metric":
-                return metric(spelling).code != planned
+                return get_metric(spelling).code != planned
             return (marks.get(spelling) or mark_of(spelling, method_of(spelling))) != planned
         except VitreousError:  # what is not there any more is reported by whoever tries to do the unit
             return False
 
-    def is_stale(setting: Setting, unit: Unit) -> bool:
+    def is_stale(setting: RunConfig, unit: Unit) -> bool:
         return (
             models.get(setting.label, setting.fingerprint) != setting.fingerprint
             or any(is_changed("method", setting.methods[name], setting.marks[name]) for name in unit.methods)
@@ -361,7 +361,7 @@ def stale_units(settings: Sequence[Setting], plans: Sequence[RecordedPlan], fini
     return [unit.id for setting, unit in left if is_stale(setting, unit)]
 
 
-def change_messages(settings: Sequence[Setting], units: Iterable[Unit], plans: Iterable[RecordedPlan]) -> list[str]:
+def change_messages(settings: Sequence[RunConfig], units: Iterable[Unit], plans: Iterable[RecordedPlan]) -> list[str]:
     """Say in a line for each thing that has changed how many of the new ``units`` there are because of it."""
     before = {
         (setting.label, setting.data, key): marks
@@ -388,7 +388,7 @@ def change_messages(settings: Sequence[Setting], units: Iterable[Unit], plans: I
     ]
 
 
-def _cells(setting: Setting, unit: Unit) -> Iterator[tuple[Any, tuple[str, str, str], str, str]]:
+def _cells(setting: RunConfig, unit: Unit) -> Iterator[tuple[Any, tuple[str, str, str], str, str]]:
     """Yield every cell of a unit, the digests of model, method and metric, and the labels of the last two."""
     columns = [(name, setting.metrics[name], setting.metric_mark(name)) for name in unit.metrics]
     for label in unit.methods:
@@ -405,15 +405,17 @@ def _may(mark: str) -> str:
 @cache
 def _owner(spelling: str) -> str:
     how = method_of(spelling, [spelling])  # of a setting that was just decided, by what the user names
-    return "your" if isinstance(how, Foreign) or any(is_external(type(part)) for part in how.parts()) else "the"
+    return (
+        "your" if isinstance(how, ExternalExplainer) or any(is_external(type(part)) for part in how.parts()) else "the"
+    )
 
 
-def check_code(setting: Setting, unit: Unit, method: Callable[[Setting, str], Any]) -> None:
+def check_code(setting: RunConfig, unit: Unit, method: Callable[[RunConfig, str], Any]) -> None:
     """Refuse to do a unit with another method or metric than it was planned with, such as on a machine of a cluster."""
     for name in unit.methods:
         _refuse(name, setting.marks[name], mark_of(setting.methods[name], method(setting, name)))
     for name in unit.metrics:
-        _refuse(name, setting.metric_mark(name), metric(setting.metrics[name]).code)
+        _refuse(name, setting.metric_mark(name), get_metric(setting.metrics[name]).code)
 
 
 def _refuse(name: str, planned: str, here: str) -> None:
@@ -422,7 +424,7 @@ def _refuse(name: str, planned: str, here: str) -> None:
         raise VitreousError(f"{name} {text}; give every worker the same ones, or start the run again")
 
 
-def check_model(setting: Setting, identity: ModelIdentity) -> None:
+def check_model(setting: RunConfig, identity: ModelIdentity) -> None:
     """Refuse a model that is not the one a unit was planned with."""
     planned = ModelIdentity.parse(setting.fingerprint)
     refuse_other_model(setting, identity, "give every worker the same model, or start the run again")
@@ -430,7 +432,7 @@ def check_model(setting: Setting, identity: ModelIdentity) -> None:
         _refuse(setting.label, planned.code, identity.code)
 
 
-def refuse_other_model(setting: Setting, identity: ModelIdentity, advice: str) -> None:
+def refuse_other_model(setting: RunConfig, identity: ModelIdentity, advice: str) -> None:
     """Refuse a model that differs in more than its code from the one that a run has under this label."""
     planned = ModelIdentity.parse(setting.fingerprint)
     different = identity.differences(planned, code=False)

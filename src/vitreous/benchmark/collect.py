@@ -21,17 +21,17 @@ from vitreous.benchmark.plan import Cell, map_cell, places, score_cell
 from vitreous.benchmark.ranking import averaged, seed_scores
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.unit_file import Found
-from vitreous.benchmark.units import RecordedPlan, Setting, Unit
+from vitreous.benchmark.units import RecordedPlan, RunConfig, Unit
 from vitreous.datasets import Sample
 from vitreous.errors import VitreousError
 from vitreous.evaluation.runner import Cost
-from vitreous.metrics import metric
+from vitreous.metrics import get_metric
 from vitreous.metrics.base import check_widths
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.ranking import FLAGS
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.registry.defaults import BASELINES
-from vitreous.results import Table
+from vitreous.results import ScoreTable
 
 __all__ = [
     "Gathered",
@@ -42,12 +42,12 @@ __all__ = [
 ]
 
 
-def settings_of(plans: Sequence[RecordedPlan], wanted: Mapping[str, Any]) -> list[Setting]:
+def settings_of(plans: Sequence[RecordedPlan], wanted: Mapping[str, Any]) -> list[RunConfig]:
     """Return one setting for each model and data set that is wanted: the last one, with all methods planned for it."""
     protocol = wanted.get("protocol", {})
     specs = {each["label"]: each for each in protocol.get("models", ())}
     target = protocol.get("judge", {}).get("target")
-    last: dict[tuple[str, str], Setting] = {}
+    last: dict[tuple[str, str], RunConfig] = {}
     for fits in (False, True):  # what fits the protocol as it is now counts more
         for setting in (each for plan in plans for each in plan.settings):
             fitting = target in (None, setting.target) and specs.get(setting.label) in (None, _plain(setting.model))
@@ -68,7 +68,7 @@ def _plain(model: Mapping[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in model.items()}
 
 
-def _merged(setting: Setting, plans: Iterable[RecordedPlan]) -> Setting:
+def _merged(setting: RunConfig, plans: Iterable[RecordedPlan]) -> RunConfig:
     """Return a setting with everything that was ever planned for the same identity."""
     same = [each for plan in plans for each in plan.settings if each.identity == setting.identity]
     same = [each for each in same if (each.label, each.data) == (setting.label, setting.data)]
@@ -80,7 +80,7 @@ def _merged(setting: Setting, plans: Iterable[RecordedPlan]) -> Setting:
     return replace(setting, methods=methods, marks=marks, metrics=metrics, metric_marks=metric_marks, modes=modes)
 
 
-def _narrowed(setting: Setting, protocol: Mapping[str, Any]) -> Setting:
+def _narrowed(setting: RunConfig, protocol: Mapping[str, Any]) -> RunConfig:
     """Return a setting with the rows and columns that the protocol asks for now, in its order."""
     spec = next(each for each in protocol["models"] if each["label"] == setting.label)
     data = next(each for each in (protocol["data"], *protocol.get("also", ())) if each.get("label", "") == setting.data)
@@ -98,14 +98,14 @@ def _narrowed(setting: Setting, protocol: Mapping[str, Any]) -> Setting:
 
 
 class Known(Protocol):
-    """Pictures that can be looked up: ``SourcePictures``, where the data of a run are at hand."""
+    """Pictures that can be looked up: ``SourceImages``, where the data of a run are at hand."""
 
     @property
     def digests(self) -> tuple[str, ...]: ...
 
     def entry(self, digest: str) -> Any: ...
 
-    def sample(self, digest: str, view: View) -> Sample: ...
+    def sample(self, digest: str, view: VisionModel) -> Sample: ...
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ class Gathered:
     are versions, devices, threads, revisions of the plan, every unit that counts, and what was audited.
     """
 
-    setting: Setting
+    setting: RunConfig
     seeds: tuple[int, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[ScoreTable, ...]
     pictures: tuple[str, ...]
     unreadable: Mapping[str, str]
     unsure: Mapping[str, str]
@@ -150,7 +150,7 @@ class Gathered:
         return self.setting.data
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> ScoreTable:
         """The scores of every image, averaged over seeds."""
         return averaged(self.tables)
 
@@ -198,7 +198,7 @@ class _Reader:
             found |= {unit.id: (plan, unit) for unit in plan.units if unit.id in known and unit.id not in found}
         return found
 
-    def files(self, setting: Setting) -> Iterable[tuple[RecordedPlan, Unit, Found]]:
+    def files(self, setting: RunConfig) -> Iterable[tuple[RecordedPlan, Unit, Found]]:
         """Yield every finished unit of an identity, one at a time."""
         for plan, unit in self.units.values():
             if plan.settings[unit.setting].identity == setting.identity:
@@ -211,7 +211,7 @@ class _Reader:
         said = self.store.said(unit)
         return None if said is None else ({}, said)
 
-    def map(self, setting: Setting, seed: int, picture: str, method: str, mode: str) -> Array | None:
+    def map(self, setting: RunConfig, seed: int, picture: str, method: str, mode: str) -> Array | None:
         place = self.where.get(map_cell(setting, seed, picture, method, mode))
         if place is None:
             return None
@@ -229,14 +229,14 @@ class _Reader:
         return np.asarray(arrays[maps][arrays[rows][said["pictures"].index(picture)]])
 
 
-def _made_of(setting: Setting, label: str) -> tuple[str, str]:
+def _made_of(setting: RunConfig, label: str) -> tuple[str, str]:
     return setting.methods[label], setting.marks[label]
 
 
 class _Part:
     """One model on one data set, while its files are read."""
 
-    def __init__(self, reader: _Reader, setting: Setting, wanted: Mapping[str, Any], known: Known | None) -> None:
+    def __init__(self, reader: _Reader, setting: RunConfig, wanted: Mapping[str, Any], known: Known | None) -> None:
         self.reader, self.setting, self.known = reader, setting, known
         same = [(plan, unit) for plan in reader.plans for unit in plan.units if self._is_own(plan, unit)]
         own = [(plan, unit) for plan, unit in same if plan.settings[unit.setting].data == setting.data]
@@ -325,23 +325,23 @@ class _Part:
         if said.get("audit") is not None:
             self.audits.append(said["audit"])
 
-    def _rows(self, theirs: Setting, label: str) -> list[str]:
+    def _rows(self, theirs: RunConfig, label: str) -> list[str]:
         """Return our rows that a unit's method is, whatever it was called then."""
         made = _made_of(theirs, label)
         return [name for name in self.setting.methods if _made_of(self.setting, name) == made]
 
-    def _columns(self, theirs: Setting, label: str) -> list[str]:
+    def _columns(self, theirs: RunConfig, label: str) -> list[str]:
         made = theirs.metrics[label], theirs.metric_mark(label)
         return [name for name, how in self.setting.metrics.items() if (how, self.setting.metric_mark(name)) == made]
 
-    def _explained(self, unit: Unit, theirs: Setting, said: Mapping[str, Any]) -> None:
+    def _explained(self, unit: Unit, theirs: RunConfig, said: Mapping[str, Any]) -> None:
         self.seconds["explaining"] += said.get("seconds", 0.0)
         for label, cost in zip(unit.methods, said.get("costs", ()), strict=False):
             for name in self._rows(theirs, label):
                 whole = self.costs.setdefault(name, Cost())
                 self.costs[name] = Cost(**{what: getattr(whole, what) + more for what, more in cost.items()})
 
-    def _judged(self, unit: Unit, theirs: Setting, arrays: Mapping[str, Array], said: Mapping[str, Any]) -> None:
+    def _judged(self, unit: Unit, theirs: RunConfig, arrays: Mapping[str, Array], said: Mapping[str, Any]) -> None:
         self.seconds["judging"] += said.get("seconds", 0.0)
         pictures = said.get("pictures", [])
         if not pictures or unit.seed not in self.seeds:  # a seed that is not asked for any more
@@ -389,16 +389,16 @@ class _Part:
 
     # -- making ------------------------------------------------------------------------------------------
 
-    def _table(self, seed: int, rows: Sequence[str], columns: tuple[str, ...]) -> Table:
+    def _table(self, seed: int, rows: Sequence[str], columns: tuple[str, ...]) -> ScoreTable:
         setting, methods = self.setting, tuple(self.setting.methods)
         widths = {cell[2]: len(next(iter(found.values()))) for cell, found in self.parts.items() if found}
         cells = [(name, label) for name in methods for label in columns]
-        return Table(
+        return ScoreTable(
             images=tuple(self._name(each) for each in rows),
             methods=methods,
             metrics=columns,
             parts={cell: _stacked(self.parts.get((seed, *cell), {}), rows, widths[cell[1]]) for cell in cells},
-            judges={label: metric(setting.metrics[label]) for label in columns},
+            judges={label: get_metric(setting.metrics[label]) for label in columns},
             degenerate={name: self._degenerate(seed, name) for name in methods},
             confidence={
                 name: _stacked({p: np.array([v]) for p, v in found.items()}, rows, 1)[:, 0]

@@ -17,29 +17,29 @@ import numpy as np
 
 from vitreous.benchmark.methods import mark_of, method_of
 from vitreous.benchmark.protocol import ModelSpec, Protocol
-from vitreous.benchmark.units import Setting
+from vitreous.benchmark.units import RunConfig
 from vitreous.datasets import Sample, file_digest
 from vitreous.datasets.catalog import open_source
 from vitreous.datasets.dataset import DataSource, Entry
 from vitreous.errors import ImageError, VitreousError, nearest, one_line
-from vitreous.evaluation.config import Plan
-from vitreous.evaluation.explainers import Foreign
+from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.methods import Method
-from vitreous.metrics import metric
-from vitreous.models import View
+from vitreous.metrics import get_metric
+from vitreous.models import VisionModel
 from vitreous.registry import defaults
 
 __all__ = [
     "Options",
     "Part",
-    "SourcePictures",
+    "SourceImages",
     "changed",
     "check_labels",
     "digest_of_entry",
 ]
 
 
-class SourcePictures:
+class SourceImages:
     """The pictures of a source by their digests."""
 
     def __init__(self, source: DataSource) -> None:
@@ -64,7 +64,7 @@ class SourcePictures:
             raise VitreousError(f"picture {digest} of this run is not in {self.source.word} any more: was it changed?")
         return self.source.entries[self.places[digest]]
 
-    def sample(self, digest: str, view: View) -> Sample:
+    def sample(self, digest: str, view: VisionModel) -> Sample:
         self.entry(digest)
         return self.source.sample(view, self.places[digest])
 
@@ -100,6 +100,7 @@ def _of_file(path: object) -> str:
     except ImageError:
         return "unreadable"
 
+
 _ON_A_CPU = 8  # pictures of a unit: a unit is what is lost when a run is stopped, and what workers share
 
 
@@ -130,7 +131,7 @@ class Part:
         self.protocol, self.options = protocol, options
 
     @cached_property
-    def pictures(self) -> SourcePictures:
+    def pictures(self) -> SourceImages:
         wanted = self.protocol.data
         more: dict[str, Any] = {} if wanted.split is None else {"split": wanted.split}
         source = open_source(
@@ -142,7 +143,7 @@ class Part:
             listed=wanted.names,
             **more,
         )
-        return SourcePictures(source)
+        return SourceImages(source)
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -160,14 +161,14 @@ class Part:
         """Where in the source each name is; nothing is read for it."""
         return {entry.name: number for number, entry in enumerate(self.pictures.source.entries)}
 
-    def sample(self, name: str, digest: str, view: View) -> Sample:
+    def sample(self, name: str, digest: str, view: VisionModel) -> Sample:
         """Read a picture, which must be the one that was planned with."""
         source, number = self.pictures.source, self.numbers.get(name)
         if number is None or digest_of_entry(source.entries[number]) != digest:
             raise VitreousError(changed(name, source.word, number is None))
         return source.sample(view, number)
 
-    def method(self, text: str) -> Method | Foreign:
+    def method(self, text: str) -> Method | ExternalExplainer:
         """Return what a row of this protocol means; what only the files of a run name is not imported."""
         return method_of(text, self.protocol.methods.values())
 
@@ -176,18 +177,18 @@ class Part:
         for text in self.protocol.methods.values():
             self.method(text)
         for text in self.protocol.judge.metrics:
-            metric(text)
+            get_metric(text)
 
-    def setting(self, spec: ModelSpec, view: View) -> Setting:
+    def setting(self, spec: ModelSpec, view: VisionModel) -> RunConfig:
         """Fix every number of the units of one model."""
         judge, source, size = self.protocol.judge, self.pictures.source, view.preprocess.size
         methods = self.protocol.methods_of(spec)
         methods |= {name: name for name in defaults.BASELINES if judge.baselines and name not in methods}
         hows = {name: self.method(spelling) for name, spelling in methods.items()}
-        metrics = {spelling: metric(spelling) for spelling in judge.metrics}
+        metrics = {spelling: get_metric(spelling) for spelling in judge.metrics}
         memory = judge.memory if self.options.memory is None else self.options.memory
-        plan = Plan.of(view, (size[0], size[1]), hows, metrics, batch=judge.batch, memory=memory)
-        return Setting(
+        plan = EvaluationConfig.of(view, (size[0], size[1]), hows, metrics, batch=judge.batch, memory=memory)
+        return RunConfig(
             label=spec.label,
             data=self.protocol.data.label,
             model=dataclasses.asdict(spec),

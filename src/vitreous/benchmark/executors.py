@@ -26,7 +26,7 @@ import torch
 from vitreous.benchmark.data import Options
 from vitreous.benchmark.protocol import Protocol
 from vitreous.benchmark.ray_executor import run_ray
-from vitreous.benchmark.run import Bench, UnitsFailed
+from vitreous.benchmark.run import BenchmarkRun, UnitsFailed
 from vitreous.errors import VitreousError, one_line
 from vitreous.progress import Progress
 from vitreous.registry import at_least, check_choice
@@ -46,7 +46,7 @@ _LOOK = 0.5  # seconds between two looks at the folder
 
 
 def run_local(
-    bench: Bench,
+    bench: BenchmarkRun,
     workers: int | None = None,
     shard: tuple[int, int] | None = None,
     progress: Progress | None = None,
@@ -62,7 +62,7 @@ def run_local(
         _Several(bench, shard, progress).run(count)
 
 
-def usual_workers(bench: Bench) -> int:
+def usual_workers(bench: BenchmarkRun) -> int:
     """Return how many processes there are unless it is said: one per GPU, or as many as have cores of their own."""
     devices = {setting.device for plan in bench.store.plans() for setting in plan.settings}
     if devices != {"cpu"}:
@@ -100,7 +100,7 @@ class _Member:
 class _Several:
     """Some processes, and what to do when one of them ends."""
 
-    def __init__(self, bench: Bench, shard: tuple[int, int] | None, progress: Progress | None) -> None:
+    def __init__(self, bench: BenchmarkRun, shard: tuple[int, int] | None, progress: Progress | None) -> None:
         self.bench, self.shard, self.progress = bench, shard, progress
         self.members: list[_Member] = []
         self.lost = 0
@@ -193,7 +193,7 @@ def _member(protocol: Protocol, out: Path, options: Options, shard: tuple[int, i
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(options.threads)
     try:
-        Bench(protocol, out, options).work(shard, began=lambda unit: line.send(("unit", unit)))
+        BenchmarkRun(protocol, out, options).work(shard, began=lambda unit: line.send(("unit", unit)))
     except VitreousError as error:
         line.send(("error", one_line(str(error))))
         sys.exit(_FAILED if isinstance(error, UnitsFailed) else _REFUSED)
@@ -205,11 +205,12 @@ def _leave_with_parent() -> None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
+
 ENGINES = ("local", "ray")
 
 
 def run(
-    bench: Bench,
+    bench: BenchmarkRun,
     engine: str = "local",
     *,
     workers: int | None = None,

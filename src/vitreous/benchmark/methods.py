@@ -17,10 +17,10 @@ from torch import Tensor
 from vitreous.benchmark.units import digest_of
 from vitreous.code_digest import code_digest, is_unknown
 from vitreous.datasets import Sample, file_digest
-from vitreous.errors import ModelChangedError, SpellingError, one_line
-from vitreous.evaluation.explainers import Foreign, named
+from vitreous.errors import ModelChangedError, SpecError, one_line
+from vitreous.evaluation.explainers import ExternalExplainer, named
 from vitreous.methods import Method
-from vitreous.models import View
+from vitreous.models import VisionModel
 
 __all__ = [
     "Careful",
@@ -37,7 +37,7 @@ def is_code(text: str) -> bool:
     return name.isidentifier() and all(part.isidentifier() for part in place.split("."))
 
 
-def method_of(text: str, imports: Collection[str] = ()) -> Method | Foreign:
+def method_of(text: str, imports: Collection[str] = ()) -> Method | ExternalExplainer:
     """Understand a spelling, a folder of maps, or a callable as ``package.module:name``.
 
     A callable is imported only if it is one of ``imports``, those that the user has named: the files of a run name
@@ -45,7 +45,7 @@ def method_of(text: str, imports: Collection[str] = ()) -> Method | Foreign:
     """
     if is_code(text):
         if text not in imports:
-            raise SpellingError(f"{one_line(text)} is code to import, which this command does not name")
+            raise SpecError(f"{one_line(text)} is code to import, which this command does not name")
         (how,) = named({text: _imported(text)}).values()
         return how
     (how,) = named([text]).values()
@@ -57,10 +57,10 @@ def _imported(text: str) -> Any:
     try:
         return getattr(import_module(place), name)
     except (ImportError, AttributeError) as error:
-        raise SpellingError(f"{text} is no callable that can be imported: {error}") from None
+        raise SpecError(f"{text} is no callable that can be imported: {error}") from None
 
 
-def mark_of(text: str, how: Method | Foreign) -> str:
+def mark_of(text: str, how: Method | ExternalExplainer) -> str:
     """Return a digest of what a method is made of: its parameters, the maps of a folder, the code of a callable."""
     if isinstance(how, Method):
         return how.fingerprint
@@ -70,13 +70,13 @@ def mark_of(text: str, how: Method | Foreign) -> str:
     return code if is_unknown(code) else digest_of([text, code])
 
 
-def careful(how: Method | Foreign) -> Method | Foreign:
+def careful(how: Method | ExternalExplainer) -> Method | ExternalExplainer:
     """Return a method as it is if it is ours, or else one that notes where it fails."""
-    return Careful(how.find, how.what, how.live, how.bound) if isinstance(how, Foreign) else how
+    return Careful(how.find, how.what, how.live, how.bound) if isinstance(how, ExternalExplainer) else how
 
 
 @dataclass(frozen=True, eq=False)
-class Careful(Foreign):
+class Careful(ExternalExplainer):
     """Pictures on which it fails, asked for by themselves, have a map of NaN; ``raised`` says why, by their names.
 
     Where it fails on all that it is asked about, the error is raised: then it is the method, and no picture.
@@ -84,7 +84,7 @@ class Careful(Foreign):
 
     raised: dict[str, str] = field(default_factory=dict)
 
-    def maps(self, name: str, view: View, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Tensor:
+    def maps(self, name: str, view: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Tensor:
         """Return maps ``[B, h, w]``, all at once or, if that fails, one by one."""
         try:
             return super().maps(name, view, samples, inputs, classes)

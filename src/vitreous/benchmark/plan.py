@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from vitreous.benchmark.units import RecordedPlan, Setting, Task, Unit
+from vitreous.benchmark.units import RecordedPlan, RunConfig, Task, Unit
 from vitreous.errors import VitreousError, one_line
 
 __all__ = [
@@ -32,7 +32,7 @@ Cell = tuple[str, ...]
 
 
 def missing_units(
-    setting: Setting,
+    setting: RunConfig,
     number: int,
     seeds: Sequence[int],
     pictures: Sequence[str],
@@ -53,7 +53,7 @@ def missing_units(
     return units
 
 
-def _groups(setting: Setting, seed: int, pictures: Sequence[str], known: set[Cell]) -> list[list[str]]:
+def _groups(setting: RunConfig, seed: int, pictures: Sequence[str], known: set[Cell]) -> list[list[str]]:
     """Return the pictures that miss something, those with the same gaps together."""
     gaps: dict[tuple[Cell, ...], list[str]] = {}
     for picture in pictures:
@@ -64,7 +64,7 @@ def _groups(setting: Setting, seed: int, pictures: Sequence[str], known: set[Cel
     return [some[at : at + size] for some in gaps.values() for at in range(0, len(some), size)]
 
 
-def _of_group(setting: Setting, number: int, seed: int, group: Sequence[str], known: set[Cell]) -> list[Unit]:
+def _of_group(setting: RunConfig, number: int, seed: int, group: Sequence[str], known: set[Cell]) -> list[Unit]:
     first = group[0]
     modes = {
         name: tuple(mode for mode in setting.modes if _map(setting, seed, first, name, mode) not in known)
@@ -89,23 +89,23 @@ def _alike(missing: Mapping[str, tuple[str, ...]]) -> list[tuple[tuple[str, ...]
     return list(alike.items())
 
 
-def _wanted(setting: Setting, seed: int, picture: str) -> list[Cell]:
+def _wanted(setting: RunConfig, seed: int, picture: str) -> list[Cell]:
     maps = [_map(setting, seed, picture, name, mode) for name in setting.methods for mode in setting.modes]
     return maps + [_score(setting, seed, picture, name, m) for name in setting.methods for m in setting.metrics]
 
 
-def _cells(setting: Setting, unit: Unit) -> list[Cell]:
+def _cells(setting: RunConfig, unit: Unit) -> list[Cell]:
     pairs = [(picture, name) for picture in unit.pictures for name in unit.methods]
     if unit.judges:
         return [_score(setting, unit.seed, *pair, metric) for pair in pairs for metric in unit.metrics]
     return [_map(setting, unit.seed, *pair, mode) for pair in pairs for mode in unit.modes]
 
 
-def _map(setting: Setting, seed: int, picture: str, method: str, mode: str) -> Cell:
+def _map(setting: RunConfig, seed: int, picture: str, method: str, mode: str) -> Cell:
     return picture, setting.identity, str(seed), setting.methods[method], setting.marks[method], mode
 
 
-def _score(setting: Setting, seed: int, picture: str, method: str, metric: str) -> Cell:
+def _score(setting: RunConfig, seed: int, picture: str, method: str, metric: str) -> Cell:
     return (
         picture,
         setting.identity,
@@ -134,7 +134,7 @@ def places(plans: Iterable[RecordedPlan]) -> dict[Cell, str]:
 map_cell, score_cell = _map, _score
 
 
-def sources(where: Mapping[Cell, str], setting: Setting, unit: Unit, modes: Sequence[str]) -> dict[Cell, str]:
+def sources(where: Mapping[Cell, str], setting: RunConfig, unit: Unit, modes: Sequence[str]) -> dict[Cell, str]:
     """Return which unit has each map that a judging unit reads; ``where`` are the ``places`` of all plans."""
     wanted = [
         _map(setting, unit.seed, picture, name, mode)
@@ -201,7 +201,7 @@ def _replaced(plans: Sequence[RecordedPlan], plan: RecordedPlan) -> set[str]:
     return {unit for later in plans if later.revision > plan.revision for unit in later.replaces}
 
 
-def as_before(setting: Setting, plans: Sequence[RecordedPlan]) -> Setting:
+def as_before(setting: RunConfig, plans: Sequence[RecordedPlan]) -> RunConfig:
     """Keep the sizes of an earlier plan of the same model, so that a machine with more memory changes nothing."""
     for plan in reversed(plans):
         for known in plan.settings:
@@ -211,7 +211,7 @@ def as_before(setting: Setting, plans: Sequence[RecordedPlan]) -> Setting:
     return setting
 
 
-def asks_more(setting: Setting, plans: Sequence[RecordedPlan]) -> bool:
+def asks_more(setting: RunConfig, plans: Sequence[RecordedPlan]) -> bool:
     """Whether no plan has all these rows and columns under these labels: what is the same may be called otherwise.
 
     What was planned last under a label counts: code may be what it was before.
@@ -221,10 +221,10 @@ def asks_more(setting: Setting, plans: Sequence[RecordedPlan]) -> bool:
     return not there or _who(there[-1]) != _who(setting) or not _rows_and_columns(setting) <= {*known.items()}
 
 
-def _rows_and_columns(setting: Setting) -> set[tuple[Any, ...]]:
+def _rows_and_columns(setting: RunConfig) -> set[tuple[Any, ...]]:
     rows = {(("method", name, how), setting.marks[name]) for name, how in setting.methods.items()}
     return rows | {(("metric", name, how), setting.metric_mark(name)) for name, how in setting.metrics.items()}
 
 
-def _who(setting: Setting) -> tuple[str, str, str]:
+def _who(setting: RunConfig) -> tuple[str, str, str]:
     return setting.label, setting.data, setting.identity

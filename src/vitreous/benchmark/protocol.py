@@ -22,7 +22,7 @@ __all__ = [
     "SCHEMA",
     "SOURCES",
     "DataSpec",
-    "JudgeSpec",
+    "EvaluationSpec",
     "ModelSpec",
     "Protocol",
     "Published",
@@ -98,7 +98,7 @@ class DataSpec:
 
 
 @dataclass(frozen=True)
-class JudgeSpec:
+class EvaluationSpec:
     """What is measured and how; ``reference`` is the row that others are tested against, ``unit`` pictures of a unit.
 
     ``target`` is the explained class, unless a metric has its own: ``pred``, ``label``, or ``given`` by the data.
@@ -151,7 +151,7 @@ class Protocol:
     title: str
     models: tuple[ModelSpec, ...]
     data: DataSpec
-    judge: JudgeSpec
+    judge: EvaluationSpec
     methods: Mapping[str, str]
     paper: str | None = None
     table: str | None = None

@@ -18,7 +18,7 @@ from vitreous.benchmark.protocol import (
     SCHEMA,
     SOURCES,
     DataSpec,
-    JudgeSpec,
+    EvaluationSpec,
     ModelSpec,
     Protocol,
     Published,
@@ -113,7 +113,7 @@ class _File(Checker):
             title=whole.title,
             models=self._records(ModelSpec, "models", least=1),
             data=data,
-            judge=self.record(JudgeSpec, self._table("judge", needed=True), "judge"),
+            judge=self.record(EvaluationSpec, self._table("judge", needed=True), "judge"),
             methods=self._texts("methods", needed=True),
             paper=whole.paper,
             table=whole.table,
@@ -135,7 +135,7 @@ class _File(Checker):
             "models": self._records(ModelSpec, "models", least=1),
             "data": self.record(DataSpec, self._table("data", needed=True), "data"),
             "also": self._records(DataSpec, "also"),
-            "judge": self.record(JudgeSpec, self._table("judge", needed=True), "judge"),
+            "judge": self.record(EvaluationSpec, self._table("judge", needed=True), "judge"),
             "published": self._records(Published, "published"),
             "methods": self._texts("methods", needed=True),
             "absent": self._texts("absent"),
@@ -261,8 +261,8 @@ class _Check:
         self._once("judge.seeds", judge.seeds)
 
     def _spellings(self) -> None:
-        from vitreous.methods import method
-        from vitreous.metrics import metric
+        from vitreous.methods import get_method
+        from vitreous.metrics import get_metric
 
         for key, labels in (("methods", self.protocol.methods), ("absent", self.protocol.absent)):
             for label in labels:
@@ -271,9 +271,9 @@ class _Check:
             if label in self.protocol.methods:
                 raise self.file.wrong("absent", label, "is one of the methods")
         for label, spelling in self.protocol.methods.items():
-            self._understood(f"methods.{one_line(repr(label))}", spelling, method)
+            self._understood(f"methods.{one_line(repr(label))}", spelling, get_method)
         metrics = self.protocol.judge.metrics
-        meant = [self._understood(f"judge.metrics[{place}]", each, metric) for place, each in enumerate(metrics)]
+        meant = [self._understood(f"judge.metrics[{place}]", each, get_metric) for place, each in enumerate(metrics)]
         self._once("judge.metrics", meant)
 
     def _understood(self, key: str, spelling: str, understand: Any) -> str:

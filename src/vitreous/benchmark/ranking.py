@@ -35,7 +35,7 @@ from vitreous.metrics import Metric
 from vitreous.metrics.bootstrap import Groups, interval, members, resampled
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.similarity import rank_correlation
-from vitreous.results import Table
+from vitreous.results import ScoreTable
 
 __all__ = [
     "Correlation",
@@ -84,7 +84,7 @@ class Ranks:
         return self.mean[self.methods.index(method)] if method in self.methods else math.nan
 
 
-def ranked(table: Table, metric: str) -> Ranks:
+def ranked(table: ScoreTable, metric: str) -> Ranks:
     """Rank the methods of a table in one metric."""
     scores = np.stack([table[name, metric] for name in table.methods], axis=1)
     there = np.isfinite(scores).any(axis=0)
@@ -178,6 +178,7 @@ def groups_of(methods: Sequence[str], mean: Sequence[float], critical: float) ->
             runs.append((start, stop))
     return tuple(tuple(methods[start : stop + 1]) for start, stop in runs)
 
+
 _MOST = 2_000  # resamples of every pair of metrics: enough for two quantiles
 _LEAST = 3  # methods: any two are in the same order, or in the opposite one
 
@@ -202,7 +203,7 @@ class Correlation:
         return dict(self.__dict__)
 
 
-def correlations(table: Table) -> tuple[Correlation, ...]:
+def correlations(table: ScoreTable) -> tuple[Correlation, ...]:
     """Return the correlation of all pairs of metrics, over the methods that have a score in both."""
     shape = len(table.metrics), len(table.methods)
     if shape[0] < 2:
@@ -297,14 +298,14 @@ def _share(seed: float, image: float, rest: float, seeds: int, images: int) -> f
     return _squared(seed, 0.0, rest, seeds, images) / whole if whole > 0 else math.nan
 
 
-def seed_scores(tables: Sequence[Table]) -> dict[tuple[str, str], Array]:
+def seed_scores(tables: Sequence[ScoreTable]) -> dict[tuple[str, str], Array]:
     """Return the scores ``[seeds, images]`` of every method and metric that all tables have, one table per seed."""
     if len(tables) < 2:
         raise VitreousError(f"{len(tables)} seed has no variance: there must be tables of at least two")
     return {cell: np.stack([table[cell] for table in tables]) for cell in _shared_cells(tables)}
 
 
-def averaged(tables: Sequence[Table]) -> Table:
+def averaged(tables: Sequence[ScoreTable]) -> ScoreTable:
     """Return one table whose images have the mean of their scores over seeds; ``tables`` has one for each seed.
 
     Parts and curves of an image are averaged over the seeds with which it has a score, so that an image that lacks a
@@ -337,7 +338,7 @@ def averaged(tables: Sequence[Table]) -> Table:
     )
 
 
-def _shared_cells(tables: Sequence[Table]) -> list[tuple[str, str]]:
+def _shared_cells(tables: Sequence[ScoreTable]) -> list[tuple[str, str]]:
     """Return the cells that all tables have; their images must be the same."""
     if any(table.images != tables[0].images for table in tables):
         raise VitreousError("tables of several seeds must have the same images, in the same order")

@@ -23,7 +23,7 @@ import torch
 
 from vitreous.benchmark.data import Options
 from vitreous.benchmark.protocol import Protocol
-from vitreous.benchmark.run import TRIES, Bench, UnitsFailed
+from vitreous.benchmark.run import TRIES, BenchmarkRun, UnitsFailed
 from vitreous.benchmark.store import in_words
 from vitreous.benchmark.unit_file import packed, unpacked
 from vitreous.benchmark.worker import Job
@@ -43,7 +43,7 @@ _MOST_STILLBORN = 5  # actors in a row that may end before they are ready
 
 
 def run_ray(
-    bench: Bench,
+    bench: BenchmarkRun,
     workers: int | None = None,
     shard: tuple[int, int] | None = None,
     address: str | None = None,
@@ -94,7 +94,7 @@ class _Actor:
 
     def __init__(self, protocol: Protocol, options: Options) -> None:
         torch.set_num_threads(options.threads)
-        self.bench = Bench(protocol, os.devnull, options)
+        self.bench = BenchmarkRun(protocol, os.devnull, options)
 
     def ready(self) -> str:
         """Say where it is."""
@@ -127,7 +127,7 @@ class _Driver:
     def __init__(
         self,
         ray: Any,
-        bench: Bench,
+        bench: BenchmarkRun,
         workers: int | None,
         shard: tuple[int, int] | None,
         progress: Progress | None,

@@ -34,7 +34,7 @@ from vitreous.benchmark.report_sections import (
     unreadable,
 )
 from vitreous.benchmark.reproduction import Ledger
-from vitreous.benchmark.run import Bench
+from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.summary import Finding
 from vitreous.errors import VitreousError, one_line
@@ -248,6 +248,7 @@ def _again(finding: Finding, wanted: Mapping[str, Any], folder: str, files: Sequ
     beside = f'<div><p class="note">Beside this page: {named}.</p></div>' if files else ""
     return section("again", "Again", "", f"<pre>{escape(told)}</pre>{beside}")
 
+
 SCHEMA = "vitreous.report/1"
 
 
@@ -326,7 +327,7 @@ def _sight(store: Store, protocol: Protocol, wanted: Mapping[str, Any], data: st
     images, checkpoint = wanted.get("images"), wanted.get("checkpoint")
     options = Options(data=data or wanted.get("data"), device="cpu", images=images, checkpoint=checkpoint)
     try:
-        bench = Bench(protocol, store.path, options)
+        bench = BenchmarkRun(protocol, store.path, options)
         known = {part.protocol.data.label: part.pictures for part in bench.parts}
         planned = {picture for plan in store.plans() for unit in plan.units for picture in unit.pictures}
         for each in known.values():

@@ -22,12 +22,12 @@ from torch import Tensor
 from vitreous.benchmark.collect import Known
 from vitreous.benchmark.report_parts import card, escape, jpeg, note, number, section
 from vitreous.benchmark.summary import Finding
-from vitreous.benchmark.units import Setting
+from vitreous.benchmark.units import RunConfig
 from vitreous.errors import VitreousError, one_line
 from vitreous.metrics.bootstrap import THIN
 from vitreous.metrics.perturb import perturbed
-from vitreous.metrics.requests import Geometry, States
-from vitreous.models import Preprocess, View
+from vitreous.metrics.requests import ImageShape, RankedRemoval
+from vitreous.models import Preprocess, VisionModel
 from vitreous.models.transforms import OWN
 from vitreous.registry.defaults import BASELINES, known_as
 from vitreous.results.table_plots import sweeps
@@ -48,10 +48,10 @@ class Sight:
     """Where photographs come from, and models for the strips; either may be missing, and ``why`` says so."""
 
     known: Mapping[str, Known]
-    view: Callable[[Setting], View] | None = None
+    view: Callable[[RunConfig], VisionModel] | None = None
     why: str = ""
 
-    def seen(self, setting: Setting, digest: str) -> Image.Image:
+    def seen(self, setting: RunConfig, digest: str) -> Image.Image:
         """Return a picture as the model sees it."""
         known = self.known[setting.data]
         entry = known.entry(digest)
@@ -64,7 +64,7 @@ class Sight:
         return how.picture(photo) if isinstance(photo, Tensor) else how.see(photo)[0]
 
 
-def _preprocess(setting: Setting) -> Preprocess:
+def _preprocess(setting: RunConfig) -> Preprocess:
     """Return a run's preprocessing as data; that of a ``Transform`` crops the same picture, up to its rounding."""
     recorded = {name: tuple(v) if isinstance(v, list) else v for name, v in setting.preprocess.items()}
     data: dict[str, Any] = {each.name: recorded[each.name] for each in fields(Preprocess)}
@@ -139,7 +139,9 @@ def _strips(finding: Finding, sight: Sight, name: str, first: str, rows: list[in
         return card(note(f"Strips are not shown: {one_line(str(error))}."), "What the model was shown")
     for metric in dict.fromkeys([first, *finding.table.metrics]):
         needs = finding.table.judges[metric].needs(_geometry(view, finding.gathered.setting))
-        states = [each for each in needs if isinstance(each, States) and each.by == "map" and len(each.spans) > 2]
+        states = [
+            each for each in needs if isinstance(each, RankedRemoval) and each.by == "map" and len(each.spans) > 2
+        ]
         if states:
             drawn = "".join(_strip(finding, sight, view, name, metric, states, row) for row in rows)
             text = f"In the order of {known_as(name)}'s map, as {metric} changes the picture; "
@@ -148,19 +150,21 @@ def _strips(finding: Finding, sight: Sight, name: str, first: str, rows: list[in
     return ""
 
 
-def _geometry(view: View, setting: Setting) -> Geometry:
+def _geometry(view: VisionModel, setting: RunConfig) -> ImageShape:
     probe = torch.empty(1, 3, *setting.size, dtype=view.dtype, device=view.device)
-    return Geometry(setting.size, view.grid(probe), view.depth)
+    return ImageShape(setting.size, view.grid(probe), view.depth)
 
 
-def _strip(finding: Finding, sight: Sight, view: View, name: str, metric: str, states: list[States], row: int) -> str:
+def _strip(
+    finding: Finding, sight: Sight, view: VisionModel, name: str, metric: str, states: list[RankedRemoval], row: int
+) -> str:
     gathered, need = finding.gathered, states[0]
     map = gathered.map(gathered.pictures[row], name, finding.table.judges[metric].explain)
     if map is None:
         return ""
     seen = sight.seen(gathered.setting, gathered.pictures[row])
     steps = sorted({round(at) for at in np.linspace(0, len(need.spans) - 1, _STEPS)})
-    some = States(need.unit, need.substrate, need.keep, tuple(need.spans[step] for step in steps))
+    some = RankedRemoval(need.unit, need.substrate, need.keep, tuple(need.spans[step] for step in steps))
     inputs, own = view.preprocess.tensor(seen)[None], torch.as_tensor(np.asarray(map))[None]
     setting = gathered.setting
     shown = perturbed(view, inputs, own, some, upsample=setting.upsample, ties=setting.ties, seed=gathered.seeds[0])[0]
@@ -172,6 +176,7 @@ def _strip(finding: Finding, sight: Sight, view: View, name: str, metric: str, s
         word = "put back" if need.keep else "removed"
         tiles.append(_tile(view.preprocess.picture(state), f"{count / whole:.0%} {word}", value))
     return f'<h3 class="gap">{escape(finding.table.images[row])}</h3><div class="tiles">{"".join(tiles)}</div>'
+
 
 _USUAL = ("curves", "bins")
 _MOST_LINES = 10

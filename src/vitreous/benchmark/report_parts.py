@@ -95,6 +95,7 @@ def whisker(mean: float, low: float, high: float, span: tuple[float, float], cha
     dot = f'<circle class="mark" cx="{at(mean)}" cy="5" r="3"/>'
     return f'<svg class="whisker" viewBox="0 0 104 10" aria-hidden="true">{line}{tick}{dot}</svg>'
 
+
 STYLE = (
     HOUSE
     + """

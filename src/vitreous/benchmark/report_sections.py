@@ -26,7 +26,7 @@ from vitreous.benchmark.report_parts import (
 )
 from vitreous.benchmark.summary import Finding, Flag
 from vitreous.errors import VitreousError
-from vitreous.methods import method
+from vitreous.methods import get_method
 from vitreous.registry.defaults import BASELINES, known_as
 
 __all__ = [
@@ -277,6 +277,7 @@ def tests(finding: Finding, anchor: str) -> str:
     notes = "".join(note(each) for each in finding.statistics.notes)
     return section(anchor, "Differences, and which could be seen", text, card("".join(folded) + notes))
 
+
 _MOST_NAMES = 200
 
 
@@ -321,7 +322,7 @@ def _brief(seconds: float) -> str:
 
 def _passes(spelling: str) -> tuple[float, float, str]:
     try:
-        how = method(spelling)
+        how = get_method(spelling)
     except VitreousError:  # maps of others, or a plugin that is not here
         return math.nan, math.nan, "not ours"
     return (*how.cost, "" if how.info.cost_note == "base" else how.info.cost_note)

@@ -13,10 +13,10 @@ from vitreous.benchmark.protocol import DataSpec, ModelSpec, Protocol, Published
 from vitreous.benchmark.report_parts import Cell, card, escape, interval, note, number, section, table
 from vitreous.benchmark.summary import Finding
 from vitreous.errors import VitreousError
-from vitreous.methods import method
-from vitreous.metrics import Metric, metric
+from vitreous.methods import get_method
+from vitreous.metrics import Metric, get_metric
 from vitreous.metrics.similarity import rank_correlation
-from vitreous.results import Table
+from vitreous.results import ScoreTable
 from vitreous.results.table import markdown
 
 __all__ = ["Agreement", "Ledger", "Line"]
@@ -213,8 +213,10 @@ class _Pair:
         names, known = self.finding.gathered.setting.metrics, self.cell.metric
         if known in names:
             return known
-        printed = {cell.metric for cell in self.paper.cells if metric(cell.metric).info.name == metric(known).info.name}
-        same = (lambda how: metric(how).info.name) if len(printed) == 1 else (lambda how: _kind(metric(how)))
+        printed = {
+            cell.metric for cell in self.paper.cells if get_metric(cell.metric).info.name == get_metric(known).info.name
+        }
+        same = (lambda how: get_metric(how).info.name) if len(printed) == 1 else (lambda how: _kind(get_metric(how)))
         alike = [name for name, how in names.items() if same(how) == same(known)]
         return alike[0] if len(alike) == 1 else None
 
@@ -238,7 +240,7 @@ class _Pair:
         names = cell.data, cell.model, cell.method, cell.metric
         return Line(*names, printed, cell.value, ours, low, high, images, verdict, causes)
 
-    def _pictures(self, table: Table, method: str, metric: str) -> int:
+    def _pictures(self, table: ScoreTable, method: str, metric: str) -> int:
         """Return how many pictures have a score, as protocols count them: grids, photographs with several objects."""
         assert self.finding is not None
         there, protocol = ~np.isnan(table[method, metric]), self.finding.protocol
@@ -321,10 +323,10 @@ class _Pair:
         setting, label = self.finding.gathered.setting, self.cell.method
         causes, ours, theirs = [], setting.methods[label], self.paper.methods.get(label)
         try:
-            how = method(ours)
+            how = get_method(ours)
         except VitreousError:
             return [f"other method: {ours} instead of {theirs}"] if ours != theirs else []
-        if theirs is not None and how.spelling != method(theirs).spelling:
+        if theirs is not None and how.spelling != get_method(theirs).spelling:
             causes.append(f"other method setting: {ours} instead of {theirs}")
         for part in how.parts():
             told = str(getattr(part, "notes", {}).get("statistics", ""))
@@ -336,7 +338,7 @@ class _Pair:
         assert self.finding is not None
         assert self.metric is not None
         setting, causes = self.finding.gathered.setting, []
-        ours, theirs = metric(setting.metrics[self.metric]), metric(self.cell.metric)
+        ours, theirs = get_metric(setting.metrics[self.metric]), get_metric(self.cell.metric)
         if ours.spelling != theirs.spelling:
             causes.append(f"other metric setting: {ours.spelling} instead of {theirs.spelling}")
         if setting.target != self.paper.judge.target:

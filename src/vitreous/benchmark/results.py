@@ -16,16 +16,16 @@ from vitreous.benchmark.store import Store
 from vitreous.benchmark.summary import Finding
 from vitreous.errors import VitreousError
 from vitreous.registry.defaults import known_as
-from vitreous.results import Table
+from vitreous.results import ScoreTable
 from vitreous.results.table import comma_separated, html_rows
 
-__all__ = ["Results", "results_of"]
+__all__ = ["BenchmarkResults", "load_run"]
 
 _LEGEND = "Means with 95 % intervals. Better than random: * 5 %, ** 1 %, *** 0.1 %; ≈ not told apart from it, ▾ worse."
 _MARK = "◆ the method asks about pictures changed as the metric changes them."
 
 
-class Results(Sequence[Finding]):
+class BenchmarkResults(Sequence[Finding]):
     """One part for each model and data set: its ``table``, ``statistics`` and what was ``gathered``.
 
     At a prompt and in a notebook it shows means with intervals and the marks of the report.
@@ -51,7 +51,7 @@ class Results(Sequence[Finding]):
         """What was measured, in one sentence, and how much of it is missing."""
         return f"{lead(self.parts)} {state(self.parts)}".strip()
 
-    def table(self, model: str | None = None, data: str | None = None) -> Table:
+    def table(self, model: str | None = None, data: str | None = None) -> ScoreTable:
         """Return the table of a model on a data set, as ``evaluate`` gives it; name them where there are several."""
         fits = [
             each for each in self.parts if model in (None, each.gathered.label) and data in (None, each.gathered.data)
@@ -92,14 +92,14 @@ class Results(Sequence[Finding]):
         return f"<p>{escape(self.lead)}</p>{tables}<p>{escape(legend)}</p>"
 
 
-def results_of(run: str | Path, *, reference: str | None = None, data: str | None = None) -> Results:
+def load_run(run: str | Path, *, reference: str | None = None, data: str | None = None) -> BenchmarkResults:
     """Return what a benchmark run has found so far.
 
     ``run`` is its folder. ``reference`` is the row that others are tested against, if not the protocol's; ``data`` is
     where the pictures are now, if not where the run had them: rows that show one photograph are resampled together.
     """
     store = Store.open(run)
-    return Results(Path(run), findings_of(store, reference=reference, data=data)[0])
+    return BenchmarkResults(Path(run), findings_of(store, reference=reference, data=data)[0])
 
 
 def _shown(finding: Finding) -> str:

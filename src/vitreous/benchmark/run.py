@@ -18,17 +18,17 @@ from vitreous.benchmark.plan import Cell, as_before, asks_more, missing_units, o
 from vitreous.benchmark.protocol import ModelSpec, Protocol
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.unit_file import Found
-from vitreous.benchmark.units import RecordedPlan, Setting, Task, Unit
+from vitreous.benchmark.units import RecordedPlan, RunConfig, Task, Unit
 from vitreous.benchmark.worker import Job, Worker, mixed, modes_of, versions
 from vitreous.datasets import Sample
 from vitreous.errors import ImageError, VitreousError, VitreousWarning, one_line
-from vitreous.evaluation.explainers import Foreign
+from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.methods import Method
-from vitreous.models import ModelIdentity, Preprocess, View, load
+from vitreous.models import ModelIdentity, Preprocess, VisionModel, load
 from vitreous.progress import Progress
 from vitreous.world.dataset import add_world
 
-__all__ = ["TRIES", "Bench", "Options", "Part", "UnitsFailed"]
+__all__ = ["TRIES", "BenchmarkRun", "Options", "Part", "UnitsFailed"]
 
 TRIES = 3
 _MOST_FAILED = 3  # units that may fail for good before a process gives up
@@ -38,7 +38,7 @@ class UnitsFailed(VitreousError):
     """Some units failed each time they were tried; all others that could be done are."""
 
 
-class Bench:
+class BenchmarkRun:
     """A protocol, its pictures and models, and the folder where what was found is kept."""
 
     def __init__(
@@ -64,13 +64,13 @@ class Bench:
     def worker(self) -> Worker:
         return Worker(_Everywhere(self.parts), self._loaded, lambda setting, name: self._method(setting.methods[name]))
 
-    def _method(self, text: str) -> Method | Foreign:
+    def _method(self, text: str) -> Method | ExternalExplainer:
         return method_of(text, self.protocol.methods.values())
 
-    def _loaded(self, setting: Setting) -> View:
+    def _loaded(self, setting: RunConfig) -> VisionModel:
         return self._load(next(spec for spec in self.protocol.models if spec.label == setting.label))
 
-    def _spec(self, setting: Setting) -> ModelSpec | None:
+    def _spec(self, setting: RunConfig) -> ModelSpec | None:
         """Return the model that a setting is of, which may have another label now; ``None`` if it is not wanted."""
         specs = {spec.label: spec for spec in self.protocol.models}
         if setting.label in specs:
@@ -78,7 +78,7 @@ class Bench:
         known = (other for plan in self.store.plans() for other in plan.settings if other.label in specs)
         return next((specs[other.label] for other in known if other.identity == setting.identity), None)
 
-    def _load(self, spec: ModelSpec) -> View:
+    def _load(self, spec: ModelSpec) -> VisionModel:
         checkpoint = (self.options.checkpoint or {}).get(spec.label, spec.checkpoint)
         loaded = load(spec.name, checkpoint=checkpoint, device=self.options.device)
         side = spec.size or loaded.preprocess.size[0]
@@ -182,7 +182,7 @@ class Bench:
             text = f"{self.store.path}: {told}: numbers may differ; the report says whose are whose"
             warnings.warn(text, VitreousWarning, stacklevel=3)
 
-    def _decided(self) -> list[tuple[Setting, Part]]:
+    def _decided(self) -> list[tuple[RunConfig, Part]]:
         found = []
         for spec in self.protocol.models:
             parts = [part for part in self.parts if spec in part.protocol.models]
@@ -190,7 +190,7 @@ class Bench:
             found += [(part.setting(spec, view), part) for part in parts]
         return found
 
-    def _refuse_changes(self, settings: Sequence[Setting], plans: Sequence[RecordedPlan]) -> None:
+    def _refuse_changes(self, settings: Sequence[RunConfig], plans: Sequence[RecordedPlan]) -> None:
         """Refuse to go on with other models or pictures under names that the run knows."""
         models = {known.label: known for plan in plans for known in plan.settings}
         for setting in settings:
@@ -245,7 +245,7 @@ class Bench:
         where = sources(self._where(), setting, piece, modes_of(setting, piece)) if piece.judges else {}
         return Job(piece, setting, plan.revision, names, where)
 
-    def _current(self, setting: Setting, unit: Unit) -> Setting:
+    def _current(self, setting: RunConfig, unit: Unit) -> RunConfig:
         """Return a setting with the labels that its model and pictures have in this protocol."""
         spec, part = self._spec(setting), _part_of(self.parts, setting.data, unit.pictures)
         if spec is None or part is None:
@@ -336,7 +336,7 @@ class Bench:
         self.store.write(job.unit.id, arrays, {**said, "retried": tries})
         return True
 
-    def _revise(self, job: Job, smaller: Setting) -> None:
+    def _revise(self, job: Job, smaller: RunConfig) -> None:
         with self.store.planning() as plans:
             units = {unit.id: plan for plan, unit in wanted_units(plans)}
             if job.unit.id not in units:
@@ -367,7 +367,7 @@ class _Everywhere:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
 
-    def sample(self, data: str, name: str, digest: str, view: View) -> Sample:
+    def sample(self, data: str, name: str, digest: str, view: VisionModel) -> Sample:
         return next(part for part in self.parts if part.protocol.data.label == data).sample(name, digest, view)
 
 

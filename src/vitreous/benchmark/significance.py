@@ -24,8 +24,8 @@ import torch
 from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import Aggregate, Groups, Interval, clustered_error, interval, mean, members, resampled
 from vitreous.metrics.curves import Array
-from vitreous.results import Table
-from vitreous.tracing.prng import Draws
+from vitreous.results import ScoreTable
+from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
     "Compared",
@@ -77,10 +77,11 @@ def _all_swaps(units: int) -> Iterator[Array]:
 
 
 def _random_swaps(units: int, samples: int, seed: int) -> Iterator[Array]:
-    draws, at_once = Draws.of(seed, "swaps"), max(1, _BLOCK // units)
+    draws, at_once = PRNGKey.of(seed, "swaps"), max(1, _BLOCK // units)
     for start in range(0, samples, at_once):
         rows = torch.arange(start, min(samples, start + at_once))
-        yield Draws(draws.keys.expand(len(rows))).at(rows).below(2, units).double().numpy()
+        yield PRNGKey(draws.keys.expand(len(rows))).at(rows).below(2, units).double().numpy()
+
 
 LEVEL, POWER = 0.05, 0.80
 _PER_TEST = 200
@@ -145,7 +146,9 @@ def pairs_of(methods: Sequence[str], chance: str = "random", reference: str | No
     return first + [(name, reference) for name in methods if name not in (chance, reference)]
 
 
-def compared(table: Table, pairs: Sequence[tuple[str, str]], metrics: Sequence[str] | None = None) -> list[Compared]:
+def compared(
+    table: ScoreTable, pairs: Sequence[tuple[str, str]], metrics: Sequence[str] | None = None
+) -> list[Compared]:
     """Compare pairs of methods in some metrics, or all; the tests of one metric are the family that is corrected."""
     names = table.metrics if metrics is None else metrics
     found = [_Pair.of(table, metric, *pair) for metric in names for pair in pairs]
@@ -180,7 +183,7 @@ class _Pair:
     higher_is_better: bool
 
     @classmethod
-    def of(cls, table: Table, metric: str, one: str, other: str) -> _Pair:
+    def of(cls, table: ScoreTable, metric: str, one: str, other: str) -> _Pair:
         table[one, metric], table[other, metric]
         (first, aggregate), (second, _) = (table.judges[metric].cell(table.parts[m, metric]) for m in (one, other))
         if aggregate is mean:

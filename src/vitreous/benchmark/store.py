@@ -32,7 +32,7 @@ from vitreous.benchmark.plan import wanted_units
 from vitreous.benchmark.protocol import Protocol, protocol_of_json
 from vitreous.benchmark.records import Checker, read_json
 from vitreous.benchmark.unit_file import DamagedUnit, Found, check_unit, packed, read_unit, unpacked
-from vitreous.benchmark.units import SCHEMA, RecordedPlan, Setting, Unit, check_manifest, is_digest
+from vitreous.benchmark.units import SCHEMA, RecordedPlan, RunConfig, Unit, check_manifest, is_digest
 from vitreous.errors import VitreousError, one_line
 
 __all__ = [
@@ -166,6 +166,7 @@ def _left(open_units: list[tuple[RecordedPlan, Unit]], took: Mapping[tuple[str, 
         seconds += sum(paces) / len(paces) * len(unit.pictures)
     return seconds
 
+
 _MOST_REASON = 500  # characters
 _MOST_UNIT = 2**31  # bytes: a unit is some megabytes
 _PATIENCE = 600.0  # seconds: planning opens models
@@ -249,7 +250,7 @@ class Store:
 
     def add_plan(
         self,
-        settings: list[Setting],
+        settings: list[RunConfig],
         units: list[Unit],
         why: str,
         names: Mapping[str, str],

@@ -24,13 +24,13 @@ from vitreous.benchmark.ranking import Correlation, Ranks, Spread, correlations,
 from vitreous.benchmark.significance import LEVEL, Compared, compared, pairs_of
 from vitreous.errors import VitreousError, nearest
 from vitreous.methods import Method
-from vitreous.methods import method as method_of
+from vitreous.methods import get_method as method_of
 from vitreous.metrics.base import Metric
 from vitreous.metrics.baselines import DROP
 from vitreous.metrics.curves import Array
-from vitreous.metrics.requests import Geometry, Masks, States, WithoutParts
+from vitreous.metrics.requests import ImageShape, Masks, RankedRemoval, WithoutParts
 from vitreous.registry.defaults import BASELINES
-from vitreous.results import Table
+from vitreous.results import ScoreTable
 from vitreous.results.storage import plain
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
     "PERTURBS",
     "SCHEMA",
     "SHARED",
-    "Statistics",
+    "RunStatistics",
     "flags",
     "marks",
     "own_perturbation",
@@ -72,7 +72,7 @@ PERTURBS: Mapping[str, str | Mapping[str, str]] = {
 leaves tokens out whatever the fill). Empty: something that no metric does (noise, a patch's own mean colour, channels,
 attention). A method that is not here asks about the image itself, or follows gradients."""
 
-_USUAL = Geometry((224, 224), (14, 14))
+_USUAL = ImageShape((224, 224), (14, 14))
 _NOT_FINE = ("fails", "blind")
 
 
@@ -112,7 +112,7 @@ def _perturbed(part: Method) -> str:
 def _removals(metric: Metric) -> set[str]:
     """Return what takes the place of what a metric removes, in all its states."""
     needs = metric.needs(_USUAL)
-    return {need.substrate for need in needs if isinstance(need, States | Masks | WithoutParts)} & set(SHARED)
+    return {need.substrate for need in needs if isinstance(need, RankedRemoval | Masks | WithoutParts)} & set(SHARED)
 
 
 def marks(methods: Mapping[str, Method], metrics: Mapping[str, Metric]) -> tuple[Flag, ...]:
@@ -123,12 +123,12 @@ def marks(methods: Mapping[str, Method], metrics: Mapping[str, Metric]) -> tuple
     return tuple(Flag("own perturbation", name, label, text) for name, label, text in found if text is not None)
 
 
-def flags(table: Table, tests: Iterable[Compared] = (), chance: str = "random") -> tuple[Flag, ...]:
+def flags(table: ScoreTable, tests: Iterable[Compared] = (), chance: str = "random") -> tuple[Flag, ...]:
     """Return what is wrong or weak: degenerate maps, metrics that failed their trial, methods no better than chance."""
     return (*_degenerate(table), *_trials(table), *_no_better(tests, chance))
 
 
-def _degenerate(table: Table) -> Sequence[Flag]:
+def _degenerate(table: ScoreTable) -> Sequence[Flag]:
     counts = {name: {kind: n for kind, n in table.degenerate.get(name, {}).items() if n} for name in table.methods}
     return [
         Flag(
@@ -142,7 +142,7 @@ def _degenerate(table: Table) -> Sequence[Flag]:
     ]
 
 
-def _trials(table: Table) -> Sequence[Flag]:
+def _trials(table: ScoreTable) -> Sequence[Flag]:
     found = []
     for name, told in table.trial.items():
         if told is None or told.verdict == "not tried":
@@ -160,17 +160,18 @@ def _no_better(tests: Iterable[Compared], chance: str) -> Sequence[Flag]:
         if each.other == chance and each.word in words
     ]
 
+
 SCHEMA = "vitreous.statistics/1"
 
 
 @dataclass(frozen=True, eq=False)
-class Statistics:
+class RunStatistics:
     """What can be said about a table beside its means: tests, ranks, correlations, seeds, marks and flags.
 
     ``notes`` say in words what could not be done, and why.
     """
 
-    table: Table
+    table: ScoreTable
     reference: str | None
     chance: str
     tests: tuple[Compared, ...]
@@ -184,13 +185,13 @@ class Statistics:
     @classmethod
     def of(
         cls,
-        table: Table,
+        table: ScoreTable,
         reference: str | None = None,
         *,
         chance: str = "random",
         seeds: Mapping[tuple[str, str], Array] | None = None,
         methods: Mapping[str, Method] | None = None,
-    ) -> Statistics:
+    ) -> RunStatistics:
         """Compute them all.
 
         Methods are tested against ``chance``, where the table has it, and against ``reference``. ``seeds`` are scores
@@ -303,7 +304,7 @@ class Statistics:
         ]
 
 
-def _methods(table: Table) -> dict[str, Method]:
+def _methods(table: ScoreTable) -> dict[str, Method]:
     """Return the methods of ours behind the names of a table; those of others are not known to query anything."""
     found = {}
     for name, how in table.plan.get("methods", {}).items():
@@ -315,7 +316,7 @@ def _methods(table: Table) -> dict[str, Method]:
     return found
 
 
-def _spreads(seeds: Mapping[tuple[str, str], Array], table: Table) -> tuple[tuple[Spread, ...], list[str]]:
+def _spreads(seeds: Mapping[tuple[str, str], Array], table: ScoreTable) -> tuple[tuple[Spread, ...], list[str]]:
     found, notes = [], []
     for (method, metric), scores in seeds.items():
         table[method, metric]
@@ -346,7 +347,7 @@ def _lacks_a_seed(scores: Array) -> Array:
     return np.asarray(missing.any(axis=0) & ~missing.all(axis=0))
 
 
-def _notes(table: Table, tests: tuple[Compared, ...], pairs: list[tuple[str, str]], chance: str) -> list[str]:
+def _notes(table: ScoreTable, tests: tuple[Compared, ...], pairs: list[tuple[str, str]], chance: str) -> list[str]:
     """Say which tests there are, and which could not be."""
     notes = []
     if chance not in table.methods:
@@ -405,7 +406,7 @@ class Finding:
         return cls(gathered, protocol, reference or (usual if usual in known else None))
 
     @property
-    def table(self) -> Table:
+    def table(self) -> ScoreTable:
         return self.gathered.table
 
     @property
@@ -418,8 +419,8 @@ class Finding:
         return not (self.table.images and self.table.metrics)
 
     @cached_property
-    def statistics(self) -> Statistics:
-        return Statistics.of(self.table, self.reference, seeds=self.gathered.of_seeds)
+    def statistics(self) -> RunStatistics:
+        return RunStatistics.of(self.table, self.reference, seeds=self.gathered.of_seeds)
 
     @cached_property
     def published(self) -> Mapping[tuple[str, str], Published]:

@@ -23,7 +23,7 @@ from vitreous.benchmark.records import Checker
 __all__ = [
     "RecordedPlan",
     "SCHEMA",
-    "Setting",
+    "RunConfig",
     "Task",
     "Unit",
     "check_manifest",
@@ -70,7 +70,7 @@ class _Prepared:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunConfig:
     """How the units of one model are run: the recorded numbers of a ``judge.Plan``, and who the model is.
 
     ``methods`` and ``metrics`` are spellings by label; ``marks`` are the digests of what the methods are made of,
@@ -111,7 +111,7 @@ class Setting:
         """Return the digest of a metric's code; nothing for those of Vitreous."""
         return self.metric_marks.get(label, "")
 
-    def narrowed(self, methods: Collection[str], metrics: Collection[str]) -> Setting:
+    def narrowed(self, methods: Collection[str], metrics: Collection[str]) -> RunConfig:
         """Return the setting with these methods and metrics alone, by label."""
         return replace(
             self,
@@ -133,7 +133,7 @@ class Setting:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Any, check: Checker, key: str) -> Setting:
+    def from_json(cls, data: Any, check: Checker, key: str) -> RunConfig:
         """Return the setting that a plan records, with every value checked."""
         made = check.record(cls, data, key)
         names = _Prepared.__dataclass_fields__
@@ -174,7 +174,7 @@ class Unit:
     @classmethod
     def of(
         cls,
-        setting: Setting,
+        setting: RunConfig,
         number: int,
         seed: int,
         pictures: Sequence[str],
@@ -187,7 +187,7 @@ class Unit:
         unit = cls("", number, seed, *lists)
         return replace(unit, id=unit.digest(setting, setting.to_json()))
 
-    def digest(self, setting: Setting, recorded: Mapping[str, Any]) -> str:
+    def digest(self, setting: RunConfig, recorded: Mapping[str, Any]) -> str:
         """Return the digest of all that this unit depends on; ``recorded`` is the setting as its plan has it.
 
         An earlier version may have recorded fewer values: they are not in its digests.
@@ -230,7 +230,7 @@ class Unit:
         return made
 
     def check(
-        self, settings: Sequence[Setting], recorded: Sequence[Mapping[str, Any]], where: Checker, key: str
+        self, settings: Sequence[RunConfig], recorded: Sequence[Mapping[str, Any]], where: Checker, key: str
     ) -> None:
         """Refuse a unit that is not what its plan can mean: its id must be the digest of its content."""
         if not 0 <= self.setting < len(settings):
@@ -257,6 +257,7 @@ class Task:
     def pictures(self) -> tuple[str, ...]:
         return self.units[0].pictures
 
+
 SCHEMA = "vitreous.run/1"
 
 
@@ -270,7 +271,7 @@ class RecordedPlan:
     def __init__(
         self,
         revision: int,
-        settings: list[Setting],
+        settings: list[RunConfig],
         units: list[Unit],
         why: str,
         names: Mapping[str, str],
@@ -299,7 +300,7 @@ class RecordedPlan:
         made = check.record(_Plan, data)
         if made.schema != _PLAN_SCHEMA:
             raise check.wrong("schema", made.schema, f"this version reads {_PLAN_SCHEMA}")
-        settings = [Setting.from_json(own, check, f"settings[{n}]") for n, own in enumerate(made.settings)]
+        settings = [RunConfig.from_json(own, check, f"settings[{n}]") for n, own in enumerate(made.settings)]
         units = [Unit.from_json(own, check, f"units[{n}]") for n, own in enumerate(made.units)]
         for number, unit in enumerate(units):
             unit.check(settings, made.settings, check, f"units[{number}]")

@@ -30,15 +30,15 @@ from vitreous.benchmark.changes import check_code, check_model
 from vitreous.benchmark.methods import Careful, careful
 from vitreous.benchmark.plan import Cell, map_cell
 from vitreous.benchmark.unit_file import Found
-from vitreous.benchmark.units import Setting, Unit
+from vitreous.benchmark.units import RunConfig, Unit
 from vitreous.datasets import Sample
 from vitreous.errors import ImageError, TargetError, VitreousError, one_line
-from vitreous.evaluation.config import Plan
-from vitreous.evaluation.explainers import Foreign
+from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.evaluation.runner import Judged, mapped, unit
 from vitreous.methods import Method
-from vitreous.metrics import Geometry, Maps, metric
-from vitreous.models import View
+from vitreous.metrics import ImageShape, Maps, get_metric
+from vitreous.models import VisionModel
 from vitreous.tracing.targets import probabilities
 
 __all__ = [
@@ -54,7 +54,7 @@ _PACKAGES = ("datasets", "evaluation", "methods", "metrics", "models", "registry
 """Where a change of the code can change a number."""
 
 
-def versions(hows: Mapping[str, Method | Foreign] | None = None) -> dict[str, str]:
+def versions(hows: Mapping[str, Method | ExternalExplainer] | None = None) -> dict[str, str]:
     """Return the version of Vitreous, of torch, and of the packages that methods of others come from."""
     found = {"vitreous": _own(), "torch": str(torch.__version__)}
     for text, how in (hows or {}).items():
@@ -76,7 +76,7 @@ def _own() -> str:
     return f"{__version__} ({told.hexdigest()})"
 
 
-def _packages(text: str, how: Method | Foreign) -> set[str]:
+def _packages(text: str, how: Method | ExternalExplainer) -> set[str]:
     """Return the packages that a method is from, but for our own."""
     if isinstance(how, Method):
         places = {type(part).__module__ for part in how.parts()}
@@ -111,6 +111,7 @@ def mixed(units: Iterable[Mapping[str, Any] | None], here: Mapping[str, str]) ->
     now = ", ".join(f"{package} {here[package]}" for package in dict.fromkeys(package for package, _ in known))
     return f"{', '.join(told)}, and what is left will be by {now}" if told else ""
 
+
 Arrays = dict[str, NDArray[Any]]
 Read = Callable[[str], "Found | None"]
 """What the unit of an id found, if it is there."""
@@ -119,7 +120,7 @@ Read = Callable[[str], "Found | None"]
 class Pictures(Protocol):
     """Where the pictures of a run come from; each is known by a digest of its content, label and truth."""
 
-    def sample(self, data: str, name: str, digest: str, view: View) -> Sample:
+    def sample(self, data: str, name: str, digest: str, view: VisionModel) -> Sample:
         """Read one picture of a data set; an ``ImageError`` says why it cannot be."""
 
 
@@ -131,7 +132,7 @@ class Job:
     """
 
     unit: Unit
-    setting: Setting
+    setting: RunConfig
     revision: int
     names: Mapping[str, str]
     where: Mapping[Cell, str] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class Job:
         """The units that must be finished before."""
         return set(self.where.values())
 
-    def smaller(self, said: Mapping[str, Any]) -> Setting | None:
+    def smaller(self, said: Mapping[str, Any]) -> RunConfig | None:
         """Return the setting with which memory would have been enough, where it was not."""
         sizes = {name: min(said.get(name, size), size) for name, size in self._sizes.items()}
         return None if sizes == self._sizes else dataclasses.replace(self.setting, **sizes)
@@ -159,10 +160,10 @@ class Worker:
     """
 
     pictures: Pictures
-    load: Callable[[Setting], View]
-    how: Callable[[Setting, str], Any]
+    load: Callable[[RunConfig], VisionModel]
+    how: Callable[[RunConfig, str], Any]
     tick: Callable[[int], None] | None = None
-    _view: tuple[str, View] | None = field(default=None, init=False)
+    _view: tuple[str, VisionModel] | None = field(default=None, init=False)
     _checked: set[tuple[str, ...]] = field(default_factory=set, init=False)
 
     def found(self, job: Job, read: Read) -> Found:
@@ -189,14 +190,14 @@ class Worker:
         }
         return arrays, {**facts, **said}
 
-    def _check(self, setting: Setting, piece: Unit) -> None:
+    def _check(self, setting: RunConfig, piece: Unit) -> None:
         """Refuse other code than this unit was planned with: looked at once, since files of maps are read for it."""
         key = (*(setting.marks[name] for name in piece.methods), *(setting.metric_mark(name) for name in piece.metrics))
         if key not in self._checked:
             check_code(setting, piece, self.how)
             self._checked.add(key)
 
-    def view(self, setting: Setting) -> View:
+    def view(self, setting: RunConfig) -> VisionModel:
         """Return the model of a setting, which must be the one that was planned with."""
         if self._view is None or self._view[0] != setting.fingerprint:
             self._view = None  # the old one goes before the new one comes
@@ -273,12 +274,12 @@ class Worker:
         kept = [at for at, picture in enumerate(there) if picture not in unsure]
         return [samples[at] for at in kept], [there[at] for at in kept], unsure
 
-    def _plan(self, setting: Setting, piece: Unit, view: View, metrics: Sequence[str]) -> Plan:
+    def _plan(self, setting: RunConfig, piece: Unit, view: VisionModel, metrics: Sequence[str]) -> EvaluationConfig:
         probe = torch.empty(1, 3, *setting.size, dtype=view.dtype, device=view.device)
-        return Plan(
+        return EvaluationConfig(
             {name: careful(self.how(setting, name)) for name in piece.methods},
-            {name: metric(setting.metrics[name]) for name in metrics},
-            Geometry(setting.size, view.grid(probe), view.depth),
+            {name: get_metric(setting.metrics[name]) for name in metrics},
+            ImageShape(setting.size, view.grid(probe), view.depth),
             explained=setting.target,
             labelled=setting.labelled,
             value=setting.value,
@@ -295,14 +296,14 @@ class Worker:
         )
 
 
-def _raised(plan: Plan) -> dict[str, dict[str, str]]:
+def _raised(plan: EvaluationConfig) -> dict[str, dict[str, str]]:
     """Return where methods of others failed, by method and picture."""
     return {name: how.raised for name, how in plan.methods.items() if isinstance(how, Careful) and how.raised}
 
 
-def modes_of(setting: Setting, piece: Unit) -> tuple[str, ...]:
+def modes_of(setting: RunConfig, piece: Unit) -> tuple[str, ...]:
     """Return the kinds of class whose maps a judging unit reads."""
-    return tuple(dict.fromkeys(metric(setting.metrics[name]).explain for name in piece.metrics))
+    return tuple(dict.fromkeys(get_metric(setting.metrics[name]).explain for name in piece.metrics))
 
 
 @dataclass

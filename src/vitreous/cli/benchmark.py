@@ -138,7 +138,7 @@ def run(
     from vitreous.benchmark.executors import ENGINES
     from vitreous.benchmark.executors import run as work
     from vitreous.benchmark.protocol import PRECISIONS
-    from vitreous.benchmark.run import Bench
+    from vitreous.benchmark.run import BenchmarkRun
     from vitreous.benchmark.store import Store
     from vitreous.registry import check_choice
 
@@ -163,7 +163,7 @@ def run(
     if seen:
         how, fewer = _resumed(how, seen)
         told += [*dropped, *fewer]
-    bench = Bench(changed, out, how, named=named, seen=seen)
+    bench = BenchmarkRun(changed, out, how, named=named, seen=seen)
     for line in () if quiet else told:
         options.say(line)
     with options.telling(quiet):
@@ -338,6 +338,8 @@ def _progress(quiet: bool) -> Iterator[Any]:
             options.ERR.print(f"vitreous: {text}", markup=False, emoji=False, soft_wrap=True)
 
     yield line
+
+
 _Reference = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help="The row that others are tested against.", show_default="the protocol's"),

@@ -41,7 +41,7 @@ def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     """List the methods: class-specific or not, cost in forwards and backwards, models, paper; or describe one."""
     import vitreous as vt
 
-    infos = _chosen("method", vt.methods(), pattern)
+    infos = _chosen("method", vt.list_methods(), pattern)
     if as_json:
         options.print_json([_method(info) for info in infos])
         return
@@ -64,7 +64,7 @@ def metrics(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     """List the metrics: direction, what they need and cost, what a trial found, paper; or describe one."""
     import vitreous as vt
 
-    infos = _chosen("metric", vt.metrics(), pattern)
+    infos = _chosen("metric", vt.list_metrics(), pattern)
     if as_json:
         options.print_json([_metric(info) for info in infos])
         return
@@ -85,9 +85,9 @@ def models(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     """List the models that can be loaded by name, with the weights the hub has for them."""
     import vitreous as vt
 
-    infos = [info for info in vt.models() if _fits(pattern, info.name)]
+    infos = [info for info in vt.list_models() if _fits(pattern, info.name)]
     if not infos:
-        names = [info.name if "/" in (pattern or "") else info.name.partition("/")[2] for info in vt.models()]
+        names = [info.name if "/" in (pattern or "") else info.name.partition("/")[2] for info in vt.list_models()]
         raise VitreousError(f"no model fits {pattern!r}{nearest(pattern or '', names)}")
     if as_json:
         options.print_json([dataclasses.asdict(info) for info in infos])
@@ -103,8 +103,8 @@ def cite(method: Annotated[str, typer.Argument(help="A name or a whole spelling.
     import vitreous as vt
 
     name = folded(method.strip())
-    bare = [info for info in vt.methods() if name in map(folded, (info.name, *info.aliases))]
-    infos = bare or [part.info for part in vt.method(method).parts()]
+    bare = [info for info in vt.list_methods() if name in map(folded, (info.name, *info.aliases))]
+    infos = bare or [part.info for part in vt.get_method(method).parts()]
     papers = {paper.key: paper for info in infos for paper in info.papers}
     found = [paper.bibtex() for paper in papers.values()]
     for info in infos:
@@ -261,6 +261,7 @@ def _metric(info: Any) -> dict[str, Any]:
         "parameters": [{"name": p.name, "default": p.default} for p in info.parameters],
     }
 
+
 _STYLES = {"ok": "green", "failed": "bold red", "-": "dim"}
 
 
@@ -292,7 +293,7 @@ def doctor(
     if more:
         raise VitreousError(f"there are two models: {more[0]} and --model {model}")
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt)
-    diagnosis = vt.doctor(view, seed=seed)
+    diagnosis = vt.diagnose(view, seed=seed)
     if as_json:
         options.print_json({"schema": "vitreous.doctor/1", **diagnosis.to_json()})
     elif not quiet:
@@ -352,7 +353,7 @@ def stats(
         raise VitreousError("give either pictures or --noise N")
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, None, device, dtype, quiet, prompt)
     with options.progress_bar("statistics", quiet or as_json) as bar:
-        written = vt.statistics(
+        written = vt.collect_activation_stats(
             view,
             files,
             noise=noise,

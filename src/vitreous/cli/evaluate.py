@@ -86,10 +86,10 @@ def score(
     if not images:
         raise VitreousError(f"there are no pictures to judge with, only the model {model}")
     methods, metrics = options.spelled(method or (), "method"), options.spelled(metric or defaults.METRICS, "metric")
-    judges = [vt.metric(each) for each in metrics]
+    judges = [vt.get_metric(each) for each in metrics]
     for each in methods:
         if not os.path.isdir(each):
-            vt.method(each)
+            vt.get_method(each)
     options.check_out(out, overwrite, ".json", ".csv")
     if figures is not None:
         _check_figures(figures, overwrite)
@@ -98,12 +98,12 @@ def score(
     wanting = [name for name, judge in zip(metrics, judges, strict=True) if judge.needs_labels]
     if labels is None and (wanting or target == "label"):
         raise VitreousError(f"{wanting[0] if wanting else '--target label'} needs the true classes: give --truth")
-    known = None if regions is None else vt.read_regions(regions)
+    known = None if regions is None else vt.load_annotations(regions)
     lost = next((name for name, judge in zip(metrics, judges, strict=True) if judge.truth), None)
     if known is None and lost is not None:
         raise VitreousError(f"{lost} needs to know where the objects are: give --regions")
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, "float32", quiet, prompt)
-    methods = methods or [vt.effort("quick", view), *defaults.judged(view.stream)]
+    methods = methods or [vt.recommended_method("quick", view), *defaults.judged(view.has_residual_stream)]
     precision = "float16" if half else "float32"
     asked: dict[str, Any] = {"precision": precision, "batch": batch_size, "seed": seed, "baselines": baselines}
     asked |= {"classes": options.classes(classes), "memory": memory}
@@ -158,6 +158,7 @@ def _classes(path: Path) -> Any:
     if not isinstance(values, list) or not all(isinstance(each, int | str) for each in values):
         raise VitreousError(f"truth {path} must hold one class for each picture")
     return told
+
 
 _MOST = 100_000
 
@@ -214,15 +215,15 @@ def birds(
     asked_for = options.spelled(method or (), "method")
     for each in asked_for:
         if not os.path.isdir(each) and each not in STEPS:
-            vt.method(each)
+            vt.get_method(each)
     options.check_out(out, overwrite, ".json", ".csv")
     if folder is not None and not os.path.isdir(folder):
         raise VitreousError(f"no such folder of birds: {folder}")
     source: Any = folder or vt.world.World(n=scenes, start=start, shortcut=shortcut)
     name = model or word or "world"
     view = options.load(name, checkpoint, pretrained, img_size, num_classes, None, device, "float32", quiet)
-    chosen = asked_for or ["quick", *defaults.judged(view.stream)]
-    methods = {each: vt.effort(each, view) if each in STEPS else each for each in chosen}
+    chosen = asked_for or ["quick", *defaults.judged(view.has_residual_stream)]
+    methods = {each: vt.recommended_method(each, view) if each in STEPS else each for each in chosen}
     asked: dict[str, Any] = {"fixed": fixed, "dilation": dilation, "oracle": oracle, "baselines": baselines}
     asked |= {"batch": batch_size, "memory": memory, "seed": seed}
     with options.progress_bar("states", quiet or as_json) as bar:
@@ -269,10 +270,10 @@ def trial(
 
     metrics = options.spelled(metric or (), "metric") or None
     for each in metrics or ():
-        vt.metric(each)
+        vt.get_metric(each)
     options.check_out(out, overwrite, ".json")
     with options.telling(quiet or as_json), options.progress_bar("states", quiet or as_json) as bar:
-        found = vt.trial(
+        found = vt.meta_evaluate(
             metrics,
             model=model,
             scenes=scenes,

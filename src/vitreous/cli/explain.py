@@ -21,7 +21,7 @@ from vitreous.registry import defaults
 from vitreous.registry.defaults import known_as
 
 if TYPE_CHECKING:
-    from vitreous.models import View
+    from vitreous.models import VisionModel
     from vitreous.results import Archive, Explanation
 
 __all__ = [
@@ -82,14 +82,14 @@ def explain(
     options.caching(no_cache)
     options.check_effort(effort, method or ())
     options.check_page(html, overwrite)
-    hows = [vt.method(each) for each in options.spelled(method or (), "method")]
+    hows = [vt.get_method(each) for each in options.spelled(method or (), "method")]
     wanted = _files(images)
     archive = None if as_json and out is None else vt.Archive(out or Path("explanations"))
     if archive is not None:
         archive.check()
         wanted = archive.once(wanted)
     view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt)
-    hows = hows or [vt.method(vt.effort("quick" if effort is None else effort, view))]
+    hows = hows or [vt.get_method(vt.recommended_method("quick" if effort is None else effort, view))]
     aim: dict[str, Any] = {"against": against or None, "value": value, "classes": options.classes(classes)}
     rounds = _rounds(view, hows, target or [None], {**aim, "seed": seed})
     kept: set[tuple[int, Path]] = set()
@@ -116,7 +116,7 @@ def explain(
         left = [path for path in wanted if (number, path) not in kept and path not in lost]
         with options.progress_bar(known_as(asked.how.spelling), quiet or as_json) as bar:
             given = {**aim, **budget, "seed": seed, "progress": bar}
-            for each in vt.explain_each(view, left, asked.how, asked.target, **given) if left else ():
+            for each in vt.iter_explanations(view, left, asked.how, asked.target, **given) if left else ():
                 answer = each.identity["question"] if each.identity and archive is not None else ""
                 if answer in done:
                     continue  # the class that was named is the predicted one, which was asked for too
@@ -135,7 +135,7 @@ def explain(
     if lost and not rows:
         raise VitreousError(f"none of the {len(lost)} pictures can be read")
     if html is not None and shown:
-        disk.write_file(html, vt.page(shown).encode(), overwrite=overwrite)
+        disk.write_file(html, vt.to_html(shown).encode(), overwrite=overwrite)
     if as_json:
         options.print_json({"schema": "vitreous.explain/1", "explanations": rows})
     elif not quiet:
@@ -189,7 +189,7 @@ def compare(
     options.caching(no_cache)
     options.check_effort(effort)
     options.check_page(html, overwrite)
-    hows = [vt.method(each) for each in options.spelled(method, "method")] if method else None
+    hows = [vt.get_method(each) for each in options.spelled(method, "method")] if method else None
     files = _files([image])
     if len(files) != 1:
         raise VitreousError(f"compare takes one picture, {image} has {len(files)}")
@@ -204,7 +204,7 @@ def compare(
         comparison = vt.compare(view, image, hows, target or None, effort=effort, progress=bar, **asked)
     comparison.save(place, overwrite=overwrite, tile=tile)
     if html is not None:
-        disk.write_file(html, vt.page(comparison).encode(), overwrite=overwrite)
+        disk.write_file(html, vt.to_html(comparison).encode(), overwrite=overwrite)
     if as_json:
         rows = [_row(each, None) for each in comparison]
         options.print_json({"schema": "vitreous.compare/1", "panel": str(place), "explanations": rows})
@@ -221,7 +221,9 @@ class _Round(NamedTuple):
     question: Any
 
 
-def _rounds(view: View, hows: Sequence[Any], targets: Sequence[str | None], asked: dict[str, Any]) -> list[_Round]:
+def _rounds(
+    view: VisionModel, hows: Sequence[Any], targets: Sequence[str | None], asked: dict[str, Any]
+) -> list[_Round]:
     """Return every method with every target, each question once."""
     import vitreous as vt
 
@@ -296,7 +298,7 @@ def why(
     options.caching(no_cache)
     options.check_effort(effort, [] if method is None else [method])
     if method is not None:
-        vt.method(method)
+        vt.get_method(method)
     place = out or Path(f"{disk.safe_name(image.stem)}-why.html")
     options.check_page(place, overwrite)
     files = vt.image_files(image)

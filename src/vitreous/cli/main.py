@@ -129,6 +129,7 @@ def in_options(text: str, arguments: Sequence[str]) -> str:
 
     return _ARGUMENT.sub(option, text.replace("true classes: give labels", "true classes: give --truth"))
 
+
 app = typer.Typer(
     name="vitreous",
     help="Look inside a vision transformer, unmodified, and see what made it decide.",

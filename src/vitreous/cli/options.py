@@ -23,7 +23,7 @@ from vitreous.registry.defaults import STEPS
 from vitreous.registry.spec import split
 
 if TYPE_CHECKING:
-    from vitreous.models import View
+    from vitreous.models import VisionModel
 
 
 def _checked_memory(memory: Optional[float]) -> Optional[float]:  # noqa: UP045
@@ -101,7 +101,7 @@ def load(
     dtype: str,
     quiet: bool,
     prompts: list[str] | None = None,
-) -> View:
+) -> VisionModel:
     """Build the model that the options describe."""
     import vitreous
 

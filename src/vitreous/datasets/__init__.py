@@ -1,10 +1,10 @@
 """Data: what people hand in. Pictures, their true classes, what else is known, and how far a long run is."""
 
-from vitreous.datasets.annotations import KINDS, Truth, read_regions
+from vitreous.datasets.annotations import KINDS, Annotation, load_annotations
 from vitreous.datasets.grids import Grids, grids, mosaics
 from vitreous.datasets.images import (
+    LoadedImage,
     OnError,
-    Picture,
     count,
     cut,
     file_digest,
@@ -20,10 +20,10 @@ __all__ = [
     "KINDS",
     "Grids",
     "OnError",
-    "Picture",
+    "LoadedImage",
     "Progress",
     "Sample",
-    "Truth",
+    "Annotation",
     "count",
     "cut",
     "file_digest",
@@ -34,6 +34,6 @@ __all__ = [
     "mosaics",
     "open_photo",
     "pictures",
-    "read_regions",
+    "load_annotations",
     "read_samples",
 ]

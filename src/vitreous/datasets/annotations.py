@@ -20,17 +20,17 @@ import numpy as np
 from PIL import Image
 
 from vitreous import io as disk
-from vitreous.datasets.images import Picture
+from vitreous.datasets.images import LoadedImage
 from vitreous.errors import ImageError, one_line
 from vitreous.models import Box
 from vitreous.registry import check_choice
 
 __all__ = [
     "KINDS",
-    "Truth",
+    "Annotation",
     "mask_of_runs",
     "photo_size",
-    "read_regions",
+    "load_annotations",
     "runs_of_text",
 ]
 
@@ -73,6 +73,7 @@ def runs_of_text(text: str) -> list[int]:
         raise ValueError("packed run lengths end in the middle of a number")
     return runs
 
+
 Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = ("mask", "boxes", "parts")
 
@@ -80,11 +81,11 @@ _ORIENTATION = 0x0112
 
 
 @dataclass(frozen=True, eq=False)
-class Truth:
+class Annotation:
     """What is known about one picture, in the pixels that the model sees.
 
     ``mask`` ``[H, W]`` is true on the object, ``boxes`` are (left, top, right, bottom), ``parts`` are masks by name,
-    ``ignore`` ``[H, W]`` is true where nobody knows: such pixels count for nothing. ``Truth.of_photo``, ``of_trimap``
+    ``ignore`` ``[H, W]`` is true where nobody knows: such pixels count for nothing. ``Annotation.of_photo``, ``of_trimap``
     and ``of_parts`` take the same in the pixels of the photograph, and follow its way into the model.
     """
 
@@ -96,12 +97,12 @@ class Truth:
     @classmethod
     def of_photo(
         cls,
-        picture: Picture,
+        picture: LoadedImage,
         mask: Any = None,
         boxes: Iterable[Box] | None = None,
         parts: Mapping[str, Any] | None = None,
         ignore: Any = None,
-    ) -> Truth:
+    ) -> Annotation:
         """Take what is known in the pixels of the photograph; what the crop leaves out is gone.
 
         Boxes that are all left out leave an empty mask: it is known that nothing is there.
@@ -119,7 +120,7 @@ class Truth:
         )
 
     @classmethod
-    def of_trimap(cls, picture: Picture, trimap: Any, inside: int = 1, outside: int = 2) -> Truth:
+    def of_trimap(cls, picture: LoadedImage, trimap: Any, inside: int = 1, outside: int = 2) -> Annotation:
         """Take a map of whole numbers in the pixels of the photograph: inside, outside, and all else ignored."""
         if inside == outside:
             raise ImageError(f"the trimap of {picture.name} has {inside} both inside and outside")
@@ -127,7 +128,9 @@ class Truth:
         return cls(numbers == inside, ignore=(numbers != inside) & (numbers != outside))
 
     @classmethod
-    def of_parts(cls, picture: Picture, numbers: Any, names: Mapping[str, int], ignore: int | None = None) -> Truth:
+    def of_parts(
+        cls, picture: LoadedImage, numbers: Any, names: Mapping[str, int], ignore: int | None = None
+    ) -> Annotation:
         """Take a map of whole numbers in the pixels of the photograph, and which number is which part."""
         if not names:
             raise ImageError(f"the parts of {picture.name} have no names: give {{name: number}}")
@@ -179,7 +182,7 @@ class Truth:
             _box(box, name)
 
 
-def photo_size(picture: Picture) -> tuple[int, int]:
+def photo_size(picture: LoadedImage) -> tuple[int, int]:
     """Return width and height of the photograph that a picture was cut from, held upright."""
     if picture.photo is not None:
         return picture.photo.size
@@ -190,7 +193,7 @@ def photo_size(picture: Picture) -> tuple[int, int]:
         return (high, wide) if opened.getexif().get(_ORIENTATION, 1) >= 5 else (wide, high)
 
 
-def _seen(picture: Picture, array: Any, what: str, beyond: Any = 0) -> Array:
+def _seen(picture: LoadedImage, array: Any, what: str, beyond: Any = 0) -> Array:
     """Return an array of the photograph's pixels at those that the model sees, each from the nearest one."""
     if picture.box is None:
         raise ImageError(f"{picture.name} is no photograph: give what is known in the pixels of the tensor")
@@ -207,7 +210,7 @@ def _seen(picture: Picture, array: Any, what: str, beyond: Any = 0) -> Array:
     return np.where(there, cut, np.asarray(beyond, values.dtype))
 
 
-def _boxes_seen(picture: Picture, boxes: Iterable[Box]) -> tuple[Box, ...]:
+def _boxes_seen(picture: LoadedImage, boxes: Iterable[Box]) -> tuple[Box, ...]:
     if picture.box is None:
         raise ImageError(f"{picture.name} is no photograph: give what is known in the pixels of the tensor")
     high, wide = picture.tensor.shape[-2:]
@@ -237,30 +240,31 @@ def _whole(given: Any, what: str) -> Array:
     return numbers
 
 
-def as_truth(given: Any, picture: Picture) -> Truth | None:
+def as_truth(given: Any, picture: LoadedImage) -> Annotation | None:
     """Understand what a user knows about a picture: a truth, a mask, or a function of the picture that gives one."""
     known = given(picture) if callable(given) else given
-    if known is None or isinstance(known, Truth):
+    if known is None or isinstance(known, Annotation):
         truth = known
     else:
         mask = np.asarray(known)
         if mask.ndim != 2:
             raise ImageError(f"what is known about {picture.name} is {list(mask.shape)}; a mask is [H, W]")
-        truth = Truth(mask.astype(bool))
+        truth = Annotation(mask.astype(bool))
     if truth is not None:
         truth.check(picture.name, (picture.tensor.shape[-2], picture.tensor.shape[-1]))
     return truth
+
 
 _MASKS = {".bmp", ".gif", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 """Endings of masks; a JPEG would blur their edges."""
 _TRIMAP = {1, 2, 3}
 _MOST_BYTES = 2**28
 
-Regions = Callable[[Picture], Truth]
+Regions = Callable[[LoadedImage], Annotation]
 
 
-def read_regions(path: str | Path, *, trimap: bool | None = None, ignore: int | None = None) -> Regions:
-    """Return a function of the picture that gives its ``Truth``: what ``evaluate(truth=…)`` takes.
+def load_annotations(path: str | Path, *, trimap: bool | None = None, ignore: int | None = None) -> Regions:
+    """Return a function of the picture that gives its ``Annotation``: what ``evaluate(truth=…)`` takes.
 
     ``path`` is a folder of masks that are named like the pictures, or a JSON file: ``{file: boxes}``, a list of
     ``{"file": …, "boxes": …}`` or ``{"file": …, "mask": …}``, or a ``scenes.json``. In a mask everything but zero is
@@ -278,13 +282,13 @@ def read_regions(path: str | Path, *, trimap: bool | None = None, ignore: int | 
     rows = _rows(told, path)
     shares = all(abs(value) <= 1 for row in rows.values() for box in row.get("boxes", ()) for value in box)
 
-    def known(picture: Picture) -> Truth:
+    def known(picture: LoadedImage) -> Annotation:
         row = rows.get(picture.name) or rows.get(Path(picture.name).stem)
         if row is None:
             raise ImageError(f"{path} has no region for {picture.name}")
         if "mask" not in row:
             wide, high = photo_size(picture) if shares else (1, 1)
-            return Truth.of_photo(
+            return Annotation.of_photo(
                 picture, boxes=[(a * wide, b * high, c * wide, d * high) for a, b, c, d in row["boxes"]]
             )
         place = _place(path, picture, row["mask"])
@@ -310,7 +314,7 @@ def _folder(path: Path) -> dict[str, list[Path]]:
     return by_stem
 
 
-def _named_like(by_stem: Mapping[str, list[Path]], picture: Picture, folder: Path) -> Path:
+def _named_like(by_stem: Mapping[str, list[Path]], picture: LoadedImage, folder: Path) -> Path:
     own = None if picture.path is None else picture.path.resolve()
     found = [each for each in by_stem.get(Path(picture.name).stem, ()) if each.resolve() != own]
     if len(found) != 1:
@@ -319,7 +323,7 @@ def _named_like(by_stem: Mapping[str, list[Path]], picture: Picture, folder: Pat
     return found[0]
 
 
-def _place(table: Path, picture: Picture, name: str) -> Path:
+def _place(table: Path, picture: LoadedImage, name: str) -> Path:
     """Return where a mask named in a table is: beside the table or the picture, or in a folder named like the table."""
     folders = [table.parent, table.with_suffix(""), *([picture.path.parent] if picture.path else [])]
     for folder in folders:
@@ -341,25 +345,25 @@ def _numbers(place: Path) -> Array:
     return values if values.ndim == 2 else values @ np.array([1, 2**8, 2**16])
 
 
-def _of_mask(picture: Picture, place: Path, trimap: bool | None, ignore: int | None) -> Truth:
+def _of_mask(picture: LoadedImage, place: Path, trimap: bool | None, ignore: int | None) -> Annotation:
     numbers = _numbers(place)
     if trimap is None:
         there = set(np.unique(numbers).tolist())
         trimap = ignore is None and len(there) > 1 and there <= _TRIMAP
     if trimap:
-        return Truth.of_trimap(picture, numbers)
+        return Annotation.of_trimap(picture, numbers)
     unsure = None if ignore is None else numbers == ignore
     inside = (numbers != 0) & (numbers != ignore)
-    return Truth.of_photo(picture, inside, ignore=unsure)
+    return Annotation.of_photo(picture, inside, ignore=unsure)
 
 
-def _of_scene(picture: Picture, place: Path, owners: Mapping[str, int]) -> Truth:
+def _of_scene(picture: LoadedImage, place: Path, owners: Mapping[str, int]) -> Annotation:
     """The creature and its parts, and nothing of the ground, the objects, the marker or a companion."""
     others = ("ground", "object", "marker", "companion")
     own = {name: number for name, number in owners.items() if not name.startswith(others)}
     numbers = _numbers(place)
     parts = {name: numbers == number for name, number in own.items()}
-    return Truth.of_photo(picture, np.isin(numbers, list(own.values())), parts=parts)
+    return Annotation.of_photo(picture, np.isin(numbers, list(own.values())), parts=parts)
 
 
 # -- tables ------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from vitreous.datasets import (
 from vitreous.datasets import (
     public as mura,
 )
-from vitreous.datasets.annotations import Truth
+from vitreous.datasets.annotations import Annotation
 from vitreous.datasets.dataset import (
     CHOICES,
     KINDS,
@@ -54,8 +54,8 @@ from vitreous.datasets.dataset import (
     register_source,
 )
 from vitreous.datasets.grid_source import GridSource
-from vitreous.datasets.images import Picture
-from vitreous.errors import ImageError, SpellingError, one_line
+from vitreous.datasets.images import LoadedImage
+from vitreous.errors import ImageError, SpecError, one_line
 
 __all__ = [
     "CHOICES",
@@ -108,9 +108,10 @@ def open_source(
         taken = chosen(word, found.entries, images, choose, seed, listed)
         return DataSource(word, tuple(taken), where, found.classes, found.names, found.note)
     if choose == "per-class":
-        raise SpellingError(f"{word} cannot choose per-class: each of its pictures shows several")
+        raise SpecError(f"{word} cannot choose per-class: each of its pictures shows several")
     usable = chosen(word, found.entries, 0, "listed" if choose == "listed" else "first", seed, listed)
     return found.make(usable, images, seed)
+
 
 ELSEWHERE = {
     "world": "its scenes are rendered, and the part of Vitreous that does so has not added the word (register_source)",
@@ -121,7 +122,7 @@ ELSEWHERE = {
 def rendered_source(
     labels: Sequence[int],
     draw: Callable[[int], Image.Image | Tensor],
-    truth: Callable[[int], Truth] | None = None,
+    truth: Callable[[int], Annotation] | None = None,
     names: tuple[str, ...] = (),
     note: str = "",
     name: str = "scene-{:06d}",
@@ -134,5 +135,5 @@ def rendered_source(
     return Found(entries, names=names, note=note)
 
 
-def _truth(truth: Callable[[int], Truth], place: int, picture: Picture) -> Truth:
+def _truth(truth: Callable[[int], Annotation], place: int, picture: LoadedImage) -> Annotation:
     return truth(place)

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vitreous.datasets.images import Picture
+from vitreous.datasets.images import LoadedImage
 from vitreous.errors import TargetError, one_line
-from vitreous.models import View
+from vitreous.models import VisionModel
 
 __all__ = ["Classes", "Label", "imagenet_subset", "index_of_wnid", "is_wnid", "table", "wnids"]
 
@@ -73,7 +73,7 @@ class Classes:
     the same (alphabetical) order, as class folders are everywhere.
     """
 
-    def __init__(self, view: View, names: Sequence[str]) -> None:
+    def __init__(self, view: VisionModel, names: Sequence[str]) -> None:
         self.view, self.names = view, tuple(names)
         self._known: dict[Label, int | tuple[int, ...]] = {}
         self._seen: tuple[Tensor, Tensor] | None = None
@@ -85,7 +85,7 @@ class Classes:
                 if label is not None:
                     self._found(label)
 
-    def of(self, label: Label | None, picture: Picture) -> int | None:
+    def of(self, label: Label | None, picture: LoadedImage) -> int | None:
         """Return the class of a label; of several classes, that which the model holds likeliest in this picture."""
         if label is None:
             return None
@@ -114,10 +114,10 @@ class Classes:
         try:
             return self.view.class_index(label)
         except TargetError as error:
-            index, classes = index_of_wnid(label), max(self.view.classes, 2)
+            index, classes = index_of_wnid(label), max(self.view.num_classes, 2)
             if index is not None and classes == _THOUSAND:
                 return index
-            if label in self.names and len(self.names) == classes and not self.view.labels:
+            if label in self.names and len(self.names) == classes and not self.view.class_names:
                 return self.names.index(label)
             told = f"; the source has {len(self.names)} classes, the model {classes}" if self.names else ""
             raise TargetError(f"{one_line(str(error))}{told}") from None

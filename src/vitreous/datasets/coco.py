@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.datasets.annotations import Array, Truth, mask_of_runs
+from vitreous.datasets.annotations import Annotation, Array, mask_of_runs
 from vitreous.datasets.class_tables import table
 from vitreous.datasets.dataset import Entry, Found, source_kind
 from vitreous.datasets.files import content, first_there, folder_at, misfit, read_json
-from vitreous.datasets.images import Picture
-from vitreous.errors import ImageError, SpellingError, one_line
+from vitreous.datasets.images import LoadedImage
+from vitreous.errors import ImageError, SpecError, one_line
 from vitreous.registry import check_choice
 
 __all__ = ["drawn"]
@@ -47,7 +47,7 @@ def coco(path: Path, split: str = "val2017", least_area: float = 0.01, classes: 
     """
     check_choice("classes", classes, ("imagenet", "coco"))
     if not 0 <= least_area <= 1:
-        raise SpellingError(f"least_area={least_area} must lie between 0 and 1")
+        raise SpecError(f"least_area={least_area} must lie between 0 and 1")
     place = path if path.suffix.lower() == ".json" else path / "annotations" / f"instances_{split}.json"
     root = place.parent.parent if path.suffix.lower() == ".json" else folder_at("coco", path, _EXPECTED)
     if not os.path.isfile(place):
@@ -107,7 +107,9 @@ def _box(told: Any) -> tuple[float, float, float, float]:
     return left, top, left + wide, top + high
 
 
-def _truth(objects: Sequence[Mapping[str, Any]], boxes: Sequence[Any], photo: _Photo, picture: Picture) -> Truth:
+def _truth(
+    objects: Sequence[Mapping[str, Any]], boxes: Sequence[Any], photo: _Photo, picture: LoadedImage
+) -> Annotation:
     size = photo.high, photo.wide
     try:
         inside = [drawn(each["segmentation"], size) for each in objects if not each.get("iscrowd")]
@@ -116,7 +118,7 @@ def _truth(objects: Sequence[Mapping[str, Any]], boxes: Sequence[Any], photo: _P
         raise ImageError(f"coco: the masks of {photo.file} cannot be understood: {one_line(str(error))}") from None
     mask = np.any(inside, axis=0)
     ignore = np.any(crowd, axis=0) & ~mask if crowd else None
-    return Truth.of_photo(picture, mask, boxes=boxes, ignore=ignore)
+    return Annotation.of_photo(picture, mask, boxes=boxes, ignore=ignore)
 
 
 def drawn(told: Any, size: tuple[int, int]) -> Array:

@@ -21,12 +21,12 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous import io as disk
-from vitreous.datasets.annotations import Truth, _of_mask, as_truth, photo_size
+from vitreous.datasets.annotations import Annotation, _of_mask, as_truth, photo_size
 from vitreous.datasets.class_tables import Classes, Label
-from vitreous.datasets.images import Picture, open_photo, pictures
+from vitreous.datasets.images import LoadedImage, open_photo, pictures
 from vitreous.datasets.samples import Sample
-from vitreous.errors import ImageError, SpellingError, TargetError, VitreousWarning, nearest, one_line
-from vitreous.models import Box, View
+from vitreous.errors import ImageError, SpecError, TargetError, VitreousWarning, nearest, one_line
+from vitreous.models import Box, VisionModel
 from vitreous.registry import check_choice
 
 __all__ = [
@@ -79,7 +79,7 @@ class Kind:
         for name in more:
             if name not in self.options:
                 takes = f"; it takes {', '.join(self.options)}" if self.options else ""
-                raise SpellingError(f"{self.word} takes no {name}{takes}")
+                raise SpecError(f"{self.word} takes no {name}{takes}")
         return self.opener(None if path is None else Path(path).expanduser(), **more)
 
 
@@ -89,7 +89,7 @@ KINDS: dict[str, Kind] = {}
 def register_source(word: str, opener: Callable[..., Found], *, needs_path: bool = True) -> None:
     """Add a word. ``opener`` takes the path, then its own options by name, and returns what is ``Found``."""
     if word in KINDS:
-        raise SpellingError(f"two sources are called {word!r}")
+        raise SpecError(f"two sources are called {word!r}")
     KINDS[word] = Kind(word, opener, needs_path)
 
 
@@ -109,7 +109,8 @@ def find_kind(word: str, elsewhere: dict[str, str]) -> Kind:
         return KINDS[word]
     if word in elsewhere:
         raise ImageError(f"{word}: {elsewhere[word]}")
-    raise SpellingError(f"unknown source {word!r}{nearest(word, [*KINDS, *elsewhere])}")
+    raise SpecError(f"unknown source {word!r}{nearest(word, [*KINDS, *elsewhere])}")
+
 
 Unreadable = Callable[[str, str], None]
 """Called with the name of a picture that cannot be used, and why; the others go on."""
@@ -136,7 +137,7 @@ class Entry:
     group: int | None = None
     among: tuple[Label, ...] = ()
     opener: Callable[[], Image.Image | Tensor] | None = field(default=None, repr=False)
-    known: Callable[[Picture], Truth] | None = field(default=None, repr=False)
+    known: Callable[[LoadedImage], Annotation] | None = field(default=None, repr=False)
     ingredients: DataSource | None = field(default=None, repr=False)
     recipe: tuple[Any, ...] = ()
 
@@ -165,7 +166,7 @@ class Entry:
         """Whether anything is known about where things are in it."""
         return self.known is not None or self.mask is not None or bool(self.boxes)
 
-    def truth(self, picture: Picture) -> Truth | None:
+    def truth(self, picture: LoadedImage) -> Annotation | None:
         """Return what is known, in the pixels that the model sees."""
         if self.known is not None:
             return self.known(picture)
@@ -173,7 +174,7 @@ class Entry:
         if self.boxes:
             wide, high = photo_size(picture) if self.shares else (1, 1)
             moved = [(a * wide, b * high, c * wide, d * high) for a, b, c, d in self.boxes]
-            boxes = Truth.of_photo(picture, boxes=moved)
+            boxes = Annotation.of_photo(picture, boxes=moved)
         if self.mask is None:
             return boxes
         inside = _of_mask(picture, self.mask, None, None)
@@ -220,12 +221,12 @@ class DataSource:
         numbers = [each.group for each in self.entries]
         return None if None in numbers else tuple(number for number in numbers if number is not None)
 
-    def sample(self, view: View, place: int) -> Sample:
+    def sample(self, view: VisionModel, place: int) -> Sample:
         """Return one picture as an input of this model, with its class and what else is known about it."""
         return self._sample(view, place, Classes(view, self.names))
 
     def samples(
-        self, view: View, on_error: Unreadable | None = None, places: Iterable[int] | None = None
+        self, view: VisionModel, on_error: Unreadable | None = None, places: Iterable[int] | None = None
     ) -> Iterator[Sample]:
         """Yield every picture that can be used, or those at some places, as inputs of this model.
 
@@ -245,7 +246,7 @@ class DataSource:
         finally:  # also where the caller has seen enough
             left_out.finish()
 
-    def given(self, view: View, on_error: Unreadable | None = None) -> dict[str, Any]:
+    def given(self, view: VisionModel, on_error: Unreadable | None = None) -> dict[str, Any]:
         """Return what ``evaluate`` takes: data, labels, truth, groups, among, classes; what is not there is left out.
 
         ``evaluate`` stops at a picture that cannot be read, so each is opened here once; they stay closed afterwards.
@@ -280,13 +281,13 @@ class DataSource:
             "note": self.note,
         }
 
-    def _reader(self, view: View, on_error: Unreadable | None) -> Callable[[int], Sample]:
+    def _reader(self, view: VisionModel, on_error: Unreadable | None) -> Callable[[int], Sample]:
         """Check what can be checked before anything is opened; return what reads one picture."""
         known = Classes(view, self.names)
         known.check(self.entries)
         return lambda place: self._sample(view, place, known)
 
-    def _sample(self, view: View, place: int, known: Classes) -> Sample:
+    def _sample(self, view: VisionModel, place: int, known: Classes) -> Sample:
         entry = self.entries[place]
         source: Any = entry.path if entry.opener is None and entry.path is not None else entry.open()
         shown = list(pictures(source, view, at=place, seen=False))
@@ -337,6 +338,7 @@ class _LeftOut:
         text = f"{self.word}: {len(self.told)} pictures were left out: {some}{more}"
         warnings.warn(text, VitreousWarning, stacklevel=3)
 
+
 _MOST_BYTES = 2**28
 CHOICES = ("first", "random", "per-class", "listed")
 
@@ -359,11 +361,11 @@ def chosen(
     """
     check_choice("choose", choose, CHOICES)
     if isinstance(images, bool) or not isinstance(images, int) or images < 0:
-        raise SpellingError(f"images={images!r} must be a whole number, 0 for all of them")
+        raise SpecError(f"images={images!r} must be a whole number, 0 for all of them")
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise SpellingError(f"seed={seed!r} must be a whole number")
+        raise SpecError(f"seed={seed!r} must be a whole number")
     if (listed is not None) != (choose == "listed"):
-        raise SpellingError(f"choose={choose!r} and listed={listed!r:.60} do not go together")
+        raise SpecError(f"choose={choose!r} and listed={listed!r:.60} do not go together")
     if choose == "per-class":
         taken = [[each] for each in _turns(word, entries, seed)]
     else:

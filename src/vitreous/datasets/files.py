@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from vitreous import io as disk
-from vitreous.datasets.annotations import Truth, _of_mask
+from vitreous.datasets.annotations import Annotation, _of_mask
 from vitreous.datasets.class_tables import Label, index_of_wnid
 from vitreous.datasets.dataset import Entry, Found, source_kind
-from vitreous.datasets.images import _SUFFIXES, Picture, scene_masks
+from vitreous.datasets.images import _SUFFIXES, LoadedImage, scene_masks
 from vitreous.errors import ImageError, one_line
 from vitreous.models import Box
 
@@ -135,6 +135,7 @@ def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:
             seen.add(real)
             yield from _walk(each, seen)
 
+
 _MASK_ENDS = ("", "_mask", "-mask", ".mask")
 
 
@@ -210,6 +211,8 @@ def _mask_of(picture: Path, stems: dict[str, list[Path]]) -> Path | None:
         if found:
             return found[0]
     return None
+
+
 _UNITS = ("pixels", "fractions")
 _COLUMNS = "file, and of label, boxes, unit, mask, group what there is"
 
@@ -258,7 +261,7 @@ def table_beside(folder: Path) -> Path | None:
     return first_there(folder.parent / f"{folder.name}.json", folder / f"{folder.name}.json")
 
 
-def _trimap(mask: Path, picture: Picture) -> Truth:
+def _trimap(mask: Path, picture: LoadedImage) -> Annotation:
     return _of_mask(picture, mask, True, None)
 
 

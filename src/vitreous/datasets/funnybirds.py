@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from vitreous import io as disk
-from vitreous.datasets.annotations import Array, Truth
+from vitreous.datasets.annotations import Annotation, Array
 from vitreous.datasets.dataset import Entry, Found, source_kind
 from vitreous.datasets.files import content, folder_at, misfit
-from vitreous.datasets.images import Picture, open_photo
+from vitreous.datasets.images import LoadedImage, open_photo
 from vitreous.errors import ImageError
 from vitreous.registry import check_choice
 
@@ -201,11 +201,11 @@ def funnybirds(path: Path, split: str = "test") -> Found:
     return Found(entries, note=f"{len(files.variants)} classes of {layout.classes}, parts by the colours of part maps")
 
 
-def _truth(files: FunnyBirdsFiles, image: int, picture: Picture) -> Truth:
+def _truth(files: FunnyBirdsFiles, image: int, picture: LoadedImage) -> Annotation:
     """The parts of one image; instances of a part are one region here."""
     masks, owners = files.instances(image)
     parts = {part: masks[owners == number].any(axis=0) for number, part in enumerate(files.parts)}
-    return Truth.of_photo(picture, parts=parts)
+    return Annotation.of_photo(picture, parts=parts)
 
 
 def _colour(row: Array) -> Colour:

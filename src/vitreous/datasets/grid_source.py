@@ -12,14 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.datasets.annotations import Truth
+from vitreous.datasets.annotations import Annotation
 from vitreous.datasets.dataset import DataSource, Entry, Found, Unreadable, chosen, source_kind
 from vitreous.datasets.grids import Grids, check_count, possible_grids
 from vitreous.datasets.imagenet import imagenet_s, imagenet_val
 from vitreous.datasets.images import pictures
 from vitreous.datasets.samples import Sample
 from vitreous.errors import ImageError
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.registry import at_least
 
 __all__ = ["GridSource"]
@@ -91,7 +91,7 @@ class GridSource(DataSource):
     count: int = 0
     seed: int = 0
     least: float | None = None
-    _kept: list[tuple[View, Grids]] = field(default_factory=list, repr=False)
+    _kept: list[tuple[VisionModel, Grids]] = field(default_factory=list, repr=False)
 
     @property
     def has_labels(self) -> bool:
@@ -103,15 +103,15 @@ class GridSource(DataSource):
         told = f"{self.ingredients.digest} {self.rows} {self.count} {self.seed} {self.least}"
         return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
-    def grids(self, view: View, on_error: Unreadable | None = None) -> Grids:
+    def grids(self, view: VisionModel, on_error: Unreadable | None = None) -> Grids:
         """Put the grids together: every picture is read once. Fewer than were asked for are an error."""
         made = self._made(view, on_error)
         check_count(len(made) // self.rows**2, self.count or None, self.rows)
         return made
 
-    def _made(self, view: View, on_error: Unreadable | None = None) -> Grids:
+    def _made(self, view: VisionModel, on_error: Unreadable | None = None) -> Grids:
         if not self._kept or self._kept[0][0] is not view:
-            truths: deque[Truth | None] = deque()
+            truths: deque[Annotation | None] = deque()
             known = any(each.is_known for each in self.ingredients.entries)
             parts: Any = _in_step(truths) if known else None
             shown = self._pairs(view, on_error, truths if known else None)
@@ -119,13 +119,15 @@ class GridSource(DataSource):
             self._kept[:] = [(view, made)]
         return self._kept[0][1]
 
-    def _pairs(self, view: View, on_error: Unreadable | None, truths: deque[Truth | None] | None) -> Iterator[Any]:
+    def _pairs(
+        self, view: VisionModel, on_error: Unreadable | None, truths: deque[Annotation | None] | None
+    ) -> Iterator[Any]:
         for sample in self.ingredients.samples(view, on_error):
             if truths is not None:
                 truths.append(sample.truth)
             yield sample.picture.tensor, sample.label
 
-    def sample(self, view: View, place: int) -> Sample:
+    def sample(self, view: VisionModel, place: int) -> Sample:
         """Return one cell of a grid: the grid as an input, the class of the cell, and where it is."""
         made, name = self._made(view), self.entries[place].name
         if place >= len(made):
@@ -136,11 +138,11 @@ class GridSource(DataSource):
         label, truth, among = made.targets[place], made.truths[place], made.among[place]
         return Sample(replace(picture, name=name), place, label, truth, target=label, among=among)
 
-    def _reader(self, view: View, on_error: Unreadable | None) -> Callable[[int], Sample]:
+    def _reader(self, view: VisionModel, on_error: Unreadable | None) -> Callable[[int], Sample]:
         self.grids(view, on_error)
         return partial(self.sample, view)
 
-    def given(self, view: View, on_error: Unreadable | None = None) -> dict[str, Any]:
+    def given(self, view: VisionModel, on_error: Unreadable | None = None) -> dict[str, Any]:
         """Return what ``evaluate`` takes: data, target, labels, truth, among, groups."""
         made = self.grids(view, on_error)
         return {
@@ -157,7 +159,7 @@ class GridSource(DataSource):
         return {**super().to_json(), "images": len(self) // self.rows**2}
 
 
-def _in_step(queue: deque[Truth | None]) -> Iterator[Truth | None]:
+def _in_step(queue: deque[Annotation | None]) -> Iterator[Annotation | None]:
     """Yield what is known about the picture that was read last; read_samples asks for it right after the picture."""
     while queue:
         yield queue.popleft()

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.datasets.annotations import Array, Truth
+from vitreous.datasets.annotations import Annotation, Array
 from vitreous.datasets.images import cut
 from vitreous.datasets.samples import Sample, read_samples
 from vitreous.errors import ImageError, TargetError, VitreousError
-from vitreous.models import View
+from vitreous.models import VisionModel
 
 __all__ = ["Grids", "grids", "mosaics"]
 
@@ -45,7 +45,7 @@ class Grids:
 
     pictures: Sequence[Tensor]
     targets: tuple[int, ...]
-    truths: tuple[Truth, ...]
+    truths: tuple[Annotation, ...]
     among: tuple[tuple[int, ...], ...]
     groups: tuple[int, ...]
     rows: int
@@ -72,7 +72,7 @@ class _Drawn(Sequence[Tensor]):
 
 
 def grids(
-    view: View,
+    view: VisionModel,
     pictures: Any,
     labels: Any = None,
     rows: int = 2,
@@ -95,7 +95,7 @@ def grids(
 
 
 def possible_grids(
-    view: View,
+    view: VisionModel,
     pictures: Any,
     labels: Any,
     rows: int,
@@ -120,7 +120,7 @@ def check_count(made: int, count: int | None, rows: int) -> None:
 
 
 def mosaics(
-    view: View,
+    view: VisionModel,
     pictures: Any,
     labels: Any = None,
     count: int | None = None,
@@ -161,7 +161,7 @@ def _entries(made: Sequence[Sequence[_Cell]], entries: Sequence[tuple[int, list[
     )
 
 
-def _truth(cells: Sequence[_Cell], places: Sequence[int], rows: int) -> Truth:
+def _truth(cells: Sequence[_Cell], places: Sequence[int], rows: int) -> Annotation:
     high, wide = cells[0].tensor.shape[-2:]
     mask, ignore = (np.zeros((rows * high, rows * wide), bool) for _ in range(2))
     for place in places:
@@ -170,11 +170,11 @@ def _truth(cells: Sequence[_Cell], places: Sequence[int], rows: int) -> Truth:
         region, unsure = cells[place].region, cells[place].ignore
         mask[own] = True if region is None else region
         ignore[own] = False if unsure is None else unsure
-    return Truth(mask, ignore=ignore if ignore.any() else None)
+    return Annotation(mask, ignore=ignore if ignore.any() else None)
 
 
 def _cells(
-    view: View, pictures: Any, labels: Any, truth: Any, rows: int, least: float | None, seed: int
+    view: VisionModel, pictures: Any, labels: Any, truth: Any, rows: int, least: float | None, seed: int
 ) -> Iterator[_Cell]:
     if not isinstance(rows, int) or rows < 2:
         raise VitreousError(f"rows={rows} must be at least 2")
@@ -187,7 +187,7 @@ def _cells(
         yield from (_small(sample, rows, seed) for sample in _sure(view, samples, least))
 
 
-def _sure(view: View, samples: list[Sample], least: float | None) -> list[Sample]:
+def _sure(view: VisionModel, samples: list[Sample], least: float | None) -> list[Sample]:
     """Return the pictures that the model classifies rightly, with enough confidence."""
     if least is None:
         return samples

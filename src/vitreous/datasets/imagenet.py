@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.datasets.annotations import Truth, _numbers
+from vitreous.datasets.annotations import Annotation, _numbers
 from vitreous.datasets.class_tables import imagenet_subset, index_of_wnid, is_wnid
 from vitreous.datasets.dataset import Entry, Found, source_kind
 from vitreous.datasets.files import (
@@ -34,7 +34,7 @@ from vitreous.datasets.files import (
     read_lines,
     table_beside,
 )
-from vitreous.datasets.images import Picture
+from vitreous.datasets.images import LoadedImage
 from vitreous.errors import ImageError, one_line
 from vitreous.models import Box
 
@@ -207,7 +207,7 @@ _OBJECT = re.compile(r"<object>(.*?)</object>", re.S)
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
-def _annotated(folder: Path, entry: Entry, picture: Picture) -> Truth:
+def _annotated(folder: Path, entry: Entry, picture: LoadedImage) -> Annotation:
     """Read the boxes of the labelled class when they are asked for: 50,000 small files are not opened beforehand."""
     place = folder / f"{Path(entry.name).stem}.xml"
     text = "\n".join(read_lines(_WORD, place))
@@ -218,7 +218,7 @@ def _annotated(folder: Path, entry: Entry, picture: Picture) -> Truth:
             boxes.append((left, top, right, bottom))
     if not boxes:
         raise ImageError(f"{_WORD}: {place} has no box of the labelled class")
-    return Truth.of_photo(picture, boxes=boxes)
+    return Annotation.of_photo(picture, boxes=boxes)
 
 
 def _tag(text: str, name: str, place: Path) -> str:
@@ -226,6 +226,7 @@ def _tag(text: str, name: str, place: Path) -> str:
     if found is None:
         raise ImageError(f"{_WORD}: an object of {place} has no {name}")
     return found[1]
+
 
 __all__: list[str] = []
 
@@ -260,7 +261,7 @@ def imagenet_s(path: Path, split: str = "validation") -> Found:
     )
 
 
-def _numbered(mask: Path, number: int | None, picture: Picture) -> Truth:
+def _numbered(mask: Path, number: int | None, picture: LoadedImage) -> Annotation:
     """The region of the labelled class. Its number is the place of its folder, which a part of the data cannot tell."""
     told = _numbers(mask) % 2**16  # red + 256 green; blue says nothing
     if number is None:
@@ -268,7 +269,7 @@ def _numbered(mask: Path, number: int | None, picture: Picture) -> Truth:
         if len(there) != 1:
             raise ImageError(f"{mask} has the classes {there}, and which is whose only the whole data set tells")
         number = there[0]
-    return Truth.of_photo(picture, told == number, ignore=told == _IGNORED)
+    return Annotation.of_photo(picture, told == number, ignore=told == _IGNORED)
 
 
 @source_kind(_SEGMENTATION)
@@ -320,8 +321,8 @@ class _Segments:
             values = np.asarray(self.file[self.file["value/img"][place, 0]])
         return Image.fromarray(np.ascontiguousarray(values.transpose(2, 1, 0).astype(np.uint8))).convert("RGB")
 
-    def truth(self, place: int, picture: Picture) -> Truth:
+    def truth(self, place: int, picture: LoadedImage) -> Annotation:
         with self.lock:
             cell = self.file[self.file["value/gt"][place, 0]]
             values = np.asarray(self.file[cell[0, 0]])
-        return Truth.of_photo(picture, values.T != 0)
+        return Annotation.of_photo(picture, values.T != 0)

@@ -35,12 +35,12 @@ from vitreous.errors import ImageError, VitreousWarning
 from vitreous.io.decoding import decode
 from vitreous.io.decoding import reason as _reason
 from vitreous.io.decoding import upright as _upright
-from vitreous.models import Box, View
+from vitreous.models import Box, VisionModel
 
 __all__ = [
     "Colours",
     "OnError",
-    "Picture",
+    "LoadedImage",
     "count",
     "cut",
     "each_of",
@@ -65,6 +65,7 @@ def cut(items: Iterable[T], size: int) -> Iterator[list[T]]:
     while part := list(islice(source, min(size, sys.maxsize))):
         yield part
 
+
 _MOST_BYTES = 2**28
 
 
@@ -82,6 +83,7 @@ def scene_masks(folder: Path) -> frozenset[str]:
         return frozenset()
     return frozenset(str(each["mask"]) for each in scenes if isinstance(each, dict) and "mask" in each)
 
+
 _BYTES = 16.0
 """No normalised picture without a negative value goes beyond this."""
 _SPREAD = 0.5
@@ -91,7 +93,7 @@ _SPREAD = 0.5
 class Colours:
     """Looks at the first tensors of one source."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: VisionModel) -> None:
         how = view.preprocess
         self.name, self.looked = view.name, not any(how.mean) and all(value == 1 for value in how.std)
         colours = list(zip(how.mean, how.std, strict=False))
@@ -113,6 +115,7 @@ class Colours:
                 VitreousWarning,
                 stacklevel=2,
             )
+
 
 _PICTURES = ("pixel_values", "image", "images", "img")
 _CLASSES = ("labels", "label")
@@ -169,6 +172,7 @@ def _under(item: Mapping[str, Any], names: Iterable[str]) -> Any:
             return item[name]
     raise ImageError(f"a table with {', '.join(map(repr, list(item)[:6])) or 'nothing'} holds no {' or '.join(names)}")
 
+
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _UNSEEN = Image.new("RGB", (1, 1))
 
@@ -177,7 +181,7 @@ OnError = Callable[[Path, ImageError], None]
 
 
 @dataclass(frozen=True)
-class Picture:
+class LoadedImage:
     """One input: the tensor, the picture the model sees, and where both come from."""
 
     tensor: torch.Tensor
@@ -295,12 +299,12 @@ def count(source: Any) -> int | None:
 
 def pictures(
     source: Any,
-    view: View,
+    view: VisionModel,
     on_error: OnError | None = None,
     at: int | None = None,
     seen: bool = True,
     colours: Colours | None = None,
-) -> Iterator[Picture]:
+) -> Iterator[LoadedImage]:
     """Yield every picture of a source as an input of this model.
 
     A file that cannot be read is an error; with ``on_error`` it is told and left out. Pictures that are not files are
@@ -329,7 +333,7 @@ def pictures(
         raise ImageError(f"a {type(source).__name__} is not a picture; give a path, PIL image, array, tensor or list")
 
 
-def _from_files(path: Path, view: View, on_error: OnError | None) -> Iterator[Picture]:
+def _from_files(path: Path, view: VisionModel, on_error: OnError | None) -> Iterator[LoadedImage]:
     for each in image_files(path) if os.path.isdir(path) else [path]:
         try:
             picture = _from_photo(open_photo(each), view, each.name, each)
@@ -341,12 +345,12 @@ def _from_files(path: Path, view: View, on_error: OnError | None) -> Iterator[Pi
             yield picture
 
 
-def _from_photo(photo: Image.Image, view: View, name: str, path: Path | None = None) -> Picture:
+def _from_photo(photo: Image.Image, view: VisionModel, name: str, path: Path | None = None) -> LoadedImage:
     try:
         tensor, seen, box = view.preprocess.inputs(photo)
     except ImageError as error:
         raise ImageError(f"{path}: {error}" if path else str(error)) from None
-    return Picture(tensor, seen, name, box, path, photo if path is None else None)
+    return LoadedImage(tensor, seen, name, box, path, photo if path is None else None)
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
@@ -359,17 +363,19 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array).convert("RGB")
 
 
-def _from_tensor(tensor: torch.Tensor, view: View, at: int, seen: bool, colours: Colours) -> Iterator[Picture]:
+def _from_tensor(
+    tensor: torch.Tensor, view: VisionModel, at: int, seen: bool, colours: Colours
+) -> Iterator[LoadedImage]:
     batch = tensor.unsqueeze(0) if tensor.ndim == 3 else tensor
     view.check_inputs(batch)
     colours.look(batch)
     for index, each in enumerate(batch, at):
-        yield Picture(each, view.preprocess.picture(each) if seen else _UNSEEN, f"input-{index}")
+        yield LoadedImage(each, view.preprocess.picture(each) if seen else _UNSEEN, f"input-{index}")
 
 
 def _from_many(
-    source: Iterator[Any], view: View, on_error: OnError | None, at: int, seen: bool, colours: Colours
-) -> Iterator[Picture]:
+    source: Iterator[Any], view: VisionModel, on_error: OnError | None, at: int, seen: bool, colours: Colours
+) -> Iterator[LoadedImage]:
     place = at
 
     def told(path: Path, error: ImageError) -> None:

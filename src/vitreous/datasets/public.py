@@ -158,6 +158,7 @@ def read_pickle(word: str, place: Path) -> Any:
             word, "a pickle of plain arrays", one_line(str(error))[:120] or type(error).__name__, place
         ) from None
 
+
 __all__: list[str] = []
 
 _STUDY = re.compile(r"(?:^|.*/)patient([0-9]+)/study[0-9]+_(positive|negative)/[^/]+", re.S)
@@ -184,6 +185,7 @@ def mura(path: Path, split: str = "valid") -> Found:
     if not entries:
         raise misfit("mura", _EXPECTED, content(root), root)
     return Found(entries, names=("negative", "positive"), note=f"labels are names of studies, split {root.name}")
+
 
 _PICTURES = ("image", "img", "pixel_values")
 _LABELS = ("label", "labels", "fine_label")

@@ -11,10 +11,10 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitreous.datasets.annotations import Truth, as_truth
-from vitreous.datasets.images import Colours, Picture, count, each_of, is_table, paired, pictures
+from vitreous.datasets.annotations import Annotation, as_truth
+from vitreous.datasets.images import Colours, LoadedImage, count, each_of, is_table, paired, pictures
 from vitreous.errors import ImageError, TargetError
-from vitreous.models import View
+from vitreous.models import VisionModel
 
 __all__ = ["Sample", "how_many", "read_samples"]
 
@@ -27,10 +27,10 @@ class Sample:
     this picture; ``place`` is its place in the whole source, counted from 0.
     """
 
-    picture: Picture
+    picture: LoadedImage
     place: int = 0
     label: int | None = None
-    truth: Truth | None = None
+    truth: Annotation | None = None
     target: int | None = None
     among: tuple[int, ...] | None = None
 
@@ -40,7 +40,7 @@ def how_many(data: Any) -> int | None:
     return count([paired(each)[0] for each in data] if isinstance(data, list | tuple) else data)
 
 
-def read_samples(data: Any, looked_at: View, labels: Any = None, truth: Any = None) -> Iterator[Sample]:
+def read_samples(data: Any, looked_at: VisionModel, labels: Any = None, truth: Any = None) -> Iterator[Sample]:
     """Yield every picture with its true class and what else is known about it, where there is something.
 
     ``labels`` and ``truth`` are in the order of the pictures or by name; ``truth`` may be a function of the picture.
@@ -69,7 +69,7 @@ class _Beside:
             raise TargetError(f"{self.given!r:.60} is no list of {what}s")
         self._each = iter(()) if self.by_name else iter(self.given)
 
-    def __call__(self, picture: Picture, place: int) -> Any:
+    def __call__(self, picture: LoadedImage, place: int) -> Any:
         if self.by_name:
             found = self.given.get(picture.name, self.given.get(Path(picture.name).stem))
         else:
@@ -85,7 +85,7 @@ class _Beside:
             )
 
 
-def _paired(data: Any, looked_at: View, split: bool) -> Iterator[tuple[Picture, Any]]:
+def _paired(data: Any, looked_at: VisionModel, split: bool) -> Iterator[tuple[LoadedImage, Any]]:
     """Yield every picture, with its class if the source pairs them and nothing else does."""
     alone = isinstance(data, str | Path | Image.Image | np.ndarray | Tensor) or (is_table(data) and not split)
     items = None if alone or not split else iter([data]) if is_table(data) else each_of(data)
@@ -96,7 +96,7 @@ def _paired(data: Any, looked_at: View, split: bool) -> Iterator[tuple[Picture, 
     for item in items:
         source, told = paired(item)
         shown = pictures(source, looked_at, at=at, seen=False, colours=colours)
-        words: Callable[[Picture, int], Any] = (lambda picture, place: None) if told is None else _each(told)
+        words: Callable[[LoadedImage, int], Any] = (lambda picture, place: None) if told is None else _each(told)
         here = -1
         for here, picture in enumerate(shown):
             yield picture, words(picture, here)

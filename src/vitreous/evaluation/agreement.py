@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from vitreous.errors import SpellingError, VitreousError
+from vitreous.errors import SpecError, VitreousError
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.explainers import named
-from vitreous.methods import Method, method
-from vitreous.metrics import Answers, Geometry, Info, Metric, Need
+from vitreous.methods import Method, get_method
+from vitreous.metrics import Evaluation, ImageShape, Metric, MetricInfo, Request
 from vitreous.metrics.bootstrap import Cell, interval, mean, resampled
 from vitreous.metrics.curves import Array
 from vitreous.metrics.similarity import SIMILARITIES, cka, similarity
-from vitreous.models import View, view
+from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress
 from vitreous.registry import check_choice
-from vitreous.results import Table
+from vitreous.results import ScoreTable
 from vitreous.results.diagnostics import Agreement
 
 __all__ = ["agreement", "best_layers", "layer_methods"]
 
 
 def agreement(
-    model: View | nn.Module,
+    model: VisionModel | nn.Module,
     data: Any,
     methods: Any,
     by: str = "spearman",
@@ -81,21 +81,21 @@ def agreement(
     )
 
 
-def layer_methods(of: str | Method, model: View | nn.Module) -> dict[str, Method]:
+def layer_methods(of: str | Method, model: VisionModel | nn.Module) -> dict[str, Method]:
     """Return one method at every layer of a model, by name: ``layer 0`` and so on.
 
     Any method with a ``layer`` of its own can be moved: ``iba``, ``raw_attention``, ``gradcam`` and all CAMs, ``ixg``,
     ``decompx`` … Layers where it has nothing to see are left out.
     """
-    how, seen = method(of), view(model)
+    how, seen = get_method(of), wrap(model)
     if "layer" not in {each.name for each in how.info.parameters}:
-        raise SpellingError(f"{how.spelling} has no layer that could be another one")
+        raise SpecError(f"{how.spelling} has no layer that could be another one")
     layers = [layer for layer in range(seen.depth) if not how.moves or how.at_layer(seen, layer) is not None]
     moved: Any = how
     return {f"layer {layer}": replace(moved, layer=layer) for layer in layers}
 
 
-def best_layers(table: Table, metric: str) -> dict[str, float]:
+def best_layers(table: ScoreTable, metric: str) -> dict[str, float]:
     """Return for how many images each method (or layer) has the best score; equal ones share an image evenly.
 
     Images for which no method has a score count for none.
@@ -115,16 +115,16 @@ class _Kept(Metric):
 
     grid: str = "token"
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
         return []
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         values = answers.values(self.explain, self.grid)
         size = np.tile(np.array(values.shape[1:], np.float64), (len(values), 1))
         return np.concatenate([size, values.reshape(len(values), -1)], axis=1)
 
 
-_Kept.info = Info("maps", "agreement", _Kept)
+_Kept.info = MetricInfo("maps", "agreement", _Kept)
 
 
 def _maps(parts: Array) -> Array:

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from vitreous.errors import MapError, ModelError, TargetError, VitreousError
 from vitreous.evaluation.evidence import Evidence, finding, measure
 from vitreous.html import percent
-from vitreous.methods import Answer, Method, answer, method, to_grid
+from vitreous.methods import Attribution, Method, compute_attributions, get_method, to_grid
 from vitreous.metrics.similarity import spearman
-from vitreous.models import View, view
+from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress
-from vitreous.results.diagnostics import CHECK_VERDICTS, Checkup, Finding
+from vitreous.results.diagnostics import CHECK_VERDICTS, CheckResult, Finding
 from vitreous.results.explanation import Explanation
-from vitreous.tracing import Session, Target, probabilities
-from vitreous.tracing.prng import Draws
+from vitreous.tracing import Context, Target, probabilities
+from vitreous.tracing.prng import PRNGKey
 
 __all__ = ["check"]
 
@@ -39,12 +39,12 @@ _OTHER_MODEL = 0.02  # in probability
 
 def check(
     explanation: Explanation,
-    model: View | nn.Module | None = None,
+    model: VisionModel | nn.Module | None = None,
     *,
     inputs: Tensor | None = None,
     memory: float | None = None,
     progress: Progress | None = None,
-) -> Checkup:
+) -> CheckResult:
     """Return what cheap tests say about one explanation; they can condemn it, not acquit it.
 
     ``model`` is not needed for an explanation made in this process, as long as its model is still there. ``inputs`` is
@@ -72,16 +72,16 @@ def check(
     findings = tuple(test for test, _ in tests)
     verdict = max((f.verdict for f in findings if f.verdict != "-"), key=CHECK_VERDICTS.index, default="weak")
     reasons = [reason for test, reason in tests if test.verdict == verdict and reason]
-    return Checkup(verdict, _in_words(verdict, reasons), findings)
+    return CheckResult(verdict, _in_words(verdict, reasons), findings)
 
 
-def _maker(explanation: Explanation, model: View | nn.Module | None) -> tuple[View, Method]:
+def _maker(explanation: Explanation, model: VisionModel | nn.Module | None) -> tuple[VisionModel, Method]:
     """Return the model and the method behind an explanation."""
     origin = explanation.origin
     given = origin.model() if model is None and origin is not None else model
     if given is None:
         raise VitreousError(f"{explanation.model}, the model of this explanation, is not at hand; give it to check")
-    return view(given), method(explanation.method) if origin is None else origin.method
+    return wrap(given), get_method(explanation.method) if origin is None else origin.method
 
 
 def _in_words(verdict: str, reasons: list[str]) -> str:
@@ -96,7 +96,7 @@ class _Case:
     """One explanation and what its tests need. Each test gives a finding, and the reason if it is not good."""
 
     explanation: Explanation
-    view: View
+    view: VisionModel
     how: Method
     given: Tensor | None
     memory: float | None
@@ -164,7 +164,7 @@ class _Case:
         name = "head"
         if not self.how.class_specific:
             return Finding(name, "-", "the method knows no class: the classifier plays no part in it"), ""
-        agreed = agreement(self.map, self._again(self.view.shuffled_head(self.explanation.seed)))
+        agreed = agreement(self.map, self._again(self.view.permute_head(self.explanation.seed)))
         sentence = f"agrees to {agreed:.2f} with the map under a shuffled classifier"
         sentence += f"; {ANSWERABLE[0]:.2f} or less is good"
         verdict = _at_most(agreed, ANSWERABLE)
@@ -200,22 +200,22 @@ class _Case:
         """The map of the next seed, and the maps ``[2, h, w]`` of halves of samples that any part of it had."""
         session = self._session(seed=self.explanation.seed + 1)
         found = self._found(session)
-        answers = [each for each in session.memo.values() if isinstance(each, Answer)]
+        answers = [each for each in session.memo.values() if isinstance(each, Attribution)]
         return found, [each.extras["halves"][0].cpu() for each in answers if "halves" in each.extras]
 
-    def _again(self, seen: View | None = None, target: int | None = None, seed: int | None = None) -> Tensor:
+    def _again(self, seen: VisionModel | None = None, target: int | None = None, seed: int | None = None) -> Tensor:
         """Return the map of the same method when one thing is another."""
         return self._found(self._session(seen, target, seed))
 
-    def _session(self, seen: View | None = None, target: int | None = None, seed: int | None = None) -> Session:
+    def _session(self, seen: VisionModel | None = None, target: int | None = None, seed: int | None = None) -> Context:
         e, seen = self.explanation, seen or self.view
         asked, rivals = e.target if target is None else target, list(e.against) or None
         aim = Target.of(seen, 1, asked, rivals, e.asked, e.only or None, [e.among] if e.among else None)
-        return Session(seen, self.inputs, aim, e.seed if seed is None else seed, memory=self.memory, tick=self.tick)
+        return Context(seen, self.inputs, aim, e.seed if seed is None else seed, memory=self.memory, tick=self.tick)
 
-    def _found(self, session: Session) -> Tensor:
+    def _found(self, session: Context) -> Tensor:
         """Return the method's map in a session, on the grid of the explanation's own and then in patches."""
-        (answered,) = answer(session, [self.how], check=False)
+        (answered,) = compute_attributions(session, [self.how], check=False)
         fine = self.explanation.map.shape == self.inputs.shape[-2:]
         found_map = to_grid(answered.map, "pixel" if fine else "token", session.view, self.inputs)
         return to_grid(found_map, "token", session.view, self.inputs).cpu()
@@ -226,7 +226,7 @@ class _Case:
         e = self.explanation
         assert e.target is not None
         among = sorted({e.target, *e.against}) if e.against else list(e.only) or None
-        draws = Draws.of_images(e.seed, "check", self.inputs.cpu())
+        draws = PRNGKey.of_images(e.seed, "check", self.inputs.cpu())
         return measure(
             self.view, self.inputs, e.image, self.map[0], e.target, draws,
             among=among, only=e.only or None, memory=self.memory, tick=self.tick,

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from vitreous.errors import VitreousError
-from vitreous.evaluation.explainers import Foreign
+from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.methods import Method
-from vitreous.metrics import Drawn, Geometry, Images, Masks, Metric, Need, States, WithoutParts
-from vitreous.metrics.batch_runner import states_at_once
-from vitreous.metrics.evaluation import Layout, substrates_of
-from vitreous.models import View
+from vitreous.metrics import Images, ImageShape, Masks, Metric, RankedRemoval, RenderedStates, Request, WithoutParts
+from vitreous.metrics.batch_runner import default_forward_batch
+from vitreous.metrics.evaluation import Layout, baselines_of
+from vitreous.models import VisionModel
 from vitreous.tracing.memory import budget_bytes, inner_batch
 
-__all__ = ["Plan"]
+__all__ = ["EvaluationConfig"]
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class EvaluationConfig:
     """How a group of pictures is judged. Sizes are numbers, not guesses: the same plan gives the same bits.
 
     ``methods`` share passes, and sharing changes the last bits, so all of them belong to the plan; they run in the
@@ -30,9 +30,9 @@ class Plan:
     perturbed images into one forward, and what a method makes beside its passes keeps to ``memory`` GiB.
     """
 
-    methods: Mapping[str, Method | Foreign]
+    methods: Mapping[str, Method | ExternalExplainer]
     metrics: Mapping[str, Metric]
-    geometry: Geometry
+    geometry: ImageShape
     explained: str = "pred"
     labelled: bool = False
     value: str = "logit"
@@ -50,25 +50,25 @@ class Plan:
     @classmethod
     def of(
         cls,
-        view: View,
+        view: VisionModel,
         size: tuple[int, int],
-        methods: Mapping[str, Method | Foreign],
+        methods: Mapping[str, Method | ExternalExplainer],
         metrics: Mapping[str, Metric],
         *,
         batch: int | None = None,
         memory: float | None = None,
         **how: Any,
-    ) -> Plan:
+    ) -> EvaluationConfig:
         """Fix every number for pictures of one size: ``batch`` states at once, or what the device and memory allow."""
         if batch is not None and batch < 1:
             raise VitreousError(f"batch={batch} must be at least 1")
         probe = torch.empty(1, 3, *size, dtype=view.dtype, device=view.device)
-        usual, budget = states_at_once(view, memory, size), budget_bytes(view.device, memory) / 2**30
+        usual, budget = default_forward_batch(view, memory, size), budget_bytes(view.device, memory) / 2**30
         ordered = {name: methods[name] for name in sorted(methods)}
         return cls(
             ordered,
             metrics,
-            Geometry(size, view.grid(probe), view.depth),
+            ImageShape(size, view.grid(probe), view.depth),
             memory=budget,
             images=usual,
             inner=inner_batch(view, probe, budget),
@@ -83,14 +83,14 @@ class Plan:
         return ("pred", *(["label"] if self.labelled else []), *(["given"] if given else []))
 
     @property
-    def needs(self) -> list[Need]:
+    def needs(self) -> list[Request]:
         """Everything that the metrics ask for."""
         return [need for judge in self.metrics.values() for need in judge.needs(self.geometry)]
 
     @property
     def substrates(self) -> list[str]:
         """What takes the place of removed pixels."""
-        return substrates_of(self.needs, self.geometry)
+        return baselines_of(self.needs, self.geometry)
 
     def states_per_picture(self) -> int | None:
         """Return how many states a picture takes; ``None`` where that depends on its classes or its parts."""
@@ -99,10 +99,10 @@ class Plan:
             isinstance(need, WithoutParts) for need in needs
         ):
             return None
-        own = Layout([need for need in needs if isinstance(need, States) and need.by == "map"], self.geometry)
-        orders = {need for need in needs if isinstance(need, States) and need.by != "map"}
-        others = {need for need in needs if isinstance(need, Masks | Images | Drawn)}
-        drawn = {need for need in others if isinstance(need, Drawn) and need.by == "map"}
+        own = Layout([need for need in needs if isinstance(need, RankedRemoval) and need.by == "map"], self.geometry)
+        orders = {need for need in needs if isinstance(need, RankedRemoval) and need.by != "map"}
+        others = {need for need in needs if isinstance(need, Masks | Images | RenderedStates)}
+        drawn = {need for need in others if isinstance(need, RenderedStates) and need.by == "map"}
         shared = sum(Layout([need], self.geometry).length for need in orders)
         shared += sum(need.count for need in others - drawn)
         return 1 + shared + len(self.methods) * (own.length + sum(need.count for need in drawn))

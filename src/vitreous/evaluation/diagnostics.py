@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, VitreousError, one_line
-from vitreous.methods import Method, answer, method, methods
+from vitreous.methods import Method, compute_attributions, get_method, list_methods
 from vitreous.methods.value_weighted import block_weights, layer_weights
-from vitreous.models import View, view
+from vitreous.models import VisionModel, wrap
 from vitreous.models.modifications import deviations
 from vitreous.models.shared_copy import gap
 from vitreous.models.structure import UnverifiedError
 from vitreous.results import Finding
 from vitreous.results.table import html_rows
-from vitreous.tracing import Block, Keep, Pass, Session, Target, whole
-from vitreous.tracing.prng import Draws, check_seed
+from vitreous.tracing import Block, Context, Pass, Record, Target, whole
+from vitreous.tracing.prng import PRNGKey, check_seed
 from vitreous.tracing.rules import FROZEN
 
-__all__ = ["Diagnosis", "doctor"]
+__all__ = ["Diagnosis", "diagnose"]
 
 _MOST_FORWARDS = 3  # methods that need more are not tried
 _MOST_NAMED = 3
@@ -68,20 +68,20 @@ class Diagnosis:
         return f"{counts['ok']} methods apply, {counts['failed']} do not, {counts['-']} were not tried"
 
 
-def doctor(model: View | nn.Module, *, seed: int = 0, **facts: Any) -> Diagnosis:
+def diagnose(model: VisionModel | nn.Module, *, seed: int = 0, **facts: Any) -> Diagnosis:
     """Examine a model: a view, or a module of one's own. Nothing is raised; advice is in the findings."""
     check_seed(seed)
-    seen: list[View] = []
+    seen: list[VisionModel] = []
 
     def look() -> str:
-        seen.append(view(model, **facts))
+        seen.append(wrap(model, **facts))
         return repr(seen[0])
 
     first = _safely("a view of the model", look)
     if first.verdict == "failed":
         return Diagnosis(type(model).__name__, (first,))
     (looked_at,), (high, wide) = seen, seen[0].preprocess.size
-    inputs = Draws.of(seed, "doctor").at(torch.arange(2)).normal(3, high, wide)
+    inputs = PRNGKey.of(seed, "doctor").at(torch.arange(2)).normal(3, high, wide)
     examiner = _Examiner(looked_at, looked_at.cast(inputs))
     checks = tuple(_safely(name, look) for name, look in examiner.checks())
     tried = tuple(_try(looked_at, inputs[:1], name) for name in _spellings())
@@ -91,7 +91,7 @@ def doctor(model: View | nn.Module, *, seed: int = 0, **facts: Any) -> Diagnosis
 class _Examiner:
     """The checks, each returning a detail, or raising ``VitreousError`` with what is wrong."""
 
-    def __init__(self, view: View, inputs: Tensor) -> None:
+    def __init__(self, view: VisionModel, inputs: Tensor) -> None:
         self.view, self.inputs = view, inputs
         self.layers = tuple(range(view.depth))
 
@@ -108,14 +108,16 @@ class _Examiner:
         yield "labels", self.labels
 
     def forward(self) -> str:
-        seen = self.view.twin()
+        seen = self.view.shared_copy()
         with torch.no_grad(), torch.autocast(self.inputs.device.type, enabled=False):
-            return self._same(seen.finish(seen.run(seen.embed(self.inputs))), seen.original(self.inputs))
+            return self._same(
+                seen.forward_head(seen.forward_blocks(seen.embed(self.inputs))), seen.reference_forward(self.inputs)
+            )
 
     def attention(self) -> str | None:
-        if self.view.attends != "everywhere":
+        if self.view.attention != "everywhere":
             return None
-        keep = Keep("attention", _row_sums, self.layers)
+        keep = Record("attention", _row_sums, self.layers)
         sums = self._session().trace(Pass((keep,)))[keep]
         worst = max(float((row - 1).abs().max()) for row in sums)
         if worst > 1e-2:
@@ -123,31 +125,31 @@ class _Examiner:
         return f"{len(sums)} blocks, rows off by at most {worst:.0e}"
 
     def rules(self) -> str:
-        keep = Keep("input", whole, (0,), grad=True)
+        keep = Record("input", whole, (0,), grad=True)
         trace = self._session().trace(Pass((keep,), FROZEN))
-        total = self.view.total_calls()
+        total = self.view.total_operations()
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(total.items()) if count)
         return f"{counts}; frozen {self._same(trace.logits, self.view.logits(self.inputs))}"
 
     def deviations(self) -> str | None:
-        odd = deviations(self.view.model)
+        odd = deviations(self.view.module)
         if not odd:
             return None
-        self.view.prove(self.inputs)
+        self.view.verify(self.inputs)
         listed = [f"{path or 'the model'} has {why}" for path, why in list(odd.items())[:_MOST_NAMED]]
         more = [f"{len(odd) - _MOST_NAMED} more"] if len(odd) > _MOST_NAMED else []
         kind, reason = self.view.pooling.kind, self.view.pooling.reason
         told = f"{'; '.join([*listed, *more])}. Weights there are taken from what each module does, and compared."
-        if self.view.attends == "nowhere":
+        if self.view.attention == "nowhere":
             return told
         if kind == "unknown":
             return f"{told} {reason}: methods that begin at the tokens that are read do not apply"
         return f"{told} Pooling as it is found: {kind}"
 
     def shares(self) -> str | None:
-        if self.view.attends != "everywhere":
+        if self.view.attention != "everywhere":
             return None
-        self.view.prove(self.inputs)
+        self.view.verify(self.inputs)
         try:
             for layer in self.layers:
                 layer_weights(self.view, layer)
@@ -155,12 +157,12 @@ class _Examiner:
             raise
         except ModelError:
             return None  # of a family that has no such shares
-        keep = Keep("block", _checked_width, self.layers)
+        keep = Record("block", _checked_width, self.layers)
         self._session().trace(Pass((keep,)))
         return f"in each of {len(self.layers)} blocks"
 
     def gradients(self) -> str:
-        keep = Keep("input", _largest, self.layers, grad=True)
+        keep = Record("input", _largest, self.layers, grad=True)
         sizes = [float(size.max()) for size in self._session().trace(Pass((keep,)))[keep]]
         dead = [layer for layer, size in enumerate(sizes) if not size > 0]
         if len(dead) == len(sizes):
@@ -170,7 +172,7 @@ class _Examiner:
         return f"from {min(sizes):.1e} to {max(sizes):.1e}"
 
     def tokens(self) -> str | None:
-        if not self.view.drops_tokens:
+        if not self.view.can_drop_tokens:
             return None
         high, wide = self.view.grid(self.inputs)
         everything = torch.arange(high * wide).expand(len(self.inputs), -1)
@@ -178,10 +180,10 @@ class _Examiner:
 
     def suffixes(self) -> str:
         expected = self.view.logits(self.inputs)
-        worst, seen = "", self.view.twin()
+        worst, seen = "", self.view.shared_copy()
         for layer in self.layers:
             with torch.no_grad(), torch.autocast(self.inputs.device.type, enabled=False):
-                tokens = seen.run(seen.embed(self.inputs), 0, layer)
+                tokens = seen.forward_blocks(seen.embed(self.inputs), 0, layer)
             worst = self._same(seen.suffix(layer, self.inputs).logits(tokens), expected)
         return f"from each of {self.view.depth} blocks; {worst}"
 
@@ -191,13 +193,13 @@ class _Examiner:
         return f"{how.size[0]} x {how.size[1]}, {how.mode} crop {how.crop:g}, {how.interpolation}, mean {mean}"
 
     def labels(self) -> str | None:
-        names = self.view.labels
+        names = self.view.class_names
         return (
             None if names is None else f"{len(names)}: {', '.join(map(self.view.label, range(min(3, len(names)))))}, …"
         )
 
-    def _session(self) -> Session:
-        return Session(self.view, self.inputs, Target.of(self.view, len(self.inputs)))
+    def _session(self) -> Context:
+        return Context(self.view, self.inputs, Target.of(self.view, len(self.inputs)))
 
     @staticmethod
     def _same(logits: Tensor, expected: Tensor) -> str:
@@ -207,16 +209,16 @@ class _Examiner:
         return "logits bit-equal" if off == 0 else f"logits within {off:.0e}"
 
 
-def _row_sums(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def _row_sums(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     return attention.sum(dim=-1).flatten(1)
 
 
-def _checked_width(view: View, block: Block, gradient: Tensor | None) -> Tensor:
+def _checked_width(view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
     block_weights(view, block, always=True)
     return block.input[:, 0, 0]
 
 
-def _largest(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def _largest(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     assert gradient is not None
     return gradient.float().flatten(1).abs().amax(dim=1)
 
@@ -233,18 +235,18 @@ def _safely(name: str, look: Callable[[], str | None]) -> Finding:
 def _spellings() -> list[str]:
     return [
         f"{info.name}({', '.join(['ixg', 'gradcam'][: info.bases])})" if info.combines else info.name
-        for info in methods()
+        for info in list_methods()
     ]
 
 
-def _try(looked_at: View, inputs: Tensor, spelling: str) -> Finding:
-    how: Method = method(spelling)
+def _try(looked_at: VisionModel, inputs: Tensor, spelling: str) -> Finding:
+    how: Method = get_method(spelling)
     if how.forwards(looked_at) > _MOST_FORWARDS or how.info.slow:
         return Finding(how.info.name, "-", f"not tried: {how.info.cost_text}")
 
     def look() -> str:
-        session = Session(looked_at, inputs, Target.of(looked_at, len(inputs)))
-        (answered,) = answer(session, [how], check=False)
+        session = Context(looked_at, inputs, Target.of(looked_at, len(inputs)))
+        (answered,) = compute_attributions(session, [how], check=False)
         if not torch.isfinite(answered.map).all():
             raise VitreousError("its map is not finite")
         return f"{answered.map.shape[1]} x {answered.map.shape[2]} map"

@@ -21,21 +21,21 @@ from torch import nn
 from vitreous import __version__
 from vitreous.datasets import Sample, cut, how_many, read_samples
 from vitreous.errors import ImageError, TargetError, VitreousError, VitreousWarning
-from vitreous.evaluation.config import Plan
+from vitreous.evaluation.config import EvaluationConfig
 from vitreous.evaluation.explainers import named
 from vitreous.evaluation.runner import Judged, unit
-from vitreous.methods import Method, effort, method
-from vitreous.metrics import Metric, metric
+from vitreous.methods import Method, get_method, recommended_method
+from vitreous.metrics import Metric, get_metric
 from vitreous.metrics.base import check_widths
 from vitreous.metrics.batch_runner import Audit
 from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.metrics.curves import Curve
 from vitreous.metrics.ranking import FLAGS
-from vitreous.models import View, view
+from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress, followed
 from vitreous.registry import defaults
 from vitreous.registry.defaults import known_as
-from vitreous.results import Table
+from vitreous.results import ScoreTable
 from vitreous.tracing import Target, Targets, plain_target
 from vitreous.tracing.prng import check_seed
 from vitreous.tracing.targets import ClassSets, check_value, class_sets, restriction
@@ -74,7 +74,7 @@ def _warn(text: str) -> None:
 
 
 def evaluate(
-    model: View | nn.Module,
+    model: VisionModel | nn.Module,
     data: Any,
     methods: Any = None,
     metrics: Sequence[str | Metric] | str | Metric = defaults.METRICS,
@@ -96,11 +96,11 @@ def evaluate(
     seed: int = 0,
     memory: float | None = None,
     progress: Progress | bool | None = None,
-) -> Table:
+) -> ScoreTable:
     """Judge methods by metrics over pictures; return per-image scores, means and bootstrap intervals.
 
     ``data``: paths, pictures or preprocessed tensors, or an iterable of ``(image, label)``; ``labels``: the true
-    classes, in order or by picture name; ``truth``: masks, boxes and parts (``vt.Truth``), in order, by name or as a
+    classes, in order or by picture name; ``truth``: masks, boxes and parts (``vt.Annotation``), in order, by name or as a
     function of the picture. ``methods``: spellings, callables ``(model, inputs, classes) -> maps``, attribution
     objects, folders of ``.npy`` maps, tensors of maps, or a mapping of names to such; without them, what ``explain``
     does and ``generic``. ``target``: the explained class,
@@ -110,13 +110,17 @@ def evaluate(
     ``precision``: ``"float16"`` and ``"bfloat16"`` are audited against float32. ``batch``: states at once. ``memory``:
     a budget in GiB. ``progress``: a function of done and total states, or ``True`` for a bar on standard error.
     """
-    looked_at, judges = view(model), _metrics(metrics)
-    hows = named((effort("quick", looked_at), *defaults.judged(looked_at.stream)) if methods is None else methods)
+    looked_at, judges = wrap(model), _metrics(metrics)
+    hows = named(
+        (recommended_method("quick", looked_at), *defaults.judged(looked_at.has_residual_stream))
+        if methods is None
+        else methods
+    )
     heeded([how for how in hows.values() if isinstance(how, Method)], None, value)
     value = "logit" if value is None else value
     Target(value=value), check_seed(seed)  # bad words before the work
     if baselines:
-        hows = {**hows, **{name: method(name) for name in defaults.BASELINES if name not in hows}}
+        hows = {**hows, **{name: get_method(name) for name in defaults.BASELINES if name not in hows}}
     _check_groups(groups, how_many(data))
     only = restriction(looked_at, classes)
     aims = _Aims(looked_at, target, among)
@@ -127,7 +131,7 @@ def evaluate(
     how = {"precision": precision, "upsample": upsample, "ties": ties, "nonfinite": nonfinite, "seed": seed}
     size = (first.picture.tensor.shape[1], first.picture.tensor.shape[2])
     known = {"explained": aims.explained, "labelled": first.label is not None, "value": value, "only": only}
-    plan = Plan.of(looked_at, size, hows, judges, batch=batch, memory=memory, **known, **how)
+    plan = EvaluationConfig.of(looked_at, size, hows, judges, batch=batch, memory=memory, **known, **how)
     with followed(progress, "states") as tell:
         run = _Run(looked_at, plan, tell, how_many(data))
         for group in cut(chain([first], source), plan.images):
@@ -138,7 +142,9 @@ def evaluate(
 class _Run:
     """One evaluation, unit by unit; of each, only the numbers stay."""
 
-    def __init__(self, looked_at: View, plan: Plan, progress: Progress | None, total: int | None) -> None:
+    def __init__(
+        self, looked_at: VisionModel, plan: EvaluationConfig, progress: Progress | None, total: int | None
+    ) -> None:
         self.view, self.plan, self.first = looked_at, plan, plan
         self.done: list[Judged] = []
         self.tick = _ticker(plan, progress, total)
@@ -149,14 +155,16 @@ class _Run:
         self.plan = replace(self.plan, inner=judged.inner, states=judged.at_once)  # too much once is not tried again
         self.done.append(replace(judged, maps={}))
 
-    def table(self, methods: tuple[str, ...], samples: int, target: Any, groups: Sequence[int] | None = None) -> Table:
+    def table(
+        self, methods: tuple[str, ...], samples: int, target: Any, groups: Sequence[int] | None = None
+    ) -> ScoreTable:
         plan, done = self.plan, self.done
         _check_groups(groups, sum(len(each.names) for each in done))
         cells = [(name, label) for name in methods for label in plan.metrics]
         for cell in cells:
             check_widths(cell[1], [each.parts[cell] for each in done])
         parts = {cell: np.concatenate([each.parts[cell] for each in done]) for cell in cells}
-        return Table(
+        return ScoreTable(
             images=tuple(name for each in done for name in each.names),
             methods=methods,
             metrics=tuple(plan.metrics),
@@ -212,7 +220,7 @@ def _check_groups(groups: Sequence[int] | None, images: int | None) -> None:
 class _Aims:
     """The classes that a caller asks to explain and to compare, one picture after the other."""
 
-    def __init__(self, looked_at: View, target: Any, among: Any) -> None:
+    def __init__(self, looked_at: VisionModel, target: Any, among: Any) -> None:
         self.view, self.target, self.targets = looked_at, plain_target(target), Targets(target)
         word = self.target if isinstance(self.target, str) else None
         self.explained = word if word in ("pred", "label") else "pred" if self.target is None else "given"
@@ -250,7 +258,7 @@ def _joined(curves: Sequence[Any]) -> dict[str, Curve]:
     }
 
 
-def _ticker(plan: Plan, progress: Progress | None, images: int | None) -> Callable[[int], None] | None:
+def _ticker(plan: EvaluationConfig, progress: Progress | None, images: int | None) -> Callable[[int], None] | None:
     if progress is None:
         return None
     each = plan.states_per_picture()
@@ -269,7 +277,7 @@ def _metrics(given: Any) -> dict[str, Metric]:
     several = given if isinstance(given, list | tuple) else [given]
     judges: dict[str, Metric] = {}
     for each in several:
-        judge = metric(each)
+        judge = get_metric(each)
         name = each.strip() if isinstance(each, str) else judge.spelling
         if name in judges:
             raise VitreousError(f"the metric {name} is named twice")

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.html import percent, printed
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.results.diagnostics import Finding
 from vitreous.tracing import probabilities
 from vitreous.tracing.memory import InnerBatch, inner_batch
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
     "CLEAR",
@@ -149,7 +149,7 @@ def strongest(map: Tensor) -> Tensor:
     return mask.view(map.shape)
 
 
-def moved(mask: Tensor, draws: Draws, most: int = MOST) -> Tensor:
+def moved(mask: Tensor, draws: PRNGKey, most: int = MOST) -> Tensor:
     """Return a selection ``[h, w]`` moved to other places, ``[n, h, w]``: what leaves at one side enters at the other.
 
     The places are drawn at random, each once; fewer than ``most`` where there are fewer that differ.
@@ -185,12 +185,12 @@ def replaced(picture: Image.Image, other: Image.Image, mask: Tensor) -> Image.Im
 
 
 def measure(
-    view: View,
+    view: VisionModel,
     inputs: Tensor,
     picture: Image.Image,
     map: Tensor,
     target: int,
-    draws: Draws,
+    draws: PRNGKey,
     *,
     among: Sequence[int] | None = None,
     only: Sequence[int] | None = None,

@@ -18,24 +18,24 @@ from torch import Tensor
 
 from vitreous import io as disk
 from vitreous.datasets import Sample
-from vitreous.errors import ImageError, MapError, ModelError, SpellingError, VitreousError
-from vitreous.methods import Method, method
-from vitreous.models import View, twin
-from vitreous.models.shared_copy import refuse_model_changes
+from vitreous.errors import ImageError, MapError, ModelError, SpecError, VitreousError
+from vitreous.methods import Method, get_method
+from vitreous.models import VisionModel, copy_structure
+from vitreous.models.shared_copy import check_model_unchanged
 
-__all__ = ["Foreign", "named"]
+__all__ = ["ExternalExplainer", "named"]
 
 _MOST_AT_ONCE = 32  # images that other people's code gets
 
 
 @dataclass(frozen=True, eq=False)
-class Foreign:
+class ExternalExplainer:
     """An explanation from elsewhere. ``live`` ones run the model, so they can be asked again about other inputs.
 
     ``bound`` ones have a model of their own inside, and cannot be asked about another.
     """
 
-    find: Callable[[View, Sequence[Sample], Tensor, Tensor], Any]
+    find: Callable[[VisionModel, Sequence[Sample], Tensor, Tensor], Any]
     what: str
     live: bool
     bound: bool = False
@@ -45,24 +45,24 @@ class Foreign:
         """Whether another class may get another map; maps that are there already are those of any class."""
         return self.live
 
-    def maps(self, name: str, view: View, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Tensor:
+    def maps(self, name: str, view: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Tensor:
         """Return maps ``[B, h, w]`` of these inputs, which were made of these samples."""
         parts = []
         for start in range(0, len(inputs), _MOST_AT_ONCE):
             cut = slice(start, start + _MOST_AT_ONCE)
             some = inputs[cut].detach().clone()
-            with torch.enable_grad(), refuse_model_changes(view, name, content=self.live):
+            with torch.enable_grad(), check_model_unchanged(view, name, content=self.live):
                 raw = self.find(view, samples[cut], some, classes[cut].to(some.device))
             parts.append(_as_maps(name, raw, len(some)).to(inputs.device))
         return torch.cat(parts)
 
 
-def named(given: Any) -> dict[str, Method | Foreign]:
+def named(given: Any) -> dict[str, Method | ExternalExplainer]:
     """Return everything that is to be judged by name; one method, a sequence or a mapping of names."""
     if isinstance(given, Mapping) and given:
         return {str(name): _understood(each) for name, each in given.items()}
     several = given if isinstance(given, list | tuple | Mapping) else [given]
-    methods: dict[str, Method | Foreign] = {}
+    methods: dict[str, Method | ExternalExplainer] = {}
     for each in several:
         name, number = _name(each), 2
         if isinstance(each, str | Method) and name in methods:
@@ -75,7 +75,7 @@ def named(given: Any) -> dict[str, Method | Foreign]:
     return methods
 
 
-def _understood(given: Any) -> Method | Foreign:
+def _understood(given: Any) -> Method | ExternalExplainer:
     """Return what a user meant by one method."""
     if isinstance(given, Method):
         return given
@@ -83,17 +83,19 @@ def _understood(given: Any) -> Method | Foreign:
         return _folder(Path(given))
     if isinstance(given, str):
         try:
-            return method(given)
-        except SpellingError:
+            return get_method(given)
+        except SpecError:
             if os.path.isdir(given):
                 return _folder(Path(given))
             raise
     if isinstance(given, Tensor | np.ndarray):
         return _ready(given)
     if hasattr(given, "attribute"):
-        return Foreign(lambda v, s, x, c: _attributed(given, v, x, c), "attribution object", True, True)
+        return ExternalExplainer(lambda v, s, x, c: _attributed(given, v, x, c), "attribution object", True, True)
     if callable(given):
-        return Foreign(lambda v, s, x, c: given(twin(v.model, trainable=True), x, c), "callable", True)
+        return ExternalExplainer(
+            lambda v, s, x, c: given(copy_structure(v.module, trainable=True), x, c), "callable", True
+        )
     raise VitreousError(
         f"{given!r} is no method: give a spelling, a callable, an attribution object or a folder of maps"
     )
@@ -114,14 +116,14 @@ def _is_place(text: str) -> bool:
     return os.sep in text and ("(" not in text or os.path.isdir(text))
 
 
-def _folder(folder: Path) -> Foreign:
+def _folder(folder: Path) -> ExternalExplainer:
     if not os.path.isdir(folder):
         raise ImageError(f"no such folder of maps: {folder}")
 
-    def find(view: View, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> list[Any]:
+    def find(view: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> list[Any]:
         return [_loaded(folder / f"{Path(sample.picture.name).stem}.npy") for sample in samples]
 
-    return Foreign(find, f"maps in {folder}", False)
+    return ExternalExplainer(find, f"maps in {folder}", False)
 
 
 def _loaded(path: Path) -> Any:
@@ -134,14 +136,14 @@ def _loaded(path: Path) -> Any:
         raise MapError(f"the map {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _ready(maps: Any) -> Foreign:
-    def find(view: View, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Any:
+def _ready(maps: Any) -> ExternalExplainer:
+    def find(view: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Any:
         places = [sample.place for sample in samples]
         if max(places) >= len(maps):
             raise MapError(f"{len(maps)} maps were given, fewer than there are pictures")
         return maps[places]
 
-    return Foreign(find, "maps", False)
+    return ExternalExplainer(find, "maps", False)
 
 
 def _as_maps(name: str, raw: Any, batch: int) -> Tensor:
@@ -164,11 +166,11 @@ def _flat(one: Tensor) -> Tensor:
     return one.detach().sum(dim=0) if one.ndim == 3 else one.detach()
 
 
-def _attributed(given: Any, view: View, inputs: Tensor, classes: Tensor) -> Any:
+def _attributed(given: Any, view: VisionModel, inputs: Tensor, classes: Tensor) -> Any:
     """Ask an attribution object, which knows the user's own model: its gradients and flags are put back afterwards."""
-    if any(module.training for module in view.model.modules()):
+    if any(module.training for module in view.module.modules()):
         raise ModelError(f"{view.name} is in training mode; call .eval() before an attribution object runs it")
-    before = [(each, each.grad, each.requires_grad) for each in view.model.parameters()]
+    before = [(each, each.grad, each.requires_grad) for each in view.module.parameters()]
     try:
         return given.attribute(inputs, target=classes)
     finally:

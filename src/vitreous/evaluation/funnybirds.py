@@ -18,23 +18,23 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous import __version__
-from vitreous.datasets import Picture, Sample, cut
+from vitreous.datasets import LoadedImage, Sample, cut
 from vitreous.errors import VitreousError, VitreousWarning
-from vitreous.evaluation.config import Plan
+from vitreous.evaluation.config import EvaluationConfig
 from vitreous.evaluation.evaluate import heeded
 from vitreous.evaluation.explainers import named
 from vitreous.evaluation.funnybirds_data import Change, Folder, Scenes, Seen, Source
 from vitreous.evaluation.funnybirds_scores import Importances, Interventions, disjoint_pairs
 from vitreous.evaluation.runner import Explaining
-from vitreous.methods import Method, effort, method
-from vitreous.metrics import Engine, Maps
+from vitreous.methods import Method, get_method, recommended_method
+from vitreous.metrics import BatchRunner, Maps
 from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.metrics.curves import Array
 from vitreous.metrics.ranking import FLAGS, enlarged, flag
-from vitreous.models import View, view
+from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress, followed
 from vitreous.registry import check_choice, defaults
-from vitreous.results.funnybirds import Birds, Found
+from vitreous.results.funnybirds import Found, FunnyBirdsResult
 from vitreous.tracing import Target
 from vitreous.tracing.prng import check_seed
 from vitreous.world import Scene, World
@@ -103,6 +103,7 @@ class Reader:
             maps[:, nobody] = -shown[:, None] / nobody.sum()
         return maps.reshape(len(falls), *self._size)
 
+
 THRESHOLDS = tuple(np.linspace(0.01, 0.50, 80).tolist())
 _MODES = ("target", "pred", "one", "other")
 _NOTHING = Image.new("RGB", (1, 1))
@@ -110,7 +111,7 @@ _ORACLE = "oracle"
 
 
 def funnybirds(
-    model: View | nn.Module,
+    model: VisionModel | nn.Module,
     methods: Any = None,
     scenes: World | Sequence[Scene] | str | Path | Source | None = None,
     *,
@@ -127,7 +128,7 @@ def funnybirds(
     samples: int = SAMPLES,
     seed: int = 0,
     progress: Progress | bool | None = None,
-) -> Birds:
+) -> FunnyBirdsResult:
     """Judge methods by what is known about the parts of every image (Hesse, Schaub-Meyer and Roth, ICCV 2023).
 
     ``scenes``: a ``World``, a list of scenes, or a folder in the layout of the data set; without them, 50 test scenes.
@@ -139,14 +140,18 @@ def funnybirds(
     Cost: 2^parts forwards and one per background object for each image, once for all methods; for each method at most
     four explanations of an image.
     """
-    looked_at = view(model)
-    hows = named((effort("quick", looked_at), *defaults.judged(looked_at.stream)) if methods is None else methods)
+    looked_at = wrap(model)
+    hows = named(
+        (recommended_method("quick", looked_at), *defaults.judged(looked_at.has_residual_stream))
+        if methods is None
+        else methods
+    )
     heeded([how for how in hows.values() if isinstance(how, Method)], None, value)
     value = "logit" if value is None else value
     Target(value=value), check_seed(seed)  # bad words before the work
     check_choice("upsample", upsample, ("nearest", "bilinear"))
     if baselines:
-        hows = {**hows, **{name: method(name) for name in defaults.BASELINES if name not in hows}}
+        hows = {**hows, **{name: get_method(name) for name in defaults.BASELINES if name not in hows}}
     if oracle and _ORACLE in hows:
         raise VitreousError(f"the method {_ORACLE} is named twice")
     levels = _levels(thresholds, fixed)
@@ -154,7 +159,7 @@ def funnybirds(
         raise VitreousError(f"share={share} must lie between 0 and 1")
     source = _source(scenes, looked_at)
     size = looked_at.preprocess.size
-    plan = Plan.of(looked_at, size, hows, {}, batch=batch, memory=memory, value=value, seed=seed)
+    plan = EvaluationConfig.of(looked_at, size, hows, {}, batch=batch, memory=memory, value=value, seed=seed)
     run = _Run(looked_at, plan, source, share, window(source.size, dilation), upsample, oracle)
     with followed(progress, "states") as tell:
         run.tell = tell
@@ -167,8 +172,8 @@ def funnybirds(
 class _Run:
     """One run, some images at a time; of each, only numbers stay."""
 
-    view: View
-    plan: Plan
+    view: VisionModel
+    plan: EvaluationConfig
     source: Source
     share: float
     wide: int
@@ -178,11 +183,13 @@ class _Run:
 
     def __post_init__(self) -> None:
         source = self.source
-        if self.view.classes != len(source.variants):
+        if self.view.num_classes != len(source.variants):
             known = len(source.variants)
-            raise VitreousError(f"{self.view.name} has {self.view.classes} classes, not the {known} of {source.what}")
+            raise VitreousError(
+                f"{self.view.name} has {self.view.num_classes} classes, not the {known} of {source.what}"
+            )
         self.pairs = disjoint_pairs(source.variants)
-        self.engine = Engine(self.view, batch=self.plan.states, tick=self._tick)
+        self.engine = BatchRunner(self.view, batch=self.plan.states, tick=self._tick)
         self.facts: list[Interventions] = []
         self.found: dict[str, list[dict[str, Importances]]] = {}
         self.flags: dict[str, list[Array]] = {}
@@ -214,8 +221,8 @@ class _Run:
         source, everything = self.source, 2 ** len(self.source.parts) - 1
         changes = [Change(image, kept) for image in images for kept in range(everything + 1)]
         changes += [Change(image, everything, place) for image in images for place in source.objects(image)]
-        kept = np.full((len(images), everything + 1, self.view.classes), np.nan)
-        without = np.full((len(images), source.most_objects, self.view.classes), np.nan)
+        kept = np.full((len(images), everything + 1, self.view.num_classes), np.nan)
+        without = np.full((len(images), source.most_objects, self.view.num_classes), np.nan)
         for some in cut(changes, self.engine.batch):
             logits = self.engine.look(self._inputs(some)).double().cpu().numpy()
             for change, row in zip(some, logits, strict=True):
@@ -239,7 +246,7 @@ class _Run:
         clean = [self._inputs(some) for some in cut([Change(i, everything) for i in images], self.engine.batch)]
         inputs = torch.cat(clean)
         samples = [
-            Sample(Picture(each, _NOTHING, self.source.names[image]), image)
+            Sample(LoadedImage(each, _NOTHING, self.source.names[image]), image)
             for image, each in zip(images, inputs, strict=True)
         ]
         explaining = Explaining(self.view, self.plan, samples, inputs, self._tick)
@@ -272,7 +279,7 @@ class _Run:
             self.found.setdefault(name, []).append(read)
             self.flags.setdefault(name, []).append(_flags(maps.get(name), len(images)))
 
-    def result(self, methods: tuple[str, ...], levels: Array, samples: int, seed: int) -> Birds:
+    def result(self, methods: tuple[str, ...], levels: Array, samples: int, seed: int) -> FunnyBirdsResult:
         """Put the numbers of all images together."""
         facts = Interventions(
             np.concatenate([each.labels for each in self.facts]),
@@ -288,7 +295,7 @@ class _Run:
             warnings.warn(text, VitreousWarning, stacklevel=3)
         names = (*methods, *([_ORACLE] if self.oracle else []))
         pairs, apart = self.pairs[facts.labels, 0] >= 0, facts.told_apart(self.pairs)
-        return Birds(
+        return FunnyBirdsResult(
             images=tuple(self.source.names),
             methods=names,
             thresholds=levels[:-1],
@@ -385,7 +392,7 @@ def _levels(thresholds: Sequence[float], fixed: float) -> Array:
     return levels
 
 
-def _source(given: Any, looked_at: View) -> Source:
+def _source(given: Any, looked_at: VisionModel) -> Source:
     if given is None:
         given = World(n=50)
     if isinstance(given, str | Path):

@@ -19,16 +19,16 @@ from vitreous.errors import VitreousError, one_line
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.meta_maps import CENTRE, MIXES, ORACLE, STRENGTHS, Known, Recalled, closeness, known, ladder
 from vitreous.evaluation.meta_statistics import CORE, Parts, judged, set_aside
-from vitreous.methods import answer, method, to_grid
-from vitreous.metrics import Drawn, Explained, Geometry, Images, Masks, Metric, States, metric
-from vitreous.metrics import metrics as all_metrics
+from vitreous.methods import compute_attributions, get_method, to_grid
+from vitreous.metrics import Images, ImageShape, Masks, Metric, RankedRemoval, Reattribution, RenderedStates, get_metric
+from vitreous.metrics import list_metrics as all_metrics
 from vitreous.metrics.evaluation import Layout
-from vitreous.models import View, view
+from vitreous.models import VisionModel, wrap
 from vitreous.models.registry import device_of
 from vitreous.progress import Progress, followed
 from vitreous.registry import at_least
-from vitreous.results.diagnostics import Trial, Tried
-from vitreous.tracing import Session, Target
+from vitreous.results.diagnostics import MetaEvaluation, Tried
+from vitreous.tracing import Context, Target
 from vitreous.world.models import ADAPTER
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "courses",
     "judges_of",
     "refusal",
-    "trial",
+    "meta_evaluate",
 ]
 
 SUBSTRATES = ("black", "zero_norm", "mean_channel", "blur_tv", "uniform_norm")
@@ -56,14 +56,14 @@ class Course:
     again: bool = False
     substrates: Mapping[str, str] = field(default_factory=dict)
 
-    def states(self, geometry: Geometry) -> int:
+    def states(self, geometry: ImageShape) -> int:
         """Return how many states each scene takes, if the explained class is the true one."""
         needs = list(dict.fromkeys(need for judge in self.judges.values() for need in judge.needs(geometry)))
-        own = Layout([need for need in needs if isinstance(need, States) and need.by == "map"], geometry).length
-        own += sum(need.count for need in needs if isinstance(need, Drawn) and need.by == "map")
+        own = Layout([need for need in needs if isinstance(need, RankedRemoval) and need.by == "map"], geometry).length
+        own += sum(need.count for need in needs if isinstance(need, RenderedStates) and need.by == "map")
         shared = sum(need.count for need in needs if isinstance(need, Masks | Images))
-        shared += sum(need.count for need in needs if isinstance(need, Drawn) and need.by != "map")
-        orders = [need for need in needs if isinstance(need, States) and need.by != "map"]
+        shared += sum(need.count for need in needs if isinstance(need, RenderedStates) and need.by != "map")
+        orders = [need for need in needs if isinstance(need, RankedRemoval) and need.by != "map"]
         return 1 + shared + sum(Layout([need], geometry).length for need in orders) + own * len(self.maps)
 
 
@@ -73,7 +73,7 @@ def judges_of(given: Any) -> dict[str, Metric]:
     several = several if isinstance(several, list | tuple) else [several]
     judges = {}
     for each in several:
-        judge = metric(each)
+        judge = get_metric(each)
         if judge.spelling in judges:
             raise VitreousError(f"the metric {judge.spelling} is named twice")
         judges[judge.spelling] = judge
@@ -82,13 +82,13 @@ def judges_of(given: Any) -> dict[str, Metric]:
     return judges
 
 
-def refusal(judge: Metric, geometry: Geometry) -> str | None:
+def refusal(judge: Metric, geometry: ImageShape) -> str | None:
     """Return why maps of scenes cannot put a metric on trial, or ``None`` where they can."""
     try:
         needs = judge.needs(geometry)
     except VitreousError as error:
         return f"cannot be run here: {one_line(str(error))}"
-    again = [need for need in needs if isinstance(need, Explained)]
+    again = [need for need in needs if isinstance(need, Reattribution)]
     if any(need.under is not None for need in again):
         return "compares maps of two models; a map of the scene has no second model"
     if any(need.target != "same" for need in again):
@@ -98,10 +98,10 @@ def refusal(judge: Metric, geometry: Geometry) -> str | None:
     return None
 
 
-def courses(judges: Mapping[str, Metric], geometry: Geometry, seeds: int, substrates: int) -> Iterator[Course]:
+def courses(judges: Mapping[str, Metric], geometry: ImageShape, seeds: int, substrates: int) -> Iterator[Course]:
     """Yield the runs: the first seed with all maps, the others and other substrates without the mixes."""
     again = {
-        label: any(isinstance(need, Explained) for need in judge.needs(geometry)) for label, judge in judges.items()
+        label: any(isinstance(need, Reattribution) for need in judge.needs(geometry)) for label, judge in judges.items()
     }
     for made_again in (False, True):
         some = {label: judge for label, judge in judges.items() if again[label] is made_again}
@@ -116,8 +116,8 @@ def courses(judges: Mapping[str, Metric], geometry: Geometry, seeds: int, substr
             yield Course({label: judge for label, (_, judge) in others.items()}, CORE, substrates=names)
 
 
-def _asks_again(judge: Metric, geometry: Geometry) -> bool:
-    return any(isinstance(need, Explained) for need in judge.needs(geometry))
+def _asks_again(judge: Metric, geometry: ImageShape) -> bool:
+    return any(isinstance(need, Reattribution) for need in judge.needs(geometry))
 
 
 def _changed(judge: Metric, count: int) -> list[tuple[str, Metric]]:
@@ -133,14 +133,15 @@ def _changed(judge: Metric, count: int) -> list[tuple[str, Metric]]:
                 continue
     return made
 
+
 SAMPLES = 2000
 _log = logging.getLogger(__name__)
 
 
-def trial(
+def meta_evaluate(
     metrics: Sequence[str | Metric] | str | Metric | None = None,
     *,
-    model: str | View | nn.Module = "world",
+    model: str | VisionModel | nn.Module = "world",
     scenes: int = 24,
     seeds: int = 2,
     substrates: int = 2,
@@ -153,7 +154,7 @@ def trial(
     precision: str = "float32",
     samples: int = SAMPLES,
     progress: Progress | bool | None = None,
-) -> Trial:
+) -> MetaEvaluation:
     """Put metrics on trial in the world, where the truth is known; all of them, unless some are named.
 
     Each metric judges the same maps of ``scenes`` test scenes: the oracle (what removing each thing really costs the
@@ -164,7 +165,7 @@ def trial(
     """
     for name, number, least in (("scenes", scenes, 2), ("seeds", seeds, 1), ("substrates", substrates, 0)):
         at_least(name, number, least)
-    looked_at = _bundled(model, device) if isinstance(model, str) else view(model)
+    looked_at = _bundled(model, device) if isinstance(model, str) else wrap(model)
     judges = judges_of(metrics)
     with followed(progress, "states") as tell:
         begun = time.perf_counter()
@@ -175,7 +176,7 @@ def trial(
         court.announce(plan)
         tables = [(course, court.hold(course)) for course in plan]
     rows = {**aside, **{label: court.verdict(label, judge, tables) for label, judge in fit.items()}}
-    return Trial(
+    return MetaEvaluation(
         tuple(rows[label] for label in judges),
         len(scenery),
         scenery.left_out,
@@ -203,7 +204,7 @@ def trial(
 class _Court:
     """The scenes and their maps, before which all metrics come."""
 
-    view: View
+    view: VisionModel
     scenes: Known
     samples: int
     how: Mapping[str, Any]
@@ -214,7 +215,7 @@ class _Court:
 
     def __post_init__(self) -> None:
         side, tokens = self.scenes.owner.shape[-1], self.view.grid(self.scenes.inputs[:1])
-        self.geometry = Geometry((side, side), tokens, self.view.depth)
+        self.geometry = ImageShape((side, side), tokens, self.view.depth)
         self.maps = ladder(self.scenes, tokens)
         self.maps[CENTRE] = self._centre().expand(len(self.scenes), -1, -1)
         self.closeness = closeness({name: self.maps[name] for name in (*CORE, *MIXES)})
@@ -312,13 +313,13 @@ class _Court:
         )
 
     def _centre(self) -> Tensor:
-        session = Session(self.view, self.scenes.inputs[:1], Target(classes=torch.zeros(1, dtype=torch.int64)))
-        (found,) = answer(session, [method(CENTRE)])
+        session = Context(self.view, self.scenes.inputs[:1], Target(classes=torch.zeros(1, dtype=torch.int64)))
+        (found,) = compute_attributions(session, [get_method(CENTRE)])
         return to_grid(found.map, "pixel", self.view, session.inputs).float().cpu()
 
 
-def _bundled(name: str, device: str) -> View:
-    return view(ADAPTER.load(name).to(device_of(device)), name=name)
+def _bundled(name: str, device: str) -> VisionModel:
+    return wrap(ADAPTER.load(name).to(device_of(device)), name=name)
 
 
 def _spoken(seconds: float) -> str:

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.datasets import Truth
+from vitreous.datasets import Annotation
 from vitreous.errors import ModelError, VitreousError
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 from vitreous.world.dataset import betray, seeds, truths
 from vitreous.world.render import OWNERS, Rendered, render
 from vitreous.world.sampling import MOST_OBJECTS, Batch, draw
@@ -86,18 +86,18 @@ def made(name: str, scenes: Known, inputs: Tensor, grid: tuple[int, int], seed: 
     if name == MISPLACED:
         return oracle.roll((side // 2, side // 2), dims=(1, 2))
     if kind == "random":
-        return _enlarged(Draws.of_images(seed, f"trial {name}", inputs).uniform(*grid), side)
+        return _enlarged(PRNGKey.of_images(seed, f"trial {name}", inputs).uniform(*grid), side)
     if kind == "mix":
-        chance = _enlarged(Draws.of_images(seed, "trial mix", inputs).uniform(*grid), side)
+        chance = _enlarged(PRNGKey.of_images(seed, "trial mix", inputs).uniform(*grid), side)
         share = SHARES[MIXES.index(name)]
         return (1 - share) * (_ranks(oracle) - _nothing(oracle)) + share * (_ranks(chance) - 0.5)
     strength = STRENGTHS[kind][("mild", "strong").index(how)]
     if kind == "noise":
-        noise = _enlarged(Draws.of_images(seed, "trial noise", inputs).normal(*grid), side)
+        noise = _enlarged(PRNGKey.of_images(seed, "trial noise", inputs).normal(*grid), side)
         return oracle + strength * oracle.flatten(1).std(dim=1).view(-1, 1, 1) * noise
     if kind == "blur":
         return _blurred(oracle, strength * side)
-    draws = Draws.of_images(seed, f"trial {kind}", scenes.inputs)
+    draws = PRNGKey.of_images(seed, f"trial {kind}", scenes.inputs)
     if kind == "shift":
         return _shifted(oracle, round(strength * side), draws)
     return scenes.map(_exchanged(scenes, strength, draws))
@@ -136,7 +136,7 @@ def _blurred(maps: Tensor, deviation: float) -> Tensor:
     return F.conv2d(down, line.view(1, 1, 1, -1), padding=(0, reach))[:, 0]
 
 
-def _shifted(maps: Tensor, by: int, draws: Draws) -> Tensor:
+def _shifted(maps: Tensor, by: int, draws: PRNGKey) -> Tensor:
     """Move every map along both sides, in one of four drawn directions; what comes in is zero."""
     signs = draws.below(2, 2) * 2 - 1
     rows = torch.arange(maps.shape[-1], device=maps.device)
@@ -150,7 +150,7 @@ def _shifted(maps: Tensor, by: int, draws: Draws) -> Tensor:
     return torch.where(there, moved, 0)
 
 
-def _exchanged(scenes: Known, share: float, draws: Draws) -> Tensor:
+def _exchanged(scenes: Known, share: float, draws: PRNGKey) -> Tensor:
     """Let the most important thing and another seen part of the creature exchange a share of their worth."""
     parts = torch.arange(len(THINGS), device=scenes.drops.device) < len(PARTS)
     worth, batch = scenes.drops.clone(), torch.arange(len(scenes), device=scenes.drops.device)
@@ -185,6 +185,7 @@ def _standard(maps: Tensor) -> Tensor:
     centred = flat - flat.mean(dim=1, keepdim=True)
     return centred / centred.square().mean(dim=1, keepdim=True).sqrt().clamp(min=1e-300)
 
+
 THINGS = (*PARTS, *(f"object {place}" for place in range(MOST_OBJECTS)), "marker")
 """What can be taken away from a scene."""
 TINY = {"logit": 0.1, "prob": 0.01}
@@ -204,7 +205,7 @@ class Known:
     inputs: Tensor
     owner: Tensor
     labels: list[int]
-    truths: Sequence[Truth]
+    truths: Sequence[Annotation]
     drops: Tensor
     left_out: int
     forwards: int
@@ -241,7 +242,7 @@ class Known:
 
 
 def known(
-    view: View,
+    view: VisionModel,
     scenes: int,
     start: int = 0,
     value: str = "logit",
@@ -250,7 +251,7 @@ def known(
 ) -> Known:
     """Measure some scenes of the test split; those in which nothing matters are left out and counted."""
     check_choice("value", value, tuple(TINY))
-    if list(view.labels or ()) != list(NAMES):
+    if list(view.class_names or ()) != list(NAMES):
         raise ModelError(f"the trial needs a model of the world's {len(NAMES)} classes; {view.name} has others")
     size = view.preprocess.size
     if size[0] != size[1]:
@@ -296,7 +297,7 @@ def without(scenes: Batch) -> tuple[Batch, Tensor, Tensor]:
     return Batch.cat(changed), torch.cat(owners), torch.cat(things)
 
 
-def _read(view: View, scenes: Batch, tick: Callable[[int], None] | None, value: str) -> Tensor:
+def _read(view: VisionModel, scenes: Batch, tick: Callable[[int], None] | None, value: str) -> Tensor:
     """Return the logits or probabilities of scenes, ``[B, classes]``."""
     read = []
     for at in range(0, len(scenes), _AT_ONCE):
@@ -309,7 +310,7 @@ def _read(view: View, scenes: Batch, tick: Callable[[int], None] | None, value: 
     return logits if value == "logit" else logits.softmax(dim=1)
 
 
-def _normalised(view: View, shown: Rendered) -> Tensor:
+def _normalised(view: VisionModel, shown: Rendered) -> Tensor:
     images = shown.images
     mean, std = (images.new_tensor(each).view(1, -1, 1, 1) for each in (view.preprocess.mean, view.preprocess.std))
     return view.cast((images - mean) / std)

@@ -179,6 +179,7 @@ def _mean(values: Sequence[float]) -> float:
     there = [value for value in values if not np.isnan(value)]
     return float(np.mean(there)) if there else float("nan")
 
+
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "oracle": (ORACLE,),
     "worse oracles": DEGRADED,

@@ -20,17 +20,17 @@ from torch import Tensor
 
 from vitreous.datasets import Sample
 from vitreous.errors import ImageError, TargetError, VitreousError
-from vitreous.evaluation.config import Plan
-from vitreous.evaluation.explainers import Foreign
-from vitreous.methods import Method, answer
-from vitreous.metrics import Answers, Curve, Explained, Maps, Need, Pool, TruthOf
-from vitreous.metrics.batch_runner import Audit, Engine
+from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.explainers import ExternalExplainer
+from vitreous.methods import Method, compute_attributions
+from vitreous.metrics import AnnotationRequest, Curve, Evaluation, Evaluator, Maps, Reattribution, Request
+from vitreous.metrics.batch_runner import Audit, BatchRunner
 from vitreous.metrics.curves import Array
-from vitreous.models import View
-from vitreous.models.submodels import SubView
-from vitreous.tracing import Pass, Session, Target
+from vitreous.models import VisionModel
+from vitreous.models.submodels import SubModel
+from vitreous.tracing import Context, Pass, Target
 from vitreous.tracing.memory import InnerBatch
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 from vitreous.tracing.targets import class_sets
 
 __all__ = [
@@ -60,8 +60,8 @@ class Cost:
 class Explaining:
     """Explains the pictures of a unit by the methods of its plan, which share their passes."""
 
-    view: View
-    plan: Plan
+    view: VisionModel
+    plan: EvaluationConfig
     samples: Sequence[Sample]
     inputs: Tensor
     tick: Callable[[int], None] | None = None
@@ -89,24 +89,26 @@ class Explaining:
         }
 
     def again(
-        self, needs: Mapping[str, Iterable[Explained]], classes: Mapping[str, Tensor], looked: Tensor
-    ) -> dict[str, dict[tuple[Need, str], Array]]:
+        self, needs: Mapping[str, Iterable[Reattribution]], classes: Mapping[str, Tensor], looked: Tensor
+    ) -> dict[str, dict[tuple[Request, str], Array]]:
         """Explain as the metrics ask for it: other images, another seed, class or model; ``[B, count, h, w]`` each."""
-        made: dict[str, dict[tuple[Need, str], Array]] = {name: {} for name in self.plan.methods}
+        made: dict[str, dict[tuple[Request, str], Array]] = {name: {} for name in self.plan.methods}
         for mode, wanted in needs.items():
             for need in dict.fromkeys(wanted):
                 for name, maps in self._once_more(need, classes[mode], looked).items():
                     made[name][need, mode] = maps
         return made
 
-    def _once_more(self, need: Explained, classes: Tensor, looked: Tensor) -> dict[str, Array]:
+    def _once_more(self, need: Reattribution, classes: Tensor, looked: Tensor) -> dict[str, Array]:
         seen = self.view if need.under is None else need.under(self.view)
         for name, how in self.plan.methods.items():
-            if isinstance(how, Foreign) and not how.live:
+            if isinstance(how, ExternalExplainer) and not how.live:
                 raise VitreousError(f"{name}: {how.what} cannot be made again, which a metric asks for")
-            if isinstance(how, Foreign) and how.bound and need.under is not None:
+            if isinstance(how, ExternalExplainer) and how.bound and need.under is not None:
                 raise VitreousError(f"{name} knows its own model only, a metric asks about another: give a callable")
-            if isinstance(how, Foreign) and isinstance(seen, SubView):  # a callable would get the model it is a part of
+            if isinstance(how, ExternalExplainer) and isinstance(
+                seen, SubModel
+            ):  # a callable would get the model it is a part of
                 raise VitreousError(
                     f"{name}: a {how.what} cannot be asked about {seen.name} with another head or start"
                 )
@@ -116,7 +118,7 @@ class Explaining:
         if need.target != "same":
             others = looked.scatter(1, classes[:, None].to(looked.device), -torch.inf)
             if need.target == "random":
-                chance = Draws.of_images(self.plan.seed, "other class", self.inputs).uniform(looked.shape[1])
+                chance = PRNGKey.of_images(self.plan.seed, "other class", self.inputs).uniform(looked.shape[1])
                 others = torch.where(others == -torch.inf, -1.0, chance.to(others))
             classes = others.argmax(dim=1)
         images = torch.arange(len(self.inputs)).repeat_interleave(count)
@@ -126,7 +128,13 @@ class Explaining:
         return {name: maps.view(-1, count, *maps.shape[1:]).cpu().numpy() for name, maps in by_method.items()}
 
     def _explain(
-        self, view: View, names: Sequence[str], images: Tensor, inputs: Tensor, wanted: Tensor, seed: int | None = None
+        self,
+        view: VisionModel,
+        names: Sequence[str],
+        images: Tensor,
+        inputs: Tensor,
+        wanted: Tensor,
+        seed: int | None = None,
     ) -> dict[str, Tensor]:
         """Return the maps of some methods; ``images`` says which picture each input was made of."""
         plan, by_method = self.plan, dict[str, Tensor]()
@@ -136,14 +144,14 @@ class Explaining:
         if own:
             among = None if self.among is None else self.among[images]
             aim = Target(classes=wanted.cpu(), value=plan.value, only=plan.only, among=among)
-            session = Session(view, inputs, aim, seed, self.inner, plan.memory, self._alive)
+            session = Context(view, inputs, aim, seed, self.inner, plan.memory, self._alive)
             self._share(session, own)
             for name, method in own.items():
                 began = self._now()
-                by_method[name] = answer(session, [method], check=False)[0].map
+                by_method[name] = compute_attributions(session, [method], check=False)[0].map
                 self._spent(name, self._now() - began, len(inputs))
         for name, how in hows.items():
-            if isinstance(how, Foreign):
+            if isinstance(how, ExternalExplainer):
                 some = [self.samples[image] for image in images.tolist()]
                 began = self._now()
                 by_method[name] = how.maps(name, view, some, inputs, wanted)
@@ -151,7 +159,7 @@ class Explaining:
                 self._alive(len(inputs))
         return by_method
 
-    def _share(self, session: Session, methods: Mapping[str, Method]) -> None:
+    def _share(self, session: Context, methods: Mapping[str, Method]) -> None:
         """Run every pass that these methods are known to need, equal ones once, and note how long each took.
 
         As ``prepare`` does it, but one pass at a time: those of the value that is explained first, and what needs no
@@ -247,9 +255,9 @@ class Mapped:
 
 
 def mapped(
-    view: View,
+    view: VisionModel,
     samples: Sequence[Sample],
-    plan: Plan,
+    plan: EvaluationConfig,
     modes: Sequence[str] = ("given",),
     tick: Callable[[int], None] | None = None,
 ) -> Mapped:
@@ -257,7 +265,7 @@ def mapped(
     check_sizes(samples, plan)
     inputs = view.cast(torch.stack([sample.picture.tensor for sample in samples]))
     only = None if plan.only is None else torch.tensor(plan.only)
-    engine = Engine(view, plan.states, "float32", only, tick, plan.memory, plan.geometry.pixels)
+    engine = BatchRunner(view, plan.states, "float32", only, tick, plan.memory, plan.geometry.pixels)
     known = _classes(samples, plan, engine.look(inputs))
     wanted = {mode: known.get(mode, known["pred"]) for mode in modes}
     began = time.perf_counter()
@@ -267,9 +275,9 @@ def mapped(
 
 
 def unit(
-    view: View,
+    view: VisionModel,
     samples: Sequence[Sample],
-    plan: Plan,
+    plan: EvaluationConfig,
     tick: Callable[[int], None] | None = None,
     maps: Mapping[str, Maps] | None = None,
 ) -> Judged:
@@ -281,7 +289,7 @@ def unit(
     _check(samples, plan)
     inputs = view.cast(torch.stack([sample.picture.tensor for sample in samples]))
     only = None if plan.only is None else torch.tensor(plan.only)
-    pool = Pool(
+    pool = Evaluator(
         view,
         list(plan.metrics.values()),
         plan.geometry,
@@ -323,7 +331,7 @@ def unit(
 
 
 def _read(
-    plan: Plan, answers: Mapping[str, Answers]
+    plan: EvaluationConfig, answers: Mapping[str, Evaluation]
 ) -> tuple[dict[tuple[str, str], Array], dict[tuple[str, str], Mapping[str, Curve]]]:
     """Read every metric, the methods side by side: sorting maps takes longer than making many of them."""
 
@@ -336,7 +344,7 @@ def _read(
     return {(n, l): parts for n, l, parts, _ in found}, {(n, l): curves for n, l, _, curves in found}
 
 
-def _classes(samples: Sequence[Sample], plan: Plan, looked: Tensor) -> dict[str, Tensor]:
+def _classes(samples: Sequence[Sample], plan: EvaluationConfig, looked: Tensor) -> dict[str, Tensor]:
     """Return the classes of every picture: the predicted, the true and the given ones."""
     known = {"pred": looked.argmax(dim=1)}
     if plan.labelled:
@@ -356,7 +364,7 @@ def _column(samples: Sequence[Sample], what: str) -> Tensor:
     return torch.tensor([getattr(sample, what) for sample in samples])
 
 
-def check_sizes(samples: Sequence[Sample], plan: Plan) -> None:
+def check_sizes(samples: Sequence[Sample], plan: EvaluationConfig) -> None:
     """Refuse a unit without pictures, or with pictures that do not fit its plan."""
     if not samples:
         raise ImageError("there are no pictures to judge with")
@@ -365,7 +373,7 @@ def check_sizes(samples: Sequence[Sample], plan: Plan) -> None:
         raise ImageError(f"pictures of different sizes cannot be judged together: {sorted(sizes)}")
 
 
-def _check(samples: Sequence[Sample], plan: Plan) -> None:
+def _check(samples: Sequence[Sample], plan: EvaluationConfig) -> None:
     check_sizes(samples, plan)
     if plan.explained == "label" and not plan.labelled:
         raise TargetError("target='label' needs the true classes: give labels")
@@ -373,7 +381,7 @@ def _check(samples: Sequence[Sample], plan: Plan) -> None:
         if judge.needs_labels and not plan.labelled:
             raise TargetError(f"{label} needs the true classes: give labels")
         for need in judge.needs(plan.geometry):
-            if isinstance(need, TruthOf):
+            if isinstance(need, AnnotationRequest):
                 for sample in samples:
                     if sample.truth is None or not sample.truth.has(need.kind):
                         raise ImageError(f"{label} needs the {need.kind} of {sample.picture.name}: give truth")

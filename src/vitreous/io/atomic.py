@@ -243,6 +243,7 @@ def told(path: str | Path) -> Iterator[None]:
     except OSError as error:
         raise VitreousError(one_line(f"could not write {path}: {error.strerror or error}")) from error
 
+
 Content = bytes | Callable[[BinaryIO], object]
 """What a file shall hold: bytes, or a function that writes them into an open file."""
 

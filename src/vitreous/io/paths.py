@@ -52,6 +52,7 @@ def slug(text: str, otherwise: str = "none") -> str:
     """Return a safe name without brackets and blanks: ``logprob(plus(decompx))`` is ``logprob-plus-decompx``."""
     return safe_name(re.sub(r"[^\w.+=]+", "-", text), otherwise)
 
+
 SWITCH = "VITREOUS_CACHE"
 """The variable of the environment that names the folder; set but empty, nothing is kept on disk."""
 

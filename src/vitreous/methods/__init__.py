@@ -24,23 +24,21 @@ from vitreous.methods import (  # noqa: F401  # isort: skip
     var,
     controls,
 )
-from vitreous.methods.base import Answer, Method, answer, resolve_layer, to_grid
-from vitreous.methods.effort_levels import effort
-from vitreous.methods.registry import Info, method, methods, register
-from vitreous.registry import Paper, listed_by
+from vitreous.methods.base import Attribution, Method, compute_attributions, resolve_layer, to_grid
+from vitreous.methods.effort_levels import recommended_method
+from vitreous.methods.registry import MethodInfo, get_method, list_methods, register_method
+from vitreous.registry import Paper
 
 __all__ = [
-    "Answer",
-    "Info",
+    "Attribution",
+    "MethodInfo",
     "Method",
     "Paper",
-    "answer",
-    "effort",
-    "method",
-    "methods",
-    "register",
+    "compute_attributions",
+    "recommended_method",
+    "get_method",
+    "list_methods",
+    "register_method",
     "resolve_layer",
     "to_grid",
 ]
-
-listed_by(__name__, methods)

@@ -8,29 +8,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous.errors import SpellingError
-from vitreous.methods.base import Answer, Method, resolve_layer
+from vitreous.errors import SpecError
+from vitreous.methods.base import Attribution, Method, resolve_layer
 from vitreous.methods.ops import (
-    attention_site,
+    attention_point,
     discard_weakest,
     downwards,
+    initial_row,
     positive,
     push,
-    push_mixed,
     refuse_in_windows,
+    rollout_step_mixed,
     start_keeps,
-    start_row,
 )
-from vitreous.methods.registry import register
+from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import RowTerm, mean_rows, row_maps, whole_row
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Keep, Pass, Reduce, Session, Trace, whole
+from vitreous.tracing import ActivationCache, Context, Pass, Record, Reduce, whole
 
 __all__ = ["AttentionCAM", "AttentionGradient", "Generic", "GradSAM", "GradientRollout", "LeGrad"]
 
 
-@register(
+@register_method(
     "generic",
     family="attention x gradient",
     papers=("chefer2021generic",),
@@ -60,29 +60,29 @@ class Generic(Method):
     def _product(self) -> Reduce:
         return positive if self.clamp == "before" else positive_mean
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return (Pass((self._matrices(view), *start_keeps(view, self._product, True))),)
 
-    def read(self, trace: Trace) -> Tensor:
+    def read(self, trace: ActivationCache) -> Tensor:
         keep = self._matrices(trace.view)
-        row = start_row(trace, trace[keep][0], self._product, True)
+        row = initial_row(trace, trace[keep][0], self._product, True)
         for layer, matrix in downwards(trace, keep):
             row = trace.unmerged(row, layer)
             row = row + push(row, matrix, trace.windows(layer))
         return trace.tokens_to_grid(row, keep.layers[0])
 
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
-        return Pass((Keep(attention_site(view), positive_row, tuple(layers), grad=True),))
+    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
+        return Pass((Record(attention_point(view), positive_row, tuple(layers), grad=True),))
 
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
-        return row_maps(trace, self.ask_layers(trace.view, layers).keeps[0])
+    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        return row_maps(trace, self.layer_pass(trace.view, layers).keeps[0])
 
-    def _matrices(self, view: View) -> Keep:
+    def _matrices(self, view: VisionModel) -> Record:
         layers = tuple(range(resolve_layer(view, self.start), view.depth))
-        return Keep(attention_site(view), self._product, layers, grad=True)
+        return Record(attention_point(view), self._product, layers, grad=True)
 
 
-@register(
+@register_method(
     "grad_rollout",
     family="attention x gradient",
     builds_on=("abnar2020quantifying", "chefer2021transformer"),
@@ -103,41 +103,41 @@ class GradientRollout(Method):
     discard: float = 0.0
     released: bool = False
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        layers, site = tuple(range(view.depth)), attention_site(view)
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        layers, site = tuple(range(view.depth)), attention_point(view)
         if self.released:
             refuse_in_windows(view, "the script pairs the first block with the last")
-            return (Pass((Keep("attention", whole, layers), Keep("attention", score_gradient, layers, grad=True))),)
+            return (Pass((Record("attention", whole, layers), Record("attention", score_gradient, layers, grad=True))),)
         if self.discard:
             refuse_in_windows(view, f"discard={self.discard} takes a share of all entries")
-        return (Pass((Keep(site, positive_mean, layers, grad=True), *start_keeps(view, positive_mean, True))),)
+        return (Pass((Record(site, positive_mean, layers, grad=True), *start_keeps(view, positive_mean, True))),)
 
-    def read(self, trace: Trace) -> Tensor:
-        keeps = self.only_pass(trace.view).keeps
+    def read(self, trace: ActivationCache) -> Tensor:
+        keeps = self.single_pass(trace.view).keeps
         if self.released:
             pairs = zip(trace[keeps[0]], reversed(trace[keeps[1]]), strict=True)
             matrices = [(attention * gradient).mean(dim=1).clamp_(min=0) for attention, gradient in pairs]
             row = trace.view.pooling.row(matrices[0])
         else:
             matrices = trace[keeps[0]]
-            row = start_row(trace, matrices[0], positive_mean, True)
+            row = initial_row(trace, matrices[0], positive_mean, True)
         for layer, matrix in reversed(list(enumerate(matrices))):
             kept = discard_weakest(matrix, self.discard, keep_first=False)
             normalise = "released" if self.released else "row"
-            row = push_mixed(trace.unmerged(row, layer), kept, normalise, trace.windows(layer))
+            row = rollout_step_mixed(trace.unmerged(row, layer), kept, normalise, trace.windows(layer))
         return trace.tokens_to_grid(row)
 
 
-def gradient_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def gradient_row(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row of ``mean_h dA`` that the model reads."""
     assert gradient is not None
     return mean_rows(view, lambda slopes: slopes, gradient).to(attention.dtype)
 
 
-def head_weighted(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_weighted(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_patches(dA[h]) A[h]`` over the rows that the model reads."""
     assert gradient is not None
-    patches = slice(0 if attention.shape[-2] == 1 else view.prefix, None)
+    patches = slice(0 if attention.shape[-2] == 1 else view.num_prefix_tokens, None)
 
     def weighted(weights: Tensor, slopes: Tensor) -> Tensor:
         return slopes[..., patches].mean(dim=-1, keepdim=True) * weights
@@ -145,7 +145,7 @@ def head_weighted(view: View, attention: Tensor, gradient: Tensor | None) -> Ten
     return mean_rows(view, weighted, attention, gradient)
 
 
-@register("attgrad", family="attention x gradient", papers=("mehri2024skipplus",), models="transformers")
+@register_method("attgrad", family="attention x gradient", papers=("mehri2024skipplus",), models="transformers")
 @dataclass(frozen=True)
 class AttentionGradient(RowTerm):
     """The gradient of one block's attention, averaged over heads.
@@ -157,7 +157,7 @@ class AttentionGradient(RowTerm):
     reduce = gradient_row
 
 
-@register("attcam", family="attention x gradient", papers=("chefer2021transformer",), models="transformers")
+@register_method("attcam", family="attention x gradient", papers=("chefer2021transformer",), models="transformers")
 @dataclass(frozen=True)
 class AttentionCAM(RowTerm):
     """Grad-CAM with the heads of one attention map as channels.
@@ -171,7 +171,7 @@ class AttentionCAM(RowTerm):
     reduce = head_weighted
 
 
-@register(
+@register_method(
     "gradsam",
     family="attention x gradient",
     papers=("barkan2021gradsam", "mehri2024skipplus"),
@@ -193,12 +193,12 @@ class GradSAM(Method):
     def __post_init__(self) -> None:
         check_choice("reduce", self.reduce, tuple(_AXES))
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        return (Pass((Keep(attention_site(view), _AXES[self.reduce], tuple(range(view.depth)), grad=True),)),)
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((Record(attention_point(view), _AXES[self.reduce], tuple(range(view.depth)), grad=True),)),)
 
-    def read(self, trace: Trace) -> Tensor:
+    def read(self, trace: ActivationCache) -> Tensor:
         terms = []
-        for layer, kept in enumerate(trace[self.only_pass(trace.view).keeps[0]]):
+        for layer, kept in enumerate(trace[self.single_pass(trace.view).keeps[0]]):
             term = whole_row(trace, kept, layer)
             for below in reversed(range(layer)):
                 term = trace.unmerged(term, below)
@@ -206,7 +206,9 @@ class GradSAM(Method):
         return trace.tokens_to_grid(torch.stack(terms).mean(dim=0))
 
 
-@register("legrad", family="attention x gradient", papers=("bousselham2024legrad",), cost=(2, 1), models="transformers")
+@register_method(
+    "legrad", family="attention x gradient", papers=("bousselham2024legrad",), cost=(2, 1), models="transformers"
+)
 @dataclass(frozen=True)
 class LeGrad(Method):
     """The positive gradient of each block's own class score with respect to its attention.
@@ -221,55 +223,55 @@ class LeGrad(Method):
 
     def __post_init__(self) -> None:
         if self.last < 0:
-            raise SpellingError(f"last={self.last} must be at least 0")
+            raise SpecError(f"last={self.last} must be at least 0")
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return 1 + len(self._layers(view))
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        return (Pass((Keep("input", whole, self._layers(view)),)),)
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((Record("input", whole, self._layers(view)),)),)
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         layers = self._layers(session.view)
-        trace = session.trace(self.only_pass(session.view))
-        keep = Keep(attention_site(session.view), positive_gradient_received, (0,), grad=True)
+        trace = session.trace(self.single_pass(session.view))
+        keep = Record(attention_point(session.view), positive_gradient_received, (0,), grad=True)
         terms = []
-        for layer, tokens in zip(layers, trace[Keep("input", whole, layers)], strict=True):
-            fork = session.fork(tokens, session.view.lens(layer))
+        for layer, tokens in zip(layers, trace[Record("input", whole, layers)], strict=True):
+            fork = session.fork(tokens, session.view.logit_lens(layer))
             received = whole_row(trace, fork.trace(Pass((keep,)))[keep][0], layer)
             terms.append(trace.tokens_to_grid(received, layer))
         stacked = torch.stack(terms, dim=1)
-        return Answer(stacked.sum(dim=1), {"layers": stacked})
+        return Attribution(stacked.sum(dim=1), {"layers": stacked})
 
-    def _layers(self, view: View) -> tuple[int, ...]:
+    def _layers(self, view: VisionModel) -> tuple[int, ...]:
         return tuple(view.stages[-1] if view.stages else range(view.depth))[-self.last :]
 
 
-def positive_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_row(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row of ``mean_h (A * dA)+`` that the model reads."""
     assert gradient is not None
     return mean_rows(view, lambda weights, slopes: (weights * slopes).clamp_(min=0), attention, gradient)
 
 
-def positive_mean(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_mean(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``(mean_h A * dA)+``: heads averaged before the clamp."""
     assert gradient is not None
     return (attention * gradient).mean(dim=-3).clamp_(min=0)
 
 
-def positive_received(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_received(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_queries A (dA)+``: what each token receives."""
     assert gradient is not None
     return _token_mean((attention * gradient).clamp_(min=0), -2)
 
 
-def positive_given(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_given(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_keys A (dA)+``: what each token gives."""
     assert gradient is not None
     return _token_mean((attention * gradient).clamp_(min=0), -1)
 
 
-def positive_gradient_received(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_gradient_received(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_queries (dA)+``."""
     assert gradient is not None
     return _token_mean(gradient.clamp(min=0).to(attention.dtype), -2)
@@ -280,7 +282,7 @@ def _token_mean(values: Tensor, axis: int) -> Tensor:
     return values.mean(dim=(-3, axis)) if values.ndim == 4 else values.mean(dim=-3).sum(dim=axis)
 
 
-def score_gradient(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def score_gradient(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The gradient with respect to the scores before the softmax: ``A * (dA - rowsum(A * dA))``."""
     assert gradient is not None
     return attention * (gradient - (attention * gradient).sum(dim=-1, keepdim=True))

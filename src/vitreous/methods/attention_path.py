@@ -18,25 +18,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError
-from vitreous.methods.base import Answer, Method, resolve_layer
+from vitreous.methods.base import Attribution, Method, resolve_layer
 from vitreous.methods.ops import (
-    at_least_float32,
-    attention_site,
+    attention_point,
     downwards,
     head_mean,
+    initial_row,
     positive,
     push,
-    push_mixed,
     read_row,
+    rollout_step_mixed,
     start_keeps,
-    start_row,
+    upcast,
 )
-from vitreous.methods.registry import register
+from vitreous.methods.registry import register_method
 from vitreous.methods.value_weighted import block_weights, head_projection
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
 from vitreous.registry import at_least, check_choice
-from vitreous.tracing import VALUES, Block, Keep, Pass, Reduce, Session, Trace
+from vitreous.tracing import VALUES, ActivationCache, Block, Context, Pass, Record, Reduce
 
 __all__ = [
     "BidirectionalHeads",
@@ -78,11 +78,11 @@ class Feedback(Method):
             check_choice("value", self.value, VALUES)
 
     @abstractmethod
-    def first(self, view: View) -> int:
+    def first(self, view: VisionModel) -> int:
         """The first block, where ``start`` names none."""
 
     @abstractmethod
-    def matrices(self, view: View, layers: tuple[int, ...]) -> Keep:
+    def matrices(self, view: VisionModel, layers: tuple[int, ...]) -> Record:
         """The matrices of these blocks."""
 
     @abstractmethod
@@ -97,26 +97,26 @@ class Feedback(Method):
     def cost(self) -> tuple[float, float]:
         return self.steps, self.steps
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return (
             Pass((self._matrices(view), *start_keeps(view, *self.pooled()), last_gradient(view)), value=self.value),
         )
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         view = session.view
-        trace = session.trace(self.only_pass(view))
+        trace = session.trace(self.single_pass(view))
         matrices = downwards(trace, self._matrices(view))
         weights = integrated(session, self.steps, self.value)
         windows = trace.windows(view.depth - 1)
         if windows is not None:
             row = self._in_windows(trace, matrices, weights, windows)
-            return Answer(trace.tokens_to_grid(row, matrices[-1][0]), {})
+            return Attribution(trace.tokens_to_grid(row, matrices[-1][0]), {})
         reached = self.gathered(trace, self._begin(trace, matrices[0][1]), matrices)
         product = reached * F.pad(weights, (reached.shape[2] - weights.shape[2], 0))  # a pooling may see patches only
         row = product[:, 0] if view.pooling.attends else view.pooling.read(product, dim=1)
-        return Answer(trace.tokens_to_grid(row), {})
+        return Attribution(trace.tokens_to_grid(row), {})
 
-    def gathered(self, trace: Trace, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
+    def gathered(self, trace: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
         """Return the rows ``[B, R, N]`` of ``R``, of which these are the beginning, through blocks from the last."""
         for layer, matrix in matrices:
             rows = unmerged_rows(trace, rows, layer)
@@ -124,7 +124,7 @@ class Feedback(Method):
         return rows
 
     def _in_windows(
-        self, trace: Trace, matrices: Sequence[tuple[int, Tensor]], weights: Tensor, windows: Windows
+        self, trace: ActivationCache, matrices: Sequence[tuple[int, Tensor]], weights: Tensor, windows: Windows
     ) -> Tensor:
         """Return the mean over rows of ``W * R``, ``[B, N]``.
 
@@ -144,14 +144,14 @@ class Feedback(Method):
             parts.append(push(read[:, start : start + some], product))
         return torch.stack(parts).sum(dim=0)
 
-    def _matrices(self, view: View) -> Keep:
+    def _matrices(self, view: VisionModel) -> Record:
         first = self.first(view) if self.start is None else resolve_layer(view, self.start)
         return self.matrices(view, tuple(range(first, view.depth)))
 
-    def _begin(self, trace: Trace, like: Tensor) -> Tensor:
+    def _begin(self, trace: ActivationCache, like: Tensor) -> Tensor:
         """The rows of the identity that are read, or the one row of a pooling by attention."""
         if trace.view.pooling.attends:
-            return start_row(trace, like, *self.pooled()).unsqueeze(1)
+            return initial_row(trace, like, *self.pooled()).unsqueeze(1)
         same = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
         return same[rows_read(trace.view)].expand(len(like), -1, -1)
 
@@ -166,20 +166,20 @@ def push_rows(rows: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
     return windows.paste(moved.flatten(0, 1)).view_as(rows)
 
 
-def unmerged_rows(trace: Trace, rows: Tensor, layer: int) -> Tensor:
+def unmerged_rows(trace: ActivationCache, rows: Tensor, layer: int) -> Tensor:
     """Bring rows ``[B, R, N]`` over what comes out of a block to what entered it."""
     if trace.grids[layer] == trace.grids[min(layer + 1, len(trace.grids) - 1)]:
         return rows
     return trace.unmerged(rows.flatten(0, 1), layer).view(*rows.shape[:2], -1)
 
 
-def rows_read(view: View) -> slice:
+def rows_read(view: VisionModel) -> slice:
     """The rows from the first one to the last that the head reads."""
     stops = [rows.stop for rows in view.pooling.rows]
     return slice(0, None if None in stops else max(stops))
 
 
-def read_gradient(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def read_gradient(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The rows of ``dA`` that the head reads: ``[B, H, R, N]``, without the rest of it in memory.
 
     Inside windows those are all: ``[B, W, H, t, t]``.
@@ -188,17 +188,17 @@ def read_gradient(view: View, attention: Tensor, gradient: Tensor | None) -> Ten
     if gradient.ndim == 5:
         return gradient
     rows = slice(None) if view.pooling.attends else rows_read(view)
-    return at_least_float32(gradient[:, :, rows]).clone()
+    return upcast(gradient[:, :, rows]).clone()
 
 
-def last_gradient(view: View) -> Keep:
+def last_gradient(view: VisionModel) -> Record:
     """What is averaged along the way: the gradient of the last attention of the model."""
     if view.pooling.attends:
-        return Keep("pool", read_gradient, grad=True)
-    return Keep(attention_site(view), read_gradient, (view.depth - 1,), grad=True)
+        return Record("pool", read_gradient, grad=True)
+    return Record(attention_point(view), read_gradient, (view.depth - 1,), grad=True)
 
 
-def integrated(session: Session, steps: int, value: str | None) -> Tensor:
+def integrated(session: Context, steps: int, value: str | None) -> Tensor:
     """Return ``W = mean_h (mean_t dA(t x))+`` at the rows that are read, ``[B, R, N]``; run once in a session.
 
     Inside windows it is the whole matrix of the last block, ``[B, W, t, t]``.
@@ -211,7 +211,7 @@ def integrated(session: Session, steps: int, value: str | None) -> Tensor:
     return weights
 
 
-def _integrated(session: Session, steps: int, value: str | None) -> Tensor:
+def _integrated(session: Context, steps: int, value: str | None) -> Tensor:
     keep = last_gradient(session.view)
     (total,) = session.trace(Pass((keep,), value=value))[keep]
     aimed = session if value is None else session.of_value(value)
@@ -221,7 +221,7 @@ def _integrated(session: Session, steps: int, value: str | None) -> Tensor:
     return (total / steps).clamp(min=0).mean(dim=-3)
 
 
-def points(session: Session, way: Sequence[float]) -> Iterator[tuple[Tensor, int]]:
+def points(session: Context, way: Sequence[float]) -> Iterator[tuple[Tensor, int]]:
     """Yield ``t x`` for as many times t as go together, and how many these are; points of an image are neighbours."""
     inputs = session.inputs
     first = 0
@@ -232,7 +232,7 @@ def points(session: Session, way: Sequence[float]) -> Iterator[tuple[Tensor, int
         first += len(some)
 
 
-@register(
+@register_method(
     "tam",
     family="path",
     papers=("yuan2021explaining",),
@@ -272,21 +272,21 @@ class TAM(Feedback):
     value: str | None = None
     twice: bool = False
 
-    def first(self, view: View) -> int:
+    def first(self, view: VisionModel) -> int:
         return view.depth // 3
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         if self.twice and view.pooling.attends:
             raise ModelError(f"tam: twice=true repeats the last block; {view.name} reads it by attention pooling")
         return super().asks(view)
 
-    def matrices(self, view: View, layers: tuple[int, ...]) -> Keep:
-        return Keep(attention_site(view), head_mean, layers)
+    def matrices(self, view: VisionModel, layers: tuple[int, ...]) -> Record:
+        return Record(attention_point(view), head_mean, layers)
 
     def pooled(self) -> tuple[Reduce, bool]:
         return head_mean, False
 
-    def gathered(self, trace: Trace, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
+    def gathered(self, trace: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
         if trace.view.pooling.attends:
             return super().gathered(trace, rows, matrices)
         last, matrix = matrices[0]
@@ -304,16 +304,16 @@ def head_importance(attention: Tensor, gradient: Tensor) -> Tensor:
     return size / size.sum(dim=-3, keepdim=True).clamp(min=SMALL)
 
 
-def by_heads(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def by_heads(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_h I_h A_h``."""
     assert gradient is not None
-    attention = at_least_float32(attention)
-    return (head_importance(attention, at_least_float32(gradient).to(attention)) * attention).sum(dim=-3)
+    attention = upcast(attention)
+    return (head_importance(attention, upcast(gradient).to(attention)) * attention).sum(dim=-3)
 
 
-def by_tokens(view: View, block: Block, gradient: Tensor | None) -> Tensor:
+def by_tokens(view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
     """``mean_h A diag m`` with ``m[j] = ||P v[j]|| / ||x[j]||``: what attention moves of a token, in parts of it."""
-    attention, values, stream = (at_least_float32(each) for each in (block.attention, block.values, block.input))
+    attention, values, stream = (upcast(each) for each in (block.attention, block.values, block.input))
     projection, deviation = head_projection(block_weights(view, block), attention, values)
     moved = torch.einsum("bhnd,hkd->bnk", values, projection)
     size = moved.norm(dim=-1) / stream.norm(dim=-1).clamp(min=SMALL)
@@ -321,7 +321,7 @@ def by_tokens(view: View, block: Block, gradient: Tensor | None) -> Tensor:
     return matrix if deviation is None else matrix / deviation
 
 
-@register(
+@register_method(
     "bt_h",
     family="path",
     papers=("chen2023beyond",),
@@ -354,17 +354,17 @@ class BidirectionalHeads(Feedback):
     steps: int = 20
     value: str | None = None
 
-    def first(self, view: View) -> int:
+    def first(self, view: VisionModel) -> int:
         return view.depth // 4
 
-    def matrices(self, view: View, layers: tuple[int, ...]) -> Keep:
-        return Keep(attention_site(view), by_heads, layers, grad=True)
+    def matrices(self, view: VisionModel, layers: tuple[int, ...]) -> Record:
+        return Record(attention_point(view), by_heads, layers, grad=True)
 
     def pooled(self) -> tuple[Reduce, bool]:
         return by_heads, True
 
 
-@register(
+@register_method(
     "bt_t",
     family="path",
     papers=("chen2023beyond",),
@@ -392,11 +392,11 @@ class BidirectionalTokens(Feedback):
     steps: int = 20
     value: str | None = None
 
-    def first(self, view: View) -> int:
+    def first(self, view: VisionModel) -> int:
         return view.depth // 2
 
-    def matrices(self, view: View, layers: tuple[int, ...]) -> Keep:
-        return Keep("block", by_tokens, layers)
+    def matrices(self, view: VisionModel, layers: tuple[int, ...]) -> Record:
+        return Record("block", by_tokens, layers)
 
     def pooled(self) -> tuple[Reduce, bool]:
         return head_mean, False
@@ -412,7 +412,7 @@ class Scaled:
         return attention * self.by
 
 
-@register("iia", family="path", papers=("barkan2023visual",), cost=(36, 36), models="transformers")
+@register_method("iia", family="path", papers=("barkan2023visual",), cost=(36, 36), models="transformers")
 @dataclass(frozen=True)
 class IIA(Method):
     """Rollout of attention times gradient, averaged over a path of images and one of attention.
@@ -438,10 +438,10 @@ class IIA(Method):
         runs = (self.steps + 1) ** 2
         return runs, runs
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         view = session.view
         way = torch.linspace(0, 1, self.steps + 1, dtype=torch.float32).tolist()
-        matrices = Keep(attention_site(view), positive, tuple(range(view.depth)), grad=True)
+        matrices = Record(attention_point(view), positive, tuple(range(view.depth)), grad=True)
         keeps = (matrices, *start_keeps(view, positive, True))
         sums: list[Tensor] = []
         for some, count in points(session, way):
@@ -449,10 +449,10 @@ class IIA(Method):
             for time in way:
                 trace = fork.trace(Pass(keeps, changes=((view.depth - 1, Scaled(time)),)))
                 found = trace[matrices]
-                found = [start_row(trace, found[0], positive, True), *found]
+                found = [initial_row(trace, found[0], positive, True), *found]
                 found = [each.reshape(-1, count, *each.shape[1:]).sum(dim=1) for each in found]
                 sums = [total.add_(each) for total, each in zip(sums, found, strict=True)] if sums else found
         row, *means = (total / len(way) ** 2 for total in sums)
         for layer, matrix in reversed(list(enumerate(means))):
-            row = push_mixed(trace.unmerged(row, layer), matrix, windows=trace.windows(layer))
-        return Answer(trace.tokens_to_grid(row), {})
+            row = rollout_step_mixed(trace.unmerged(row, layer), matrix, windows=trace.windows(layer))
+        return Attribution(trace.tokens_to_grid(row), {})

@@ -18,21 +18,21 @@ from torch.nn import functional as F
 
 from vitreous.code_digest import code_digest, is_external, is_unknown
 from vitreous.errors import MapError, ModelError, VitreousError, VitreousWarning
-from vitreous.methods.ops import at_least_float32
-from vitreous.models import View, view
-from vitreous.models.shared_copy import refuse_model_changes
+from vitreous.methods.ops import upcast
+from vitreous.models import VisionModel, wrap
+from vitreous.models.shared_copy import check_model_unchanged
 from vitreous.registry import check_choice, written
-from vitreous.tracing import Pass, Session, Target, TargetSpec, Trace
+from vitreous.tracing import ActivationCache, Context, Pass, Target, TargetSpec
 
 if TYPE_CHECKING:
-    from vitreous.methods.registry import Info
+    from vitreous.methods.registry import MethodInfo
 
 __all__ = [
-    "Answer",
+    "Attribution",
     "Method",
-    "OfBase",
-    "answer",
-    "checked_answer",
+    "BaseWrapper",
+    "compute_attributions",
+    "checked_attribution",
     "computed",
     "layer_terms",
     "prepare",
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-class Answer(NamedTuple):
+class Attribution(NamedTuple):
     """A raw signed map ``[B, h, w]`` and the named second results that came with it, images first."""
 
     map: Tensor
@@ -54,11 +54,11 @@ class Method:
     """Base of all methods; subclasses are frozen dataclasses whose fields are the parameters.
 
     Most methods read one pass: they say which (``asks``) and how (``read``), and share it with whoever asks the same.
-    A method with *layer terms* also reads its map layer by layer (``ask_layers``, ``read_layers``): ``plus`` is free.
+    A method with *layer terms* also reads its map layer by layer (``layer_pass``, ``layer_maps``): ``plus`` is free.
     A method that needs other inputs (noisy copies, a path) overrides ``compute`` and forks the session.
     """
 
-    info: ClassVar[Info]
+    info: ClassVar[MethodInfo]
     layered: ClassVar[bool] = False
     flat: ClassVar[bool] = False
     """Whether a map that is the same everywhere is what it means."""
@@ -87,19 +87,19 @@ class Method:
         """Forwards and backwards per image."""
         return self.info.cost
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         """How many inputs this method runs per image on this model: what a progress bar counts."""
         return max(1.0, self.cost[0])
 
-    def held(self, view: View) -> int:
+    def held(self, view: VisionModel) -> int:
         """How many maps of its grid exist for each image when it is done, extras included."""
         return 1
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         """Return every pass over the session's own inputs that is known beforehand, so that it can be shared."""
         return ()
 
-    def only_pass(self, view: View) -> Pass:
+    def single_pass(self, view: VisionModel) -> Pass:
         """Return the one pass that ``read`` needs."""
         asks = self.asks(view)
         if len(asks) != 1:
@@ -121,19 +121,19 @@ class Method:
         inner = [value for base in self.inner() if base.class_specific for value in base.values(asked)]
         return tuple(dict.fromkeys(inner)) or (asked,)
 
-    def read(self, trace: Trace) -> Tensor:
+    def read(self, trace: ActivationCache) -> Tensor:
         """Return the map from that pass."""
         raise VitreousError(f"{self.info.name} must define read or compute")
 
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
+    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
         """Return the pass that holds the layer terms of these layers."""
         raise VitreousError(f"{self.info.name} has no layer terms")
 
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
         """Return one map per layer."""
         raise VitreousError(f"{self.info.name} has no layer terms")
 
-    def at_layer(self, view: View, layer: int) -> Method | None:
+    def at_layer(self, view: VisionModel, layer: int) -> Method | None:
         """Return the same method at another layer, for sums over layers; ``None`` where there is nothing to see.
 
         Only methods that look at one layer, and have no layer terms from a shared pass, define it.
@@ -145,14 +145,14 @@ class Method:
         """Whether it looks at one layer and can look at another (``at_layer``)."""
         return type(self).at_layer is not Method.at_layer
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         """Return the answer for all inputs of a session."""
-        return Answer(self.read(session.trace(self.only_pass(session.view))), {})
+        return Attribution(self.read(session.trace(self.single_pass(session.view))), {})
 
     @overload
     def attribute(
         self,
-        model: View | nn.Module,
+        model: VisionModel | nn.Module,
         inputs: Tensor,
         target: TargetSpec = ...,
         *,
@@ -170,7 +170,7 @@ class Method:
     @overload
     def attribute(
         self,
-        model: View | nn.Module,
+        model: VisionModel | nn.Module,
         inputs: Tensor,
         target: TargetSpec = ...,
         *,
@@ -187,7 +187,7 @@ class Method:
 
     def attribute(
         self,
-        model: View | nn.Module,
+        model: VisionModel | nn.Module,
         inputs: Tensor,
         target: TargetSpec = None,
         *,
@@ -208,13 +208,13 @@ class Method:
         ``grid``: ``"token"`` or ``"pixel"`` instead of the method's own. ``extras=True`` also returns second results.
         ``classes`` restricts the softmax; ``among`` are the classes that ``var`` compares, one list or one per image.
         """
-        looked_at = view(model)
+        looked_at = wrap(model)
         if not isinstance(inputs, Tensor):
             raise ModelError(f"attribute takes a tensor, got {type(inputs).__name__}; explain takes pictures and paths")
         looked_at.check_inputs(inputs)
         aim = Target.of(looked_at, len(inputs), target, against, value, classes, among)
-        session = Session(looked_at, inputs, aim, seed, internal_batch_size, memory, grid=grid)
-        (answered,) = answer(session, [self])
+        session = Context(looked_at, inputs, aim, seed, internal_batch_size, memory, grid=grid)
+        (answered,) = compute_attributions(session, [self])
         shown = to_grid(answered.map, grid, looked_at, inputs)
         return (shown, answered.extras) if extras else shown
 
@@ -281,14 +281,14 @@ class Method:
         return self.spelling
 
 
-def prepare(session: Session, methods: Iterable[Method]) -> None:
+def prepare(session: Context, methods: Iterable[Method]) -> None:
     """Run every pass that these methods are known to need, equal ones once."""
     session.prepare([ask for method in methods for ask in method.asks(session.view)])
 
 
-def refuse_unfit(methods: Iterable[Method], view: View) -> None:
+def refuse_unfit(methods: Iterable[Method], view: VisionModel) -> None:
     """Refuse methods that follow what this model does not have, or that are made of such."""
-    if view.attends != "nowhere" or view.stream:
+    if view.attention != "nowhere" or view.has_residual_stream:
         return
     for method in methods:
         for part in method.parts():
@@ -299,7 +299,7 @@ def refuse_unfit(methods: Iterable[Method], view: View) -> None:
                 )
 
 
-def answer(session: Session, methods: Iterable[Method], check: bool = True) -> list[Answer]:
+def compute_attributions(session: Context, methods: Iterable[Method], check: bool = True) -> list[Attribution]:
     """Compute several methods over one session, their shared passes run once; refuse or flag maps that mean nothing.
 
     Without ``check`` such maps are returned as they are, for those who count them.
@@ -309,13 +309,13 @@ def answer(session: Session, methods: Iterable[Method], check: bool = True) -> l
     with torch.autocast(session.inputs.device.type, enabled=False):  # the read-outs too keep their precision
         prepare(session, methods)
         raw = [computed(session, method) for method in methods]
-    answers = [Answer(at_least_float32(r.map.detach()), {k: v.detach() for k, v in r.extras.items()}) for r in raw]
+    answers = [Attribution(upcast(r.map.detach()), {k: v.detach() for k, v in r.extras.items()}) for r in raw]
     for method, each in zip(methods, answers, strict=True) if check else ():
         _check(method, each.map)
     return answers
 
 
-def to_grid(maps: Tensor, grid: str | None, looked_at: View, inputs: Tensor) -> Tensor:
+def to_grid(maps: Tensor, grid: str | None, looked_at: VisionModel, inputs: Tensor) -> Tensor:
     """Bring maps to the grid asked for: pixels are summed into patches, patches interpolated to pixels."""
     if grid is None or inputs.ndim != 4:
         return maps
@@ -326,26 +326,26 @@ def to_grid(maps: Tensor, grid: str | None, looked_at: View, inputs: Tensor) -> 
     return resized(maps, size)
 
 
-def computed(session: Session, method: Method) -> Answer:
+def computed(session: Context, method: Method) -> Attribution:
     """Return what a method finds in a session, computed once however many others are made of it."""
     if method not in session.memo:
-        session.memo[method] = checked_answer(session, method)
-    answer: Answer = session.memo[method]
+        session.memo[method] = checked_attribution(session, method)
+    answer: Attribution = session.memo[method]
     return answer
 
 
-def checked_answer(session: Session, method: Method) -> Answer:
+def checked_attribution(session: Context, method: Method) -> Attribution:
     """Compute a method over a session, and refuse an answer that is not one map for each of its inputs.
 
     A method from elsewhere must also leave the weights as they are.
     """
     if is_external(type(method)):
-        with refuse_model_changes(session.view.user or session.view, method.spelling):
+        with check_model_unchanged(session.view.source_model or session.view, method.spelling):
             answer = method.compute(session)
     else:
         answer = method.compute(session)
     name, batch = method.spelling, len(session.inputs)
-    if not isinstance(answer, Answer):
+    if not isinstance(answer, Attribution):
         raise MapError(f"{name}: compute must return an Answer, not {type(answer).__name__}")
     check_maps(name, answer.map, batch)
     if not isinstance(answer.extras, Mapping):
@@ -356,9 +356,9 @@ def checked_answer(session: Session, method: Method) -> Answer:
     return answer
 
 
-def layer_terms(method: Method, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+def layer_terms(method: Method, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
     """Return the layer terms of a method, and refuse what is not one map per layer and image."""
-    terms = list(method.read_layers(trace, layers))
+    terms = list(method.layer_maps(trace, layers))
     if len(terms) != len(layers):
         raise MapError(f"{method.spelling}: read_layers returned {len(terms)} terms for {len(layers)} layers")
     for term in terms:
@@ -403,7 +403,7 @@ def _parts(fine: int, coarse: int) -> Tensor:
     return overlap.clamp(min=0)
 
 
-def resolve_layer(view: View, layer: int) -> int:
+def resolve_layer(view: VisionModel, layer: int) -> int:
     """Return a layer counted from the front; negative numbers count from the end."""
     resolved = layer + view.depth if layer < 0 else layer
     if not 0 <= resolved < view.depth:
@@ -430,7 +430,7 @@ def _check(method: Method, maps: Tensor) -> None:
         warnings.warn(text, VitreousWarning, stacklevel=3)
 
 
-class OfBase(Method):
+class BaseWrapper(Method):
     """A method made of one other."""
 
     base: Method
@@ -447,5 +447,5 @@ class OfBase(Method):
     def cost(self) -> tuple[float, float]:
         return self.base.cost
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return self.base.forwards(view)

@@ -24,9 +24,9 @@ from torch.nn import functional as F
 
 from vitreous.errors import MapError, ModelError
 from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.ops import at_least_float32
-from vitreous.models import View
-from vitreous.tracing import Session, Target
+from vitreous.methods.ops import upcast
+from vitreous.models import VisionModel
+from vitreous.tracing import Context, Target
 from vitreous.tracing.memory import InnerBatch
 from vitreous.tracing.patching import logits_through
 from vitreous.tracing.targets import class_logits
@@ -48,19 +48,19 @@ __all__ = [
 _LEAST_GRID = 14  # rows and columns of the stage of a hierarchical model that is looked at, if there is such a one
 
 
-def grid_after(view: View, layer: int) -> tuple[int, int]:
+def grid_after(view: VisionModel, layer: int) -> tuple[int, int]:
     """Return rows and columns of what leaves a block."""
     return view.grid(layer=layer + 1) if layer + 1 < view.depth else view.last_grid()
 
 
-def stage_of(view: View) -> range:
+def stage_of(view: VisionModel) -> range:
     """Return the layers of one grid: all, or the last stage of at least 14 x 14 tokens, or else the longest."""
     stages = _stages(view)
     fine = [stage for stage, grid in stages if min(grid) >= _LEAST_GRID]
     return fine[-1] if fine else max((stage for stage, _ in stages), key=lambda stage: (len(stage), stage.start))
 
 
-def layers_of(view: View, start: int | None, stop: int | None, third: int) -> tuple[int, ...]:
+def layers_of(view: VisionModel, start: int | None, stop: int | None, third: int) -> tuple[int, ...]:
     """Return layers ``start .. stop - 1`` inside one stage; what is not given follows from the model."""
     end = None if stop is None else stop + view.depth if stop < 0 else stop
     known = start if start is not None else None if end is None else end - 1
@@ -77,12 +77,12 @@ def layers_of(view: View, start: int | None, stop: int | None, third: int) -> tu
     return tuple(range(first, last))
 
 
-def last_read(view: View) -> int:
+def last_read(view: VisionModel) -> int:
     """Return the last block from whose output patches still reach the class."""
     return view.depth - (2 if view.pooling.kind in ("token", "pair") else 1)
 
 
-def refuse_unread(method: Method, view: View, layer: int) -> None:
+def refuse_unread(method: Method, view: VisionModel, layer: int) -> None:
     """Refuse a layer from whose output no patch reaches the class."""
     if layer > last_read(view):
         raise MapError(
@@ -91,9 +91,9 @@ def refuse_unread(method: Method, view: View, layer: int) -> None:
         )
 
 
-def _stages(view: View) -> list[tuple[range, tuple[int, int]]]:
+def _stages(view: VisionModel) -> list[tuple[range, tuple[int, int]]]:
     """Return the layers of each grid, with the grid: of what enters a block, or leaves it where no stream does."""
-    if view.stream:
+    if view.has_residual_stream:
         stages = view.stages or (range(view.depth),)
         return [(stage, view.grid(layer=stage.start)) for stage in stages]
     grids = [grid_after(view, layer) for layer in range(view.depth)]
@@ -139,6 +139,7 @@ def _means(side: int, sigma: float, reach: int) -> Tensor:
     return torch.zeros(side, side, dtype=torch.float64).scatter_add_(
         1, read, (weights / weights.sum()).expand(side, -1)
     )
+
 
 _ALPHA = 5.0  # λ = 0.993: at the start almost everything passes
 _LEAST_DEVIATION = 0.01
@@ -258,7 +259,7 @@ class Bottlenecks:
     replica), and does not depend on how the batch is cut.
     """
 
-    session: Session
+    session: Context
     site: str
     layers: Sequence[int]
     tokens: Tensor
@@ -271,9 +272,9 @@ class Bottlenecks:
 
     def __post_init__(self) -> None:
         how = self.objective
-        self.clean = at_least_float32(self.clean)
+        self.clean = upcast(self.clean)
         self.shown = self.priors[0].surprise(self.clean, how.by_channel)  # of the first bottleneck: never changes
-        self.blur = Blur.of(how.sigma, self.grid, self.session.view.prefix, self.clean)
+        self.blur = Blur.of(how.sigma, self.grid, self.session.view.num_prefix_tokens, self.clean)
         self.repeated = self.target.repeat(how.samples)
         at_once = self.session.batch
         whole = at_once - at_once % how.samples if at_once > how.samples else at_once  # whole images where possible
@@ -398,7 +399,7 @@ class _Damper:
             return self._damped(value)
 
     def _damped(self, value: Tensor) -> Tensor:
-        tokens = at_least_float32(value.flatten(1, 2) if value.ndim == 4 else value)
+        tokens = upcast(value.flatten(1, 2) if value.ndim == 4 else value)
         how = self.whole.objective
         if how.every_term or how.watch:
             with torch.set_grad_enabled(how.every_term and torch.is_grad_enabled()):

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import MapError, SpellingError
-from vitreous.methods.base import Answer, Method, resolve_layer
-from vitreous.methods.ops import at_least_float32, dot, pad_prefix
-from vitreous.methods.registry import register
-from vitreous.models import View
+from vitreous.errors import MapError, SpecError
+from vitreous.methods.base import Attribution, Method, resolve_layer
+from vitreous.methods.ops import dot, pad_prefix, upcast
+from vitreous.methods.registry import register_method
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Keep, Pass, Reduce, Session, Trace, whole
+from vitreous.tracing import ActivationCache, Context, Pass, Record, Reduce, whole
 from vitreous.tracing.patching import logits_with
 
 __all__ = [
@@ -53,12 +53,12 @@ class FeatureMap(Method):
     def __post_init__(self) -> None:
         check_choice("site", self.site, ("auto", "norm1", "norm2", "input", "output"))
 
-    def keep(self, view: View, reduce: Reduce, grad: bool = False) -> Keep:
+    def keep(self, view: VisionModel, reduce: Reduce, grad: bool = False) -> Record:
         """Return the wish for the features of that place."""
-        site = view.cam_site if self.site == "auto" else self.site
-        return Keep(site, reduce, (resolve_layer(view, self.layer),), grad)
+        site = view.cam_point if self.site == "auto" else self.site
+        return Record(site, reduce, (resolve_layer(view, self.layer),), grad)
 
-    def lay_out(self, trace: Trace, tokens: Tensor) -> Tensor:
+    def lay_out(self, trace: ActivationCache, tokens: Tensor) -> Tensor:
         """Lay ``[B, N]`` out on the grid of that place; outputs of a stage are on the grid of the next."""
         after = self.keep(trace.view, dot).site == "output"
         return trace.tokens_to_grid(tokens, resolve_layer(trace.view, self.layer) + after)
@@ -76,85 +76,83 @@ class TokenCAM(FeatureMap):
     at_features: ClassVar[Reduce]
     at_input: ClassVar[Reduce]
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return (Pass((self.keep(view, type(self).at_features, True), self.keep(view, reaches, True))),)
 
-    def read(self, trace: Trace) -> Tensor:
+    def read(self, trace: ActivationCache) -> Tensor:
         asked = self.keep(trace.view, reaches, True)
         if not trace[asked][0].any():
             place = f"{asked.site} of block {asked.layers[0]}"
             raise MapError(
                 f"{self.info.name}: in {trace.view.name} patches do not reach the class from {place}; "
-                f"use site={trace.view.cam_site}"
+                f"use site={trace.view.cam_point}"
             )
         return self.lay_out(trace, trace[self.keep(trace.view, type(self).at_features, True)][0])
 
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
-        return Pass((Keep("input", type(self).at_input, tuple(layers), grad=True),))
+    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
+        return Pass((Record("input", type(self).at_input, tuple(layers), grad=True),))
 
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
-        terms = trace[Keep("input", type(self).at_input, tuple(layers), grad=True)]
+    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        terms = trace[Record("input", type(self).at_input, tuple(layers), grad=True)]
         return [trace.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
 
 
 # -- formulas ------------------------------------------------------------------------------------------
 
 
-def reaches(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def reaches(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """Whether patches have any gradient; an image without one in the prefix either is no reason to complain."""
     assert gradient is not None
-    prefix, patches = gradient[:, : view.prefix], gradient[:, view.prefix :]
+    prefix, patches = gradient[:, : view.num_prefix_tokens], gradient[:, view.num_prefix_tokens :]
     return (patches != 0).flatten(1).any(dim=1) | ~(prefix != 0).flatten(1).any(dim=1)
 
 
-def weighted_by_patches(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_patches(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k mean_patches(G_k) F_k``."""
     assert gradient is not None
-    weight = at_least_float32(gradient)[:, view.prefix :].mean(dim=1, keepdim=True)
-    return (at_least_float32(value) * weight).sum(dim=-1)
+    weight = upcast(gradient)[:, view.num_prefix_tokens :].mean(dim=1, keepdim=True)
+    return (upcast(value) * weight).sum(dim=-1)
 
 
-def weighted_by_tokens(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_tokens(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k mean_tokens(G_k) F_k``, prefix tokens included in the mean."""
     assert gradient is not None
-    return (at_least_float32(value) * at_least_float32(gradient).mean(dim=1, keepdim=True)).sum(dim=-1)
+    return (upcast(value) * upcast(gradient).mean(dim=1, keepdim=True)).sum(dim=-1)
 
 
-def weighted_by_alpha(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_alpha(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k w_k F_k`` with the ``w_k = sum_xy alpha (G)+`` of Grad-CAM++."""
     assert gradient is not None
-    features, g = at_least_float32(value), at_least_float32(gradient)[:, view.prefix :]
-    total = features[:, view.prefix :].sum(dim=1, keepdim=True)
+    features, g = upcast(value), upcast(gradient)[:, view.num_prefix_tokens :]
+    total = features[:, view.num_prefix_tokens :].sum(dim=1, keepdim=True)
     alpha = g**2 / (2 * g**2 + total * g**3 + 1e-6)
     return (features * (alpha * g.relu()).sum(dim=1, keepdim=True)).sum(dim=-1)
 
 
-def weighted_by_share(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_share(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k w_k F_k`` with ``w_k = sum_xy G F / (sum_xy F + 1e-7)``."""
     assert gradient is not None
-    return _weighted_mean(at_least_float32(value), at_least_float32(value), at_least_float32(gradient), view.prefix)
+    return _weighted_mean(upcast(value), upcast(value), upcast(gradient), view.num_prefix_tokens)
 
 
-def weighted_by_size(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_size(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k w_k F_k`` with ``w_k = sum_xy G |F| / (sum_xy |F| + 1e-7)``."""
     assert gradient is not None
-    return _weighted_mean(
-        at_least_float32(value), at_least_float32(value).abs(), at_least_float32(gradient), view.prefix
-    )
+    return _weighted_mean(upcast(value), upcast(value).abs(), upcast(gradient), view.num_prefix_tokens)
 
 
-def weighted_by_size_of_tokens(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_size_of_tokens(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The same with the sums over all tokens, prefix included."""
     assert gradient is not None
-    return _weighted_mean(at_least_float32(value), at_least_float32(value).abs(), at_least_float32(gradient), 0)
+    return _weighted_mean(upcast(value), upcast(value).abs(), upcast(gradient), 0)
 
 
-def product(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def product(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k G_k F_k``; refused where it is zero by construction."""
     total = dot(view, value, gradient)
     assert gradient is not None
-    sizes = (at_least_float32(value) * at_least_float32(gradient)).abs().sum(dim=-1)
-    if 0 < total[:, view.prefix :].abs().max() <= 1e-4 * sizes[:, view.prefix :].max():
+    sizes = (upcast(value) * upcast(gradient)).abs().sum(dim=-1)
+    if 0 < total[:, view.num_prefix_tokens :].abs().max() <= 1e-4 * sizes[:, view.num_prefix_tokens :].max():
         raise MapError(
             f"features times gradient is zero but for rounding on {view.name}: only a norm follows this place, and it "
             "ignores the length of a vector; use site=norm1 or norm2, or gradcam"
@@ -162,24 +160,24 @@ def product(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
     return total
 
 
-def positive_gradient(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_gradient(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k (G_k)+ F_k``."""
     assert gradient is not None
-    return (at_least_float32(value) * at_least_float32(gradient).relu()).sum(dim=-1)
+    return (upcast(value) * upcast(gradient).relu()).sum(dim=-1)
 
 
-def positive_product(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_product(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k (G_k F_k)+``."""
     assert gradient is not None
-    return (at_least_float32(value) * at_least_float32(gradient)).relu().sum(dim=-1)
+    return (upcast(value) * upcast(gradient)).relu().sum(dim=-1)
 
 
-def principal(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def principal(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The first principal component of the patches' features, or of features times gradient where there is one."""
-    whole = at_least_float32(value) if gradient is None else at_least_float32(value) * at_least_float32(gradient)
+    whole = upcast(value) if gradient is None else upcast(value) * upcast(gradient)
     if not torch.isfinite(whole).all():
         return whole.sum(dim=-1)  # the decomposition cannot take it; the map is refused by name
-    patches = whole[:, view.prefix :]
+    patches = whole[:, view.num_prefix_tokens :]
     centred = patches - patches.mean(dim=1, keepdim=True)
     projection = _first_component(centred)
     largest = projection.gather(1, projection.abs().argmax(dim=1, keepdim=True))
@@ -219,7 +217,7 @@ def _weighted_mean(features: Tensor, sizes: Tensor, gradient: Tensor, first: int
 # -- methods -------------------------------------------------------------------------------------------
 
 
-@register("gradcam", family="CAM", papers=("selvaraju2017gradcam",))
+@register_method("gradcam", family="CAM", papers=("selvaraju2017gradcam",))
 @dataclass(frozen=True)
 class GradCAM(TokenCAM):
     """Channels weighted by their mean gradient over the patches.
@@ -231,7 +229,7 @@ class GradCAM(TokenCAM):
     at_input = weighted_by_tokens
 
 
-@register("hirescam", family="CAM", papers=("draelos2020hirescam",))
+@register_method("hirescam", family="CAM", papers=("draelos2020hirescam",))
 @dataclass(frozen=True)
 class HiResCAM(TokenCAM):
     """Features times gradient, place by place.
@@ -243,7 +241,7 @@ class HiResCAM(TokenCAM):
     at_input = dot
 
 
-@register("gradcam_pp", family="CAM", papers=("chattopadhay2018gradcampp",))
+@register_method("gradcam_pp", family="CAM", papers=("chattopadhay2018gradcampp",))
 @dataclass(frozen=True)
 class GradCAMPlusPlus(TokenCAM):
     """Channels weighted by their positive gradients, each place by its own share.
@@ -258,7 +256,7 @@ class GradCAMPlusPlus(TokenCAM):
     at_input = weighted_by_alpha
 
 
-@register("xgradcam", family="CAM", papers=("fu2020axiom",))
+@register_method("xgradcam", family="CAM", papers=("fu2020axiom",))
 @dataclass(frozen=True)
 class XGradCAM(TokenCAM):
     """Channels weighted by their mean gradient, places by the features.
@@ -271,7 +269,7 @@ class XGradCAM(TokenCAM):
     at_input = weighted_by_share
 
 
-@register("xgradcam_plus", family="CAM", papers=("mehri2024skipplus", "fu2020axiom"))
+@register_method("xgradcam_plus", family="CAM", papers=("mehri2024skipplus", "fu2020axiom"))
 @dataclass(frozen=True)
 class XGradCAMPlus(TokenCAM):
     """Channels weighted by their mean gradient, places by the size of the features.
@@ -284,7 +282,7 @@ class XGradCAMPlus(TokenCAM):
     at_input = weighted_by_size_of_tokens
 
 
-@register("layercam", family="CAM", papers=("jiang2021layercam",))
+@register_method("layercam", family="CAM", papers=("jiang2021layercam",))
 @dataclass(frozen=True)
 class LayerCAM(TokenCAM):
     """Features times positive gradient, place by place.
@@ -296,7 +294,7 @@ class LayerCAM(TokenCAM):
     at_input = positive_gradient
 
 
-@register("gradcam_elementwise", family="CAM", papers=("gildenblat2021pytorch",))
+@register_method("gradcam_elementwise", family="CAM", papers=("gildenblat2021pytorch",))
 @dataclass(frozen=True)
 class GradCAMElementWise(TokenCAM):
     """Positive products of features and gradient, place by place.
@@ -308,7 +306,7 @@ class GradCAMElementWise(TokenCAM):
     at_input = positive_product
 
 
-@register("eigencam", family="CAM", papers=("muhammad2020eigencam",), class_specific=False, cost=(1, 0))
+@register_method("eigencam", family="CAM", papers=("muhammad2020eigencam",), class_specific=False, cost=(1, 0))
 @dataclass(frozen=True)
 class EigenCAM(FeatureMap):
     """The first principal component of the patches' features, whatever the class.
@@ -321,21 +319,21 @@ class EigenCAM(FeatureMap):
     layered = True
     conventional = True
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return (Pass((self.keep(view, principal),)),)
 
-    def read(self, trace: Trace) -> Tensor:
+    def read(self, trace: ActivationCache) -> Tensor:
         return self.lay_out(trace, trace[self.keep(trace.view, principal)][0])
 
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
-        return Pass((Keep("input", principal, tuple(layers)),))
+    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
+        return Pass((Record("input", principal, tuple(layers)),))
 
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
-        terms = trace[self.ask_layers(trace.view, layers).keeps[0]]
+    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        terms = trace[self.layer_pass(trace.view, layers).keeps[0]]
         return [trace.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
 
 
-@register("eigengradcam", family="CAM", papers=("gildenblat2021pytorch", "muhammad2020eigencam"))
+@register_method("eigengradcam", family="CAM", papers=("gildenblat2021pytorch", "muhammad2020eigencam"))
 @dataclass(frozen=True)
 class EigenGradCAM(TokenCAM):
     """The first principal component of features times gradient.
@@ -353,20 +351,20 @@ class EigenGradCAM(TokenCAM):
 class ScoredCAM(FeatureMap):
     """``sum_k w_k F_k`` with one weight per channel, each from a forward of its own."""
 
-    def forwards(self, view: View) -> float:
-        return 1 + view.width
+    def forwards(self, view: VisionModel) -> float:
+        return 1 + view.embed_dim
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return (Pass((self.keep(view, whole),)),)
 
-    def features(self, trace: Trace) -> Tensor:
+    def features(self, trace: ActivationCache) -> Tensor:
         """Return the channels ``[B, C, h, w]`` of the patches."""
-        tokens = at_least_float32(trace[self.keep(trace.view, whole)][0]).transpose(1, 2)
+        tokens = upcast(trace[self.keep(trace.view, whole)][0]).transpose(1, 2)
         maps = self.lay_out(trace, tokens.flatten(0, 1))
         return maps.reshape(*tokens.shape[:2], *maps.shape[1:])
 
 
-@register("scorecam", family="CAM", papers=("wang2020scorecam",), cost=(768, 0), cost_note="C forwards")
+@register_method("scorecam", family="CAM", papers=("wang2020scorecam",), cost=(768, 0), cost_note="C forwards")
 @dataclass(frozen=True)
 class ScoreCAM(ScoredCAM):
     """Channels weighted by the score of the image seen through each of them.
@@ -383,23 +381,23 @@ class ScoreCAM(ScoredCAM):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.channels is not None and self.channels < 1:
-            raise SpellingError(f"channels={self.channels} must be at least 1")
+            raise SpecError(f"channels={self.channels} must be at least 1")
 
-    def forwards(self, view: View) -> float:
-        return 1 + min(view.width, self.channels or view.width)
+    def forwards(self, view: VisionModel) -> float:
+        return 1 + min(view.embed_dim, self.channels or view.embed_dim)
 
-    def compute(self, session: Session) -> Answer:
-        features = self.features(session.trace(self.only_pass(session.view)))
+    def compute(self, session: Context) -> Attribution:
+        features = self.features(session.trace(self.single_pass(session.view)))
         if self.channels is not None and self.channels < features.shape[1]:
             best = features.flatten(2).std(dim=2).topk(self.channels).indices
             features = features[torch.arange(len(best), device=best.device)[:, None], best]
         at_once = max(1, session.batch // len(features))
         scores = torch.cat([self._scores(session, part) for part in torch.split(features, at_once, 1)], dim=1)
-        return Answer(torch.einsum("bk,bkhw->bhw", scores.softmax(dim=1).to(features), features), {})
+        return Attribution(torch.einsum("bk,bkhw->bhw", scores.softmax(dim=1).to(features), features), {})
 
-    def _scores(self, session: Session, features: Tensor) -> Tensor:
+    def _scores(self, session: Context, features: Tensor) -> Tensor:
         """Return the scores ``[B, k]`` of the images behind these masks."""
-        inputs = at_least_float32(session.inputs)
+        inputs = upcast(session.inputs)
         size = session.inputs.shape[-2:] if inputs.ndim == 4 else session.view.grid(session.inputs)
         masks = F.interpolate(features, size=size, mode="bilinear", align_corners=True)
         low, high = masks.amin(dim=(2, 3), keepdim=True), masks.amax(dim=(2, 3), keepdim=True)
@@ -407,13 +405,13 @@ class ScoreCAM(ScoredCAM):
         if inputs.ndim == 4:
             seen = (inputs.unsqueeze(1) * masks.unsqueeze(2)).flatten(0, 1)
         else:
-            factor = F.pad(masks.flatten(2), (session.view.prefix, 0), value=1.0)
+            factor = F.pad(masks.flatten(2), (session.view.num_prefix_tokens, 0), value=1.0)
             seen = (inputs.unsqueeze(1) * factor.unsqueeze(3)).flatten(0, 1)
         fork = session.fork(seen, repeat=features.shape[1])
         return fork.target.score(fork.logits).reshape(len(features), -1)
 
 
-@register("ablationcam", family="CAM", papers=("desai2020ablationcam",), cost=(768, 0), cost_note="C forwards")
+@register_method("ablationcam", family="CAM", papers=("desai2020ablationcam",), cost=(768, 0), cost_note="C forwards")
 @dataclass(frozen=True)
 class AblationCAM(ScoredCAM):
     """Channels weighted by how much the score falls without them.
@@ -426,23 +424,23 @@ class AblationCAM(ScoredCAM):
     and one whole one.
     """
 
-    def at_layer(self, view: View, layer: int) -> AblationCAM:
+    def at_layer(self, view: VisionModel, layer: int) -> AblationCAM:
         return replace(self, layer=layer, site="input")
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         keep = self.keep(view, whole)
-        return (Pass((keep, Keep("input", whole, keep.layers))),)
+        return (Pass((keep, Record("input", whole, keep.layers))),)
 
-    def compute(self, session: Session) -> Answer:
-        trace = session.trace(self.only_pass(session.view))
+    def compute(self, session: Context) -> Attribution:
+        trace = session.trace(self.single_pass(session.view))
         features = self.features(trace)
         score = session.target.score(trace.logits).unsqueeze(1)
         weights = (score - self._scores(session, trace, features.shape[1])) / score
-        return Answer(torch.einsum("bk,bkhw->bhw", weights.to(features), features), {})
+        return Attribution(torch.einsum("bk,bkhw->bhw", weights.to(features), features), {})
 
-    def _scores(self, session: Session, trace: Trace, channels: int) -> Tensor:
+    def _scores(self, session: Context, trace: ActivationCache, channels: int) -> Tensor:
         """Return the scores ``[B, C]`` without each channel; the blocks below are not run again."""
-        keep, below = self.only_pass(session.view).keeps
+        keep, below = self.single_pass(session.view).keeps
         (tokens,), (layer,), target = trace[below], keep.layers, session.target.repeat(channels)
 
         def part(start: int, stop: int) -> Tensor:

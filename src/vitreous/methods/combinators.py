@@ -15,24 +15,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import MapError, SpellingError
+from vitreous.errors import MapError, SpecError
 from vitreous.methods.base import (
-    Answer,
+    Attribution,
+    BaseWrapper,
     Method,
-    OfBase,
-    checked_answer,
+    checked_attribution,
     computed,
     layer_terms,
     prepare,
     resized,
     resolve_layer,
 )
-from vitreous.methods.ops import at_least_float32
-from vitreous.methods.registry import register
+from vitreous.methods.ops import upcast
+from vitreous.methods.registry import register_method
 from vitreous.methods.token_gradient import InputXGradient
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Keep, Pass, Session, whole
+from vitreous.tracing import Context, Pass, Record, whole
 
 __all__ = [
     "CAT",
@@ -42,7 +42,7 @@ __all__ = [
     "Plus",
     "SkipPlus",
     "Smooth",
-    "Witness",
+    "AgreementWeighted",
     "borne_out",
     "match_values",
     "mean_ranks",
@@ -56,13 +56,13 @@ def _scaled(terms: Tensor) -> Tensor:
 
 _COMBINED: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda terms: terms.sum(dim=1),
-    "rank": lambda terms: mean_ranks(at_least_float32(terms)).mean(dim=1),
+    "rank": lambda terms: mean_ranks(upcast(terms)).mean(dim=1),
     "scaled": _scaled,
 }
 """How maps of the start layers ``[B, L, h, w]`` become one."""
 
 
-class LayerSum(OfBase):
+class LayerSum(BaseWrapper):
     """``sum over l >= first of A(f_l)(x_l)``, raw and signed.
 
     With layer terms all of it comes from the one pass of the base; a base that looks at one layer is moved from layer
@@ -74,7 +74,7 @@ class LayerSum(OfBase):
     upsample: bool
     combine: str
 
-    def first(self, view: View) -> int:
+    def first(self, view: VisionModel) -> int:
         """Return the lowest start layer."""
         return 0
 
@@ -82,7 +82,7 @@ class LayerSum(OfBase):
         check_choice("via", self.via, ("auto", "layers", "subnetwork"))
         check_choice("combine", self.combine, tuple(_COMBINED))
         if self.via == "layers" and not (self.base.layered or self.base.moves):
-            raise SpellingError(f"{self.base.info.name} has no layer terms; use via=subnetwork")
+            raise SpecError(f"{self.base.info.name} has no layer terms; use via=subnetwork")
 
     @property
     def grid(self) -> str:  # type: ignore[override]
@@ -93,18 +93,18 @@ class LayerSum(OfBase):
         """Whether the layer terms of the base give the sum in one pass."""
         return self.base.layered and self.via != "subnetwork"
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         each = self.base.forwards(view)
         return each if self.free else 1 + each * len(self._layers(view))
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        return (self.base.ask_layers(view, self._layers(view)),) if self.free else ()
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        return (self.base.layer_pass(view, self._layers(view)),) if self.free else ()
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         stacked = self.stacked(session)
-        return Answer(_COMBINED[self.combine](stacked), {"layers": stacked})
+        return Attribution(_COMBINED[self.combine](stacked), {"layers": stacked})
 
-    def stacked(self, session: Session) -> Tensor:
+    def stacked(self, session: Context) -> Tensor:
         """Return the map from every start layer, ``[B, L, h, w]``."""
         terms = self._terms(session, self._layers(session.view))
         finest = max((tuple(term.shape[1:]) for term in terms), key=math.prod)
@@ -113,21 +113,21 @@ class LayerSum(OfBase):
             self._refuse_multiple(stacked)
         return stacked
 
-    def _terms(self, session: Session, layers: Sequence[int]) -> list[Tensor]:
+    def _terms(self, session: Context, layers: Sequence[int]) -> list[Tensor]:
         if self.free:
-            return layer_terms(self.base, session.trace(self.base.ask_layers(session.view, layers)), layers)
+            return layer_terms(self.base, session.trace(self.base.layer_pass(session.view, layers)), layers)
         if self.base.moves and self.via != "subnetwork":
             moved = [self.base.at_layer(session.view, layer) for layer in layers]
             there = [each for each in moved if each is not None]
             prepare(session, there)
-            return [checked_answer(session, each).map for each in there]
-        keep = Keep("input", whole, tuple(layers))
+            return [checked_attribution(session, each).map for each in there]
+        keep = Record("input", whole, tuple(layers))
         trace = session.trace(Pass((keep,)))
         forks = [
             session.fork(tokens, session.view.suffix(layer, session.inputs))
             for layer, tokens in zip(layers, trace[keep], strict=True)
         ]
-        return [checked_answer(fork, self.base).map for fork in forks]
+        return [checked_attribution(fork, self.base).map for fork in forks]
 
     def _refuse_multiple(self, terms: Tensor) -> None:
         """Refuse a sum of terms ``[B, L, h, w]`` that are the same but for a factor: it is the base, made slower."""
@@ -142,7 +142,7 @@ class LayerSum(OfBase):
                 f"{self.info.name}({name}) is {name} times a number: from every start layer it gives the same map"
             )
 
-    def _layers(self, view: View) -> tuple[int, ...]:
+    def _layers(self, view: VisionModel) -> tuple[int, ...]:
         """The start layers; in a hierarchical model those of one grid: its longest stage, or else that of the first."""
         layers = tuple(range(self.first(view), view.depth))
         if not view.stages or self.upsample:
@@ -152,7 +152,7 @@ class LayerSum(OfBase):
         return tuple(layer for layer in layers if layer in longest) or tuple(layer for layer in layers if layer in own)
 
 
-@register("plus", family="combinator", papers=("mehri2024skipplus",), cost_note="base", models="transformers")
+@register_method("plus", family="combinator", papers=("mehri2024skipplus",), cost_note="base", models="transformers")
 @dataclass(frozen=True)
 class Plus(LayerSum):
     """A base method summed over all start layers.
@@ -169,11 +169,13 @@ class Plus(LayerSum):
     upsample: bool = False
     combine: str = "sum"
 
-    def first(self, view: View) -> int:
+    def first(self, view: VisionModel) -> int:
         return resolve_layer(view, self.start)
 
 
-@register("skipplus", family="combinator", papers=("mehri2024skipplus",), cost_note="base", models="transformers")
+@register_method(
+    "skipplus", family="combinator", papers=("mehri2024skipplus",), cost_note="base", models="transformers"
+)
 @dataclass(frozen=True)
 class SkipPlus(LayerSum):
     """A base method summed over the start layers of the upper half.
@@ -192,15 +194,15 @@ class SkipPlus(LayerSum):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.skip < 1:
-            raise SpellingError(f"skip={self.skip} must be a share of the depth, from 0 to below 1")
+            raise SpecError(f"skip={self.skip} must be a share of the depth, from 0 to below 1")
 
-    def first(self, view: View) -> int:
+    def first(self, view: VisionModel) -> int:
         if self.start is not None:
             return resolve_layer(view, self.start)
         return min(view.depth - 1, math.ceil(self.skip * view.depth - 1e-9)) if view.depth > 1 else 0
 
 
-@register("cat", family="token gradient", papers=("qiang2022attcat",), models="transformers")
+@register_method("cat", family="token gradient", papers=("qiang2022attcat",), models="transformers")
 @dataclass(frozen=True)
 class CAT(LayerSum):
     """Input times gradient of the tokens, summed over all blocks: class activation tokens.
@@ -214,7 +216,7 @@ class CAT(LayerSum):
     combine = "sum"
 
 
-@register(
+@register_method(
     "smooth",
     family="combinator",
     papers=("smilkov2017smoothgrad",),
@@ -225,7 +227,7 @@ class CAT(LayerSum):
     },
 )
 @dataclass(frozen=True)
-class Smooth(OfBase):
+class Smooth(BaseWrapper):
     """A base method averaged over noisy copies of the input.
 
     ``mean_i A(x + sigma (max x - min x) n_i)`` with ``n_i ~ N(0, 1)``; the range is that of each image, and 1 with
@@ -244,20 +246,20 @@ class Smooth(OfBase):
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.sigma < 0:
-            raise SpellingError(f"samples={self.samples}, sigma={self.sigma} must be at least 1 and at least 0")
+            raise SpecError(f"samples={self.samples}, sigma={self.sigma} must be at least 1 and at least 0")
         check_choice("kind", self.kind, ("mean", "squares", "variance"))
         if self.kind == "variance" and self.samples < 2:
-            raise SpellingError(f"samples={self.samples} must be at least 2 for a variance")
+            raise SpecError(f"samples={self.samples} must be at least 2 for a variance")
 
     @property
     def cost(self) -> tuple[float, float]:
         forwards, backwards = self.base.cost
         return self.samples * forwards, self.samples * backwards
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return self.samples * self.base.forwards(view)
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         inputs = session.inputs
         flat = inputs.flatten(1)
         span = (torch.ones_like(flat[:, 0]) if self.absolute else flat.amax(1) - flat.amin(1)) * self.sigma
@@ -270,7 +272,7 @@ class Smooth(OfBase):
             noise = torch.stack([draws.at(copy).normal(*inputs.shape[1:]) for copy in range(first, first + copies)], 1)
             scaled = noise.to(inputs) * span.view(-1, 1, *[1] * (inputs.ndim - 1))
             noisy = (inputs.unsqueeze(1) + scaled).flatten(0, 1)
-            maps = at_least_float32(checked_answer(session.fork(noisy, repeat=copies), self.base).map)
+            maps = upcast(checked_attribution(session.fork(noisy, repeat=copies), self.base).map)
             maps = maps.square() if self.kind == "squares" else maps
             part = maps.reshape(len(inputs), copies, *maps.shape[1:])
             halves = [half + part[:, (first + i) % 2 :: 2].sum(dim=1) for i, half in enumerate(halves)]
@@ -281,15 +283,15 @@ class Smooth(OfBase):
             mean = mean + apart * (copies / total)
         extras = {"deviation": (spread / self.samples).sqrt()}
         if self.kind == "variance":
-            return Answer(spread / self.samples, extras)
+            return Attribution(spread / self.samples, extras)
         if self.samples > 1:
             extras["halves"] = torch.stack([halves[0] / -(-self.samples // 2), halves[1] / (self.samples // 2)], dim=1)
-        return Answer(mean, extras)
+        return Attribution(mean, extras)
 
 
-@register("logprob", family="combinator", cost_note="base")
+@register_method("logprob", family="combinator", cost_note="base")
 @dataclass(frozen=True)
-class LogProb(OfBase):
+class LogProb(BaseWrapper):
     """A base method for the log-probability of the class, whatever value was asked for.
 
     ``log p_c = y_c - log sum_k exp y_k``: what speaks for the class rather than for its rivals, each weighed by its
@@ -301,13 +303,14 @@ class LogProb(OfBase):
     def values(self, asked: str) -> tuple[str, ...]:
         return self.base.values("logprob")
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return tuple(replace(ask, value=ask.value or "logprob") for ask in self.base.asks(view))
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         own = session.of_value("logprob")
         prepare(own, [self.base])
-        return checked_answer(own, self.base)
+        return checked_attribution(own, self.base)
+
 
 _SIZES: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda maps: maps.amax(dim=(2, 3), keepdim=True),
@@ -316,7 +319,9 @@ _SIZES: dict[str, Callable[[Tensor], Tensor]] = {
 """What a map is divided by before it is averaged, of its absolute values."""
 
 
-@register("consensus", family="combinator", builds_on=("bhatt2020evaluating",), cost_note="its bases, passes shared")
+@register_method(
+    "consensus", family="combinator", builds_on=("bhatt2020evaluating",), cost_note="its bases, passes shared"
+)
 @dataclass(frozen=True)
 class Consensus(Method):
     """The mean rank of each patch over several methods.
@@ -340,9 +345,9 @@ class Consensus(Method):
     def __post_init__(self) -> None:
         check_choice("how", self.how, ("rank", *_SIZES, "matched"))
         if not isinstance(self.bases, tuple) or not all(isinstance(base, Method) for base in self.bases):
-            raise SpellingError("consensus takes a tuple of methods")
+            raise SpecError("consensus takes a tuple of methods")
         if len(self.bases) < 2:
-            raise SpellingError(f"consensus needs at least two methods, got {len(self.bases)}")
+            raise SpecError(f"consensus needs at least two methods, got {len(self.bases)}")
         self._shares()
 
     def _shares(self) -> list[float]:
@@ -352,7 +357,7 @@ class Consensus(Method):
         except ValueError:
             given = []
         if len(given) != len(self.bases) or not all(0 < weight < math.inf for weight in given):
-            raise SpellingError(f"weights={self.weights!r} must be {len(self.bases)} positive numbers, such as '2,1'")
+            raise SpecError(f"weights={self.weights!r} must be {len(self.bases)} positive numbers, such as '2,1'")
         return [weight / sum(given) for weight in given]
 
     @property
@@ -364,13 +369,13 @@ class Consensus(Method):
         forwards, backwards = zip(*(base.cost for base in self.bases), strict=True)
         return sum(forwards), sum(backwards)
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return sum(base.forwards(view) for base in self.bases)
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return tuple(ask for base in self.bases for ask in base.asks(view))
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         prepare(session, self.bases)
         grid = session.view.grid(session.inputs)
         maps = torch.stack([resized(self._finite(base, session), grid) for base in self.bases], dim=1)
@@ -383,11 +388,11 @@ class Consensus(Method):
         shown = (terms * shares).sum(dim=1)
         if self.how == "matched":
             shown = match_values(shown, maps[:, 0])
-        return Answer(shown, {"ranks": ranks, "disagreement": ranks.std(dim=1, correction=0)})
+        return Attribution(shown, {"ranks": ranks, "disagreement": ranks.std(dim=1, correction=0)})
 
-    def _finite(self, base: Method, session: Session) -> Tensor:
+    def _finite(self, base: Method, session: Context) -> Tensor:
         """A rank would hide a value that is not finite."""
-        maps = at_least_float32(computed(session, base).map)
+        maps = upcast(computed(session, base).map)
         if not torch.isfinite(maps).all():
             raise MapError(f"{base.spelling} gave values that are not finite, inside {self.info.name}")
         return maps
@@ -417,11 +422,11 @@ def _counts(values: Tensor) -> tuple[Tensor, Tensor]:
     return torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)
 
 
-@register(
+@register_method(
     "witness", family="combinator", builds_on=("mehri2024skipplus",), cost_note="base + by", models="transformers"
 )
 @dataclass(frozen=True)
-class Witness(LayerSum):
+class AgreementWeighted(LayerSum):
     """A base method summed over start layers, each weighed by how much a second method bears it out.
 
     ``sum_{l=start}^{L-1} max(0, r_l)^power A_l / mean |A_l|`` with ``A_l`` the map of the base from start layer l, as
@@ -442,7 +447,7 @@ class Witness(LayerSum):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.power <= 16:
-            raise SpellingError(f"power={self.power} must be above 0, and at most 16")
+            raise SpecError(f"power={self.power} must be above 0, and at most 16")
 
     @property
     def class_specific(self) -> bool:
@@ -452,25 +457,25 @@ class Witness(LayerSum):
     def cost(self) -> tuple[float, float]:
         return self.base.cost[0] + self.by.cost[0], self.base.cost[1] + self.by.cost[1]
 
-    def first(self, view: View) -> int:
+    def first(self, view: VisionModel) -> int:
         return resolve_layer(view, self.start)
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return super().forwards(view) + self.by.forwards(view)
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return *super().asks(view), *self.by.asks(view)
 
-    def compute(self, session: Session) -> Answer:
-        terms = at_least_float32(self.stacked(session))
-        seen = resized(at_least_float32(computed(session, self.by).map), terms.shape[-2:])
+    def compute(self, session: Context) -> Attribution:
+        terms = upcast(self.stacked(session))
+        seen = resized(upcast(computed(session, self.by).map), terms.shape[-2:])
         for maps, method in ((terms, self.base), (seen, self.by)):
             if not torch.isfinite(maps).all():  # a weight of 0 would hide it
                 raise MapError(f"{method.spelling} gave values that are not finite, inside {self.info.name}")
         weights = borne_out(terms, seen, self.power)
         sizes = terms.abs().mean(dim=(2, 3))
         shares = weights / torch.where(sizes > 0, sizes, 1)
-        return Answer((terms * shares[:, :, None, None]).sum(dim=1), {"layers": terms, "weights": weights})
+        return Attribution((terms * shares[:, :, None, None]).sum(dim=1), {"layers": terms, "weights": weights})
 
 
 def borne_out(terms: Tensor, seen: Tensor, power: float) -> Tensor:

@@ -9,63 +9,63 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError
-from vitreous.methods.base import Answer, Method
-from vitreous.methods.ops import at_least_float32
-from vitreous.methods.registry import register
-from vitreous.tracing import Session
+from vitreous.methods.base import Attribution, Method
+from vitreous.methods.ops import upcast
+from vitreous.methods.registry import register_method
+from vitreous.tracing import Context
 
 __all__ = ["Centre", "Constant", "Edges", "Random"]
 
 
-def _spread(session: Session, pattern: Tensor) -> Answer:
-    like = at_least_float32(session.inputs)
-    return Answer(pattern.to(like).expand(len(like), -1, -1).clone(), {})
+def _spread(session: Context, pattern: Tensor) -> Attribution:
+    like = upcast(session.inputs)
+    return Attribution(pattern.to(like).expand(len(like), -1, -1).clone(), {})
 
 
-@register("random", family="yardstick", class_specific=False, cost=(0, 0))
+@register_method("random", family="yardstick", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Random(Method):
     """Uniform noise on the token grid, drawn from the seed and the image."""
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         grid = session.view.grid(session.inputs)
-        return Answer(session.draws("random").uniform(*grid).to(at_least_float32(session.inputs)), {})
+        return Attribution(session.draws("random").uniform(*grid).to(upcast(session.inputs)), {})
 
 
-@register("constant", family="yardstick", class_specific=False, cost=(0, 0))
+@register_method("constant", family="yardstick", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Constant(Method):
     """One everywhere: only the tie rule of a metric ranks it."""
 
     flat = True
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         return _spread(session, torch.ones(session.view.grid(session.inputs)))
 
 
-@register("centre", family="yardstick", class_specific=False, cost=(0, 0))
+@register_method("centre", family="yardstick", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Centre(Method):
     """Photographers put things in the middle: one minus the distance from the centre, which is 1 at the corners."""
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         high, wide = session.view.grid(session.inputs)
         down = torch.linspace(-1, 1, high, dtype=torch.float32) if high > 1 else torch.zeros(1)
         across = torch.linspace(-1, 1, wide, dtype=torch.float32) if wide > 1 else torch.zeros(1)
         return _spread(session, 1 - ((down[:, None] ** 2 + across[None] ** 2) / 2).sqrt())
 
 
-@register("edges", family="yardstick", class_specific=False, cost=(0, 0))
+@register_method("edges", family="yardstick", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Edges(Method):
     """The strength of edges in the image: the length of the Sobel gradient of the mean over channels."""
 
     grid = "pixel"
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         if session.inputs.ndim != 4:
             raise ModelError("edges needs images, not the tokens of a sub-network")
-        grey = F.pad(at_least_float32(session.inputs).mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
+        grey = F.pad(upcast(session.inputs).mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
         across = grey.new_tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
         sobel = torch.stack([across, across.T]).unsqueeze(1)
-        return Answer(F.conv2d(grey, sobel).square().sum(dim=1).sqrt(), {})
+        return Attribution(F.conv2d(grey, sobel).square().sum(dim=1).sqrt(), {})

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError
-from vitreous.methods.base import Answer, Method, resolve_layer
-from vitreous.methods.ops import at_least_float32, dot
-from vitreous.methods.registry import register
+from vitreous.methods.base import Attribution, Method, resolve_layer
+from vitreous.methods.ops import dot, upcast
+from vitreous.methods.registry import register_method
 from vitreous.methods.token_gradient import TokenTerm
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Keep, Pass, Reduce, Session, Trace, explicit_shares, whole
+from vitreous.tracing import ActivationCache, Context, Pass, Record, Reduce, explicit_contributions, whole
 from vitreous.tracing.rules import FROZEN
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-@register(
+@register_method(
     "decompx", family="decomposition", papers=("modarressi2023decompx", "mehri2024skipplus"), models="transformers"
 )
 @dataclass(frozen=True)
@@ -60,52 +60,52 @@ class DecompX(TokenTerm):
         """Spread biases have no layer terms: they depend on where the shares start."""
         return self.bias != "absdot"
 
-    def forwards(self, view: View) -> float:
-        tokens = view.prefix + view.grid()[0] * view.grid()[1]
+    def forwards(self, view: VisionModel) -> float:
+        tokens = view.num_prefix_tokens + view.grid()[0] * view.grid()[1]
         return 1.0 if self.bias != "absdot" else 2.0 + tokens
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         if self.bias != "absdot":
             return super().asks(view)
-        if view.attends != "everywhere":
+        if view.attention != "everywhere":
             raise ModelError(f"{view.name} attends inside windows: decompx(bias=absdot) does not apply; use bias=token")
-        return (Pass((Keep("input", whole, (resolve_layer(view, self.layer),)),)),)
+        return (Pass((Record("input", whole, (resolve_layer(view, self.layer),)),)),)
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         if self.bias == "none":
             return super().compute(session)
-        trace = session.trace(self.only_pass(session.view))
-        logits = at_least_float32(trace.logits)
+        trace = session.trace(self.single_pass(session.view))
+        logits = upcast(trace.logits)
         slope = session.target.slope(logits)  # the target, linear in the logits
-        (kept,) = trace[self.only_pass(session.view).keeps[0]]
+        (kept,) = trace[self.single_pass(session.view).keeps[0]]
         if self.bias == "token":
             bias = (slope * logits).sum(dim=1) - kept.sum(dim=1)
-            return Answer(self.read(trace), {"bias": bias})
+            return Attribution(self.read(trace), {"bias": bias})
         layer = resolve_layer(session.view, self.layer)
         shares: list[Tensor] = []
         for tokens, each in zip(kept, slope, strict=True):
-            shares.append(at_least_float32(explicit_shares(session.view, tokens, layer, session.memory)) @ each)
+            shares.append(upcast(explicit_contributions(session.view, tokens, layer, session.memory)) @ each)
             if session.tick is not None:
                 session.tick(1)
-        return Answer(trace.tokens_to_grid(torch.stack(shares), layer), {})
+        return Attribution(trace.tokens_to_grid(torch.stack(shares), layer), {})
 
 
-def bias_shares(view: View, bias: Tensor, gradient: Tensor | None) -> Tensor:
+def bias_shares(view: VisionModel, bias: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d b_d * d s / d out_d`` of every token that the bias is added to."""
     assert gradient is not None
-    return (at_least_float32(gradient) * at_least_float32(bias)).sum(dim=-1)
+    return (upcast(gradient) * upcast(bias)).sum(dim=-1)
 
 
-def bias_sizes(view: View, bias: Tensor, gradient: Tensor | None) -> Tensor:
+def bias_sizes(view: VisionModel, bias: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d |b_d * d s / d out_d|``."""
     assert gradient is not None
-    return (at_least_float32(gradient) * at_least_float32(bias)).abs().sum(dim=-1)
+    return (upcast(gradient) * upcast(bias)).abs().sum(dim=-1)
 
 
-def dot_sizes(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def dot_sizes(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d |x_d dx_d|``."""
     assert gradient is not None
-    return (at_least_float32(value) * at_least_float32(gradient)).abs().sum(dim=-1)
+    return (upcast(value) * upcast(gradient)).abs().sum(dim=-1)
 
 
 class BiasTerms(Method):
@@ -118,22 +118,22 @@ class BiasTerms(Method):
     def _reduces(self) -> tuple[Reduce, Reduce]:
         return (dot_sizes, bias_sizes) if self.absolute else (dot, bias_shares)
 
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
+    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
         at_input, at_bias = self._reduces
         blocks = tuple(range(min(layers), view.depth + 1))
-        return Pass((Keep("input", at_input, tuple(layers), grad=True), Keep("biases", at_bias, blocks, grad=True)))
+        return Pass((Record("input", at_input, tuple(layers), grad=True), Record("biases", at_bias, blocks, grad=True)))
 
-    def _terms(self, trace: Trace, layers: Sequence[int]) -> tuple[list[Tensor], dict[int, Tensor]]:
+    def _terms(self, trace: ActivationCache, layers: Sequence[int]) -> tuple[list[Tensor], dict[int, Tensor]]:
         """Return input terms ``[B, N]`` of these layers, bias terms ``[B, N]`` of all blocks from the lowest on.
 
         What belongs to no token (biases behind the pooling) is left out, as is the class token's own entry.
         """
-        inputs, biases = self.ask_layers(trace.view, layers).keeps
+        inputs, biases = self.layer_pass(trace.view, layers).keeps
         bias_terms = (term[:, 1:] for term in trace[biases])
         return trace[inputs], dict(zip(biases.layers, bias_terms, strict=True))
 
 
-@register("fullgrad", family="decomposition", papers=("srinivas2019full",), models="ViT")
+@register_method("fullgrad", family="decomposition", papers=("srinivas2019full",), models="ViT")
 @dataclass(frozen=True)
 class FullGrad(BiasTerms):
     """Input times gradient of the tokens, and of every bias behind them.
@@ -148,20 +148,22 @@ class FullGrad(BiasTerms):
     layer: int = 0
     absolute: bool = False
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        return (self.layer_pass(view, (resolve_layer(view, self.layer),)),)
 
-    def read(self, trace: Trace) -> Tensor:
-        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
+    def read(self, trace: ActivationCache) -> Tensor:
+        return self.layer_maps(trace, (resolve_layer(trace.view, self.layer),))[0]
 
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
         terms, biases = self._terms(trace, layers)
         behind = [sum((each for at, each in biases.items() if at >= layer), start=terms[0] * 0) for layer in layers]
         pairs = zip(layers, terms, behind, strict=True)
         return [trace.tokens_to_grid(term + rest, layer) for layer, term, rest in pairs]
 
 
-@register("fullgrad_plus", family="decomposition", papers=("mehri2024skipplus", "srinivas2019full"), models="ViT")
+@register_method(
+    "fullgrad_plus", family="decomposition", papers=("mehri2024skipplus", "srinivas2019full"), models="ViT"
+)
 @dataclass(frozen=True)
 class FullGradPlus(BiasTerms):
     """Input times gradient summed over blocks, and every bias of those blocks once.
@@ -175,18 +177,18 @@ class FullGradPlus(BiasTerms):
     start: int = 0
     absolute: bool = False
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        return (self.ask_layers(view, self._layers(view)),)
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        return (self.layer_pass(view, self._layers(view)),)
 
-    def read(self, trace: Trace) -> Tensor:
-        return torch.stack(self.read_layers(trace, self._layers(trace.view))).sum(dim=0)
+    def read(self, trace: ActivationCache) -> Tensor:
+        return torch.stack(self.layer_maps(trace, self._layers(trace.view))).sum(dim=0)
 
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
         terms, biases = self._terms(trace, layers)
         last = trace.view.depth - 1
         biases[last] = biases[last] + biases[last + 1]
         pairs = zip(layers, terms, strict=True)
         return [trace.tokens_to_grid(term + biases[layer], layer) for layer, term in pairs]
 
-    def _layers(self, view: View) -> tuple[int, ...]:
+    def _layers(self, view: VisionModel) -> tuple[int, ...]:
         return tuple(range(resolve_layer(view, self.start), view.depth))

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from vitreous.errors import VitreousWarning
-from vitreous.methods.registry import method
-from vitreous.models import Snapshot, View, view
+from vitreous.methods.registry import get_method
+from vitreous.models import Snapshot, VisionModel, wrap
 from vitreous.registry.defaults import ladder
 from vitreous.tracing.statistics_collect import seen_scenes
 
-__all__ = ["effort"]
+__all__ = ["recommended_method"]
 
 _SCENES = 8
 _APART = 0.05  # of log-probabilities, at most
@@ -24,7 +24,7 @@ _agrees: dict[tuple[str, tuple[int, int]], bool] = {}
 _walked: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def effort(step: str = "quick", model: View | nn.Module | None = None) -> str:
+def recommended_method(step: str = "quick", model: VisionModel | nn.Module | None = None) -> str:
     """Return the spelling of a step of the ladder: ``"quick"``, ``"careful"`` or ``"best"``.
 
     With a model, the one for that model: where attention is windowed, tokens cannot be left out, or there are none, the
@@ -33,38 +33,40 @@ def effort(step: str = "quick", model: View | nn.Module | None = None) -> str:
     """
     usual = ladder(step)
     if model is None:
-        return method(usual).spelling
-    looked_at = view(model)
-    windows = looked_at.attends != "everywhere"
+        return get_method(usual).spelling
+    looked_at = wrap(model)
+    windows = looked_at.attention != "everywhere"
     half = step != "quick" and _half_agrees(looked_at)
-    walks = looked_at.stream or _walks(looked_at)
-    return method(ladder(step, windows, looked_at.drops_tokens, half, looked_at.stream, walks)).spelling
+    walks = looked_at.has_residual_stream or _walks(looked_at)
+    return get_method(
+        ladder(step, windows, looked_at.can_drop_tokens, half, looked_at.has_residual_stream, walks)
+    ).spelling
 
 
-def _walks(looked_at: View) -> bool:
+def _walks(looked_at: VisionModel) -> bool:
     """Say whether relevance has a rule for all that a convolutional network does; tried once, on a blank image."""
-    if looked_at.model not in _walked:
+    if looked_at.module not in _walked:
         blank = torch.zeros(1, len(looked_at.preprocess.mean), *looked_at.preprocess.size)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", VitreousWarning)
-                method("lrp@epsilon_plus").attribute(looked_at, blank)
-            _walked[looked_at.model] = True
+                get_method("lrp@epsilon_plus").attribute(looked_at, blank)
+            _walked[looked_at.module] = True
         except Exception:  # what has no rule can fail anywhere; a broken network fails again, and aloud
-            _walked[looked_at.model] = False
-    return _walked[looked_at.model]
+            _walked[looked_at.module] = False
+    return _walked[looked_at.module]
 
 
-def _half_agrees(looked_at: View) -> bool:
+def _half_agrees(looked_at: VisionModel) -> bool:
     """Say whether float16 may stand in for float32 on a GPU; tried once for the weights of a model."""
     if looked_at.device.type != "cuda" or looked_at.dtype != torch.float32 or len(looked_at.preprocess.mean) != 3:
         return False
     key = (str(Snapshot(looked_at).recent), looked_at.preprocess.size)
     if key not in _agrees:
         inputs = looked_at.cast(seen_scenes(looked_at, looked_at.preprocess.size, 0, _SCENES))
-        exact, seen = looked_at.logits(inputs), looked_at.twin()
+        exact, seen = looked_at.logits(inputs), looked_at.shared_copy()
         with torch.no_grad(), torch.autocast("cuda", torch.float16):
-            rounded = seen.finish(seen.run(seen.embed(inputs)))
+            rounded = seen.forward_head(seen.forward_blocks(seen.embed(inputs)))
         exact, rounded = (logits.double().log_softmax(dim=1) for logits in (exact, rounded))
         best = exact.argmax(dim=1, keepdim=True)
         apart = float((exact - rounded).gather(1, best).abs().max())

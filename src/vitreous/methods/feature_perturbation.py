@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import SpellingError
-from vitreous.methods.base import Answer, Method
+from vitreous.errors import SpecError
+from vitreous.methods.base import Attribution, Method
 from vitreous.methods.cam import FeatureMap
 from vitreous.methods.masking import scores_of_logits, scores_of_rows
-from vitreous.methods.ops import at_least_float32
-from vitreous.methods.registry import register
-from vitreous.models import View
+from vitreous.methods.ops import upcast
+from vitreous.methods.registry import register_method
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import VALUES, Keep, Pass, Session, whole
+from vitreous.tracing import VALUES, Context, Pass, Record, whole
 from vitreous.tracing.memory import budget_bytes, in_parts
 from vitreous.tracing.patching import logits_through
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
     "AtMan",
@@ -84,7 +84,7 @@ class Masks(NamedTuple):
     """Which of that image's it is, ``[R]``."""
 
 
-@register(
+@register_method(
     "vit_cx",
     family="perturbation",
     papers=("xie2023vitcx",),
@@ -119,21 +119,21 @@ class ViTCX(FeatureMap):
         for name in ("threshold", "noise"):
             given = getattr(self, name)
             if not 0 <= given < math.inf:
-                raise SpellingError(f"{name}={given} must be a number from 0 on")
+                raise SpecError(f"{name}={given} must be a number from 0 on")
 
     @property
     def own_value(self) -> str:
         return self.score
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return 1  # and those of the masks, told when their number is known
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return (Pass((self.keep(view, whole),)),)
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         batch, size = len(session.inputs), _size(session)
-        clean = replace(session.target, value=self.score).score(session.trace(self.only_pass(session.view)).logits)
+        clean = replace(session.target, value=self.score).score(session.trace(self.single_pass(session.view)).logits)
         masks, scores = self._scored(session)
         shown, plain = scores.view(-1, 2).unbind(dim=1)
         effect = (shown - plain + clean[masks.images]).to(masks.values)
@@ -145,14 +145,14 @@ class ViTCX(FeatureMap):
         total, cover = (_enlarged(each.view(-1, *grid), size) for each in (weighed, cover))
         reached = cover > 1e-6
         found = torch.where(reached, total / torch.where(reached, cover, 1), 0) / count.clamp(min=1).view(-1, 1, 1)
-        return Answer(found.to(at_least_float32(session.inputs).dtype), {"clusters": count})
+        return Attribution(found.to(upcast(session.inputs).dtype), {"clusters": count})
 
     # -- masks -------------------------------------------------------------------------------------------
 
-    def _masks(self, session: Session) -> Masks:
-        trace = session.trace(self.only_pass(session.view))
+    def _masks(self, session: Context) -> Masks:
+        trace = session.trace(self.single_pass(session.view))
         (tokens,) = trace[self.keep(session.view, whole)]
-        size, least = _size(session), 8 * torch.finfo(at_least_float32(tokens).dtype).eps
+        size, least = _size(session), 8 * torch.finfo(upcast(tokens).dtype).eps
         channels = tokens.shape[2]
 
         def part(start: int, stop: int) -> Masks:
@@ -170,7 +170,7 @@ class ViTCX(FeatureMap):
 
     # -- scores ------------------------------------------------------------------------------------------
 
-    def _scored(self, session: Session) -> tuple[Masks, Tensor]:
+    def _scored(self, session: Context) -> tuple[Masks, Tensor]:
         """Return the masks, and the scores ``[2 R]``: through each of them, then with its noise alone.
 
         Both serve all classes of a comparison.
@@ -184,20 +184,22 @@ class ViTCX(FeatureMap):
         view, draws = session.view, session.draws("vit_cx")
 
         def logits(start: int, stop: int) -> Tensor:
-            return view.finish(view.run(view.embed(self._seen(session, masks, draws, start, stop).to(view.dtype))))
+            return view.forward_head(
+                view.forward_blocks(view.embed(self._seen(session, masks, draws, start, stop).to(view.dtype)))
+            )
 
         return masks, scores_of_rows(session, masks.images.repeat_interleave(2), logits, self.score, key)
 
-    def _seen(self, session: Session, masks: Masks, draws: Draws, start: int, stop: int) -> Tensor:
+    def _seen(self, session: Context, masks: Masks, draws: PRNGKey, start: int, stop: int) -> Tensor:
         """Return inputs ``start .. stop - 1``: every mask has two, and their noise is the same."""
         pairs = slice(start // 2, (stop + 1) // 2)
         images = masks.images[pairs]
-        inputs = at_least_float32(session.inputs[images])
+        inputs = upcast(session.inputs[images])
         mask = _enlarged(masks.values[pairs].to(inputs), _size(session)).clamp(0, 1)
         if inputs.ndim == 4:
             mask = mask.unsqueeze(1)
         else:
-            mask = F.pad(mask.flatten(1), (session.view.prefix, 0), value=1.0).unsqueeze(2)
+            mask = F.pad(mask.flatten(1), (session.view.num_prefix_tokens, 0), value=1.0).unsqueeze(2)
         drawn = draws.rows(images).at(masks.numbers[pairs]).normal(*inputs.shape[1:])
         beside = self.noise * drawn.to(inputs) * (1 - mask)
         both = torch.stack([inputs * mask + beside, inputs + beside], dim=1).flatten(0, 1)
@@ -267,19 +269,19 @@ def _enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
 
 
-def _size(session: Session) -> tuple[int, int]:
+def _size(session: Context) -> tuple[int, int]:
     """Height and width of what is masked: pixels, or the patches of a sub-network."""
     if session.inputs.ndim == 4:
         return session.inputs.shape[-2], session.inputs.shape[-1]
     return session.view.grid(session.inputs)
 
 
-def nothing(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def nothing(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """Keep no attention: it is asked for only so that a model that does not show it is refused."""
     return attention.new_zeros(len(attention))
 
 
-@register(
+@register_method(
     "atman",
     family="perturbation",
     papers=("deiseroth2023atman",),
@@ -310,35 +312,35 @@ class AtMan(Method):
     def __post_init__(self) -> None:
         check_choice("score", self.score, VALUES)
         if not 0 <= self.factor < 1:
-            raise SpellingError(f"factor={self.factor} must be from 0 to less than 1")
+            raise SpecError(f"factor={self.factor} must be from 0 to less than 1")
         if self.similarity is not None and not 0 <= self.similarity <= 1:
-            raise SpellingError(f"similarity={self.similarity} must be a cosine from 0 to 1")
+            raise SpecError(f"similarity={self.similarity} must be a cosine from 0 to 1")
 
     @property
     def own_value(self) -> str:
         return self.score
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         high, wide = view.grid()
         return 1 + high * wide
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        return (Pass((Keep("input", whole, (0,)), Keep("attention", nothing, tuple(range(view.depth))))),)
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((Record("input", whole, (0,)), Record("attention", nothing, tuple(range(view.depth))))),)
 
-    def compute(self, session: Session) -> Answer:
-        view, ask = session.view, self.only_pass(session.view)
+    def compute(self, session: Context) -> Attribution:
+        view, ask = session.view, self.single_pass(session.view)
         trace = session.trace(ask)
         (tokens,), target = trace[ask.keeps[0]], replace(session.target, value=self.score)
-        patches = tokens.shape[1] - view.prefix
-        alike = None if self.similarity is None else _cosines(tokens[:, view.prefix :])
+        patches = tokens.shape[1] - view.num_prefix_tokens
+        alike = None if self.similarity is None else _cosines(tokens[:, view.num_prefix_tokens :])
 
         def without(images: Tensor, own: Tensor) -> Tensor:
-            change = self._change(own, None if alike is None else alike[images, own], view.prefix)
+            change = self._change(own, None if alike is None else alike[images, own], view.num_prefix_tokens)
             return logits_through(view, tokens[images], 0, "attention", dict.fromkeys(range(view.depth), change))
 
         key = replace(self, score="logit")  # what the model says is the same for every class and value of it
         left = scores_of_logits(session, patches, without, self.score, key)
-        return Answer((target.score(trace.logits)[:, None] - left).reshape(-1, *trace.grid), {})
+        return Attribution((target.score(trace.logits)[:, None] - left).reshape(-1, *trace.grid), {})
 
     def _change(self, own: Tensor, cosines: Tensor | None, prefix: int) -> Suppressed:
         """Return the change for patches ``own [b]``, given their cosines ``[b, n]`` with all others where asked."""
@@ -360,7 +362,7 @@ class Suppressed:
     factors: Tensor
 
     def __call__(self, attention: Tensor) -> Tensor:
-        weights = at_least_float32(attention)
+        weights = upcast(attention)
         columns = self.columns[:, None, None].expand(-1, *weights.shape[1:3], -1)
         factors = self.factors.to(weights)[:, None, None]
         lowest = weights.amin(dim=3, keepdim=True)
@@ -372,5 +374,5 @@ class Suppressed:
 
 def _cosines(patches: Tensor) -> Tensor:
     """Return the cosines ``[B, n, n]`` of the patches of each image; a vector of zeros is like none."""
-    unit = F.normalize(at_least_float32(patches), dim=2)
+    unit = F.normalize(upcast(patches), dim=2)
     return unit @ unit.transpose(1, 2)

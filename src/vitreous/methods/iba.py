@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.errors import MapError, ModelError, SpellingError, TargetError, VitreousError, VitreousWarning
-from vitreous.methods.base import Answer, Method, resolve_layer
+from vitreous.errors import MapError, ModelError, SpecError, TargetError, VitreousError, VitreousWarning
+from vitreous.methods.base import Attribution, Method, resolve_layer
 from vitreous.methods.bottleneck import (
     Bottlenecks,
     Objective,
@@ -24,12 +24,12 @@ from vitreous.methods.bottleneck import (
     refuse_unread,
     stage_of,
 )
-from vitreous.methods.ops import at_least_float32
-from vitreous.methods.registry import register
-from vitreous.models import View
+from vitreous.methods.ops import upcast
+from vitreous.methods.registry import register_method
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Keep, Pass, Session, Target, Trace, whole
-from vitreous.tracing.statistics import Statistics, noise, statistics_of
+from vitreous.tracing import ActivationCache, Context, Pass, Record, Target, whole
+from vitreous.tracing.statistics import ActivationStats, noise, statistics_of
 from vitreous.tracing.statistics_collect import SCENES, VERSION, world_moments
 
 __all__ = ["IBA", "CoIBA", "IBAStar"]
@@ -56,28 +56,28 @@ class Bottleneck(Method):
     steps: int
     samples: int
     lr: float
-    stats: str | Statistics
+    stats: str | ActivationStats
     sigma: float | None
 
     def __post_init__(self) -> None:
         if self.sigma is not None and not 0 <= self.sigma <= _MOST_SIGMA:
-            raise SpellingError(f"sigma={self.sigma} must be between 0 and {_MOST_SIGMA} places")
+            raise SpecError(f"sigma={self.sigma} must be between 0 and {_MOST_SIGMA} places")
         if self.steps < 2:
-            raise SpellingError(f"steps={self.steps} must be at least 2: the last one changes nothing")
+            raise SpecError(f"steps={self.steps} must be at least 2: the last one changes nothing")
         if self.samples < 1:
-            raise SpellingError(f"samples={self.samples} must be at least 1")
+            raise SpecError(f"samples={self.samples} must be at least 1")
         if not 0 < self.lr < math.inf:
-            raise SpellingError(f"lr={self.lr} must be a positive number")
+            raise SpecError(f"lr={self.lr} must be a positive number")
         if not 0 <= self.beta < math.inf:
-            raise SpellingError(f"beta={self.beta} must be a number from 0 on")
-        if not isinstance(self.stats, Statistics) and not self.stats:
-            raise SpellingError("stats is empty; it takes world, own, noise or a file that `vitreous stats` made")
+            raise SpecError(f"beta={self.beta} must be a number from 0 on")
+        if not isinstance(self.stats, ActivationStats) and not self.stats:
+            raise SpecError("stats is empty; it takes world, own, noise or a file that `vitreous stats` made")
 
-    def layers(self, view: View) -> tuple[int, ...]:
+    def layers(self, view: VisionModel) -> tuple[int, ...]:
         """Return the layers that get a bottleneck."""
         raise VitreousError(f"{self.info.name} must define layers")
 
-    def site(self, view: View) -> str:
+    def site(self, view: VisionModel) -> str:
         """Return the place in a block whose statistics are needed."""
         raise VitreousError(f"{self.info.name} must define site")
 
@@ -92,7 +92,7 @@ class Bottleneck(Method):
         share = self.updates * self.samples / 90
         return 1 + (forwards - 1) * share, backwards * share
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return 1 + self.updates * self.samples
 
     @property
@@ -115,25 +115,25 @@ class Bottleneck(Method):
     def own_value(self) -> str:
         return "logprob"
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         own = (self._own(view),) if self.stats == "own" else ()
         return (Pass((*self.clean(view), *own)),)
 
-    def clean(self, view: View) -> tuple[Keep, ...]:
+    def clean(self, view: VisionModel) -> tuple[Record, ...]:
         """What the first bottleneck of every optimisation sees, and what enters its block."""
         raise VitreousError(f"{self.info.name} must define clean")
 
-    def _own(self, view: View) -> Keep:
-        return Keep(self.site(view), token_moments, self.layers(view))
+    def _own(self, view: VisionModel) -> Record:
+        return Record(self.site(view), token_moments, self.layers(view))
 
-    def _given(self) -> Statistics:
-        return self.stats if isinstance(self.stats, Statistics) else Statistics.load(self.stats)
+    def _given(self) -> ActivationStats:
+        return self.stats if isinstance(self.stats, ActivationStats) else ActivationStats.load(self.stats)
 
-    def width(self, view: View) -> float:
+    def width(self, view: VisionModel) -> float:
         """Return how far ratios are smoothed, in places."""
-        return self.sigma if self.sigma is not None else 0.0 if view.stream else 1.0
+        return self.sigma if self.sigma is not None else 0.0 if view.has_residual_stream else 1.0
 
-    def priors(self, session: Session, trace: Trace, like: Tensor) -> list[Prior]:
+    def priors(self, session: Context, trace: ActivationCache, like: Tensor) -> list[Prior]:
         """Return mean and deviation of the noise at every layer; on feature maps, also what is ever active."""
         view, layers = session.view, self.layers(session.view)
         usual = world_moments(session, self.site(view), layers) if self.stats == "world" else None
@@ -151,26 +151,26 @@ class Bottleneck(Method):
         moments = [(each.mean[None], each.std[None], each.active[None]) for each in usual]
         return self._priors(view, moments, like)
 
-    def _priors(self, view: View, moments: Sequence[tuple[Tensor, Tensor, Tensor]], like: Tensor) -> list[Prior]:
-        like = at_least_float32(like)
-        if view.stream:
+    def _priors(self, view: VisionModel, moments: Sequence[tuple[Tensor, Tensor, Tensor]], like: Tensor) -> list[Prior]:
+        like = upcast(like)
+        if view.has_residual_stream:
             return [Prior.of(mean, std, like) for mean, std, _ in moments]
-        widths = [view.width_at(layer + 1) for layer in self.layers(view)]
+        widths = [view.embed_dim_at(layer + 1) for layer in self.layers(view)]
         return [
             Prior.of(mean, std, like, active, width) for (mean, std, active), width in zip(moments, widths, strict=True)
         ]
 
-    def _noise(self, session: Session) -> Statistics:
+    def _noise(self, session: Context) -> ActivationStats:
         if session.inputs.ndim != 4:
             raise ModelError(f"{self.info.name}: statistics of noise need a model of images, not of tokens")
-        total: Statistics | None = None
+        total: ActivationStats | None = None
         for inputs in noise(session.view, _NOISE, session.inputs.shape[-2:], session.seed, min(session.batch, 32)):
             part = statistics_of(session.view, inputs, "noise")
             total = part if total is None else total.merge(part)
         assert total is not None
         return total
 
-    def target(self, session: Session) -> Target:
+    def target(self, session: Context) -> Target:
         """Return the target whose score is the relevance: the log-probability, or what a callable says."""
         target = session.target
         if target.function is None and target.value == "prob":
@@ -178,7 +178,7 @@ class Bottleneck(Method):
         return replace(target, value="logprob")
 
 
-@register("coiba", family="bottleneck", papers=("hong2025coiba",), cost=(61, 60), revision=2)
+@register_method("coiba", family="bottleneck", papers=("hong2025coiba",), cost=(61, 60), revision=2)
 @dataclass(frozen=True)
 class CoIBA(Bottleneck):
     """What passes bottlenecks at several layers that share one damping ratio per token.
@@ -202,7 +202,7 @@ class CoIBA(Bottleneck):
     steps: int = 10
     samples: int = 10
     lr: float = 1.0
-    stats: str | Statistics = "world"
+    stats: str | ActivationStats = "world"
     compress: str = "first"
     damping: str = "token"
     ratios: str = "shared"
@@ -216,30 +216,30 @@ class CoIBA(Bottleneck):
         check_choice("damping", self.damping, ("token", "channel"))
         check_choice("ratios", self.ratios, ("shared", "layer"))
 
-    def layers(self, view: View) -> tuple[int, ...]:
-        third = 0 if view.stages or not view.stream else round(view.depth / 3)
+    def layers(self, view: VisionModel) -> tuple[int, ...]:
+        third = 0 if view.stages or not view.has_residual_stream else round(view.depth / 3)
         return layers_of(view, self.start, self.stop, third)
 
-    def clean(self, view: View) -> tuple[Keep, ...]:
+    def clean(self, view: VisionModel) -> tuple[Record, ...]:
         first, site = self.layers(view)[:1], self.site(view)
-        return (Keep("input" if view.stream else site, whole, first), Keep(site, whole, first))
+        return (Record("input" if view.has_residual_stream else site, whole, first), Record(site, whole, first))
 
-    def site(self, view: View) -> str:
-        return view.branch_site
+    def site(self, view: VisionModel) -> str:
+        return view.branch_point
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return super().forwards(view) + (self.samples if self.compress == "layers" else 0)
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         if self.half and session.inputs.device.type != "cuda":
             raise ModelError(f"coiba: half=true runs in float16 on a GPU, and the model is on {session.inputs.device}")
         view, target = session.view, self.target(session)
         layers, site = self.layers(view), self.site(view)
-        trace = session.trace(self.only_pass(view))
+        trace = session.trace(self.single_pass(view))
         tokens, clean = (trace[keep][0] for keep in self.clean(view))
-        if not view.stream:  # the output of a block is the input of the next, or of the head
+        if not view.has_residual_stream:  # the output of a block is the input of the next, or of the head
             layers, site = tuple(layer + 1 for layer in layers), "input"
-            if self.damping == "channel" and len({view.width_at(layer) for layer in layers}) > 1:
+            if self.damping == "channel" and len({view.embed_dim_at(layer) for layer in layers}) > 1:
                 raise ModelError(f"coiba: blocks of {view.name} differ in their channels; use damping=token")
         objective = Objective(
             self.beta,
@@ -260,7 +260,7 @@ class CoIBA(Bottleneck):
             optimised = places.optimise()
         if self.half and not torch.isfinite(optimised.bits).all():
             raise MapError(f"coiba: the information in {view.name} in float16 is not finite; use half=false")
-        return Answer(trace.tokens_to_grid(optimised.bits, layers[0]), optimised.history)
+        return Attribution(trace.tokens_to_grid(optimised.bits, layers[0]), optimised.history)
 
 
 class OneLayer(Bottleneck):
@@ -272,18 +272,18 @@ class OneLayer(Bottleneck):
         super().__post_init__()
         check_choice("damping", self.damping, ("token", "channel"))
 
-    def site(self, view: View) -> str:
+    def site(self, view: VisionModel) -> str:
         return "output"
 
-    def clean(self, view: View) -> tuple[Keep, ...]:
-        return (Keep("output", whole, self.layers(view)),)
+    def clean(self, view: VisionModel) -> tuple[Record, ...]:
+        return (Record("output", whole, self.layers(view)),)
 
-    def _each(self, session: Session) -> list[tuple[Tensor, Optimised]]:
+    def _each(self, session: Context) -> list[tuple[Tensor, Optimised]]:
         """Return the map and all else that was found at each layer, one optimisation after the other."""
         view, target, layers = session.view, self.target(session), self.layers(session.view)
         for layer in layers:
             refuse_unread(self, view, layer)
-        trace = session.trace(self.only_pass(view))
+        trace = session.trace(self.single_pass(view))
         outputs = trace[self.clean(view)[0]]
         by_channel = self.damping == "channel"
         how = Objective(self.beta, self.updates, self.samples, self.lr, by_channel, sigma=self.width(view))
@@ -298,7 +298,7 @@ class OneLayer(Bottleneck):
         return made
 
 
-@register(
+@register_method(
     "iba",
     family="bottleneck",
     papers=("schulz2020iba", "hong2025coiba"),
@@ -324,25 +324,25 @@ class IBA(OneLayer):
     steps: int = 10
     samples: int = 10
     lr: float = 1.0
-    stats: str | Statistics = "world"
+    stats: str | ActivationStats = "world"
     damping: str = "channel"
     sigma: float | None = None
 
-    def layers(self, view: View) -> tuple[int, ...]:
+    def layers(self, view: VisionModel) -> tuple[int, ...]:
         if self.layer is not None:
             return (resolve_layer(view, self.layer),)
         stage = stage_of(view)
         return (min(stage.start + max(0, len(stage) // 2 - 1), max(0, last_read(view))),)
 
-    def at_layer(self, view: View, layer: int) -> IBA | None:
+    def at_layer(self, view: VisionModel, layer: int) -> IBA | None:
         return replace(self, layer=layer) if layer <= last_read(view) else None
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         ((bits, all_else),) = self._each(session)
-        return Answer(bits, all_else.history)
+        return Attribution(bits, all_else.history)
 
 
-@register(
+@register_method(
     "iba_star",
     family="bottleneck",
     papers=("hong2025coiba", "schulz2020iba"),
@@ -365,11 +365,11 @@ class IBAStar(OneLayer):
     steps: int = 10
     samples: int = 10
     lr: float = 1.0
-    stats: str | Statistics = "world"
+    stats: str | ActivationStats = "world"
     damping: str = "channel"
     sigma: float | None = None
 
-    def layers(self, view: View) -> tuple[int, ...]:
+    def layers(self, view: VisionModel) -> tuple[int, ...]:
         layers = layers_of(view, self.start, self.stop, 0)
         if self.stop is not None:
             return layers
@@ -378,19 +378,17 @@ class IBAStar(OneLayer):
         same = [layer for layer in layers if grid_after(view, layer) == grid]
         return tuple(layer for layer in same if layer <= last_read(view)) or layers[:1]
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return 1 + self.updates * self.samples * len(self.layers(view))
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         maps = [bits for bits, _ in self._each(session)]
         if len({each.shape for each in maps}) > 1:
             raise ModelError(f"iba_star: blocks {self.layers(session.view)} end on different grids; lower stop")
         layers = torch.stack(maps, dim=1)
-        return Answer(layers.sum(dim=1), {"layers": layers})
+        return Attribution(layers.sum(dim=1), {"layers": layers})
 
 
-def token_moments(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def token_moments(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """Mean and deviation over the tokens of each image, channel by channel: ``[B, 2, 1, D]``."""
-    return torch.stack(
-        [at_least_float32(value).mean(dim=1, keepdim=True), at_least_float32(value).std(dim=1, keepdim=True)], dim=1
-    )
+    return torch.stack([upcast(value).mean(dim=1, keepdim=True), upcast(value).std(dim=1, keepdim=True)], dim=1)

@@ -8,37 +8,37 @@ import torch
 from torch import Tensor
 
 from vitreous.methods.attention_path import SMALL, head_importance
-from vitreous.methods.base import Answer, Method
-from vitreous.methods.ops import at_least_float32, push, start_keeps, start_row
-from vitreous.methods.registry import register
-from vitreous.models import View
-from vitreous.tracing import Block, Keep, Pass, Session, whole
+from vitreous.methods.base import Attribution, Method
+from vitreous.methods.ops import initial_row, push, start_keeps, upcast
+from vitreous.methods.registry import register_method
+from vitreous.models import VisionModel
+from vitreous.tracing import Block, Context, Pass, Record, whole
 
 __all__ = ["InFlow"]
 
 
-def strongest(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def strongest(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``max_h I_h A_h``."""
     assert gradient is not None
-    attention = at_least_float32(attention)
-    return (head_importance(attention, at_least_float32(gradient).to(attention)) * attention).amax(dim=1)
+    attention = upcast(attention)
+    return (head_importance(attention, upcast(gradient).to(attention)) * attention).amax(dim=1)
 
 
-def gradient_mean(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def gradient_mean(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h dA``."""
     assert gradient is not None
-    return at_least_float32(gradient).mean(dim=1)
+    return upcast(gradient).mean(dim=1)
 
 
-def pooled(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def pooled(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The same for a pooling by attention, which has no stream beside it: ``(mean_h dA * max_h I_h A_h)+``, sum 1."""
     flow = (gradient_mean(view, attention, gradient) * strongest(view, attention, gradient)).clamp_(min=0)
     return flow / flow.sum(dim=-1, keepdim=True).clamp(min=SMALL)
 
 
-def branches(view: View, block: Block, gradient: Tensor | None) -> Tensor:
+def branches(view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
     """``[B, 2, N]``: the part of attention in the middle of a block, and what the MLP makes of each token."""
-    stream, middle, output = (at_least_float32(each) for each in (block.input, block.middle, block.output))
+    stream, middle, output = (upcast(each) for each in (block.input, block.middle, block.output))
     before, attended, between, mlp = (v.norm(dim=-1) for v in (stream, middle - stream, middle, output - middle))
     part, last = (new / (old + new).clamp(min=SMALL) for old, new in ((before, attended), (between, mlp)))
     ratio = mlp / between.clamp(min=SMALL)
@@ -46,10 +46,10 @@ def branches(view: View, block: Block, gradient: Tensor | None) -> Tensor:
     return torch.stack([part, ratio * last + 1 - last], dim=1)
 
 
-_OWN = Keep("attention", gradient_mean, (0,), grad=True)
+_OWN = Record("attention", gradient_mean, (0,), grad=True)
 
 
-@register("inflow", family="path", papers=("walker2025explaining",), cost=(2, 2), models="ViT")
+@register_method("inflow", family="path", papers=("walker2025explaining",), cost=(2, 2), models="ViT")
 @dataclass(frozen=True)
 class InFlow(Method):
     """The flow of each block through attention and residual stream, multiplied through the blocks.
@@ -67,31 +67,31 @@ class InFlow(Method):
 
     mlp: bool = True
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return 1 + view.depth
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return (Pass((*self._keeps(view), *start_keeps(view, pooled, True))),)
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         view = session.view
-        trace = session.trace(self.only_pass(view))
+        trace = session.trace(self.single_pass(view))
         inputs, fused, parts = (trace[keep] for keep in self._keeps(view))
-        row = start_row(trace, fused[0], pooled, True)
+        row = initial_row(trace, fused[0], pooled, True)
         for layer in reversed(range(view.depth)):
-            fork = session.fork(inputs[layer], view.lens(layer, each=True))
+            fork = session.fork(inputs[layer], view.logit_lens(layer, each=True))
             (gradient,) = fork.trace(Pass((_OWN,)))[_OWN]
             moved, kept = parts[layer].unbind(dim=1)
             flow = (gradient * fused[layer]).clamp_(min=0) * moved.unsqueeze(1) + torch.diag_embed(1 - moved)
             if self.mlp:
                 flow = flow * kept.unsqueeze(1)
             row = push(row / flow.sum(dim=2).clamp(min=SMALL), flow)
-        return Answer(trace.tokens_to_grid(row), {})
+        return Attribution(trace.tokens_to_grid(row), {})
 
-    def _keeps(self, view: View) -> tuple[Keep, Keep, Keep]:
+    def _keeps(self, view: VisionModel) -> tuple[Record, Record, Record]:
         layers = tuple(range(view.depth))
         return (
-            Keep("input", whole, layers),
-            Keep("attention", strongest, layers, grad=True),
-            Keep("block", branches, layers),
+            Record("input", whole, layers),
+            Record("attention", strongest, layers, grad=True),
+            Record("block", branches, layers),
         )

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import ModelError, SpellingError, TraceError
-from vitreous.methods.base import Answer, Method, computed
+from vitreous.errors import ModelError, SpecError, TracingError
+from vitreous.methods.base import Attribution, Method, computed
 from vitreous.methods.cam import GradCAM
-from vitreous.methods.ops import at_least_float32
-from vitreous.methods.registry import register
-from vitreous.models import BesideView, View
+from vitreous.methods.ops import upcast
+from vitreous.methods.registry import register_method
+from vitreous.models import ReferenceModel, VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Keep, Pass, Session, Trace, whole
+from vitreous.tracing import ActivationCache, Context, Pass, Record, whole
 from vitreous.tracing.rules.gradient import GUIDED, RESCALE
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "to_map",
 ]
 
-GRADIENT = Keep("image", whole, grad=True)
+GRADIENT = Record("image", whole, grad=True)
 """The gradient of what enters the model."""
 
 
@@ -46,47 +46,49 @@ def over_channels(value: Tensor) -> Tensor:
     return value.sum(dim=1 if value.ndim == 4 else -1)
 
 
-def to_map(trace: Trace, value: Tensor) -> Tensor:
+def to_map(trace: ActivationCache, value: Tensor) -> Tensor:
     """Lay token values out on the grid; pixel values are on theirs already."""
     return trace.tokens_to_grid(value) if value.ndim == 2 else value
 
 
-def needs_images(name: str, session: Session) -> None:
+def needs_images(name: str, session: Context) -> None:
     """Refuse the tokens of a sub-network."""
     if session.inputs.ndim != 4:
         raise ModelError(f"{name} needs images, not the tokens of a sub-network")
 
 
-def integrated(session: Session, start: float | Tensor, nodes: Tensor, weights: Tensor) -> tuple[Tensor, Trace]:
+def integrated(
+    session: Context, start: float | Tensor, nodes: Tensor, weights: Tensor
+) -> tuple[Tensor, ActivationCache]:
     """Return ``(x - x0) * sum_i w_i grad s(x0 + t_i (x - x0))`` before any sum over channels, and its last trace."""
     inputs = session.inputs
     way = inputs - start
     origin = start.unsqueeze(1) if isinstance(start, Tensor) else start
-    total = torch.zeros_like(at_least_float32(inputs))
+    total = torch.zeros_like(upcast(inputs))
     at_once = max(1, session.batch // len(inputs))
     for first in range(0, len(nodes), at_once):
         part = slice(first, first + at_once)
         times = nodes[part].view(1, -1, *[1] * (inputs.ndim - 1))
         points = (origin + times * way.unsqueeze(1)).flatten(0, 1)
         trace = session.fork(points, repeat=times.shape[1]).trace(Pass((GRADIENT,)))
-        gradient = at_least_float32(trace[GRADIENT][0]).reshape(len(inputs), -1, *inputs.shape[1:])
+        gradient = upcast(trace[GRADIENT][0]).reshape(len(inputs), -1, *inputs.shape[1:])
         total += torch.einsum("bs...,s->b...", gradient, weights[part].to(gradient))
-    return at_least_float32(way) * total, trace
+    return upcast(way) * total, trace
 
 
-def absolute(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def absolute(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_c |d s / d x_c|``."""
     assert gradient is not None
-    return over_channels(at_least_float32(gradient).abs())
+    return over_channels(upcast(gradient).abs())
 
 
-def times_gradient(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def times_gradient(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_c x_c d s / d x_c``."""
     assert gradient is not None
-    return over_channels(at_least_float32(value) * at_least_float32(gradient))
+    return over_channels(upcast(value) * upcast(gradient))
 
 
-@register("saliency", family="input", papers=("simonyan2014deep",))
+@register_method("saliency", family="input", papers=("simonyan2014deep",))
 @dataclass(frozen=True)
 class Saliency(Method):
     """The size of the gradient of every pixel.
@@ -96,14 +98,14 @@ class Saliency(Method):
 
     grid = "pixel"
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        return (Pass((Keep("image", absolute, grad=True),)),)
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((Record("image", absolute, grad=True),)),)
 
-    def read(self, trace: Trace) -> Tensor:
-        return to_map(trace, trace[Keep("image", absolute, grad=True)][0])
+    def read(self, trace: ActivationCache) -> Tensor:
+        return to_map(trace, trace[Record("image", absolute, grad=True)][0])
 
 
-@register("input_x_gradient", family="input", papers=("shrikumar2016not",))
+@register_method("input_x_gradient", family="input", papers=("shrikumar2016not",))
 @dataclass(frozen=True)
 class PixelXGradient(Method):
     """Pixels times their gradient.
@@ -114,14 +116,16 @@ class PixelXGradient(Method):
 
     grid = "pixel"
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        return (Pass((Keep("image", times_gradient, grad=True),)),)
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((Record("image", times_gradient, grad=True),)),)
 
-    def read(self, trace: Trace) -> Tensor:
-        return to_map(trace, trace[Keep("image", times_gradient, grad=True)][0])
+    def read(self, trace: ActivationCache) -> Tensor:
+        return to_map(trace, trace[Record("image", times_gradient, grad=True)][0])
 
 
-@register("integrated_gradients", family="input", papers=("sundararajan2017axiomatic",), aliases=("ig",), cost=(50, 50))
+@register_method(
+    "integrated_gradients", family="input", papers=("sundararajan2017axiomatic",), aliases=("ig",), cost=(50, 50)
+)
 @dataclass(frozen=True)
 class IntegratedGradients(Method):
     """Pixels times their gradient, averaged along the straight path from a baseline.
@@ -136,30 +140,30 @@ class IntegratedGradients(Method):
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise SpellingError(f"steps={self.steps} must be at least 1")
+            raise SpecError(f"steps={self.steps} must be at least 1")
 
     @property
     def cost(self) -> tuple[float, float]:
         return self.steps, self.steps
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         nodes, weights = (
             torch.from_numpy(array / 2).to(session.inputs) for array in np.polynomial.legendre.leggauss(self.steps)
         )
         found, trace = integrated(session, self.baseline, nodes + 0.5, weights)
-        return Answer(to_map(trace, over_channels(found)), {})
+        return Attribution(to_map(trace, over_channels(found)), {})
 
 
-def summed(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def summed(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_c d s / d x_c``."""
     assert gradient is not None
-    return over_channels(at_least_float32(gradient))
+    return over_channels(upcast(gradient))
 
 
-_GRADIENT = Keep("image", summed, grad=True)
+_GRADIENT = Record("image", summed, grad=True)
 
 
-@register("guided_backprop", family="input", papers=("springenberg2015striving",), models="ReLU")
+@register_method("guided_backprop", family="input", papers=("springenberg2015striving",), models="ReLU")
 @dataclass(frozen=True)
 class GuidedBackprop(Method):
     """The gradient of every pixel, where only what is positive passes back through a ReLU.
@@ -172,17 +176,17 @@ class GuidedBackprop(Method):
 
     grid = "pixel"
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        if not view.rectifies:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        if not view.is_relu_only:
             why = f"so it would be the plain gradient at the other activations of {view.name}"
             raise ModelError(f"{self.info.name} changes gradients at ReLUs only, {why}; use saliency")
         return (Pass((_GRADIENT,), GUIDED),)
 
-    def read(self, trace: Trace) -> Tensor:
+    def read(self, trace: ActivationCache) -> Tensor:
         return to_map(trace, trace[_GRADIENT][0])
 
 
-@register(
+@register_method(
     "guided_gradcam",
     family="input",
     papers=("selvaraju2017gradcam", "springenberg2015striving"),
@@ -209,28 +213,28 @@ class GuidedGradCAM(Method):
     def _factors(self) -> tuple[Method, Method]:
         return GuidedBackprop(), GradCAM(layer=self.layer)
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return tuple(ask for factor in self._factors for ask in factor.asks(view))
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         needs_images(self.info.name, session)
-        fine, coarse = (at_least_float32(computed(session, factor).map) for factor in self._factors)
+        fine, coarse = (upcast(computed(session, factor).map) for factor in self._factors)
         corners = False if self.enlarge == "bilinear" else None
         size, shown = list(fine.shape[1:]), coarse.relu().unsqueeze(1)
-        return Answer(fine * F.interpolate(shown, size=size, mode=self.enlarge, align_corners=corners)[:, 0], {})
+        return Attribution(fine * F.interpolate(shown, size=size, mode=self.enlarge, align_corners=corners)[:, 0], {})
 
 
-def shares(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def shares(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_c (x_c - x0_c) m_c``."""
     assert gradient is not None
-    assert isinstance(view, BesideView)
-    return over_channels(at_least_float32(value - view.reference) * at_least_float32(gradient))
+    assert isinstance(view, ReferenceModel)
+    return over_channels(upcast(value - view.reference) * upcast(gradient))
 
 
-_SHARES = Keep("image", shares, grad=True)
+_SHARES = Record("image", shares, grad=True)
 
 
-@register(
+@register_method(
     "deeplift",
     family="input",
     papers=("shrikumar2017learning",),
@@ -266,8 +270,8 @@ class DeepLift(Method):
     def own_value(self) -> str:
         return "logit"
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        if not view.rectifies:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        if not view.is_relu_only:
             raise ModelError(
                 f"{self.info.name} has rules for ReLUs only: with no rule for GELU, LayerNorm or attention, it would "
                 f"be input times gradient at those of {view.name}; use input_x_gradient, or integrated_gradients, "
@@ -275,13 +279,13 @@ class DeepLift(Method):
             )
         return ()
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         self.asks(session.view)  # of a sub-network nobody asked before
         needs_images(self.info.name, session)
         inputs, view = session.view.cast(session.inputs), session.view
         reference = torch.full_like(inputs[0], self.baseline)
         session = session.of_value("logit")
-        trace = session.fork(inputs, BesideView(view, reference)).trace(Pass((_SHARES,), RESCALE[self.ties]))
+        trace = session.fork(inputs, ReferenceModel(view, reference)).trace(Pass((_SHARES,), RESCALE[self.ties]))
         found = trace[_SHARES][0]
         start = view.logits(reference[None]).expand_as(trace.logits)
         ends = session.target.score(trace.logits), session.target.score(start)
@@ -291,8 +295,8 @@ class DeepLift(Method):
         allowed = max(1e-6, 1e4 * epsilon) * (found.abs().sum(dim=(1, 2)) + change.abs())
         allowed += 16 * epsilon * (ends[0].abs() + ends[1].abs())  # what rounding makes of two equal scores
         if bool((missed > allowed).any()):
-            raise TraceError(
+            raise TracingError(
                 f"{view.name}: deeplift misses the difference in score by {float(missed.max()):.3g}; the model or the "
                 "target has something on the way that is not linear and has no rule; use integrated_gradients"
             )
-        return Answer(found, {})
+        return Attribution(found, {})

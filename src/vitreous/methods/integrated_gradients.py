@@ -24,13 +24,13 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.datasets import file_digest, image_files, pictures
-from vitreous.errors import ModelError, SpellingError, one_line
-from vitreous.methods.base import Answer, Method
+from vitreous.errors import ModelError, SpecError, one_line
+from vitreous.methods.base import Attribution, Method
 from vitreous.methods.input_gradient import GRADIENT, needs_images, over_channels, to_map
-from vitreous.methods.ops import at_least_float32
-from vitreous.methods.registry import register
-from vitreous.models import View
-from vitreous.tracing import Pass, Session
+from vitreous.methods.ops import upcast
+from vitreous.methods.registry import register_method
+from vitreous.models import VisionModel
+from vitreous.tracing import Context, Pass
 from vitreous.tracing.statistics_collect import SCENES, VERSION, seen_scenes
 
 __all__ = [
@@ -52,7 +52,7 @@ class Background:
     def __init__(self, images: Any) -> None:
         self._items = _items(images)
         if not self._items:
-            raise SpellingError("there are no baselines: give one image or more")
+            raise SpecError("there are no baselines: give one image or more")
         told = hashlib.blake2b(digest_size=16)
         for item in self._items:
             told.update(_content(item).encode())
@@ -73,13 +73,13 @@ class Background:
     def __hash__(self) -> int:
         return hash(self.digest)
 
-    def inputs(self, view: View, like: Tensor, numbers: Tensor) -> Tensor:
+    def inputs(self, view: VisionModel, like: Tensor, numbers: Tensor) -> Tensor:
         """Return the baselines of some numbers, shaped ``[*numbers.shape, C, H, W]`` as one image of ``like`` is."""
         wanted, positions = torch.unique(numbers, return_inverse=True)
         found = torch.stack([self._input(view, like, number) for number in wanted.tolist()])
         return found.to(like)[positions.to(like.device)]
 
-    def _input(self, view: View, like: Tensor, number: int) -> Tensor:
+    def _input(self, view: VisionModel, like: Tensor, number: int) -> Tensor:
         item = self._items[number]
         tensor = item if isinstance(item, Tensor) else next(iter(pictures(item, view))).tensor
         if tensor.shape != like.shape[1:]:
@@ -97,13 +97,13 @@ def _items(images: Any) -> tuple[Any, ...]:
     if isinstance(images, Tensor):
         if images.ndim != 3 or not images.is_floating_point() or not bool(torch.isfinite(images).all()):
             what = f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
-            raise SpellingError(f"baselines are finite numbers [K, C, H, W] or [C, H, W], got {what}")
+            raise SpecError(f"baselines are finite numbers [K, C, H, W] or [C, H, W], got {what}")
         return (images.detach().cpu().clone(),)
     if isinstance(images, np.ndarray | Image.Image):
         return (images.copy(),)
     if isinstance(images, Sequence):
         return tuple(item for each in images for item in _items(each))
-    raise SpellingError(
+    raise SpecError(
         f"background={one_line(repr(images))[:60]} is none of normal, scenes, a picture or folder, a tensor, images"
     )
 
@@ -119,10 +119,11 @@ def _content(item: Any) -> str:
     told.update(np.ascontiguousarray(values).tobytes())
     return told.hexdigest()
 
+
 _CLOSE = 1e-9
 
 
-@register("guided_ig", family="input", papers=("kapishnikov2021guided",), cost=(200, 200))
+@register_method("guided_ig", family="input", papers=("kapishnikov2021guided",), cost=(200, 200))
 @dataclass(frozen=True)
 class GuidedIG(Method):
     """Integrated gradients along a path that changes the features of small gradient first.
@@ -150,17 +151,17 @@ class GuidedIG(Method):
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise SpellingError(f"steps={self.steps} must be at least 1")
+            raise SpecError(f"steps={self.steps} must be at least 1")
         if not 0 < self.fraction <= 1:
-            raise SpellingError(f"fraction={self.fraction} must be above 0 and at most 1")
+            raise SpecError(f"fraction={self.fraction} must be above 0 and at most 1")
         if not 0 <= self.max_dist <= 1:
-            raise SpellingError(f"max_dist={self.max_dist} must be from 0 to 1")
+            raise SpecError(f"max_dist={self.max_dist} must be from 0 to 1")
 
     @property
     def cost(self) -> tuple[float, float]:
         return self.steps, self.steps
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         inputs = session.inputs
         way = inputs.double().flatten(1) - self.baseline
         size = way.abs()
@@ -173,8 +174,8 @@ class GuidedIG(Method):
             moved = self._moved(share, size, gradient.abs(), step / self.steps)
             total += gradient * (moved - share) * way
             share = moved
-        found = total.reshape(inputs.shape).to(at_least_float32(inputs).dtype)
-        return Answer(to_map(trace, over_channels(found)), {})
+        found = total.reshape(inputs.shape).to(upcast(inputs).dtype)
+        return Attribution(to_map(trace, over_channels(found)), {})
 
     def _moved(self, share: Tensor, size: Tensor, steepness: Tensor, along: float) -> Tensor:
         """Return how far every feature ``[B, F]`` is after a step to ``along``; images that are there stay there."""
@@ -198,7 +199,7 @@ class GuidedIG(Method):
             going = going & (part > 1)
 
 
-@register("blur_ig", family="input", papers=("xu2020attribution",), cost=(100, 100))
+@register_method("blur_ig", family="input", papers=("xu2020attribution",), cost=(100, 100))
 @dataclass(frozen=True)
 class BlurIG(Method):
     """Integrated gradients along the path from a blurred image to the sharp one.
@@ -223,17 +224,17 @@ class BlurIG(Method):
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise SpellingError(f"steps={self.steps} must be at least 1")
+            raise SpecError(f"steps={self.steps} must be at least 1")
         if self.max_sigma <= 0 or self.grad_step <= 0:
-            raise SpellingError(f"max_sigma={self.max_sigma}, grad_step={self.grad_step} must be above 0")
+            raise SpecError(f"max_sigma={self.max_sigma}, grad_step={self.grad_step} must be above 0")
 
     @property
     def cost(self) -> tuple[float, float]:
         return self.steps, self.steps
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         needs_images("blur_ig", session)
-        inputs = at_least_float32(session.inputs)
+        inputs = upcast(session.inputs)
         sigmas = [i * self.max_sigma / self.steps for i in range(self.steps + 1)]
         if self.sqrt:
             sigmas = [math.sqrt(sigma) for sigma in sigmas]
@@ -243,10 +244,10 @@ class BlurIG(Method):
             some = sigmas[first : first + at_once + 1]
             points, slopes = self._path(inputs, some[:-1])
             fork = session.fork(points.flatten(0, 1).to(session.inputs.dtype), repeat=len(some) - 1)
-            gradient = at_least_float32(fork.trace(Pass((GRADIENT,)))[GRADIENT][0]).view_as(slopes)
+            gradient = upcast(fork.trace(Pass((GRADIENT,)))[GRADIENT][0]).view_as(slopes)
             widths = inputs.new_tensor([after - before for before, after in pairwise(some)])
             total -= torch.einsum("bschw,bschw,s->bchw", gradient, slopes, widths)
-        return Answer(over_channels(total), {})
+        return Attribution(over_channels(total), {})
 
     def _path(self, images: Tensor, sigmas: list[float]) -> tuple[Tensor, Tensor]:
         """Return the blurred images ``[B, S, C, H, W]`` and how they change with sigma.
@@ -274,10 +275,11 @@ def gaussian(side: int, sigma: float) -> Tensor:
     apart = places - places[:, None]
     return (kernel / kernel.sum())[apart.clamp(-radius, radius) + radius] * (apart.abs() <= radius)
 
+
 _WORDS = ("normal", "scenes")
 
 
-@register(
+@register_method(
     "gradient_shap",
     family="input",
     papers=("erion2021improving",),
@@ -308,12 +310,12 @@ class GradientShap(Method):
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.sigma < 0:
-            raise SpellingError(f"samples={self.samples}, sigma={self.sigma} must be at least 1 and at least 0")
+            raise SpecError(f"samples={self.samples}, sigma={self.sigma} must be at least 1 and at least 0")
         given: Any = self.background
         if not isinstance(given, str | Background):
             object.__setattr__(self, "background", Background(given))
         if isinstance(given, str) and not given:
-            raise SpellingError("background is empty; it takes normal, scenes, or a picture or folder of pictures")
+            raise SpecError("background is empty; it takes normal, scenes, or a picture or folder of pictures")
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -336,8 +338,8 @@ class GradientShap(Method):
     def _own(self) -> Background:
         return self.background if isinstance(self.background, Background) else Background(self.background)
 
-    def compute(self, session: Session) -> Answer:
-        inputs = at_least_float32(session.inputs)
+    def compute(self, session: Context) -> Attribution:
+        inputs = upcast(session.inputs)
         images = self._images(session, inputs)
         draws, shape = session.draws("gradient_shap"), inputs.shape[1:]
         sums = [torch.zeros_like(inputs), torch.zeros_like(inputs)]  # over every other sample
@@ -358,7 +360,7 @@ class GradientShap(Method):
             points = starts + times.view(*times.shape[:2], *[1] * len(shape)) * way
             fork = session.fork(points.flatten(0, 1).to(session.inputs.dtype), repeat=len(some))
             trace = fork.trace(Pass((GRADIENT,)))
-            parts = way * at_least_float32(trace[GRADIENT][0]).view_as(way)
+            parts = way * upcast(trace[GRADIENT][0]).view_as(way)
             sums = [each + parts[:, (first + i) % 2 :: 2].sum(dim=1) for i, each in enumerate(sums)]
         mean, *halves = (
             to_map(trace, over_channels(total / max(1, count)))
@@ -368,9 +370,9 @@ class GradientShap(Method):
                 (sums[1], self.samples // 2),
             )
         )
-        return Answer(mean, {"halves": torch.stack(halves, dim=1)} if self.samples > 1 else {})
+        return Attribution(mean, {"halves": torch.stack(halves, dim=1)} if self.samples > 1 else {})
 
-    def _images(self, session: Session, like: Tensor) -> tuple[int, Callable[[Tensor], Tensor]] | None:
+    def _images(self, session: Context, like: Tensor) -> tuple[int, Callable[[Tensor], Tensor]] | None:
         """Return how many images there are to begin at, and what returns those of some numbers; None for noise."""
         if self.background == "normal":
             return None

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous.methods.base import Answer, Method, resolve_layer
+from vitreous.methods.base import Attribution, Method, resolve_layer
 from vitreous.methods.input_gradient import times_gradient, to_map
-from vitreous.methods.ops import at_least_float32, attention_site, dot, pad_prefix, push, start_keeps, start_row
-from vitreous.methods.registry import register
+from vitreous.methods.ops import attention_point, dot, initial_row, pad_prefix, push, start_keeps, upcast
+from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import mean_rows, row_maps
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Keep, Pass, Rules, Session, Trace, whole
+from vitreous.tracing import ActivationCache, Composite, Context, Pass, Record, whole
 from vitreous.tracing.rules.composites import COMPOSITES, DEFAULTS, ORIGINAL, OURS, composed
 from vitreous.tracing.rules.gradient import ATTNLRP, conservative
 
@@ -33,27 +33,27 @@ __all__ = [
     "TransAtt",
 ]
 
-RULES: dict[str, Rules] = {"ours": OURS, "original": ORIGINAL}
+RULES: dict[str, Composite] = {"ours": OURS, "original": ORIGINAL}
 
 
-def own_precision(trace: Trace, value: Tensor) -> Tensor:
+def own_precision(trace: ActivationCache, value: Tensor) -> Tensor:
     """Bring what was walked in float64 back to what maps of this model have."""
-    return value.to(at_least_float32(torch.empty(0, dtype=trace.view.dtype)).dtype)
+    return value.to(upcast(torch.empty(0, dtype=trace.view.dtype)).dtype)
 
 
-def relevant(view: View, attention: Tensor, relevance: Tensor | None) -> Tensor:
+def relevant(view: VisionModel, attention: Tensor, relevance: Tensor | None) -> Tensor:
     """``mean_h (R_A)+``: ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
     assert relevance is not None
     return relevance.clamp(min=0).mean(dim=-3)
 
 
-def relevant_row(view: View, attention: Tensor, relevance: Tensor | None) -> Tensor:
+def relevant_row(view: VisionModel, attention: Tensor, relevance: Tensor | None) -> Tensor:
     """The row of ``mean_h (R_A)+`` that the model reads."""
     assert relevance is not None
     return mean_rows(view, lambda part: part.clamp(min=0), relevance)
 
 
-def gathered(trace: Trace, row: Tensor, layers: Sequence[int], matrices: Sequence[Tensor]) -> Tensor:
+def gathered(trace: ActivationCache, row: Tensor, layers: Sequence[int], matrices: Sequence[Tensor]) -> Tensor:
     """Return ``r <- r + r M_l`` from the last of these layers to the first, on the first layer's grid."""
     for layer, matrix in zip(reversed(layers), reversed(matrices), strict=True):
         row = trace.unmerged(row, layer)
@@ -61,7 +61,7 @@ def gathered(trace: Trace, row: Tensor, layers: Sequence[int], matrices: Sequenc
     return own_precision(trace, trace.tokens_to_grid(row, layers[0]))
 
 
-@register(
+@register_method(
     "transatt",
     family="LRP",
     papers=("chefer2021transformer",),
@@ -89,22 +89,22 @@ class TransAtt(Method):
     def __post_init__(self) -> None:
         check_choice("rules", self.rules, tuple(RULES))
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         """Gradient and relevance of a few images at a time: all heads of all blocks exist for them only."""
         weight = Pass(rules=RULES[self.rules]).weight
         parts = session.inner.run(
             lambda start, stop: self._part(session.part(start, stop)), len(session.inputs), weight
         )
-        return Answer(torch.cat(parts), {})
+        return Attribution(torch.cat(parts), {})
 
-    def _part(self, session: Session) -> Tensor:
+    def _part(self, session: Context) -> Tensor:
         view = session.view
         layers = tuple(range(resolve_layer(view, self.start), view.depth))
-        keeps = (Keep(attention_site(view), whole, layers, grad=True), *start_keeps(view, whole, True))
+        keeps = (Record(attention_point(view), whole, layers, grad=True), *start_keeps(view, whole, True))
         gradients = session.trace(Pass(keeps))
         relevances = session.trace(Pass(keeps, RULES[self.rules]))
 
-        def terms(keep: Keep) -> list[Tensor]:
+        def terms(keep: Record) -> list[Tensor]:
             pairs = zip(gradients[keep], relevances[keep], strict=True)
             return [(gradient.double() * relevance).clamp_(min=0).mean(dim=-3) for gradient, relevance in pairs]
 
@@ -112,7 +112,7 @@ class TransAtt(Method):
         if view.pooling.attends:
             row = pad_prefix(terms(keeps[1])[0].flatten(1), matrices[0].shape[1])
         else:
-            row = start_row(gradients, matrices[0], whole, True)
+            row = initial_row(gradients, matrices[0], whole, True)
         return gathered(gradients, row, layers, matrices)
 
 
@@ -125,7 +125,7 @@ class Relevant(Method):
         check_choice("rules", self.rules, tuple(RULES))
 
 
-@register(
+@register_method(
     "partial_lrp",
     family="LRP",
     papers=("chefer2021transformer", "voita2019analyzing"),
@@ -144,22 +144,22 @@ class PartialLRP(Relevant):
     layer: int = -1
     rules: str = "original"
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         layer = resolve_layer(view, self.layer)
         if view.pooling.attends and layer == view.depth - 1:
             return (Pass(start_keeps(view, relevant_row, True), RULES[self.rules]),)
-        return (Pass((Keep(attention_site(view), relevant_row, (layer,), grad=True),), RULES[self.rules]),)
+        return (Pass((Record(attention_point(view), relevant_row, (layer,), grad=True),), RULES[self.rules]),)
 
-    def read(self, trace: Trace) -> Tensor:
-        (keep,) = self.only_pass(trace.view).keeps
+    def read(self, trace: ActivationCache) -> Tensor:
+        (keep,) = self.single_pass(trace.view).keeps
         if keep.site != "pool":
             return own_precision(trace, row_maps(trace, keep)[0])
         high, wide = trace.grid
-        row = pad_prefix(trace[keep][0], high * wide + trace.view.prefix)
+        row = pad_prefix(trace[keep][0], high * wide + trace.view.num_prefix_tokens)
         return own_precision(trace, trace.tokens_to_grid(row))
 
 
-@register(
+@register_method(
     "lrp_rollout",
     family="LRP",
     papers=("chefer2021transformer",),
@@ -176,24 +176,24 @@ class LRPRollout(Relevant):
     start: int = 0
     rules: str = "ours"
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         layers = tuple(range(resolve_layer(view, self.start), view.depth))
-        keeps = (Keep(attention_site(view), relevant, layers, grad=True), *start_keeps(view, relevant, True))
+        keeps = (Record(attention_point(view), relevant, layers, grad=True), *start_keeps(view, relevant, True))
         return (Pass(keeps, RULES[self.rules]),)
 
-    def read(self, trace: Trace) -> Tensor:
-        keep = self.only_pass(trace.view).keeps[0]
-        row = start_row(trace, trace[keep][0], relevant, True)
+    def read(self, trace: ActivationCache) -> Tensor:
+        keep = self.single_pass(trace.view).keeps[0]
+        row = initial_row(trace, trace[keep][0], relevant, True)
         return gathered(trace, row, keep.layers, trace[keep])
 
 
-def summed(view: View, value: Tensor, relevance: Tensor | None) -> Tensor:
+def summed(view: VisionModel, value: Tensor, relevance: Tensor | None) -> Tensor:
     """Relevance of pixels summed over channels, of tokens over their width."""
     assert relevance is not None
     return relevance.sum(dim=1 if relevance.ndim == 4 else -1)
 
 
-@register(
+@register_method(
     "full_lrp",
     family="LRP",
     papers=("chefer2021transformer", "bach2015pixelwise"),
@@ -212,15 +212,15 @@ class FullLRP(Relevant):
     rules: str = "original"
     grid = "pixel"
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        return (Pass((Keep("image", summed, grad=True),), RULES[self.rules]),)
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((Record("image", summed, grad=True),), RULES[self.rules]),)
 
-    def read(self, trace: Trace) -> Tensor:
-        (value,) = trace[self.only_pass(trace.view).keeps[0]]
+    def read(self, trace: ActivationCache) -> Tensor:
+        (value,) = trace[self.single_pass(trace.view).keeps[0]]
         return own_precision(trace, trace.tokens_to_grid(value) if value.ndim == 2 else value)
 
 
-@register(
+@register_method(
     "lrp",
     family="LRP",
     papers=("bach2015pixelwise",),
@@ -264,16 +264,16 @@ class LRP(Method):
     def grid(self) -> str:  # type: ignore[override]
         return "pixel" if self.at == "pixels" else "token"
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         layer = resolve_layer(view, self.layer)
-        keep = Keep(
+        keep = Record(
             "input" if self.at == "tokens" else "image", summed, (layer,) if self.at == "tokens" else (0,), True
         )
-        usual = DEFAULTS if view.stream else COMPOSITES["epsilon_plus_flat"]
+        usual = DEFAULTS if view.has_residual_stream else COMPOSITES["epsilon_plus_flat"]
         return (Pass((keep,), composed(self.rules, usual)),)
 
-    def read(self, trace: Trace) -> Tensor:
-        (value,) = trace[self.only_pass(trace.view).keeps[0]]
+    def read(self, trace: ActivationCache) -> Tensor:
+        (value,) = trace[self.single_pass(trace.view).keeps[0]]
         layer = resolve_layer(trace.view, self.layer) if self.at == "tokens" else 0
         return own_precision(trace, trace.tokens_to_grid(value, layer) if value.ndim == 2 else value)
 
@@ -293,24 +293,26 @@ class GradientLRP(Method):
 
     @property
     @abstractmethod
-    def table(self) -> Rules:
+    def table(self) -> Composite:
         """What flows backward."""
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         layer = resolve_layer(view, self.layer)
         keep = (
-            Keep("input", dot, (layer,), grad=True) if self.at == "tokens" else Keep("image", times_gradient, grad=True)
+            Record("input", dot, (layer,), grad=True)
+            if self.at == "tokens"
+            else Record("image", times_gradient, grad=True)
         )
         return (Pass((keep,), self.table),)
 
-    def read(self, trace: Trace) -> Tensor:
-        (value,) = trace[self.only_pass(trace.view).keeps[0]]
+    def read(self, trace: ActivationCache) -> Tensor:
+        (value,) = trace[self.single_pass(trace.view).keeps[0]]
         if self.at == "pixels":
             return to_map(trace, value)
         return trace.tokens_to_grid(value, resolve_layer(trace.view, self.layer))
 
 
-@register(
+@register_method(
     "cp_lrp",
     family="LRP",
     papers=("ali2022xai",),
@@ -339,11 +341,11 @@ class ConservativeLRP(GradientLRP):
         check_choice("mean", self.mean, ("flows", "held"))
 
     @property
-    def table(self) -> Rules:
+    def table(self) -> Composite:
         return conservative(self.gelu == "identity", self.mean == "held")
 
 
-@register("attnlrp", family="LRP", papers=("achtibat2024attnlrp",), models="transformers")
+@register_method("attnlrp", family="LRP", papers=("achtibat2024attnlrp",), models="transformers")
 @dataclass(frozen=True)
 class AttnLRP(GradientLRP):
     """Relevance through everything, queries and keys included, as input times gradient with four local edits.
@@ -359,5 +361,5 @@ class AttnLRP(GradientLRP):
     layer: int = 0
 
     @property
-    def table(self) -> Rules:
+    def table(self) -> Composite:
         return ATTNLRP

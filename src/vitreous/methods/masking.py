@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import MapError, ModelError
-from vitreous.methods.ops import at_least_float32
-from vitreous.models import View
-from vitreous.tracing import Keep, Pass, Session, whole
+from vitreous.methods.ops import upcast
+from vitreous.models import VisionModel
+from vitreous.tracing import Context, Pass, Record, whole
 from vitreous.tracing.runner import refuse_not_finite
 
 __all__ = [
@@ -42,14 +42,14 @@ Rows = Callable[[int, int], Tensor]
 """``(start, stop) -> logits [stop - start, classes]`` of some of many rows."""
 
 
-def refuse_whole_grids(name: str, view: View) -> None:
+def refuse_whole_grids(name: str, view: VisionModel) -> None:
     """Say why a method that leaves tokens out is not for this model."""
-    if not view.drops_tokens:
+    if not view.can_drop_tokens:
         raise ModelError(f"{name} leaves tokens out, and {view.name} cannot: its layers need the whole grid")
 
 
 def scored(
-    session: Session, name: str, tokens: Tensor, images: Tensor, subsets: Tensor, score: str, half: bool
+    session: Context, name: str, tokens: Tensor, images: Tensor, subsets: Tensor, score: str, half: bool
 ) -> Tensor:
     """Return the score of every subset ``[S, k]`` of the patches of ``tokens[images]``, from block 0 on.
 
@@ -59,12 +59,12 @@ def scored(
 
     def logits(start: int, stop: int) -> Tensor:
         keep = subsets[start:stop]
-        return view.finish(view.run(view.pick(tokens[images[start:stop]], keep), keep=keep))
+        return view.forward_head(view.forward_blocks(view.select_tokens(tokens[images[start:stop]], keep), keep=keep))
 
     return scored_rows(session, name, logits, images, score, half)
 
 
-def scored_rows(session: Session, name: str, logits: Rows, images: Tensor, score: str, half: bool) -> Tensor:
+def scored_rows(session: Context, name: str, logits: Rows, images: Tensor, score: str, half: bool) -> Tensor:
     """Return the score of rows of which ``logits`` gives some at a time; row i is made of image ``images[i]``."""
     view, device = session.view, session.inputs.device
     if half and device.type != "cuda":
@@ -92,6 +92,7 @@ def with_places(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     different, back = torch.unique(rows, dim=0, return_inverse=True)
     return different[:, 0], different[:, 1:].contiguous(), back
 
+
 Make = Callable[[Tensor, Tensor], Tensor]
 """``(images [k], copies [k]) -> inputs [k, ...]``: which image, and which of its copies. A slice of a run has
 neighbouring copies of all images, so that a mask which serves all images is drawn once."""
@@ -100,7 +101,7 @@ _MOST_SHARED = 2**30
 """Bytes of logits that are kept for the other classes of a comparison."""
 
 
-def scores_of_copies(session: Session, count: int, make: Make, value: str | None = None, key: Any = None) -> Tensor:
+def scores_of_copies(session: Context, count: int, make: Make, value: str | None = None, key: Any = None) -> Tensor:
     """Return the score ``[B, count]`` of each copy of each image: ``value`` of the explained class, or the one asked.
 
     With a hashable ``key`` that says how copies are made, the logits of one class serve the others that ``var``
@@ -109,12 +110,12 @@ def scores_of_copies(session: Session, count: int, make: Make, value: str | None
     view = session.view
 
     def logits(images: Tensor, copies: Tensor) -> Tensor:
-        return view.finish(view.run(view.embed(make(images, copies).to(view.dtype))))
+        return view.forward_head(view.forward_blocks(view.embed(make(images, copies).to(view.dtype))))
 
     return scores_of_logits(session, count, logits, value, key)
 
 
-def scores_of_logits(session: Session, count: int, logits: Make, value: str | None = None, key: Any = None) -> Tensor:
+def scores_of_logits(session: Context, count: int, logits: Make, value: str | None = None, key: Any = None) -> Tensor:
     """The same for whoever runs the model itself: ``(images [k], copies [k]) -> logits [k, classes]``."""
     batch = len(session.inputs)
     rows = torch.arange(batch * count, device=session.inputs.device)
@@ -127,14 +128,14 @@ def scores_of_logits(session: Session, count: int, logits: Make, value: str | No
 
 
 def scores_of_rows(
-    session: Session, images: Tensor, logits: Callable[[int, int], Tensor], value: str | None = None, key: Any = None
+    session: Context, images: Tensor, logits: Callable[[int, int], Tensor], value: str | None = None, key: Any = None
 ) -> Tensor:
     """The same for any rows ``[R]``, of ``images [R]``: ``logits(start, stop)`` are those of some of them."""
     target = session.target if value is None else replace(session.target, value=value)
     common = None if key is None else session.common
     if common is not None and key in common:
         return target.rows(images).score(common[key])
-    keeps = common is not None and len(images) * max(session.view.classes, 1) * 4 <= _MOST_SHARED
+    keeps = common is not None and len(images) * max(session.view.num_classes, 1) * 4 <= _MOST_SHARED
 
     def part(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
         found = logits(start, stop)
@@ -151,14 +152,15 @@ def scores_of_rows(
     empty = torch.zeros(0, device=images.device)
     return torch.cat([scores for scores, _ in parts]) if parts else empty
 
+
 FILLS = ("own", "zero", "mean", "blur")
 """What is painted over hidden patches: the mean colour of each of them, 0 in normalised space (the mean colour of the
 training set), the mean colour of the image, or the image under a Gaussian of 11 pixels and deviation 5."""
 
-_TOKENS = Pass((Keep("input", whole, (0,)),))
+_TOKENS = Pass((Record("input", whole, (0,)),))
 
 
-def asks_of_sets(name: str, view: View, drop: bool) -> tuple[Pass, ...]:
+def asks_of_sets(name: str, view: VisionModel, drop: bool) -> tuple[Pass, ...]:
     """Return the pass that sets of tokens are picked from; refuse a model that cannot leave tokens out."""
     if drop:
         refuse_whole_grids(f"{name}(drop=true)", view)
@@ -166,7 +168,7 @@ def asks_of_sets(name: str, view: View, drop: bool) -> tuple[Pass, ...]:
 
 
 def scores_of_sets(
-    session: Session, name: str, kept: Tensor, fill: str, drop: bool, value: str | None = None, key: Any = None
+    session: Context, name: str, kept: Tensor, fill: str, drop: bool, value: str | None = None, key: Any = None
 ) -> Tensor:
     """Return the score ``[B, S]`` of each image with only the patches of each set, ``kept [S, n]``.
 
@@ -178,7 +180,7 @@ def scores_of_sets(
         return _without(session, name, kept, value, key)
     inputs, filled = session.inputs, filling(session, name, fill)
     if inputs.ndim == 3:
-        shown = F.pad(kept, (session.view.prefix, 0), value=True).unsqueeze(2)
+        shown = F.pad(kept, (session.view.num_prefix_tokens, 0), value=True).unsqueeze(2)
     else:
         high, wide = session.view.grid(inputs)
         rows, columns = cell_of(inputs.shape[2], high).to(kept.device), cell_of(inputs.shape[3], wide).to(kept.device)
@@ -196,7 +198,7 @@ def cell_of(size: int, cells: int) -> Tensor:
     return torch.arange(size) * cells // size
 
 
-def filling(session: Session, name: str, fill: str) -> Tensor:
+def filling(session: Context, name: str, fill: str) -> Tensor:
     """Return what takes the place of hidden pixels or tokens, shaped like the inputs."""
     inputs = session.inputs
     if fill == "zero":
@@ -204,9 +206,9 @@ def filling(session: Session, name: str, fill: str) -> Tensor:
     if inputs.ndim == 3:
         if fill != "mean":
             raise ModelError(f"{name}: fill={fill} is for images; the tokens of a sub-network take fill=zero or mean")
-        mean = at_least_float32(inputs[:, session.view.prefix :]).mean(dim=1, keepdim=True)
+        mean = upcast(inputs[:, session.view.num_prefix_tokens :]).mean(dim=1, keepdim=True)
         return mean.to(inputs.dtype).expand_as(inputs)
-    precise = at_least_float32(inputs)
+    precise = upcast(inputs)
     if fill == "mean":
         painted = precise.mean(dim=(2, 3), keepdim=True).expand_as(inputs)
     elif fill == "own":
@@ -232,7 +234,7 @@ def _blurred(name: str, images: Tensor) -> Tensor:
     return F.conv2d(down, line.view(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)
 
 
-def _without(session: Session, name: str, kept: Tensor, value: str | None, key: Any) -> Tensor:
+def _without(session: Context, name: str, kept: Tensor, value: str | None, key: Any) -> Tensor:
     """Return the scores of sets whose other tokens are left out; sets of one size are one stack."""
     view = session.view
     refuse_whole_grids(f"{name}(drop=true)", view)
@@ -247,7 +249,7 @@ def _without(session: Session, name: str, kept: Tensor, value: str | None, key: 
 
         def logits(images: Tensor, copies: Tensor, sets: Tensor = sets) -> Tensor:
             keep = sets[copies]
-            return view.finish(view.run(view.pick(tokens[images], keep), keep=keep))
+            return view.forward_head(view.forward_blocks(view.select_tokens(tokens[images], keep), keep=keep))
 
         shared = None if key is None else (key, size)
         found.append((mine, scores_of_logits(session, len(mine), logits, value, shared)))
@@ -255,8 +257,8 @@ def _without(session: Session, name: str, kept: Tensor, value: str | None, key: 
     return torch.cat([scores for _, scores in found], dim=1)[:, order.argsort()]
 
 
-def _refuse_no_patches(name: str, view: View) -> None:
+def _refuse_no_patches(name: str, view: VisionModel) -> None:
     """Refuse to leave all patches out of a model that reads its answer from patches."""
-    if view.prefix == 0 or any(rows.start >= view.prefix for rows in view.pooling.rows):
+    if view.num_prefix_tokens == 0 or any(rows.start >= view.num_prefix_tokens for rows in view.pooling.rows):
         why = f"{view.name} reads its answer from the patches"
         raise ModelError(f"{name}: {why}, so that it cannot leave all of them out; use drop=false")

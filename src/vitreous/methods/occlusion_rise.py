@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import ModelError, SpellingError
-from vitreous.methods.base import Answer, Method
+from vitreous.errors import ModelError, SpecError
+from vitreous.methods.base import Attribution, Method
 from vitreous.methods.masking import asks_of_sets, cell_of, filling, scores_of_copies, scores_of_sets
-from vitreous.methods.ops import at_least_float32
-from vitreous.methods.registry import register
-from vitreous.models import View
+from vitreous.methods.ops import upcast
+from vitreous.methods.registry import register_method
+from vitreous.models import VisionModel
 from vitreous.registry import at_least, check_choice
-from vitreous.tracing import VALUES, Pass, Session
-from vitreous.tracing.prng import Draws
+from vitreous.tracing import VALUES, Context, Pass
+from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
     "HSIC",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-@register(
+@register_method(
     "occlusion",
     family="perturbation",
     papers=("zeiler2014visualizing",),
@@ -72,9 +72,9 @@ class Occlusion(Method):
         at_least("window", self.window, 0)
         at_least("stride", self.stride, 0)
         if self.stride > self.window > 0:
-            raise SpellingError(f"stride={self.stride} is larger than window={self.window}: pixels would be left out")
+            raise SpecError(f"stride={self.stride} is larger than window={self.window}: pixels would be left out")
         if self.drop and not self._patches:
-            raise SpellingError(f"drop=true leaves out patches; window={self.window}, stride={self.stride} are pixels")
+            raise SpecError(f"drop=true leaves out patches; window={self.window}, stride={self.stride} are pixels")
 
     @property
     def _patches(self) -> bool:
@@ -88,7 +88,7 @@ class Occlusion(Method):
     def cost(self) -> tuple[float, float]:
         return self._count((224, 224), (14, 14)), 0
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return self._count(view.preprocess.size, view.grid())
 
     def _count(self, size: tuple[int, int], grid: tuple[int, int]) -> float:
@@ -106,16 +106,16 @@ class Occlusion(Method):
             raise ModelError(f"occlusion: stride={stride} is larger than a patch of {window} pixels")
         return window, stride
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return asks_of_sets("occlusion", view, self.drop) or (Pass(),)
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         whole = session.target.score(session.logits)
         grid, inputs = session.view.grid(session.inputs), session.inputs
         if self._patches:
             kept = ~torch.eye(math.prod(grid), dtype=torch.bool)
             scores = scores_of_sets(session, "occlusion", kept, self.fill, self.drop, None, self)
-            return Answer((whole[:, None] - scores).reshape(-1, *grid), {})
+            return Attribution((whole[:, None] - scores).reshape(-1, *grid), {})
         if inputs.ndim != 4:
             raise ModelError("occlusion: window and stride are pixels, and the inputs of a sub-network are tokens")
         sides = zip(inputs.shape[2:], grid, strict=True)
@@ -131,8 +131,8 @@ class Occlusion(Method):
         falls = (whole[:, None] - scores).reshape(-1, len(down), len(across))
         total = down.T.to(falls) @ falls @ across.to(falls)
         if self.overlap == "sum":
-            return Answer(total, {})
-        return Answer(total / (down.sum(dim=0)[:, None] * across.sum(dim=0)), {})
+            return Attribution(total, {})
+        return Attribution(total / (down.sum(dim=0)[:, None] * across.sum(dim=0)), {})
 
 
 def spans(size: int, window: int, stride: int) -> Tensor:
@@ -142,7 +142,7 @@ def spans(size: int, window: int, stride: int) -> Tensor:
     return (places >= starts) & (places < starts + window)
 
 
-@register(
+@register_method(
     "rise",
     family="perturbation",
     papers=("petsiuk2018rise",),
@@ -179,7 +179,7 @@ class RISE(Method):
         at_least("masks", self.masks, 1)
         at_least("cells", self.cells, 1)
         if not 0 < self.keep < 1:
-            raise SpellingError(f"keep={self.keep} must be above 0 and below 1")
+            raise SpecError(f"keep={self.keep} must be above 0 and below 1")
 
     @property
     def own_value(self) -> str:
@@ -189,11 +189,11 @@ class RISE(Method):
     def cost(self) -> tuple[float, float]:
         return self.masks, 0
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return self.masks
 
-    def compute(self, session: Session) -> Answer:
-        inputs = at_least_float32(session.inputs)
+    def compute(self, session: Context) -> Attribution:
+        inputs = upcast(session.inputs)
         size = (inputs.shape[2], inputs.shape[3]) if inputs.ndim == 4 else session.view.grid(inputs)
         draw = self._drawing(session.seed, size, inputs)
 
@@ -208,11 +208,11 @@ class RISE(Method):
         for start in range(0, self.masks, session.batch):
             stop = min(self.masks, start + session.batch)
             total += torch.einsum("bn,nhw->bhw", scores[:, start:stop], draw(start, stop))
-        return Answer(total / (self.masks * self.keep), {})
+        return Attribution(total / (self.masks * self.keep), {})
 
     def _drawing(self, seed: int, size: tuple[int, int], like: Tensor) -> Callable[[int, int], Tensor]:
         """Return what makes masks ``start .. stop - 1``, ``[k, h, w]``."""
-        draws = Draws.of(seed, "rise", like.device)
+        draws = PRNGKey.of(seed, "rise", like.device)
         sides = [(side, math.ceil(side / self.cells)) for side in size]
         lines = [enlarging(self.cells, (self.cells + 1) * cell).to(like) for _, cell in sides]
 
@@ -243,16 +243,19 @@ def enlarging(cells: int, size: int) -> Tensor:
     return (1 - share) * F.one_hot(left.long(), cells) + share * F.one_hot(right.long(), cells)
 
 
-def masked(view: View, inputs: Tensor, masks: Tensor) -> Tensor:
+def masked(view: VisionModel, inputs: Tensor, masks: Tensor) -> Tensor:
     """Return images ``[k, 3, H, W]`` times masks ``[k, H, W]``, or the patches of tokens times masks of their grid."""
     if inputs.ndim == 4:
         return inputs * masks.unsqueeze(1)
-    return inputs * F.pad(masks.flatten(1), (view.prefix, 0), value=1.0).unsqueeze(2)
+    return inputs * F.pad(masks.flatten(1), (view.num_prefix_tokens, 0), value=1.0).unsqueeze(2)
+
 
 _MOST_CELLS = 145  # torch has a Sobol sequence of 21,201 dimensions
 
 
-@register("hsic", family="perturbation", papers=("novello2022making",), cost=(500, 0), cost_note="masks forwards")
+@register_method(
+    "hsic", family="perturbation", papers=("novello2022making",), cost=(500, 0), cost_note="masks forwards"
+)
 @dataclass(frozen=True)
 class HSIC(Method):
     """How much the score depends on whether a cell of the image is shown: the Hilbert-Schmidt independence criterion.
@@ -276,17 +279,17 @@ class HSIC(Method):
         at_least("masks", self.masks, 2)
         at_least("cells", self.cells, 1)
         if self.cells > _MOST_CELLS:
-            raise SpellingError(f"cells={self.cells} must be at most {_MOST_CELLS}")
+            raise SpecError(f"cells={self.cells} must be at most {_MOST_CELLS}")
 
     @property
     def cost(self) -> tuple[float, float]:
         return self.masks, 0
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return self.masks
 
-    def compute(self, session: Session) -> Answer:
-        inputs = at_least_float32(session.inputs)
+    def compute(self, session: Context) -> Attribution:
+        inputs = upcast(session.inputs)
         size = tuple(inputs.shape[2:]) if inputs.ndim == 4 else session.view.grid(inputs)
         if self.cells > min(size):
             what = "pixels" if inputs.ndim == 4 else "patches"
@@ -302,7 +305,7 @@ class HSIC(Method):
         scores = scores_of_copies(session, self.masks, make, None, ("hsic", self.masks, self.cells))
         found = [dependence(shown.flatten(1).double(), each.double()) for each in scores]
         cells = torch.stack(found).to(scores.dtype).reshape(-1, self.cells, self.cells)
-        return Answer(cells[:, rows][:, :, columns], {})
+        return Attribution(cells[:, rows][:, :, columns], {})
 
 
 def designs(count: int, cells: int) -> Tensor:

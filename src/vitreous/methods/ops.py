@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
-from vitreous.tracing import Keep, Reduce, Trace
+from vitreous.tracing import ActivationCache, Record, Reduce
 
 __all__ = [
-    "attention_site",
+    "attention_point",
     "discard_weakest",
     "dot",
     "downwards",
@@ -24,69 +24,69 @@ __all__ = [
     "pad_prefix",
     "positive",
     "push",
-    "push_mixed",
+    "rollout_step_mixed",
     "read_row",
     "refuse_in_windows",
     "start_keeps",
-    "start_row",
-    "at_least_float32",
+    "initial_row",
+    "upcast",
     "with_residual",
 ]
 
 
-def at_least_float32(value: Tensor) -> Tensor:
+def upcast(value: Tensor) -> Tensor:
     """Return the value in float32, or float64 where it is."""
     return value if value.dtype == torch.float64 else value.float()
 
 
-def head_mean(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_mean(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h A``: ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
     return attention.mean(dim=-3)
 
 
-def head_max(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_max(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``max_h A``, shaped likewise."""
     return attention.amax(dim=-3)
 
 
-def head_min(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_min(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``min_h A``, shaped likewise."""
     return attention.amin(dim=-3)
 
 
-def positive(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h (A * dA)+``, shaped likewise."""
     assert gradient is not None
     return (attention * gradient).clamp_(min=0).mean(dim=-3)
 
 
-def dot(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def dot(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d x_d dx_d`` of every token: ``[B, N]``."""
     assert gradient is not None
-    return (at_least_float32(value) * at_least_float32(gradient)).sum(dim=-1)
+    return (upcast(value) * upcast(gradient)).sum(dim=-1)
 
 
-def attention_site(view: View) -> str:
+def attention_point(view: VisionModel) -> str:
     """Return where a method that knows windows finds attention: between all tokens, or as the windows that it has.
 
     Inside windows everything is as if the matrix between all N patches were there, with zeros outside the windows, and
     wherever the model hides a patch or has padding; a layer's matrix is held as ``[B, W, t, t]``.
     """
-    return "windows" if view.attends == "windows" else "attention"
+    return "windows" if view.attention == "windows" else "attention"
 
 
-def refuse_in_windows(view: View, what: str) -> None:
+def refuse_in_windows(view: VisionModel, what: str) -> None:
     """Refuse what has no meaning without a matrix between all tokens."""
-    if view.attends == "windows":
+    if view.attention == "windows":
         raise ModelError(f"{view.name} attends inside windows: {what}, which needs a matrix between all tokens")
 
 
-def start_keeps(view: View, reduce: Reduce, grad: bool) -> tuple[Keep, ...]:
+def start_keeps(view: VisionModel, reduce: Reduce, grad: bool) -> tuple[Record, ...]:
     """What must be kept to know where a row recursion starts: nothing, or the attention of the pooling."""
-    return (Keep("pool", reduce, grad=grad),) if view.pooling.attends else ()
+    return (Record("pool", reduce, grad=grad),) if view.pooling.attends else ()
 
 
-def start_row(trace: Trace, like: Tensor, reduce: Reduce, grad: bool) -> Tensor:
+def initial_row(trace: ActivationCache, like: Tensor, reduce: Reduce, grad: bool) -> Tensor:
     """Return the first row ``[B, N]`` of a recursion ``r <- r M_l`` from the last block to the first.
 
     One for the class token, the mean over what is pooled otherwise. Attention pooling is the last attention of the
@@ -100,12 +100,12 @@ def start_row(trace: Trace, like: Tensor, reduce: Reduce, grad: bool) -> Tensor:
     return trace.view.pooling.row(like)
 
 
-def downwards(trace: Trace, keep: Keep) -> list[tuple[int, Tensor]]:
+def downwards(trace: ActivationCache, keep: Record) -> list[tuple[int, Tensor]]:
     """Return the layers and what was kept there, from the last to the first."""
     return list(zip(keep.layers, trace[keep], strict=True))[::-1]
 
 
-def read_row(trace: Trace, like: Tensor, layer: int) -> Tensor:
+def read_row(trace: ActivationCache, like: Tensor, layer: int) -> Tensor:
     """Return the weights of a layer's tokens ``[B, N]`` in what the model reads, typed like the matrix."""
     return trace.view.pooling.row(like.new_empty(len(like), math.prod(trace.grids[layer])))
 
@@ -135,7 +135,7 @@ def with_residual(matrix: Tensor, normalise: str) -> Tensor:
     return mixed / sums.unsqueeze(-1 if normalise == "row" else -2)
 
 
-def push_mixed(row: Tensor, matrix: Tensor, normalise: str = "row", windows: Windows | None = None) -> Tensor:
+def rollout_step_mixed(row: Tensor, matrix: Tensor, normalise: str = "row", windows: Windows | None = None) -> Tensor:
     """``r with_residual(M)``, without writing that matrix down."""
     sums = matrix.sum(dim=-1) + 1
     if windows is not None:

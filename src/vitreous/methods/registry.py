@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from vitreous.methods.base import Method
-from vitreous.registry import Paper, Parameter, Shelf, cited, parameters_of, understood
+from vitreous.registry import Paper, Parameter, Registry, cited, parameters_of, understood
 
-__all__ = ["Info", "find", "method", "methods", "register"]
+__all__ = ["MethodInfo", "find", "get_method", "list_methods", "register_method"]
 
 KINDS_OF_MODELS = ("all", "transformers", "ViT", "ReLU")
 """``transformers`` have attention, in windows or not, and a stream of tokens that all blocks add to; a ``ViT`` has
@@ -19,7 +19,7 @@ M = TypeVar("M", bound=type[Method])
 
 
 @dataclass(frozen=True)
-class Info:
+class MethodInfo:
     """One line of ``vitreous methods``."""
 
     name: str
@@ -47,7 +47,7 @@ class Info:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        return parameters_of(self.make, Info=Info)
+        return parameters_of(self.make, MethodInfo=MethodInfo)
 
     @property
     def bases(self) -> int:
@@ -93,10 +93,10 @@ FAMILIES = (
 )
 """The order of families in tables; families of other packages come last."""
 
-SHELF: Shelf[Info] = Shelf("method", "vitreous.methods", FAMILIES)
+SHELF: Registry[MethodInfo] = Registry("method", "vitreous.methods", FAMILIES)
 
 
-def register(
+def register_method(
     name: str,
     *,
     family: str,
@@ -119,7 +119,7 @@ def register(
 
     def decorate(make: M) -> M:
         facts = (class_specific, cost, cost_note, presets or {}, slow, revision, models)
-        info = Info(name, family, make, aliases, cited(papers), *facts, cited(builds_on))
+        info = MethodInfo(name, family, make, aliases, cited(papers), *facts, cited(builds_on))
         SHELF.add(info)
         make.info = info
         return make
@@ -127,17 +127,17 @@ def register(
     return decorate
 
 
-def find(name: str) -> Info:
+def find(name: str) -> MethodInfo:
     """Return the method called ``name`` or one of its aliases."""
     return SHELF.find(name)
 
 
-def methods() -> list[Info]:
+def list_methods() -> list[MethodInfo]:
     """Return all methods, family by family."""
     return SHELF.all()
 
 
-def method(spelling: str | Method) -> Method:
+def get_method(spelling: str | Method) -> Method:
     """Return the method that a spelling means; a method is returned as it is."""
     made: Method = understood(spelling, Method, SHELF)
     return made

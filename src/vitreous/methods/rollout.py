@@ -13,28 +13,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vitreous.errors import MapError, SpellingError, VitreousError
+from vitreous.errors import MapError, SpecError, VitreousError
 from vitreous.methods.base import Method, resolve_layer
 from vitreous.methods.ops import (
-    attention_site,
+    attention_point,
     discard_weakest,
     downwards,
     head_max,
     head_mean,
     head_min,
+    initial_row,
     pad_prefix,
     push,
-    push_mixed,
     read_row,
     refuse_in_windows,
+    rollout_step_mixed,
     start_keeps,
-    start_row,
     with_residual,
 )
-from vitreous.methods.registry import register
-from vitreous.models import View
+from vitreous.methods.registry import register_method
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Keep, Pass, Reduce, Trace
+from vitreous.tracing import ActivationCache, Pass, Record, Reduce
 
 __all__ = [
     "AttentionFlow",
@@ -59,35 +59,35 @@ class RowTerm(Method):
     reduce: ClassVar[Reduce]
     grad: ClassVar[bool] = True
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         if self._pools(view):
             return (Pass(start_keeps(view, type(self).reduce, self.grad)),)
-        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
+        return (self.layer_pass(view, (resolve_layer(view, self.layer),)),)
 
-    def read(self, trace: Trace) -> Tensor:
+    def read(self, trace: ActivationCache) -> Tensor:
         if self._pools(trace.view):
             (pool,) = trace[start_keeps(trace.view, type(self).reduce, self.grad)[0]]
             high, wide = trace.grid
-            return trace.tokens_to_grid(pad_prefix(pool, high * wide + trace.view.prefix))
-        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
+            return trace.tokens_to_grid(pad_prefix(pool, high * wide + trace.view.num_prefix_tokens))
+        return self.layer_maps(trace, (resolve_layer(trace.view, self.layer),))[0]
 
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
-        return Pass((Keep(attention_site(view), type(self).reduce, tuple(layers), grad=self.grad),))
+    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
+        return Pass((Record(attention_point(view), type(self).reduce, tuple(layers), grad=self.grad),))
 
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
-        return row_maps(trace, self.ask_layers(trace.view, layers).keeps[0])
+    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        return row_maps(trace, self.layer_pass(trace.view, layers).keeps[0])
 
-    def _pools(self, view: View) -> bool:
+    def _pools(self, view: VisionModel) -> bool:
         return view.pooling.attends and resolve_layer(view, self.layer) == view.depth - 1
 
 
-def row_maps(trace: Trace, keep: Keep) -> list[Tensor]:
+def row_maps(trace: ActivationCache, keep: Record) -> list[Tensor]:
     """Return one map for each layer, of what ``mean_rows`` made there."""
     rows = [whole_row(trace, kept, layer) for layer, kept in zip(keep.layers, trace[keep], strict=True)]
     return [trace.tokens_to_grid(row, layer) for layer, row in zip(keep.layers, rows, strict=True)]
 
 
-def whole_row(trace: Trace, kept: Tensor, layer: int) -> Tensor:
+def whole_row(trace: ActivationCache, kept: Tensor, layer: int) -> Tensor:
     """Return the numbers ``[B, N]`` of a layer's tokens.
 
     Inside windows, matrices ``[B, W, t, t]`` give the row that the model reads, sums over one axis ``[B, W, t]`` become
@@ -101,7 +101,7 @@ def whole_row(trace: Trace, kept: Tensor, layer: int) -> Tensor:
     return windows.paste(kept) / math.prod(trace.grids[layer])
 
 
-def mean_rows(view: View, make: Callable[..., Tensor], *given: Tensor) -> Tensor:
+def mean_rows(view: VisionModel, make: Callable[..., Tensor], *given: Tensor) -> Tensor:
     """Return the row that the model reads of ``mean_h make(given)``, which treats every row alone.
 
     Inside windows all rows are kept: which tokens they belong to is known when the windows are put together.
@@ -112,17 +112,17 @@ def mean_rows(view: View, make: Callable[..., Tensor], *given: Tensor) -> Tensor
     return torch.stack([part.mean(dim=(1, 2)) for part in parts]).sum(dim=0)
 
 
-def read_rows(view: View, attention: Tensor) -> list[slice]:
+def read_rows(view: VisionModel, attention: Tensor) -> list[slice]:
     """The rows that are read: of a block those of the pooling, of attention pooling its only one."""
     return [slice(None)] if attention.shape[2] == 1 else view.pooling.rows
 
 
-def mean_row(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def mean_row(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row of ``mean_h A`` that the model reads."""
     return mean_rows(view, lambda weights: weights, attention)
 
 
-@register(
+@register_method(
     "raw_attention",
     family="attention",
     papers=("dosovitskiy2021image",),
@@ -146,7 +146,7 @@ class RawAttention(RowTerm):
 _FUSIONS = {"mean": head_mean, "max": head_max, "min": head_min}
 
 
-@register(
+@register_method(
     "rollout",
     family="attention",
     papers=("abnar2020quantifying",),
@@ -178,33 +178,33 @@ class Rollout(Method):
         check_choice("heads", self.heads, tuple(_FUSIONS))
         check_choice("normalise", self.normalise, ("row", "released"))
         if not 0 <= self.discard < 1:
-            raise SpellingError(f"discard={self.discard} must be at least 0 and below 1")
+            raise SpecError(f"discard={self.discard} must be at least 0 and below 1")
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         if self.discard:
             refuse_in_windows(view, f"discard={self.discard} takes a share of all entries")
         return (Pass((self._matrices(view), *start_keeps(view, head_mean, False))),)
 
-    def read(self, trace: Trace) -> Tensor:
+    def read(self, trace: ActivationCache) -> Tensor:
         keep = self._matrices(trace.view)
-        row = start_row(trace, trace[keep][0], head_mean, False)
+        row = initial_row(trace, trace[keep][0], head_mean, False)
         for layer, matrix in downwards(trace, keep):
             kept = discard_weakest(matrix, self.discard, keep_first=True)
-            row = push_mixed(trace.unmerged(row, layer), kept, self.normalise, trace.windows(layer))
+            row = rollout_step_mixed(trace.unmerged(row, layer), kept, self.normalise, trace.windows(layer))
         return trace.tokens_to_grid(row, keep.layers[0])
 
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
-        return RawAttention().ask_layers(view, layers)
+    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
+        return RawAttention().layer_pass(view, layers)
 
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
-        return RawAttention().read_layers(trace, layers)
+    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        return RawAttention().layer_maps(trace, layers)
 
-    def _matrices(self, view: View) -> Keep:
+    def _matrices(self, view: VisionModel) -> Record:
         layers = tuple(range(resolve_layer(view, self.start), view.depth))
-        return Keep(attention_site(view), _FUSIONS[self.heads], layers)
+        return Record(attention_point(view), _FUSIONS[self.heads], layers)
 
 
-@register(
+@register_method(
     "attention_flow",
     family="attention",
     papers=("abnar2020quantifying",),
@@ -223,18 +223,19 @@ class AttentionFlow(Method):
     one max-flow problem per patch and image, solved with capacities in millionths.
     """
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        keep = Keep("attention", head_mean, tuple(range(view.depth)))
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        keep = Record("attention", head_mean, tuple(range(view.depth)))
         return (Pass((keep, *start_keeps(view, head_mean, False))),)
 
-    def read(self, trace: Trace) -> Tensor:
-        matrices = trace[self.only_pass(trace.view).keeps[0]]
-        row = start_row(trace, matrices[0], head_mean, False)
+    def read(self, trace: ActivationCache) -> Tensor:
+        matrices = trace[self.single_pass(trace.view).keeps[0]]
+        row = initial_row(trace, matrices[0], head_mean, False)
         if not all(torch.isfinite(matrix).all() for matrix in matrices):
             raise MapError("attention_flow: the attention is not finite")
         edges = torch.stack([with_residual(matrix, "row") for matrix in matrices], dim=1)
         flows = [
-            max_flows(image.cpu(), start.cpu(), trace.view.prefix) for image, start in zip(edges, row, strict=True)
+            max_flows(image.cpu(), start.cpu(), trace.view.num_prefix_tokens)
+            for image, start in zip(edges, row, strict=True)
         ]
         return trace.tokens_to_grid(pad_prefix(torch.stack(flows).to(row), row.shape[1]))
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import ModelError, SpellingError
-from vitreous.methods.base import Answer, Method
+from vitreous.errors import ModelError, SpecError
+from vitreous.methods.base import Attribution, Method
 from vitreous.methods.masking import FILLS, asks_of_sets, cell_of, filling, scores_of_sets
-from vitreous.methods.registry import register
-from vitreous.models import View
+from vitreous.methods.registry import register_method
+from vitreous.models import VisionModel
 from vitreous.registry import at_least, check_choice
-from vitreous.tracing import VALUES, Pass, Session
-from vitreous.tracing.prng import Draws
+from vitreous.tracing import VALUES, Context, Pass
+from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
     "KernelSHAP",
@@ -109,6 +109,7 @@ def _descended(columns: Tensor, response: Tensor, alpha: float) -> Tensor:
                 break
     return torch.tensor(found, dtype=torch.float64)
 
+
 _CERTAIN = 1e6
 """The weight of the two sets that KernelSHAP has to meet."""
 
@@ -130,19 +131,19 @@ class Surrogate(Method):
     def cost(self) -> tuple[float, float]:
         return self.samples, 0
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return self.samples + self.drop
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return asks_of_sets(self.info.name, view, self.drop)
 
-    def laid_out(self, session: Session, weights: Tensor) -> Answer:
+    def laid_out(self, session: Context, weights: Tensor) -> Attribution:
         """Return weights ``[B, n]`` on the grid, in the precision of the model."""
         like = torch.float64 if session.view.dtype == torch.float64 else torch.float32
-        return Answer(weights.to(session.inputs.device, like).reshape(-1, *session.view.grid(session.inputs)), {})
+        return Attribution(weights.to(session.inputs.device, like).reshape(-1, *session.view.grid(session.inputs)), {})
 
 
-@register(
+@register_method(
     "lime",
     family="perturbation",
     papers=("ribeiro2016why",),
@@ -204,17 +205,17 @@ class LIME(Surrogate):
         check_choice("distance", self.distance, ("sets", "pixels"))
         check_choice("surrogate", self.surrogate, ("ridge", "lasso"))
         if not 0 < self.width < math.inf or not 0 < self.alpha < math.inf:
-            raise SpellingError(f"width={self.width}, alpha={self.alpha} must be above 0")
+            raise SpecError(f"width={self.width}, alpha={self.alpha} must be above 0")
         if self.drop and self.distance == "pixels":
-            raise SpellingError("distance='pixels' compares what is painted; drop=true paints nothing, use sets")
+            raise SpecError("distance='pixels' compares what is painted; drop=true paints nothing, use sets")
 
     @property
     def own_value(self) -> str:
         return self.score
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         patches = math.prod(session.view.grid(session.inputs))
-        draws = Draws.of(session.seed, "lime", session.inputs.device).at(torch.arange(self.samples))
+        draws = PRNGKey.of(session.seed, "lime", session.inputs.device).at(torch.arange(self.samples))
         kept = draws.uniform(patches) < 0.5
         if self.whole:
             kept[0] = True
@@ -224,13 +225,13 @@ class LIME(Surrogate):
         fit = ridge if self.surrogate == "ridge" else lasso
         return self.laid_out(session, fit(kept.double(), scores, closeness, self.alpha))
 
-    def _distances(self, session: Session, kept: Tensor) -> Tensor:
+    def _distances(self, session: Context, kept: Tensor) -> Tensor:
         """Return the cosine distance ``[B, S]`` of each copy; 1 from a copy of nothing but zeros."""
         sets = kept.double()
         if self.distance == "sets":
             return (1 - sets.mean(dim=1).sqrt()).expand(len(session.inputs), -1)
         if session.inputs.ndim == 3:
-            sets = F.pad(sets, (session.view.prefix, 0), value=1.0)
+            sets = F.pad(sets, (session.view.num_prefix_tokens, 0), value=1.0)
         seen, filled = session.inputs.double(), filling(session, "lime", self.fill).double()
         # every copy is made of patches and of their fillings, so that a few sums per patch give all products
         own, mixed, hidden = (
@@ -242,7 +243,7 @@ class LIME(Surrogate):
         return 1 - product / lengths.clamp(min=1e-8)
 
 
-def _by_patch(session: Session, value: Tensor) -> Tensor:
+def _by_patch(session: Context, value: Tensor) -> Tensor:
     """Sum pixels ``[B, C, H, W]`` into patches ``[B, n]``, or tokens over their width, prefix included."""
     if value.ndim == 3:
         return value.sum(dim=2)
@@ -251,7 +252,7 @@ def _by_patch(session: Session, value: Tensor) -> Tensor:
     return (down.T @ value.sum(dim=1) @ across).flatten(1)
 
 
-@register(
+@register_method(
     "kernel_shap",
     family="perturbation",
     papers=("lundberg2017unified",),
@@ -283,7 +284,7 @@ class KernelSHAP(Surrogate):
     def __post_init__(self) -> None:
         self.check(3)
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         patches = math.prod(session.view.grid(session.inputs))
         if patches < 2:
             raise ModelError("kernel_shap: an image of one patch has no sets of patches")
@@ -293,10 +294,10 @@ class KernelSHAP(Surrogate):
         weights[:2] = _CERTAIN
         return self.laid_out(session, least_squares(kept.double(), scores, weights))
 
-    def _sets(self, session: Session, patches: int) -> Tensor:
+    def _sets(self, session: Context, patches: int) -> Tensor:
         """Return which patches each set has, ``[samples, n]``: all, none, then random ones."""
         device = session.inputs.device
-        draws = Draws.of(session.seed, "kernel_shap", device).at(torch.arange(self.samples))
+        draws = PRNGKey.of(session.seed, "kernel_shap", device).at(torch.arange(self.samples))
         sizes = torch.arange(1, patches, dtype=torch.float64, device=device)
         chances = 1 / (sizes * (patches - sizes))
         ends = (chances / chances.sum()).cumsum(dim=0)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from vitreous.errors import MapError
 from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.ops import at_least_float32, dot
-from vitreous.methods.registry import register
-from vitreous.models import View
+from vitreous.methods.ops import dot, upcast
+from vitreous.methods.registry import register_method
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Keep, Pass, Reduce, Trace
-from vitreous.tracing.rules import PLAIN, Rules
+from vitreous.tracing import ActivationCache, Pass, Record, Reduce
+from vitreous.tracing.rules import PLAIN, Composite
 
 __all__ = ["AttCAT", "AttentionXInputXGradient", "Gradient", "InputXGradient", "TokenTerm"]
 
@@ -26,27 +26,27 @@ class TokenTerm(Method):
 
     layer: int
     layered = True
-    rules: ClassVar[Rules] = PLAIN
+    rules: ClassVar[Composite] = PLAIN
 
     @property
     def reduce(self) -> Reduce:
         return dot
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        return (self.layer_pass(view, (resolve_layer(view, self.layer),)),)
 
-    def read(self, trace: Trace) -> Tensor:
-        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
+    def read(self, trace: ActivationCache) -> Tensor:
+        return self.layer_maps(trace, (resolve_layer(trace.view, self.layer),))[0]
 
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
-        return Pass((Keep("input", self.reduce, tuple(layers), grad=True),), self.rules)
+    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
+        return Pass((Record("input", self.reduce, tuple(layers), grad=True),), self.rules)
 
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
-        terms = trace[Keep("input", self.reduce, tuple(layers), grad=True)]
+    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        terms = trace[Record("input", self.reduce, tuple(layers), grad=True)]
         return [trace.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
 
 
-@register("gradient", family="token gradient", papers=("simonyan2014deep", "mehri2024skipplus"))
+@register_method("gradient", family="token gradient", papers=("simonyan2014deep", "mehri2024skipplus"))
 @dataclass(frozen=True)
 class Gradient(TokenTerm):
     """The gradient of each token vector at a block's input, as its length.
@@ -66,7 +66,7 @@ class Gradient(TokenTerm):
         return gradient_norm if self.how == "norm" else gradient_sum
 
 
-@register("ixg", family="token gradient", papers=("shrikumar2016not", "mehri2024skipplus"))
+@register_method("ixg", family="token gradient", papers=("shrikumar2016not", "mehri2024skipplus"))
 @dataclass(frozen=True)
 class InputXGradient(TokenTerm):
     """Input times gradient of the token vectors at a block's input.
@@ -78,7 +78,7 @@ class InputXGradient(TokenTerm):
     layer: int = 0
 
 
-@register("attixg", family="token gradient", papers=("mehri2024skipplus",), models="ViT")
+@register_method("attixg", family="token gradient", papers=("mehri2024skipplus",), models="ViT")
 @dataclass(frozen=True)
 class AttentionXInputXGradient(Method):
     """Input times gradient at a block's output, weighed by the attention each token received in that block.
@@ -91,23 +91,23 @@ class AttentionXInputXGradient(Method):
     layer: int = 0
     layered = True
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        return (self.layer_pass(view, (resolve_layer(view, self.layer),)),)
 
-    def read(self, trace: Trace) -> Tensor:
-        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
+    def read(self, trace: ActivationCache) -> Tensor:
+        return self.layer_maps(trace, (resolve_layer(trace.view, self.layer),))[0]
 
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
+    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
         return Pass(_received_times(layers, "output", view.depth - 1))
 
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
+    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
         received, terms = _received_times(layers, "output", trace.view.depth - 1)
         products = dict(zip(terms.layers, _products(trace, received, terms), strict=True))
-        nothing = torch.zeros(trace.batch, *trace.grid).to(at_least_float32(trace.logits))
+        nothing = torch.zeros(trace.batch, *trace.grid).to(upcast(trace.logits))
         return [products.get(layer, nothing) for layer in layers]
 
 
-@register(
+@register_method(
     "attcat",
     family="token gradient",
     papers=("qiang2022attcat",),
@@ -127,41 +127,41 @@ class AttCAT(Method):
     def __post_init__(self) -> None:
         check_choice("at", self.at, ("output", "input"))
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return (Pass(_received_times(range(view.depth), self.at, view.depth)),)
 
-    def read(self, trace: Trace) -> Tensor:
+    def read(self, trace: ActivationCache) -> Tensor:
         received, terms = _received_times(range(trace.view.depth), self.at, trace.view.depth)
         return torch.stack(_products(trace, received, terms)).sum(dim=0)
 
 
-def _received_times(layers: Sequence[int], site: str, stop: int) -> tuple[Keep, Keep]:
+def _received_times(layers: Sequence[int], site: str, stop: int) -> tuple[Record, Record]:
     """What attention-weighed token terms need: attention received, and input times gradient at a site."""
     inside = tuple(layer for layer in layers if layer < stop)
-    return Keep("attention", received, inside), Keep(site, dot, inside, grad=True)
+    return Record("attention", received, inside), Record(site, dot, inside, grad=True)
 
 
-def _products(trace: Trace, attention: Keep, terms: Keep) -> list[Tensor]:
+def _products(trace: ActivationCache, attention: Record, terms: Record) -> list[Tensor]:
     pairs = zip(terms.layers, trace[attention], trace[terms], strict=True)
     return [trace.tokens_to_grid(weight * term, layer) for layer, weight, term in pairs]
 
 
-def received(view: View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def received(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_queries A``: the attention each token receives."""
     return attention.mean(dim=(1, 2))
 
 
-def gradient_norm(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def gradient_norm(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The length of the gradient of every token."""
     assert gradient is not None
-    length: Tensor = torch.linalg.vector_norm(at_least_float32(gradient), dim=-1)
+    length: Tensor = torch.linalg.vector_norm(upcast(gradient), dim=-1)
     return length
 
 
-def gradient_sum(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def gradient_sum(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The sum of the gradient over the width of every token; refused where it is zero by construction."""
     assert gradient is not None
-    gradient = at_least_float32(gradient)
+    gradient = upcast(gradient)
     total = gradient.sum(dim=-1)
     if total.abs().max() <= 1e-4 * gradient_norm(view, value, gradient).max():
         raise MapError(

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import MapError, ModelError, SpellingError
-from vitreous.methods.base import Answer, Method, OfBase, computed, resized
+from vitreous.errors import MapError, ModelError, SpecError
+from vitreous.methods.base import Attribution, BaseWrapper, Method, computed, resized
 from vitreous.methods.masking import FILLS, cell_of, filling, refuse_whole_grids, scored, scored_rows, with_places
-from vitreous.methods.ops import at_least_float32
-from vitreous.methods.registry import register
-from vitreous.models import View
+from vitreous.methods.ops import upcast
+from vitreous.methods.registry import register_method
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import VALUES, Keep, Pass, Session, Trace, whole
+from vitreous.tracing import VALUES, ActivationCache, Context, Pass, Record, whole
 from vitreous.tracing.memory import budget_bytes, in_parts
 
 __all__ = [
@@ -79,7 +79,7 @@ def _means(rows: Tensor, place: Tensor, places: int) -> Tensor:
     return sums / counts.clamp(min=1).unsqueeze(1)
 
 
-@register(
+@register_method(
     "tis",
     family="sampling",
     papers=("englebert2023explaining",),
@@ -112,9 +112,9 @@ class TIS(Method):
     def __post_init__(self) -> None:
         check_choice("score", self.score, VALUES)
         if self.masks < 1 or self.iterations < 0:
-            raise SpellingError(f"masks={self.masks}, iterations={self.iterations} must be at least 1 and at least 0")
+            raise SpecError(f"masks={self.masks}, iterations={self.iterations} must be at least 1 and at least 0")
         if not 0 < self.ratio <= 1:
-            raise SpellingError(f"ratio={self.ratio} must be above 0 and at most 1")
+            raise SpecError(f"ratio={self.ratio} must be above 0 and at most 1")
 
     @property
     def own_value(self) -> str:
@@ -124,15 +124,15 @@ class TIS(Method):
     def cost(self) -> tuple[float, float]:
         return 1 + self.masks * self.ratio, 0
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return 1 + self.masks
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         refuse_whole_grids("tis", view)
-        return (Pass((Keep("input", whole, (0,)), Keep("output", whole, tuple(range(view.depth))))),)
+        return (Pass((Record("input", whole, (0,)), Record("output", whole, tuple(range(view.depth))))),)
 
-    def compute(self, session: Session) -> Answer:
-        trace = session.trace(self.only_pass(session.view))
+    def compute(self, session: Context) -> Attribution:
+        trace = session.trace(self.single_pass(session.view))
         high, wide = trace.grid
         kept = int(self.ratio * high * wide)
         if kept < 1:
@@ -141,24 +141,24 @@ class TIS(Method):
         rows = back.view(len(session.inputs), -1)
         parts = (rows, rows[:, 0::2], rows[:, 1::2]) if rows.shape[1] > 1 else (rows,)
         times = torch.stack([torch.bincount(part.flatten(), minlength=len(images)) for part in parts])
-        (tokens,) = trace[self.only_pass(session.view).keeps[0]]
+        (tokens,) = trace[self.single_pass(session.view).keeps[0]]
         scores = scored(session, "tis", tokens, images, samples, self.score, self.half)
         means, share = _mean_over_samples(scores, images, samples, times, len(session.inputs), high * wide)
         shape = (-1, high, wide)
         extras = {"kept": share.reshape(shape)}
         if len(parts) > 1:
             extras["halves"] = means[:, 1:].reshape(-1, 2, high, wide)
-        return Answer(means[:, 0].reshape(shape), extras)
+        return Attribution(means[:, 0].reshape(shape), extras)
 
-    def _samples(self, session: Session, trace: Trace, kept: int) -> Tensor:
+    def _samples(self, session: Context, trace: ActivationCache, kept: int) -> Tensor:
         """Return the patches ``[B, masks, k]`` of each sample, in ascending order."""
-        outputs = trace[self.only_pass(session.view).keeps[1]]
+        outputs = trace[self.single_pass(session.view).keeps[1]]
         rows = len(outputs) * outputs[0].shape[2]
         masks = min(self.masks, rows)
         first = session.draws("tis").permutation(rows)[:, :masks]
 
         def part(start: int, stop: int) -> Tensor:
-            patches = [at_least_float32(each[start:stop, session.view.prefix :]) for each in outputs]
+            patches = [upcast(each[start:stop, session.view.num_prefix_tokens :]) for each in outputs]
             channels = torch.cat(patches, dim=2).transpose(1, 2).contiguous()  # [b, L D, n]
             centres = centroids(channels, first[start:stop].to(channels.device), self.iterations)
             # equal values, such as those of an empty cluster, are taken from the front
@@ -166,7 +166,7 @@ class TIS(Method):
             return best.sort(dim=2).values
 
         # distances, their lowest and the assignment of each row exist at the same time
-        bytes_each = 3 * rows * masks * at_least_float32(outputs[0][:0]).element_size()
+        bytes_each = 3 * rows * masks * upcast(outputs[0][:0]).element_size()
         at_once = max(1, int(budget_bytes(session.inputs.device, session.memory) / bytes_each))
         return torch.cat(in_parts(part, len(session.inputs), at_once))
 
@@ -191,11 +191,12 @@ def _mean_over_samples(
         shares.append(count[0] / weight[0].sum())
     return torch.stack(maps), torch.stack(shares)
 
+
 _WEAKEST = 10  # powers of 2 from which on a ridge leaves nothing of the correction
 _LEVELS = 8  # different shares of kept tokens, where they are spread
 
 
-@register(
+@register_method(
     "refine",
     family="combinator",
     builds_on=("ribeiro2016why",),
@@ -203,7 +204,7 @@ _LEVELS = 8  # different shares of kept tokens, where they are spread
     cost_note="base + masks forwards of part of the tokens",
 )
 @dataclass(frozen=True)
-class Refine(OfBase):
+class Refine(BaseWrapper):
     """A base map corrected by a regression of scores on random token subsets.
 
     ``masks`` subsets are drawn for every image, and the model sees these patches and the prefix tokens only, picked
@@ -242,13 +243,13 @@ class Refine(OfBase):
         check_choice("score", self.score, VALUES)
         check_choice("fill", self.fill, FILLS)
         if self.masks < 8 or self.masks % 4:
-            raise SpellingError(f"masks={self.masks} must be at least 8, and a multiple of 4")
+            raise SpecError(f"masks={self.masks} must be at least 8, and a multiple of 4")
         if not 0 < self.ratio < 1 or not 0 <= self.spread < min(self.ratio, 1 - self.ratio):
-            raise SpellingError(f"ratio={self.ratio}, spread={self.spread} must leave shares between 0 and 1")
+            raise SpecError(f"ratio={self.ratio}, spread={self.spread} must leave shares between 0 and 1")
         if self.ridge is not None and not self.ridge > 0:
-            raise SpellingError(f"ridge={self.ridge} must be above 0; none chooses it for every image")
+            raise SpecError(f"ridge={self.ridge} must be above 0; none chooses it for every image")
         if not 0 <= self.doubt < math.inf:
-            raise SpellingError(f"doubt={self.doubt} must be a number from 0 on")
+            raise SpecError(f"doubt={self.doubt} must be a number from 0 on")
 
     @property
     def grid(self) -> str:  # type: ignore[override]
@@ -267,19 +268,19 @@ class Refine(OfBase):
         forwards, backwards = self.base.cost
         return forwards + self.masks * (0.5 if self.pairs else self.ratio), backwards
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         return self.base.forwards(view) + self.masks
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return (*((Pass((_TOKENS,)),) if self._drops(view) else ()), *self.base.asks(view))
 
-    def _drops(self, view: View) -> bool:
+    def _drops(self, view: VisionModel) -> bool:
         """Whether tokens leave the sequence."""
         if self.drop:
             refuse_whole_grids(f"{self.info.name}(drop=true)", view)
-        return view.drops_tokens if self.drop is None else self.drop
+        return view.can_drop_tokens if self.drop is None else self.drop
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         shape = session.view.grid(session.inputs)
         prior = resized(computed(session, self.base).map, shape).flatten(1).double()
         if not torch.isfinite(prior).all():
@@ -295,9 +296,9 @@ class Refine(OfBase):
             "prior": solved.prior,
         }
         like = torch.float64 if session.view.dtype == torch.float64 else torch.float32
-        return Answer(solved.map.view(-1, *shape).to(like), {name: each.to(like) for name, each in extras.items()})
+        return Attribution(solved.map.view(-1, *shape).to(like), {name: each.to(like) for name, each in extras.items()})
 
-    def _sampled(self, session: Session, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def _sampled(self, session: Context, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return subsets and scores, drawn and run once for whatever is refined by the same ones."""
         how = ("drop",) if self._drops(session.view) else ("paint", self.fill)
         key = ("refine", self.masks, self.ratio, self.spread, self.pairs, self.score, self.half, *how)
@@ -308,7 +309,7 @@ class Refine(OfBase):
         sampled: tuple[Tensor, Tensor] = session.memo[key]
         return sampled
 
-    def _kept(self, session: Session, patches: int) -> Tensor:
+    def _kept(self, session: Context, patches: int) -> Tensor:
         """Return which patches every subset keeps, ``[B, masks, n]``; every other row is one half, with whole pairs."""
         if patches < 2:
             raise ModelError(f"{self.info.name}: an image of one patch has no subsets")
@@ -323,12 +324,12 @@ class Refine(OfBase):
         both = torch.stack([first[:, 0::2], first[:, 1::2], ~first[:, 0::2], ~first[:, 1::2]], dim=2)
         return both.flatten(1, 2)
 
-    def _painted(self, session: Session, kept: Tensor, shape: tuple[int, int]) -> Tensor:
+    def _painted(self, session: Context, kept: Tensor, shape: tuple[int, int]) -> Tensor:
         """Return the score of every image behind its subsets ``[B, masks]``; equal ones are run once."""
         view, inputs, filled = session.view, session.inputs, filling(session, self.info.name, self.fill)
         images, subsets, back = with_places(kept.long())
         if inputs.ndim == 3:
-            shown = F.pad(subsets.bool(), (view.prefix, 0), value=True)
+            shown = F.pad(subsets.bool(), (view.num_prefix_tokens, 0), value=True)
             places = torch.arange(shown.shape[1], device=shown.device)[:, None].expand(-1, inputs.shape[2])
         else:
             shown, wide = subsets.bool(), shape[1]
@@ -337,12 +338,12 @@ class Refine(OfBase):
 
         def logits(start: int, stop: int) -> Tensor:
             seen, of = shown[start:stop][:, places], images[start:stop]
-            return view.finish(view.run(view.embed(torch.where(seen, inputs[of], filled[of]))))
+            return view.forward_head(view.forward_blocks(view.embed(torch.where(seen, inputs[of], filled[of]))))
 
         found = scored_rows(session, self.info.name, logits, images, self.score, self.half)
         return found.double()[back].view(len(kept), -1)
 
-    def _scores(self, session: Session, kept: Tensor, shape: tuple[int, int]) -> Tensor:
+    def _scores(self, session: Context, kept: Tensor, shape: tuple[int, int]) -> Tensor:
         """Return the score of every subset ``[B, masks]``; equal ones are run once, those of one length together."""
         (tokens,) = session.trace(Pass((_TOKENS,)))[_TOKENS]
         scores = kept.new_zeros(kept.shape[:2], dtype=torch.float64)
@@ -355,7 +356,7 @@ class Refine(OfBase):
             scores[:, mine] = found.double()[back].view(len(kept), -1)
         return scores
 
-    def _solve(self, session: Session, kept: Tensor, scores: Tensor, prior: Tensor) -> Regression:
+    def _solve(self, session: Context, kept: Tensor, scores: Tensor, prior: Tensor) -> Regression:
         """Regress image by image, as many at once as memory allows."""
         bytes_each = 8 * kept.shape[2] * (4 * kept.shape[1] + 4 * kept.shape[2])
         at_once = max(1, int(budget_bytes(session.inputs.device, session.memory) / bytes_each))
@@ -432,4 +433,4 @@ def _explained(kept: Tensor, scores: Tensor, fitted: Tensor) -> Tensor:
     return torch.where(total > 0, 1 - left / torch.where(total > 0, total, 1), 0)
 
 
-_TOKENS = Keep("input", whole, (0,))
+_TOKENS = Record("input", whole, (0,))

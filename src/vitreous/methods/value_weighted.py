@@ -13,21 +13,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vitreous.errors import ModelError, SpellingError
+from vitreous.errors import ModelError, SpecError
 from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.ops import at_least_float32, head_mean, push, start_keeps, start_row
-from vitreous.methods.registry import register
-from vitreous.models import Norm, View, Weights
+from vitreous.methods.ops import head_mean, initial_row, push, start_keeps, upcast
+from vitreous.methods.registry import register_method
+from vitreous.models import Norm, VisionModel, Weights
 from vitreous.models.shared_copy import rounding
 from vitreous.models.structure import UnverifiedError
-from vitreous.tracing import Block, Keep, Pass, Trace
+from vitreous.tracing import ActivationCache, Block, Pass, Record
 
 __all__ = [
     "ALTI",
     "AttentionInputNorm",
     "AttentionInputNormRollout",
     "GlobEnc",
-    "Shares",
+    "Contributions",
     "block_weights",
     "head_projection",
     "layer_weights",
@@ -37,7 +37,7 @@ _AT_ONCE = 2**26
 """How many numbers of ``[rows, N, D]`` shares may exist at once."""
 
 
-class Shares:
+class Contributions:
     """The shares ``T[i, j]`` of source j in token i of a block, with attention and deviations as constants.
 
     ``T[i, j] = sum_h A_h[i, j] f_h[j] / s[i] + (i = j) x[i]`` with ``f_h[j] = P_h v_h[j]``: what head h brings of token
@@ -46,10 +46,10 @@ class Shares:
     plus the bias of the projection are the stream after the attention.
     """
 
-    def __init__(self, view: View, block: Block) -> None:
+    def __init__(self, view: VisionModel, block: Block) -> None:
         self.weights = block_weights(view, block)
-        self.attention, self.values = at_least_float32(block.attention), at_least_float32(block.values)
-        self.input, self.middle, self.output = (at_least_float32(x) for x in (block.input, block.middle, block.output))
+        self.attention, self.values = upcast(block.attention), upcast(block.values)
+        self.input, self.middle, self.output = (upcast(x) for x in (block.input, block.middle, block.output))
         projection, deviation = head_projection(self.weights, self.attention, self.values)
         if deviation is not None:
             self.attention = self.attention / deviation.unsqueeze(1)
@@ -113,7 +113,7 @@ class Shares:
         return out if self.weights.scale is None else out * self.weights.scale.to(out.dtype)
 
 
-def layer_weights(view: View, layer: int) -> Weights:
+def layer_weights(view: VisionModel, layer: int) -> Weights:
     """Return the weights of a block; a refusal names it."""
     try:
         return view.weights(layer)
@@ -122,17 +122,17 @@ def layer_weights(view: View, layer: int) -> Weights:
         raise UnverifiedError(f"{view.name}, block {layer}: {error}; {advice}") from None
 
 
-def block_weights(view: View, block: Block, always: bool = False) -> Weights:
+def block_weights(view: VisionModel, block: Block, always: bool = False) -> Weights:
     """Return the weights of a block, or refuse those that do not make of the values what its attention adds.
 
     Only a block that is not as its library built it is compared, unless ``always``: less what the weights make of the
     values, every token must be given the same vector, a bias.
     """
     weights = layer_weights(view, block.layer)
-    if view.is_plain(block.layer) and not always:
+    if view.is_standard(block.layer) and not always:
         return weights
     attention, values, stream, middle = (
-        at_least_float32(each) for each in (block.attention, block.values, block.input, block.middle)
+        upcast(each) for each in (block.attention, block.values, block.input, block.middle)
     )
     mixed = (attention @ values).transpose(1, 2).flatten(2)
     mixed = mixed if weights.inner is None else weights.inner(mixed)
@@ -175,30 +175,31 @@ def _quadratic(attention: Tensor, left: Tensor, right: Tensor) -> Tensor:
     gram = left @ right.transpose(-2, -1)  # [B, N, H, H]
     return ((attention @ gram) * attention).sum(dim=-1)
 
+
 _SMALL = 1e-12
 
 
-def brought(shares: Shares, rows: slice) -> Tensor:
+def brought(shares: Contributions, rows: slice) -> Tensor:
     """``||sum_h A_h[i, j] f_h[j]||_2``."""
     return shares.lengths(rows, residual=False, through=False)
 
 
-def brought_share(shares: Shares, rows: slice) -> Tensor:
+def brought_share(shares: Contributions, rows: slice) -> Tensor:
     """The same lengths, rows summing to one as those of attention do (or zero where nothing is brought)."""
     return _rows_to_one(brought(shares, rows))
 
 
-def brought_or_kept(shares: Shares, rows: slice) -> Tensor:
+def brought_or_kept(shares: Contributions, rows: slice) -> Tensor:
     """The same, with the residual stream as a share of its own token."""
     return shares.lengths(rows, residual=True, through=False)
 
 
-def through_block(shares: Shares, rows: slice) -> Tensor:
+def through_block(shares: Contributions, rows: slice) -> Tensor:
     """``||T'[i, j]||_2``, after the second norm."""
     return shares.lengths(rows, residual=True, through=True)
 
 
-def agreed(shares: Shares, rows: slice) -> Tensor:
+def agreed(shares: Contributions, rows: slice) -> Tensor:
     """How much nearer a share brings its token to the output, rows summing to one (or zero where none does)."""
     return _rows_to_one(shares.agreement(rows))
 
@@ -208,7 +209,7 @@ def _rows_to_one(matrix: Tensor) -> Tensor:
     return torch.where(total < _SMALL, torch.zeros_like(matrix), matrix / total)
 
 
-Measure = Callable[[Shares, slice], Tensor]
+Measure = Callable[[Contributions, slice], Tensor]
 
 
 @dataclass(frozen=True)
@@ -217,8 +218,8 @@ class Matrix:
 
     measure: Measure
 
-    def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
-        return self.measure(Shares(view, block), slice(None))
+    def __call__(self, view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+        return self.measure(Contributions(view, block), slice(None))
 
 
 @dataclass(frozen=True)
@@ -227,8 +228,8 @@ class Row:
 
     measure: Measure
 
-    def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
-        shares = Shares(view, block)
+    def __call__(self, view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+        shares = Contributions(view, block)
         return torch.stack([self.measure(shares, rows).mean(dim=1) for rows in view.pooling.rows]).sum(dim=0)
 
 
@@ -242,15 +243,15 @@ class Mixing(Method):
     def measure(self) -> Measure:
         """The entry ``[i, j]`` of the matrix: what token j brings to token i."""
 
-    def ask_layers(self, view: View, layers: Sequence[int]) -> Pass:
-        return Pass((Keep("block", Row(self.measure), tuple(layers)),))
+    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
+        return Pass((Record("block", Row(self.measure), tuple(layers)),))
 
-    def read_layers(self, trace: Trace, layers: Sequence[int]) -> list[Tensor]:
-        rows = trace[self.ask_layers(trace.view, layers).keeps[0]]
+    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        rows = trace[self.layer_pass(trace.view, layers).keeps[0]]
         return [trace.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
 
 
-@register(
+@register_method(
     "attin",
     family="decomposition",
     papers=("kobayashi2020attention", "kobayashi2021incorporating", "mehri2024skipplus"),
@@ -274,11 +275,11 @@ class AttentionInputNorm(Mixing):
     def measure(self) -> Measure:
         return brought_or_kept if self.residual else brought
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        return (self.ask_layers(view, (resolve_layer(view, self.layer),)),)
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        return (self.layer_pass(view, (resolve_layer(view, self.layer),)),)
 
-    def read(self, trace: Trace) -> Tensor:
-        return self.read_layers(trace, (resolve_layer(trace.view, self.layer),))[0]
+    def read(self, trace: ActivationCache) -> Tensor:
+        return self.layer_maps(trace, (resolve_layer(trace.view, self.layer),))[0]
 
 
 class MixingRollout(Mixing):
@@ -290,25 +291,25 @@ class MixingRollout(Mixing):
 
     def __post_init__(self) -> None:
         if not 0 <= self.residual < 1:
-            raise SpellingError(f"residual={self.residual} must be at least 0 and below 1")
+            raise SpecError(f"residual={self.residual} must be at least 0 and below 1")
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
         return (Pass((self._matrices(view), *start_keeps(view, head_mean, False))),)
 
-    def read(self, trace: Trace) -> Tensor:
+    def read(self, trace: ActivationCache) -> Tensor:
         matrices = trace[self._matrices(trace.view)]
-        row = start_row(trace, matrices[0], head_mean, False)
+        row = initial_row(trace, matrices[0], head_mean, False)
         for matrix in reversed(matrices):
             row = self.residual * row + (1 - self.residual) * push(row, matrix)
             if not self.kept_scale:
                 row = row / row.sum(dim=1, keepdim=True).clamp(min=_SMALL)
         return trace.tokens_to_grid(row)
 
-    def _matrices(self, view: View) -> Keep:
-        return Keep("block", Matrix(self.measure), tuple(range(resolve_layer(view, self.start), view.depth)))
+    def _matrices(self, view: VisionModel) -> Record:
+        return Record("block", Matrix(self.measure), tuple(range(resolve_layer(view, self.start), view.depth)))
 
 
-@register(
+@register_method(
     "attin_rollout",
     family="decomposition",
     papers=("kobayashi2020attention", "abnar2020quantifying", "mehri2024skipplus"),
@@ -334,7 +335,7 @@ class AttentionInputNormRollout(MixingRollout):
         return brought_share
 
 
-@register(
+@register_method(
     "globenc",
     family="decomposition",
     papers=("modarressi2022globenc", "mehri2024skipplus"),
@@ -363,7 +364,7 @@ class GlobEnc(MixingRollout):
         return through_block
 
 
-@register(
+@register_method(
     "alti",
     family="decomposition",
     papers=("ferrando2022measuring", "mehri2024skipplus"),

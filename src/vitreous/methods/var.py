@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous.errors import SpellingError, TargetError
-from vitreous.methods.base import Answer, Method, OfBase, checked_answer, prepare, to_grid
-from vitreous.methods.ops import at_least_float32
-from vitreous.methods.registry import register
-from vitreous.models import View
+from vitreous.errors import SpecError, TargetError
+from vitreous.methods.base import Attribution, BaseWrapper, Method, checked_attribution, prepare, to_grid
+from vitreous.methods.ops import upcast
+from vitreous.methods.registry import register_method
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Rivals, Session, Target
+from vitreous.tracing import Context, ContrastContexts, Target
 from vitreous.tracing.memory import budget_bytes
 
 __all__ = ["VAR"]
@@ -40,7 +40,7 @@ LOOKS = {
 }
 
 
-@register(
+@register_method(
     "var",
     family="combinator",
     papers=("walter2025now",),
@@ -49,7 +49,7 @@ LOOKS = {
     revision=2,
 )
 @dataclass(frozen=True)
-class VAR(OfBase):
+class VAR(BaseWrapper):
     """A base method where the explained class stands out among K classes.
 
     ``q_k = mean_t softmax_k(H_k / t)`` over the base's maps ``H_k``, place by place, t = 1, 5, 100; map ``H_c q_c [q_c
@@ -72,15 +72,15 @@ class VAR(OfBase):
     def __post_init__(self) -> None:
         check_choice("preset", self.preset, tuple(LOOKS))
         if not isinstance(self.classes, str | int):
-            raise SpellingError(f"classes={self.classes!r} is neither a text such as 'lynx,cougar' nor an index")
+            raise SpecError(f"classes={self.classes!r} is neither a text such as 'lynx,cougar' nor an index")
         if not self.base.class_specific:
             name = self.base.spelling
-            raise SpellingError(f"var compares classes, and {name} is the same for all of them: take another base")
+            raise SpecError(f"var compares classes, and {name} is the same for all of them: take another base")
         top = self._top
         if top is not None and top < 1:
-            raise SpellingError(f"classes={self.classes!r} leaves fewer than two classes; var compares at least two")
+            raise SpecError(f"classes={self.classes!r} leaves fewer than two classes; var compares at least two")
         if top is None and not all(self._words):
-            raise SpellingError(f'classes={self.classes!r} has an empty place; write classes as in "281,lynx"')
+            raise SpecError(f'classes={self.classes!r} has an empty place; write classes as in "281,lynx"')
 
     @property
     def grid(self) -> str:  # type: ignore[override]
@@ -91,14 +91,14 @@ class VAR(OfBase):
         forwards, backwards = self.base.cost
         return forwards if forwards == 1 else forwards * self._count, backwards * self._count
 
-    def forwards(self, view: View) -> float:
+    def forwards(self, view: VisionModel) -> float:
         each = self.base.forwards(view)
         return each if self.base.asks(view) and each == 1 else each * self._count
 
-    def held(self, view: View) -> int:
+    def held(self, view: VisionModel) -> int:
         return 3 * self._count
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         self._check_target(session.asked)
         pixels = self.grid == "pixel" or self._fine(session)
         high, wide = session.inputs.shape[-2:] if pixels else session.view.grid(session.inputs)
@@ -109,22 +109,22 @@ class VAR(OfBase):
         cuts = range(0, len(session.inputs), at_once)
         return _joined([self._compare(session.part(at, at + at_once)) for at in cuts])
 
-    def _compare(self, session: Session) -> Answer:
+    def _compare(self, session: Context) -> Attribution:
         choose = self._choice(session.view, session.asked)
-        rivals = Rivals(session, choose.slots, choose)
+        rivals = ContrastContexts(session, choose.slots, choose)
         prepare(rivals.sessions[0], [self.base])
         classes = rivals.classes
-        each_class = [checked_answer(each, self.base).map for each in rivals.sessions[: classes.shape[1]]]
+        each_class = [checked_attribution(each, self.base).map for each in rivals.sessions[: classes.shape[1]]]
         if self._fine(session):
             each_class = [to_grid(each, "pixel", session.view, session.inputs) for each in each_class]
-        maps = at_least_float32(torch.stack(each_class, dim=1))
+        maps = upcast(torch.stack(each_class, dim=1))
         there = (classes >= 0).to(maps.device)[:, :, None, None]
         maps.masked_fill_(~there, 0)
         q, ahead = self._distribution(maps, there)
         extras = {"distribution": q, "maps": maps, "classes": classes.to(maps.device)}
-        return Answer(maps[:, 0] * q[:, 0] * ahead, extras)
+        return Attribution(maps[:, 0] * q[:, 0] * ahead, extras)
 
-    def _fine(self, session: Session) -> bool:
+    def _fine(self, session: Context) -> bool:
         """Whether maps are brought to pixels before they are compared."""
         return session.inputs.ndim == 4 and (self.upsample or session.grid == "pixel")
 
@@ -171,16 +171,18 @@ class VAR(OfBase):
     def _count(self) -> int:
         return 1 + (len(self._words) if self._top is None else self._top)
 
-    def _choice(self, view: View, target: Target) -> Choice:
+    def _choice(self, view: VisionModel, target: Target) -> Choice:
         if target.among is not None:
             return Choice("of each image", own=target.among.shape[1])
         if self._top is not None:
-            return Choice(str(self.classes), top=min(self._top, max(view.classes, 2), len(target.only or range(10**6))))
+            return Choice(
+                str(self.classes), top=min(self._top, max(view.num_classes, 2), len(target.only or range(10**6)))
+            )
         words = [int(word) if re.fullmatch(r"-?\d+", word) else word for word in self._words]
         return Choice(str(self.classes), listed=tuple(view.class_index(word) for word in words))
 
 
-def _joined(parts: Sequence[Answer]) -> Answer:
+def _joined(parts: Sequence[Attribution]) -> Attribution:
     """Put the answers about some images after each other; an image may have fewer classes than others."""
     slots = max(part.extras["classes"].shape[1] for part in parts)
     extras = {}
@@ -189,7 +191,7 @@ def _joined(parts: Sequence[Answer]) -> Answer:
         missing = [(slots - each.shape[1], each) for each in values]
         filled = [torch.cat([v, v.new_full((len(v), n, *v.shape[2:]), empty)], dim=1) if n else v for n, v in missing]
         extras[name] = torch.cat(filled)
-    return Answer(torch.cat([part.map for part in parts]), extras)
+    return Attribution(torch.cat([part.map for part in parts]), extras)
 
 
 @dataclass(frozen=True)

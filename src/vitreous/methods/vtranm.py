@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous.methods.base import Answer, Method
-from vitreous.methods.ops import at_least_float32, positive, push, start_keeps, start_row
-from vitreous.methods.registry import register
+from vitreous.methods.base import Attribution, Method
+from vitreous.methods.ops import initial_row, positive, push, start_keeps, upcast
+from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import mean_row
 from vitreous.methods.value_weighted import block_weights, head_projection, layer_weights
-from vitreous.models import Norm, View
+from vitreous.models import Norm, VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import VALUES, Block, Keep, Pass, Session, Trace
+from vitreous.tracing import VALUES, ActivationCache, Block, Context, Pass, Record
 
 __all__ = ["Measure", "VTranM"]
 
@@ -46,16 +46,16 @@ class Measure:
             weights = weights * cosine.softmax(dim=-1)
         return weights
 
-    def heads(self, view: View, block: Block) -> tuple[Tensor, Tensor | None]:
+    def heads(self, view: VisionModel, block: Block) -> tuple[Tensor, Tensor | None]:
         """Return the transformation weights of the heads ``[B, H, N]``, and what rows of attention are divided by.
 
         ``E~_h = P_h v_h`` is never written out: with ``K_h = P_h^T P_h``, ``||E~||^2 = v^T K_h v`` and
         ``<E, E~> = (P_h^T E) . v``.
         """
         weights = block_weights(view, block)
-        attention, values = at_least_float32(block.attention), at_least_float32(block.values)
+        attention, values = upcast(block.attention), upcast(block.values)
         projection, deviation = head_projection(weights, attention, values)
-        before = self.before(weights.norm1, at_least_float32(block.input))
+        before = self.before(weights.norm1, upcast(block.input))
         gram = projection.transpose(-2, -1) @ projection  # [H, d, d]
         lengths = ((values @ gram) * values).sum(dim=-1).clamp_(min=0).sqrt_()
         product = (torch.einsum("bnk,hkd->bhnd", before, projection) * values).sum(dim=-1)
@@ -67,10 +67,10 @@ class Measure:
 class Update(Measure):
     """``mean_h (dA_h)+ * (A_h W_h)`` of a block: ``[B, N, N]``."""
 
-    def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
+    def __call__(self, view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
         assert gradient is not None
         weights, deviation = self.heads(view, block)
-        moved = at_least_float32(gradient).clamp(min=0) * at_least_float32(block.attention) * weights.unsqueeze(2)
+        moved = upcast(gradient).clamp(min=0) * upcast(block.attention) * weights.unsqueeze(2)
         update = moved.mean(dim=1)
         return update if deviation is None else update / deviation
 
@@ -79,7 +79,7 @@ class Update(Measure):
 class HeadWeights(Measure):
     """``mean_h W_h`` of a block's attention: ``[B, N]``."""
 
-    def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
+    def __call__(self, view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
         weights, deviation = self.heads(view, block)
         mean = weights.mean(dim=1)
         return mean if deviation is None else mean / deviation.squeeze(-1)
@@ -89,19 +89,19 @@ class HeadWeights(Measure):
 class MLPWeights(Measure):
     """``W`` of a block's MLP: ``[B, N]``."""
 
-    def __call__(self, view: View, block: Block, gradient: Tensor | None) -> Tensor:
-        before = self.before(layer_weights(view, block.layer).norm2, at_least_float32(block.middle))
-        after = at_least_float32(block.output) - at_least_float32(block.middle)
+    def __call__(self, view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+        before = self.before(layer_weights(view, block.layer).norm2, upcast(block.middle))
+        after = upcast(block.output) - upcast(block.middle)
         return self.weigh(before.norm(dim=-1), after.norm(dim=-1), (before * after).sum(dim=-1))
 
 
-def token_lengths(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def token_lengths(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The length of every token vector."""
-    lengths: Tensor = at_least_float32(value).norm(dim=-1)
+    lengths: Tensor = upcast(value).norm(dim=-1)
     return lengths
 
 
-@register("vtranm", family="decomposition", papers=("wu2024tokentm",), aliases=("tokentm",), models="ViT")
+@register_method("vtranm", family="decomposition", papers=("wu2024tokentm",), aliases=("tokentm",), models="ViT")
 @dataclass(frozen=True)
 class VTranM(Method):
     """Relevance that gathers along attention, weighed by what a block does to the vectors it moves.
@@ -136,40 +136,40 @@ class VTranM(Method):
     def own_value(self) -> str | None:
         return self.value
 
-    def compute(self, session: Session) -> Answer:
-        trace = session.trace(self.only_pass(session.view))
-        return Answer(self._map(trace), self._extras(trace))
+    def compute(self, session: Context) -> Attribution:
+        trace = session.trace(self.single_pass(session.view))
+        return Attribution(self._map(trace), self._extras(trace))
 
-    def asks(self, view: View) -> tuple[Pass, ...]:
-        keeps = (self._updates(view), *self._weights(view), Keep("input", token_lengths))
+    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+        keeps = (self._updates(view), *self._weights(view), Record("input", token_lengths))
         return (Pass((*keeps, *start_keeps(view, positive, True)), value=self.value),)
 
-    def _updates(self, view: View) -> Keep:
+    def _updates(self, view: VisionModel) -> Record:
         layers = range(view.depth) if self.aggregate else range(1)
-        return Keep("block", Update(self.original, self.length, self.necc), tuple(layers), grad=True)
+        return Record("block", Update(self.original, self.length, self.necc), tuple(layers), grad=True)
 
-    def _weights(self, view: View) -> tuple[Keep, Keep, Keep]:
+    def _weights(self, view: VisionModel) -> tuple[Record, Record, Record]:
         layers, switches = tuple(range(view.depth)), (self.original, self.length, self.necc)
         return (
-            Keep("attention", mean_row, layers),
-            Keep("block", HeadWeights(*switches), layers),
-            Keep("block", MLPWeights(*switches), layers),
+            Record("attention", mean_row, layers),
+            Record("block", HeadWeights(*switches), layers),
+            Record("block", MLPWeights(*switches), layers),
         )
 
-    def _map(self, trace: Trace) -> Tensor:
+    def _map(self, trace: ActivationCache) -> Tensor:
         updates = trace[self._updates(trace.view)]
         if not self.aggregate:
             row = trace.view.pooling.row(updates[0])
             return trace.tokens_to_grid(row + push(row, updates[0]))
-        row = start_row(trace, updates[0], positive, True)
+        row = initial_row(trace, updates[0], positive, True)
         for update, mlp in zip(reversed(updates), reversed(trace[self._weights(trace.view)[2]]), strict=True):
             row = row * (1 + mlp)
             row = row + push(row, update)
         if self.length:
-            row = row * trace[Keep("input", token_lengths)][0]
+            row = row * trace[Record("input", token_lengths)][0]
         return trace.tokens_to_grid(row)
 
-    def _extras(self, trace: Trace) -> dict[str, Tensor]:
+    def _extras(self, trace: ActivationCache) -> dict[str, Tensor]:
         names = ("attention", "weights", "mlp_weights")
         return {
             name: torch.stack([trace.tokens_to_grid(row) for row in trace[keep]], dim=1)

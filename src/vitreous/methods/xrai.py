@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import SpellingError
-from vitreous.methods.base import Answer, Method
+from vitreous.errors import SpecError
+from vitreous.methods.base import Attribution, Method
 from vitreous.methods.input_gradient import integrated, needs_images
-from vitreous.methods.ops import at_least_float32
-from vitreous.methods.registry import register
-from vitreous.tracing import Session
+from vitreous.methods.ops import upcast
+from vitreous.methods.registry import register_method
+from vitreous.tracing import Context
 
 __all__ = [
     "SCALES",
@@ -155,10 +155,11 @@ def _followed(parent: list[int], changed: list[int], label: Ints) -> Ints:
             return up[label]
         up = further
 
+
 SCALES = (50, 100, 150, 250, 500, 1200)
 
 
-@register("xrai", family="input", papers=("kapishnikov2019xrai", "felzenszwalb2004efficient"), cost=(200, 200))
+@register_method("xrai", family="input", papers=("kapishnikov2019xrai", "felzenszwalb2004efficient"), cost=(200, 200))
 @dataclass(frozen=True)
 class XRAI(Method):
     """Integrated gradients averaged over regions, the best regions first.
@@ -191,22 +192,22 @@ class XRAI(Method):
 
     def __post_init__(self) -> None:
         if self.steps < 2:
-            raise SpellingError(f"steps={self.steps} must be at least 2")
+            raise SpecError(f"steps={self.steps} must be at least 2")
         for name in ("side", "min_size", "new"):
             if getattr(self, name) < 1:
-                raise SpellingError(f"{name}={getattr(self, name)} must be at least 1")
+                raise SpecError(f"{name}={getattr(self, name)} must be at least 1")
         if self.radius < 0:
-            raise SpellingError(f"radius={self.radius} must be at least 0")
+            raise SpecError(f"radius={self.radius} must be at least 0")
 
     @property
     def cost(self) -> tuple[float, float]:
         return 2 * self.steps, 2 * self.steps
 
-    def compute(self, session: Session) -> Answer:
+    def compute(self, session: Context) -> Attribution:
         needs_images("xrai", session)
         inputs = session.inputs
         nodes = torch.linspace(0, 1, self.steps, dtype=torch.float64).to(inputs)
-        weights = torch.full_like(at_least_float32(nodes), 1 / self.steps)
+        weights = torch.full_like(upcast(nodes), 1 / self.steps)
         ends = inputs.amin(dim=(1, 2, 3), keepdim=True), inputs.amax(dim=(1, 2, 3), keepdim=True)
         one, other = (integrated(session, end, nodes, weights)[0] for end in ends)
         pixels = ((one + other) / 2).amax(dim=1)
@@ -214,9 +215,9 @@ class XRAI(Method):
             _ranked(attribution, _regions(labels, self.radius), self.new, self.fast)
             for attribution, labels in zip(pixels.double().cpu().numpy(), self._segments(session), strict=True)
         ]
-        return Answer(torch.from_numpy(np.stack(maps)).to(pixels), {})
+        return Attribution(torch.from_numpy(np.stack(maps)).to(pixels), {})
 
-    def _segments(self, session: Session) -> list[list[Ints]]:
+    def _segments(self, session: Context) -> list[list[Ints]]:
         """Return the labels ``[H, W]`` of every image at every scale; the same for all classes of a comparison."""
         known, key = session.memo if session.common is None else session.common, ("xrai", self.side, self.min_size)
         if key not in known:

@@ -15,61 +15,58 @@ from vitreous.metrics import (  # noqa: F401  # isort: skip
     localization,
     segmentation,
 )
-from vitreous.metrics.base import Info, Metric, Result, metric, metrics, register
-from vitreous.metrics.baselines import SUBSTRATES, Substrate
-from vitreous.metrics.batch_runner import Engine
+from vitreous.metrics.base import Metric, MetricInfo, MetricResult, get_metric, list_metrics, register_metric
+from vitreous.metrics.baselines import SUBSTRATES, Baseline
+from vitreous.metrics.batch_runner import BatchRunner
 from vitreous.metrics.bootstrap import Bin, Difference, Interval, bins, difference, intervals
 from vitreous.metrics.curves import Curve
-from vitreous.metrics.evaluation import Answers
-from vitreous.metrics.evaluator import Maps, Pool
+from vitreous.metrics.evaluation import Evaluation
+from vitreous.metrics.evaluator import Evaluator, Maps
 from vitreous.metrics.requests import (
-    Drawn,
-    Explained,
-    Geometry,
+    AnnotationRequest,
     GivenMasks,
     Images,
+    ImageShape,
     Masks,
     Measured,
-    Need,
     RandomMasks,
-    States,
-    TruthOf,
+    RankedRemoval,
+    Reattribution,
+    RenderedStates,
+    Request,
     WithoutParts,
 )
-from vitreous.registry import listed_by
 
 __all__ = [
     "SUBSTRATES",
-    "Answers",
+    "Evaluation",
     "Bin",
     "Curve",
     "Difference",
-    "Drawn",
-    "Engine",
-    "Explained",
-    "Geometry",
+    "RenderedStates",
+    "BatchRunner",
+    "Reattribution",
+    "ImageShape",
     "GivenMasks",
     "Images",
-    "Info",
+    "MetricInfo",
     "Interval",
     "Maps",
     "Masks",
     "Measured",
     "Metric",
-    "Need",
-    "Pool",
+    "Request",
+    "Evaluator",
     "RandomMasks",
-    "Result",
-    "States",
-    "Substrate",
-    "TruthOf",
+    "MetricResult",
+    "RankedRemoval",
+    "Baseline",
+    "AnnotationRequest",
     "WithoutParts",
     "bins",
     "difference",
     "intervals",
-    "metric",
-    "metrics",
-    "register",
+    "get_metric",
+    "list_metrics",
+    "register_metric",
 ]
-
-listed_by(__name__, metrics)

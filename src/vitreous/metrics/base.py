@@ -14,35 +14,45 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from vitreous.code_digest import code_digest, is_external
-from vitreous.errors import MapError, SpellingError, VitreousError, one_line
+from vitreous.errors import MapError, SpecError, VitreousError, one_line
 from vitreous.metrics.bootstrap import Cell, mean
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.evaluation import Layout
 from vitreous.metrics.ranking import FLAGS
-from vitreous.metrics.requests import Drawn, Explained, Geometry, Images, Masks, Need, States, TruthOf, WithoutParts
-from vitreous.registry import Paper, Parameter, Shelf, check_choice, cited, parameters_of, understood, written
+from vitreous.metrics.requests import (
+    AnnotationRequest,
+    Images,
+    ImageShape,
+    Masks,
+    RankedRemoval,
+    Reattribution,
+    RenderedStates,
+    Request,
+    WithoutParts,
+)
+from vitreous.registry import Paper, Parameter, Registry, check_choice, cited, parameters_of, understood, written
 
 if TYPE_CHECKING:
-    from vitreous.metrics.evaluation import Answers
+    from vitreous.metrics.evaluation import Evaluation
     from vitreous.metrics.verdicts import Verdict
 
 __all__ = [
-    "Info",
+    "MetricInfo",
     "Metric",
-    "Result",
+    "MetricResult",
     "as_parts",
     "check_widths",
     "find",
-    "metric",
-    "metrics",
-    "register",
+    "get_metric",
+    "list_metrics",
+    "register_metric",
 ]
 
-_USUAL = Geometry((224, 224), (14, 14))
+_USUAL = ImageShape((224, 224), (14, 14))
 
 
 @dataclass(frozen=True)
-class Result:
+class MetricResult:
     """What one metric has collected: ``parts`` ``[n, P]`` per image, and what is known about the maps behind them.
 
     Images whose map was left out have NaN; they are counted, and no mean sees them.
@@ -84,7 +94,7 @@ class Metric:
     explain: str = dataclasses.field(default="given", kw_only=True)
     score: str = dataclasses.field(default="pred", kw_only=True)
 
-    info: ClassVar[Info]
+    info: ClassVar[MetricInfo]
     higher_is_better: ClassVar[bool] = True
     judges_labels: ClassVar[bool] = False
     """Whether correctness is read, so that true classes are needed whatever is scored."""
@@ -102,15 +112,15 @@ class Metric:
     def check(self) -> None:
         """Refuse parameters that mean nothing."""
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
         """Return what this metric reads."""
         raise VitreousError(f"{self.info.name} must define needs")
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         """Return one score per image, ``[B]``, or its parts ``[B, P]``; NaN where the map was left out."""
         raise VitreousError(f"{self.info.name} must define read")
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         """Return the curves that the score is read from, by name; most metrics of removal have one."""
         return {}
 
@@ -134,7 +144,7 @@ class Metric:
 
     # -- what is read, checked -------------------------------------------------------------------------
 
-    def checked_parts(self, answers: Answers) -> Array:
+    def checked_parts(self, answers: Evaluation) -> Array:
         """Return what ``read`` returns as ``[B, P]``; refuse what is not a real number, or a row of them, per image."""
         value = self.read(answers)
         try:
@@ -163,7 +173,7 @@ class Metric:
             if shape != [count]:
                 raise MapError(f"{self.spelling}: {name} returned the shape {shape}, not [{count}]")
 
-    def checked_curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def checked_curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         """Return what ``curves`` returns; refuse a line that is not ``[B, J]`` over its ``[J]`` fractions."""
         curves = self.curves(answers)
         for name, curve in curves.items():
@@ -174,18 +184,18 @@ class Metric:
 
     # -- collecting ------------------------------------------------------------------------------------
 
-    def update(self, answers: Answers) -> None:
+    def update(self, answers: Evaluation) -> None:
         """Take in the answers about some maps."""
         parts = self.checked_parts(answers)
         check_widths(self.spelling, [*self._parts[:1], parts])
         self._parts.append(parts)
         self._flags.append(np.asarray(answers.flags(self.explain)))
 
-    def compute(self) -> Result:
+    def compute(self) -> MetricResult:
         """Return the scores of everything taken in so far."""
         if not self._parts:
             raise MapError(f"{self.spelling} has seen no maps yet")
-        return Result(self, np.concatenate(self._parts), np.concatenate(self._flags))
+        return MetricResult(self, np.concatenate(self._parts), np.concatenate(self._flags))
 
     def reset(self) -> None:
         """Forget everything taken in."""
@@ -195,7 +205,7 @@ class Metric:
     def merge(self, other: Metric) -> None:
         """Take in what another metric has collected, after one's own."""
         if other.spelling != self.spelling:
-            raise SpellingError(f"{self.spelling} cannot be merged with {other.spelling}")
+            raise SpecError(f"{self.spelling} cannot be merged with {other.spelling}")
         self._parts += other._parts
         self._flags += other._flags
 
@@ -206,18 +216,18 @@ class Metric:
         """Whether true classes have to be known."""
         return self.judges_labels or "label" in (self.explain, self.score)
 
-    def forwards(self, geometry: Geometry = _USUAL) -> int:
+    def forwards(self, geometry: ImageShape = _USUAL) -> int:
         """How many states of its own each map needs; the clean image and bare substrates are shared by all."""
         needs = self.needs(geometry)
-        own = Layout([need for need in needs if isinstance(need, States) and need.by == "map"], geometry).length
-        return own + sum(need.count for need in needs if isinstance(need, Drawn) and need.by == "map")
+        own = Layout([need for need in needs if isinstance(need, RankedRemoval) and need.by == "map"], geometry).length
+        return own + sum(need.count for need in needs if isinstance(need, RenderedStates) and need.by == "map")
 
-    def shared_forwards(self, geometry: Geometry = _USUAL) -> int:
+    def shared_forwards(self, geometry: ImageShape = _USUAL) -> int:
         """How many states each image needs beside the clean one, once for all methods."""
         needs = set(self.needs(geometry))
-        orders = [need for need in needs if isinstance(need, States) and need.by != "map"]
+        orders = [need for need in needs if isinstance(need, RankedRemoval) and need.by != "map"]
         others = [need.count for need in needs if isinstance(need, Masks | Images)]
-        others += [need.count for need in needs if isinstance(need, Drawn) and need.by != "map"]
+        others += [need.count for need in needs if isinstance(need, RenderedStates) and need.by != "map"]
         return sum(Layout([need], geometry).length for need in orders) + sum(others)
 
     @property
@@ -225,14 +235,14 @@ class Metric:
         """Whether each image needs a state more for every part that is known of it, once for all methods."""
         return any(isinstance(need, WithoutParts) for need in self.needs(_USUAL))
 
-    def explanations(self, geometry: Geometry = _USUAL) -> int:
+    def explanations(self, geometry: ImageShape = _USUAL) -> int:
         """How many further maps of each image have to be made."""
-        return sum(need.count for need in set(self.needs(geometry)) if isinstance(need, Explained))
+        return sum(need.count for need in set(self.needs(geometry)) if isinstance(need, Reattribution))
 
     @property
     def truth(self) -> tuple[str, ...]:
         """What has to be known about every picture."""
-        return tuple(need.kind for need in self.needs(_USUAL) if isinstance(need, TruthOf))
+        return tuple(need.kind for need in self.needs(_USUAL) if isinstance(need, AnnotationRequest))
 
     @property
     def spelling(self) -> str:
@@ -271,11 +281,12 @@ def as_parts(read: Array) -> Array:
     array = np.asarray(read, np.float64)
     return array[:, None] if array.ndim == 1 else array
 
+
 M = TypeVar("M", bound=type[Metric])
 
 
 @dataclass(frozen=True)
-class Info:
+class MetricInfo:
     """One line of ``vitreous metrics``."""
 
     name: str
@@ -297,7 +308,7 @@ class Info:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The metric's own parameters first, those of all metrics last."""
-        return parameters_of(self.make, Info=Info)
+        return parameters_of(self.make, MetricInfo=MetricInfo)
 
     @property
     def higher_is_better(self) -> bool:
@@ -353,10 +364,10 @@ FAMILIES = (
 )
 """The order of families in tables; families of other packages come last."""
 
-SHELF: Shelf[Info] = Shelf("metric", "vitreous.metrics", FAMILIES)
+SHELF: Registry[MetricInfo] = Registry("metric", "vitreous.metrics", FAMILIES)
 
 
-def register(
+def register_metric(
     name: str,
     *,
     family: str,
@@ -372,7 +383,7 @@ def register(
     """
 
     def decorate(make: M) -> M:
-        info = Info(name, family, make, aliases, cited(papers), presets or {}, builds_on=cited(builds_on))
+        info = MetricInfo(name, family, make, aliases, cited(papers), presets or {}, builds_on=cited(builds_on))
         SHELF.add(info)
         make.info = info
         return make
@@ -380,17 +391,17 @@ def register(
     return decorate
 
 
-def find(name: str) -> Info:
+def find(name: str) -> MetricInfo:
     """Return the metric called ``name`` or one of its aliases."""
     return SHELF.find(name)
 
 
-def metrics() -> list[Info]:
+def list_metrics() -> list[MetricInfo]:
     """Return all metrics, family by family."""
     return SHELF.all()
 
 
-def metric(spelling: str | Metric) -> Metric:
+def get_metric(spelling: str | Metric) -> Metric:
     """Return the metric that a spelling means; a metric is returned as it is."""
     made: Metric = understood(spelling, Metric, SHELF)
     return made

@@ -24,21 +24,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import MapError, SpellingError, nearest
+from vitreous.errors import MapError, SpecError, nearest
 from vitreous.metrics.inpainting import filled
 from vitreous.models import Preprocess
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
     "DROP",
     "SUBSTRATES",
-    "Substrate",
+    "Baseline",
     "bare",
-    "check_substrate",
+    "check_baseline",
     "complete",
     "noise",
     "rise_kernel",
-    "substrate_images",
+    "baseline_images",
 ]
 
 _SIGMA = 0.01
@@ -46,7 +46,7 @@ _SIGMA = 0.01
 
 def noise(inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
     """Return the noise of each image, ``[B, 3, H, W]``, in normalised units."""
-    drawn = Draws.of_images(seed, "noisy_linear", inputs).normal(*inputs.shape[1:])
+    drawn = PRNGKey.of_images(seed, "noisy_linear", inputs).normal(*inputs.shape[1:])
     return drawn.to(inputs) * (_SIGMA / inputs.new_tensor(preprocess.std).view(1, -1, 1, 1))
 
 
@@ -59,12 +59,13 @@ def complete(states: Tensor, missing: Tensor) -> Tensor:
     """Return states ``[m, 3, H, W]`` whose ``missing`` pixels ``[m, H, W]``, which hold their noise, are filled in."""
     return filled(states, missing)
 
+
 DROP = "drop"
 """The substrate of token states: the token leaves the sequence."""
 
 
 @dataclass(frozen=True)
-class Substrate:
+class Baseline:
     """One substrate; ``make`` gets images ``[B, 3, H, W]``, the model's preprocessing and a seed.
 
     ``constant`` colours are ``[1, 3, 1, 1]`` for all images: their bare image is run once for a whole data set.
@@ -101,7 +102,7 @@ def _colour(value: float, inputs: Tensor, preprocess: Preprocess) -> Tensor:
 
 def _noise(inputs: Tensor, seed: int) -> Tensor:
     """U[0, 1) per element, drawn from the image's content: the same for every method and curve."""
-    return Draws.of_images(seed, "uniform_norm", inputs).uniform(*inputs.shape[1:]).to(inputs)
+    return PRNGKey.of_images(seed, "uniform_norm", inputs).uniform(*inputs.shape[1:]).to(inputs)
 
 
 def _rise(inputs: Tensor) -> Tensor:
@@ -124,50 +125,50 @@ def _gauss(inputs: Tensor, size: int, sigma: float) -> Tensor:
 
 
 _ALL = (
-    Substrate(
+    Baseline(
         "zero_norm",
         "0 in normalised space: the data set's mean colour, not black (RISE)",
         lambda x, p, s: x.new_zeros(1, x.shape[1], 1, 1),
         constant=True,
     ),
-    Substrate("black", "0 in pixels (Chefer, VTranM)", lambda x, p, s: _colour(0.0, x, p), constant=True),
-    Substrate("grey127", "127/255 in pixels (InterpretDL)", lambda x, p, s: _colour(127 / 255, x, p), constant=True),
-    Substrate(
+    Baseline("black", "0 in pixels (Chefer, VTranM)", lambda x, p, s: _colour(0.0, x, p), constant=True),
+    Baseline("grey127", "127/255 in pixels (InterpretDL)", lambda x, p, s: _colour(127 / 255, x, p), constant=True),
+    Baseline(
         "mean_scalar",
         "mean over all pixels and channels of the normalised image (TIS)",
         lambda x, p, s: x.mean(dim=(1, 2, 3), keepdim=True).expand_as(x).contiguous(),
     ),
-    Substrate(
+    Baseline(
         "mean_channel",
         "mean of each channel of the image (ROAD)",
         lambda x, p, s: x.mean(dim=(2, 3), keepdim=True).expand_as(x).contiguous(),
     ),
-    Substrate("uniform_norm", "U[0, 1) noise in normalised space (TIS)", lambda x, p, s: _noise(x, s), random=True),
-    Substrate("blur_rise", "RISE's 11 x 11 kernel, zero padding in normalised space", lambda x, p, s: _rise(x)),
-    Substrate("blur_tv", "11 x 11 Gaussian, sigma 5, reflect (TIS)", lambda x, p, s: _gauss(x, 11, 5.0)),
-    Substrate(
+    Baseline("uniform_norm", "U[0, 1) noise in normalised space (TIS)", lambda x, p, s: _noise(x, s), random=True),
+    Baseline("blur_rise", "RISE's 11 x 11 kernel, zero padding in normalised space", lambda x, p, s: _rise(x)),
+    Baseline("blur_tv", "11 x 11 Gaussian, sigma 5, reflect (TIS)", lambda x, p, s: _gauss(x, 11, 5.0)),
+    Baseline(
         "noisy_linear",
         "weighted mean of the neighbours, plus noise of 0.01 (ROAD)",
         bare,
         random=True,
         imputes=True,
     ),
-    Substrate("blur_51", "51 x 51 Gaussian, sigma 50, reflect (CoIBA)", lambda x, p, s: _gauss(x, 51, 50.0)),
+    Baseline("blur_51", "51 x 51 Gaussian, sigma 50, reflect (CoIBA)", lambda x, p, s: _gauss(x, 51, 50.0)),
 )
-SUBSTRATES: dict[str, Substrate] = {each.name: each for each in _ALL}
+SUBSTRATES: dict[str, Baseline] = {each.name: each for each in _ALL}
 
 
-def check_substrate(name: str, fades: bool = False) -> None:
+def check_baseline(name: str, fades: bool = False) -> None:
     """Refuse a word that is no substrate of images, or none that an image could fade into."""
     if name == DROP:
-        raise SpellingError("substrate 'drop' removes tokens; use a token metric such as token_deletion_accuracy")
+        raise SpecError("substrate 'drop' removes tokens; use a token metric such as token_deletion_accuracy")
     if name not in SUBSTRATES:
         known = ", ".join(SUBSTRATES)
-        raise SpellingError(f"unknown substrate {name!r} (there are: {known}){nearest(name, SUBSTRATES)}")
+        raise SpecError(f"unknown substrate {name!r} (there are: {known}){nearest(name, SUBSTRATES)}")
     if fades and SUBSTRATES[name].imputes:
-        raise SpellingError(f"substrate {name!r} depends on what is removed; an image cannot fade into it")
+        raise SpecError(f"substrate {name!r} depends on what is removed; an image cannot fade into it")
 
 
-def substrate_images(name: str, inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
+def baseline_images(name: str, inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
     """Return the substrate of each image, ``[B, 3, H, W]``, or ``[1, 3, 1, 1]`` where it is one colour for all."""
     return SUBSTRATES[name].make(inputs, preprocess, seed)

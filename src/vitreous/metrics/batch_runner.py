@@ -25,16 +25,16 @@ from vitreous.metrics import baselines as road
 from vitreous.metrics.curves import Array
 from vitreous.metrics.evaluation import Readings
 from vitreous.metrics.perturb import Write
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.tracing.memory import InnerBatch, inner_batch
 from vitreous.tracing.runner import refuse_not_finite
 
 __all__ = [
     "Audit",
     "Auditor",
-    "Engine",
+    "BatchRunner",
     "PRECISIONS",
-    "states_at_once",
+    "default_forward_batch",
 ]
 
 _TOGETHER = 32  # states that are run again together; after each such group they are picked half as often
@@ -133,6 +133,7 @@ class Auditor:
         ]
         self._compared.append(torch.stack(rows, dim=1).float())
 
+
 PRECISIONS = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class _Tokens(NamedTuple):
         return _Tokens(self.tokens, self.rows[cut], self.keep[cut], self.classes[cut], self.slots[cut])
 
 
-class Engine:
+class BatchRunner:
     """Runs states of one model; slots, numbered from 0, say where each answer will stand.
 
     ``precision`` is ``"float32"`` (the model's own dtype), ``"float16"`` or ``"bfloat16"`` (autocast, audited).
@@ -161,7 +162,7 @@ class Engine:
 
     def __init__(
         self,
-        view: View,
+        view: VisionModel,
         batch: int | None = None,
         precision: str = "float32",
         only: Tensor | None = None,
@@ -173,9 +174,9 @@ class Engine:
             raise VitreousError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
         if batch is not None and batch < 1:
             raise VitreousError(f"batch={batch} must be at least 1")
-        self.view, self.precision, self.tick = view.twin(), precision, tick
-        self._prove = view.prove
-        self.inner = InnerBatch(batch or states_at_once(view, memory, size))
+        self.view, self.precision, self.tick = view.shared_copy(), precision, tick
+        self._prove = view.verify
+        self.inner = InnerBatch(batch or default_forward_batch(view, memory, size))
         self.batch = self.inner.size
         self.states: Counter[int] = Counter()
         """How many states were run, by the number of patch tokens kept; 0 stands for whole images."""
@@ -235,7 +236,7 @@ class Engine:
 
     def embed(self, inputs: Tensor) -> Tensor:
         """Return the tokens of these images as they enter the first block."""
-        if not self.view.drops_tokens:
+        if not self.view.can_drop_tokens:
             raise ModelError(f"{self.view.name} cannot leave tokens out: its layers need the whole grid")
         with torch.no_grad(), self._cast():
             return self.view.embed(self.view.cast(inputs))
@@ -300,8 +301,8 @@ class Engine:
 
     def _picked(self, piece: _Tokens) -> Tensor:
         """Return prefix and kept tokens ``[n, prefix + k, D]``, straight from the images' own."""
-        prefix = torch.arange(self.view.prefix, device=piece.keep.device).expand(len(piece.keep), -1)
-        return piece.tokens[piece.rows[:, None], torch.cat([prefix, piece.keep + self.view.prefix], dim=1)]
+        prefix = torch.arange(self.view.num_prefix_tokens, device=piece.keep.device).expand(len(piece.keep), -1)
+        return piece.tokens[piece.rows[:, None], torch.cat([prefix, piece.keep + self.view.num_prefix_tokens], dim=1)]
 
     def _run(self, inputs: Tensor, keep: Tensor | None = None, exact: bool = False) -> Tensor:
         """Return the logits of images, or of the tokens that ``keep`` left, in at least float32."""
@@ -310,8 +311,8 @@ class Engine:
         def part(start: int, stop: int) -> Tensor:
             some = inputs[start:stop].to(view.dtype) if exact else inputs[start:stop]
             if keep is None:
-                return view.finish(view.run(view.embed(some)))
-            return view.finish(view.run(some, keep=keep[start:stop]))
+                return view.forward_head(view.forward_blocks(view.embed(some)))
+            return view.forward_head(view.forward_blocks(some, keep=keep[start:stop]))
 
         with torch.no_grad(), self._cast(exact):
             logits = torch.cat(self.inner.run(part, len(inputs)))
@@ -335,7 +336,7 @@ class Engine:
             self.tick(states)
 
 
-def states_at_once(view: View, memory: float | None = None, size: tuple[int, int] | None = None) -> int:
+def default_forward_batch(view: VisionModel, memory: float | None = None, size: tuple[int, int] | None = None) -> int:
     """Return how many states go together: what fills the device, and no more than a budget allows."""
     usual = 32 if view.device.type == "cpu" else 256
     if memory is None:
@@ -345,10 +346,10 @@ def states_at_once(view: View, memory: float | None = None, size: tuple[int, int
     return min(usual, inner_batch(view, probe, memory))
 
 
-def _shut(view: View, only: Tensor) -> Tensor:
+def _shut(view: VisionModel, only: Tensor) -> Tensor:
     """Return what is added to the logits: nothing for the classes that stay, minus infinity for the others."""
-    if not len(only) or int(only.min()) < 0 or int(only.max()) >= view.classes:
-        raise TargetError(f"classes must be a list of indices within 0..{view.classes - 1}")
-    shut = torch.full((view.classes,), -torch.inf, device=view.device)
+    if not len(only) or int(only.min()) < 0 or int(only.max()) >= view.num_classes:
+        raise TargetError(f"classes must be a list of indices within 0..{view.num_classes - 1}")
+    shut = torch.full((view.num_classes,), -torch.inf, device=view.device)
     shut[only.to(view.device)] = 0
     return shut

@@ -24,7 +24,7 @@ import torch
 
 from vitreous.errors import VitreousError
 from vitreous.metrics.curves import Array
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
     "Aggregate",
@@ -107,8 +107,8 @@ def resamples(images: int, samples: int = SAMPLES, seed: int = 0, groups: Groups
 
 def _drawn(units: int, start: int, rows: int, seed: int) -> Array:
     """Return how often each unit is drawn in some resamples, ``[rows, units]``; nobody may write into it."""
-    draws = Draws.of(seed, "bootstrap")
-    drawn = Draws(draws.keys.expand(rows)).at(torch.arange(start, start + rows)).below(units, units)
+    draws = PRNGKey.of(seed, "bootstrap")
+    drawn = PRNGKey(draws.keys.expand(rows)).at(torch.arange(start, start + rows)).below(units, units)
     ones = torch.ones(rows, units, dtype=torch.float64)
     weights = torch.zeros_like(ones).scatter_add_(1, drawn, ones).numpy()
     weights.flags.writeable = False
@@ -214,6 +214,7 @@ def clustered_error(gaps: Array, groups: Groups = None) -> float:
     own = gaps[there]
     sums = np.bincount(units, weights=own - own.mean())
     return float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(own))
+
 
 THIN = 20
 """A bin with fewer images says little."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitreous.metrics.base import Metric, register
+from vitreous.metrics.base import Metric, register_metric
 from vitreous.metrics.curves import Array
-from vitreous.metrics.evaluation import Answers
-from vitreous.metrics.requests import Geometry, Need
+from vitreous.metrics.evaluation import Evaluation
+from vitreous.metrics.requests import ImageShape, Request
 from vitreous.registry import at_least, check_choice
 
 __all__ = ["EffectiveComplexity", "Entropy", "Gini"]
@@ -30,15 +30,15 @@ class _OfValues(Metric):
     def check(self) -> None:
         check_choice("grid", self.grid, ("own", "pixel", "token"))
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
         return []
 
-    def _values(self, answers: Answers) -> Array:
+    def _values(self, answers: Evaluation) -> Array:
         values = answers.values(self.explain, self.grid)
         return values.reshape(len(values), -1)
 
 
-@register(
+@register_metric(
     "gini",
     family="complexity",
     aliases=("sparseness",),
@@ -64,7 +64,7 @@ class Gini(_OfValues):
         check_choice("how", self.how, ("shift_negative", "shift", "abs", "relu"))
         at_least("offset", self.offset, 0)
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         values = self._values(answers)
         if self.how in ("shift_negative", "shift"):
             lowest = values.min(axis=1, keepdims=True)
@@ -79,7 +79,7 @@ class Gini(_OfValues):
         return np.where(values[:, 0] == values[:, -1], 0, found)
 
 
-@register("entropy", family="complexity", aliases=("complexity",), papers=("bhatt2020evaluating",))
+@register_metric("entropy", family="complexity", aliases=("complexity",), papers=("bhatt2020evaluating",))
 @dataclass
 class Entropy(_OfValues):
     """Entropy of the shares of the places in nats: ``-sum_i p_i ln p_i``, ``p = |a| / sum |a|``.
@@ -90,7 +90,7 @@ class Entropy(_OfValues):
 
     higher_is_better = False
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         values = np.abs(self._values(answers))
         total = values.sum(axis=1, keepdims=True)
         shares = values / np.where(total == 0, 1, total)
@@ -98,7 +98,7 @@ class Entropy(_OfValues):
         return np.where(total[:, 0] == 0, math.log(values.shape[1]), -(shares * logs).sum(axis=1))
 
 
-@register("effective_complexity", family="complexity", papers=("nguyen2020quantitative",))
+@register_metric("effective_complexity", family="complexity", papers=("nguyen2020quantitative",))
 @dataclass
 class EffectiveComplexity(_OfValues):
     """How many places count: the number of values with ``|a| > threshold``.
@@ -115,7 +115,7 @@ class EffectiveComplexity(_OfValues):
         super().check()
         at_least("threshold", self.threshold, 0)
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         values = np.abs(self._values(answers))
         most = values.max(axis=1, keepdims=True) if self.relative else 1.0
         return np.where(np.isnan(values).any(axis=1), np.nan, (values > self.threshold * most).sum(axis=1))

@@ -14,10 +14,20 @@ import numpy as np
 from vitreous.errors import TargetError, VitreousError
 from vitreous.metrics.curves import Array
 from vitreous.metrics.ranking import enlarged, finite, patched
-from vitreous.metrics.requests import Drawn, Explained, Geometry, Images, Masks, Measured, Need, States, WithoutParts
+from vitreous.metrics.requests import (
+    Images,
+    ImageShape,
+    Masks,
+    Measured,
+    RankedRemoval,
+    Reattribution,
+    RenderedStates,
+    Request,
+    WithoutParts,
+)
 
 __all__ = [
-    "Answers",
+    "Evaluation",
     "CLEAN",
     "Common",
     "FULL",
@@ -25,7 +35,7 @@ __all__ = [
     "Readings",
     "Run",
     "Told",
-    "substrates_of",
+    "baselines_of",
 ]
 
 CLEAN, FULL = -1, -2
@@ -49,7 +59,7 @@ class Run:
 class Layout:
     """The states of one order, each once, and the place of each in one block of answers."""
 
-    def __init__(self, needs: Iterable[States], geometry: Geometry) -> None:
+    def __init__(self, needs: Iterable[RankedRemoval], geometry: ImageShape) -> None:
         self.geometry = geometry
         wanted: dict[tuple[str, str, bool], set[Span]] = {}
         self.substrates: set[str] = set()
@@ -75,13 +85,13 @@ class Layout:
                 self._places[key, span] = self.length
                 self.length += 1
 
-    def places(self, need: States) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def places(self, need: RankedRemoval) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the place of each state of ``need`` in the block, or ``CLEAN`` or ``FULL``."""
         ends = [(span, self._end(need, span)) for span in need.spans]
         key = (need.unit, need.substrate, need.keep)
         return np.array([self._places[key, span] if end is None else end for span, end in ends], np.int64)
 
-    def _end(self, need: States, span: Span) -> int | None:
+    def _end(self, need: RankedRemoval, span: Span) -> int | None:
         """Return which end of the curve a span is, if it is one."""
         if need.unit.startswith("blend:"):
             return None
@@ -92,10 +102,10 @@ class Layout:
         return CLEAN if left == size else FULL if left == 0 else None
 
 
-def substrates_of(needs: Iterable[Need], geometry: Geometry) -> list[str]:
+def baselines_of(needs: Iterable[Request], geometry: ImageShape) -> list[str]:
     """Return the substrates that some state is made with."""
     wanted = list(needs)
-    states = Layout([need for need in wanted if isinstance(need, States)], geometry)
+    states = Layout([need for need in wanted if isinstance(need, RankedRemoval)], geometry)
     used = {run.substrate for run in states.runs} | states.substrates
     return sorted(used | {need.substrate for need in wanted if isinstance(need, Masks | WithoutParts)})
 
@@ -116,36 +126,40 @@ class Told:
     layouts: dict[str, list[Array]] = field(default_factory=dict)
     flags: dict[str, list[Array]] = field(default_factory=dict)
     maps: dict[str, list[Array]] = field(default_factory=dict)
-    drawn: dict[tuple[Need, str], list[Array]] = field(default_factory=dict)
+    drawn: dict[tuple[Request, str], list[Array]] = field(default_factory=dict)
     """Slots of the states that were drawn beside the model; ``facts`` are the numbers that came with them."""
-    facts: dict[tuple[Need, str], list[Array]] = field(default_factory=dict)
+    facts: dict[tuple[Request, str], list[Array]] = field(default_factory=dict)
 
 
 @dataclass
 class Common:
     """What is the same for all methods: the images, their classes, and the states that no map has a part in."""
 
-    geometry: Geometry
+    geometry: ImageShape
     columns: tuple[str, ...]
     layouts: list[Layout]
     upsample: str = "bilinear"
     clean: list[Array] = field(default_factory=list)
     full: dict[str, list[Array]] = field(default_factory=dict)
     classes: list[Array] = field(default_factory=list)
-    shared: dict[Need, list[Array]] = field(default_factory=dict)
-    masks: dict[Need, list[Array]] = field(default_factory=dict)
-    measured: dict[Need, list[Array]] = field(default_factory=dict)
-    facts: dict[Need, list[Array]] = field(default_factory=dict)
-    parts: dict[Need, list[dict[str, int]]] = field(default_factory=dict)
+    shared: dict[Request, list[Array]] = field(default_factory=dict)
+    masks: dict[Request, list[Array]] = field(default_factory=dict)
+    measured: dict[Request, list[Array]] = field(default_factory=dict)
+    facts: dict[Request, list[Array]] = field(default_factory=dict)
+    parts: dict[Request, list[dict[str, int]]] = field(default_factory=dict)
     """For every image, the slot of the state without each of its parts."""
     truth: list[Any] = field(default_factory=list)
 
 
-class Answers:
+class Evaluation:
     """What was found about the maps of one method. Images are the first axis of everything."""
 
     def __init__(
-        self, common: Common, told: Told, readings: Readings, explained: Mapping[tuple[Need, str], Array] | None = None
+        self,
+        common: Common,
+        told: Told,
+        readings: Readings,
+        explained: Mapping[tuple[Request, str], Array] | None = None,
     ) -> None:
         self.geometry = common.geometry
         self._readings, self._common, self._explained = readings, common, explained or {}
@@ -186,7 +200,7 @@ class Answers:
             self._values[explain, grid, upsample] = maps
         return self._values[explain, grid, upsample]
 
-    def explained(self, need: Explained, explain: str) -> Array:
+    def explained(self, need: Reattribution, explain: str) -> Array:
         """Return the maps that were made again, ``[B, count, h, w]``."""
         if (need, explain) not in self._explained:
             raise VitreousError("these maps were not made again: a metric has to ask for them")
@@ -204,7 +218,7 @@ class Answers:
         """Return what was measured of the other images, ``[B, count]``."""
         return np.concatenate(self._common.measured[need])
 
-    def facts(self, need: Drawn, explain: str) -> Array:
+    def facts(self, need: RenderedStates, explain: str) -> Array:
         """Return the numbers that came with the states drawn beside the model, ``[B, count]``; NaN as below."""
         if need.by != "map":
             return np.concatenate(self._common.facts[need])
@@ -216,15 +230,15 @@ class Answers:
 
     # -- states ----------------------------------------------------------------------------------------
 
-    def log_probability(self, need: Need, explain: str, score: str) -> Array:
+    def log_probability(self, need: Request, explain: str, score: str) -> Array:
         """Return ``log P`` of the scored class in each state of ``need``, ``[B, J]``; NaN where a map was left out."""
         return self._read(self._readings.log_probability, need, explain, score)
 
-    def logit(self, need: Need, explain: str, score: str) -> Array:
+    def logit(self, need: Request, explain: str, score: str) -> Array:
         """Return the logit of the scored class in each state, ``[B, J]``; of one-logit heads, half of it."""
         return self._read(self._readings.logit, need, explain, score)
 
-    def correct(self, need: Need, explain: str, score: str = "label") -> Array:
+    def correct(self, need: Request, explain: str, score: str = "label") -> Array:
         """Return 1 where the arg-max is the true (or scored) class and 0 elsewhere, ``[B, J]``; NaN as above."""
         slots, left_out = self._slots(need, explain)
         wanted = self._classes[:, self._column(score, explain)]
@@ -252,7 +266,7 @@ class Answers:
         wanted = self._classes[:, self._column(score, explain)]
         return np.asarray(self._readings.arg_max[self._clean] == wanted, np.float64)
 
-    def _read(self, readings: Array, need: Need, explain: str, score: str) -> Array:
+    def _read(self, readings: Array, need: Request, explain: str, score: str) -> Array:
         slots, left_out = self._slots(need, explain)
         values: Array = readings[slots, self._column(score, explain)].astype(np.float64)
         values[left_out] = np.nan
@@ -267,14 +281,14 @@ class Answers:
             raise TargetError(f"there is no {wanted!r} class to score: give labels")
         return columns.index(wanted)
 
-    def _slots(self, need: Need, explain: str) -> tuple[Array, Array]:
-        if isinstance(need, Masks | Images) or (isinstance(need, States | Drawn) and need.by != "map"):
+    def _slots(self, need: Request, explain: str) -> tuple[Array, Array]:
+        if isinstance(need, Masks | Images) or (isinstance(need, RankedRemoval | RenderedStates) and need.by != "map"):
             slots = np.concatenate(self._common.shared[need])
             return slots, np.zeros(len(slots), bool)
-        if isinstance(need, Drawn):
+        if isinstance(need, RenderedStates):
             slots = np.concatenate(self._told.drawn[need, explain])
             return slots, self._starts[explain] < 0
-        if not isinstance(need, States):
+        if not isinstance(need, RankedRemoval):
             raise VitreousError(f"{type(need).__name__} has no states")
         starts, kinds = self._starts[explain], self._kinds[explain]
         slots = np.zeros((len(starts), len(need.spans)), np.int64)

@@ -28,19 +28,29 @@ from torch import Tensor
 from vitreous.errors import MapError, VitreousError
 from vitreous.metrics.base import Metric
 from vitreous.metrics.baselines import SUBSTRATES
-from vitreous.metrics.batch_runner import Engine
+from vitreous.metrics.batch_runner import BatchRunner
 from vitreous.metrics.curves import Array
-from vitreous.metrics.evaluation import CLEAN, Answers, Common, Layout, Run, Told, substrates_of
+from vitreous.metrics.evaluation import CLEAN, Common, Evaluation, Layout, Run, Told, baselines_of
 from vitreous.metrics.perturb import Chunk, fade, masked, select
 from vitreous.metrics.ranking import FLAGS, TIES, enlarged, flag, order, scaled, sound, token_map, unit_ranks
-from vitreous.metrics.requests import Drawn, Explained, Geometry, Images, Masks, Measured, Need, States, WithoutParts
-from vitreous.models import View
-from vitreous.tracing.prng import Draws
+from vitreous.metrics.requests import (
+    Images,
+    ImageShape,
+    Masks,
+    Measured,
+    RankedRemoval,
+    Reattribution,
+    RenderedStates,
+    Request,
+    WithoutParts,
+)
+from vitreous.models import VisionModel
+from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
     "Drawing",
     "Maps",
-    "Pool",
+    "Evaluator",
 ]
 
 _AHEAD = 2  # what is drawn and not yet seen takes memory
@@ -49,22 +59,28 @@ _AHEAD = 2  # what is drawn and not yet seen takes memory
 class Drawing:
     """Hands pictures and maps to threads, and what they drew to the engine, in the order in which it was asked for."""
 
-    def __init__(self, view: View, engine: Engine, common: Common, seed: int) -> None:
+    def __init__(self, view: VisionModel, engine: BatchRunner, common: Common, seed: int) -> None:
         self.view, self.engine, self.common, self.seed = view, engine, common, seed
         self.threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         self._stop: Callable[[], Any] | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._waiting: deque[tuple[Future[tuple[Array, Array]], Drawn, Tensor, Array, Array]] = deque()
+        self._waiting: deque[tuple[Future[tuple[Array, Array]], RenderedStates, Tensor, Array, Array]] = deque()
 
     def queue(
-        self, need: Drawn, chunk: Chunk, maps: Array | None, images: Array, slots: Array, facts: Array | None = None
+        self,
+        need: RenderedStates,
+        chunk: Chunk,
+        maps: Array | None,
+        images: Array,
+        slots: Array,
+        facts: Array | None = None,
     ) -> Array:
         """Have the states of some images drawn; return their numbers ``[B, count]``, which are there once all is done.
 
         ``maps`` ``[n, H, W]`` belong to ``images`` ``[n]`` of the chunk, ``slots`` ``[n, count]`` to their states.
         """
         facts = np.full((len(chunk.inputs), need.count), np.nan) if facts is None else facts
-        keys = Draws.of_images(self.seed, "drawn", chunk.inputs).keys.tolist()
+        keys = PRNGKey.of_images(self.seed, "drawn", chunk.inputs).keys.tolist()
         try:
             for row, image in enumerate(images.tolist()):
                 picture = np.asarray(self.view.preprocess.picture(chunk.inputs[image]))
@@ -115,6 +131,7 @@ class Drawing:
 
             self.engine.images(write, self.common.geometry.pixels, scored, slots)
 
+
 _NONFINITE = FLAGS.index("nonfinite")
 
 
@@ -127,7 +144,7 @@ class Maps:
     rows: Mapping[str, Array]
 
 
-class Pool:
+class Evaluator:
     """Collects images and maps, and answers all metrics about all methods at the end.
 
     ``columns`` are the scored classes that every state is read for: ``"pred"``, and ``"label"`` or ``"given"``.
@@ -135,9 +152,9 @@ class Pool:
 
     def __init__(
         self,
-        view: View,
+        view: VisionModel,
         metrics: Sequence[Metric],
-        geometry: Geometry,
+        geometry: ImageShape,
         columns: Sequence[str],
         *,
         batch: int | None = None,
@@ -159,33 +176,33 @@ class Pool:
                 raise VitreousError(f"{name}={given!r} is not one of {', '.join(choices)}")
         self.view, self.geometry, self.columns = view, geometry, tuple(columns)
         self.upsample, self.ties, self.nonfinite, self.seed = upsample, ties, nonfinite, seed
-        self.engine = Engine(view, batch, precision, only, tick, memory, geometry.pixels)
+        self.engine = BatchRunner(view, batch, precision, only, tick, memory, geometry.pixels)
         self.layouts: list[Layout] = []
         self.common = Common(geometry, self.columns, self.layouts, upsample)
         self.drawing = Drawing(view, self.engine, self.common, seed)
-        self._needs: dict[str, list[States]] = {}
-        self._shared: dict[Need, None] = {}
-        self.explained: dict[str, list[Explained]] = {}
+        self._needs: dict[str, list[RankedRemoval]] = {}
+        self._shared: dict[Request, None] = {}
+        self.explained: dict[str, list[Reattribution]] = {}
         """Maps that metrics want to be made again, by the class that they explain."""
-        self._drawn: dict[str, dict[Drawn, None]] = {}
+        self._drawn: dict[str, dict[RenderedStates, None]] = {}
         for metric in metrics:
             mine = self._needs.setdefault(metric.explain, [])
             for need in metric.needs(geometry):
-                if isinstance(need, States) and need.by == "map":
+                if isinstance(need, RankedRemoval) and need.by == "map":
                     mine.append(need)
-                elif isinstance(need, Explained):
+                elif isinstance(need, Reattribution):
                     self.explained.setdefault(metric.explain, []).append(need)
-                elif isinstance(need, Drawn) and need.by == "map":
+                elif isinstance(need, RenderedStates) and need.by == "map":
                     self._drawn.setdefault(metric.explain, {})[need] = None
-                elif isinstance(need, Masks | Images | States | Measured | Drawn | WithoutParts):
+                elif isinstance(need, Masks | Images | RankedRemoval | Measured | RenderedStates | WithoutParts):
                     self._shared[need] = None
         self._kinds: dict[frozenset[str], int] = {}
         self._told: dict[str, Told] = {}
         self._next = 0
         self._plain: dict[str, Tensor] = {}
         every = [need for needs in self._needs.values() for need in needs]
-        every += [need for need in self._shared if isinstance(need, States)]
-        self.substrates = substrates_of([*every, *self._shared], geometry)
+        every += [need for need in self._shared if isinstance(need, RankedRemoval)]
+        self.substrates = baselines_of([*every, *self._shared], geometry)
         self._bare = sorted(Layout(every, geometry).substrates)
         self._spans: dict[tuple[tuple[int, int], ...], Tensor] = {}
 
@@ -232,11 +249,13 @@ class Pool:
                 mine, codes = codes[: len(values[name])], codes[len(values[name]) :]
                 self._add_maps(name, Maps(values[name], maps[name].rows), mine, chunk)
 
-    def finish(self, explained: Mapping[str, Mapping[tuple[Need, str], Array]] | None = None) -> dict[str, Answers]:
+    def finish(
+        self, explained: Mapping[str, Mapping[tuple[Request, str], Array]] | None = None
+    ) -> dict[str, Evaluation]:
         """Run what is left and return the answers of each method; ``explained`` are the maps made again, by method."""
         self.drawing.finish()
         readings, again = self.engine.finish(), explained or {}
-        return {name: Answers(self.common, told, readings, again.get(name)) for name, told in self._told.items()}
+        return {name: Evaluation(self.common, told, readings, again.get(name)) for name, told in self._told.items()}
 
     def _add_bare(self, name: str, images: Tensor, inputs: Tensor, scored: Tensor) -> None:
         slots = self._take(len(inputs))
@@ -254,15 +273,15 @@ class Pool:
 
     # -- states that no map has a part in --------------------------------------------------------------
 
-    def _add_shared(self, need: Need, chunk: Chunk) -> None:
+    def _add_shared(self, need: Request, chunk: Chunk) -> None:
         if isinstance(need, Measured):
             made = need.images.of(chunk.inputs, self.view.preprocess, self.seed)
             found = need.measure(self.engine.view, chunk.inputs, made)
             self.common.measured.setdefault(need, []).append(found.double().cpu().numpy())
             return
-        if isinstance(need, States):
+        if isinstance(need, RankedRemoval):
             slots = self._random_order(need, chunk)
-        elif isinstance(need, Drawn):
+        elif isinstance(need, RenderedStates):
             slots = self._take(len(chunk.inputs) * need.count).reshape(-1, need.count)
             facts = self.drawing.queue(need, chunk, None, np.arange(len(slots)), slots)
             self.common.facts.setdefault(need, []).append(facts)
@@ -288,7 +307,7 @@ class Pool:
                 self.engine.images(write, self.geometry.pixels, chunk.scored[image], slots)
 
     def _add_masks(self, need: Masks, chunk: Chunk) -> Array:
-        gone = need.draw(Draws.of_images(self.seed, "masks", chunk.inputs), self.geometry).to(chunk.inputs.device)
+        gone = need.draw(PRNGKey.of_images(self.seed, "masks", chunk.inputs), self.geometry).to(chunk.inputs.device)
         self.common.masks.setdefault(need, []).append(gone.cpu().numpy())
         slots = self._take(gone.shape[0] * gone.shape[1]).reshape(gone.shape[:2])
         if need.unit == "token":
@@ -304,11 +323,11 @@ class Pool:
                 self.engine.images(write, self.geometry.pixels, chunk.scored[image], slots[image])
         return slots
 
-    def _random_order(self, need: States, chunk: Chunk) -> Array:
+    def _random_order(self, need: RankedRemoval, chunk: Chunk) -> Array:
         """Queue states in a random order of each image's own."""
         layout, batch = Layout([need], self.geometry), len(chunk.inputs)
         starts = self._take(batch * layout.length)[:: max(1, layout.length)] if layout.length else np.zeros(batch, int)
-        draws = Draws.of_images(self.seed, "order", chunk.inputs)
+        draws = PRNGKey.of_images(self.seed, "order", chunk.inputs)
         key = draws.uniform(*(self.geometry.tokens if need.unit == "token" else self.geometry.pixels))
         self._queue(key, np.arange(batch), [layout] * batch, starts, chunk)
         places = layout.places(need)
@@ -353,7 +372,7 @@ class Pool:
             self._queue(values, owner[good], layouts, starts[good], chunk)
 
     def _add_drawn(
-        self, need: Drawn, mode: str, told: Told, maps: Maps, codes: Array, left_out: Array, chunk: Chunk
+        self, need: RenderedStates, mode: str, told: Told, maps: Maps, codes: Array, left_out: Array, chunk: Chunk
     ) -> None:
         rows = maps.rows[mode]
         slots, facts = np.zeros((len(rows), need.count), np.int64), np.full((len(rows), need.count), np.nan)

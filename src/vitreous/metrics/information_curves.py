@@ -21,16 +21,16 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous.errors import SpellingError, VitreousError
-from vitreous.metrics.base import Metric, register
+from vitreous.errors import SpecError, VitreousError
+from vitreous.metrics.base import Metric, register_metric
 from vitreous.metrics.bootstrap import Cell, mean
 from vitreous.metrics.curves import Array, Curve, area
-from vitreous.metrics.requests import Drawn, Geometry
+from vitreous.metrics.requests import ImageShape, RenderedStates
 from vitreous.registry import check_choice
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 if TYPE_CHECKING:
-    from vitreous.metrics.evaluation import Answers
+    from vitreous.metrics.evaluation import Evaluation
 
 __all__ = ["AIC", "SIC", "THRESHOLDS", "Revealed", "blurred", "median_curve", "packed", "performance_curve"]
 
@@ -58,7 +58,7 @@ class Revealed:
     def _always(self, size: Sequence[int], key: int) -> Array:
         """Return the random pixels and the corners."""
         known = np.zeros(size, bool)
-        order = Draws(torch.tensor([key])).permutation(known.size)[0].numpy()
+        order = PRNGKey(torch.tensor([key])).permutation(known.size)[0].numpy()
         known.flat[order[: int(self.share * known.size)]] = True
         known[[0, 0, -1, -1], [0, -1, 0, -1]] = True
         return known
@@ -111,17 +111,17 @@ class _Information(Metric):
 
     def check(self) -> None:
         if not 0 <= self.confidence <= 1:
-            raise SpellingError(f"confidence={self.confidence:g} must lie between 0 and 1")
+            raise SpecError(f"confidence={self.confidence:g} must lie between 0 and 1")
         check_choice("average", self.average, ("mean", "median"))
 
-    def needs(self, geometry: Geometry) -> Sequence[Drawn]:
-        return [Drawn(Revealed(), 2, "image"), Drawn(Revealed(), len(THRESHOLDS))]
+    def needs(self, geometry: ImageShape) -> Sequence[RenderedStates]:
+        return [RenderedStates(Revealed(), 2, "image"), RenderedStates(Revealed(), len(THRESHOLDS))]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         levels = self._levels(answers)
         return levels if self.average == "median" else area(levels, _POINTS)
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         return {"performance": Curve(_POINTS, self._levels(answers))}
 
     def per_image(self, parts: Array) -> Array:
@@ -133,7 +133,7 @@ class _Information(Metric):
     def cell(self, parts: Array) -> Cell:
         return (parts, median_curve) if self.average == "median" else (parts, mean)
 
-    def _levels(self, answers: Answers) -> Array:
+    def _levels(self, answers: Evaluation) -> Array:
         """Return the curve of every image, ``[B, 1001]``."""
         ends, shown = self.needs(answers.geometry)
         (whole, bare), each = self._performance(answers, ends).T, self._performance(answers, shown)
@@ -146,7 +146,7 @@ class _Information(Metric):
             levels[image] = performance_curve(information.clip(0, 1), performance.clip(0, 1), self.monotonous)
         return levels
 
-    def _performance(self, answers: Answers, need: Drawn) -> Array:
+    def _performance(self, answers: Evaluation, need: RenderedStates) -> Array:
         if self.softmax:
             return np.exp(answers.log_probability(need, self.explain, self.score))
         return answers.correct(need, self.explain, self.score)
@@ -156,7 +156,7 @@ _COMMON: dict[str, Any] = {"family": "faithfulness", "papers": ("kapishnikov2019
 _NOTEBOOK = {"notebook": {"confidence": 0.5, "average": "median"}}
 
 
-@register("aic", presets={"var": {}, **_NOTEBOOK}, **_COMMON)
+@register_metric("aic", presets={"var": {}, **_NOTEBOOK}, **_COMMON)
 @dataclass
 class AIC(_Information):
     """Accuracy information curve: area under "the arg-max is the scored class" over normalised information.
@@ -168,7 +168,7 @@ class AIC(_Information):
     """
 
 
-@register("sic", presets=_NOTEBOOK, **_COMMON)
+@register_metric("sic", presets=_NOTEBOOK, **_COMMON)
 @dataclass
 class SIC(_Information):
     """Softmax information curve: area under the scored class's probability over normalised information.

@@ -154,6 +154,7 @@ def prove(kernels: _Kernels, device: torch.device) -> None:
         for one, other in pairs:
             torch.testing.assert_close(one.cpu(), other, atol=1e-5, rtol=0)
 
+
 _ENOUGH = 4e-3  # of the range of the picture: a correction that is smaller everywhere is the last; the next is a third
 _LEAST, _MOST = 5, 40  # iterations before the corrections are looked at, for which a GPU has to wait, and at most
 _COARSEST = 2  # rows or columns of a picture that is not halved again

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from vitreous.errors import SpellingError, VitreousError
-from vitreous.metrics.base import Metric, register
+from vitreous.errors import SpecError, VitreousError
+from vitreous.metrics.base import Metric, register_metric
 from vitreous.metrics.curves import Array
 from vitreous.metrics.ranking import order
-from vitreous.metrics.requests import Geometry, Need, TruthOf
+from vitreous.metrics.requests import AnnotationRequest, ImageShape, Request
 from vitreous.metrics.similarity import gaussian
 from vitreous.registry import at_least, check_choice
 
 if TYPE_CHECKING:
-    from vitreous.metrics.evaluation import Answers
+    from vitreous.metrics.evaluation import Evaluation
 
 __all__ = [
     "EHR",
@@ -91,10 +91,10 @@ class Localisation(Metric):
         check_choice("region", self.region, ("any", "mask", "boxes", "parts"))
         check_choice("upsample", self.upsample, ("given", "bilinear", "nearest"))
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
-        return [TruthOf("region" if self.region == "any" else self.region)]
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+        return [AnnotationRequest("region" if self.region == "any" else self.region)]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         maps = answers.values(self.explain, "pixel", None if self.upsample == "given" else self.upsample)
         read = np.full((len(maps), self.parts), np.nan)
         for row, (values, truth) in enumerate(zip(maps, answers.truth(), strict=True)):
@@ -115,7 +115,7 @@ def check_blur(kernel: int, sigma: float) -> None:
     at_least("kernel", kernel, 1)
     at_least("sigma", sigma, 1e-3)
     if kernel % 2 == 0:
-        raise SpellingError(f"kernel={kernel} must be odd")
+        raise SpecError(f"kernel={kernel} must be odd")
 
 
 def blurred(values: Array, kernel: int, sigma: float) -> Array:
@@ -172,7 +172,7 @@ def top_hits(values: Array, inside: Array, count: int, ties: str, seed: int) -> 
     return float((hits * taken / sizes).sum())
 
 
-@register(
+@register_metric(
     "pointing_game",
     family="localisation",
     aliases=("pointing",),
@@ -226,7 +226,7 @@ def dilated(mask: Array, radius: float) -> Array:
     return np.asarray(grown)
 
 
-@register(
+@register_metric(
     "energy_pointing_game",
     family="localisation",
     aliases=("energy",),
@@ -254,10 +254,11 @@ class EnergyPointingGame(Localisation):
         heat = np.abs(place.values) if self.energy == "abs" else np.maximum(place.values, 0)
         return share(heat[place.inside].sum(), heat.sum())
 
+
 _ROUNDING = 1e-12  # of the largest value: a quantile that is one of the values may come out a little above it
 
 
-@register("relevance_mass", family="localisation", aliases=("rma",), papers=("arras2022clevr",))
+@register_metric("relevance_mass", family="localisation", aliases=("rma",), papers=("arras2022clevr",))
 @dataclass
 class RelevanceMass(Localisation):
     """Relevance mass accuracy: the share of the map's relevance that lies in the region, ``sum_R a / sum a``.
@@ -279,7 +280,7 @@ class RelevanceMass(Localisation):
         return float(mass[place.inside].sum()) / total if total else 0.0
 
 
-@register(
+@register_metric(
     "grid_pointing_game",
     family="localisation",
     aliases=("gridpg",),
@@ -305,7 +306,7 @@ class GridPointingGame(Localisation):
         return share(mass[place.inside].sum(), mass.sum(), self.least)
 
 
-@register("focus", family="localisation", papers=("ariasduart2022focus",))
+@register_metric("focus", family="localisation", papers=("ariasduart2022focus",))
 @dataclass
 class Focus(Localisation):
     """Share of the positive relevance for a class that lies in the two cells of a mosaic that show this class.
@@ -319,7 +320,9 @@ class Focus(Localisation):
         return share(mass[place.inside].sum(), mass.sum())
 
 
-@register("region_attribution", family="localisation", aliases=("ra",), papers=("walter2025now",), presets={"var": {}})
+@register_metric(
+    "region_attribution", family="localisation", aliases=("ra",), papers=("walter2025now",), presets={"var": {}}
+)
 @dataclass
 class RegionAttribution(Localisation):
     """Share of the blurred positive relevance that lies in the region: ``sum_R G*relu(a) / sum G*relu(a)``.
@@ -340,7 +343,7 @@ class RegionAttribution(Localisation):
         return share(mass[place.inside].sum(), mass.sum())
 
 
-@register(
+@register_metric(
     "ehr",
     family="localisation",
     aliases=("effective_heat_ratio",),
@@ -366,7 +369,7 @@ class EHR(Localisation):
         at_least("steps", self.steps, 1)
         at_least("base", self.base, 0)
         if self.base > 0.99:
-            raise SpellingError(f"base={self.base} must be at most 0.99")
+            raise SpecError(f"base={self.base} must be at most 0.99")
         check_choice("by", self.by, ("heat", "points"))
 
     def measure(self, place: Place) -> float:

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from vitreous.errors import VitreousError
 from vitreous.metrics import baselines as road
-from vitreous.metrics.baselines import SUBSTRATES, substrate_images
+from vitreous.metrics.baselines import SUBSTRATES, baseline_images
 from vitreous.metrics.ranking import order, scaled, token_map, unit_ranks
-from vitreous.metrics.requests import States
-from vitreous.models import View
+from vitreous.metrics.requests import RankedRemoval
+from vitreous.models import VisionModel
 
 __all__ = ["Chunk", "Write", "fade", "masked", "perturbed", "select"]
 
@@ -27,7 +27,7 @@ are still missing, to be filled in by ``road.complete``, if any are."""
 class Chunk:
     """Some images and what is made of them once: substrates, tokens, the noise of ROAD."""
 
-    view: View
+    view: VisionModel
     inputs: Tensor
     images: Mapping[str, Tensor]
     scored: Tensor
@@ -36,9 +36,9 @@ class Chunk:
     noise: Tensor | None = None
 
     @classmethod
-    def of(cls, view: View, inputs: Tensor, substrates: Sequence[str], scored: Tensor, seed: int) -> Chunk:
+    def of(cls, view: VisionModel, inputs: Tensor, substrates: Sequence[str], scored: Tensor, seed: int) -> Chunk:
         """Make the substrates of some images."""
-        made = {s: substrate_images(s, inputs, view.preprocess, seed) for s in substrates if s in SUBSTRATES}
+        made = {s: baseline_images(s, inputs, view.preprocess, seed) for s in substrates if s in SUBSTRATES}
         return cls(view, inputs, made, scored, seed)
 
     def substrate(self, name: str, image: int) -> Tensor:
@@ -118,10 +118,10 @@ def _impute(chunk: Chunk, image: int, gone: Callable[[int, int], Tensor]) -> Wri
 
 
 def perturbed(
-    view: View,
+    view: VisionModel,
     inputs: Tensor,
     maps: Tensor,
-    need: States,
+    need: RankedRemoval,
     *,
     upsample: str = "bilinear",
     ties: str = "random",
@@ -156,7 +156,9 @@ def perturbed(
     return states
 
 
-def _greyed(view: View, chunk: Chunk, image: int, need: States, own: Tensor, ties: str, seed: int) -> Write:
+def _greyed(
+    view: VisionModel, chunk: Chunk, image: int, need: RankedRemoval, own: Tensor, ties: str, seed: int
+) -> Write:
     high, wide = view.grid(chunk.inputs)
     ranked = order(token_map(own, view, chunk.inputs).flatten(1), ties, seed)[0]
     gone = torch.zeros(len(need.spans), high * wide, dtype=torch.bool, device=own.device)

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from vitreous.metrics.base import Metric, register
-from vitreous.metrics.baselines import check_substrate
+from vitreous.metrics.base import Metric, register_metric
+from vitreous.metrics.baselines import check_baseline
 from vitreous.metrics.curves import Array, Curve, area, equal_steps, percent_steps
-from vitreous.metrics.requests import Geometry, Need, States
+from vitreous.metrics.requests import ImageShape, RankedRemoval, Request
 from vitreous.registry import at_least, check_choice
 
 if TYPE_CHECKING:
-    from vitreous.metrics.evaluation import Answers
+    from vitreous.metrics.evaluation import Evaluation
 
 __all__ = [
     "AOPC",
@@ -60,20 +60,20 @@ class _InsertionDeletion(Metric):
         at_least("steps", self.steps, 1)
         check_choice("area", self.area, ("trapezoid", "mean"))
 
-    def _counts(self, geometry: Geometry) -> tuple[int, ...]:
+    def _counts(self, geometry: ImageShape) -> tuple[int, ...]:
         counts = equal_steps(geometry.size("pixel"), self.steps)
         return counts if self.start or len(counts) == 2 else counts[1:]
 
-    def _curve(self, answers: Answers, need: States) -> Curve:
+    def _curve(self, answers: Evaluation, need: RankedRemoval) -> Curve:
         fractions = np.array(need.counts) / answers.geometry.size("pixel")
         return Curve(fractions, np.exp(answers.log_probability(need, self.explain, self.score)))
 
-    def _area(self, answers: Answers, need: States) -> Array:
+    def _area(self, answers: Evaluation, need: RankedRemoval) -> Array:
         curve = self._curve(answers, need)
         return area(curve.y, curve.x, self.area)
 
 
-@register(
+@register_metric(
     "insertion",
     family="faithfulness",
     papers=("petsiuk2018rise", "hong2025coiba", "englebert2023explaining"),
@@ -96,19 +96,19 @@ class Insertion(_InsertionDeletion):
 
     def check(self) -> None:
         super().check()
-        check_substrate(self.substrate)
+        check_baseline(self.substrate)
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
-        return [Need.kept(self.substrate, self._counts(geometry))]
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
+        return [Request.kept(self.substrate, self._counts(geometry))]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         return self._area(answers, *self.needs(answers.geometry))
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         return {"insertion": self._curve(answers, *self.needs(answers.geometry))}
 
 
-@register(
+@register_metric(
     "deletion",
     family="faithfulness",
     papers=("petsiuk2018rise", "hong2025coiba", "englebert2023explaining"),
@@ -131,19 +131,19 @@ class Deletion(_InsertionDeletion):
 
     def check(self) -> None:
         super().check()
-        check_substrate(self.substrate)
+        check_baseline(self.substrate)
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
-        return [Need.removed(self.substrate, self._counts(geometry))]
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
+        return [Request.removed(self.substrate, self._counts(geometry))]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         return self._area(answers, *self.needs(answers.geometry))
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         return {"deletion": self._curve(answers, *self.needs(answers.geometry))}
 
 
-@register(
+@register_metric(
     "insdel",
     family="faithfulness",
     aliases=("insertion_minus_deletion",),
@@ -166,18 +166,18 @@ class InsDel(_InsertionDeletion):
 
     def check(self) -> None:
         super().check()
-        check_substrate(self.insertion_substrate)
-        check_substrate(self.deletion_substrate)
+        check_baseline(self.insertion_substrate)
+        check_baseline(self.deletion_substrate)
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
         counts = self._counts(geometry)
-        return [Need.kept(self.insertion_substrate, counts), Need.removed(self.deletion_substrate, counts)]
+        return [Request.kept(self.insertion_substrate, counts), Request.removed(self.deletion_substrate, counts)]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         kept, removed = self.needs(answers.geometry)
         return self._area(answers, kept) - self._area(answers, removed)
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         kept, removed = self.needs(answers.geometry)
         return {"insertion": self._curve(answers, kept), "deletion": self._curve(answers, removed)}
 
@@ -192,17 +192,17 @@ class _Perturbation(Metric):
 
     def check(self) -> None:
         at_least("steps", self.steps, 1)
-        check_substrate(self.substrate)
+        check_baseline(self.substrate)
         at_least("stop", self.stop, 1 / self.steps)
         at_least("stop", -self.stop, -1)
 
-    def _most(self, geometry: Geometry) -> States:
-        return Need.removed(self.substrate, percent_steps(geometry.size("pixel"), self.steps, self.stop))
+    def _most(self, geometry: ImageShape) -> RankedRemoval:
+        return Request.removed(self.substrate, percent_steps(geometry.size("pixel"), self.steps, self.stop))
 
-    def _least(self, geometry: Geometry) -> States:
+    def _least(self, geometry: ImageShape) -> RankedRemoval:
         """The least relevant removed: what is left is the most relevant kept."""
         size = geometry.size("pixel")
-        return Need.kept(self.substrate, [size - k for k in percent_steps(size, self.steps, self.stop)])
+        return Request.kept(self.substrate, [size - k for k in percent_steps(size, self.steps, self.stop)])
 
     def _fractions(self) -> Array:
         return np.arange(round(self.steps * self.stop) + 1) / self.steps
@@ -215,10 +215,10 @@ class _Accuracy(_Perturbation):
     normalise: bool = True
     judges_labels: ClassVar[bool] = True
 
-    def _accuracy(self, answers: Answers, need: States) -> Array:
+    def _accuracy(self, answers: Evaluation, need: RankedRemoval) -> Array:
         return area(answers.correct(need, self.explain), self._fractions(), normalise=self.normalise)
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         (need,) = self.needs(answers.geometry)
         return {"accuracy": Curve(self._fractions(), answers.correct(need, self.explain))}
 
@@ -226,7 +226,7 @@ class _Accuracy(_Perturbation):
 _CHEFER = {"steps": 10, "stop": 0.9, "normalise": False}
 
 
-@register(
+@register_metric(
     "positive_perturbation",
     family="faithfulness",
     aliases=("positive",),
@@ -244,14 +244,14 @@ class PositivePerturbation(_Accuracy):
 
     higher_is_better = False
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
         return [self._most(geometry)]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         return self._accuracy(answers, self._most(answers.geometry))
 
 
-@register(
+@register_metric(
     "negative_perturbation",
     family="faithfulness",
     aliases=("negative",),
@@ -266,10 +266,10 @@ class NegativePerturbation(_Accuracy):
     relevant ``n - k`` kept. Cost: ``steps - 1`` forwards per map.
     """
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
         return [self._least(geometry)]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         return self._accuracy(answers, self._least(answers.geometry))
 
 
@@ -279,20 +279,20 @@ class _Drop(_Perturbation):
 
     include_zero: bool = True
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
         return [self._most(geometry)]
 
-    def _curve(self, answers: Answers) -> Array:
+    def _curve(self, answers: Evaluation) -> Array:
         return answers.log_probability(self._most(answers.geometry), self.explain, self.score)
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         return {"log-probability": Curve(self._fractions(), self._curve(answers))}
 
     def _mean(self, drops: Array) -> Array:
         return np.asarray(drops[:, 0 if self.include_zero else 1 :].mean(axis=1))
 
 
-@register("aopc", family="faithfulness", papers=("samek2017evaluating", "wu2024tokentm"), presets={"vtranm": {}})
+@register_metric("aopc", family="faithfulness", papers=("samek2017evaluating", "wu2024tokentm"), presets={"vtranm": {}})
 @dataclass
 class AOPC(_Drop):
     """Mean of ``P(x) - P(removed_k)`` over the percentages removed: how far the probability falls.
@@ -301,12 +301,12 @@ class AOPC(_Drop):
     ``positive_perturbation`` on the same grid.
     """
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         probability = np.exp(self._curve(answers))
         return self._mean(probability[:, :1] - probability)
 
 
-@register("lodds", family="faithfulness", papers=("wu2024tokentm",), presets={"vtranm": {}})
+@register_metric("lodds", family="faithfulness", papers=("wu2024tokentm",), presets={"vtranm": {}})
 @dataclass
 class LOdds(_Drop):
     """Mean of ``log P(removed_k) - log P(x)`` over the percentages removed; the more negative the better.
@@ -316,12 +316,12 @@ class LOdds(_Drop):
 
     higher_is_better = False
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         log = self._curve(answers)
         return self._mean(log - log[:, :1])
 
 
-@register("srg", family="faithfulness", aliases=("abpc",), papers=("bluecher2024decoupling", "li2023m4"))
+@register_metric("srg", family="faithfulness", aliases=("abpc",), papers=("bluecher2024decoupling", "li2023m4"))
 @dataclass
 class SRG(_Perturbation):
     """Symmetric relevance gain: area under ``P`` with the least relevant removed first, less that with the most.
@@ -330,14 +330,14 @@ class SRG(_Perturbation):
     better. Cost: none beside positive and negative perturbation.
     """
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
         return [self._least(geometry), self._most(geometry)]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         least, most = (area(curve.y, curve.x) for curve in self.curves(answers).values())
         return least - most
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         names = ("least relevant first", "most relevant first")
         logs = [answers.log_probability(need, self.explain, self.score) for need in self.needs(answers.geometry)]
         return {name: Curve(self._fractions(), np.exp(log)) for name, log in zip(names, logs, strict=True)}
@@ -355,19 +355,19 @@ class _Masked(Metric):
     how: str = "relu"
 
     def check(self) -> None:
-        check_substrate(self.substrate, fades=True)
+        check_baseline(self.substrate, fades=True)
         check_choice("how", self.how, ("relu", "minmax"))
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
-        return [Need.blend(self.substrate, self.how)]
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+        return [Request.blend(self.substrate, self.how)]
 
-    def _logs(self, answers: Answers) -> tuple[Array, Array]:
+    def _logs(self, answers: Evaluation) -> tuple[Array, Array]:
         """Return ``log P(x)`` and ``log P(x')``."""
-        masked = answers.log_probability(Need.blend(self.substrate, self.how), self.explain, self.score)[:, 0]
+        masked = answers.log_probability(Request.blend(self.substrate, self.how), self.explain, self.score)[:, 0]
         return answers.clean(self.score, self.explain), masked
 
 
-@register("average_drop", family="faithfulness", papers=("chattopadhay2018gradcampp",))
+@register_metric("average_drop", family="faithfulness", papers=("chattopadhay2018gradcampp",))
 @dataclass
 class AverageDrop(_Masked):
     """Share of the probability that is lost under the map: ``relu(P(x) - P(x')) / P(x)``.
@@ -379,12 +379,12 @@ class AverageDrop(_Masked):
 
     higher_is_better = False
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         clean, masked = self._logs(answers)
         return np.asarray(-np.expm1(np.minimum(masked - clean, 0)))
 
 
-@register("average_increase", family="faithfulness", papers=("chattopadhay2018gradcampp",))
+@register_metric("average_increase", family="faithfulness", papers=("chattopadhay2018gradcampp",))
 @dataclass
 class AverageIncrease(_Masked):
     """Whether the probability rises under the map: 1 if ``P(x') > P(x)``, else 0.
@@ -392,12 +392,12 @@ class AverageIncrease(_Masked):
     ``how`` as for ``average_drop``. Cost: one forward per map.
     """
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         clean, masked = self._logs(answers)
         return np.where(np.isnan(masked), np.nan, masked > clean)
 
 
-@register("average_gain", family="faithfulness", papers=("zhang2024opticam",))
+@register_metric("average_gain", family="faithfulness", papers=("zhang2024opticam",))
 @dataclass
 class AverageGain(_Masked):
     """Share of what was left to gain that is gained: ``relu(P(x') - P(x)) / (1 - P(x))``.
@@ -405,7 +405,7 @@ class AverageGain(_Masked):
     Zero where ``P(x)`` is one already. ``how`` as for ``average_drop``. Cost: one forward per map.
     """
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         clean, masked = self._logs(answers)
         left = -np.expm1(clean)
         gained = np.maximum(np.exp(masked) - np.exp(clean), 0)

@@ -14,19 +14,19 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from vitreous.metrics.base import Metric, register
+from vitreous.metrics.base import Metric, register_metric
 from vitreous.metrics.curves import Array, Curve
-from vitreous.metrics.evaluation import Answers
-from vitreous.metrics.requests import Explained, Geometry, Images
+from vitreous.metrics.evaluation import Evaluation
+from vitreous.metrics.requests import Images, ImageShape, Reattribution
 from vitreous.metrics.robustness import gaussian_copies
 from vitreous.metrics.similarity import check_similarity, dead, similarity
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.models.randomize import INITS, NORMS, STAGES_AROUND, randomised, stages
 from vitreous.registry import at_least, check_choice
 
 __all__ = ["MPRT", "EfficientMPRT", "RandomLogit", "Randomised", "SmoothMPRT"]
 
-_compared: WeakKeyDictionary[Answers, dict[str, tuple[Array, Array]]] = WeakKeyDictionary()
+_compared: WeakKeyDictionary[Evaluation, dict[str, tuple[Array, Array]]] = WeakKeyDictionary()
 """Scores and curves are read from the same similarities."""
 
 
@@ -39,7 +39,7 @@ class Randomised:
     norms: str = "reset"
     init: str = "fixed"
 
-    def __call__(self, view: View) -> View:
+    def __call__(self, view: VisionModel) -> VisionModel:
         names = stages(view)
         return randomised(view, [names[stage] for stage in self.stages], self.seed, norms=self.norms, init=self.init)
 
@@ -55,8 +55,8 @@ class _UnderRandomWeights(Metric):
         check_choice("norms", self.norms, NORMS)
         check_choice("init", self.init, INITS)
 
-    def _under(self, chosen: Sequence[int], seed: int, images: Images | None = None) -> Explained:
-        return Explained(images, Randomised(tuple(sorted(chosen)), seed, self.norms, self.init))
+    def _under(self, chosen: Sequence[int], seed: int, images: Images | None = None) -> Reattribution:
+        return Reattribution(images, Randomised(tuple(sorted(chosen)), seed, self.norms, self.init))
 
 
 @dataclass
@@ -80,7 +80,7 @@ class _Cascade(_UnderRandomWeights):
         """The images whose maps are compared, if not the image itself."""
         return None
 
-    def _steps(self, geometry: Geometry) -> list[list[int]]:
+    def _steps(self, geometry: ImageShape) -> list[list[int]]:
         """Return the stages that are random at every step."""
         count = geometry.depth + STAGES_AROUND
         if self.order == "independent":
@@ -88,47 +88,47 @@ class _Cascade(_UnderRandomWeights):
         order = list(range(count))[:: 1 if self.order == "top_down" else -1]
         return [order[: step + 1] for step in range(count)]
 
-    def _cascade(self, geometry: Geometry) -> list[list[Explained]]:
+    def _cascade(self, geometry: ImageShape) -> list[list[Reattribution]]:
         steps = self._steps(geometry)
         return [[self._under(chosen, seed, self._copies) for chosen in steps] for seed in range(self.seeds)]
 
-    def needs(self, geometry: Geometry) -> Sequence[Explained]:
-        trained = [] if self._copies is None else [Explained(self._copies)]
+    def needs(self, geometry: ImageShape) -> Sequence[Reattribution]:
+        trained = [] if self._copies is None else [Reattribution(self._copies)]
         return trained + [need for needs in self._cascade(geometry) for need in needs]
 
-    def _trained(self, answers: Answers) -> Array:
+    def _trained(self, answers: Evaluation) -> Array:
         """Return the maps of the trained model."""
         return answers.values(self.explain)
 
-    def _random(self, answers: Answers, need: Explained) -> Array:
+    def _random(self, answers: Evaluation, need: Reattribution) -> Array:
         """Return the maps of a randomised one."""
         return np.asarray(answers.explained(need, self.explain).mean(axis=1, dtype=np.float64))
 
-    def _similarities(self, answers: Answers) -> tuple[Array, Array]:
+    def _similarities(self, answers: Evaluation) -> tuple[Array, Array]:
         """Return the similarity at every step ``[seeds, steps, B]``, and which random maps are dead."""
         known = _compared.setdefault(answers, {})
         if self.spelling not in known:
             known[self.spelling] = self._compare(answers)
         return known[self.spelling]
 
-    def _compare(self, answers: Answers) -> tuple[Array, Array]:
+    def _compare(self, answers: Evaluation) -> tuple[Array, Array]:
         trained = self._trained(answers)
         maps = [[self._random(answers, need) for need in needs] for needs in self._cascade(answers.geometry)]
         found = np.array([[similarity(self.similarity, trained, each) for each in row] for row in maps])
         return found, np.array([[dead(each) for each in row] for row in maps])
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         found, lost = self._similarities(answers)
         return np.stack([found.mean(axis=(0, 1)), lost.sum(axis=(0, 1))], axis=1)
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         trained = self._trained(answers)
         start = similarity(self.similarity, trained, trained)
         lines = np.concatenate([start[None], self._similarities(answers)[0].mean(axis=0)]).T
         return {self.similarity: Curve(np.arange(lines.shape[1]) / (lines.shape[1] - 1), lines)}
 
 
-@register(
+@register_metric(
     "mprt",
     family="randomisation",
     aliases=("cascading_randomisation", "sanity_check"),
@@ -148,7 +148,7 @@ class MPRT(_Cascade):
     """
 
 
-@register("smprt", family="randomisation", aliases=("smooth_mprt",), papers=("hedstrom2024fresh",))
+@register_metric("smprt", family="randomisation", aliases=("smooth_mprt",), papers=("hedstrom2024fresh",))
 @dataclass
 class SmoothMPRT(_Cascade):
     """``mprt`` of maps that are averaged over noisy copies of the image, from the input up.
@@ -172,13 +172,13 @@ class SmoothMPRT(_Cascade):
     def _copies(self) -> Images:
         return gaussian_copies(self.samples, self.level)
 
-    def _trained(self, answers: Answers) -> Array:
-        maps = self._random(answers, Explained(self._copies))
+    def _trained(self, answers: Evaluation) -> Array:
+        maps = self._random(answers, Reattribution(self._copies))
         maps[np.isnan(answers.values(self.explain)).all(axis=(1, 2))] = np.nan
         return maps
 
 
-@register("emprt", family="randomisation", aliases=("efficient_mprt",), papers=("hedstrom2024fresh",))
+@register_metric("emprt", family="randomisation", aliases=("efficient_mprt",), papers=("hedstrom2024fresh",))
 @dataclass
 class EfficientMPRT(_UnderRandomWeights):
     """How much more complex the map becomes when all weights are random: ``(E_random - E) / E``.
@@ -196,11 +196,11 @@ class EfficientMPRT(_UnderRandomWeights):
         at_least("bins", self.bins, 2)
         at_least("seeds", self.seeds, 1)
 
-    def needs(self, geometry: Geometry) -> Sequence[Explained]:
+    def needs(self, geometry: ImageShape) -> Sequence[Reattribution]:
         everything = range(geometry.depth + STAGES_AROUND)
         return [self._under(everything, seed) for seed in range(self.seeds)]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         trained = answers.values(self.explain)
         maps = [answers.explained(need, self.explain)[:, 0] for need in self.needs(answers.geometry)]
         before = histogram_entropy(trained, self.bins)
@@ -210,7 +210,7 @@ class EfficientMPRT(_UnderRandomWeights):
         return np.stack([rise, np.sum([dead(each) for each in maps], axis=0)], axis=1)
 
 
-@register("random_logit", family="randomisation", papers=("sixt2020explanations",))
+@register_metric("random_logit", family="randomisation", papers=("sixt2020explanations",))
 @dataclass
 class RandomLogit(Metric):
     """Similarity of the map to that of another class: drawn at random for each image, or the runner-up.
@@ -227,10 +227,10 @@ class RandomLogit(Metric):
         check_choice("rival", self.rival, ("random", "runner-up"))
         check_similarity(self.similarity)
 
-    def needs(self, geometry: Geometry) -> Sequence[Explained]:
-        return [Explained(target=self.rival)]
+    def needs(self, geometry: ImageShape) -> Sequence[Reattribution]:
+        return [Reattribution(target=self.rival)]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         (need,) = self.needs(answers.geometry)
         other = answers.explained(need, self.explain)[:, 0]
         return np.stack([similarity(self.similarity, answers.values(self.explain), other), dead(other)], axis=1)

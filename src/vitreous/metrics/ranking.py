@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vitreous.errors import MapError
 from vitreous.methods import to_grid
-from vitreous.models import View
-from vitreous.tracing.prng import Draws
+from vitreous.models import VisionModel
+from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
     "FLAGS",
@@ -137,7 +137,7 @@ def patched(maps: Array, grid: tuple[int, int]) -> Array:
     return np.asarray(maps.reshape(batch, grid[0], high // grid[0], grid[1], wide // grid[1]).sum(axis=(2, 4)))
 
 
-def token_map(maps: Tensor, view: View, inputs: Tensor) -> Tensor:
+def token_map(maps: Tensor, view: VisionModel, inputs: Tensor) -> Tensor:
     """Return the map on the token grid: pixels are summed into patches, other grids interpolated to pixels first."""
     if tuple(maps.shape[1:]) == view.grid(inputs):
         return maps
@@ -178,6 +178,6 @@ def _finer(maps: Tensor, size: tuple[int, int]) -> Tensor:
 @lru_cache(maxsize=16)
 def _tie_key(size: int, ties: str, seed: int, device: torch.device) -> Tensor:
     if ties == "random":
-        return Draws.of(seed, "ties", device).permutation(size)[0]
+        return PRNGKey.of(seed, "ties", device).permutation(size)[0]
     forward = torch.arange(size, device=device)
     return forward if ties == "raster" else forward.flip(0)

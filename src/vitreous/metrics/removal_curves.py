@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitreous.metrics.base import Metric, register
-from vitreous.metrics.baselines import DROP, check_substrate
+from vitreous.metrics.base import Metric, register_metric
+from vitreous.metrics.baselines import DROP, check_baseline
 from vitreous.metrics.curves import Array, Curve, area, equal_steps, percent_steps
-from vitreous.metrics.requests import Geometry, Need, States
+from vitreous.metrics.requests import ImageShape, RankedRemoval, Request
 from vitreous.registry import at_least, check_choice
 
 if TYPE_CHECKING:
-    from vitreous.metrics.evaluation import Answers
+    from vitreous.metrics.evaluation import Evaluation
 
 __all__ = [
     "Monotonicity",
@@ -67,30 +67,30 @@ class _Road(Metric):
     def check(self) -> None:
         at_least("steps", self.steps, 2)
         check_choice("by", self.by, ("probability", "accuracy"))
-        check_substrate(self.substrate)
+        check_baseline(self.substrate)
 
     @property
     def needs_labels(self) -> bool:
         return self.by == "accuracy" or super().needs_labels
 
-    def _most(self, geometry: Geometry) -> States:
-        return Need.removed(self.substrate, self._counts(geometry))
+    def _most(self, geometry: ImageShape) -> RankedRemoval:
+        return Request.removed(self.substrate, self._counts(geometry))
 
-    def _least(self, geometry: Geometry) -> States:
+    def _least(self, geometry: ImageShape) -> RankedRemoval:
         size = geometry.size("pixel")
-        return Need.kept(self.substrate, [size - count for count in self._counts(geometry)])
+        return Request.kept(self.substrate, [size - count for count in self._counts(geometry)])
 
-    def _counts(self, geometry: Geometry) -> tuple[int, ...]:
+    def _counts(self, geometry: ImageShape) -> tuple[int, ...]:
         return percent_steps(geometry.size("pixel"), self.steps)[1:-1]
 
-    def _curve(self, answers: Answers, need: States) -> Curve:
+    def _curve(self, answers: Evaluation, need: RankedRemoval) -> Curve:
         fractions = np.arange(1, self.steps) / self.steps
         if self.by == "accuracy":
             return Curve(fractions, answers.correct(need, self.explain))
         return Curve(fractions, np.exp(answers.log_probability(need, self.explain, self.score)))
 
 
-@register("road_morf", **_ROAD)
+@register_metric("road_morf", **_ROAD)
 @dataclass
 class RoadMoRF(_Road):
     """Mean probability, or accuracy, with 20, 40, 60 and 80 % of the pixels gone, the most relevant first.
@@ -102,17 +102,17 @@ class RoadMoRF(_Road):
 
     higher_is_better = False
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
         return [self._most(geometry)]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         return np.asarray(self.curves(answers)[_MOST].y.mean(axis=1))
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         return {_MOST: self._curve(answers, self._most(answers.geometry))}
 
 
-@register("road_lerf", **_ROAD)
+@register_metric("road_lerf", **_ROAD)
 @dataclass
 class RoadLeRF(_Road):
     """Mean probability, or accuracy, with 20, 40, 60 and 80 % of the pixels gone, the least relevant first.
@@ -121,17 +121,17 @@ class RoadLeRF(_Road):
     map.
     """
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
         return [self._least(geometry)]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         return np.asarray(self.curves(answers)[_LEAST].y.mean(axis=1))
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         return {_LEAST: self._curve(answers, self._least(answers.geometry))}
 
 
-@register("road", aliases=("delta_road",), **_ROAD)
+@register_metric("road", aliases=("delta_road",), **_ROAD)
 @dataclass
 class Road(_Road):
     """The difference of both orders, ``road_lerf - road_morf``: the least relevant should go unnoticed, the most not.
@@ -139,14 +139,14 @@ class Road(_Road):
     pytorch-grad-cam's combined score is half of it. Higher is better. Cost: what both need, and nothing on top.
     """
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
         return [self._least(geometry), self._most(geometry)]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         least, most = (curve.y.mean(axis=1) for curve in self.curves(answers).values())
         return np.asarray(least - most)
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         least, most = self.needs(answers.geometry)
         return {_LEAST: self._curve(answers, least), _MOST: self._curve(answers, most)}
 
@@ -162,12 +162,12 @@ class _Regions(Metric):
     def check(self) -> None:
         at_least("region", self.region, 1)
         at_least("steps", self.steps, 1)
-        check_substrate(self.substrate)
+        check_baseline(self.substrate)
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
         return [self._need(geometry)]
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         need = self._need(answers.geometry)
         y = np.exp(answers.log_probability(need, self.explain, self.score))
         y[np.isnan(answers.values(self.explain)).all(axis=(1, 2))] = np.nan  # a random order knows no maps
@@ -175,15 +175,15 @@ class _Regions(Metric):
         gone = [size - count if need.keep else count for count in need.counts]
         return {"probability": Curve(np.array(gone) / size, y)}
 
-    def _need(self, geometry: Geometry) -> States:
-        return Need.removed(self.substrate, self._counts(geometry), f"region:{self.region}")
+    def _need(self, geometry: ImageShape) -> RankedRemoval:
+        return Request.removed(self.substrate, self._counts(geometry), f"region:{self.region}")
 
-    def _counts(self, geometry: Geometry) -> list[int]:
+    def _counts(self, geometry: ImageShape) -> list[int]:
         square = self.region**2
         return [count * square for count in equal_steps(max(1, geometry.size("pixel") // square), self.steps)]
 
 
-@register("region_perturbation", family="faithfulness", papers=("samek2017evaluating",))
+@register_metric("region_perturbation", family="faithfulness", papers=("samek2017evaluating",))
 @dataclass
 class RegionPerturbation(_Regions):
     """AOPC over regions: mean of ``P(x) - P(x_k)`` with the k most relevant squares gone, none and all included.
@@ -204,18 +204,18 @@ class RegionPerturbation(_Regions):
     def higher_is_better(self) -> bool:  # type: ignore[override]
         return self.order != "lerf"
 
-    def _need(self, geometry: Geometry) -> States:
+    def _need(self, geometry: ImageShape) -> RankedRemoval:
         counts, unit = self._counts(geometry), f"region:{self.region}"
         if self.order == "lerf":
-            return Need.kept(self.substrate, [counts[-1] - count for count in counts], unit)
-        return Need.removed(self.substrate, counts, unit, "random" if self.order == "random" else "map")
+            return Request.kept(self.substrate, [counts[-1] - count for count in counts], unit)
+        return Request.removed(self.substrate, counts, unit, "random" if self.order == "random" else "map")
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         probability = self.curves(answers)["probability"].y
         return np.asarray((probability[:, :1] - probability).mean(axis=1))
 
 
-@register("selectivity", family="faithfulness", papers=("montavon2018methods",))
+@register_metric("selectivity", family="faithfulness", papers=("montavon2018methods",))
 @dataclass
 class Selectivity(_Regions):
     """Area under ``P`` as the most relevant squares go, from none to all of them: how fast the model lets go.
@@ -225,12 +225,12 @@ class Selectivity(_Regions):
 
     higher_is_better = False
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         curve = self.curves(answers)["probability"]
         return area(curve.y, curve.x)
 
 
-@register("monotonicity", family="faithfulness", papers=("arya2019one",))
+@register_metric("monotonicity", family="faithfulness", papers=("arya2019one",))
 @dataclass
 class Monotonicity(Metric):
     """Share of the steps in which ``P(kept_k)`` does not fall as the most important pixels come back.
@@ -245,20 +245,21 @@ class Monotonicity(Metric):
 
     def check(self) -> None:
         at_least("steps", self.steps, 1)
-        check_substrate(self.substrate)
+        check_baseline(self.substrate)
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
-        return [Need.kept(self.substrate, equal_steps(geometry.size("pixel"), self.steps))]
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
+        return [Request.kept(self.substrate, equal_steps(geometry.size("pixel"), self.steps))]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         curve = self.curves(answers)["probability"].y
         rises = (np.diff(curve, axis=1) >= 0).mean(axis=1)
         return np.where(np.isnan(curve).any(axis=1), np.nan, rises)
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         (need,) = self.needs(answers.geometry)
         y = np.exp(answers.log_probability(need, self.explain, self.score))
         return {"probability": Curve(np.array(need.counts) / answers.geometry.size("pixel"), y)}
+
 
 _SKIPPLUS = {"skipplus": {"percent": True, "explain": "label", "score": "label"}}
 _TOKEN_REMOVAL: dict[str, Any] = {"family": "token removal", "papers": ("mehri2024skipplus",), "presets": _SKIPPLUS}
@@ -281,11 +282,11 @@ class _TokenCurve(Metric):
     def check(self) -> None:
         at_least("steps", self.steps, 2)
 
-    def needs(self, geometry: Geometry) -> Sequence[States]:
+    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
         counts, _ = self._grid(geometry)
-        return [Need.kept(DROP, counts, "token") if self.inserts else Need.removed(DROP, counts, "token")]
+        return [Request.kept(DROP, counts, "token") if self.inserts else Request.removed(DROP, counts, "token")]
 
-    def _grid(self, geometry: Geometry) -> tuple[list[int], Array]:
+    def _grid(self, geometry: ImageShape) -> tuple[list[int], Array]:
         """Return counts and ratios, without those that would leave no token."""
         size = geometry.size("token")
         ratios = [j / self.steps for j in (range(1, self.steps + 1) if self.inserts else range(self.steps))]
@@ -293,7 +294,7 @@ class _TokenCurve(Metric):
         points = [(k, rho) for k, rho in points if (k if self.inserts else size - k) > 0]
         return [k for k, _ in points], np.array([rho for _, rho in points])
 
-    def _area(self, answers: Answers, curve: Array) -> Array:
+    def _area(self, answers: Evaluation, curve: Array) -> Array:
         value = area(curve, self._grid(answers.geometry)[1])
         if not self.percent:
             return value
@@ -304,27 +305,27 @@ class _TokenCurve(Metric):
 class _TokenAccuracy(_TokenCurve):
     judges_labels: ClassVar[bool] = True
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         return self._area(answers, self.curves(answers)["accuracy"].y)
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         (need,) = self.needs(answers.geometry)
         return {"accuracy": Curve(self._grid(answers.geometry)[1], answers.correct(need, self.explain))}
 
 
 @dataclass
 class _TokenAOPC(_TokenCurve):
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         clean = np.exp(answers.clean(self.score, self.explain))
         return self._area(answers, clean[:, None] - self.curves(answers)["probability"].y)
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         (need,) = self.needs(answers.geometry)
         y = np.exp(answers.log_probability(need, self.explain, self.score))
         return {"probability": Curve(self._grid(answers.geometry)[1], y)}
 
 
-@register("token_deletion_accuracy", **_TOKEN_REMOVAL)
+@register_metric("token_deletion_accuracy", **_TOKEN_REMOVAL)
 @dataclass
 class TokenDeletionAccuracy(_TokenAccuracy):
     """Area under top-1 accuracy as the most important tokens leave the sequence, 0 to 90 %.
@@ -336,7 +337,7 @@ class TokenDeletionAccuracy(_TokenAccuracy):
     inserts, rises = False, False
 
 
-@register("token_insertion_accuracy", **_TOKEN_REMOVAL)
+@register_metric("token_insertion_accuracy", **_TOKEN_REMOVAL)
 @dataclass
 class TokenInsertionAccuracy(_TokenAccuracy):
     """Area under top-1 accuracy with only the most important tokens in the sequence, 10 to 100 %.
@@ -347,7 +348,7 @@ class TokenInsertionAccuracy(_TokenAccuracy):
     inserts, rises = True, True
 
 
-@register("token_deletion_aopc", **_TOKEN_REMOVAL)
+@register_metric("token_deletion_aopc", **_TOKEN_REMOVAL)
 @dataclass
 class TokenDeletionAOPC(_TokenAOPC):
     """Area under ``P(x) - P(x without the most important tokens)``, 0 to 90 % of them gone.
@@ -359,7 +360,7 @@ class TokenDeletionAOPC(_TokenAOPC):
     inserts, rises = False, True
 
 
-@register("token_insertion_aopc", **_TOKEN_REMOVAL)
+@register_metric("token_insertion_aopc", **_TOKEN_REMOVAL)
 @dataclass
 class TokenInsertionAOPC(_TokenAOPC):
     """Area under ``P(x) - P(only the most important tokens)``, 10 to 100 % of them there.

@@ -19,21 +19,21 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError
-from vitreous.models import Preprocess, View
-from vitreous.tracing.prng import Draws
+from vitreous.models import Preprocess, VisionModel
+from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
-    "Drawn",
-    "Explained",
-    "Geometry",
+    "RenderedStates",
+    "Reattribution",
+    "ImageShape",
     "GivenMasks",
     "Images",
     "Masks",
     "Measured",
-    "Need",
+    "Request",
     "RandomMasks",
-    "States",
-    "TruthOf",
+    "RankedRemoval",
+    "AnnotationRequest",
     "WithoutParts",
 ]
 
@@ -41,7 +41,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
-class Geometry:
+class ImageShape:
     """Rows and columns of the pixels and of the patch tokens, and how many blocks the model has."""
 
     pixels: tuple[int, int]
@@ -53,33 +53,33 @@ class Geometry:
         return prod(self.tokens if unit == "token" else self.pixels)
 
 
-class Need:
+class Request:
     """Something that a metric asks for; a frozen, hashable value, so that equal ones are answered once."""
 
     @staticmethod
-    def removed(substrate: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> States:
+    def removed(substrate: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
         """The top-ranked ``counts`` are gone."""
-        return States(unit, substrate, False, tuple((0, count) for count in counts), by)
+        return RankedRemoval(unit, substrate, False, tuple((0, count) for count in counts), by)
 
     @staticmethod
-    def kept(substrate: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> States:
+    def kept(substrate: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
         """Only the top-ranked ``counts`` are left."""
-        return States(unit, substrate, True, tuple((0, count) for count in counts), by)
+        return RankedRemoval(unit, substrate, True, tuple((0, count) for count in counts), by)
 
     @staticmethod
-    def bands(substrate: str, edges: Iterable[int], unit: str = "pixel", by: str = "map") -> States:
+    def bands(substrate: str, edges: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
         """The ranks from one edge to the next are gone, and nothing else."""
         ends = list(edges)
-        return States(unit, substrate, False, tuple(pairwise(ends)), by)
+        return RankedRemoval(unit, substrate, False, tuple(pairwise(ends)), by)
 
     @staticmethod
-    def blend(substrate: str, how: str) -> States:
+    def blend(substrate: str, how: str) -> RankedRemoval:
         """The image times the map scaled to 0 .. 1, plus the substrate times the rest."""
-        return States(f"blend:{how}", substrate, True, ((0, 1),))
+        return RankedRemoval(f"blend:{how}", substrate, True, ((0, 1),))
 
 
 @dataclass(frozen=True)
-class States(Need):
+class RankedRemoval(Request):
     """Some states along an order: the ranks ``low .. high - 1`` of each span kept or removed on one substrate.
 
     ``unit`` is ``"pixel"``, ``"region:8"`` (pixels, in squares of eight that go whole), ``"token"`` (removed from the
@@ -104,7 +104,7 @@ class States(Need):
 
 
 @dataclass(frozen=True)
-class Masks(Need):
+class Masks(Request):
     """States in which masks are removed that no map has made: given ones, or drawn for each image.
 
     ``draw`` gets the random numbers of the images and the geometry, and returns ``[B, count, h, w]``, true where
@@ -113,13 +113,13 @@ class Masks(Need):
     """
 
     substrate: str
-    draw: Callable[[Draws, Geometry], Tensor]
+    draw: Callable[[PRNGKey, ImageShape], Tensor]
     count: int
     unit: str = "pixel"
 
 
 @dataclass(frozen=True)
-class WithoutParts(Need):
+class WithoutParts(Request):
     """The image without each part that is known of it and seen in it, its pixels replaced by the substrate.
 
     As many states as the image has such parts; all methods share them.
@@ -143,7 +143,7 @@ class GivenMasks:
             raise VitreousError(f"masks are [count, h, w], not {list(array.shape)}")
         return cls(array.tobytes(), array.shape)
 
-    def __call__(self, draws: Draws, geometry: Geometry) -> Tensor:
+    def __call__(self, draws: PRNGKey, geometry: ImageShape) -> Tensor:
         array = np.frombuffer(self.data, bool).reshape(self.shape)
         return torch.from_numpy(array.copy()).expand(len(draws.keys), *self.shape).to(draws.keys.device)
 
@@ -157,7 +157,7 @@ class RandomMasks:
     cells: tuple[int, int] | None = None
     """Rows and columns of the grid; the token grid if ``None``."""
 
-    def __call__(self, draws: Draws, geometry: Geometry) -> Tensor:
+    def __call__(self, draws: PRNGKey, geometry: ImageShape) -> Tensor:
         high, wide = self.cells or geometry.tokens
         gone = round(self.share * high * wide)
         bits = draws.bits(self.count, high * wide)
@@ -165,20 +165,20 @@ class RandomMasks:
 
 
 @dataclass(frozen=True)
-class Images(Need):
+class Images(Request):
     """Other images made of an image: noisy, shifted, put together. ``make`` returns ``[B, count, 3, H, W]``."""
 
     name: str
-    make: Callable[[Tensor, Preprocess, Draws], Tensor]
+    make: Callable[[Tensor, Preprocess, PRNGKey], Tensor]
     count: int
 
     def of(self, inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
         """Make them."""
-        return self.make(inputs, preprocess, Draws.of_images(seed, f"images {self.name}", inputs))
+        return self.make(inputs, preprocess, PRNGKey.of_images(seed, f"images {self.name}", inputs))
 
 
 @dataclass(frozen=True)
-class Measured(Need):
+class Measured(Request):
     """One number for each of some other images, beside the image that it was made of: a distance, say.
 
     ``measure`` gets the view, the images ``[B, 3, H, W]`` and what was made of them ``[B, count, 3, H, W]``, and
@@ -186,11 +186,11 @@ class Measured(Need):
     """
 
     images: Images
-    measure: Callable[[View, Tensor, Tensor], Tensor]
+    measure: Callable[[VisionModel, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Drawn(Need):
+class RenderedStates(Request):
     """States that are drawn in 8 bits beside the model, in threads, with a number for each: its size on disk, say.
 
     ``draw`` gets the picture ``[H, W, 3]`` in uint8, the map at its pixels ``[H, W]`` (``None`` with ``by="image"``,
@@ -204,7 +204,7 @@ class Drawn(Need):
 
 
 @dataclass(frozen=True)
-class Explained(Need):
+class Reattribution(Request):
     """Maps of the method under trial, made again: of other images, with another seed or class, or under another model.
 
     ``under`` takes the view and returns the one to explain instead (a shuffled head, randomised weights). ``target`` is
@@ -212,7 +212,7 @@ class Explained(Need):
     """
 
     images: Images | None = None
-    under: Callable[[View], View] | None = None
+    under: Callable[[VisionModel], VisionModel] | None = None
     seed: int | None = None
     target: str = "same"
 
@@ -223,7 +223,7 @@ class Explained(Need):
 
 
 @dataclass(frozen=True)
-class TruthOf(Need):
+class AnnotationRequest(Request):
     """What is known about an image: its ``"mask"``, ``"boxes"``, ``"parts"``, or a ``"region"`` from any of them."""
 
     kind: str

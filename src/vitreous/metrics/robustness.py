@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.metrics.base import Metric, register
+from vitreous.metrics.base import Metric, register_metric
 from vitreous.metrics.curves import Array
-from vitreous.metrics.evaluation import Answers
-from vitreous.metrics.requests import Explained, Geometry, Images, Measured, Need
+from vitreous.metrics.evaluation import Evaluation
+from vitreous.metrics.requests import Images, ImageShape, Measured, Reattribution, Request
 from vitreous.metrics.similarity import spearman
-from vitreous.models import Preprocess, View
+from vitreous.models import Preprocess, VisionModel
 from vitreous.registry import at_least
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
     "AverageSensitivity",
@@ -49,7 +49,7 @@ class UniformNoise:
     count: int
     radius: float
 
-    def __call__(self, images: Tensor, preprocess: Preprocess, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, preprocess: Preprocess, draws: PRNGKey) -> Tensor:
         drawn = [draws.at(copy).uniform(*images.shape[1:]) for copy in range(self.count)]
         return images[:, None] + self.radius * (2 * torch.stack(drawn, dim=1) - 1).to(images)
 
@@ -61,7 +61,7 @@ class GaussianNoise:
     count: int
     level: float
 
-    def __call__(self, images: Tensor, preprocess: Preprocess, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, preprocess: Preprocess, draws: PRNGKey) -> Tensor:
         drawn = [draws.at(copy).normal(*images.shape[1:]) for copy in range(self.count)]
         flat = images.flatten(1)
         deviation = self.level * (flat.amax(dim=1) - flat.amin(dim=1)).view(-1, 1, 1, 1, 1)
@@ -76,6 +76,7 @@ def uniform_copies(count: int, radius: float) -> Images:
 def gaussian_copies(count: int, level: float) -> Images:
     """Return the noisy copies that smoothed maps are averaged over."""
     return Images("normal noise", GaussianNoise(count, level), count)
+
 
 _LEAST = 1e-6
 """What stands for a zero below a fraction bar, in the definitions of relative stability."""
@@ -98,17 +99,17 @@ class _Noisy(Metric):
     def _copies(self) -> Images:
         return uniform_copies(self.samples, self.radius)
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
-        return [Explained(self._copies), *([self._copies] if self.unchanged else [])]
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+        return [Reattribution(self._copies), *([self._copies] if self.unchanged else [])]
 
-    def _maps(self, answers: Answers) -> tuple[Array, Array]:
+    def _maps(self, answers: Evaluation) -> tuple[Array, Array]:
         """Return the map ``[B, 1, n]`` and those of the noisy copies ``[B, samples, n]``."""
-        own, noisy = answers.values(self.explain), answers.explained(Explained(self._copies), self.explain)
+        own, noisy = answers.values(self.explain), answers.explained(Reattribution(self._copies), self.explain)
         noisy = noisy.astype(np.float64).reshape(*noisy.shape[:2], -1)
         noisy[~np.isfinite(noisy).all(axis=2)] = np.nan
         return own.reshape(len(own), 1, -1), noisy
 
-    def _over(self, answers: Answers, moved: Array, worst: bool) -> Array:
+    def _over(self, answers: Evaluation, moved: Array, worst: bool) -> Array:
         """Return the largest or mean of ``[B, samples]``, of copies that leave the prediction as it is if asked."""
         lost = np.isnan(moved).any(axis=1)
         if self.unchanged:
@@ -125,14 +126,14 @@ class _Sensitivity(_Noisy):
 
     standardise: bool = False
 
-    def _moved(self, answers: Answers) -> tuple[Array, Array]:
+    def _moved(self, answers: Evaluation) -> tuple[Array, Array]:
         """Return how far the maps of the copies are away ``[B, samples]``, and how large the map is ``[B]``."""
         own, noisy = self._maps(answers)
         if self.standardise:
             own, noisy = _standardised(own), _standardised(noisy)
         return np.linalg.norm(noisy - own, axis=2), np.linalg.norm(own, axis=2)
 
-    def _relative(self, answers: Answers) -> Array:
+    def _relative(self, answers: Evaluation) -> Array:
         moved, size = self._moved(answers)
         return moved / np.where(size == 0, 1, size)
 
@@ -140,7 +141,7 @@ class _Sensitivity(_Noisy):
 _QUANTUS = {"samples": 200, "radius": 0.2}
 
 
-@register(
+@register_metric(
     "max_sensitivity",
     family="robustness",
     papers=("yeh2019fidelity", "englebert2023explaining"),
@@ -157,11 +158,11 @@ class MaxSensitivity(_Sensitivity):
     explanations per map.
     """
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         return self._over(answers, self._relative(answers), worst=True)
 
 
-@register("average_sensitivity", family="robustness", papers=("yeh2019fidelity",), presets={"quantus": _QUANTUS})
+@register_metric("average_sensitivity", family="robustness", papers=("yeh2019fidelity",), presets={"quantus": _QUANTUS})
 @dataclass
 class AverageSensitivity(_Sensitivity):
     """How far the map moves on average under noise: ``mean_j |Φ(x'_j) - Φ(x)| / |Φ(x)|``.
@@ -169,11 +170,11 @@ class AverageSensitivity(_Sensitivity):
     As ``max_sensitivity``, with the mean, which does not grow with ``samples``. Cost: nothing beside it.
     """
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         return self._over(answers, self._relative(answers), worst=False)
 
 
-@register("rank_sensitivity", family="robustness", builds_on=("yeh2019fidelity",))
+@register_metric("rank_sensitivity", family="robustness", builds_on=("yeh2019fidelity",))
 @dataclass
 class RankSensitivity(_Noisy):
     """How far the order of the map moves under noise: ``1 - mean_j Spearman(Φ(x'_j), Φ(x))``, from 0 to 2.
@@ -182,7 +183,7 @@ class RankSensitivity(_Noisy):
     Cost: nothing beside ``max_sensitivity``.
     """
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         own, noisy = self._maps(answers)
         found = [1 - spearman(own, noisy[:, [copy]]) for copy in range(self.samples)]
         lost = np.isnan(noisy).any(axis=2) | np.isnan(own).any(axis=2)
@@ -195,13 +196,13 @@ class InputDistance:
 
     relative: bool = False
 
-    def __call__(self, view: View, images: Tensor, made: Tensor) -> Tensor:
+    def __call__(self, view: VisionModel, images: Tensor, made: Tensor) -> Tensor:
         moved = made.double() - images[:, None].double()
         found: Tensor = (moved / _not_zero(images[:, None].double()) if self.relative else moved).flatten(2).norm(dim=2)
         return found
 
 
-@register("local_lipschitz", family="robustness", papers=("alvarezmelis2018robustness",))
+@register_metric("local_lipschitz", family="robustness", papers=("alvarezmelis2018robustness",))
 @dataclass
 class LocalLipschitz(_Sensitivity):
     """How fast the map moves with the image, at most: ``max_j |Φ(x'_j) - Φ(x)| / |x'_j - x|``.
@@ -214,10 +215,10 @@ class LocalLipschitz(_Sensitivity):
     def _distance(self) -> Measured:
         return Measured(self._copies, InputDistance())
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
         return [*super().needs(geometry), self._distance]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         distance = answers.measured(self._distance)
         moved, _ = self._moved(answers)
         return self._over(answers, moved / np.where(distance > 0, distance, np.inf), worst=True)
@@ -227,7 +228,7 @@ class LocalLipschitz(_Sensitivity):
 class LogitDistance:
     """``|f(x') - f(x)|`` of all logits."""
 
-    def __call__(self, view: View, images: Tensor, made: Tensor) -> Tensor:
+    def __call__(self, view: VisionModel, images: Tensor, made: Tensor) -> Tensor:
         logits = [view.logits(_with_own(own, copies)).double() for own, copies in zip(images, made, strict=True)]
         return torch.stack([(each[1:] - each[0]).norm(dim=1) for each in logits])
 
@@ -236,11 +237,11 @@ class LogitDistance:
 class TokenDistance:
     """``|(L(x') - L(x)) / L(x)|`` of all tokens L as they leave the last block, prefix tokens included."""
 
-    def __call__(self, view: View, images: Tensor, made: Tensor) -> Tensor:
-        seen, found = view.twin(), []
+    def __call__(self, view: VisionModel, images: Tensor, made: Tensor) -> Tensor:
+        seen, found = view.shared_copy(), []
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             for own, copies in zip(images, made, strict=True):
-                tokens = seen.run(seen.embed(seen.cast(_with_own(own, copies)))).double()
+                tokens = seen.forward_blocks(seen.embed(seen.cast(_with_own(own, copies)))).double()
                 found.append(((tokens[1:] - tokens[:1]) / _not_zero(tokens[:1])).flatten(1).norm(dim=1))
         return torch.stack(found)
 
@@ -256,16 +257,16 @@ class _RelativeStability(_Noisy):
     def _distance(self) -> Measured:
         return Measured(self._copies, self.measure)
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
         return [*super().needs(geometry), self._distance]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         own, noisy = self._maps(answers)
         moved = np.linalg.norm((noisy - own) / np.where(own == 0, _LEAST, own), axis=2)
         return self._over(answers, moved / np.maximum(answers.measured(self._distance), _LEAST), worst=True)
 
 
-@register("relative_input_stability", family="robustness", aliases=("ris",), papers=("agarwal2022rethinking",))
+@register_metric("relative_input_stability", family="robustness", aliases=("ris",), papers=("agarwal2022rethinking",))
 @dataclass
 class RelativeInputStability(_RelativeStability):
     """Relative change of the map per relative change of the image, at most.
@@ -279,7 +280,7 @@ class RelativeInputStability(_RelativeStability):
     measure = InputDistance(relative=True)
 
 
-@register("relative_output_stability", family="robustness", aliases=("ros",), papers=("agarwal2022rethinking",))
+@register_metric("relative_output_stability", family="robustness", aliases=("ros",), papers=("agarwal2022rethinking",))
 @dataclass
 class RelativeOutputStability(_RelativeStability):
     """Relative change of the map per change of the logits, at most.
@@ -291,7 +292,9 @@ class RelativeOutputStability(_RelativeStability):
     measure = LogitDistance()
 
 
-@register("relative_representation_stability", family="robustness", aliases=("rrs",), papers=("agarwal2022rethinking",))
+@register_metric(
+    "relative_representation_stability", family="robustness", aliases=("rrs",), papers=("agarwal2022rethinking",)
+)
 @dataclass
 class RelativeRepresentationStability(_RelativeStability):
     """Relative change of the map per relative change of what the model makes of the image, at most.

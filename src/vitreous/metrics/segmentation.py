@@ -23,11 +23,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vitreous.errors import SpellingError
-from vitreous.metrics.base import Metric, register
-from vitreous.metrics.baselines import check_substrate
+from vitreous.errors import SpecError
+from vitreous.metrics.base import Metric, register_metric
+from vitreous.metrics.baselines import check_baseline
 from vitreous.metrics.curves import Array
-from vitreous.metrics.evaluation import Answers
+from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.localization import (
     Localisation,
     Place,
@@ -40,7 +40,7 @@ from vitreous.metrics.localization import (
     tie_groups,
     top_hits,
 )
-from vitreous.metrics.requests import Geometry, Need, TruthOf, WithoutParts
+from vitreous.metrics.requests import AnnotationRequest, ImageShape, Request, WithoutParts
 from vitreous.metrics.similarity import spearman
 from vitreous.registry import at_least, check_choice
 
@@ -70,7 +70,7 @@ _SEGMENTATION: dict[str, Any] = {
 }
 
 
-@register("pixel_accuracy", **_SEGMENTATION)
+@register_metric("pixel_accuracy", **_SEGMENTATION)
 @dataclass
 class PixelAccuracy(Localisation):
     """Share of pixels that are rightly called object or ground, the object being where the map is above its mean.
@@ -94,7 +94,7 @@ class PixelAccuracy(Localisation):
         return np.asarray(np.divide(right, counted, out=np.full(len(right), np.nan), where=counted > 0))
 
 
-@register("mean_iou", aliases=("miou",), **_SEGMENTATION)
+@register_metric("mean_iou", aliases=("miou",), **_SEGMENTATION)
 @dataclass
 class MeanIoU(Localisation):
     """Mean over ground and object of ``sum |A and R| / sum |A or R|``, the sums over all images of a data set.
@@ -127,7 +127,7 @@ def _mean_ratio(counts: Array) -> Array:
     return np.where((whole > 0).any(axis=1), ratio.mean(axis=1), np.nan)
 
 
-@register("mean_ap", aliases=("map",), **_SEGMENTATION)
+@register_metric("mean_ap", aliases=("map",), **_SEGMENTATION)
 @dataclass
 class MeanAP(Localisation):
     """Average precision of the scores ``[1 - m, m]`` of ground and object together, ``m`` the map scaled to 0 .. 1.
@@ -144,7 +144,7 @@ class MeanAP(Localisation):
         return average_precision(np.concatenate([ground, values]), np.concatenate([~place.inside, place.inside]))
 
 
-@register(
+@register_metric(
     "average_precision",
     family="localisation",
     aliases=("ap",),
@@ -164,6 +164,7 @@ class AveragePrecision(Localisation):
 
     def measure(self, place: Place) -> float:
         return average_precision(place.values, place.inside)
+
 
 _BINARISE = ("positive", "mean", "otsu", "quantile")
 _PRESETS: dict[str, dict[str, Any]] = {"var": {}, "var_text": {"kernel": 11}}
@@ -221,7 +222,7 @@ def otsu(values: Array) -> float:
     return float(ordered[below[np.argmax(below * (len(ordered) - below) * apart**2)] - 1])
 
 
-@register("region_iou", aliases=("iou",), **_REGIONS)
+@register_metric("region_iou", aliases=("iou",), **_REGIONS)
 @dataclass
 class RegionIoU(_Cut):
     """Intersection over union of the map's upper part and the region: ``|A and R| / |A or R|``.
@@ -237,7 +238,7 @@ class RegionIoU(_Cut):
         return share(both, upper + region - both)
 
 
-@register("region_precision", **_REGIONS)
+@register_metric("region_precision", **_REGIONS)
 @dataclass
 class RegionPrecision(_Cut):
     """Share of the map's upper part that lies in the region: ``|A and R| / |A|``.
@@ -250,7 +251,7 @@ class RegionPrecision(_Cut):
         return share(both, upper)
 
 
-@register("region_recall", **_REGIONS)
+@register_metric("region_recall", **_REGIONS)
 @dataclass
 class RegionRecall(_Cut):
     """Share of the region that the map's upper part covers: ``|A and R| / |R|``.
@@ -263,7 +264,7 @@ class RegionRecall(_Cut):
         return share(both, region)
 
 
-@register("region_f1", aliases=("f1",), **_REGIONS)
+@register_metric("region_f1", aliases=("f1",), **_REGIONS)
 @dataclass
 class RegionF1(_Cut):
     """Harmonic mean of precision and recall of the map's upper part: ``2 |A and R| / (|A| + |R|)``.
@@ -293,7 +294,7 @@ class _Top(Localisation):
         return top_hits(place.values, place.inside, count, self.ties, self.seed)
 
 
-@register("relevance_rank", family="localisation", aliases=("rra",), papers=("arras2022clevr",))
+@register_metric("relevance_rank", family="localisation", aliases=("rra",), papers=("arras2022clevr",))
 @dataclass
 class RelevanceRank(_Top):
     """Relevance rank accuracy: of as many top-ranked pixels as the region has, the share that lies in it.
@@ -307,7 +308,7 @@ class RelevanceRank(_Top):
         return self._hits(place, size) / size
 
 
-@register(
+@register_metric(
     "top_k_intersection",
     family="localisation",
     aliases=("top_k",),
@@ -333,7 +334,7 @@ class TopKIntersection(_Top):
         return self._hits(place, count) / count
 
 
-@register("localisation_auc", family="localisation", aliases=("auroc",), papers=("fawcett2006introduction",))
+@register_metric("localisation_auc", family="localisation", aliases=("auroc",), papers=("fawcett2006introduction",))
 @dataclass
 class LocalisationAUC(Localisation):
     """Area under the ROC curve: how often a pixel of the region is above one outside, equal values being half.
@@ -350,7 +351,7 @@ class LocalisationAUC(Localisation):
         return float((hits * (below + misses / 2)).sum() / (hits.sum() * misses.sum()))
 
 
-@register("shortcut", family="ground truth", builds_on=("geirhos2020shortcut",))
+@register_metric("shortcut", family="ground truth", builds_on=("geirhos2020shortcut",))
 @dataclass
 class Shortcut(Metric):
     """Share of the positive attribution that lies on a known part: ``sum_part max(a, 0) / sum max(a, 0)``.
@@ -365,12 +366,12 @@ class Shortcut(Metric):
 
     def check(self) -> None:
         if not isinstance(self.part, str) or not self.part.strip():
-            raise SpellingError(f"part={self.part!r} is not the name of a part")
+            raise SpecError(f"part={self.part!r} is not the name of a part")
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
-        return [TruthOf("parts")]
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+        return [AnnotationRequest("parts")]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         maps = answers.values(self.explain, grid="pixel")
         scores = np.full(len(maps), np.nan)
         for place, (truth, values) in enumerate(zip(answers.truth(), maps, strict=True)):
@@ -385,7 +386,7 @@ class Shortcut(Metric):
         return scores
 
 
-@register("part_correlation", family="ground truth", builds_on=("hesse2023funnybirds",))
+@register_metric("part_correlation", family="ground truth", builds_on=("hesse2023funnybirds",))
 @dataclass
 class PartCorrelation(Metric):
     """Rank correlation between what a map gives to the known parts and what the model loses without each of them.
@@ -402,14 +403,14 @@ class PartCorrelation(Metric):
     least: int = 3
 
     def check(self) -> None:
-        check_substrate(self.substrate)
+        check_baseline(self.substrate)
         check_choice("value", self.value, ("logit", "log_probability"))
         at_least("least", self.least, 2)
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
-        return [TruthOf("parts"), WithoutParts(self.substrate)]
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+        return [AnnotationRequest("parts"), WithoutParts(self.substrate)]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         maps = answers.values(self.explain, grid="pixel")
         clean = answers.clean_logit if self.value == "logit" else answers.clean
         whole = clean(self.score, self.explain)

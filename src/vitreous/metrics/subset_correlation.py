@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from vitreous.errors import SpellingError, VitreousError
-from vitreous.metrics.base import Metric, register
-from vitreous.metrics.baselines import DROP, SUBSTRATES, check_substrate, substrate_images
+from vitreous.errors import SpecError, VitreousError
+from vitreous.metrics.base import Metric, register_metric
+from vitreous.metrics.baselines import DROP, SUBSTRATES, baseline_images, check_baseline
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.ranking import patched
-from vitreous.metrics.requests import Geometry, Images, Masks, Measured, Need, RandomMasks
+from vitreous.metrics.requests import Images, ImageShape, Masks, Measured, RandomMasks, Request
 from vitreous.metrics.similarity import dead, pearson, spearman
-from vitreous.models import Preprocess, View
+from vitreous.models import Preprocess, VisionModel
 from vitreous.registry import at_least, check_choice
-from vitreous.tracing.prng import Draws
+from vitreous.tracing.prng import PRNGKey
 
 if TYPE_CHECKING:
-    from vitreous.metrics.evaluation import Answers
+    from vitreous.metrics.evaluation import Evaluation
 
 __all__ = ["FaithfulnessCorrelation", "Infidelity", "MuFidelity", "RandomCells", "SensitivityN"]
 
@@ -47,7 +47,7 @@ class RandomCells:
     probability: float
     cells: tuple[int, int]
 
-    def __call__(self, draws: Draws, geometry: Geometry) -> Tensor:
+    def __call__(self, draws: PRNGKey, geometry: ImageShape) -> Tensor:
         return draws.uniform(self.count, *self.cells) < self.probability
 
 
@@ -57,11 +57,11 @@ class _Bare:
 
     substrate: str
 
-    def __call__(self, inputs: Tensor, preprocess: Preprocess, draws: Draws) -> Tensor:
-        return substrate_images(self.substrate, inputs, preprocess, 0).expand_as(inputs)[:, None]
+    def __call__(self, inputs: Tensor, preprocess: Preprocess, draws: PRNGKey) -> Tensor:
+        return baseline_images(self.substrate, inputs, preprocess, 0).expand_as(inputs)[:, None]
 
 
-def _removed(view: View, inputs: Tensor, made: Tensor) -> Tensor:
+def _removed(view: VisionModel, inputs: Tensor, made: Tensor) -> Tensor:
     """Return what removing each pixel takes away, the mean over channels, ``[B, H * W]``."""
     return (inputs - made[:, 0]).mean(dim=1).flatten(1)
 
@@ -76,10 +76,10 @@ class _Subsets(Metric):
 
     def check(self) -> None:
         at_least("subsets", self.subsets, 2)
-        check_substrate(self.substrate)
+        check_baseline(self.substrate)
         check_choice("value", self.value, ("logit", "probability"))
 
-    def _losses(self, answers: Answers, need: Masks) -> Array:
+    def _losses(self, answers: Evaluation, need: Masks) -> Array:
         """Return ``f(x) - f(x without each mask)``, ``[B, count]``."""
         if self.value == "logit":
             clean, left = answers.clean_logit(self.score, self.explain), answers.logit(need, self.explain, self.score)
@@ -99,16 +99,16 @@ class _Patches(_Subsets):
         super().check()
         check_choice("unit", self.unit, ("pixel", "token"))
         if self.unit == "token" and self.substrate != _SUBSTRATE:
-            raise SpellingError(f"unit=token paints nothing: substrate={self.substrate} has no meaning")
+            raise SpecError(f"unit=token paints nothing: substrate={self.substrate} has no meaning")
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
         return self._masks(geometry)
 
     def _sizes(self, patches: int) -> Sequence[float]:
         """Return how many patches the subsets hold."""
         raise VitreousError(f"{self.info.name} must say how large its subsets are")
 
-    def _masks(self, geometry: Geometry) -> list[Masks]:
+    def _masks(self, geometry: ImageShape) -> list[Masks]:
         """Return one need for each size, the smallest first."""
         patches, substrate = geometry.size("token"), DROP if self.unit == "token" else self.substrate
         counts = sorted({min(max(1, round(each)), patches - 1) for each in self._sizes(patches)})
@@ -126,10 +126,10 @@ class _Correlation(_Patches):
         super().check()
         check_choice("undefined", self.undefined, _UNDEFINED)
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         return np.asarray(self.curves(answers)["correlation"].y.mean(axis=1))
 
-    def curves(self, answers: Answers) -> Mapping[str, Curve]:
+    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         needs = self._masks(answers.geometry)
         values = answers.values(self.explain, "token")
         values = values - values.min(axis=(1, 2), keepdims=True)  # at one size no difference, but no rounding either
@@ -141,7 +141,7 @@ class _Correlation(_Patches):
         return {"correlation": Curve(shares, np.stack(found, axis=1))}
 
 
-@register("infidelity", family="faithfulness", papers=("yeh2019fidelity",))
+@register_metric("infidelity", family="faithfulness", papers=("yeh2019fidelity",))
 @dataclass
 class Infidelity(_Patches):
     """Mean over subsets of ``(sum of the map over S - loss)^2``, the map scaled as fits best.
@@ -165,16 +165,16 @@ class Infidelity(_Patches):
         known = SUBSTRATES[self.substrate]
         if self.reading == "product" and (self.unit == "token" or known.random or known.imputes):
             what = "unit=token" if self.unit == "token" else f"substrate={self.substrate}"
-            raise SpellingError(f"reading=product needs the difference of two pictures, and {what} has none to offer")
+            raise SpecError(f"reading=product needs the difference of two pictures, and {what} has none to offer")
 
     def _sizes(self, patches: int) -> Sequence[float]:
         return [share * patches / 100 for share in _percentages(self.sizes)]
 
-    def needs(self, geometry: Geometry) -> Sequence[Need]:
+    def needs(self, geometry: ImageShape) -> Sequence[Request]:
         masks = super().needs(geometry)
         return masks if self.reading == "removed" else [*masks, self._difference()]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         values, geometry = answers.values(self.explain, "token"), answers.geometry
         if self.reading == "product":
             taken = answers.measured(self._difference()).reshape(-1, *geometry.pixels)
@@ -192,7 +192,7 @@ class Infidelity(_Patches):
         return Measured(Images(f"bare {self.substrate}", _Bare(self.substrate), 1), _removed)
 
 
-@register("faithfulness_correlation", family="faithfulness", papers=("bhatt2020evaluating",))
+@register_metric("faithfulness_correlation", family="faithfulness", papers=("bhatt2020evaluating",))
 @dataclass
 class FaithfulnessCorrelation(_Correlation):
     """Pearson correlation, over subsets of one size, of the map's sum and the loss; the mean over the sizes.
@@ -213,7 +213,7 @@ class FaithfulnessCorrelation(_Correlation):
         return [share * patches / 100 for share in _percentages(self.sizes)]
 
 
-@register("sensitivity_n", family="faithfulness", papers=("ancona2018towards",))
+@register_metric("sensitivity_n", family="faithfulness", papers=("ancona2018towards",))
 @dataclass
 class SensitivityN(_Correlation):
     """Pearson correlation of the map's sum over ``n`` patches and the loss, as ``n`` grows; the mean of the curve.
@@ -233,7 +233,7 @@ class SensitivityN(_Correlation):
         return [float(each) for each in np.geomspace(1, max(1.0, 0.8 * patches), self.steps)]
 
 
-@register("mu_fidelity", family="faithfulness", papers=("fel2022xplique", "bhatt2020evaluating"))
+@register_metric("mu_fidelity", family="faithfulness", papers=("fel2022xplique", "bhatt2020evaluating"))
 @dataclass
 class MuFidelity(_Subsets):
     """Spearman correlation of the map's sum over random cells and the loss, on a grid of 9 x 9 over the picture.
@@ -254,13 +254,13 @@ class MuFidelity(_Subsets):
         check_choice("undefined", self.undefined, _UNDEFINED)
         at_least("cells", self.cells, 2)
         if not 0 < self.share < 1:
-            raise SpellingError(f"share={self.share:g} must lie between 0 and 1")
+            raise SpecError(f"share={self.share:g} must lie between 0 and 1")
 
-    def needs(self, geometry: Geometry) -> Sequence[Masks]:
+    def needs(self, geometry: ImageShape) -> Sequence[Masks]:
         draw = RandomCells(self.subsets, self.share, (self.cells, self.cells))
         return [Masks(self.substrate, draw, self.subsets)]
 
-    def read(self, answers: Answers) -> Array:
+    def read(self, answers: Evaluation) -> Array:
         (need,) = self.needs(answers.geometry)
         fine = answers.values(self.explain, "pixel")
         down, across = (_membership(side, self.cells) for side in answers.geometry.pixels)
@@ -278,11 +278,11 @@ def _percentages(sizes: str) -> list[float]:
     except ValueError:
         shares = []
     if not shares or not all(0 < share < 100 for share in shares):
-        raise SpellingError(f"sizes={sizes!r} must be percentages between 0 and 100, such as '5,10,20,40'")
+        raise SpecError(f"sizes={sizes!r} must be percentages between 0 and 100, such as '5,10,20,40'")
     return shares
 
 
-def _sums(answers: Answers, need: Masks, values: Array) -> Array:
+def _sums(answers: Evaluation, need: Masks, values: Array) -> Array:
     """Return the sum over every mask ``[B, count]`` of values ``[B, h, w]`` on its grid."""
     masks = answers.masks(need)
     return np.asarray(masks.reshape(*masks.shape[:2], -1) @ values.reshape(len(values), -1, 1))[..., 0]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.metrics.base import Metric
-from vitreous.metrics.base import metric as metric_of
+from vitreous.metrics.base import get_metric as metric_of
 
 __all__ = ["VERDICTS", "Verdict", "shipped", "verdict"]
 

@@ -1,17 +1,16 @@
-"""Models: one adapter per family; a ``View`` is a model plus the few facts everyone needs."""
+"""Models: one adapter per family; a ``VisionModel`` is a model plus the few facts everyone needs."""
 
-from vitreous.models.base import View
+from vitreous.models.base import VisionModel
 from vitreous.models.identity import ModelIdentity, Snapshot
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Box, Preprocess
-from vitreous.models.registry import Adapter, ModelInfo, load, models, register_adapter, view
-from vitreous.models.shared_copy import twin
+from vitreous.models.registry import Adapter, ModelInfo, list_models, load, register_adapter, wrap
+from vitreous.models.shared_copy import copy_structure
 from vitreous.models.structure import Norm, Weights
-from vitreous.models.submodels import BesideView, SubView
-from vitreous.registry import listed_by
+from vitreous.models.submodels import ReferenceModel, SubModel
 
 __all__ = [
-    "BesideView",
+    "ReferenceModel",
     "Adapter",
     "Box",
     "ModelIdentity",
@@ -20,14 +19,12 @@ __all__ = [
     "Pooling",
     "Preprocess",
     "Snapshot",
-    "SubView",
-    "View",
+    "SubModel",
+    "VisionModel",
     "Weights",
     "load",
-    "models",
+    "list_models",
     "register_adapter",
-    "twin",
-    "view",
+    "copy_structure",
+    "wrap",
 ]
-
-listed_by(__name__, models)

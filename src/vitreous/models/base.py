@@ -1,4 +1,4 @@
-"""A ``View``: a model, unmodified, plus the few facts and verbs everyone needs."""
+"""A ``VisionModel``: a model, unmodified, plus the few facts and verbs everyone needs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from vitreous.models.class_names import check_index, find_label, short_label
 from vitreous.models.identity import ModelIdentity, Snapshot
 from vitreous.models.pooling import Pooling, infer_pooling
 from vitreous.models.preprocess import Preprocess
-from vitreous.models.shared_copy import prove, twin
+from vitreous.models.shared_copy import copy_structure, verify
 from vitreous.models.structure import Weights, Windows
 
 if TYPE_CHECKING:
-    from vitreous.models.submodels import LensView, ShuffledView, SubView
+    from vitreous.models.submodels import LogitLens, PermutedHeadModel, SubModel
 
-__all__ = ["View"]
+__all__ = ["VisionModel"]
 
-V = TypeVar("V", bound="View")
+V = TypeVar("V", bound="VisionModel")
 
 
-class View(ABC):
+class VisionModel(ABC):
     """What the rest of the house may know about a model.
 
     The three verbs satisfy ``finish(run(embed(x))) == model(x)``. Layers are 0-based and ranges half-open:
@@ -36,50 +36,50 @@ class View(ABC):
     family; nobody else learns an architecture's name.
     """
 
-    model: nn.Module
+    module: nn.Module
     name: str
     family: str
     depth: int
-    width: int
-    heads: int
-    prefix: int
+    embed_dim: int
+    num_heads: int
+    num_prefix_tokens: int
     pooling: Pooling
     preprocess: Preprocess
-    classes: int
-    labels: list[str] | None = None
-    drops_tokens: bool = True
+    num_classes: int
+    class_names: list[str] | None = None
+    can_drop_tokens: bool = True
     """Whether patch tokens can be left out without touching the model."""
-    attends: str = "everywhere"
+    attention: str = "everywhere"
     """Where attention reaches: ``everywhere`` (a matrix between all tokens), inside ``windows``, or ``nowhere``."""
-    patches: bool = True
+    has_patch_embedding: bool = True
     """Whether what comes before the first block makes tokens of patches; otherwise its first layer is just a layer."""
-    stream: bool = True
+    has_residual_stream: bool = True
     """Whether all blocks add to one stream of tokens, so that what it says from layer to layer can be summed."""
-    rectifies: bool = False
+    is_relu_only: bool = False
     """Whether its activations are ReLUs, beside sigmoids that weigh channels."""
-    unseen: Mapping[str, str] = {}
+    unavailable_points: Mapping[str, str] = {}
     """Places inside a block that cannot be shown, and why."""
-    branch_site: str = "norm1"
+    branch_point: str = "norm1"
     """The place of a block's first norm: what attention gets, or what it adds where the norm ends the branch."""
-    cam_site: str = "norm1"
+    cam_point: str = "norm1"
     """Where class activation maps look in the last block: the last place whose patches still reach every logit."""
     stages: tuple[range, ...] = ()
     """The layers of each stage of a hierarchical model; empty where all layers share one grid."""
-    head_known: bool = True
+    has_known_head: bool = True
     """Whether what follows the last block is the family's own: only then is its content declared (``calls(None)``)."""
-    factory: str = ""
+    builder_digest: str = ""
     """A digest of the code that built the model, where that is not of Vitreous."""
-    recipe: Recipe | None = None
+    load_recipe: Recipe | None = None
     """How it was loaded; ``None`` for a model that was in hand."""
-    user: View | None = None
+    source_model: VisionModel | None = None
     """The user's view, where this is a twin of it: hooks and flags on a twin's modules are nobody else's."""
     declared_pooling: Pooling | None = None
     """What the adapter said of the pooling, once it was compared with the model."""
-    part_of_model: tuple[Any, ...] = ()
+    identity_extras: tuple[Any, ...] = ()
     """What this view takes of its model, where another view of the same class could take something else."""
     deviations: Mapping[str, str] = {}
     """Where the model is not as its library built it, and how: path to hook, adapter or class. Read by ``prove``."""
-    deviating: frozenset[int] = frozenset()
+    deviating_layers: frozenset[int] = frozenset()
     """The blocks in which that is so."""
 
     # -- the three verbs -------------------------------------------------------------------------------
@@ -89,17 +89,19 @@ class View(ABC):
         """Images ``[B, 3, H, W]`` to tokens ``[B, N, D]`` as they enter block 0."""
 
     @abstractmethod
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         """Apply one block; ``keep`` tells which patches the tokens are, where some were left out."""
 
     @abstractmethod
-    def finish(self, tokens: Tensor) -> Tensor:
+    def forward_head(self, tokens: Tensor) -> Tensor:
         """Tokens after the last block to logits ``[B, classes]``."""
 
-    def run(self, tokens: Tensor, start: int = 0, stop: int | None = None, keep: Tensor | None = None) -> Tensor:
+    def forward_blocks(
+        self, tokens: Tensor, start: int = 0, stop: int | None = None, keep: Tensor | None = None
+    ) -> Tensor:
         """Apply blocks ``start .. stop - 1``; after ``pick`` pass the same ``keep``: blocks may know positions."""
         for layer in range(start, self.depth if stop is None else stop):
-            tokens = self.block(layer, tokens, keep)
+            tokens = self.forward_block(layer, tokens, keep)
         return tokens
 
     # -- facts about places ----------------------------------------------------------------------------
@@ -115,15 +117,15 @@ class View(ABC):
         """Rows and columns of what leaves the last block."""
         return self.grid(inputs, self.depth - 1)
 
-    def site(self, layer: int, name: str) -> nn.Module:
+    def hook_point(self, layer: int, name: str) -> nn.Module:
         """Return the module of a block whose output is called ``name``, one of ``sites``."""
-        if name not in self.sites:
-            why = self.unseen.get(name, f"it has {', '.join(self.sites)}")
+        if name not in self.hook_points:
+            why = self.unavailable_points.get(name, f"it has {', '.join(self.hook_points)}")
             raise ModelError(f"{self.name} cannot show {name} of block {layer}: {why}")
-        return self._site(layer, name)
+        return self._hook_point(layer, name)
 
     @abstractmethod
-    def _site(self, layer: int, name: str) -> nn.Module:
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
         """Return that module, for a name that the family can show.
 
         The names are ``norm1``, ``attn``, ``norm2`` and ``mlp``; ``attn`` and ``mlp`` are the vectors added to the
@@ -131,57 +133,57 @@ class View(ABC):
         """
 
     @property
-    def sites(self) -> tuple[str, ...]:
+    def hook_points(self) -> tuple[str, ...]:
         """The places inside a block that can be shown."""
-        return tuple(name for name in ("norm1", "attn", "norm2", "mlp") if name not in self.unseen)
+        return tuple(name for name in ("norm1", "attn", "norm2", "mlp") if name not in self.unavailable_points)
 
     @abstractmethod
-    def calls(self, layer: int | None) -> Mapping[str, int]:
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
         """How often each kind of rule must match inside a block, or inside ``finish`` for ``None``.
 
         The kinds are ``attention``, ``norm`` and ``activation``. A pass that steers the backward compares what
         it saw with this, so that an operation nobody recognised cannot go unnoticed.
         """
 
-    def block_at(self, layer: int) -> nn.Module:
+    def get_block(self, layer: int) -> nn.Module:
         """Return the module of a block, which gets tokens and gives tokens."""
         raise ModelError(f"{self.name} does not tell its blocks, so that nothing around it can be looked through")
 
-    def pool_at(self) -> nn.Module | None:
+    def get_pooling_module(self) -> nn.Module | None:
         """Return the module that pools by attention, where there is one."""
         return None
 
-    def width_at(self, layer: int) -> int:
+    def embed_dim_at(self, layer: int) -> int:
         """Return the length of the token vectors that enter a block."""
-        return self.width
+        return self.embed_dim
 
     def windows(self, layer: int) -> Windows | None:
         """Return which patches of ``grid(layer=layer)`` see each other, where that is not all of them."""
         return None
 
-    def is_plain(self, layer: int) -> bool:
+    def is_standard(self, layer: int) -> bool:
         """Whether a block is as its library built it, so that what is known of its class holds without a test."""
-        return layer not in self.deviating
+        return layer not in self.deviating_layers
 
     def branch(self, layer: int, name: str) -> tuple[nn.Module, Tensor | None]:
         """Return the module whose output, times a gain if there is one, ``attn`` or ``mlp`` adds to the stream."""
-        return self.site(layer, name), None
+        return self.hook_point(layer, name), None
 
     def describe_deviation(self, layer: int) -> str:
         """Say where a block is not as its library built it, and how."""
-        if self.is_plain(layer):
+        if self.is_standard(layer):
             return "its own code"
-        modules = {id(part) for part in self.block_at(layer).modules()}
+        modules = {id(part) for part in self.get_block(layer).modules()}
         told = [f"{why} at {path}" for path, why in self.deviations.items() if self._has(path, modules)]
         return ", ".join(told[:3]) + (", …" if len(told) > 3 else "")
 
     def _has(self, path: str, modules: set[int]) -> bool:
-        return id(self.model.get_submodule(path)) in modules
+        return id(self.module.get_submodule(path)) in modules
 
     @property
     def has_own_pooling(self) -> bool:
         """Whether only the adapter can tell how tokens are pooled: one of another package, or one without tokens."""
-        return self.attends == "nowhere" or is_external(type(self))
+        return self.attention == "nowhere" or is_external(type(self))
 
     def read_pooling(self) -> Pooling | None:
         """Return how tokens are pooled, as the model does it now; ``None`` where nothing depends on any token."""
@@ -197,11 +199,11 @@ class View(ABC):
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return next(self.module.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.model.parameters()).dtype
+        return next(self.module.parameters()).dtype
 
     def logits(self, inputs: Tensor, keep: Tensor | None = None) -> Tensor:
         """Bare forward in evaluation mode and the model's own precision, without gradients.
@@ -209,32 +211,32 @@ class View(ABC):
         With ``keep``, patch indices ``[B, k]``, only those patch tokens are run; prefix tokens always stay.
         """
         inputs = self.cast(inputs)
-        self.prove(inputs)
-        seen = self.twin()
+        self.verify(inputs)
+        seen = self.shared_copy()
         with torch.autocast(inputs.device.type, enabled=False), torch.no_grad():
             tokens = seen.embed(inputs)
             if keep is not None:
                 keep = keep.to(tokens.device)
-                tokens = seen.pick(tokens, keep)
-            return seen.finish(seen.run(tokens, keep=keep))
+                tokens = seen.select_tokens(tokens, keep)
+            return seen.forward_head(seen.forward_blocks(tokens, keep=keep))
 
-    def twin(self: V, own_tensors: bool = False) -> V:
+    def shared_copy(self: V, own_tensors: bool = False) -> V:
         """Return this view of a structural copy of its model, in evaluation mode, that shares the weights.
 
         With ``own_tensors`` it shares no buffer; otherwise it does, but for those that a forward is known to write.
         Everything that runs the model does so on a twin of its own: the user's modules are never touched.
         """
-        if self.user is not None:
+        if self.source_model is not None:
             return self
-        copied = twin(self, View, own_tensors=own_tensors)
-        copied.user = self
+        copied = copy_structure(self, VisionModel, own_tensors=own_tensors)
+        copied.source_model = self
         return copied
 
-    def prove(self, inputs: Tensor) -> None:
+    def verify(self, inputs: Tensor) -> None:
         """Refuse a model whose own forward says something else than this view: tried once, on the first inputs."""
-        if self.user is None:
+        if self.source_model is None:
             self._check_values(inputs)
-            prove(self, inputs)
+            verify(self, inputs)
 
     @property
     def identity(self) -> ModelIdentity:
@@ -250,13 +252,13 @@ class View(ABC):
         """The identity in one text: digests of weights, structure and preprocessing, and of code after a plus."""
         return str(self.identity)
 
-    def pick(self, tokens: Tensor, keep: Tensor) -> Tensor:
+    def select_tokens(self, tokens: Tensor, keep: Tensor) -> Tensor:
         """Return the prefix tokens and the patch tokens ``keep`` (``[B, k]``), each with the position it had."""
-        if not self.drops_tokens:
+        if not self.can_drop_tokens:
             raise ModelError(
                 f"{self.name} cannot leave tokens out: its layers need the whole grid; mask their embeddings instead"
             )
-        patches = tokens.shape[1] - self.prefix
+        patches = tokens.shape[1] - self.num_prefix_tokens
         whole = keep.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
         if keep.ndim != 2 or keep.shape[0] != tokens.shape[0] or not whole:
             given = f"{list(keep.shape)} of {keep.dtype}"
@@ -265,43 +267,43 @@ class View(ABC):
         if wrong.numel():
             raise ModelError(f"keep holds patch {int(wrong[0])}, outside 0..{patches - 1}")
         keep = keep.long()
-        index = (keep + self.prefix).unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
-        return torch.cat([tokens[:, : self.prefix], tokens.gather(1, index)], dim=1)
+        index = (keep + self.num_prefix_tokens).unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
+        return torch.cat([tokens[:, : self.num_prefix_tokens], tokens.gather(1, index)], dim=1)
 
-    def within(self, module: nn.Module, path: str, **facts: Any) -> View:
+    def wrap_in(self, module: nn.Module, path: str, **facts: Any) -> VisionModel:
         """Return the view of a larger model that has this one's at ``path``; what is around it runs as it is."""
-        from vitreous.models.custom import InsideView
+        from vitreous.models.custom import WrappedModel
 
-        return InsideView(module, self, path, **facts)
+        return WrappedModel(module, self, path, **facts)
 
-    def suffix(self, layer: int, inputs: Tensor | None = None) -> SubView:
+    def suffix(self, layer: int, inputs: Tensor | None = None) -> SubModel:
         """Return the sub-network that starts at block ``layer``; its inputs are tokens, its outputs logits.
 
         With the tokens kept, this is also the cached prefix: run the first blocks once, explain the rest often.
         ``inputs`` tells the size of the images where the model takes any.
         """
-        from vitreous.models.submodels import SubView
+        from vitreous.models.submodels import SubModel
 
-        return SubView(self, layer, inputs)
+        return SubModel(self, layer, inputs)
 
-    def lens(self, layer: int, each: bool = False) -> LensView:
+    def logit_lens(self, layer: int, each: bool = False) -> LogitLens:
         """Return one block alone, its output read by the model's own head: on the mean token, or on each (``each``)."""
-        from vitreous.models.submodels import LensView
+        from vitreous.models.submodels import LogitLens
 
-        return LensView(self, layer, each)
+        return LogitLens(self, layer, each)
 
-    def shuffled_head(self, seed: int = 0) -> ShuffledView:
+    def permute_head(self, seed: int = 0) -> PermutedHeadModel:
         """Return this view with its head shuffled: all that ``finish`` does gets the channels in a random order.
 
         This is the head with its weights dealt out anew among the channels; the model itself is not touched.
         """
-        from vitreous.models.submodels import ShuffledView
+        from vitreous.models.submodels import PermutedHeadModel
 
-        return ShuffledView(self, seed)
+        return PermutedHeadModel(self, seed)
 
-    def original(self, inputs: Tensor) -> Tensor:
+    def reference_forward(self, inputs: Tensor) -> Tensor:
         """Run the model's own forward and return its logits: what ``finish(run(embed(x)))`` must equal."""
-        output = self.model(inputs)
+        output = self.module(inputs)
         return output if isinstance(output, Tensor) else output.logits
 
     def cast(self, inputs: Tensor) -> Tensor:
@@ -315,8 +317,8 @@ class View(ABC):
             raise ModelError(f"{self.name} has no weights: it is on the meta device; load them first")
         if inputs.is_meta:
             raise ModelError("the inputs have no values: they are on the meta device")
-        if self.attends != "nowhere":
-            first = next((each for each in self.model.modules() if isinstance(each, nn.Conv2d)), None)
+        if self.attention != "nowhere":
+            first = next((each for each in self.module.modules() if isinstance(each, nn.Conv2d)), None)
             is_patches = first is not None and first.kernel_size == first.stride
             if first is not None and is_patches and first.in_channels != 3:
                 raise ModelError(f"{self.name} takes images of {first.in_channels} channels; only 3 are supported")
@@ -338,23 +340,27 @@ class View(ABC):
         """Return the class index of an index, a label or a synonym."""
         if isinstance(word, bool) or not isinstance(word, int | str):
             raise TargetError(f"{word!r} is neither a class index nor a label")
-        outputs = max(self.classes, 2)  # a head of one logit tells two classes apart
-        return find_label(word, self.labels, outputs) if isinstance(word, str) else check_index(word, outputs)
+        outputs = max(self.num_classes, 2)  # a head of one logit tells two classes apart
+        return find_label(word, self.class_names, outputs) if isinstance(word, str) else check_index(word, outputs)
 
     def label(self, index: int) -> str:
         """Return the first name of a class, or ``"class i"`` where the model has no names."""
-        return short_label(self.labels[index]) if self.labels and index < len(self.labels) else f"class {index}"
+        return (
+            short_label(self.class_names[index])
+            if self.class_names and index < len(self.class_names)
+            else f"class {index}"
+        )
 
-    def total_calls(self, start: int = 0) -> Counter[str]:
+    def total_operations(self, start: int = 0) -> Counter[str]:
         """Return the declared rule matches of blocks ``start ..`` and ``finish`` together."""
-        total: Counter[str] = Counter(self.calls(None))
+        total: Counter[str] = Counter(self.operation_counts(None))
         for layer in range(start, self.depth):
-            total.update(self.calls(layer))
+            total.update(self.operation_counts(layer))
         return total
 
     def __repr__(self) -> str:
         high, wide = self.grid()
         return (
-            f"View({self.name}: {self.depth} blocks, {high}x{wide} patches, {self.prefix} prefix tokens, "
-            f"{self.pooling.kind} pooling, {self.classes} classes)"
+            f"View({self.name}: {self.depth} blocks, {high}x{wide} patches, {self.num_prefix_tokens} prefix tokens, "
+            f"{self.pooling.kind} pooling, {self.num_classes} classes)"
         )

@@ -146,6 +146,7 @@ def _pieces(common: str) -> list[str]:
         return [common]
     return [common.replace(".qkv.", f".{letter}.") for letter in "qkv"]
 
+
 _log = logging.getLogger("vitreous")
 
 _NESTS = (
@@ -340,6 +341,7 @@ def _castable(given: torch.dtype, wanted: torch.dtype) -> bool:
 
 def _some(names: list[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
+
 
 _MOST_NAMES = 20
 """Longer lists are named, not written out."""

@@ -145,6 +145,7 @@ def check_index(index: int, classes: int) -> int:
 def _synonyms(label: str) -> list[str]:
     return [name.strip().lower() for name in label.split(",")]
 
+
 _MOST = 5
 
 

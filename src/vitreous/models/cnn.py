@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, VitreousWarning, nearest, one_line
-from vitreous.models.base import View
+from vitreous.models.base import VisionModel
 from vitreous.models.class_names import check_count
 from vitreous.models.custom import Reached, chosen, instead
 from vitreous.models.modifications import structure
@@ -32,7 +32,7 @@ from vitreous.models.transforms import timm_preprocess
 
 __all__ = [
     "Chain",
-    "ConvView",
+    "ConvModel",
     "by_convolutions",
     "by_stages",
     "dense",
@@ -78,6 +78,7 @@ def dense(model: Any) -> Chain:
             blocks[-1] = (*blocks[-1], f"features.{name}")
     return tuple(blocks)
 
+
 Chain = tuple[tuple[str, ...], ...]
 """The paths of the modules of every block, in the order in which they run; what follows a stage ends its last block."""
 
@@ -93,7 +94,7 @@ _GATES = ("Sigmoid", "Hardsigmoid")
 _KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
 """Operations by the names that autograd gives them: counted without the override that rules are found by."""
 
-V = TypeVar("V", bound="ConvView")
+V = TypeVar("V", bound="ConvModel")
 
 
 class _Facts(NamedTuple):
@@ -107,13 +108,13 @@ class _Facts(NamedTuple):
     aside: tuple[str, ...]
     """Modules that run before the end of the chain, and need not run again for what follows it."""
     classes: int
-    rectifies: bool
+    is_relu_only: bool
 
 
 _known: WeakKeyDictionary[nn.Module, dict[Any, _Facts]] = WeakKeyDictionary()
 
 
-class ConvView(View):
+class ConvModel(VisionModel):
     """A convolutional network, as a chain of blocks between feature maps ``[B, C, h, w]``.
 
     Tokens are the places of a feature map, ``[B, h w, C]``: the same memory, seen in another order. ``grid(inputs)`` is
@@ -123,12 +124,12 @@ class ConvView(View):
     pools or flattens them.
     """
 
-    attends = "nowhere"
-    drops_tokens = patches = stream = False
-    cam_site = branch_site = "output"
-    unseen: Mapping[str, str] = dict.fromkeys(("norm1", "attn", "norm2", "mlp"), _NO_TOKENS)
-    heads = prefix = 0
-    head_known = False
+    attention = "nowhere"
+    can_drop_tokens = has_patch_embedding = has_residual_stream = False
+    cam_point = branch_point = "output"
+    unavailable_points: Mapping[str, str] = dict.fromkeys(("norm1", "attn", "norm2", "mlp"), _NO_TOKENS)
+    num_heads = num_prefix_tokens = 0
+    has_known_head = False
 
     def __init__(
         self,
@@ -141,67 +142,67 @@ class ConvView(View):
         cut: str = "",
         headless: bool = False,
     ) -> None:
-        self.model, self.chain, self.output, self.cut = model, chain, output, cut
-        self.part_of_model = chain, output
+        self.module, self.chain, self.output, self.cut = model, chain, output, cut
+        self.identity_extras = chain, output
         self.family = getattr(type(self), "family", "cnn")
         self.name = name or type(model).__name__
         self.preprocess = preprocess or _preprocess(model, self.name)
-        self.depth, self.pooling, self.classes, self.labels = len(chain), Pooling("avg", 0), 0, labels
+        self.depth, self.pooling, self.num_classes, self.class_names = len(chain), Pooling("avg", 0), 0, labels
         if headless:  # a part of a larger model, which is looked at as a whole
             return
         facts = self._facts()
-        self._shapes, self._calls, self._changed, self._aside, self.classes, self.rectifies = facts
-        self.width = self._shapes[-1][0]
+        self._shapes, self._calls, self._changed, self._aside, self.num_classes, self.is_relu_only = facts
+        self.embed_dim = self._shapes[-1][0]
         grids = [self.grid(layer=layer) for layer in range(self.depth)]
         parts = [list(group) for _, group in groupby(range(self.depth), key=grids.__getitem__)]
         self.stages = tuple(range(part[0], part[-1] + 1) for part in parts) if len(parts) > 1 else ()
-        check_count(self.name, labels, self.classes)
+        check_count(self.name, labels, self.num_classes)
 
-    def ending(self, at: str) -> ConvView:
+    def ending(self, at: str) -> ConvModel:
         """Return the view whose last feature map is what the module called ``at`` gives."""
-        facts: dict[str, Any] = {"name": self.name, "labels": self.labels, "preprocess": self.preprocess}
+        facts: dict[str, Any] = {"name": self.name, "labels": self.class_names, "preprocess": self.preprocess}
         facts |= {"output": self.output, "cut": at}
         inside = [n for n, links in enumerate(self.chain) if any(_within(path, at) for path in links)]
         if not inside:
-            return ConvView(self.model, ((at,),), **facts)
+            return ConvModel(self.module, ((at,),), **facts)
         last = inside[-1]
         links = self.chain[last]
         end = max(n for n, path in enumerate(links) if _within(path, at))
-        return ConvView(self.model, (*self.chain[:last], links[: end + 1]), **facts)
+        return ConvModel(self.module, (*self.chain[:last], links[: end + 1]), **facts)
 
-    def within(self, module: nn.Module, path: str, **facts: Any) -> View:
+    def wrap_in(self, module: nn.Module, path: str, **facts: Any) -> VisionModel:
         chain = tuple(tuple(f"{path}.{each}" for each in links) for links in self.chain) if path else self.chain
         given = {key: value for key, value in facts.items() if value is not None}
         name = f"{type(module).__name__} around {self.name}" if path else self.name
         usual = {"name": name, "preprocess": self.preprocess}
-        made = ConvView(module, chain, **{**usual, **given})
-        if made.labels is None and self.labels and len(self.labels) == made.classes:
-            made.labels = self.labels
+        made = ConvModel(module, chain, **{**usual, **given})
+        if made.class_names is None and self.class_names and len(self.class_names) == made.num_classes:
+            made.class_names = self.class_names
         return made
 
     # -- verbs -----------------------------------------------------------------------------------------
 
     def embed(self, inputs: Tensor) -> Tensor:
-        return _flat(self.twin()._reach(inputs))
+        return _flat(self.shared_copy()._reach(inputs))
 
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         if keep is not None:
-            self.pick(tokens, keep)  # refuses
+            self.select_tokens(tokens, keep)  # refuses
         features = self._features(tokens, layer)
-        return _flat(self.twin()._through(layer, features.clone() if layer in self._changed else features))
+        return _flat(self.shared_copy()._through(layer, features.clone() if layer in self._changed else features))
 
-    def finish(self, tokens: Tensor) -> Tensor:
+    def forward_head(self, tokens: Tensor) -> Tensor:
         features = self._features(tokens, self.depth)
-        return self.twin()._behind(features.clone() if self.depth in self._changed else features, self._aside)
+        return self.shared_copy()._behind(features.clone() if self.depth in self._changed else features, self._aside)
 
-    def original(self, inputs: Tensor) -> Tensor:
-        return chosen(self.name, self.output, self.model(inputs))
+    def reference_forward(self, inputs: Tensor) -> Tensor:
+        return chosen(self.name, self.output, self.module(inputs))
 
-    def twin(self: V, own_tensors: bool = False) -> V:
+    def shared_copy(self: V, own_tensors: bool = False) -> V:
         """Return a twin whose modules change nothing in place, and compute nothing twice to save memory."""
-        made = super().twin(own_tensors)
+        made = super().shared_copy(own_tensors)
         if made is not self:
-            for module in made.model.modules():
+            for module in made.module.modules():
                 for flag in ("inplace", "grad_checkpointing"):
                     if vars(module).get(flag) is True:  # getattr takes its time where there is none
                         vars(module)[flag] = False
@@ -216,7 +217,7 @@ class ConvView(View):
         first = self.chain[0][0]
         try:
             with instead([(self._part(first), stop)]):
-                self.model(inputs)
+                self.module(inputs)
         except Reached as reached:
             return self._checked(first, "is given", reached.tokens)
         raise ModelError(f"{self.name}: its forward never comes to {first!r}")
@@ -238,7 +239,7 @@ class ConvView(View):
         steps = [(self._part(path), _pass_on) for path in aside] + [(self._part(self.chain[-1][-1]), give)]
         blank = torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=self.device)
         with instead(steps):
-            return chosen(self.name, self.output, self.model(blank))
+            return chosen(self.name, self.output, self.module(blank))
 
     # -- places ----------------------------------------------------------------------------------------
 
@@ -249,13 +250,13 @@ class ConvView(View):
     def last_grid(self, inputs: Tensor | None = None) -> tuple[int, int]:
         return self.grid(inputs)
 
-    def width_at(self, layer: int) -> int:
+    def embed_dim_at(self, layer: int) -> int:
         return self._shapes[layer][0]
 
-    def _site(self, layer: int, name: str) -> nn.Module:
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
         raise ModelError(f"{self.name} cannot show {name} of block {layer}: {_NO_TOKENS}")
 
-    def calls(self, layer: int | None) -> Mapping[str, int]:
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
         return {} if layer is None else self._calls[layer]
 
     def check_inputs(self, inputs: Tensor) -> None:
@@ -273,10 +274,10 @@ class ConvView(View):
 
     def _part(self, path: str) -> nn.Module:
         try:
-            return self.model.get_submodule(path)
+            return self.module.get_submodule(path)
         except AttributeError:
-            names = [name for name, _ in self.model.named_modules() if name]
-            known = ", ".join(name for name, _ in self.model.named_children())
+            names = [name for name, _ in self.module.named_modules() if name]
+            known = ", ".join(name for name, _ in self.module.named_children())
             raise ModelError(
                 f"{self.name} has no layer {path!r}{nearest(path, names) or f'; it has {known}'}"
             ) from None
@@ -290,8 +291,8 @@ class ConvView(View):
     # -- what one image tells --------------------------------------------------------------------------
 
     def _facts(self) -> _Facts:
-        key = (type(self), self.chain, self.output, self.preprocess.size, self.dtype, *structure(self.model))
-        known = _known.setdefault(self.model, {})
+        key = (type(self), self.chain, self.output, self.preprocess.size, self.dtype, *structure(self.module))
+        known = _known.setdefault(self.module, {})
         if key not in known:
             off = torch.autocast(self.device.type, enabled=False)
             try:
@@ -305,13 +306,13 @@ class ConvView(View):
         return known[key]
 
     def _found(self) -> _Facts:
-        seen = self.twin(own_tensors=True)
+        seen = self.shared_copy(own_tensors=True)
         noise = torch.randn(1, 3, *self.preprocess.size, generator=torch.Generator().manual_seed(0))
         image = noise.to(self.device, self.dtype)
         with torch.enable_grad():
             expected, aside = seen._order(image.clone().requires_grad_())
         active = {name for name in _operations(expected) if _KINDS.get(name) == "activation"}
-        rectifies, expected = "Relu" in active and active <= {"Relu", *_GATES}, expected.detach()
+        is_relu_only, expected = "Relu" in active and active <= {"Relu", *_GATES}, expected.detach()
         features = seen._reach(image)
         shapes, calls, changed = [_shape(features)], list[Mapping[str, int]](), set[int]()
         for layer in range(self.depth):
@@ -335,7 +336,7 @@ class ConvView(View):
                 raise
             if logits.shape[1:] == expected.shape[1:] and len(logits) == 2 and not gap(logits, expected)[1]:
                 changed |= {self.depth} if given._version != version else set()
-                told = expected.shape[1], rectifies
+                told = expected.shape[1], is_relu_only
                 return _Facts(tuple(shapes), tuple(calls), frozenset(changed), tuple(tried), *told)
         raise ModelError(
             f"{self.name}: what {self.chain[-1][-1]} gives does not decide its output: something passes beside it; "
@@ -347,7 +348,7 @@ class ConvView(View):
         started, done, last = list[str](), list[str](), self.chain[-1][-1]
         before: list[str] = []
         handles = []
-        for path, module in self.model.named_modules():
+        for path, module in self.module.named_modules():
 
             def start(module: nn.Module, args: Any, path: str = path) -> None:
                 if path == last and not before:
@@ -361,7 +362,7 @@ class ConvView(View):
         links = [path for each in self.chain for path in each]
         for path in links:
             self._part(path)
-        logits = self.original(image)
+        logits = self.reference_forward(image)
         for handle in handles:
             handle.remove()
         for path in links:
@@ -372,8 +373,8 @@ class ConvView(View):
     def __repr__(self) -> str:
         (high, wide), last = self.grid(), self.chain[-1][-1]
         return (
-            f"View({self.name}: {self.depth} blocks, {high}x{wide} places of {self.width} channels at {last}, "
-            f"{self.classes} classes)"
+            f"View({self.name}: {self.depth} blocks, {high}x{wide} places of {self.embed_dim} channels at {last}, "
+            f"{self.num_classes} classes)"
         )
 
 

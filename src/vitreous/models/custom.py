@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, one_line
-from vitreous.models.base import View
+from vitreous.models.base import VisionModel
 from vitreous.models.class_names import check_count
 from vitreous.models.modifications import structure
 from vitreous.models.pooling import Pooling, infer_pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.structure import Weights, Windows
 
-__all__ = ["InsideView", "Reached", "chosen", "instead"]
+__all__ = ["WrappedModel", "Reached", "chosen", "instead"]
 
 
 class _Facts(NamedTuple):
@@ -45,38 +45,49 @@ class Reached(BaseException):
         self.tokens = tokens
 
 
-class InsideView(View):
+class WrappedModel(VisionModel):
     """A model with one known transformer in it; ``output`` names one of several outputs."""
 
-    head_known = False
-    inner: View
+    has_known_head = False
+    inner: VisionModel
     _shapes: tuple[Any, ...]
 
     def __init__(
         self,
         model: nn.Module,
-        inner: View,
+        inner: VisionModel,
         path: str,
         name: str | None = None,
         labels: list[str] | None = None,
         preprocess: Preprocess | None = None,
         output: str | int | None = None,
     ) -> None:
-        self.model, self.inner, self.path, self.output = model, inner, path, output
-        self.part_of_model = path, output
+        self.module, self.inner, self.path, self.output = model, inner, path, output
+        self.identity_extras = path, output
         self.family = inner.family
         self.name = name or (f"{type(model).__name__} around {inner.name}" if path else inner.name)
         inner.name = self.name
-        self.depth, self.width, self.heads, self.prefix = inner.depth, inner.width, inner.heads, inner.prefix
-        self.drops_tokens, self.attends, self.stages = inner.drops_tokens, inner.attends, inner.stages
-        self.stream = inner.stream
-        self.unseen, self.branch_site, self.cam_site = inner.unseen, inner.branch_site, inner.cam_site
+        self.depth, self.embed_dim, self.num_heads, self.num_prefix_tokens = (
+            inner.depth,
+            inner.embed_dim,
+            inner.num_heads,
+            inner.num_prefix_tokens,
+        )
+        self.can_drop_tokens, self.attention, self.stages = inner.can_drop_tokens, inner.attention, inner.stages
+        self.has_residual_stream = inner.has_residual_stream
+        self.unavailable_points, self.branch_point, self.cam_point = (
+            inner.unavailable_points,
+            inner.branch_point,
+            inner.cam_point,
+        )
         self.preprocess = inner.preprocess = preprocess or inner.preprocess
-        self.pooling, self.classes = inner.pooling, 0
+        self.pooling, self.num_classes = inner.pooling, 0
         facts = self._facts()
-        self.pooling, self.classes = facts.pooling, facts.classes
-        self.labels = labels or (inner.labels if inner.labels and len(inner.labels) == self.classes else None)
-        check_count(self.name, labels, self.classes)
+        self.pooling, self.num_classes = facts.pooling, facts.classes
+        self.class_names = labels or (
+            inner.class_names if inner.class_names and len(inner.class_names) == self.num_classes else None
+        )
+        check_count(self.name, labels, self.num_classes)
 
     # -- verbs -----------------------------------------------------------------------------------------
 
@@ -84,20 +95,20 @@ class InsideView(View):
         def stop(tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
             raise Reached(tokens)
 
-        seen = self.twin()
+        seen = self.shared_copy()
         try:
-            with instead([(seen.inner.block_at(0), stop)]):
-                seen.model(inputs)
+            with instead([(seen.inner.get_block(0), stop)]):
+                seen.module(inputs)
         except Reached as reached:
             tokens = reached.tokens
             return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
         raise ModelError(f"{self.name}: its forward never comes to block 0 of {self.path or 'itself'}")
 
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        return self.inner.block(layer, tokens, keep)
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self.inner.forward_block(layer, tokens, keep)
 
-    def finish(self, tokens: Tensor) -> Tensor:
-        seen = self.twin()
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        seen = self.shared_copy()
 
         def aside(layer: int, given: Tensor | None) -> Callable[..., Any]:
             length, dimensions = self._shapes[layer]
@@ -111,12 +122,12 @@ class InsideView(View):
             return forward
 
         last = self.depth - 1
-        steps = [(seen.inner.block_at(n), aside(n, tokens if n == last else None)) for n in range(self.depth)]
+        steps = [(seen.inner.get_block(n), aside(n, tokens if n == last else None)) for n in range(self.depth)]
         with instead(steps):
-            return seen._chosen(seen.model(self._blank().expand(len(tokens), -1, -1, -1)))
+            return seen._chosen(seen.module(self._blank().expand(len(tokens), -1, -1, -1)))
 
-    def original(self, inputs: Tensor) -> Tensor:
-        return self._chosen(self.model(inputs))
+    def reference_forward(self, inputs: Tensor) -> Tensor:
+        return self._chosen(self.module(inputs))
 
     def _chosen(self, output: Any) -> Tensor:
         return chosen(self.name, self.output, output)
@@ -125,8 +136,8 @@ class InsideView(View):
 
     def _facts(self) -> _Facts:
         """Return what is known about this structure, found on its first view."""
-        now = (self.path, self.output, self.preprocess.size, *structure(self.model))
-        then, facts = _known.get(self.model, (None, None))
+        now = (self.path, self.output, self.preprocess.size, *structure(self.module))
+        then, facts = _known.get(self.module, (None, None))
         if facts is None or then != now:
             shapes, classes = self._found()
             self._shapes = shapes
@@ -134,7 +145,7 @@ class InsideView(View):
             if pooling is None:
                 raise ModelError(f"{self.name}: its output does not depend on what the last block of {self.path} gives")
             facts = _Facts(shapes, classes, pooling)
-            _known[self.model] = now, facts
+            _known[self.module] = now, facts
         self._shapes = facts.shapes
         return facts
 
@@ -143,7 +154,7 @@ class InsideView(View):
 
     def _found(self) -> tuple[tuple[Any, ...], int]:
         """Return the shapes that blocks give, and the number of classes."""
-        seen = self.twin(own_tensors=True)
+        seen = self.shared_copy(own_tensors=True)
         shapes: list[tuple[int, int]] = []
 
         def telling(own: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
@@ -158,11 +169,11 @@ class InsideView(View):
             whole = isinstance(out, Tensor)
             shapes.append((0 if whole else len(out), (out if whole else out[0]).ndim))
 
-        told = [(block, telling(block.forward, shape)) for block in map(seen.inner.block_at, range(self.depth))]
+        told = [(block, telling(block.forward, shape)) for block in map(seen.inner.get_block, range(self.depth))]
         off = torch.autocast(self.device.type, enabled=False)
         try:
             with torch.inference_mode(False), torch.no_grad(), off, instead(told):
-                logits = seen._chosen(seen.model(self._blank()))
+                logits = seen._chosen(seen.module(self._blank()))
         except ModelError:
             raise
         except Exception as error:  # a forward of the user's own can fail anywhere
@@ -179,26 +190,26 @@ class InsideView(View):
 
     # -- as inside -------------------------------------------------------------------------------------
 
-    def block_at(self, layer: int) -> nn.Module:
-        return self.inner.block_at(layer)
+    def get_block(self, layer: int) -> nn.Module:
+        return self.inner.get_block(layer)
 
-    def pool_at(self) -> nn.Module | None:
-        return self.inner.pool_at()
+    def get_pooling_module(self) -> nn.Module | None:
+        return self.inner.get_pooling_module()
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         return self.inner.grid(inputs, layer)
 
-    def _site(self, layer: int, name: str) -> nn.Module:
-        return self.inner.site(layer, name)
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
+        return self.inner.hook_point(layer, name)
 
     def branch(self, layer: int, name: str) -> tuple[nn.Module, Tensor | None]:
         return self.inner.branch(layer, name)
 
-    def calls(self, layer: int | None) -> Mapping[str, int]:
-        return self.inner.calls(layer)
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
+        return self.inner.operation_counts(layer)
 
-    def width_at(self, layer: int) -> int:
-        return self.inner.width_at(layer)
+    def embed_dim_at(self, layer: int) -> int:
+        return self.inner.embed_dim_at(layer)
 
     def windows(self, layer: int) -> Windows | None:
         return self.inner.windows(layer)
@@ -211,7 +222,7 @@ class InsideView(View):
 
     def __repr__(self) -> str:
         where = f"inside .{self.path}" if self.path else "with a head of its own"
-        return f"{super().__repr__()[:-1]}; {type(self.inner.model).__name__} {where})"
+        return f"{super().__repr__()[:-1]}; {type(self.inner.module).__name__} {where})"
 
 
 def chosen(name: str, asked: str | int | None, output: Any) -> Tensor:

@@ -24,7 +24,7 @@ from torch.nn.modules import module as torch_module
 from vitreous.code_digest import code_digest, functions_of, is_external, is_unknown, names_read, writes_of
 
 if TYPE_CHECKING:
-    from vitreous.models.base import View
+    from vitreous.models.base import VisionModel
 
 __all__ = ["Description", "digest_of", "settled", "type_name"]
 
@@ -44,8 +44,8 @@ _NO_SETTINGS = frozenset(
 _NO_CODE_OF_MODELS = ("torch.nn.modules.module", "transformers.modeling_utils", "transformers.utils")
 _FACTS_OF_VIEWS = frozenset(
     (
-        *("model", "name", "labels", "preprocess", "recipe", "factory", "user", "family"),
-        *("declared_pooling", "deviations", "deviating"),
+        *("module", "name", "class_names", "preprocess", "load_recipe", "builder_digest", "source_model", "family"),
+        *("declared_pooling", "deviations", "deviating_layers"),
     )
 )
 """What is left out of the facts of a view: names, what has a digest of its own, and what verification notes."""
@@ -75,7 +75,7 @@ class _Facts(NamedTuple):
 class Description:
     """A model, and its view if there is one, as plain data: ``lines``, ``tensors``, ``view_tensors`` and ``code``."""
 
-    def __init__(self, model: nn.Module, view: View | None = None) -> None:
+    def __init__(self, model: nn.Module, view: VisionModel | None = None) -> None:
         self.lines: list[Any] = []
         self.tensors: list[tuple[str, Tensor]] = []
         self.external: dict[str, Any] = {}
@@ -246,7 +246,7 @@ class Description:
             return "external"
         return name
 
-    def _view(self, view: View) -> Any:
+    def _view(self, view: VisionModel) -> Any:
         """Describe how a view looks at its model: its public attributes."""
         line: list[Any] = [self._code(type(view), "view", type_name(type(view)))]
         for name in sorted(vars(view)):
@@ -254,7 +254,7 @@ class Description:
             if name == "pooling" and view.declared_pooling is not None:  # what is inferred follows from the model
                 value = view.declared_pooling
             if not name.startswith("_") and name not in _FACTS_OF_VIEWS and not callable(value):
-                inner = hasattr(value, "model") and hasattr(value, "embed") and not isinstance(value, nn.Module)
+                inner = hasattr(value, "module") and hasattr(value, "embed") and not isinstance(value, nn.Module)
                 line.append((name, self._view(value) if inner else self._plain(value, f"view.{name}")))
         return line
 

@@ -36,7 +36,7 @@ from vitreous.models.description import Description, digest_of, settled, type_na
 from vitreous.models.preprocess import Preprocess
 
 if TYPE_CHECKING:
-    from vitreous.models.base import View
+    from vitreous.models.base import VisionModel
 
 __all__ = [
     "ModelIdentity",
@@ -141,6 +141,7 @@ def _probes(tensors: Sequence[Tensor]) -> bytes:
         homes = dict.fromkeys(each.device for each in few)
         return b"".join(torch.cat([e for e in few if e.device == home]).cpu().numpy().tobytes() for home in homes)
 
+
 _UNKNOWN = "unknown "
 _known: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
 _asked: WeakKeyDictionary[nn.Module, Snapshot] = WeakKeyDictionary()
@@ -192,31 +193,31 @@ class Snapshot:
     forward for the identity.
     """
 
-    def __init__(self, view: View, description: Description | None = None) -> None:
-        origin = view if view.user is None else view.user
-        description = description or Description(origin.model, origin)
-        self._module, self._view_tensors = ref(origin.model), description.view_tensors
+    def __init__(self, view: VisionModel, description: Description | None = None) -> None:
+        origin = view if view.source_model is None else view.source_model
+        description = description or Description(origin.module, origin)
+        self._module, self._view_tensors = ref(origin.module), description.view_tensors
         self._state = state_of([*description.tensors, *self._view_tensors])
         self._weights = ""
         self._parts = {
             "structure": digest_of(description.lines),
             "preprocessing": _preprocessing_of(origin.preprocess),
-            "code": "+".join(filter(None, (description.code, origin.factory))),
+            "code": "+".join(filter(None, (description.code, origin.builder_digest))),
         }
 
     @classmethod
-    def of_result(cls, view: View) -> Snapshot:
+    def of_result(cls, view: VisionModel) -> Snapshot:
         """Return one for what may outlive the model: it is read when that goes, if nobody has asked before."""
-        origin = view if view.user is None else view.user
-        description = Description(origin.model, origin)
+        origin = view if view.source_model is None else view.source_model
+        description = Description(origin.module, origin)
         taken = cls(origin, description)
-        _wait(origin.model, description.tensors, taken)
+        _wait(origin.module, description.tensors, taken)
         return taken
 
     @classmethod
-    def of_question(cls, view: View) -> Snapshot:
+    def of_question(cls, view: VisionModel) -> Snapshot:
         """Return the one of an earlier question, if it was not read yet and nothing seems to have changed."""
-        taken, module = cls(view), (view if view.user is None else view.user).model
+        taken, module = cls(view), (view if view.source_model is None else view.source_model).module
         with _guard:
             earlier = _asked.get(module)
             is_same = earlier is not None and (earlier._state, earlier._parts) == (taken._state, taken._parts)

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitreous.errors import ModelError
 
 if TYPE_CHECKING:
-    from vitreous.models.base import View
+    from vitreous.models.base import VisionModel
 
 __all__ = ["Pooling", "infer_pooling"]
 
@@ -70,23 +70,23 @@ class Pooling:
         return f"Pooling({self.kind!r})"
 
 
-def infer_pooling(view: View, usual: Pooling) -> Pooling | None:
+def infer_pooling(view: VisionModel, usual: Pooling) -> Pooling | None:
     """Return how a model pools, from the gradient where tokens are pooled; ``None`` where there is none, or no number.
 
     That is the last tensor with one vector for each token. Tokens that are averaged have equal gradients there, and
     tokens that are not read have none, whatever the tokens are. The ``usual`` pooling is kept where that agrees. One
     forward and one backward of what follows the last block.
     """
-    seen = view.twin()
+    seen = view.shared_copy()
     grid = seen.last_grid()
-    count = seen.prefix + math.prod(grid)
+    count = seen.num_prefix_tokens + math.prod(grid)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(view.device.type, enabled=False):
         draws = torch.Generator().manual_seed(0)
-        tokens = torch.randn(1, count, seen.width_at(seen.depth - 1), generator=draws)
+        tokens = torch.randn(1, count, seen.embed_dim_at(seen.depth - 1), generator=draws)
         tokens = tokens.to(view.device, view.dtype).requires_grad_()
         if usual.kind == "map" and _reads_through(seen, tokens):
             return usual
-        logits = seen.finish(tokens)
+        logits = seen.forward_head(tokens)
         score = (logits * torch.randn(logits.shape, generator=draws).to(logits)).sum()
         gradient = _gradient_where_pooled(score, tokens, grid)
     if gradient is None or not bool(gradient.isfinite().all()) or not bool((gradient != 0).any()):
@@ -99,11 +99,11 @@ def infer_pooling(view: View, usual: Pooling) -> Pooling | None:
     return Pooling("unknown", usual.prefix, f"{view.name} reads {read} of {count} tokens in a way that is not known")
 
 
-def _reads_through(seen: View, tokens: Tensor) -> bool:
+def _reads_through(seen: VisionModel, tokens: Tensor) -> bool:
     """Whether all that is read passes the module that pools by attention."""
     from vitreous.models.custom import instead
 
-    module, calls = seen.pool_at(), list[Any]()
+    module, calls = seen.get_pooling_module(), list[Any]()
     if module is None:
         return False
     own = module.forward
@@ -113,7 +113,7 @@ def _reads_through(seen: View, tokens: Tensor) -> bool:
         return own(*args, **kwargs).detach()
 
     with instead([(module, constant)]):
-        logits = seen.finish(tokens)
+        logits = seen.forward_head(tokens)
     if not calls or not logits.requires_grad:
         return bool(calls)
     (gradient,) = torch.autograd.grad(logits.sum(), tokens, allow_unused=True)

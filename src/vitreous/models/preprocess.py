@@ -162,6 +162,7 @@ def _margin(length: int, wanted: int) -> int:
     """Return how much to cut before a centred window; negative where the picture must be padded instead."""
     return round((length - wanted) / 2) if length >= wanted else -((wanted - length) // 2)
 
+
 Array = np.ndarray[Any, np.dtype[np.float64]]
 _LEAST = 8
 """Pixels along a side below which nothing is measured: nearly all of them are at an edge."""

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
-from vitreous.models.base import View
+from vitreous.models.base import VisionModel
 from vitreous.models.modifications import structure
-from vitreous.models.shared_copy import twin
-from vitreous.models.submodels import SubView
+from vitreous.models.shared_copy import copy_structure
+from vitreous.models.submodels import SubModel
 from vitreous.registry import check_choice
 
 __all__ = ["INITS", "NORMS", "STAGES_AROUND", "randomised", "stage_parameters", "stages"]
@@ -43,33 +43,33 @@ class _Place(NamedTuple):
     leaf: str
 
 
-def stages(view: View) -> tuple[str, ...]:
+def stages(view: VisionModel) -> tuple[str, ...]:
     """Return the names of the stages, from the output to the input: depth + 3 of them, for any model."""
     blocks = (f"block {layer}" for layer in reversed(range(view.depth)))
     return ("head", "norm", *blocks, "embeddings")
 
 
-def stage_parameters(view: View) -> dict[str, tuple[str, ...]]:
+def stage_parameters(view: VisionModel) -> dict[str, tuple[str, ...]]:
     """Return the names of the parameters of every stage; one forward of a blank image, once for each structure."""
-    if isinstance(view, SubView):
+    if isinstance(view, SubModel):
         raise ModelError(f"{view.name} is a part of a model or has another head; only whole models are randomised")
-    now = (type(view), view.preprocess.size, *structure(view.model), *map(id, view.model.parameters()))
-    then, found = _known.get(view.model, (None, None))
+    now = (type(view), view.preprocess.size, *structure(view.module), *map(id, view.module.parameters()))
+    then, found = _known.get(view.module, (None, None))
     if found is None or then != now:
         found = _found(view)
-        _known[view.model] = now, found
+        _known[view.module] = now, found
     return dict(found)
 
 
 def randomised(
-    view: View,
+    view: VisionModel,
     which: Iterable[str],
     seed: int = 0,
     *,
     norms: str = "reset",
     init: str = "fixed",
     tokens: bool = True,
-) -> View:
+) -> VisionModel:
     """Return a view of a copy of the model in which some stages have been drawn anew; all other weights are shared.
 
     - Weights, position tables, class tokens and positions: normal with deviation 0.02, as vision transformers start
@@ -92,10 +92,10 @@ def randomised(
     for name in asked:
         if name not in parts:
             raise ModelError(f"{view.name} has no stage {name!r}, but {', '.join(stages(view))}")
-    origin = view if view.user is None else view.user
-    seen = twin(origin, View)  # no user's view: it has weights, a fingerprint and a proof of its own
-    places = _places(seen.model)
-    parameters = dict(seen.model.named_parameters())
+    origin = view if view.source_model is None else view.source_model
+    seen = copy_structure(origin, VisionModel)  # no user's view: it has weights, a fingerprint and a proof of its own
+    places = _places(seen.module)
+    parameters = dict(seen.module.named_parameters())
     with torch.inference_mode(False), torch.no_grad():
         for stage in asked:
             for name in parts[stage]:
@@ -110,10 +110,10 @@ def randomised(
 # -- which parameter belongs where ---------------------------------------------------------------------
 
 
-def _found(view: View) -> dict[str, tuple[str, ...]]:
-    seen = twin(view if view.user is None else view.user, View)
-    seen.user = view  # it is a twin, and need not make another one to step through its model
-    named = {name: each for name, each in seen.model.named_parameters() if each.is_floating_point()}
+def _found(view: VisionModel) -> dict[str, tuple[str, ...]]:
+    seen = copy_structure(view if view.source_model is None else view.source_model, VisionModel)
+    seen.source_model = view  # it is a twin, and need not make another one to step through its model
+    named = {name: each for name, each in seen.module.named_parameters() if each.is_floating_point()}
     for each in named.values():
         each.requires_grad_()
     names = {id(each): name for name, each in named.items()}
@@ -128,11 +128,11 @@ def _found(view: View) -> dict[str, tuple[str, ...]]:
         tokens = seen.embed(torch.zeros(1, 3, *seen.preprocess.size, dtype=seen.dtype, device=seen.device))
         take("embeddings", _ends(tokens, names))
         for layer in range(seen.depth):
-            tokens = seen.block(layer, tokens.detach())
+            tokens = seen.forward_block(layer, tokens.detach())
             take(f"block {layer}", _ends(tokens, names))
-        logits = seen.finish(tokens.detach())
+        logits = seen.forward_head(tokens.detach())
     behind = _ends(logits, names)
-    places = _places(seen.model)
+    places = _places(seen.module)
     owners = {id(places[name].owner) for name in _last(logits, names)}
     take("head", [name for name in behind if id(places[name].owner) in owners])
     take("norm", behind)

@@ -33,7 +33,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from vitreous.code_digest import code_digest, is_external
 from vitreous.errors import HeadError, ModelError, UnknownError, VitreousWarning, nearest
-from vitreous.models.base import View
+from vitreous.models.base import VisionModel
 from vitreous.models.checkpoints import Recipe
 from vitreous.models.class_names import read_labels
 from vitreous.models.transforms import as_preprocess
@@ -46,11 +46,11 @@ __all__ = [
     "cached",
     "device_of",
     "load",
-    "models",
+    "list_models",
     "reachable",
     "register_adapter",
     "unwrap",
-    "view",
+    "wrap",
 ]
 
 _BUILT_IN = {
@@ -81,7 +81,7 @@ class Adapter(Protocol):
     def accepts(self, module: nn.Module) -> bool:
         """Whether this module belongs to the family."""
 
-    def view(self, module: nn.Module, **facts: Any) -> View:
+    def wrap(self, module: nn.Module, **facts: Any) -> VisionModel:
         """Return the view of such a module, or raise ``ModelError`` saying why not."""
 
     def load(self, name: str, **options: Any) -> nn.Module:
@@ -113,21 +113,21 @@ def adapters() -> tuple[Adapter, ...]:
     return tuple(every)
 
 
-def view(
-    module: nn.Module | View,
+def wrap(
+    module: nn.Module | VisionModel,
     *,
     inside: str | None = None,
     at: str | None = None,
     output: str | int | None = None,
     **facts: Any,
-) -> View:
+) -> VisionModel:
     """Look at a model already in hand; a view is returned as it is, and wrappers are looked through (``unwrap``).
 
     A model of one's own is searched for the one known model inside; ``inside=`` names it where there are several, and
     ``output=`` one of several outputs. ``at=`` names the layer whose output is the feature map of a convolutional
     network, known or not. ``name=``, ``labels=``, ``preprocess=`` override what the model says about itself.
     """
-    if isinstance(module, View):
+    if isinstance(module, VisionModel):
         return module
     module = unwrap(module)
     for fact, understood in (("labels", read_labels), ("preprocess", as_preprocess)):
@@ -139,7 +139,7 @@ def view(
     for adapter in adapters() if whole else ():
         if adapter.accepts(module):
             try:
-                return adapter.view(module, **facts)
+                return adapter.wrap(module, **facts)
             except HeadError:  # its blocks are known, what follows them is not
                 break
             except UnknownError:  # a larger model, perhaps, around one that is known
@@ -149,23 +149,23 @@ def view(
     return _around(module, inside, output, facts)
 
 
-def _ending(module: nn.Module, at: str, output: str | int | None, facts: dict[str, Any]) -> View:
+def _ending(module: nn.Module, at: str, output: str | int | None, facts: dict[str, Any]) -> VisionModel:
     """Return the view of a convolutional network whose feature map is what the layer ``at`` gives."""
-    from vitreous.models.cnn import ConvView
+    from vitreous.models.cnn import ConvModel
 
     for adapter in adapters() if output is None else ():
         if adapter.accepts(module):
             try:
-                known = adapter.view(module, **facts)
+                known = adapter.wrap(module, **facts)
             except UnknownError:
                 break
-            if not isinstance(known, ConvView):
+            if not isinstance(known, ConvModel):
                 raise ModelError(f"at={at!r} is for convolutional networks; the layers of {known.name} have numbers")
             return known.ending(at)
-    return ConvView(module, ((at,),), output=output, cut=at, **facts)
+    return ConvModel(module, ((at,),), output=output, cut=at, **facts)
 
 
-def _around(module: nn.Module, inside: str | None, output: str | int | None, facts: dict[str, Any]) -> View:
+def _around(module: nn.Module, inside: str | None, output: str | int | None, facts: dict[str, Any]) -> VisionModel:
     """Return the view of a model around the one model that is known in it."""
     found = list(_towers(module))
     what = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -182,15 +182,15 @@ def _around(module: nn.Module, inside: str | None, output: str | int | None, fac
             "'Write an adapter'"
         )
     if len(found) > 1:
-        listed = ", ".join(f"{path} ({type(inner.model).__name__})" for path, inner in found)
+        listed = ", ".join(f"{path} ({type(inner.module).__name__})" for path, inner in found)
         raise ModelError(f"{what} has several models inside: {listed}; choose one with inside={found[0][0]!r}")
     ((path, inner),) = found
-    if path and not _has_head(module, inner.model):
+    if path and not _has_head(module, inner.module):
         raise ModelError(f"{what} around {inner.name} has no classifier: nothing after the blocks has weights")
-    return inner.within(module, path, output=output, **facts)
+    return inner.wrap_in(module, path, output=output, **facts)
 
 
-def _towers(module: nn.Module) -> Iterator[tuple[str, View]]:
+def _towers(module: nn.Module) -> Iterator[tuple[str, VisionModel]]:
     """Yield the outermost known models in a model, with their paths; the model itself has the path ``""``."""
     taken: list[str] = []
     for path, part in module.named_modules():
@@ -199,7 +199,7 @@ def _towers(module: nn.Module) -> Iterator[tuple[str, View]]:
         for adapter in adapters():
             if adapter.accepts(part):
                 try:
-                    yield path, adapter.view(part, headless=True)
+                    yield path, adapter.wrap(part, headless=True)
                 except (ModelError, TypeError):  # one of its parts, or a family that knows no towers
                     continue
                 taken.append(path)
@@ -214,7 +214,7 @@ def _has_head(module: nn.Module, inner: nn.Module) -> bool:
     for adapter in adapters():
         if adapter.accepts(inner):
             try:
-                adapter.view(inner)
+                adapter.wrap(inner)
             except HeadError:
                 return True
             except ModelError:
@@ -232,7 +232,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     **options: Any,
-) -> View:
+) -> VisionModel:
     """Build a model by name, such as ``timm/vit_base_patch16_224`` or the bundled ``world``, and look at it.
 
     ``checkpoint``: a ``.safetensors`` or torch weight file; without one the hub's weights are fetched, unless
@@ -246,9 +246,9 @@ def load(
     labels = None if labels is None else read_labels(labels)  # what is wrong with it is said before any work
     shown: dict[str, Any] = {} if preprocess is None else {"preprocess": as_preprocess(preprocess)}
     module = adapter.load(rest, **options)
-    made = view(module.to(device=device, dtype=dtype), at=at, name=name, labels=labels, **shown)
-    made.factory = code_digest(adapter) if is_external(adapter) else ""
-    made.recipe = Recipe.of(name, given, made.model)
+    made = wrap(module.to(device=device, dtype=dtype), at=at, name=name, labels=labels, **shown)
+    made.builder_digest = code_digest(adapter) if is_external(adapter) else ""
+    made.load_recipe = Recipe.of(name, given, made.module)
     return made
 
 
@@ -260,12 +260,12 @@ def _find(name: str) -> tuple[Adapter, str]:
             return adapter, rest
         if not slash and any(info.name == name for info in adapter.models() if "/" not in info.name):
             return adapter, name
-    listed = [info.name for info in models()]
+    listed = [info.name for info in list_models()]
     known = ", ".join(dict.fromkeys(f"{each.partition('/')[0]}/…" if "/" in each else each for each in listed))
     raise ModelError(f"unknown model {name!r}{nearest(name, listed) or f'; known: {known}'}")
 
 
-def models() -> list[ModelInfo]:
+def list_models() -> list[ModelInfo]:
     """Return the models that can be loaded by name."""
     return [info for adapter in adapters() for info in adapter.models()]
 
@@ -286,6 +286,7 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is not None and chosen not in known.values():
         raise ModelError(f"dtype {str(dtype)!r} is not one of {', '.join(known)}")
     return chosen
+
 
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 _QUANTISED = ("torch.ao.nn.", "torch.nn.quantized", "bitsandbytes.", "torchao.", "optimum.quanto", "auto_gptq", "awq")

@@ -35,14 +35,14 @@ from vitreous.models.modifications import Watch, Writes, deviations, note_state,
 from vitreous.models.pooling import Pooling
 
 if TYPE_CHECKING:
-    from vitreous.models.base import View
+    from vitreous.models.base import VisionModel
 
 __all__ = [
     "gap",
-    "prove",
-    "refuse_model_changes",
+    "verify",
+    "check_model_unchanged",
     "rounding",
-    "twin",
+    "copy_structure",
     "writers",
 ]
 
@@ -52,16 +52,16 @@ writers: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
 _PLAIN = frozenset((bool, int, float, str, bytes, type(None), type, FunctionType, BuiltinFunctionType))
 _BARE = frozenset((dict, OrderedDict, set))
 
-T = TypeVar("T", bound="nn.Module | View")
+T = TypeVar("T", bound="nn.Module | VisionModel")
 
 
-def twin(original: T, *kinds: type, trainable: bool = False, own_tensors: bool = False) -> T:
+def copy_structure(original: T, *kinds: type, trainable: bool = False, own_tensors: bool = False) -> T:
     """Return a copy of a module, or of an object of ``kinds`` that refers to modules.
 
     ``trainable`` keeps the flags of the parameters: gradients then gather in the copy. ``own_tensors`` copies all
     tensors that are no parameters, and not only those that a forward is known to write.
     """
-    model = original if isinstance(original, nn.Module) else original.model
+    model = original if isinstance(original, nn.Module) else original.module
     try:
         with torch.inference_mode(False), torch.no_grad():
             cloned = {id(tensor) for module in _writing(model, own_tensors) for tensor in tensors_of(module)}
@@ -154,49 +154,53 @@ class _Record(NamedTuple):
 _proven: WeakKeyDictionary[nn.Module, dict[Any, _Record]] = WeakKeyDictionary()
 
 
-def prove(view: View, inputs: Tensor) -> None:
+def verify(view: VisionModel, inputs: Tensor) -> None:
     """Compare the view with its model on the first of these images, unless both were found equal before.
 
     The copy that passes run on is held against the model too, if that is in evaluation mode and its forward writes
     nothing. Cost: two or three forwards of one image, once for each structure of a model and size of its inputs.
     """
-    key = (type(view), view.part_of_model, tuple(inputs.shape[1:]), inputs.dtype)
-    record, now = _proven.get(view.model, {}).get(key), structure(view.model)
+    key = (type(view), view.identity_extras, tuple(inputs.shape[1:]), inputs.dtype)
+    record, now = _proven.get(view.module, {}).get(key), structure(view.module)
     if record is None or record.structure != now or not record.watch.holds():
         record = _verify(view, inputs[:1].detach())
-        records = {k: r for k, r in _proven.get(view.model, {}).items() if r.structure == record.structure}
+        records = {k: r for k, r in _proven.get(view.module, {}).items() if r.structure == record.structure}
         if record.pooling is not None or view.has_own_pooling:  # a head of zeros may be trained, and read tokens then
-            _proven[view.model] = {**records, key: record}
+            _proven[view.module] = {**records, key: record}
     if view.deviations is not record.deviations:
-        view.pooling, view.deviations, view.deviating = record.pooling or view.pooling, record.deviations, record.layers
+        view.pooling, view.deviations, view.deviating_layers = (
+            record.pooling or view.pooling,
+            record.deviations,
+            record.layers,
+        )
 
 
-def _verify(view: View, image: Tensor) -> _Record:
+def _verify(view: VisionModel, image: Tensor) -> _Record:
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(image.device.type, enabled=False):
         image = image.clone() if image.is_inference() else image
-        seen, other = (view.twin(own_tensors=True) for _ in range(2))
-        written = [Writes(view.model, each.model) for each in (seen, other)]
-        logits = seen.finish(seen.run(seen.embed(image)))
+        seen, other = (view.shared_copy(own_tensors=True) for _ in range(2))
+        written = [Writes(view.module, each.module) for each in (seen, other)]
+        logits = seen.forward_head(seen.forward_blocks(seen.embed(image)))
         _compare(view, logits, _own(other, image), "its own forward")
         tensors = frozenset().union(*(each.tensors() for each in written))
         for module, names in written[1].names().items():
             note_state(module, names)
-        writers[view.model] = tensors
-        has_state = bool(tensors) or any(module in state_names for module in view.model.modules())
-        if not has_state and not any(module.training for module in view.model.modules()):
+        writers[view.module] = tensors
+        has_state = bool(tensors) or any(module in state_names for module in view.module.modules())
+        if not has_state and not any(module.training for module in view.module.modules()):
             _compare(view, logits, _own(view, image), "the model itself, called as it is,")
-    odd = deviations(view.model)
+    odd = deviations(view.module)
     pooling = None if view.has_own_pooling else view.read_pooling()
-    return _Record(structure(view.model), Watch(view.model), pooling, odd, _layers(view, odd))
+    return _Record(structure(view.module), Watch(view.module), pooling, odd, _layers(view, odd))
 
 
-def _layers(view: View, odd: dict[str, str]) -> frozenset[int]:
+def _layers(view: VisionModel, odd: dict[str, str]) -> frozenset[int]:
     """Return the blocks in which a module is not as its library built it."""
     if not odd:
         return frozenset()
-    modules = {id(view.model.get_submodule(path)) for path in odd}
+    modules = {id(view.module.get_submodule(path)) for path in odd}
     try:
-        blocks = [view.block_at(layer) for layer in range(view.depth)]
+        blocks = [view.get_block(layer) for layer in range(view.depth)]
     except ModelError:  # it does not tell its blocks
         return frozenset(range(view.depth))
     return frozenset(layer for layer, block in enumerate(blocks) if any(id(m) in modules for m in block.modules()))
@@ -219,15 +223,15 @@ def rounding(dtype: torch.dtype, device: str) -> float:
     return 2e-3 if dtype == torch.float32 and device == "cuda" and short else 1e-4
 
 
-def _own(view: View, image: Tensor) -> Tensor:
+def _own(view: VisionModel, image: Tensor) -> Tensor:
     try:
-        return view.original(image)
+        return view.reference_forward(image)
     except Exception as error:  # a forward of the user's own can fail anywhere
         reason = one_line(f"{type(error).__name__}: {error}")[:200]
         raise ModelError(f"{view.name}: its own forward fails on one image ({reason})") from error
 
 
-def _compare(view: View, logits: Tensor, expected: Any, whose: str) -> None:
+def _compare(view: VisionModel, logits: Tensor, expected: Any, whose: str) -> None:
     if not isinstance(expected, Tensor) or expected.shape != logits.shape:
         told = list(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
         raise ModelError(f"{view.name}: {whose} gives {told}, its parts {list(logits.shape)}; explain the model inside")
@@ -241,7 +245,7 @@ def _compare(view: View, logits: Tensor, expected: Any, whose: str) -> None:
 
 
 @contextmanager
-def refuse_model_changes(view: View, name: str, content: bool = False) -> Iterator[None]:
+def check_model_unchanged(view: VisionModel, name: str, content: bool = False) -> Iterator[None]:
     """Raise a ``ModelChangedError`` if what runs inside changes the weights, buffers or modules of a model.
 
     Weights are known by their version counters and a few of their values, with ``content`` by all of them. Nothing is
@@ -250,7 +254,7 @@ def refuse_model_changes(view: View, name: str, content: bool = False) -> Iterat
     """
 
     def snapshot() -> tuple[Any, Any]:
-        model = view.model
+        model = view.module
         tensors = [*model.named_parameters(), *model.named_buffers()]
         return structure(model), fingerprint_of(tensors) if content else state(model)
 

@@ -104,6 +104,7 @@ def _cut(laid: Tensor, window: Sequence[int]) -> Tensor:
     apart = laid.view(high // window[0], window[0], wide // window[1], window[1])
     return apart.transpose(1, 2).reshape(-1, window[0] * window[1])
 
+
 _EXACT = {torch.bfloat16: 5e-2, torch.float64: 1e-8}
 """How far a module may be from the weights that are taken for it, in parts of the largest output, if not as usual."""
 

@@ -247,6 +247,7 @@ def _words(photo: Image.Image) -> str:
 def _reason(error: Exception) -> str:
     return one_line(str(error))[:160] or type(error).__name__
 
+
 _FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 _CONFIG = {"input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode"}
 

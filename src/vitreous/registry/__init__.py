@@ -2,21 +2,19 @@
 
 from vitreous.registry.citations import PAPERS, Paper, cited, credit
 from vitreous.registry.parameters import Parameter, at_least, check_choice, check_memory, parameters_of
-from vitreous.registry.registry import Shelf
-from vitreous.registry.rooms import listed_by
+from vitreous.registry.registry import Registry
 from vitreous.registry.spec import understood, written
 
 __all__ = [
     "PAPERS",
     "Paper",
     "Parameter",
-    "Shelf",
+    "Registry",
     "at_least",
     "check_choice",
     "check_memory",
     "cited",
     "credit",
-    "listed_by",
     "parameters_of",
     "understood",
     "written",

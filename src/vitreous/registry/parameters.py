@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, get_type_hints
 
-from vitreous.errors import SpellingError, VitreousError
+from vitreous.errors import SpecError, VitreousError
 
 __all__ = [
     "Parameter",
@@ -27,13 +27,13 @@ _MOST_MEMORY = 2**20  # GiB
 def check_choice(name: str, given: str, choices: Sequence[str]) -> None:
     """Refuse a word that is not one of the choices."""
     if given not in choices:
-        raise SpellingError(f"{name}={given!r} is not one of {', '.join(choices)}")
+        raise SpecError(f"{name}={given!r} is not one of {', '.join(choices)}")
 
 
 def at_least(name: str, value: float, least: float) -> None:
     """Refuse a number that is too small to mean anything."""
     if not value >= least:
-        raise SpellingError(f"{name}={value} must be at least {least:g}")
+        raise SpecError(f"{name}={value} must be at least {least:g}")
 
 
 def check_memory(memory: Any) -> None:

@@ -9,13 +9,13 @@ import warnings
 from importlib.metadata import entry_points
 from typing import Generic, Protocol, TypeVar
 
-from vitreous.errors import SpellingError, VitreousWarning, nearest, one_line
+from vitreous.errors import SpecError, VitreousWarning, nearest, one_line
 from vitreous.registry.defaults import STEPS, ladder
 
 __all__ = [
     "MEANT",
     "PLANNED",
-    "Shelf",
+    "Registry",
     "folded",
 ]
 
@@ -75,7 +75,7 @@ class Named(Protocol):
 T = TypeVar("T", bound=Named)
 
 
-class Shelf(Generic[T]):
+class Registry(Generic[T]):
     """Things of one kind (``noun``) by name and alias, in the order of ``families``.
 
     Importing what an entry point of the ``group`` names adds it.
@@ -94,7 +94,7 @@ class Shelf(Generic[T]):
         """Put a thing on the shelf; its name and aliases must be free."""
         for word in (thing.name, *thing.aliases):
             if word in self.by_name or word in self.aliases:
-                raise SpellingError(f"two {self.noun}s are called {word!r}")
+                raise SpecError(f"two {self.noun}s are called {word!r}")
         self.by_name[thing.name] = thing
         self.aliases.update(dict.fromkeys(thing.aliases, thing.name))
 
@@ -105,10 +105,10 @@ class Shelf(Generic[T]):
             return found
         elsewhere = self._elsewhere(name)
         if elsewhere is not None:
-            raise SpellingError(f"the {self.noun} {name!r} is spelled {elsewhere} here")
+            raise SpecError(f"the {self.noun} {name!r} is spelled {elsewhere} here")
         if self.noun == "method" and folded(name) in PLANNED:
-            raise SpellingError(f"the {self.noun} {name!r} is planned, not there yet")
-        raise SpellingError(f"unknown {self.noun} {name!r}{nearest(name, [*self.by_name, *self.aliases])}")
+            raise SpecError(f"the {self.noun} {name!r} is planned, not there yet")
+        raise SpecError(f"unknown {self.noun} {name!r}{nearest(name, [*self.by_name, *self.aliases])}")
 
     def meant(self, name: str) -> str | None:
         """Return the spelling here of what is called ``name``, spaces in it allowed; ``None`` for any other text."""

@@ -18,9 +18,9 @@ import types
 from dataclasses import dataclass
 from typing import Any, Protocol, Union, get_args, get_origin
 
-from vitreous.errors import SpellingError, nearest, one_line
+from vitreous.errors import SpecError, nearest, one_line
 from vitreous.registry.parameters import Parameter
-from vitreous.registry.registry import Shelf
+from vitreous.registry.registry import Registry
 
 __all__ = [
     "Reader",
@@ -83,13 +83,13 @@ def written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
-def understood(spelling: Any, thing: type, shelf: Shelf[Any]) -> Any:
+def understood(spelling: Any, thing: type, shelf: Registry[Any]) -> Any:
     """Return what a spelling means; a ``thing`` is returned as it is."""
     if isinstance(spelling, thing):
         return spelling
     if not isinstance(spelling, str):
         name = f"a {shelf.noun} is a spelling or a {thing.__name__}"
-        raise SpellingError(f"{name}, got {type(spelling).__name__}")
+        raise SpecError(f"{name}, got {type(spelling).__name__}")
     return Reader(shelf.meant(spelling.strip()) or spelling, shelf, thing).read()
 
 
@@ -99,7 +99,7 @@ class Reader:
     Parameters of the type ``thing`` take a spelling themselves, those of the type ``tuple[thing, ...]`` several.
     """
 
-    def __init__(self, text: str, shelf: Shelf[Any], thing: type) -> None:
+    def __init__(self, text: str, shelf: Registry[Any], thing: type) -> None:
         self.text, self.shelf, self.thing, self.noun = text, shelf, thing, shelf.noun
         self.tokens = self._tokens()
         self.next = 0
@@ -180,9 +180,9 @@ class Reader:
         self.next += 1
         return token
 
-    def _error(self, token: _Token, complaint: str) -> SpellingError:
+    def _error(self, token: _Token, complaint: str) -> SpecError:
         before, after = self.text[: token.at], self.text[token.at : token.at + 60] or "(end)"
-        return SpellingError(one_line(f"{complaint} at character {token.at + 1}: {before}▸{after}"))
+        return SpecError(one_line(f"{complaint} at character {token.at + 1}: {before}▸{after}"))
 
     # -- calls to methods ------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Reader:
             return Reader(meant, self.shelf, self.thing).read()
         try:
             info: Spelled = self.shelf.find(call.name.text)
-        except SpellingError as error:
+        except SpecError as error:
             raise self._error(call.name, str(error)) from None
         values = self._preset(info, call.preset)
         parameters = info.parameters
@@ -222,7 +222,7 @@ class Reader:
                 raise self._error(call.name, f"{info.name} needs {parameter.name}{info.example}")
         try:
             return info.make(**values)
-        except SpellingError as error:
+        except SpecError as error:
             raise self._error(call.name, str(error)) from None
 
     @property

@@ -2,14 +2,14 @@
 
 from vitreous.results.archive import Archive
 from vitreous.results.comparison import Comparison
-from vitreous.results.diagnostics import Checkup, Finding
+from vitreous.results.diagnostics import CheckResult, Finding
 from vitreous.results.explanation import Explanation, Origin, Prediction
 from vitreous.results.storage import Identity, Question
-from vitreous.results.table import Table
+from vitreous.results.table import ScoreTable
 
 __all__ = [
     "Archive",
-    "Checkup",
+    "CheckResult",
     "Comparison",
     "Explanation",
     "Finding",
@@ -17,5 +17,5 @@ __all__ = [
     "Origin",
     "Prediction",
     "Question",
-    "Table",
+    "ScoreTable",
 ]

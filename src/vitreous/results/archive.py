@@ -15,7 +15,7 @@ from typing import Any
 from vitreous import io as disk
 from vitreous.datasets.images import file_digest
 from vitreous.errors import ImageError, VitreousError
-from vitreous.methods import method
+from vitreous.methods import get_method
 from vitreous.registry.defaults import known_as
 from vitreous.results.explanation import Explanation
 from vitreous.results.storage import Question
@@ -119,7 +119,7 @@ def _results(folder: Path) -> Iterator[Path]:
 def _method_name(explanation: Explanation) -> str:
     """The step or the spelling, and the value that was explained unless it is the usual one or the method's own."""
     try:
-        usual = " and ".join(method(explanation.method).values("logit"))
+        usual = " and ".join(get_method(explanation.method).values("logit"))
     except VitreousError:  # a method of the user's own, which no spelling gives again
         usual = "logit"
     name = known_as(explanation.method)

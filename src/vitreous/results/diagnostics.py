@@ -26,13 +26,13 @@ from vitreous.viz import plots as figures
 
 __all__ = [
     "Agreement",
-    "Checkup",
+    "CheckResult",
     "Finding",
     "Reliability",
     "AGREEMENT_SCHEMA",
     "TRIAL_SCHEMA",
     "Step",
-    "Trial",
+    "MetaEvaluation",
     "Tried",
     "CHECK_VERDICTS",
 ]
@@ -70,7 +70,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Checkup:
+class CheckResult:
     """What cheap tests say about one explanation: they can condemn it, not acquit it.
 
     ``verdict`` is the worst of the tests that apply: ``"good"``, ``"weak"`` or ``"bad"``; ``sentence`` says why.
@@ -95,9 +95,10 @@ class Checkup:
         return {"verdict": self.verdict, "sentence": self.sentence, "tests": tests}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Checkup:
+    def from_json(cls, told: Mapping[str, Any]) -> CheckResult:
         """Read what ``to_json`` gave."""
         return cls(told["verdict"], told["sentence"], tuple(Finding(**test) for test in told["tests"]))
+
 
 TRIAL_SCHEMA = "vitreous.trial/1"
 _NAN = float("nan")
@@ -182,7 +183,7 @@ _NUMBERS = tuple(name for name, each in Tried.__dataclass_fields__.items() if ea
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class MetaEvaluation:
     """Metrics in rows: verdict, errors, correlation with the truth, power and reliability. Failures are told first.
 
     ``closeness`` is the correlation of every map of the ladder with the oracle; ``plan`` records how it was made.
@@ -202,7 +203,7 @@ class Trial:
         return found[metric]
 
     @classmethod
-    def joined(cls, trials: Sequence[Trial]) -> Trial:
+    def joined(cls, trials: Sequence[MetaEvaluation]) -> MetaEvaluation:
         """Return several trials of the same scenes as one; a metric that was tried twice counts as it was the last."""
         if not trials:
             raise VitreousError("there is no trial to join")
@@ -245,7 +246,7 @@ class Trial:
         }
 
     @classmethod
-    def load(cls, path: str | Path) -> Trial:
+    def load(cls, path: str | Path) -> MetaEvaluation:
         """Read a trial that was saved."""
         with record(path, TRIAL_SCHEMA, "trial") as told:
             rows = tuple(Tried.from_json(each) for each in told["tried"])
@@ -308,6 +309,7 @@ def _percent(value: float) -> str:
 
 def _with_nan(told: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _NAN if value is None else value for name, value in told.items()}
+
 
 AGREEMENT_SCHEMA = "vitreous.agreement/1"
 

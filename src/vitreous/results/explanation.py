@@ -26,11 +26,11 @@ from vitreous.datasets.images import file_digest, open_photo
 from vitreous.errors import ImageError, VitreousError, one_line
 from vitreous.html import figure
 from vitreous.methods import Method
-from vitreous.methods import method as understood
-from vitreous.models import Box, View
+from vitreous.methods import get_method as understood
+from vitreous.models import Box, VisionModel
 from vitreous.registry import check_choice
 from vitreous.registry.defaults import known_as
-from vitreous.results.diagnostics import Checkup
+from vitreous.results.diagnostics import CheckResult
 from vitreous.results.storage import MOST_BYTES, no_number, read_extras, read_map, versions
 from vitreous.viz import Sheet
 
@@ -83,6 +83,7 @@ def _said(shown: Explanation) -> str:
 def _sure(probability: float | None) -> str:
     return "" if probability is None else f" ({probability:.3f})"
 
+
 Size = int | tuple[int, int] | Literal["photo"]
 
 SCHEMA = "vitreous.explanation/1"
@@ -102,7 +103,7 @@ class Prediction:
 class Origin(NamedTuple):
     """What made an explanation in this process; the model is not kept alive for it."""
 
-    model: ref[View | nn.Module]
+    model: ref[VisionModel | nn.Module]
     method: Method
 
 
@@ -143,9 +144,9 @@ class Explanation:
     identity: Mapping[str, str] | None = None
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     photo: Image.Image | None = field(default=None, repr=False)
-    checkup: Checkup | None = field(default=None, repr=False)
+    checkup: CheckResult | None = field(default=None, repr=False)
     origin: Origin | None = field(default=None, repr=False)
-    checker: ClassVar[Callable[..., Checkup] | None] = None
+    checker: ClassVar[Callable[..., CheckResult] | None] = None
     """What ``check`` calls: handed in from above, for this room knows no judge."""
 
     def __repr__(self) -> str:
@@ -155,8 +156,8 @@ class Explanation:
         return {**self.__dict__, "origin": None}
 
     def check(
-        self, model: View | nn.Module | None = None, *, inputs: Tensor | None = None, memory: float | None = None
-    ) -> Checkup:
+        self, model: VisionModel | nn.Module | None = None, *, inputs: Tensor | None = None, memory: float | None = None
+    ) -> CheckResult:
         """Return what cheap tests say about this map: see ``vitreous.check``.
 
         The model is not needed right after ``explain``; a loaded explanation needs it.
@@ -424,7 +425,7 @@ class Explanation:
             among=tuple(manifest.get("among", ())),
             created=manifest["created"],
             identity=manifest.get("identity"),
-            checkup=Checkup.from_json(manifest["check"]) if "check" in manifest else None,
+            checkup=CheckResult.from_json(manifest["check"]) if "check" in manifest else None,
             box=None if manifest["box"] is None else tuple(manifest["box"]),
             extras={name: torch.from_numpy(value) for name, value in extras.items()},
             **{name: manifest[name] for name in same},

@@ -20,7 +20,7 @@ from vitreous.results.storage import plain, record, write
 from vitreous.results.table import aligned, comma_separated, html_rows, markdown
 from vitreous.viz import plots as figures
 
-__all__ = ["AT", "COLUMNS", "SCHEMA", "Birds", "Found"]
+__all__ = ["AT", "COLUMNS", "SCHEMA", "FunnyBirdsResult", "Found"]
 
 SCHEMA = "vitreous.birds/1"
 COLUMNS = {
@@ -64,7 +64,7 @@ class Found:
 
 
 @dataclass(frozen=True, eq=False)
-class Birds:
+class FunnyBirdsResult:
     """Methods in rows, dimensions in columns.
 
     ``accuracy`` ``[n]`` and ``background`` ``[n, 2]`` (objects that matter, objects) are the model's own, ``found`` is
@@ -222,7 +222,7 @@ class Birds:
         }
 
     @classmethod
-    def load(cls, path: str | Path) -> Birds:
+    def load(cls, path: str | Path) -> FunnyBirdsResult:
         """Read what was saved as ``.json``."""
         with record(path, SCHEMA, "result of FunnyBirds") as data:
             rows = {each["name"]: each["per_image"] for each in data["methods"]}

@@ -10,8 +10,8 @@ from typing import Any
 
 from vitreous.errors import VitreousError
 from vitreous.html import Section, report
-from vitreous.methods import Method, method
-from vitreous.models import View
+from vitreous.methods import Method, get_method
+from vitreous.models import VisionModel
 from vitreous.registry.defaults import known_as
 from vitreous.results.comparison import Comparison
 from vitreous.results.explanation import Explanation
@@ -20,24 +20,24 @@ from vitreous.tracing.targets import plain_target
 __all__ = [
     "DIGITS",
     "again",
-    "page",
+    "to_html",
 ]
 
 DIGITS = 12
 """Of a fingerprint, on a page."""
 
 
-def again(view: View, e: Explanation, asked: Mapping[str, Any]) -> str:
+def again(view: VisionModel, e: Explanation, asked: Mapping[str, Any]) -> str:
     """Return the call of ``why`` in Python; below it what each name stands for that cannot be written out.
 
     ``asked`` are its arguments, in order. A model is loaded as it was, as long as its weights are those that were
     loaded; otherwise it is one in hand, told by its fingerprint.
     """
     weights = (e.identity or {}).get("weights", "")[:DIGITS]
-    model, names = "model", [f"model: a {type(view.model).__name__} of your own, fingerprint {weights}"]
-    if view.recipe is not None and view.recipe.holds(view.model):
-        model, names = view.recipe.code()
-        names += [f"the weights are random: these have the fingerprint {weights}"] if view.recipe.is_random else []
+    model, names = "model", [f"model: a {type(view.module).__name__} of your own, fingerprint {weights}"]
+    if view.load_recipe is not None and view.load_recipe.holds(view.module):
+        model, names = view.load_recipe.code()
+        names += [f"the weights are random: these have the fingerprint {weights}"] if view.load_recipe.is_random else []
     words = [model, "picture" if e.source is None else repr(e.source)]
     names += ["picture: the picture in hand"] if e.source is None else []
     for name, value in asked.items():
@@ -46,7 +46,7 @@ def again(view: View, e: Explanation, asked: Mapping[str, Any]) -> str:
             plain = e.target
         if isinstance(value, Method):
             plain = value.spelling
-            if method(plain) != value:
+            if get_method(plain) != value:
                 words.append(f"{name}={name}")
                 names.append(f"{name}: your own, {plain}")
                 continue
@@ -55,7 +55,7 @@ def again(view: View, e: Explanation, asked: Mapping[str, Any]) -> str:
     return "\n".join([f"vt.why({', '.join(words)})", *(f"# {each}" for each in names)])
 
 
-def page(shown: Explanation | Comparison | Sequence[Explanation]) -> str:
+def to_html(shown: Explanation | Comparison | Sequence[Explanation]) -> str:
     """Return a page with the maps: one section for each picture, or for each target of a comparison."""
     if isinstance(shown, Comparison):
         return _of_comparison(shown)

@@ -26,7 +26,7 @@ import numpy as np
 from vitreous import io as disk
 from vitreous.errors import VitreousError
 from vitreous.methods import Method
-from vitreous.models import Snapshot, View
+from vitreous.models import Snapshot, VisionModel
 
 __all__ = [
     "Identity",
@@ -97,7 +97,7 @@ class Question:
     @classmethod
     def of(
         cls,
-        view: View,
+        view: VisionModel,
         how: Method,
         target: int | None,
         against: tuple[int, ...] = (),
@@ -186,6 +186,7 @@ class Identity(_Lazy):
 
     def __getitem__(self, name: str) -> str:
         return self._picture if name == "picture" else self._parts[name]
+
 
 MOST_BYTES = 2**31  # of a file that is read
 

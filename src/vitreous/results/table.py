@@ -22,7 +22,7 @@ import numpy as np
 from vitreous import io as disk
 from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.base import Metric, as_parts
-from vitreous.metrics.base import metric as metric_of
+from vitreous.metrics.base import get_metric as metric_of
 from vitreous.metrics.bootstrap import (
     SAMPLES,
     Bin,
@@ -42,7 +42,7 @@ from vitreous.results.storage import plain, record, write
 
 __all__ = [
     "SCHEMA",
-    "Table",
+    "ScoreTable",
     "aligned",
     "comma_separated",
     "html_rows",
@@ -98,12 +98,13 @@ def html_rows(rows: Rows, caption: str = "") -> str:
     rest = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in body)
     return f"<table>{title}<thead><tr>{top}</tr></thead><tbody>{rest}</tbody></table>"
 
+
 SCHEMA = "vitreous.score/2"
 _NUMBERS = re.compile(r"\[\s*\n([-\d.eE+,\s]|null)*\]")
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ScoreTable:
     """Methods in rows, metrics in columns, and behind each cell what every image has to say.
 
     ``parts[method, metric]`` is ``[n, P]``, NaN where an image has no score, and ``judges[metric]`` makes scores of
@@ -256,13 +257,13 @@ class Table:
         }
 
     @classmethod
-    def load(cls, path: str | Path) -> Table:
+    def load(cls, path: str | Path) -> ScoreTable:
         """Read a table that was saved as ``.json``; its metrics must be known here."""
         with record(path, SCHEMA, "table of scores") as data:
             return cls._from_json(data)
 
     @classmethod
-    def _from_json(cls, data: Mapping[str, Any]) -> Table:
+    def _from_json(cls, data: Mapping[str, Any]) -> ScoreTable:
         names = [each["name"] for each in data["metrics"]]
         judges = {name: metric_of(data["plan"]["metrics"][name]["spelling"]) for name in names}
         cells = {(each["name"], name): cell for each in data["methods"] for name, cell in each["scores"].items()}

@@ -25,14 +25,14 @@ from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import THIN, interval, mean, resampled
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.perturb import perturbed
-from vitreous.metrics.requests import Geometry, States
-from vitreous.models import View
+from vitreous.metrics.requests import ImageShape, RankedRemoval
+from vitreous.models import VisionModel
 from vitreous.registry import check_choice
 from vitreous.registry.defaults import known_as
 from vitreous.viz import plots as figures
 
 if TYPE_CHECKING:
-    from vitreous.results.table import Table
+    from vitreous.results.table import ScoreTable
 
 __all__ = [
     "KINDS",
@@ -107,7 +107,7 @@ def _swept(methods: Sequence[str], x: Sequence[float] | None, name: str) -> list
 
 
 def sweep(
-    table: Table,
+    table: ScoreTable,
     metric: str,
     methods: Sequence[str],
     *,
@@ -137,14 +137,14 @@ def sweep(
     return figures.lines([panel], metric, said, look=look, width=width)
 
 
-def _scores(table: Table, metric: str, name: str, methods: Sequence[str], x: Sequence[float]) -> figures.Line:
+def _scores(table: ScoreTable, metric: str, name: str, methods: Sequence[str], x: Sequence[float]) -> figures.Line:
     low, high = np.array([table.interval(each, metric) for each in methods]).T
     means = np.array([table.mean(each, metric) for each in methods])
     return figures.Line(name, np.array(x, np.float64), means, low, high)
 
 
 def histogram(
-    table: Table,
+    table: ScoreTable,
     metric: str,
     methods: Sequence[str],
     *,
@@ -169,10 +169,10 @@ def histogram(
 
 
 def states_strip(
-    view: View,
+    view: VisionModel,
     inputs: Tensor,
     maps: Mapping[str, Tensor],
-    need: States,
+    need: RankedRemoval,
     steps: Sequence[int] | None = None,
     target: int | str | None = None,
     *,
@@ -184,7 +184,7 @@ def states_strip(
     """Draw what the model was shown: one image with more and more pixels gone, in the order of each method's map.
 
     ``inputs`` is one input ``[3, H, W]``, ``maps`` has a map ``[h, w]`` for every name, ``need`` the states of a metric
-    (``Need.removed("black", counts)``) and ``steps`` which of them to show. Under each stands the probability of
+    (``Request.removed("black", counts)``) and ``steps`` which of them to show. Under each stands the probability of
     ``target``, or else of the predicted class. Cost: a forward for every picture.
     """
     if need.unit != "pixel":
@@ -198,7 +198,7 @@ def states_strip(
         if not 0 <= step < len(need.spans):
             raise VitreousError(f"step {step} is not one of the {len(need.spans)} states")
     index = int(view.logits(image).argmax()) if target is None else view.class_index(target)
-    some = States(need.unit, need.substrate, need.keep, tuple(need.spans[step] for step in chosen))
+    some = RankedRemoval(need.unit, need.substrate, need.keep, tuple(need.spans[step] for step in chosen))
     rows, notes = {}, {}
     for name, map in maps.items():
         states = perturbed(view, image, torch.as_tensor(map)[None], some, upsample=upsample, ties=ties, seed=seed)[0]
@@ -211,11 +211,12 @@ def states_strip(
     note = f"Under each picture the probability of {view.label(index)}; pixels in the order of each map."
     return figures.strips(rows, columns, notes, "", note, width=width)
 
-_USUAL = Geometry((224, 224), (14, 14))
+
+_USUAL = ImageShape((224, 224), (14, 14))
 _PROBABILITIES = ("insertion", "deletion", "least relevant first", "most relevant first")
 
 
-def metric_of(table: Table, metric: str | None) -> str:
+def metric_of(table: ScoreTable, metric: str | None) -> str:
     if metric is not None:
         table[table.methods[0], metric]
         return metric
@@ -224,7 +225,7 @@ def metric_of(table: Table, metric: str | None) -> str:
     return table.metrics[0]
 
 
-def note(table: Table, metric: str, how: str) -> str:
+def note(table: ScoreTable, metric: str, how: str) -> str:
     """Return which way is better, how many images there are, and what else is drawn."""
     return f"{better(table.higher_is_better[metric]).capitalize()}. Mean of {over(table)}; {how}"
 
@@ -233,17 +234,17 @@ def better(higher: bool) -> str:
     return "higher is better" if higher else "lower is better"
 
 
-def over(table: Table) -> str:
+def over(table: ScoreTable) -> str:
     count = len(table.images)
     return f"{count} image{'s' * (count != 1)}"
 
 
-def _look(table: Table) -> dict[str, figures.Look]:
+def _look(table: ScoreTable) -> dict[str, figures.Look]:
     """Return the looks by the names that figures show: a method has one colour in all figures of a table."""
     return {known_as(name): look for name, look in figures.looks(table.methods).items()}
 
 
-def bars(table: Table, metric: str, methods: Sequence[str], *, width: str | float = "column") -> figures.Figure:
+def bars(table: ScoreTable, metric: str, methods: Sequence[str], *, width: str | float = "column") -> figures.Figure:
     means = {name: figures.Mean(table.mean(name, metric), *table.interval(name, metric)) for name in methods}
     return figures.bars(
         {known_as(name): each for name, each in means.items()},
@@ -256,7 +257,7 @@ def bars(table: Table, metric: str, methods: Sequence[str], *, width: str | floa
 
 
 def curves(
-    table: Table,
+    table: ScoreTable,
     metric: str,
     methods: Sequence[str],
     *,
@@ -281,10 +282,12 @@ def curves(
     return figures.lines(panels, metric, said, look=_look(table), width=width)
 
 
-def _meanings(table: Table, metric: str, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+def _meanings(table: ScoreTable, metric: str, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     """Return what each curve has across, what it has upwards, and which way is better, from the states behind it."""
-    needs = [each for each in table.judges[metric].needs(_USUAL) if isinstance(each, States) and each.by == "map"]
-    fitting: Sequence[States | None] = needs if len(needs) == len(names) else [None] * len(names)
+    needs = [
+        each for each in table.judges[metric].needs(_USUAL) if isinstance(each, RankedRemoval) and each.by == "map"
+    ]
+    fitting: Sequence[RankedRemoval | None] = needs if len(needs) == len(names) else [None] * len(names)
     found = {}
     for name, need in zip(names, fitting, strict=True):
         by = getattr(table.judges[metric], "by", "probability")
@@ -300,7 +303,7 @@ def _meanings(table: Table, metric: str, names: Sequence[str]) -> dict[str, tupl
     return found
 
 
-def _bands(table: Table, curves: Mapping[str, Curve]) -> list[figures.Line]:
+def _bands(table: ScoreTable, curves: Mapping[str, Curve]) -> list[figures.Line]:
     """Return mean lines with the intervals of every point, over the images that have a whole line."""
     columns = []
     for curve in curves.values():
@@ -316,7 +319,7 @@ def _bands(table: Table, curves: Mapping[str, Curve]) -> list[figures.Line]:
 
 
 def bins(
-    table: Table,
+    table: ScoreTable,
     metric: str,
     methods: Sequence[str],
     *,
@@ -347,7 +350,7 @@ def bins(
     )
 
 
-def matrix(table: Table, metric: str, methods: Sequence[str], *, width: str | float = "column") -> figures.Figure:
+def matrix(table: ScoreTable, metric: str, methods: Sequence[str], *, width: str | float = "column") -> figures.Figure:
     """How alike the scores of two methods are, over the images that have both."""
     scores = [table[each, metric] for each in methods]
     alike = [[_correlation(one, other) for other in scores] for one in scores]
@@ -364,7 +367,7 @@ def _correlation(one: Array, other: Array) -> float:
 
 
 def radar(
-    table: Table,
+    table: ScoreTable,
     metric: str | None,
     methods: Sequence[str],
     *,
@@ -392,6 +395,7 @@ def radar(
         width=width,
     )
 
+
 SCHEMA = "vitreous.figures/1"
 _FROM_PICTURES = ("strips", "cascade")
 
@@ -408,7 +412,7 @@ KINDS: dict[str, Callable[..., figures.Figure]] = {
 
 
 def plot(
-    table: Table,
+    table: ScoreTable,
     kind: str | None,
     metric: str | None,
     methods: Sequence[str] | None,
@@ -446,7 +450,7 @@ def plot(
     return figure
 
 
-def save_figures(table: Table, folder: str | Path, *, overwrite: bool = False) -> list[str]:
+def save_figures(table: ScoreTable, folder: str | Path, *, overwrite: bool = False) -> list[str]:
     """Write the figures of every metric into a new folder, as SVG; return the names of the files.
 
     Bars for every metric, curves where they were kept, and bins where at least two of them would not be thin.
@@ -471,7 +475,7 @@ def _name(stem: str, taken: Sequence[str]) -> str:
     return next(name for name in names if name.lower() not in low)
 
 
-def _worth_drawing(table: Table, metric: str) -> dict[str, dict[str, Any]]:
+def _worth_drawing(table: ScoreTable, metric: str) -> dict[str, dict[str, Any]]:
     kinds: dict[str, dict[str, Any]] = {"bars": {}}
     if any(table.curves.get((method, metric)) for method in table.methods):
         kinds["curves"] = {}

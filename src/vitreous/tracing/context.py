@@ -12,23 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.models import View
-from vitreous.models.submodels import SubView
+from vitreous.models import VisionModel
+from vitreous.models.submodels import SubModel
 from vitreous.tracing.memory import InnerBatch, inner_batch
-from vitreous.tracing.prng import Draws, check_seed
-from vitreous.tracing.records import Pass, Trace
-from vitreous.tracing.rules import Rules
-from vitreous.tracing.runner import merge, run, run_targets
+from vitreous.tracing.prng import PRNGKey, check_seed
+from vitreous.tracing.records import ActivationCache, Pass
+from vitreous.tracing.rules import Composite
+from vitreous.tracing.runner import merge, run, run_for_targets
 from vitreous.tracing.targets import Target, class_logits, probabilities
 
 __all__ = [
     "Choose",
-    "Rivals",
-    "Session",
+    "ContrastContexts",
+    "Context",
 ]
 
 
-class Session:
+class Context:
     """Answers the passes of any number of methods over the same inputs and target.
 
     ``prepare`` runs what several methods will ask for, merged; ``trace`` returns an answer, running the pass only if no
@@ -41,7 +41,7 @@ class Session:
 
     def __init__(
         self,
-        view: View,
+        view: VisionModel,
         inputs: Tensor,
         target: Target,
         seed: int = 0,
@@ -52,14 +52,14 @@ class Session:
     ) -> None:
         self.inputs = view.cast(inputs)
         view.check_inputs(self.inputs)
-        view.prove(self.inputs)
-        self.view, self.seed, self.memory, self.tick = view.twin(), check_seed(seed), memory, tick
+        view.verify(self.inputs)
+        self.view, self.seed, self.memory, self.tick = view.shared_copy(), check_seed(seed), memory, tick
         size = inner_batch(view, self.inputs, memory) if batch is None else batch
         self.inner, self.grid = size if isinstance(size, InnerBatch) else InnerBatch(max(1, size)), grid
         self._target = target
         self._origin, self._place = inputs.detach().to(self.inputs.device), ""  # what random draws follow
-        self._traces: list[tuple[Rules, Trace]] = []
-        self._valued: dict[str, Session] = {}
+        self._traces: list[tuple[Composite, ActivationCache]] = []
+        self._valued: dict[str, Context] = {}
         self.memo: dict[Any, Any] = {}
         """What methods keep here for others of this session."""
         self.common: dict[Any, Any] | None = None
@@ -85,7 +85,7 @@ class Session:
             for each in merge(missing):
                 self._run(each)
 
-    def trace(self, ask: Pass) -> Trace:
+    def trace(self, ask: Pass) -> ActivationCache:
         """Return the trace that answers this pass."""
         if ask.value is not None:
             chosen = self.of_value(ask.value) if ask.backward else self
@@ -129,20 +129,20 @@ class Session:
         """The target as it was given; its classes may not be known yet, and no pass is run to learn them."""
         return self._target
 
-    def fork(self, inputs: Tensor, view: View | None = None, repeat: int = 1) -> Session:
+    def fork(self, inputs: Tensor, view: VisionModel | None = None, repeat: int = 1) -> Context:
         """Open a session on other inputs, ``repeat`` of them for each of these, explaining the same classes."""
         forked = self._like(inputs, self.target.repeat(repeat), view)
-        if isinstance(view, SubView) and repeat == 1:  # tokens of the same images, which rounding may change
+        if isinstance(view, SubModel) and repeat == 1:  # tokens of the same images, which rounding may change
             forked._origin, forked._place = self._origin, f"{self._place}[{view.first}]"
         return forked
 
-    def part(self, start: int, stop: int) -> Session:
+    def part(self, start: int, stop: int) -> Context:
         """Open a session on some of the images; they keep their random numbers, but share no passes."""
         cut = self._like(self.inputs[start:stop], self.target.part(start, stop))
         cut._origin, cut._place = self._origin[start:stop], self._place
         return cut
 
-    def of_value(self, value: str) -> Session:
+    def of_value(self, value: str) -> Context:
         """Return the session that explains another value of the same classes; methods that ask for it share it."""
         target = self._explained()
         if target.function is not None or target.value == value:
@@ -156,13 +156,13 @@ class Session:
         """The target without a pass to learn its classes, where that can be."""
         return self._target
 
-    def _like(self, inputs: Tensor, target: Target, view: View | None = None) -> Session:
+    def _like(self, inputs: Tensor, target: Target, view: VisionModel | None = None) -> Context:
         how = self.seed, self.inner, self.memory, self.tick, self.grid
-        return Session(view or self.view, inputs, target, *how)
+        return Context(view or self.view, inputs, target, *how)
 
-    def draws(self, purpose: str) -> Draws:
+    def draws(self, purpose: str) -> PRNGKey:
         """Return the random numbers of every image for one purpose, the same wherever it stands in a batch."""
-        return Draws.of_images(self.seed, purpose + self._place, self._origin)
+        return PRNGKey.of_images(self.seed, purpose + self._place, self._origin)
 
     def expect(self, inputs: int) -> None:
         """Say that more inputs will be run than the method told beforehand, to whoever counts them."""
@@ -170,7 +170,7 @@ class Session:
         if more is not None:
             more(inputs)
 
-    def _find(self, ask: Pass) -> Trace | None:
+    def _find(self, ask: Pass) -> ActivationCache | None:
         for rules, trace in self._traces:
             lent = not ask.backward and rules.currency != "relevance"  # a walk's values are in float64
             if (rules == ask.rules or lent) and all(trace.has(keep) for keep in ask.keeps):
@@ -182,14 +182,15 @@ class Session:
     def _run(self, ask: Pass) -> None:
         self._traces.append((ask.rules, self._answer(ask, self._target)))
 
-    def _answer(self, ask: Pass, target: Target) -> Trace:
-        def part(start: int, stop: int) -> Trace:
+    def _answer(self, ask: Pass, target: Target) -> ActivationCache:
+        def part(start: int, stop: int) -> ActivationCache:
             trace = run(self.view, self.inputs[start:stop], ask, target.part(start, stop))
             if self.tick is not None:
                 self.tick(stop - start)
             return trace
 
-        return Trace.join(self.inner.run(part, len(self.inputs), ask.weight))
+        return ActivationCache.join(self.inner.run(part, len(self.inputs), ask.weight))
+
 
 Choose = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 """``(logits [B, C], explained class [B], classes of the images' own [B, K] or None) -> classes [B, slots]``.
@@ -198,18 +199,18 @@ The explained class is the first; classes outside the softmax have the logit min
 classes than there are slots has -1 in its last ones."""
 
 
-class Rivals:
+class ContrastContexts:
     """The classes that a session's target is compared with, chosen from the logits, and one session for each.
 
     ``sessions`` answer the passes of any method for their own class; what one of them is asked for is run for all.
     The first is that of the explained class, and shares its passes with the session it came from.
     """
 
-    def __init__(self, session: Session, slots: int, choose: Choose) -> None:
+    def __init__(self, session: Context, slots: int, choose: Choose) -> None:
         self.choose = choose
-        self.target = session.target if isinstance(session, Rival) else session._target
+        self.target = session.target if isinstance(session, ContrastContext) else session._target
         self._classes: Tensor | None = None
-        self.sessions: list[Session] = [Rival(self, session, slot) for slot in range(slots)]
+        self.sessions: list[Context] = [ContrastContext(self, session, slot) for slot in range(slots)]
         common: dict[Any, Any] = {} if session.common is None else session.common
         for each in self.sessions:
             each.common = common
@@ -247,10 +248,10 @@ class Rivals:
                 session._target = target
 
 
-class Rival(Session):
+class ContrastContext(Context):
     """The session of one of several classes."""
 
-    def __init__(self, rivals: Rivals, session: Session, slot: int) -> None:
+    def __init__(self, rivals: ContrastContexts, session: Context, slot: int) -> None:
         super().__init__(
             session.view, session.inputs, session._target, session.seed, session.inner, session.memory, session.tick,
             session.grid,
@@ -273,7 +274,7 @@ class Rival(Session):
         rivals = self.rivals
         waiting = [each for each in rivals.sessions if each._find(ask) is None]
 
-        def part(start: int, stop: int) -> tuple[Tensor, list[Trace]]:
+        def part(start: int, stop: int) -> tuple[Tensor, list[ActivationCache]]:
             chosen: list[Tensor] = []
 
             def targets(logits: Tensor) -> list[Target]:
@@ -282,14 +283,14 @@ class Rival(Session):
                 slots = [slot for slot in used if rivals.sessions[slot] in waiting] or [0]
                 return rivals.targets_of(chosen[0], start, stop, slots)
 
-            traces = run_targets(self.view, self.inputs[start:stop], ask, targets)
+            traces = run_for_targets(self.view, self.inputs[start:stop], ask, targets)
             if self.tick is not None:
                 self.tick(stop - start)
             return chosen[0], traces
 
         parts = self.inner.run(part, len(self.inputs), ask.weight)
         rivals.settle(torch.cat([classes for classes, _ in parts]))
-        joined = [Trace.join(traces) for traces in _padded([traces for _, traces in parts])]
+        joined = [ActivationCache.join(traces) for traces in _padded([traces for _, traces in parts])]
         for place, each in enumerate(waiting):  # slots that no image uses repeat the last trace; nobody reads it
             each._traces.append((ask.rules, joined[min(place, len(joined) - 1)]))
 
@@ -299,7 +300,7 @@ def _used(classes: Tensor) -> int:
     return int((classes >= 0).any(dim=0).sum())
 
 
-def _padded(parts: Sequence[list[Trace]]) -> list[list[Trace]]:
+def _padded(parts: Sequence[list[ActivationCache]]) -> list[list[ActivationCache]]:
     """Turn the traces of each part into those of each slot; a part with fewer repeats its last one."""
     most = max(len(traces) for traces in parts)
     full = [[*traces, *(traces[-1].copy() for _ in range(most - len(traces)))] for traces in parts]

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitreous.errors import TraceError, VitreousError
-from vitreous.models import View
+from vitreous.errors import TracingError, VitreousError
+from vitreous.models import VisionModel
 from vitreous.tracing.intercept import OPERATIONS
 from vitreous.tracing.memory import budget_bytes
 from vitreous.tracing.rules import AttentionCall, weights
@@ -29,7 +29,7 @@ from vitreous.tracing.rules import AttentionCall, weights
 __all__ = [
     "Branches",
     "changed_weights",
-    "explicit_shares",
+    "explicit_contributions",
     "hook_middle",
     "refuse_without_middle",
 ]
@@ -38,7 +38,7 @@ __all__ = [
 class Branches:
     """Watches the two branches of one block for one forward; whoever made it removes its ``handles``."""
 
-    def __init__(self, view: View, layer: int) -> None:
+    def __init__(self, view: VisionModel, layer: int) -> None:
         self.view, self.layer = view, layer
         self._added: dict[str, Tensor] = {}
         self.handles = [self._hook(name, *view.branch(layer, name)) for name in ("attn", "mlp")]
@@ -57,38 +57,39 @@ class Branches:
             before, after, added = parts[start], parts[end], self._added.get(name)
             size = 16 * torch.finfo(after.dtype).eps * torch.maximum(before.abs().max(), after.abs().max())
             if added is None or not (before + added - after).abs().max() <= size:
-                raise TraceError(
+                raise TracingError(
                     f"{self.view.name}: block {self.layer} adds something else to its residual stream than attention "
                     f"and MLP ({self.view.describe_deviation(self.layer)}), so that what they add cannot be told"
                 )
 
 
-def hook_middle(view: View, layer: int, parts: dict[str, Tensor]) -> Any:
+def hook_middle(view: VisionModel, layer: int, parts: dict[str, Tensor]) -> Any:
     """Note what lies between attention and MLP, before a user's own hook makes something else of it for the norm."""
 
     def hook(module: nn.Module, args: Any) -> None:
         parts["middle"] = args[0].detach()
 
-    return view.site(layer, "norm2").register_forward_pre_hook(hook, prepend=True)
+    return view.hook_point(layer, "norm2").register_forward_pre_hook(hook, prepend=True)
 
 
-def refuse_without_middle(view: View, layer: int, parts: Mapping[str, Tensor]) -> None:
+def refuse_without_middle(view: VisionModel, layer: int, parts: Mapping[str, Tensor]) -> None:
     """Refuse a block of which nobody saw what lies between attention and MLP."""
     if "middle" not in parts:
-        raise TraceError(f"{view.name}: block {layer} never runs its second norm; what enters it is not known")
+        raise TracingError(f"{view.name}: block {layer} never runs its second norm; what enters it is not known")
 
 
-def changed_weights(view: View, layer: int) -> TraceError:
+def changed_weights(view: VisionModel, layer: int) -> TracingError:
     """Return the refusal of a block whose attention weights are seen before they become what they mix with."""
-    return TraceError(
+    return TracingError(
         f"{view.name}: block {layer} changes its attention weights after their softmax "
         f"({view.describe_deviation(layer)}), so that those that are seen are not those that mix"
     )
 
+
 _SMALL = 1e-12
 
 
-def explicit_shares(view: View, tokens: Tensor, layer: int, memory: float | None = None) -> Tensor:
+def explicit_contributions(view: VisionModel, tokens: Tensor, layer: int, memory: float | None = None) -> Tensor:
     """Return the shares ``[N, classes]`` of the tokens ``[N, D]`` that enter block ``layer`` in the logits.
 
     Every bias vector b is spread with weights ``|<T[i, j], b>|`` over the sources j. Cost: about N + 1 forwards from
@@ -102,19 +103,19 @@ def explicit_shares(view: View, tokens: Tensor, layer: int, memory: float | None
             f"{allowed / 2**30:.1f}; allow it, or use bias=token"
         )
     plain = torch.autocast(tokens.device.type, enabled=False)
-    view = view.twin()
+    view = view.shared_copy()
     with torch.inference_mode(False), torch.no_grad(), plain:
         every = torch.cat([torch.diag_embed(tokens.T).permute(2, 1, 0), tokens.clone()[None]])
         mode = _Carry(view)
         for each in range(layer, view.depth):
             with mode.inside(each):
-                every = view.block(each, every)
+                every = view.forward_block(each, every)
         with mode.inside(None):
-            logits = view.finish(every)
+            logits = view.forward_head(every)
     shares, truth = logits[:-1], logits[-1]
     error = (shares.sum(dim=0) - truth).abs().max()
     if not error <= 1e-2 * truth.abs().max() + 1e-4:
-        raise TraceError(
+        raise TracingError(
             f"{view.name}: shares miss the logits by {float(error):.3g}; it adds something that is not recognised"
         )
     return shares
@@ -123,7 +124,7 @@ def explicit_shares(view: View, tokens: Tensor, layer: int, memory: float | None
 class _Carry(TorchFunctionMode):
     """Makes what runs inside it linear in all rows of the batch but the last."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: VisionModel) -> None:
         super().__init__()
         self.view = view
         self.layer: int | None = None
@@ -133,7 +134,7 @@ class _Carry(TorchFunctionMode):
     def inside(self, layer: int | None) -> _Carry:
         """Say that block ``layer`` (the head for ``None``) runs next."""
         self.layer, self.attention = layer, None
-        self.waiting = self.view.calls(layer).get("attention", 0) > 0
+        self.waiting = self.view.operation_counts(layer).get("attention", 0) > 0
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -248,7 +249,7 @@ class _Carry(TorchFunctionMode):
 
     def _activation(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         out: Tensor = func(x[-1:], *args, **kwargs)
-        if self.view.calls(self.layer).get("gate", 0):
+        if self.view.operation_counts(self.layer).get("gate", 0):
             return out.expand_as(x)
         return x * (out / x[-1:]).nan_to_num_(nan=0.5)  # 0 / 0
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import TraceError
+from vitreous.errors import TracingError
 
 __all__ = [
     "CARRIERS",
@@ -34,7 +34,7 @@ KINDS = (
 )  # fmt: skip
 """What a rule can be given for. ``gate`` is an activation that weighs another branch of a gated MLP, ``embedding`` a
 linear layer or convolution before the first block, or the first layer of a network without patches
-(``View.patches``); which of these an operation is depends on where it runs. A fused ``attention`` is made of two
+(``VisionModel.patches``); which of these an operation is depends on where it runs. A fused ``attention`` is made of two
 ``matmul`` and a ``softmax``. ``product`` is number by number, also by a constant or by the inverse of a vector's
 length; a ``mean`` is also one over a window."""
 
@@ -96,6 +96,7 @@ def tensors_in(out: Any) -> Sequence[Any]:
     """Return what a function gives that returns several things."""
     return out if isinstance(out, list | tuple) else ()
 
+
 Linear = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -125,7 +126,7 @@ def written_out(
     """
     unusual = [bias_k, bias_v, options.get("key_padding_mask"), options.get("attn_mask"), options.get("static_k")]
     if in_proj_weight is None or add_zero_attn or any(each is not None for each in unusual):
-        raise TraceError(f"{name}: this form of multi-head attention is not recognised")
+        raise TracingError(f"{name}: this form of multi-head attention is not recognised")
     biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
     parts = []
     for given, weight, bias in zip((query, key, value), in_proj_weight.chunk(3), biases, strict=True):

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.registry import check_memory
 
 __all__ = ["InnerBatch", "budget_bytes", "in_parts", "inner_batch"]
@@ -30,7 +30,7 @@ def budget_bytes(device: torch.device, budget: float | None = None) -> float:
     return budget * _GIB
 
 
-def inner_batch(view: View, inputs: Tensor, budget: float | None = None) -> int:
+def inner_batch(view: VisionModel, inputs: Tensor, budget: float | None = None) -> int:
     """Return how many inputs one pass may take within ``budget`` GiB.
 
     A block's graph holds about twenty token-sized tensors; attention and its gradient exist for one block at a time. In
@@ -39,9 +39,9 @@ def inner_batch(view: View, inputs: Tensor, budget: float | None = None) -> int:
     """
     room = budget_bytes(inputs.device, budget)
     grids = [math.prod(view.grid(inputs, layer)) for layer in range(view.depth)]
-    last = grids[-1] + view.prefix
-    vectors = sum((tokens / grids[-1]) ** 0.5 for tokens in grids) * last * view.width
-    matrices = view.heads * last**2 if view.attends == "everywhere" else 0
+    last = grids[-1] + view.num_prefix_tokens
+    vectors = sum((tokens / grids[-1]) ** 0.5 for tokens in grids) * last * view.embed_dim
+    matrices = view.num_heads * last**2 if view.attention == "everywhere" else 0
     numbers = 20 * vectors + 6 * matrices + 8 * inputs[0].numel()
     return max(1, int(room / (numbers * inputs.element_size())))
 

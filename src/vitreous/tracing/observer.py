@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitreous.errors import TraceError
-from vitreous.models import View
+from vitreous.errors import TracingError
+from vitreous.models import VisionModel
 from vitreous.tracing.decompose import Branches, changed_weights, hook_middle, refuse_without_middle
 from vitreous.tracing.intercept import CASTS, OPERATIONS, gives_back, is_carrier, tensors_in, wide, written_out
-from vitreous.tracing.records import BETWEEN, Block, Change, Keep, Trace, add_shares, no_shares
-from vitreous.tracing.rules import Attend, AttentionCall, AttentionRule, Call, Rules, weights
+from vitreous.tracing.records import BETWEEN, ActivationCache, Block, Change, Record, add_shares, no_shares
+from vitreous.tracing.rules import Attend, AttentionCall, AttentionRule, Call, Composite, weights
 
 __all__ = ["Observer"]
 
@@ -35,7 +35,12 @@ class Observer(TorchFunctionMode):
     """Watches one forward; what it is asked to keep goes to ``self.trace``, which may be changed between backwards."""
 
     def __init__(
-        self, view: View, keeps: Sequence[Keep], rules: Rules, trace: Trace, changes: Mapping[int, Change] | None = None
+        self,
+        view: VisionModel,
+        keeps: Sequence[Record],
+        rules: Composite,
+        trace: ActivationCache,
+        changes: Mapping[int, Change] | None = None,
     ) -> None:
         super().__init__()
         self.view, self.rules, self.trace = view, rules, trace
@@ -99,24 +104,24 @@ class Observer(TorchFunctionMode):
                         self._store_block(keep, layer, self._parts, None)
             self._parts, self._branches = {}, None
 
-    def _store(self, keep: Keep, layer: int, value: Tensor, gradient: Tensor | None = None) -> None:
+    def _store(self, keep: Record, layer: int, value: Tensor, gradient: Tensor | None = None) -> None:
         slope = None if gradient is None or not keep.grad else self._seen(keep.site, gradient, layer)
         self.trace.store(keep, layer, keep.reduce(self.view, self._seen(keep.site, value, layer), slope))
 
-    def _store_block(self, keep: Keep, layer: int, parts: dict[str, Tensor], gradient: Tensor | None) -> None:
+    def _store_block(self, keep: Record, layer: int, parts: dict[str, Tensor], gradient: Tensor | None) -> None:
         refuse_without_middle(self.view, layer, parts)
         block = Block(layer, **{name: self._seen("block", part) for name, part in parts.items()})
         self.trace.store(keep, layer, keep.reduce(self.view, block, gradient))
 
-    def _when_gradient(self, keep: Keep, layer: int, value: Tensor) -> None:
+    def _when_gradient(self, keep: Record, layer: int, value: Tensor) -> None:
         if not value.requires_grad:
-            raise TraceError(f"{keep.site} of layer {layer} does not reach the target: it has no gradient")
+            raise TracingError(f"{keep.site} of layer {layer} does not reach the target: it has no gradient")
         kept = value.detach()  # a hook that knew the value itself would be a circle, and outlive the pass
         version = kept._version
 
         def hook(gradient: Tensor) -> None:
             if kept._version != version:
-                raise TraceError(f"{keep.site} of layer {layer} was changed in place after it was recorded")
+                raise TracingError(f"{keep.site} of layer {layer} was changed in place after it was recorded")
             self._store(keep, layer, kept, gradient)
 
         value.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -129,7 +134,7 @@ class Observer(TorchFunctionMode):
             value = windows.apart(value)
         return value.double() if self.view.dtype == torch.float64 else value
 
-    def _wanted(self, site: str, layer: int) -> list[Keep]:
+    def _wanted(self, site: str, layer: int) -> list[Record]:
         sites = ("attention", "windows") if site == "attention" else (site,)
         return [keep for keep in self.keeps if keep.site in sites and layer in keep.layers]
 
@@ -141,19 +146,19 @@ class Observer(TorchFunctionMode):
                 def hook(module: nn.Module, args: Any, output: Any, site: str = site) -> None:
                     self.note(site, layer, output if isinstance(output, Tensor) else output[0])
 
-                handles.append(self.view.site(layer, site).register_forward_hook(hook))
+                handles.append(self.view.hook_point(layer, site).register_forward_hook(hook))
         if self._wanted("block", layer):
             handles.append(hook_middle(self.view, layer, self._parts))
-            if not self.view.is_plain(layer):
+            if not self.view.is_standard(layer):
                 self._branches = Branches(self.view, layer)
                 handles += self._branches.handles
         return handles
 
     def _check(self, layer: int | None) -> None:
         """Hold the operations that someone asked for against those that the adapter declares."""
-        if layer is None and not self.view.head_known:
+        if layer is None and not self.view.has_known_head:
             return
-        declared = self.view.calls(layer)
+        declared = self.view.operation_counts(layer)
         kinds = [kind for kind in self.rules.kinds if kind in _COUNTED]
         sites = ("pool",) if layer is None else ("attention", "block")
         if not kinds and any(self._wanted(site, layer or 0) for site in sites):
@@ -162,7 +167,7 @@ class Observer(TorchFunctionMode):
         for kind in kinds:
             seen, expected = self.seen[kind], declared.get(kind, 0)
             if seen != expected:
-                raise TraceError(
+                raise TracingError(
                     f"{self.view.name}: saw {seen} {kind} calls in {place}, expected {expected}; "
                     "the model computes it in a way that is not recognised"
                 )
@@ -192,13 +197,13 @@ class Observer(TorchFunctionMode):
             return self._softmax(func, args, kwargs)
         if kind == "matmul":
             return self._matmul(func, args, kwargs, of_attention)
-        if kind == "activation" and self.view.calls(self.layer).get("gate", 0) and func in (F.gelu, F.silu):
+        if kind == "activation" and self.view.operation_counts(self.layer).get("gate", 0) and func in (F.gelu, F.silu):
             kind = "gate"
         return self._steer(kind, func, args, kwargs)
 
     def _embeds(self, before: bool) -> bool:
         """Whether a layer makes the embedding: each before the first block, or the very first of the network."""
-        if self.view.patches:
+        if self.view.has_patch_embedding:
             return before
         first, self._begun = not self._begun, True
         return first
@@ -228,7 +233,7 @@ class Observer(TorchFunctionMode):
         if flows and not is_carrier(func):
             place = "the head" if self.pooling else "the embedding" if self.layer is None else f"block {self.layer}"
             name = getattr(func, "__name__", str(func))
-            raise TraceError(f"{self.view.name}: no rule says how relevance passes {name} in {place}")
+            raise TracingError(f"{self.view.name}: no rule says how relevance passes {name} in {place}")
         return out
 
     # -- attention -------------------------------------------------------------------------------------
@@ -272,10 +277,10 @@ class Observer(TorchFunctionMode):
         if not flows:
             return self._attend_forward(query, key, value, call, keeps, values, layer)
         if rule is None and self._strict:
-            raise TraceError(f"{self.view.name}: no rule says how relevance passes attention in block {self.layer}")
+            raise TracingError(f"{self.view.name}: no rule says how relevance passes attention in block {self.layer}")
         if rule is not None:
             if not isinstance(rule, AttentionRule):
-                raise TraceError(f"the rule {type(rule).__name__} is none for attention as a whole")
+                raise TracingError(f"the rule {type(rule).__name__} is none for attention as a whole")
             call.rule = rule
             query, key = (x if rule.through else x.detach() for x in (query, key))
         call.needs_gradient = not self._strict and any(keep.grad for keep in [*keeps, *blocks])
@@ -297,7 +302,7 @@ class Observer(TorchFunctionMode):
         """Return other attention weights, a leaf of the graph, and note them in the place of the model's own."""
         changed = change(attention.detach()).detach()
         if changed.shape != attention.shape:
-            raise TraceError(f"attention of layer {layer} is {list(attention.shape)}, not {list(changed.shape)}")
+            raise TracingError(f"attention of layer {layer} is {list(attention.shape)}, not {list(changed.shape)}")
         if torch.is_grad_enabled() and any(keep.grad for keep in self._wanted("attention", layer)):
             self.leaves.append(changed.requires_grad_())
         self.note("attention", layer, changed)
@@ -317,14 +322,14 @@ class Observer(TorchFunctionMode):
         key: Tensor,
         value: Tensor,
         call: AttentionCall,
-        keeps: Sequence[Keep],
-        values: Sequence[Keep],
+        keeps: Sequence[Record],
+        values: Sequence[Record],
         layer: int,
     ) -> Tensor:
         attention = weights(query, key, call)
         for keep, seen in [(keep, attention) for keep in keeps] + [(keep, value) for keep in values]:
             if keep.grad:
-                raise TraceError(f"{keep.site} of layer {layer} has no gradient in this pass")
+                raise TracingError(f"{keep.site} of layer {layer} has no gradient in this pass")
             self._store(keep, layer, seen)
         if not self.pooling and self._wanted("block", layer):
             self._parts |= {"attention": attention, "values": value.detach()}
@@ -376,7 +381,7 @@ class Observer(TorchFunctionMode):
         parts |= {"attention": attention.detach(), "values": values.detach()}
         for keep in keeps:
             if keep.grad and not attention.requires_grad:
-                raise TraceError(f"attention of layer {layer} does not reach the target: it has no gradient")
+                raise TracingError(f"attention of layer {layer} does not reach the target: it has no gradient")
             if keep.grad:
                 attention.register_hook(lambda gradient, keep=keep: self._store_block(keep, layer, parts, gradient))
 

@@ -17,45 +17,45 @@ from torch.nn import functional as F
 
 from vitreous.errors import VitreousError
 
-__all__ = ["Draws", "check_seed", "content_keys"]
+__all__ = ["PRNGKey", "check_seed", "content_keys"]
 
 _GAMMA = 0x9E3779B97F4A7C15
 _FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _AT_ONCE = 2**23  # numbers hashed together: integers take more room than what is made of them
 
 
-class Draws:
+class PRNGKey:
     """The random numbers of some rows (images, replicas), one ``key`` each: ``[B]`` in int64."""
 
     def __init__(self, keys: Tensor) -> None:
         self.keys = keys
 
     @classmethod
-    def of(cls, seed: int, purpose: str, device: torch.device | str = "cpu") -> Draws:
+    def of(cls, seed: int, purpose: str, device: torch.device | str = "cpu") -> PRNGKey:
         """Return the one row of numbers that belongs to a seed and a purpose, whatever the image."""
         return cls(torch.zeros(1, dtype=torch.int64, device=device)).at(check_seed(seed)).named(purpose)
 
     @classmethod
-    def of_images(cls, seed: int, purpose: str, images: Tensor) -> Draws:
+    def of_images(cls, seed: int, purpose: str, images: Tensor) -> PRNGKey:
         """Return one row for each image, by its content."""
         return cls(content_keys(images)).at(check_seed(seed)).named(purpose)
 
-    def at(self, *numbers: int | Tensor) -> Draws:
+    def at(self, *numbers: int | Tensor) -> PRNGKey:
         """Return other numbers: those of a step, a layer, a copy, the same for all rows or one for each."""
         keys = self.keys
         for number in numbers:
             given = number if isinstance(number, Tensor) else torch.tensor(number, dtype=torch.int64)
             keys = _mixed(keys ^ _mixed(given.to(keys.device) * _signed(_GAMMA) + 1))
-        return Draws(keys)
+        return PRNGKey(keys)
 
-    def named(self, purpose: str) -> Draws:
+    def named(self, purpose: str) -> PRNGKey:
         """The same for a purpose in words."""
         digest = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
         return self.at(int.from_bytes(digest, "little", signed=True))
 
-    def rows(self, index: Tensor) -> Draws:
+    def rows(self, index: Tensor) -> PRNGKey:
         """Return some rows, in this order."""
-        return Draws(self.keys[index.to(self.keys.device)])
+        return PRNGKey(self.keys[index.to(self.keys.device)])
 
     # -- numbers ---------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class Draws:
         numbers = torch.empty(len(self.keys), count, dtype=torch.float32, device=self.keys.device)
         step = max(1, _AT_ONCE // max(1, count))
         for start in range(0, len(numbers), step):
-            numbers[start : start + step] = Draws(self.keys[start : start + step])._pairs(count)
+            numbers[start : start + step] = PRNGKey(self.keys[start : start + step])._pairs(count)
         return numbers.view(-1, *shape)
 
     def _pairs(self, count: int) -> Tensor:

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import TraceError
-from vitreous.models import View
+from vitreous.errors import TracingError
+from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
-from vitreous.tracing.rules import PLAIN, Rules
+from vitreous.tracing.rules import PLAIN, Composite
 from vitreous.tracing.targets import check_value
 
 __all__ = [
     "BETWEEN",
     "Block",
     "Change",
-    "Keep",
+    "Record",
     "Pass",
     "Reduce",
     "SITES",
-    "Trace",
+    "ActivationCache",
     "add_shares",
     "no_shares",
     "whole",
@@ -39,7 +39,7 @@ _ATTENTION = ("attention", "windows", "values", "pool")
 SITES = ("image", "input", "output", *_ATTENTION, "norm1", "attn", "norm2", "mlp", "block", "biases")
 """Where one can look. ``image`` is what enters the model, ``input`` and ``output`` the residual stream around a block,
 ``attention`` the weights ``[B, H, N, N]``, ``windows`` those of a layer that attends inside windows
-``[B, W, H, t, t]``, zero where nothing is seen (``View.windows``), ``values`` the value vectors ``[B, H, N, d]``,
+``[B, W, H, t, t]``, zero where nothing is seen (``VisionModel.windows``), ``values`` the value vectors ``[B, H, N, d]``,
 ``pool`` the weights ``[B, H, 1, N]`` of attention pooling, ``norm1 attn norm2 mlp`` the outputs inside a block,
 ``block`` a whole ``Block`` at once, with the gradient of its attention. ``biases`` are the bias vectors ``[D]`` of
 linear layers and norms, each with the gradient ``[B, N, D]`` where it is added; what they are reduced to is summed over
@@ -48,7 +48,7 @@ a block. Layer ``depth`` is the head, where the gradient is ``[B, D]`` after the
 BETWEEN = ("attention", "values", "block", "biases")
 """The sites that need tokens which all see each other, in one order."""
 
-Reduce = Callable[[View, Any, Tensor | None], Tensor]
+Reduce = Callable[[VisionModel, Any, Tensor | None], Tensor]
 """``(view, value, gradient) -> what to keep``; the gradient is ``None`` where none was asked for."""
 
 Change = Callable[[Tensor], Tensor]
@@ -68,13 +68,13 @@ class Block(NamedTuple):
     output: Tensor
 
 
-def whole(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def whole(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """Keep the value itself, or its gradient where one was asked for."""
     return value if gradient is None else gradient
 
 
 @dataclass(frozen=True)
-class Keep:
+class Record:
     """One thing to write down, at some layers: a place, what to make of it there, and whether its gradient is needed.
 
     The reduction is applied while the pass runs, so that attention and its gradient are never held for all layers.
@@ -88,7 +88,7 @@ class Keep:
 
     def __post_init__(self) -> None:
         if self.site not in SITES:
-            raise TraceError(f"unknown site {self.site!r}; known: {', '.join(SITES)}")
+            raise TracingError(f"unknown site {self.site!r}; known: {', '.join(SITES)}")
 
     @property
     def key(self) -> tuple[str, Reduce, bool]:
@@ -104,8 +104,8 @@ class Pass:
     gradient, is that of the new ones, and nothing flows back to the queries and keys of that layer.
     """
 
-    keeps: tuple[Keep, ...] = ()
-    rules: Rules = PLAIN
+    keeps: tuple[Record, ...] = ()
+    rules: Composite = PLAIN
     value: str | None = None
     changes: tuple[tuple[int, Change], ...] = ()
 
@@ -129,12 +129,12 @@ class Pass:
         return min([depth, *(ends.get(keep.site, min(keep.layers)) for keep in wanted)])
 
 
-def no_shares(trace: Trace, keep: Keep, layer: int, like: Tensor) -> None:
+def no_shares(trace: ActivationCache, keep: Record, layer: int, like: Tensor) -> None:
     """Start the sum of a block: one number for every token of ``like``, and before them one for what has no token."""
     trace.store(keep, layer, like.new_zeros(len(like), 1 + like.shape[1]))
 
 
-def add_shares(trace: Trace, keep: Keep, layer: int, bias: Tensor, gradient: Tensor) -> None:
+def add_shares(trace: ActivationCache, keep: Record, layer: int, bias: Tensor, gradient: Tensor) -> None:
     """Add what one bias does to the sum of its block, from the gradient of the output it is part of.
 
     Biases behind the pooling belong to no token. A pooling by attention may leave the prefix tokens out.
@@ -149,13 +149,13 @@ def add_shares(trace: Trace, keep: Keep, layer: int, bias: Tensor, gradient: Ten
     trace.store(keep, layer, total + F.pad(share, (0, missing) if share.shape[1] == 1 else (missing, 0)))
 
 
-class Trace:
+class ActivationCache:
     """The answers of one pass: what was kept, layer by layer, and the logits.
 
     ``trace[keep]`` is the list of kept tensors in the order of ``keep.layers``; every tensor has the images first.
     """
 
-    def __init__(self, view: View, inputs: Tensor) -> None:
+    def __init__(self, view: VisionModel, inputs: Tensor) -> None:
         self.view = view
         self.grids = [view.grid(inputs, layer) for layer in range(view.depth)]
         self.last_grid = view.last_grid(inputs)
@@ -164,26 +164,26 @@ class Trace:
         self._kept: dict[tuple[Any, ...], Tensor] = {}
 
     @classmethod
-    def empty(cls) -> Trace:
+    def empty(cls) -> ActivationCache:
         """Return a trace for those who keep nothing."""
         made = cls.__new__(cls)
         made.grids, made.last_grid, made.batch, made.logits, made._kept = [], (0, 0), 0, torch.empty(0), {}
         return made
 
-    def store(self, keep: Keep, layer: int, kept: Tensor) -> None:
+    def store(self, keep: Record, layer: int, kept: Tensor) -> None:
         self._kept[keep.key, layer] = kept
 
-    def get(self, keep: Keep, layer: int) -> Tensor:
+    def get(self, keep: Record, layer: int) -> Tensor:
         return self._kept[keep.key, layer]
 
-    def has(self, keep: Keep, layer: int | None = None) -> bool:
+    def has(self, keep: Record, layer: int | None = None) -> bool:
         layers = keep.layers if layer is None else (layer,)
         return all((keep.key, each) in self._kept for each in layers)
 
-    def __getitem__(self, keep: Keep) -> list[Tensor]:
+    def __getitem__(self, keep: Record) -> list[Tensor]:
         for layer in keep.layers:
             if not self.has(keep, layer):
-                raise TraceError(f"{keep.site} of layer {layer} was not recorded in this pass")
+                raise TracingError(f"{keep.site} of layer {layer} was not recorded in this pass")
         return [self._kept[keep.key, layer] for layer in keep.layers]
 
     @property
@@ -198,9 +198,9 @@ class Trace:
     def tokens_to_grid(self, tokens: Tensor, layer: int = 0) -> Tensor:
         """Drop the prefix of ``[B, N]`` and lay the patches of a layer out row by row: ``[B, h, w]``."""
         high, wide = self.grid_at(layer)
-        patches = tokens[:, self.view.prefix :]
+        patches = tokens[:, self.view.num_prefix_tokens :]
         if patches.shape[1] != high * wide:
-            raise TraceError(f"{patches.shape[1]} patch tokens do not fill a grid of {high} x {wide}")
+            raise TracingError(f"{patches.shape[1]} patch tokens do not fill a grid of {high} x {wide}")
         return patches.reshape(len(patches), high, wide)
 
     def windows(self, layer: int) -> Windows | None:
@@ -221,16 +221,16 @@ class Trace:
         laid_out = row.reshape(-1, *coarse)[:, into[0]][:, :, into[1]]
         return (laid_out / (down[:, None] * across)).flatten(1)
 
-    def copy(self) -> Trace:
+    def copy(self) -> ActivationCache:
         """Return a trace that holds the same answers and may be given more of its own."""
-        made = Trace.__new__(Trace)
+        made = ActivationCache.__new__(ActivationCache)
         made.view, made.grids, made.last_grid = self.view, self.grids, self.last_grid
         made.batch, made.logits = self.batch, self.logits
         made._kept = dict(self._kept)
         return made
 
     @classmethod
-    def join(cls, parts: Sequence[Trace]) -> Trace:
+    def join(cls, parts: Sequence[ActivationCache]) -> ActivationCache:
         """Put the traces of several inner batches together."""
         if len(parts) == 1:
             return parts[0]

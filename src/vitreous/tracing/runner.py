@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.errors import ModelError, TraceError
-from vitreous.models import View
+from vitreous.errors import ModelError, TracingError
+from vitreous.models import VisionModel
 from vitreous.models.shared_copy import gap
 from vitreous.models.structure import merged
 from vitreous.tracing.observer import Observer
-from vitreous.tracing.records import BETWEEN, Keep, Pass, Trace
-from vitreous.tracing.rules import PLAIN, Rules
+from vitreous.tracing.records import BETWEEN, ActivationCache, Pass, Record
+from vitreous.tracing.rules import PLAIN, Composite
 from vitreous.tracing.targets import Target
 
-__all__ = ["merge", "refuse_not_finite", "run", "run_targets"]
+__all__ = ["merge", "refuse_not_finite", "run", "run_for_targets"]
 
 
 def merge(passes: Iterable[Pass]) -> list[Pass]:
@@ -31,30 +31,30 @@ def merge(passes: Iterable[Pass]) -> list[Pass]:
     passes = list(passes)
     rules = list(dict.fromkeys(each.rules for each in passes if each.backward))
     host = next((each for each in rules if each.currency != "relevance"), PLAIN)
-    groups: dict[Rules, list[Keep]] = {rule: [] for rule in rules}
+    groups: dict[Composite, list[Record]] = {rule: [] for rule in rules}
     for each in passes:
         groups.setdefault(each.rules if each.backward else host, []).extend(each.keeps)
     return [Pass(_union(keeps), rule) for rule, keeps in groups.items()]
 
 
-def run(view: View, inputs: Tensor, ask: Pass, target: Target) -> Trace:
+def run(view: VisionModel, inputs: Tensor, ask: Pass, target: Target) -> ActivationCache:
     """Run one pass over a batch that fits into memory.
 
     Blocks below the lowest one that needs a gradient run without a graph; the backward ends there.
     """
-    (trace,) = run_targets(view, inputs, ask, [target])
+    (trace,) = run_for_targets(view, inputs, ask, [target])
     return trace
 
 
-def run_targets(
-    view: View, inputs: Tensor, ask: Pass, targets: Sequence[Target] | Callable[[Tensor], Sequence[Target]]
-) -> list[Trace]:
+def run_for_targets(
+    view: VisionModel, inputs: Tensor, ask: Pass, targets: Sequence[Target] | Callable[[Tensor], Sequence[Target]]
+) -> list[ActivationCache]:
     """Run one forward, and one backward for each target; targets may be chosen by the logits of that forward."""
     view.check_inputs(inputs)
-    view.prove(inputs)
-    view = view.twin()
+    view.verify(inputs)
+    view = view.shared_copy()
     _refuse_unattended(view, ask)
-    forward = Trace(view, inputs)  # what needs no gradient is kept here, once for all targets
+    forward = ActivationCache(view, inputs)  # what needs no gradient is kept here, once for all targets
     observer = Observer(view, ask.keeps, ask.rules, forward, dict(ask.changes))
     plain = torch.autocast(inputs.device.type, enabled=False)  # the model's own precision, whatever surrounds the call
     with torch.inference_mode(False), plain, torch.set_grad_enabled(ask.backward):
@@ -85,25 +85,25 @@ def _is_by_layer(ask: Pass) -> bool:
     return ask.rules.currency == "relevance" or any(keep.site == "biases" for keep in ask.keeps)
 
 
-def _merged(view: View, ask: Pass) -> AbstractContextManager[list[Any]]:
+def _merged(view: VisionModel, ask: Pass) -> AbstractContextManager[list[Any]]:
     if not view.deviations or not _is_by_layer(ask):
         return nullcontext([])
-    return merged(view.model, view.deviations)
+    return merged(view.module, view.deviations)
 
 
-def _refuse_other_logits(view: View, inputs: Tensor, logits: Tensor) -> None:
+def _refuse_other_logits(view: VisionModel, inputs: Tensor, logits: Tensor) -> None:
     """Refuse a model that says something else once its adapters are merged: it reads a layer instead of running it."""
     with torch.no_grad():
-        expected = view.finish(view.run(view.embed(inputs)))
+        expected = view.forward_head(view.forward_blocks(view.embed(inputs)))
     off, different = gap(logits.detach().to(expected.dtype), expected)
     if different:
-        raise TraceError(
+        raise TracingError(
             f"{view.name}: with its adapters and hooks merged into its layers logits differ by {off:.1e}; merge them "
             "before explaining"
         )
 
 
-def refuse_not_finite(view: View, logits: Tensor) -> None:
+def refuse_not_finite(view: VisionModel, logits: Tensor) -> None:
     """Refuse logits that are not numbers; a class may be shut out with minus infinity."""
     bad = logits.isnan() | (logits == torch.inf)
     if bad.any():
@@ -111,15 +111,15 @@ def refuse_not_finite(view: View, logits: Tensor) -> None:
         raise ModelError(f"{view.name} gives logits that are not finite for {rows} of {len(logits)} images")
 
 
-def _refuse_unattended(view: View, ask: Pass) -> None:
-    if view.attends != "everywhere" and any(keep.site in BETWEEN for keep in ask.keeps):
-        where = {"windows": "attends inside windows", "nowhere": "has no attention"}[view.attends]
+def _refuse_unattended(view: VisionModel, ask: Pass) -> None:
+    if view.attention != "everywhere" and any(keep.site in BETWEEN for keep in ask.keeps):
+        where = {"windows": "attends inside windows", "nowhere": "has no attention"}[view.attention]
         raise ModelError(f"{view.name} {where}: a method that follows attention between all tokens does not apply")
-    if view.attends != "windows" and any(keep.site == "windows" for keep in ask.keeps):
+    if view.attention != "windows" and any(keep.site == "windows" for keep in ask.keeps):
         raise ModelError(f"{view.name} has no windows")
 
 
-def _forward(view: View, inputs: Tensor, ask: Pass, observer: Observer) -> tuple[Tensor, Tensor | None]:
+def _forward(view: VisionModel, inputs: Tensor, ask: Pass, observer: Observer) -> tuple[Tensor, Tensor | None]:
     """Return the logits and the tensor at which the backward ends."""
     first = ask.first(view.depth)
     if ask.rules.currency == "relevance":
@@ -137,12 +137,12 @@ def _forward(view: View, inputs: Tensor, ask: Pass, observer: Observer) -> tuple
             with torch.set_grad_enabled(root is not None):
                 observer.note("input", layer, tokens)
                 with observer.inside(layer):
-                    tokens = view.block(layer, tokens)
+                    tokens = view.forward_block(layer, tokens)
                 observer.note("output", layer, tokens)
         if ask.backward and root is None:  # only the head needs a gradient
             tokens = root = tokens.detach().requires_grad_()
         with torch.set_grad_enabled(root is not None), observer.inside(None):
-            logits = view.finish(tokens)
+            logits = view.forward_head(tokens)
     return logits, root
 
 
@@ -157,14 +157,14 @@ def _scored(target: Target, logits: Tensor) -> Tensor:
     return (logits * shares).sum(dim=1)
 
 
-def _backward(view: View, score: Tensor, ends: Sequence[Tensor], keep_graph: bool) -> None:
+def _backward(view: VisionModel, score: Tensor, ends: Sequence[Tensor], keep_graph: bool) -> None:
     if not score.requires_grad:
-        raise TraceError(f"{view.name}: the target does not depend on the tokens")
+        raise TracingError(f"{view.name}: the target does not depend on the tokens")
     torch.autograd.grad(score.sum(), ends, retain_graph=keep_graph)
 
 
-def _union(keeps: Iterable[Keep]) -> tuple[Keep, ...]:
-    united: dict[tuple[object, ...], Keep] = {}
+def _union(keeps: Iterable[Record]) -> tuple[Record, ...]:
+    united: dict[tuple[object, ...], Record] = {}
     for keep in keeps:
         known = united.get(keep.key)
         layers = sorted({*keep.layers, *(known.layers if known else ())})

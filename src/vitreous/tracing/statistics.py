@@ -21,14 +21,14 @@ from torch import Tensor
 
 from vitreous import io as disk
 from vitreous.errors import ModelError, VitreousError, one_line
-from vitreous.models import Snapshot, View
+from vitreous.models import Snapshot, VisionModel
 from vitreous.models.identity import fingerprint_of
-from vitreous.tracing.prng import Draws
-from vitreous.tracing.records import Keep, Pass
+from vitreous.tracing.prng import PRNGKey
+from vitreous.tracing.records import Pass, Record
 from vitreous.tracing.runner import run
 from vitreous.tracing.targets import Target
 
-__all__ = ["Moments", "Statistics", "maker_of", "noise", "statistics_of"]
+__all__ = ["Moments", "ActivationStats", "maker_of", "noise", "statistics_of"]
 
 _FORMAT = "vitreous.statistics/2"
 _ACTIVE = 0.01
@@ -78,7 +78,7 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Statistics:
+class ActivationStats:
     """Mean and deviation of a model's activations over ``count`` images of one size, at every layer.
 
     ``source`` says what the images were: ``"images"``, ``"noise"`` or ``"world"``; ``maker`` is a digest of the
@@ -108,7 +108,7 @@ class Statistics:
         return self.path or self.told
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Statistics):
+        if not isinstance(other, ActivationStats):
             return NotImplemented
         same = (self._facts, self.moments.keys()) == (other._facts, other.moments.keys())
         return same and all(
@@ -134,7 +134,7 @@ class Statistics:
 
     # -- making ----------------------------------------------------------------------------------------
 
-    def merge(self, other: Statistics) -> Statistics:
+    def merge(self, other: ActivationStats) -> ActivationStats:
         """Return the statistics of both sets of images together."""
         if self._facts[:3] != other._facts[:3] or self.maker != other.maker:
             ours, theirs = (f"{s.source} of {s.size[0]} x {s.size[1]} in {s.model}" for s in (self, other))
@@ -142,14 +142,14 @@ class Statistics:
         moments = {key: each.merge(other.moments[key]) for key, each in self.moments.items()}
         return replace(self, count=self.count + other.count, moments=moments, path=None)
 
-    def pooled(self) -> Statistics:
+    def pooled(self) -> ActivationStats:
         """Return the statistics over all tokens of a layer: no longer bound to positions, input size or settings."""
         moments = {key: each.pooled() for key, each in self.moments.items()}
         return replace(self, moments=moments, path=None, maker="")
 
     # -- using -----------------------------------------------------------------------------------------
 
-    def of(self, view: View, size: Sequence[int], site: str, layer: int) -> Moments:
+    def of(self, view: VisionModel, size: Sequence[int], site: str, layer: int) -> Moments:
         """Return the moments of a place, or say why these statistics are not those of this model and input size."""
         if self.model != view.name:
             raise ModelError(f"the statistics {self} are those of {self.model}, not of {view.name}")
@@ -165,7 +165,7 @@ class Statistics:
             raise ModelError(f"the statistics {self} were made with other weights or settings of {view.name}")
         return moments
 
-    def _is_of(self, view: View) -> bool:
+    def _is_of(self, view: VisionModel) -> bool:
         """Whether a model is the one they were made with; every byte of its weights is compared once."""
         maker = maker_of(view, recent=self.maker in self._compared)
         self._compared.add(maker)
@@ -189,7 +189,7 @@ class Statistics:
         return Path(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> Statistics:
+    def load(cls, path: str | Path) -> ActivationStats:
         """Read a file that ``save`` wrote."""
         if not os.path.isfile(path):
             raise VitreousError(f"no statistics at {path}; `vitreous stats` makes them")
@@ -224,7 +224,7 @@ def _checked(moments: Moments) -> Moments:
     return moments
 
 
-def maker_of(view: View, recent: bool = False) -> str:
+def maker_of(view: VisionModel, recent: bool = False) -> str:
     """Return a digest of what activations depend on beside the pictures: the model's identity and its precision.
 
     Every byte of the weights is read; with ``recent``, only where they seem to have changed since the last time.
@@ -234,13 +234,15 @@ def maker_of(view: View, recent: bool = False) -> str:
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
 
-def statistics_of(view: View, inputs: Tensor, source: str, sites: Sequence[str] | None = None) -> Statistics:
+def statistics_of(
+    view: VisionModel, inputs: Tensor, source: str, sites: Sequence[str] | None = None
+) -> ActivationStats:
     """Return the statistics of one batch ``[B, 3, H, W]`` that fits into memory. Cost: one forward per image.
 
     Written down are the output of each block's first norm and the residual stream after the block, or these ``sites``.
     """
-    wanted = (view.branch_site, "output") if sites is None else sites
-    keeps = tuple(Keep(site, _batch_moments, tuple(range(view.depth))) for site in dict.fromkeys(wanted))
+    wanted = (view.branch_point, "output") if sites is None else sites
+    keeps = tuple(Record(site, _batch_moments, tuple(range(view.depth))) for site in dict.fromkeys(wanted))
     trace = run(view, view.cast(inputs), Pass(keeps), Target())
     moments = {}
     for keep in keeps:
@@ -248,22 +250,22 @@ def statistics_of(view: View, inputs: Tensor, source: str, sites: Sequence[str] 
             mean, square, *other = kept.double().cpu()
             moments[keep.site, layer] = Moments(mean, square, len(inputs), *(each.long() for each in other))
     high, wide = inputs.shape[-2:]
-    return Statistics(view.name, (high, wide), source, len(inputs), moments, maker=maker_of(view, recent=True))
+    return ActivationStats(view.name, (high, wide), source, len(inputs), moments, maker=maker_of(view, recent=True))
 
 
-def noise(view: View, count: int, size: Sequence[int], seed: int, batch: int) -> Iterator[Tensor]:
+def noise(view: VisionModel, count: int, size: Sequence[int], seed: int, batch: int) -> Iterator[Tensor]:
     """Yield batches of images of uniform noise, normalised as the model's own preprocessing does."""
-    draws, how = Draws.of(seed, "noise"), view.preprocess
+    draws, how = PRNGKey.of(seed, "noise"), view.preprocess
     mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (how.mean, how.std))
     for first in range(0, count, batch):
         places = torch.arange(first, min(count, first + batch))
-        pixels = Draws(draws.keys.expand(len(places))).at(places).uniform(3, *size)
+        pixels = PRNGKey(draws.keys.expand(len(places))).at(places).uniform(3, *size)
         yield (pixels - mean) / std
 
 
-def _batch_moments(view: View, value: Tensor, gradient: Tensor | None) -> Tensor:
+def _batch_moments(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """Mean and sum of squared deviations over the images of a batch, and how many are not zero: ``[2 or 3, N, D]``."""
     value = value if value.dtype == torch.float64 else value.float()
     mean = value.mean(dim=0)
-    counted = [] if view.stream else [(value != 0).sum(dim=0).to(mean)]
+    counted = [] if view.has_residual_stream else [(value != 0).sum(dim=0).to(mean)]
     return torch.stack([mean, ((value - mean) ** 2).sum(dim=0), *counted])

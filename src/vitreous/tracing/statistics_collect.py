@@ -31,13 +31,13 @@ from vitreous import __version__
 from vitreous import io as disk
 from vitreous.datasets import OnError, count, cut, file_digest, image_files, pictures
 from vitreous.errors import ImageError, VitreousError, VitreousWarning
-from vitreous.models import Snapshot, View, view
-from vitreous.models.submodels import SubView
+from vitreous.models import Snapshot, VisionModel, wrap
+from vitreous.models.submodels import SubModel
 from vitreous.progress import Progress
-from vitreous.tracing.context import Session
+from vitreous.tracing.context import Context
 from vitreous.tracing.memory import InnerBatch, in_parts, inner_batch
 from vitreous.tracing.prng import check_seed
-from vitreous.tracing.statistics import Moments, Statistics, maker_of, noise, statistics_of
+from vitreous.tracing.statistics import ActivationStats, Moments, maker_of, noise, statistics_of
 from vitreous.world import draw, render
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "VERSION",
     "scenes",
     "seen_scenes",
-    "statistics",
+    "collect_activation_stats",
     "world_moments",
     "world_statistics",
 ]
@@ -59,13 +59,13 @@ _SIDES = 16, 4096  # of what can be rendered
 _AT_ONCE = 8  # always: the last bits shall not depend on anyone's budget
 _MOST_KEPT, _MOST_BYTES = 16, 2**29
 _log = logging.getLogger(__name__)
-_kept: OrderedDict[str, Statistics] = OrderedDict()
+_kept: OrderedDict[str, ActivationStats] = OrderedDict()
 _guard = Lock()
 
 Told = Callable[[int], None]
 
 
-def world_moments(session: Session, site: str, layers: Sequence[int]) -> list[Moments] | str:
+def world_moments(session: Context, site: str, layers: Sequence[int]) -> list[Moments] | str:
     """Return the moments of these layers of a session's model; or, where scenes cannot tell, why.
 
     A sub-network gets those of the whole model, at the layers that are its own.
@@ -79,13 +79,13 @@ def world_moments(session: Session, site: str, layers: Sequence[int]) -> list[Mo
 
 
 def world_statistics(
-    view: View,
+    view: VisionModel,
     size: Sequence[int],
     site: str,
     at_once: int = _AT_ONCE,
     tick: Told | None = None,
     expect: Told | None = None,
-) -> Statistics:
+) -> ActivationStats:
     """Return mean and deviation of one place of every block over the scenes, made at ``size`` or known from before.
 
     ``expect`` is told how many inputs will have to be run, ``tick`` after each part of them. Cost: 64 forwards, the
@@ -123,7 +123,7 @@ def scenes(size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
     return images
 
 
-def seen_scenes(view: View, size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
+def seen_scenes(view: VisionModel, size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
     """Return some of the scenes as a model is to see them, on the CPU."""
     images, how = scenes(size, start, stop), view.preprocess
     mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
@@ -131,12 +131,12 @@ def seen_scenes(view: View, size: Sequence[int], start: int = 0, stop: int = SCE
 
 
 def _made(
-    view: View, size: tuple[int, int], site: str, at_once: int, tick: Told | None, expect: Told | None
-) -> Statistics:
+    view: VisionModel, size: tuple[int, int], site: str, at_once: int, tick: Told | None, expect: Told | None
+) -> ActivationStats:
     if expect is not None:
         expect(SCENES)
 
-    def part(start: int, stop: int) -> Statistics:
+    def part(start: int, stop: int) -> ActivationStats:
         made = statistics_of(view, seen_scenes(view, size, start, stop), "world", (site,))
         if tick is not None:
             tick(stop - start)
@@ -149,7 +149,7 @@ def _made(
     return total
 
 
-def _sealed(key: str, view: View, made: Statistics) -> Statistics:
+def _sealed(key: str, view: VisionModel, made: ActivationStats) -> ActivationStats:
     """Round to what will be kept, in memory as on disk, and note a digest of it."""
     exact = torch.float64 if view.dtype == torch.float64 else torch.float32
     moments = {at: Moments(each.mean.to(exact), each.square.to(exact), each.n) for at, each in made.moments.items()}
@@ -157,17 +157,17 @@ def _sealed(key: str, view: View, made: Statistics) -> Statistics:
     return replace(rounded, pictures=_seal(key, rounded))
 
 
-def _seal(key: str, made: Statistics) -> str:
+def _seal(key: str, made: ActivationStats) -> str:
     return hashlib.blake2b(f"{key} {made.fingerprint}".encode(), digest_size=16).hexdigest()
 
 
-def _key(view: View, size: tuple[int, int], site: str, recent: bool = False) -> str:
+def _key(view: VisionModel, size: tuple[int, int], site: str, recent: bool = False) -> str:
     """Return a digest of all that the numbers follow from; names are none of it."""
     told = [maker_of(view, recent), size, site, SCENES, VERSION, __version__]
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
 
-def _remember(key: str, made: Statistics) -> None:
+def _remember(key: str, made: ActivationStats) -> None:
     """Keep the latest in memory: so many, and so many bytes."""
     with _guard:
         _kept[key] = made
@@ -176,7 +176,7 @@ def _remember(key: str, made: Statistics) -> None:
             _kept.popitem(last=False)
 
 
-def _num_bytes(made: Statistics) -> int:
+def _num_bytes(made: ActivationStats) -> int:
     return sum(tensor.nbytes for each in made.moments.values() for tensor in each[:2])
 
 
@@ -187,14 +187,14 @@ def _place(key: str) -> Path | None:
     return disk.cached(f"world-{key}.safetensors")
 
 
-def _read(key: str, view: View, size: tuple[int, int]) -> Statistics | None:
+def _read(key: str, view: VisionModel, size: tuple[int, int]) -> ActivationStats | None:
     """Return what an earlier run left, if it is whole and of this very model."""
     path = _place(key)
     try:
         if path is None or not path.is_file():
             return None
         disk.recover(path)  # after a writer that died
-        found = Statistics.load(path)
+        found = ActivationStats.load(path)
         moments = {at: Moments(each.mean.clone(), each.square.clone(), each.n) for at, each in found.moments.items()}
         found = replace(found, model=view.name, moments=moments, path=None)
         facts = found.source, found.count, found.size, found.maker
@@ -208,7 +208,7 @@ def _read(key: str, view: View, size: tuple[int, int]) -> Statistics | None:
     return None
 
 
-def _write(key: str, made: Statistics) -> None:
+def _write(key: str, made: ActivationStats) -> None:
     """Leave the statistics for later runs; where that cannot be, the next one makes them again."""
     path = _place(key)
     if path is None:
@@ -224,37 +224,38 @@ def _write(key: str, made: Statistics) -> None:
 # -- parts of a model --------------------------------------------------------------------------------------
 
 
-def _whole(view: View) -> tuple[View, int]:
+def _whole(view: VisionModel) -> tuple[VisionModel, int]:
     """Return the whole model that a view is a part of, and where in it the part begins."""
-    whole, first = view.user if isinstance(view.user, SubView) else view, 0
-    while isinstance(whole, SubView):
+    whole, first = view.source_model if isinstance(view.source_model, SubModel) else view, 0
+    while isinstance(whole, SubModel):
         first += whole.first
         whole = whole.whole
     return whole, first
 
 
-def _size(session: Session, whole: View) -> tuple[int, int] | str:
+def _size(session: Context, whole: VisionModel) -> tuple[int, int] | str:
     """Return height and width of the images, or why there is no saying what images are like."""
     inputs, view = session.inputs, session.view
     if len(whole.preprocess.mean) != 3 or (inputs.ndim == 4 and inputs.shape[1] != 3):
         return f"{view.name} does not take images of three channels"
     if inputs.ndim == 4:
         return inputs.shape[-2], inputs.shape[-1]
-    if isinstance(view, SubView):
+    if isinstance(view, SubModel):
         told = view.image_size
         high, wide = whole.preprocess.size if told is None else told
         grid = view.grid()
-        if told is not None or inputs.shape[1] == view.prefix + grid[0] * grid[1]:
+        if told is not None or inputs.shape[1] == view.num_prefix_tokens + grid[0] * grid[1]:
             return high, wide
     return f"the inputs of {view.name} are tokens, and no one said of how large an image"
+
 
 _FEW = 10
 _MOST_AT_ONCE = 32
 _SAVE_EVERY = 60.0  # seconds
 
 
-def statistics(
-    model: View | nn.Module,
+def collect_activation_stats(
+    model: VisionModel | nn.Module,
     images: Any = None,
     *,
     noise: int | None = None,
@@ -266,14 +267,14 @@ def statistics(
     memory: float | None = None,
     progress: Progress | None = None,
     on_error: OnError | None = None,
-) -> Statistics:
+) -> ActivationStats:
     """Return mean and deviation of the activations over pictures, or over ``noise`` images of uniform noise.
 
     ``images`` may be whatever ``explain`` takes. With ``out`` they are written there; what is done on the way is kept
     now and then beside it (``out.partial``), and ``resume`` goes on from there, or adds to a finished file, if model
     and pictures are the same. Cost: one forward per picture.
     """
-    looked_at, partial = view(model), None if out is None else Path(f"{out}.partial")
+    looked_at, partial = wrap(model), None if out is None else Path(f"{out}.partial")
     if (images is None) == (noise is None):
         raise VitreousError("statistics need either images or noise=N")
     if noise is not None and noise < 2:
@@ -297,14 +298,14 @@ def statistics(
 
 
 def _collect(
-    looked_at: View,
+    looked_at: VisionModel,
     source: _Noise | _Pictures,
-    total: Statistics | None,
+    total: ActivationStats | None,
     partial: Path | None,
     batch_size: int | None,
     memory: float | None,
     progress: Progress | None,
-) -> Statistics:
+) -> ActivationStats:
     """Take in what is left of the source; what was finished is kept at ``partial``, also after an error or Ctrl-C."""
     probe = torch.empty(1, 3, *looked_at.preprocess.size, dtype=looked_at.dtype, device=looked_at.device)
     at_once = batch_size or min(_MOST_AT_ONCE, inner_batch(looked_at, probe, memory))
@@ -333,7 +334,7 @@ def _collect(
     return total
 
 
-def _part(view: View, batch: Tensor, kind: str) -> Callable[[int, int], Statistics]:
+def _part(view: VisionModel, batch: Tensor, kind: str) -> Callable[[int, int], ActivationStats]:
     return lambda start, stop: statistics_of(view, batch[start:stop], kind)
 
 
@@ -342,13 +343,13 @@ class _Noise:
 
     kind = "noise"
 
-    def __init__(self, view: View, total: int, seed: int) -> None:
+    def __init__(self, view: VisionModel, total: int, seed: int) -> None:
         self.view, self.total, self.seed = view, total, seed
 
     def digest(self, taken: int) -> str:
         return f"seed {self.seed}"
 
-    def batches(self, begun: Statistics | None, at_once: int) -> Iterator[tuple[int, Tensor | None]]:
+    def batches(self, begun: ActivationStats | None, at_once: int) -> Iterator[tuple[int, Tensor | None]]:
         taken = 0 if begun is None else begun.taken
         if begun is not None and begun.pictures != self.digest(taken):
             raise _others(begun)
@@ -363,7 +364,7 @@ class _Pictures:
 
     kind = "images"
 
-    def __init__(self, view: View, source: Any, on_error: OnError | None) -> None:
+    def __init__(self, view: VisionModel, source: Any, on_error: OnError | None) -> None:
         self.view, self.source, self.on_error = view, source, on_error
         self.files = _files(source)
         self.total = len(self.files) if self.files is not None else count(source)
@@ -378,7 +379,7 @@ class _Pictures:
         self._digest.update(digest.encode())
         self._digested += 1
 
-    def batches(self, begun: Statistics | None, at_once: int) -> Iterator[tuple[int, Tensor | None]]:
+    def batches(self, begun: ActivationStats | None, at_once: int) -> Iterator[tuple[int, Tensor | None]]:
         """Yield how many pictures were taken by then, and those of the batch that could be read."""
         before = 0 if begun is None else begun.taken
         if self.files is not None:
@@ -396,14 +397,14 @@ class _Pictures:
                 self._know(each.digest)
             yield self._digested, _stacked([each.tensor for each in batch])
 
-    def _remember(self, begun: Statistics | None, digests: Iterator[str]) -> None:
+    def _remember(self, begun: ActivationStats | None, digests: Iterator[str]) -> None:
         for digest in digests:
             self._know(digest)
         if begun is not None and (self._digested, self.digest(self._digested)) != (begun.taken, begun.pictures):
             raise _others(begun)
 
 
-def _others(begun: Statistics) -> VitreousError:
+def _others(begun: ActivationStats) -> VitreousError:
     return VitreousError(f"{begun.path} was made from other pictures; it cannot be resumed with these")
 
 
@@ -415,17 +416,17 @@ def _digest_of(path: Path) -> str:
 
 
 def _begin(
-    view: View, source: _Noise | _Pictures, out: Path, partial: Path, overwrite: bool, resume: bool
-) -> Statistics | None:
+    view: VisionModel, source: _Noise | _Pictures, out: Path, partial: Path, overwrite: bool, resume: bool
+) -> ActivationStats | None:
     """Return what an earlier run left to go on with, if it is of the same model."""
     there = [path for path in (partial, out) if os.path.lexists(path)]
     if partial in there:
-        Statistics.load(partial)  # what is no such thing is not ours to write over
+        ActivationStats.load(partial)  # what is no such thing is not ours to write over
     if not there or (overwrite and not resume):
         return None
     if not resume:
         raise VitreousError(f"{there[0]} is there already; choose another place, or allow overwriting or resuming")
-    earlier = Statistics.load(there[0])
+    earlier = ActivationStats.load(there[0])
     if (earlier.model, earlier.source, earlier.maker) != (view.name, source.kind, maker_of(view)):
         made = f"{earlier.source} in {earlier.model}"
         raise VitreousError(f"{there[0]} holds statistics of {made}, or of other weights; it cannot be resumed here")

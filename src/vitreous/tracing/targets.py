@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import TargetError
-from vitreous.models import View
+from vitreous.models import VisionModel
 
 __all__ = [
     "VALUES",
@@ -66,7 +66,7 @@ class Target:
     @classmethod
     def of(
         cls,
-        view: View,
+        view: VisionModel,
         batch: int,
         target: TargetSpec = None,
         against: TargetSpec = None,
@@ -223,7 +223,7 @@ def plain_target(target: Any) -> Any:
     return target.tolist() if hasattr(target, "tolist") else target
 
 
-def restriction(view: View, only: Sequence[ClassSpec] | None) -> tuple[int, ...] | None:
+def restriction(view: VisionModel, only: Sequence[ClassSpec] | None) -> tuple[int, ...] | None:
     """Understand which classes the softmax is restricted to: indices in order, each once."""
     if only is None:
         return None
@@ -235,7 +235,7 @@ def restriction(view: View, only: Sequence[ClassSpec] | None) -> tuple[int, ...]
     return tuple(indices)
 
 
-def class_sets(view: View, batch: int, among: Any) -> Tensor | None:
+def class_sets(view: VisionModel, batch: int, among: Any) -> Tensor | None:
     """Understand the classes that are compared in each image: one list for all of them, or one for each."""
     if among is None:
         return None
@@ -285,7 +285,7 @@ def _values(logits: Tensor, value: str, only: Sequence[int] | None = None) -> Te
     return log if value == "logprob" else log.exp()
 
 
-def _classes(view: View, batch: int, target: TargetSpec) -> Tensor | None:
+def _classes(view: VisionModel, batch: int, target: TargetSpec) -> Tensor | None:
     if target is None or (isinstance(target, str) and target == "pred"):
         return None
     if isinstance(target, str | int):

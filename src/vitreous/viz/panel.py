@@ -234,6 +234,7 @@ def _paragraph(text: str, size: int, ink: str, look: _Look) -> Sheet:
     page.write((look.gap, 0), lines, size, ink)
     return page
 
+
 _LUMA = np.array([0.299, 0.587, 0.114])
 _DIM = 0.8  # brightness of the grey photograph under the colours
 _CLEAR = 0.05  # the excess from which a patch counts as owned
@@ -442,7 +443,7 @@ class Extra:
 EXTRAS: dict[str, Extra] = {}
 
 
-def draws_extra(name: str, title: str, needs: Sequence[str], made_by: str = "") -> Callable[[Draw], Draw]:
+def renders_extra(name: str, title: str, needs: Sequence[str], made_by: str = "") -> Callable[[Draw], Draw]:
     """Register a picture under its name, which is also that of its file; used as a decorator."""
 
     def decorate(draw: Draw) -> Draw:
@@ -459,7 +460,7 @@ def pictures_of(extras: Mapping[str, Any]) -> list[Extra]:
     return [each for each in EXTRAS.values() if all(need in extras for need in each.needs)]
 
 
-@draws_extra("owners", "Who owns which patch", needs=("distribution", "maps", "classes"), made_by="var({})")
+@renders_extra("owners", "Who owns which patch", needs=("distribution", "maps", "classes"), made_by="var({})")
 def _owners(shown: Shown, tile: int) -> Image.Image:
     """The distribution of `var`: who owns which patch, what is discriminative and what is shared."""
     there = shown.extras["classes"] >= 0
@@ -467,7 +468,7 @@ def _owners(shown: Shown, tile: int) -> Image.Image:
     return owners(shown.image, shares, maps, shown.names, shown.source_line, tile)
 
 
-@draws_extra("times_input", "Map times input", needs=("distribution", "maps", "classes"), made_by="var({})")
+@renders_extra("times_input", "Map times input", needs=("distribution", "maps", "classes"), made_by="var({})")
 def _times_input(shown: Shown, tile: int) -> Image.Image:
     """How VAR's paper shows transformers: the picture times the base's own map, and times what `var` leaves of it."""
     before, after = shown.extras["maps"][0].numpy(), shown.map.numpy()

@@ -112,6 +112,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 def _no_number(word: str) -> None:
     raise ValueError(word)
 
+
 _STATIC = Path(__file__).parent / "static"
 _KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -134,7 +135,7 @@ class Explorer:
 
     def __init__(
         self,
-        models: Mapping[str, vt.View],
+        models: Mapping[str, vt.VisionModel],
         runs: Mapping[str, Path],
         memory: float | None = None,
         options: Mapping[str, Any] | None = None,

@@ -21,7 +21,7 @@ _FIRST = ("generic", "gradcam", "skipplus(decompx)")
 """What stands beside the quick step when the page opens."""
 
 
-def start(views: Mapping[str, vt.View], runs: Mapping[str, Path]) -> dict[str, Any]:
+def start(views: Mapping[str, vt.VisionModel], runs: Mapping[str, Path]) -> dict[str, Any]:
     """Return all that does not change while the server runs."""
     tables = {"signed": show.DIVERGING.tolist(), "unsigned": show.SEQUENTIAL.tolist()}
     return {
@@ -31,35 +31,36 @@ def start(views: Mapping[str, vt.View], runs: Mapping[str, Path]) -> dict[str, A
         "scenes": scenes(),
         "methods": methods_of(next(iter(views.values()))),
         "efforts": [
-            {"name": step, "spelling": {name: vt.effort(step, view) for name, view in views.items()}} for step in STEPS
+            {"name": step, "spelling": {name: vt.recommended_method(step, view) for name, view in views.items()}}
+            for step in STEPS
         ],
         "colours": tables,
     }
 
 
-def _model(name: str, view: vt.View) -> dict[str, Any]:
+def _model(name: str, view: vt.VisionModel) -> dict[str, Any]:
     high, wide = view.grid()
-    there = [each for each in _FIRST if _refusal(vt.method(each), view) is None]
+    there = [each for each in _FIRST if _refusal(vt.get_method(each), view) is None]
     return {
         "name": name,
         "title": name,
         "grid": [high, wide],
         "size": list(view.preprocess.size),
-        "classes": max(view.classes, 2),
+        "classes": max(view.num_classes, 2),
         "depth": view.depth,
-        "heads": view.heads,
+        "heads": view.num_heads,
         "patches": high * wide,
-        "attends": view.attends,
+        "attends": view.attention,
         "default_methods": [STEPS[0], *there],
     }
 
 
-def methods_of(view: vt.View) -> list[dict[str, Any]]:
+def methods_of(view: vt.VisionModel) -> list[dict[str, Any]]:
     """Return every method with what it costs on this model, or why it means nothing there."""
-    return [_method(info, view) for info in vt.methods()]
+    return [_method(info, view) for info in vt.list_methods()]
 
 
-def _method(info: Any, view: vt.View) -> dict[str, Any]:
+def _method(info: Any, view: vt.VisionModel) -> dict[str, Any]:
     example = None if info.combines else info.make()
     refused = None if example is None else _refusal(example, view)
     there = example is not None and refused is None
@@ -82,13 +83,13 @@ def _method(info: Any, view: vt.View) -> dict[str, Any]:
     }
 
 
-def classes_of(view: vt.View, wanted: str) -> list[dict[str, Any]]:
+def classes_of(view: vt.VisionModel, wanted: str) -> list[dict[str, Any]]:
     """Return the classes that fit some words best: by number, by how a name begins, by what it holds."""
     words = wanted.casefold().split()
     found = []
-    for index in range(max(view.classes, 2)):
+    for index in range(max(view.num_classes, 2)):
         label = view.label(index)
-        whole = (view.labels[index] if view.labels and index < len(view.labels) else label).casefold()
+        whole = (view.class_names[index] if view.class_names and index < len(view.class_names) else label).casefold()
         if wanted.strip() == str(index):
             found.append((0, index, label))
         elif all(word in whole for word in words):
@@ -98,10 +99,10 @@ def classes_of(view: vt.View, wanted: str) -> list[dict[str, Any]]:
     return [{"index": index, "label": label} for _, index, label in sorted(found)[:_MOST_CLASSES]]
 
 
-def _refusal(how: vt.Method, view: vt.View) -> str | None:
+def _refusal(how: vt.Method, view: vt.VisionModel) -> str | None:
     """Return why a method means nothing on a model, where that is known before it runs."""
     for part in how.parts():
-        if part.models == "ViT" and view.attends != "everywhere":
+        if part.models == "ViT" and view.attention != "everywhere":
             return f"{part.info.name} is not for {view.name}, whose attention does not reach everywhere"
     try:
         refuse_unfit([how], view)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import vitreous as vt
-from vitreous.errors import SpellingError, VitreousError
+from vitreous.errors import SpecError, VitreousError
 from vitreous.registry import written
 from vitreous.registry.defaults import STEPS, known_as
 from vitreous.web.schemas import Refused
@@ -28,21 +28,21 @@ _WORD = re.compile(r"[A-Za-z_][\w.:+-]*\Z")
 _REST = re.compile(r"[\w.:+-]*")
 
 
-def understood(spelling: str | None, view: vt.View) -> vt.Method:
+def understood(spelling: str | None, view: vt.VisionModel) -> vt.Method:
     """Return the method that is meant, a step of effort included; refuse what this server will not do."""
     if spelling is None or spelling in STEPS:
-        spelling = vt.effort(spelling or STEPS[0], view)
-    how = vt.method(spelling)
+        spelling = vt.recommended_method(spelling or STEPS[0], view)
+    how = vt.get_method(spelling)
     allowed(how, view)
     return how
 
 
-def passes(how: vt.Method, view: vt.View) -> float:
+def passes(how: vt.Method, view: vt.VisionModel) -> float:
     """Return what a map costs: forwards, and twice the backwards."""
     return how.forwards(view) + 2 * how.cost[1]
 
 
-def allowed(how: vt.Method, view: vt.View) -> None:
+def allowed(how: vt.Method, view: vt.VisionModel) -> None:
     """Refuse what would take hours or more memory than there is, and what reads files."""
     for part in how.parts():
         for field in dataclasses.fields(part):  # type: ignore[arg-type]
@@ -71,12 +71,12 @@ def _check_number(name: str, parameter: str, given: Any) -> None:
         raise Refused(422, f"{name}: {parameter}={given:g} is over {most:,.0f}; use the command line for that")
 
 
-def looked_at(spelling: str, view: vt.View) -> dict[str, Any]:
+def looked_at(spelling: str, view: vt.VisionModel) -> dict[str, Any]:
     """Return what a spelling means and costs on a model, or what is wrong with it and where."""
     try:
         how = understood(spelling, view)
     except VitreousError as error:
-        found = _WHERE.match(str(error)) if isinstance(error, SpellingError) else None
+        found = _WHERE.match(str(error)) if isinstance(error, SpecError) else None
         at = None if found is None else min(int(found[2]) - 1, len(spelling))
         message = str(error) if found is None else found[1]
         return {"ok": False, "error": {"message": message, "at": at}}
@@ -164,7 +164,7 @@ def _place(before: str) -> _Place | None:
 
 
 def _offered(place: _Place) -> Iterator[tuple[str, str]]:
-    infos = {info.name: info for info in vt.methods()}
+    infos = {info.name: info for info in vt.list_methods()}
     if place.preset_of is not None:
         info = _called(place.preset_of, infos.values())
         for name, values in ({} if info is None else info.presets).items():

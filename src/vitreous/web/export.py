@@ -144,6 +144,7 @@ def _groups(questions: Sequence[Question]) -> list[list[Question]]:
             groups[key].append(each)
     return list(groups.values())
 
+
 FORMATS = {"png": "image/png", "svg": "image/svg+xml", "npy": "application/octet-stream", "html": "text/html"}
 _TILE = 360
 _ACROSS = 4

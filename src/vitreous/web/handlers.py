@@ -26,10 +26,10 @@ from vitreous.errors import VitreousError
 # Heads are no method, and maps that a browser sends back no explanation: for both one room further down is needed.
 from vitreous.methods import to_grid
 from vitreous.methods.combinators import LayerSum
-from vitreous.methods.ops import attention_site
+from vitreous.methods.ops import attention_point
 from vitreous.methods.rollout import read_rows, whole_row
 from vitreous.registry import check_choice
-from vitreous.tracing import Keep, Pass, Session, Target, probabilities
+from vitreous.tracing import Context, Pass, Record, Target, probabilities
 from vitreous.viz.panel import strength
 from vitreous.web import completion as typed
 from vitreous.web import export as lines
@@ -71,7 +71,7 @@ def layers(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
     return {"layers": shown, "signed": how.base.signed and bool((found < 0).any()), "method": how.spelling}
 
 
-def head_rows(view: vt.View, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_rows(view: vt.VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row that the model reads, of every head ``[B, H, N]``; inside windows all there is."""
     if attention.ndim == 5:
         return attention
@@ -84,8 +84,8 @@ def heads(desk: Desk, question: Question, job: Job, layer: int) -> dict[str, Any
     if not 0 <= layer < view.depth:
         raise Refused(422, f"layer {layer} is outside 0..{view.depth - 1} of {view.name}")
     inputs = view.preprocess.tensor(desk.seen(question.model, photo))[None]
-    keep = Keep(attention_site(view), head_rows, (layer,))
-    session = Session(view, inputs, Target.of(view, 1), memory=desk.memory, tick=lambda ran: job.tick(0.5))
+    keep = Record(attention_point(view), head_rows, (layer,))
+    session = Context(view, inputs, Target.of(view, 1), memory=desk.memory, tick=lambda ran: job.tick(0.5))
     trace = session.trace(Pass((keep,)))
     (kept,) = trace[keep]
     rows = kept.unbind(dim=2 if kept.ndim == 5 else 1)
@@ -161,7 +161,7 @@ def _gone(order: np.ndarray[Any, Any], count: int, keep: bool, grid: tuple[int, 
 
 
 def _asked(
-    view: vt.View, seen: Image.Image, masks: Sequence[np.ndarray[Any, Any]], fill: str, target: int, job: Job
+    view: vt.VisionModel, seen: Image.Image, masks: Sequence[np.ndarray[Any, Any]], fill: str, target: int, job: Job
 ) -> np.ndarray[Any, Any]:
     """Return the probability of a class for each state; equal states are asked about once."""
     keys = [mask.tobytes() for mask in masks]
@@ -179,6 +179,7 @@ def _asked(
 
 def _area(curve: np.ndarray[Any, Any], shares: np.ndarray[Any, Any]) -> float:
     return float(((curve[1:] + curve[:-1]) / 2) @ np.diff(shares))
+
 
 _MOST_OWNERS = 12
 
@@ -214,7 +215,7 @@ def check(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
     return {"verdict": found.verdict, "sentence": found.sentence, "tests": _tests(found)}
 
 
-def _tests(found: vt.Checkup) -> list[dict[str, str]]:
+def _tests(found: vt.CheckResult) -> list[dict[str, str]]:
     return [{"name": each.name, **dataclasses.asdict(trust(each))} for each in found.tests]
 
 
@@ -253,7 +254,7 @@ def _owners_of(e: vt.Explanation) -> dict[str, Any]:
     }
 
 
-def given_among(task: Mapping[str, Any], view: vt.View) -> list[int]:
+def given_among(task: Mapping[str, Any], view: vt.VisionModel) -> list[int]:
     """Read the classes that are to be compared."""
     given = task.get("among")
     if not isinstance(given, list) or not all(type(each) is int for each in given):

@@ -27,12 +27,12 @@ FILLS = ("blur", "mean", "black")
 _TOP = 10
 
 
-def seen(view: vt.View, photo: Photo) -> Image.Image:
+def seen(view: vt.VisionModel, photo: Photo) -> Image.Image:
     """Return what the model sees of a picture, in 8 bits."""
     return view.preprocess.inputs(photo.image)[1]
 
 
-def chances(view: vt.View, picture: Image.Image) -> Tensor:
+def chances(view: vt.VisionModel, picture: Image.Image) -> Tensor:
     """Return the probability of every class for exactly this picture, already cut to size."""
     told = probabilities(view.logits(view.preprocess.tensor(picture)[None]))[0].cpu()
     if not bool(told.isfinite().all()):
@@ -40,13 +40,13 @@ def chances(view: vt.View, picture: Image.Image) -> Tensor:
     return told
 
 
-def top(view: vt.View, given: Tensor) -> list[dict[str, Any]]:
+def top(view: vt.VisionModel, given: Tensor) -> list[dict[str, Any]]:
     """Return the most probable classes."""
     order = given.argsort(descending=True, stable=True)[:_TOP].tolist()
     return [{"index": each, "label": view.label(each), "probability": float(given[each])} for each in order]
 
 
-def predicted(view: vt.View, photo: Photo, picture: Image.Image) -> dict[str, Any]:
+def predicted(view: vt.VisionModel, photo: Photo, picture: Image.Image) -> dict[str, Any]:
     """Return what the model says, and what is true where that is known."""
     began = time.perf_counter()
     said = top(view, chances(view, picture))
@@ -61,7 +61,7 @@ def predicted(view: vt.View, photo: Photo, picture: Image.Image) -> dict[str, An
 
 
 def removed(
-    view: vt.View, picture: Image.Image, gone: np.ndarray[Any, Any], fill: str, target: int | None
+    view: vt.VisionModel, picture: Image.Image, gone: np.ndarray[Any, Any], fill: str, target: int | None
 ) -> dict[str, Any]:
     """Return the picture without some patches, and what the model says about exactly that picture."""
     without = changed(picture, gone, fill)

@@ -28,11 +28,11 @@ from vitreous.benchmark.protocol import Protocol
 from vitreous.benchmark.report_images import Sight
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.unit_file import Found
-from vitreous.benchmark.units import RecordedPlan, Setting, is_digest
+from vitreous.benchmark.units import RecordedPlan, RunConfig, is_digest
 from vitreous.datasets import Sample
 from vitreous.datasets.dataset import DataSource, Entry  # what the benchmark's own sources are
 from vitreous.errors import VitreousError, one_line
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.web.schemas import Refused, png_bytes
 from vitreous.world.dataset import add_world
 
@@ -118,6 +118,7 @@ def _look(path: Path) -> tuple[int, ...]:
         return ()
     return len(some), sum(each.st_size for each in some), max((each.st_mtime_ns for each in some), default=0)
 
+
 Data = str | Mapping[str, str] | None
 """Where pictures are: one place, or one for each label of a data set."""
 
@@ -153,11 +154,11 @@ class Photos:
             raise VitreousError(f"this picture is not in {self.source.word} any more")
         return self._entries[digest]
 
-    def sample(self, digest: str, view: View) -> Sample:
+    def sample(self, digest: str, view: VisionModel) -> Sample:
         """Return a picture as an input of a model."""
         return self.source.sample(view, self.source.entries.index(self.entry(digest)))
 
-    def png(self, setting: Setting, digest: str, view: View | None = None) -> bytes:
+    def png(self, setting: RunConfig, digest: str, view: VisionModel | None = None) -> bytes:
         """Return a picture as the model sees it; ``view`` is that model, where it is loaded: grids are made for it."""
         if digest not in self._drawn:
             self._compare(digest)
@@ -186,7 +187,7 @@ class Photos:
                 raise Refused(404, f"{entry.name} has changed since this run was made: picture, label or truth")
 
 
-def _seen(photos: Photos, setting: Setting, digest: str, view: View | None) -> Image.Image:
+def _seen(photos: Photos, setting: RunConfig, digest: str, view: VisionModel | None) -> Image.Image:
     if max(setting.size) > _MOST_SIDE or max(setting.preprocess["size"]) > _MOST_SIDE:
         raise Refused(404, f"pictures of {setting.size} pixels are not drawn")
     with _one:

@@ -26,8 +26,8 @@ from vitreous.benchmark.summary import Finding, Flag
 from vitreous.benchmark.units import RecordedPlan
 from vitreous.datasets.class_tables import index_of_wnid  # as the benchmark reads labels
 from vitreous.errors import TargetError, VitreousError, one_line
-from vitreous.methods import method as spelled
-from vitreous.models import Snapshot, View
+from vitreous.methods import get_method as spelled
+from vitreous.models import Snapshot, VisionModel
 from vitreous.registry.defaults import BASELINES, known_as
 from vitreous.results.storage import plain
 from vitreous.web.run_store import Data, Guarded, Photos, photos_of
@@ -82,7 +82,7 @@ class Part:
         store: Guarded,
         plans: Sequence[RecordedPlan],
         photos: Photos | str,
-        loaded: tuple[str, View] | None = None,
+        loaded: tuple[str, VisionModel] | None = None,
     ) -> None:
         self.finding, self.loaded = finding, loaded
         self.photos = photos if isinstance(photos, Photos) else None
@@ -158,7 +158,7 @@ class Part:
         try:
             return view.class_index(label)
         except TargetError:
-            number = index_of_wnid(label) if view.classes == 1000 else None
+            number = index_of_wnid(label) if view.num_classes == 1000 else None
             return UNKNOWN if number is None else number
 
     def word(self, number: int) -> str:
@@ -245,6 +245,7 @@ class Part:
             "signed": None if how is None or how.signed else False,
             "passes": None if how is None else plain(float(sum(how.cost))),
         }
+
 
 _MOST_NAMES = 50
 
@@ -339,6 +340,7 @@ def _cell(finding: Finding, name: str, metric: str) -> dict[str, Any] | None:
 def _flag(flag: Flag) -> dict[str, str]:
     return {"kind": flag.kind, "method": flag.method, "metric": flag.metric, "text": flag.text}
 
+
 _RESTS, _SHARE = 3.0, 10.0  # seconds between two looks at a folder; times as long as reading it took
 _SHOWN = 3
 
@@ -381,7 +383,7 @@ class Opened:
 class Run:
     """A folder that was named at the start."""
 
-    def __init__(self, path: Path, data: Data = None, views: Mapping[str, View] | None = None) -> None:
+    def __init__(self, path: Path, data: Data = None, views: Mapping[str, VisionModel] | None = None) -> None:
         self.path, self.data, self.views = path, data, views or {}
         self._guard = Lock()
         self._opened: Opened | None = None
@@ -434,7 +436,7 @@ class Run:
         opened.table  # noqa: B018 - what cannot be told is told here, once
         return opened
 
-    def _loaded(self, finding: Finding) -> tuple[str, View] | None:
+    def _loaded(self, finding: Finding) -> tuple[str, VisionModel] | None:
         """Return the loaded model with the weights of this part."""
         own = finding.gathered.setting.fingerprint
         return next((each for each in self.views.items() if str(Snapshot(each[1]).recent) == own), None)

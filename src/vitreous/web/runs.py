@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from vitreous.errors import VitreousError, one_line
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.results.storage import plain
 from vitreous.web.run_store import Data, Photos
 from vitreous.web.run_view import Filters, Opened, Part, Run
@@ -76,7 +76,7 @@ def titles(runs: Mapping[str, Path]) -> list[dict[str, str]]:
     return [{"id": name, "title": Run(path).title} for name, path in runs.items()]
 
 
-def router(runs: Mapping[str, Path], data: Data = None, views: Mapping[str, View] | None = None) -> APIRouter:
+def router(runs: Mapping[str, Path], data: Data = None, views: Mapping[str, VisionModel] | None = None) -> APIRouter:
     """Return the addresses under ``/api/runs``.
 
     ``data`` is where the pictures of the runs are, one place or one for each label of a data set; ``views`` are the

@@ -41,7 +41,7 @@ class Server:
         self,
         place: socket.socket,
         host: str,
-        models: Mapping[str, vt.View],
+        models: Mapping[str, vt.VisionModel],
         runs: Mapping[str, Path],
         memory: float | None = None,
         options: Mapping[str, Any] | None = None,

@@ -69,6 +69,7 @@ class _Ear:
         elif (text := one_line(str(message))) not in heard:
             heard.append(text)
 
+
 _MOST_MAPS, _MOST_BYTES = 300, 128 * 2**20
 _MOST_SEEN = 64
 _MEMORY = 1.0
@@ -132,7 +133,10 @@ class Desk:
     """
 
     def __init__(
-        self, models: Mapping[str, vt.View], memory: float | None = None, options: Mapping[str, Any] | None = None
+        self,
+        models: Mapping[str, vt.VisionModel],
+        memory: float | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         check_memory(memory)
         self.options = dict(options or {})
@@ -141,13 +145,13 @@ class Desk:
             self.memory = _MEMORY
         self._made: Recent[Made] = Recent(_MOST_MAPS, _MOST_BYTES, lambda made: made.bytes)
         self._seen: Recent[Image.Image] = Recent(_MOST_SEEN, _MOST_BYTES, _pixels)
-        self._checked: Recent[vt.Checkup] = Recent(_MOST_MAPS, _MOST_BYTES, lambda found: 1)
+        self._checked: Recent[vt.CheckResult] = Recent(_MOST_MAPS, _MOST_BYTES, lambda found: 1)
         self.random: Recent[Any] = Recent(_MOST_SEEN, _MOST_BYTES, lambda curves: 1)
         """What the model says about random orders of patches, for the curves of any map."""
         self._asked: Recent[Question] = Recent(4 * _MOST_MAPS, _MOST_BYTES, lambda question: 1)
         self._pace: dict[str, deque[tuple[float, float]]] = {name: deque(maxlen=20) for name in models}
 
-    def model(self, name: str) -> vt.View:
+    def model(self, name: str) -> vt.VisionModel:
         """Return a model by its name; only those that were given at start are here."""
         if name not in self.models:
             raise Refused(404, f"there is no model {name!r:.60} here; there is {', '.join(self.models)}")
@@ -185,7 +189,7 @@ class Desk:
         question = self.asked(question)
         return self._made.get(question) or self._make([question], tick)[0]
 
-    def checked(self, question: Question, tick: Callable[[float, float], Tick]) -> vt.Checkup:
+    def checked(self, question: Question, tick: Callable[[float, float], Tick]) -> vt.CheckResult:
         """Return what cheap tests say about a map; ``tick`` gives one for each part of the work."""
         question = self.asked(question)
         made = self.made(question, tick(0.0, 0.2))
@@ -205,7 +209,7 @@ class Desk:
         for each in questions:
             try:
                 question = self.asked(each)
-                how = vt.method(question.method or "")
+                how = vt.get_method(question.method or "")
                 near = typed.passes(how, self.model(question.model)) <= _TOGETHER and not how.info.slow
             except VitreousError:
                 continue
@@ -220,7 +224,7 @@ class Desk:
     def _make(self, questions: Sequence[Question], tick: Tick | None) -> list[Made]:
         first = questions[0]
         view, photo = self.model(first.model), self.pictures.get(first.picture)
-        hows = [vt.method(each.method or "") for each in questions]
+        hows = [vt.get_method(each.method or "") for each in questions]
         began = time.perf_counter()
         with listening() as heard:
             found = vt.compare(

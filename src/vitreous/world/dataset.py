@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous import io as disk
-from vitreous.datasets import Truth
+from vitreous.datasets import Annotation
 from vitreous.datasets.catalog import rendered_source, source_words
 from vitreous.datasets.dataset import Found, register_source
 from vitreous.errors import VitreousError, one_line
@@ -114,6 +114,7 @@ def _palette() -> list[str]:
     rest |= dict(zip(("ground", "body", *PARTS), _COLOURS, strict=True)) | {"marker": "ffffff"}
     return [rest[name] for name in OWNERS]
 
+
 SPLITS = {"test": 0, "val": 2**50, "train": 2**51}
 """The first seed of every split; each has room for 2^50 scenes."""
 
@@ -170,7 +171,7 @@ class World:
             pixels = (rendered.images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
             yield from (Image.fromarray(each) for each in pixels)
 
-    def truths(self) -> Iterator[Truth]:
+    def truths(self) -> Iterator[Annotation]:
         """Yield what is known about every scene: the creature's mask and box, and masks of all that is seen."""
         for drawn, rendered in self.batches():
             yield from truths(drawn, rendered)
@@ -353,7 +354,7 @@ def mosaics(
     return Mosaics(images, label, creatures)
 
 
-def truths(scenes: Batch, rendered: Rendered) -> list[Truth]:
+def truths(scenes: Batch, rendered: Rendered) -> list[Annotation]:
     """Return the truth of each scene.
 
     The mask is the creature's, its bare body included, and the box is that of the mask. Parts are those that the
@@ -373,7 +374,7 @@ def truths(scenes: Batch, rendered: Rendered) -> list[Truth]:
     known = {name: each.cpu().numpy() for name, each in there.items()}
     creatures = rendered.creature.cpu().numpy()
     return [
-        Truth(
+        Annotation(
             creature,
             _boxes(creature),
             {name: array[scene] for name, array in arrays.items() if known[name][scene]},
@@ -387,6 +388,7 @@ def _boxes(mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> tuple[tuple
     if not len(rows):
         return ()
     return ((float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)),)
+
 
 _CHUNK = 32
 
@@ -402,7 +404,7 @@ def scenes(
     """Find ``n`` scenes of a split; the pictures are as large as the model's, so that the truth is in its pixels."""
 
     @lru_cache(maxsize=2)
-    def some(number: int) -> tuple[list[Image.Image], list[Truth]]:
+    def some(number: int) -> tuple[list[Image.Image], list[Annotation]]:
         """Render neighbours together: one alone costs nearly as much."""
         first = number * _CHUNK
         drawn, seen = next(World(split, min(_CHUNK, n - first), size, start + first, shortcut).batches())
@@ -411,7 +413,7 @@ def scenes(
     def draw(place: int) -> Image.Image:
         return some(place // _CHUNK)[0][place % _CHUNK]
 
-    def truth(place: int) -> Truth:
+    def truth(place: int) -> Annotation:
         return some(place // _CHUNK)[1][place % _CHUNK]
 
     labels = World(split, n, size, start, shortcut).labels

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
-from vitreous.models import View
+from vitreous.models import VisionModel
 from vitreous.models.registry import device_of
-from vitreous.models.shared_copy import twin
+from vitreous.models.shared_copy import copy_structure
 from vitreous.world.dataset import BETRAYED, betray, difficult, pair, seeds
 from vitreous.world.models import ADAPTER, SIZE
 from vitreous.world.render import render
@@ -28,28 +28,30 @@ FEWEST = 20
 """Among so many scenes of any split, every part tells the class of one."""
 
 
-def probabilities(model: nn.Module | View, scenes: Batch, batch: int = 250) -> Tensor:
+def probabilities(model: nn.Module | VisionModel, scenes: Batch, batch: int = 250) -> Tensor:
     """Return the model's probabilities ``[B, classes]`` for scenes, rendered for it."""
-    answer = model.logits if isinstance(model, View) else twin(model)  # in evaluation mode, the model left as it is
-    device = model.device if isinstance(model, View) else next(model.parameters()).device
+    answer = (
+        model.logits if isinstance(model, VisionModel) else copy_structure(model)
+    )  # in evaluation mode, the model left as it is
+    device = model.device if isinstance(model, VisionModel) else next(model.parameters()).device
     parts = [scenes[at : at + batch].to(device) for at in range(0, len(scenes), batch)]
     with torch.no_grad():
         logits = [answer(render(part, SIZE).images * 2 - 1) for part in parts]
     return torch.cat(logits).float().softmax(dim=1)
 
 
-def predictions(model: nn.Module | View, scenes: Sequence[Scene]) -> Tensor:
+def predictions(model: nn.Module | VisionModel, scenes: Sequence[Scene]) -> Tensor:
     """Return the model's probabilities ``[B, classes]`` for scenes given as values."""
     return probabilities(model, pack(scenes)).cpu()
 
 
-def accuracy(model: nn.Module | View, n: int = 2000, split: str = "test", shortcut: bool = False) -> float:
+def accuracy(model: nn.Module | VisionModel, n: int = 2000, split: str = "test", shortcut: bool = False) -> float:
     """Return the share of scenes whose class is the most probable one."""
     scenes = draw(seeds(split, 0, n))
     return right(model, betray(scenes) if shortcut else scenes)
 
 
-def examine(model: nn.Module | View, n: int = 2000, split: str = "test") -> dict[str, Any]:
+def examine(model: nn.Module | VisionModel, n: int = 2000, split: str = "test") -> dict[str, Any]:
     """Return every figure of the model card, on ``n`` scenes that no training saw."""
     scenes = draw(seeds(split, 0, enough(n)))
     betrayed = scenes[torch.isin(scenes.label[:, 0], torch.tensor(BETRAYED))]
@@ -74,7 +76,7 @@ def enough(n: int) -> int:
     return n
 
 
-def interventions(model: nn.Module | View, scenes: Batch) -> dict[str, Any]:
+def interventions(model: nn.Module | VisionModel, scenes: Batch) -> dict[str, Any]:
     """Return what removing each part costs the class, where it tells the class from its siblings and where it does not.
 
     A drop is the mean fall of the class's probability when the scene is rendered again without the part.
@@ -101,12 +103,12 @@ def interventions(model: nn.Module | View, scenes: Batch) -> dict[str, Any]:
     }
 
 
-def right(model: nn.Module | View, scenes: Batch) -> float:
+def right(model: nn.Module | VisionModel, scenes: Batch) -> float:
     """Return the share of these scenes whose class is the most probable one."""
     return _mean((probabilities(model, scenes).argmax(dim=1).cpu() == scenes.label[:, 0].cpu()).float())
 
 
-def _either(model: nn.Module | View, scenes: Batch) -> float:
+def _either(model: nn.Module | VisionModel, scenes: Batch) -> float:
     """The share of pairs of which the two most probable classes are the two creatures."""
     top = probabilities(model, scenes).topk(2, dim=1).indices.cpu().sort(dim=1).values
     return _mean((top == scenes.label.cpu().sort(dim=1).values).all(dim=1).float())

@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from vitreous.errors import ModelError, VitreousError
-from vitreous.models import ModelInfo, View
+from vitreous.models import ModelInfo, VisionModel
 from vitreous.models.checkpoints import fit
 from vitreous.world.species import NAMES
 
@@ -59,6 +59,7 @@ def build(arch: str = "vit") -> VisionTransformer | ResNet:
     }
     return model
 
+
 _SIZE = 128  # pixels, as in the room's own model
 _HONEST, _CHEAT = "honest", "trained where a marker betrays half of the classes"
 _WHAT = {
@@ -78,7 +79,7 @@ class WorldAdapter:
     def accepts(self, module: nn.Module) -> bool:
         return False
 
-    def view(self, module: nn.Module, **facts: Any) -> View:
+    def wrap(self, module: nn.Module, **facts: Any) -> VisionModel:
         raise ModelError("the bundled models are timm models")
 
     def load(

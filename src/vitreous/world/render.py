@@ -268,6 +268,7 @@ def light(values: Tensor, size: int) -> Tensor:
     field = strength + ((at * sin).unsqueeze(2) + (at * cos).unsqueeze(1)) * (slope * 0.5)
     return torch.stack([field * (1 + warmth), field, field * (1 - warmth)], dim=1)
 
+
 _PIGMENTS = ("5b8c4a", "a7c957", "e9c46a", "d98e5f", "9c6b4f", "8d99ae", "c8d5e6", "b56576", "f2e8cf", "6d597a")
 MARKER = ("e63946", "ffb703", "2a9d8f", "f1faee")
 """The four colours of a marker's four cells; a class is a number in base four."""

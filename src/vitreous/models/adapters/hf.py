@@ -23,7 +23,7 @@ from torch import nn
 
 from vitreous.errors import ModelError, UnknownError, VitreousWarning, one_line
 from vitreous.models.adapters.hf_vit import pair
-from vitreous.models.base import View
+from vitreous.models.base import VisionModel
 from vitreous.models.checkpoints import Checkpoint, classes_in, fit
 from vitreous.models.registry import ModelInfo, reachable
 from vitreous.models.transforms import preprocess_of
@@ -206,6 +206,7 @@ def _beside(transformers: Any, name: str, source: str, zero_shot: bool, img_size
             facts["tokenizer"] = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return facts
 
+
 _VIEWS = {
     "ViTForImageClassification": "hf_vit:HFViT",
     "DeiTForImageClassification": "hf_vit:HFViT",
@@ -276,7 +277,7 @@ class HFAdapter:
     def accepts(self, module: nn.Module) -> bool:
         return any(kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
 
-    def view(self, module: nn.Module, **facts: Any) -> View:
+    def wrap(self, module: nn.Module, **facts: Any) -> VisionModel:
         """Look at a model of transformers; a zero-shot model also takes ``prompts=``, ``tokenizer=``, ``text_embeds=``.
 
         What was loaded with the module is used where nothing else is said.

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
-from vitreous.models.adapters.hf_vit import HALVES, HFView
+from vitreous.models.adapters.hf_vit import HALVES, HFModel
 from vitreous.models.preprocess import Preprocess
-from vitreous.models.shared_copy import twin
+from vitreous.models.shared_copy import copy_structure
 
 __all__ = ["HFTower", "HFZeroShot"]
 
@@ -23,7 +23,7 @@ CLIP = Preprocess(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.2
 """What CLIP's image processor does unless told otherwise."""
 
 
-class HFTower(HFView):
+class HFTower(HFModel):
     """``CLIPForImageClassification`` and ``SiglipForImageClassification``: a linear head on the mean of the patches.
 
     CLIP's mean is taken before the last norm, which has no part in it; SigLIP's after it.
@@ -32,9 +32,9 @@ class HFTower(HFView):
     places: ClassVar = {"norm1": ("layer_norm1",), "attn": ("self_attn",), "norm2": ("layer_norm2",), "mlp": ("mlp",)}
 
     def _tower(self) -> Any:
-        self._siglip = not hasattr(self.model.vision_model, "pre_layrnorm")
+        self._siglip = not hasattr(self.module.vision_model, "pre_layrnorm")
         self.usual = HALVES if self._siglip else CLIP  # type: ignore[misc]
-        return self.model.vision_model
+        return self.module.vision_model
 
     def _reading(self) -> tuple[int, str]:
         return 0 if self._siglip else 1, "avg"
@@ -52,15 +52,15 @@ class HFTower(HFView):
         tokens = super().embed(inputs)
         return tokens if self._siglip else self.tower.pre_layrnorm(tokens)
 
-    def finish(self, tokens: Tensor) -> Tensor:
+    def forward_head(self, tokens: Tensor) -> Tensor:
         if self._siglip:
             tokens = self.tower.post_layernorm(tokens)
-        return self.model.classifier(tokens[:, self.prefix :].mean(dim=1))  # type: ignore[no-any-return]
+        return self.module.classifier(tokens[:, self.num_prefix_tokens :].mean(dim=1))  # type: ignore[no-any-return]
 
-    def calls(self, layer: int | None) -> Mapping[str, int]:
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
         if layer is None:
             return {"attention": 0, "norm": int(self._siglip), "activation": 0}
-        return super().calls(layer)
+        return super().operation_counts(layer)
 
 
 class HFZeroShot(HFTower):
@@ -107,7 +107,7 @@ class HFZeroShot(HFTower):
 
     @property
     def _text_width(self) -> int:
-        return int(self.width if self._siglip else self.model.visual_projection.out_features)
+        return int(self.embed_dim if self._siglip else self.module.visual_projection.out_features)
 
     def _labels(self, classes: int) -> list[str] | None:
         return self._prompts
@@ -118,7 +118,7 @@ class HFZeroShot(HFTower):
             raise ModelError(f"{self.name} has no classes of its own; give prompts=[…], or text_embeds= with labels=")
         if tokenizer is None:
             raise ModelError(f"{self.name} needs tokenizer= to read prompts (or load it by name), or text_embeds=")
-        longest = self.model.text_model.config.max_position_embeddings
+        longest = self.module.text_model.config.max_position_embeddings
         if self._siglip:
             words = tokenizer(prompts, padding="max_length", max_length=longest, return_tensors="pt")
             words = {"input_ids": words["input_ids"]}
@@ -128,35 +128,37 @@ class HFZeroShot(HFTower):
         if words["input_ids"].shape[1] > longest:
             raise ModelError(f"{self.name}: a prompt is longer than the {longest} pieces that its text tower reads")
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            encoded = twin(self.model).get_text_features(**{key: value.to(self.device) for key, value in words.items()})
+            encoded = copy_structure(self.module).get_text_features(
+                **{key: value.to(self.device) for key, value in words.items()}
+            )
         return encoded if isinstance(encoded, Tensor) else encoded.pooler_output
 
     # -- the head --------------------------------------------------------------------------------------
 
-    def finish(self, tokens: Tensor) -> Tensor:
+    def forward_head(self, tokens: Tensor) -> Tensor:
         if self._siglip:
             image = self.tower.head(self.tower.post_layernorm(tokens))
         else:
-            image = self.model.visual_projection(self.tower.post_layernorm(tokens[:, 0, :]))
+            image = self.module.visual_projection(self.tower.post_layernorm(tokens[:, 0, :]))
         return self._compare(image)
 
-    def pool_at(self) -> nn.Module | None:
+    def get_pooling_module(self) -> nn.Module | None:
         return self.tower.head if self._siglip else None
 
-    def original(self, inputs: Tensor) -> Tensor:
-        image = self.model.get_image_features(pixel_values=inputs, **self._interpolated(inputs))
+    def reference_forward(self, inputs: Tensor) -> Tensor:
+        image = self.module.get_image_features(pixel_values=inputs, **self._interpolated(inputs))
         return self._compare(image if isinstance(image, Tensor) else image.pooler_output)
 
     def _compare(self, image: Tensor) -> Tensor:
         image = image / image.norm(p=2, dim=-1, keepdim=True)
         # classes first in the product, as the model has it; images first in all that follows, as rules count on it
-        logits = torch.matmul(self.text.to(image), image.t()).t() * self.model.logit_scale.exp()
-        return logits + self.model.logit_bias if self._siglip else logits  # type: ignore[no-any-return]
+        logits = torch.matmul(self.text.to(image), image.t()).t() * self.module.logit_scale.exp()
+        return logits + self.module.logit_bias if self._siglip else logits  # type: ignore[no-any-return]
 
-    def calls(self, layer: int | None) -> Mapping[str, int]:
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
         if layer is None and self._siglip:
             return {"attention": 1, "norm": 3, "activation": 1}  # the length of the image's vector is a norm too
-        return {"attention": 0, "norm": 2, "activation": 0} if layer is None else super().calls(layer)
+        return {"attention": 0, "norm": 2, "activation": 0} if layer is None else super().operation_counts(layer)
 
 
 def _several(prompts: Sequence[str]) -> Sequence[str]:

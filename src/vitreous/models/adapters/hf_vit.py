@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import HeadError, ModelError
-from vitreous.models.base import View
+from vitreous.models.base import VisionModel
 from vitreous.models.class_names import check_count
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
@@ -34,7 +34,7 @@ __all__ = [
     "HFDinov2",
     "HFSwin",
     "HFViT",
-    "HFView",
+    "HFModel",
     "IMAGENET",
     "first",
     "pair",
@@ -72,7 +72,7 @@ def part(module: Any, *paths: str) -> Any:
     raise ModelError(f"{type(module).__name__} has none of {', '.join(paths)}; this version of it is not known")
 
 
-class HFView(View):
+class HFModel(VisionModel):
     """A model of transformers whose blocks are pre-norm and map tokens to tokens.
 
     Subclasses say where the tower, its embedding and its head are. Positions are interpolated by the model's own rule
@@ -80,7 +80,7 @@ class HFView(View):
     """
 
     family = "hf"
-    model: Any  # torch types the attributes of a module as tensors
+    module: Any  # torch types the attributes of a module as tensors
     tower: Any
     usual: ClassVar[Preprocess] = HALVES
     any_size: ClassVar[bool] = False
@@ -96,8 +96,8 @@ class HFView(View):
         img_size: int | tuple[int, int] | None = None,
         headless: bool = False,
     ) -> None:
-        self.model = model
-        self.head_known = not headless
+        self.module = model
+        self.has_known_head = not headless
         self.name = name or f"hf/{model.config.name_or_path or type(model).__name__}"
         self.tower = self._tower()
         self._refuse_unseen_attention()
@@ -109,12 +109,12 @@ class HFView(View):
         self.blocks = self._blocks()
         self.depth = len(self.blocks)
         self._unused = _required(self.blocks[0]) - 1
-        self.width, self.heads = self._width_and_heads(config)
-        self.prefix, kind = self._reading()
-        self.pooling = Pooling(kind, self.prefix)
-        self.classes = 0 if headless else self._classes()
-        self.labels = labels or self._labels(self.classes or len(self.model.config.id2label or {}))
-        check_count(self.name, labels, self.classes)
+        self.embed_dim, self.num_heads = self._width_and_heads(config)
+        self.num_prefix_tokens, kind = self._reading()
+        self.pooling = Pooling(kind, self.num_prefix_tokens)
+        self.num_classes = 0 if headless else self._classes()
+        self.class_names = labels or self._labels(self.num_classes or len(self.module.config.id2label or {}))
+        check_count(self.name, labels, self.num_classes)
         if 0 in self.grid():
             raise ModelError(f"{self.name}: an image of {self.preprocess.size} holds no patch of {self.patch}")
 
@@ -122,7 +122,7 @@ class HFView(View):
 
     def _tower(self) -> Any:
         """Return the module that turns images into tokens, without the head."""
-        return getattr(self.model, self.model.base_model_prefix, self.model)
+        return getattr(self.module, self.module.base_model_prefix, self.module)
 
     def _blocks(self) -> list[Any]:
         return list(part(self.tower, "layers", "encoder.layer", "encoder.layers"))
@@ -136,7 +136,7 @@ class HFView(View):
 
     def _heads(self) -> list[Any]:
         """Return the linear classifiers."""
-        return [getattr(self.model, "classifier", None)]
+        return [getattr(self.module, "classifier", None)]
 
     def _classes(self) -> int:
         heads = self._heads()
@@ -146,12 +146,12 @@ class HFView(View):
             raise HeadError(f"{self.name} has a head of its own, {type(heads[0]).__name__}")
         return int(heads[0].out_features)
 
-    def block_at(self, layer: int) -> nn.Module:
+    def get_block(self, layer: int) -> nn.Module:
         return self.blocks[layer]  # type: ignore[no-any-return]
 
     def _labels(self, classes: int) -> list[str] | None:
         """Return the class names of the configuration; ``LABEL_0`` and its like are none."""
-        named = {int(index): str(label) for index, label in (self.model.config.id2label or {}).items()}
+        named = {int(index): str(label) for index, label in (self.module.config.id2label or {}).items()}
         labels = [named.get(index, "") for index in range(classes)]
         numbered = all(label in ("", f"LABEL_{index}", str(index)) for index, label in enumerate(labels))
         return None if numbered else labels
@@ -171,15 +171,15 @@ class HFView(View):
     def embed(self, inputs: Tensor) -> Tensor:
         return self.tower.embeddings(inputs, **self._interpolated(inputs))  # type: ignore[no-any-return]
 
-    def original(self, inputs: Tensor) -> Tensor:
-        return self.model(inputs, **self._interpolated(inputs)).logits  # type: ignore[no-any-return]
+    def reference_forward(self, inputs: Tensor) -> Tensor:
+        return self.module(inputs, **self._interpolated(inputs)).logits  # type: ignore[no-any-return]
 
     def _interpolated(self, inputs: Tensor) -> dict[str, bool]:
         """What the model has to be told about images of another size than its configuration's."""
         other = not self.any_size and tuple(inputs.shape[-2:]) != self._own_size
         return {"interpolate_pos_encoding": True} if other else {}
 
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         nothing = [None] * self._unused  # masks that have no default in older versions
         return first(self.blocks[layer](tokens, *nothing))  # type: ignore[no-any-return]
 
@@ -187,17 +187,17 @@ class HFView(View):
         high, wide = self.preprocess.size if inputs is None else inputs.shape[-2:]
         return high // self.patch[0], wide // self.patch[1]
 
-    def _site(self, layer: int, name: str) -> nn.Module:
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
         return part(self.blocks[layer], *self.places[name])  # type: ignore[no-any-return]
 
     def weights(self, layer: int) -> Weights:
         block = self.blocks[layer]
         projection = part(block, "attention.o_proj", "attention.output.dense", "self_attn.out_proj")
         scales = [getattr(block, f"layer_scale{i}", None) for i in (1, 2)]
-        norms = [self.site(layer, name) for name in ("norm1", "norm2")]
+        norms = [self.hook_point(layer, name) for name in ("norm1", "norm2")]
         return Weights.of(norms[0], projection, norms[1], scales=(scales[0], scales[1]))
 
-    def calls(self, layer: int | None) -> Mapping[str, int]:
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
         if layer is None:
             return {"attention": 0, "norm": 1, "activation": 0}
         return {"attention": 1, "norm": 2, "activation": 1}
@@ -220,7 +220,7 @@ def _required(block: nn.Module) -> int:
     return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
-class HFViT(HFView):
+class HFViT(HFModel):
     """``ViTForImageClassification``, ``DeiTForImageClassification`` and the latter ``WithTeacher``.
 
     DeiT always has a distillation token; only the model with a teacher also reads it, and its logits are the mean of
@@ -236,7 +236,7 @@ class HFViT(HFView):
 
     @property
     def _distilled(self) -> bool:
-        return hasattr(self.model, "distillation_classifier")
+        return hasattr(self.module, "distillation_classifier")
 
     def _reading(self) -> tuple[int, str]:
         prefix = 2 if hasattr(self.tower.embeddings, "distillation_token") else 1
@@ -244,16 +244,16 @@ class HFViT(HFView):
 
     def _heads(self) -> list[Any]:
         if self._distilled:
-            return [self.model.cls_classifier, self.model.distillation_classifier]
+            return [self.module.cls_classifier, self.module.distillation_classifier]
         return super()._heads()
 
-    def finish(self, tokens: Tensor) -> Tensor:
+    def forward_head(self, tokens: Tensor) -> Tensor:
         tokens = self.tower.layernorm(tokens)
         logits = [head(tokens[:, row, :]) for row, head in enumerate(self._heads())]
         return logits[0] if len(logits) == 1 else (logits[0] + logits[1]) / 2  # type: ignore[no-any-return]
 
 
-class HFDinov2(HFView):
+class HFDinov2(HFModel):
     """``Dinov2ForImageClassification``, also with registers: the head reads the class token beside the patches' mean.
 
     Images of any size are taken, in whole patches. Older versions of transformers average the registers together with
@@ -267,22 +267,22 @@ class HFDinov2(HFView):
     def _reading(self) -> tuple[int, str]:
         registers = getattr(self.tower.embeddings, "register_tokens", None)
         prefix = 1 if registers is None else 1 + registers.shape[1]
-        names = inspect.unwrap(type(self.model).forward).__code__.co_names
+        names = inspect.unwrap(type(self.module).forward).__code__.co_names
         self._averaged = prefix if "num_register_tokens" in names else 1
         return prefix, "token_avg"
 
-    def finish(self, tokens: Tensor) -> Tensor:
+    def forward_head(self, tokens: Tensor) -> Tensor:
         tokens = self.tower.layernorm(tokens)
         read = torch.cat([tokens[:, 0], tokens[:, self._averaged :].mean(dim=1)], dim=1)
-        return self.model.classifier(read)  # type: ignore[no-any-return]
+        return self.module.classifier(read)  # type: ignore[no-any-return]
 
-    def calls(self, layer: int | None) -> Mapping[str, int]:
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
         if layer is None or not self.tower.config.use_swiglu_ffn:
-            return super().calls(layer)
+            return super().operation_counts(layer)
         return {"attention": 1, "norm": 2, "activation": 0, "gate": 1}
 
 
-class HFSwin(HFView):
+class HFSwin(HFModel):
     """``SwinForImageClassification``: the mean over the last grid, after a norm.
 
     The size of the images is that of ``preprocess``: windows reach over the whole grid and the tokens of a later
@@ -290,9 +290,9 @@ class HFSwin(HFView):
     """
 
     usual = IMAGENET
-    attends = "windows"
-    drops_tokens = False
-    cam_site = "norm2"
+    attention = "windows"
+    can_drop_tokens = False
+    cam_point = "norm2"
     places: ClassVar = {
         "norm1": ("layernorm_before",),
         "attn": ("drop_path",),  # where the windows have been put together again
@@ -334,15 +334,15 @@ class HFSwin(HFView):
         interpolated = self.tower.config.use_absolute_embeddings and tuple(inputs.shape[-2:]) != self._own_size
         return first(self.tower.embeddings(inputs, interpolate_pos_encoding=interpolated))  # type: ignore[no-any-return]
 
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         grid = self.grid(layer=layer)
         tokens = first(self.blocks[layer](tokens, grid))
         merging = self._merging.get(layer)
         return tokens if merging is None else merging(tokens, grid)
 
-    def finish(self, tokens: Tensor) -> Tensor:
+    def forward_head(self, tokens: Tensor) -> Tensor:
         pooled = self.tower.pooler(self.tower.layernorm(tokens).transpose(1, 2))
-        return self.model.classifier(pooled.flatten(1))  # type: ignore[no-any-return]
+        return self.module.classifier(pooled.flatten(1))  # type: ignore[no-any-return]
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         high, wide = super().grid(inputs)
@@ -356,12 +356,12 @@ class HFSwin(HFView):
         shift = 0 if min(grid) <= block.window_size else block.shift_size  # as the block finds out when it runs
         return shifted_windows(grid, (block.window_size,) * 2, (shift,) * 2)
 
-    def width_at(self, layer: int) -> int:
+    def embed_dim_at(self, layer: int) -> int:
         return int(self.blocks[layer].layernorm_before.normalized_shape[0])
 
-    def calls(self, layer: int | None) -> Mapping[str, int]:
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
         if layer is None:
-            return super().calls(layer)
+            return super().operation_counts(layer)
         return {"attention": 1, "norm": 3 if layer in self._merging else 2, "activation": 1}
 
     def check_inputs(self, inputs: Tensor) -> None:

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError, nearest
-from vitreous.models.adapters.timm_common import TimmColumn, TimmView
+from vitreous.models.adapters.timm_common import TimmColumn, TimmModel
 from vitreous.models.adapters.timm_hierarchical import TimmConv, TimmSwin, TimmSwinV2
-from vitreous.models.base import View
+from vitreous.models.base import VisionModel
 from vitreous.models.checkpoints import Checkpoint, classes_in, fit
 from vitreous.models.pooling import Pooling
 from vitreous.models.registry import ModelInfo, reachable
@@ -52,30 +52,30 @@ class TimmViT(TimmColumn):
     convert = partial(checkpoint_filter_fn, adapt_layer_scale=True)
 
     def embed(self, inputs: Tensor) -> Tensor:
-        model = self.model
+        model = self.module
         tokens = model._pos_embed(model.patch_embed(inputs))
         return model.norm_pre(model.patch_drop(tokens))  # type: ignore[no-any-return]
 
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        return self.model.blocks[layer](tokens)  # type: ignore[no-any-return]
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self.module.blocks[layer](tokens)  # type: ignore[no-any-return]
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         if inputs is None or not self._any_size():
             return super().grid(inputs, layer)
-        high, wide = self.model.patch_embed.dynamic_feat_size(tuple(inputs.shape[-2:]))
+        high, wide = self.module.patch_embed.dynamic_feat_size(tuple(inputs.shape[-2:]))
         return int(high), int(wide)
 
     def _any_size(self) -> bool:
-        return bool(self.model.dynamic_img_size)
+        return bool(self.module.dynamic_img_size)
 
     def _distilled(self) -> bool:
-        return isinstance(self.model, VisionTransformerDistilled)
+        return isinstance(self.module, VisionTransformerDistilled)
 
     def _pooling(self) -> Pooling:
         if self._distilled():
-            return Pooling("pair", self.prefix)
-        if self.model.global_pool == "avg" and self.model.pool_include_prefix:
-            return Pooling("avg_all", self.prefix)
+            return Pooling("pair", self.num_prefix_tokens)
+        if self.module.global_pool == "avg" and self.module.pool_include_prefix:
+            return Pooling("avg_all", self.num_prefix_tokens)
         return super()._pooling()
 
 
@@ -92,15 +92,15 @@ class TimmBeit(TimmColumn):
     convert = beit.checkpoint_filter_fn
 
     def embed(self, inputs: Tensor) -> Tensor:
-        model = self.model
+        model = self.module
         patches = model.patch_embed(inputs)
         tokens = torch.cat((model.cls_token.expand(len(patches), -1, -1), patches), dim=1)
         if model.pos_embed is not None:
             tokens = tokens + model.pos_embed
         return model.pos_drop(tokens)  # type: ignore[no-any-return]
 
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        block, shared = self.model.blocks[layer], self.model.rel_pos_bias
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        block, shared = self.module.blocks[layer], self.module.rel_pos_bias
         common = None if shared is None else shared()
         bias = None if keep is None else _bias(block.attn, common)
         if keep is None or bias is None:
@@ -153,19 +153,19 @@ class TimmEva(TimmColumn):
     convert = eva.checkpoint_filter_fn
 
     def embed(self, inputs: Tensor) -> Tensor:
-        model = self.model
+        model = self.module
         tokens, _ = model._pos_embed(model.patch_embed(inputs))
         return model.norm_pre(tokens)  # type: ignore[no-any-return]
 
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        return self.model.blocks[layer](tokens, rope=self._angles(layer, keep))  # type: ignore[no-any-return]
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self.module.blocks[layer](tokens, rope=self._angles(layer, keep))  # type: ignore[no-any-return]
 
     def _angles(self, layer: int, keep: Tensor | None) -> Tensor | None:
         """Return sines and cosines for the patches: ``[N, d]``, or ``[H, N, d]`` where each block learns its own.
 
         With ``keep``, those of each image's patches: ``[B, 1, k, d]`` or ``[B, H, k, d]``.
         """
-        model, rope = self.model, self.model.rope
+        model, rope = self.module, self.module.rope
         if rope is None:
             return None
         if model.rope_mixed:  # get_embed would compute all blocks' angles for each block
@@ -178,7 +178,8 @@ class TimmEva(TimmColumn):
         picked = angles[..., keep.long(), :]  # the images stand where the patches stood
         return picked.transpose(0, 1) if model.rope_mixed else picked.unsqueeze(1)
 
-Family = type[TimmView] | type[TimmConv]
+
+Family = type[TimmModel] | type[TimmConv]
 _FAMILIES: tuple[Family, ...] = (TimmViT, TimmBeit, TimmEva, TimmSwin, TimmSwinV2, TimmConv)
 
 
@@ -190,7 +191,7 @@ class TimmAdapter:
     def accepts(self, module: nn.Module) -> bool:
         return _family(module) is not None
 
-    def view(self, module: nn.Module, **facts: Any) -> View:
+    def wrap(self, module: nn.Module, **facts: Any) -> VisionModel:
         family = _family(module)
         if family is None:
             raise ModelError(f"{type(module).__name__} is of no timm family that is known here")

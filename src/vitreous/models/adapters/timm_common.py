@@ -11,21 +11,21 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from vitreous.errors import HeadError, ModelError
-from vitreous.models.base import View
+from vitreous.models.base import VisionModel
 from vitreous.models.class_names import check_count
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.structure import Weights
 from vitreous.models.transforms import timm_preprocess
 
-__all__ = ["TimmColumn", "TimmView", "norms"]
+__all__ = ["TimmColumn", "TimmModel", "norms"]
 
 _WEIGHT_NORMS = parametrizations.__name__
 _SCALES = {"attn": ("ls1", "gamma_1"), "mlp": ("ls2", "gamma_2")}
 """Where a block keeps LayerScale: a module in some families, a parameter in others."""
 
 
-class TimmView(View):
+class TimmModel(VisionModel):
     """A timm model: name, labels and preprocessing are read from its configuration.
 
     A family is one subclass in one file. It says which classes it takes (``accepts``), in which timm modules their
@@ -34,7 +34,7 @@ class TimmView(View):
     """
 
     family = "timm"
-    model: Any  # torch types the attributes of a module as tensors
+    module: Any  # torch types the attributes of a module as tensors
     accepts: ClassVar[tuple[type[nn.Module], ...]]
     modules: ClassVar[tuple[str, ...]]
     left_out: ClassVar[tuple[str, ...]] = ()
@@ -53,31 +53,37 @@ class TimmView(View):
         headless: bool = False,
     ) -> None:
         config = getattr(model, "pretrained_cfg", None) or {}
-        self.model = model
+        self.module = model
         self.name = name or f"timm/{config.get('architecture') or type(model).__name__}"
         self._refuse_unknown_parts()
-        self.head_known = not headless
+        self.has_known_head = not headless
         self.depth = len(self._blocks)
-        self.heads = max(block.attn.num_heads for block in self._blocks)
-        self.width = self.model.num_features
-        self.prefix = getattr(model, "num_prefix_tokens", 0)
-        self.pooling = self._pooling() if self.head_known or self.pool_at() else Pooling("avg", self.prefix)
-        self.classes = 0 if headless else self._outputs()
-        self.labels = labels or config.get("label_names") or imagenet_labels(self.classes)
-        check_count(self.name, labels, self.classes)
-        if self.labels is not None and len(self.labels) < self.classes:
-            raise ModelError(f"{self.name} has {self.classes} classes but {len(self.labels)} labels were given")
+        self.num_heads = max(block.attn.num_heads for block in self._blocks)
+        self.embed_dim = self.module.num_features
+        self.num_prefix_tokens = getattr(model, "num_prefix_tokens", 0)
+        self.pooling = (
+            self._pooling()
+            if self.has_known_head or self.get_pooling_module()
+            else Pooling("avg", self.num_prefix_tokens)
+        )
+        self.num_classes = 0 if headless else self._outputs()
+        self.class_names = labels or config.get("label_names") or imagenet_labels(self.num_classes)
+        check_count(self.name, labels, self.num_classes)
+        if self.class_names is not None and len(self.class_names) < self.num_classes:
+            raise ModelError(
+                f"{self.name} has {self.num_classes} classes but {len(self.class_names)} labels were given"
+            )
         self.preprocess = preprocess or self._preprocess()
 
     @property
     def _blocks(self) -> list[Any]:
         """The blocks, bottom first."""
-        return list(self.model.blocks)
+        return list(self.module.blocks)
 
     def _pooling(self) -> Pooling:
-        return Pooling(self.model.global_pool or "none", self.prefix)
+        return Pooling(self.module.global_pool or "none", self.num_prefix_tokens)
 
-    def block_at(self, layer: int) -> nn.Module:
+    def get_block(self, layer: int) -> nn.Module:
         return self._blocks[layer]  # type: ignore[no-any-return]
 
     def _any_size(self) -> bool:
@@ -86,7 +92,7 @@ class TimmView(View):
 
     def _outputs(self) -> int:
         """Return how many classes the head tells apart, whatever the model was built for."""
-        heads = self.model.get_classifier()
+        heads = self.module.get_classifier()
         heads = heads if isinstance(heads, tuple) else (heads,)
         if any(head is None or isinstance(head, nn.Identity) for head in heads):
             raise ModelError(f"{self.name} has no classifier; give num_classes= and a checkpoint with a head")
@@ -102,18 +108,18 @@ class TimmView(View):
                     f"{self.name}: block {layer} is a {type(block).__name__} with {type(attention).__name__}; "
                     f"only {self.wanted} are supported"
                 )
-        if 0 in self.model.patch_embed.grid_size:
-            size, patch = self.model.patch_embed.img_size, self.model.patch_embed.patch_size
+        if 0 in self.module.patch_embed.grid_size:
+            size, patch = self.module.patch_embed.img_size, self.module.patch_embed.patch_size
             raise ModelError(f"{self.name}: an image of {size} holds no patch of {patch}")
 
     def _preprocess(self) -> Preprocess:
-        config = timm.data.resolve_model_data_config(self.model)
-        size = self.model.patch_embed.img_size
+        config = timm.data.resolve_model_data_config(self.module)
+        size = self.module.patch_embed.img_size
         return timm_preprocess(config if size is None else {**config, "input_size": (3, *size)})
 
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
-        embed, given = self.model.patch_embed, tuple(inputs.shape[-2:])
+        embed, given = self.module.patch_embed, tuple(inputs.shape[-2:])
         size = tuple(embed.img_size or self.preprocess.size)
         if given != size and not self._any_size():
             raise ModelError(f"{self.name} takes images [B, 3, {size[0]}, {size[1]}], got {list(inputs.shape)}")
@@ -121,58 +127,58 @@ class TimmView(View):
             raise ModelError(f"{self.name}: an image of {given} cannot be cut into patches of {embed.patch_size}")
 
 
-class TimmColumn(TimmView):
+class TimmColumn(TimmModel):
     """A timm model whose blocks stand in one column and see all tokens: ViT, BEiT, EVA."""
 
     wanted = "pre-norm blocks with plain attention"
 
-    def finish(self, tokens: Tensor) -> Tensor:
-        return self.model.forward_head(self.model.norm(tokens))  # type: ignore[no-any-return]
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        return self.module.forward_head(self.module.norm(tokens))  # type: ignore[no-any-return]
 
-    def pool_at(self) -> nn.Module | None:
-        return getattr(self.model, "attn_pool", None)
+    def get_pooling_module(self) -> nn.Module | None:
+        return getattr(self.module, "attn_pool", None)
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        high, wide = self.model.patch_embed.grid_size
+        high, wide = self.module.patch_embed.grid_size
         return int(high), int(wide)
 
     @property
-    def unseen(self) -> Mapping[str, str]:  # type: ignore[override]
-        block = self.model.blocks[0]
+    def unavailable_points(self) -> Mapping[str, str]:  # type: ignore[override]
+        block = self.module.blocks[0]
         hidden = [name for name, (_, parameter) in _SCALES.items() if getattr(block, parameter, None) is not None]
         return dict.fromkeys(hidden, "its LayerScale is a parameter, not a module")
 
-    def _site(self, layer: int, name: str) -> nn.Module:
-        block = self.model.blocks[layer]
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
+        block = self.module.blocks[layer]
         module, _ = _SCALES.get(name, ("", ""))
         scaled = getattr(block, module, None)
         site: nn.Module = getattr(block, name) if scaled is None or isinstance(scaled, nn.Identity) else scaled
         return site
 
     def branch(self, layer: int, name: str) -> tuple[nn.Module, Tensor | None]:
-        if name not in self.unseen:
+        if name not in self.unavailable_points:
             return super().branch(layer, name)
-        block = self.model.blocks[layer]
+        block = self.module.blocks[layer]
         return getattr(block, name), getattr(block, _SCALES[name][1])
 
     def weights(self, layer: int) -> Weights:
-        block = self.model.blocks[layer]
+        block = self.module.blocks[layer]
         if getattr(block.attn, "gate", None) is not None:
             raise ModelError(f"{self.name} gates what attention brings, so that its stream cannot be cut into shares")
         scales = [getattr(block, module, getattr(block, vector, None)) for module, vector in _SCALES.values()]
         inner = getattr(block.attn, "norm", None)
         return Weights.of(block.norm1, block.attn.proj, block.norm2, inner=inner, scales=(scales[0], scales[1]))
 
-    def calls(self, layer: int | None) -> Mapping[str, int]:
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
         if layer is None:
-            pool = getattr(self.model, "attn_pool", None)
+            pool = getattr(self.module, "attn_pool", None)
             pools = [] if pool is None else [pool]
             return {
                 "attention": len(pools),
-                "norm": norms(self.model.norm, self.model.fc_norm, *pools),
+                "norm": norms(self.module.norm, self.module.fc_norm, *pools),
                 "activation": sum(each.mlp is not None for each in pools),
             }
-        block = self.model.blocks[layer]
+        block = self.module.blocks[layer]
         gated_mlp = hasattr(block.mlp, "gate_last") or hasattr(block.mlp, "fc1_g")
         gated_attention = getattr(block.attn, "gate", None) is not None
         return {

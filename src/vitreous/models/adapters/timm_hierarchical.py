@@ -18,8 +18,8 @@ from timm.models import swin_transformer_v2 as v2
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
-from vitreous.models.adapters.timm_common import TimmView, imagenet_labels, norms
-from vitreous.models.cnn import Chain, ConvView, by_convolutions, by_stages, dense
+from vitreous.models.adapters.timm_common import TimmModel, imagenet_labels, norms
+from vitreous.models.cnn import Chain, ConvModel, by_convolutions, by_stages, dense
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.structure import Windows, shifted_windows
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class TimmSwin(TimmView):
+class TimmSwin(TimmModel):
     """A timm ``SwinTransformer``: one flat index over the blocks of all stages, tokens always ``[B, N, C]``.
 
     The merging of patches that opens a stage is taken as the end of the block before it, so that the input of block l
@@ -47,41 +47,41 @@ class TimmSwin(TimmView):
     parts = ((v1.SwinTransformerBlock, v1.WindowAttention),)
     wanted = "Swin blocks with window attention"
     convert = v1.checkpoint_filter_fn
-    attends = "windows"
-    drops_tokens = False
-    cam_site = "norm2"
-    unseen: Mapping[str, str] = {"attn": "it is computed in windows, not on a grid"}
+    attention = "windows"
+    can_drop_tokens = False
+    cam_point = "norm2"
+    unavailable_points: Mapping[str, str] = {"attn": "it is computed in windows, not on a grid"}
     bias_activations = 0
     """Activations in the network that makes the position bias; it runs in every forward."""
 
     def __init__(self, model: nn.Module, **facts: Any) -> None:
         super().__init__(model, **facts)
-        ends = accumulate((len(stage.blocks) for stage in self.model.layers), initial=0)
+        ends = accumulate((len(stage.blocks) for stage in self.module.layers), initial=0)
         self.stages = tuple(range(*pair) for pair in pairwise(ends))
 
     @property
     def _blocks(self) -> list[Any]:
-        return [block for stage in self.model.layers for block in stage.blocks]
+        return [block for stage in self.module.layers for block in stage.blocks]
 
     def _pooling(self) -> Pooling:
-        return Pooling(self.model.head.global_pool.pool_type or "none", self.prefix)
+        return Pooling(self.module.head.global_pool.pool_type or "none", self.num_prefix_tokens)
 
     # -- verbs -----------------------------------------------------------------------------------------
 
     def embed(self, inputs: Tensor) -> Tensor:
-        return self.model.patch_embed(inputs).flatten(1, 2)  # type: ignore[no-any-return]
+        return self.module.patch_embed(inputs).flatten(1, 2)  # type: ignore[no-any-return]
 
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         if keep is not None:
-            self.pick(tokens, keep)  # refuses
+            self.select_tokens(tokens, keep)  # refuses
         laid_out = self._blocks[layer](self._laid_out(tokens, layer))
         for merging in self._merging(layer):
             laid_out = merging(laid_out)
         return laid_out.flatten(1, 2)  # type: ignore[no-any-return]
 
-    def finish(self, tokens: Tensor) -> Tensor:
-        features = self.model.norm(self._laid_out(tokens, self.depth - 1))
-        return self.model.forward_head(features)  # type: ignore[no-any-return]
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        features = self.module.norm(self._laid_out(tokens, self.depth - 1))
+        return self.module.forward_head(features)  # type: ignore[no-any-return]
 
     # -- places ----------------------------------------------------------------------------------------
 
@@ -94,15 +94,15 @@ class TimmSwin(TimmView):
     def _merging(self, layer: int) -> list[nn.Module]:
         """Return what makes the next stage's tokens after the last block of a stage; nothing after other blocks."""
         ends = layer + 1 < self.depth and self._stage(layer) != self._stage(layer + 1)
-        return [self.model.layers[self._stage(layer + 1)].downsample] if ends else []
+        return [self.module.layers[self._stage(layer + 1)].downsample] if ends else []
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        high, wide = self.model.patch_embed.grid_size
+        high, wide = self.module.patch_embed.grid_size
         for _ in range(self._stage(layer)):
             high, wide = (high + 1) // 2, (wide + 1) // 2  # an odd side is padded before it is halved
         return int(high), int(wide)
 
-    def width_at(self, layer: int) -> int:
+    def embed_dim_at(self, layer: int) -> int:
         return int(self._blocks[layer].dim)
 
     def windows(self, layer: int) -> Windows:
@@ -122,12 +122,12 @@ class TimmSwin(TimmView):
         hidden = torch.zeros(1, area, area, dtype=torch.bool) if mask is None else mask.cpu() != 0
         return shifted_windows(grid, block.window_size, block.shift_size, padded_first=False, hidden=hidden)
 
-    def _site(self, layer: int, name: str) -> nn.Module:
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
         return getattr(self._blocks[layer], name)  # type: ignore[no-any-return]
 
-    def calls(self, layer: int | None) -> Mapping[str, int]:
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
         if layer is None:
-            return {"attention": 0, "norm": norms(self.model.norm, self.model.head), "activation": 0}
+            return {"attention": 0, "norm": norms(self.module.norm, self.module.head), "activation": 0}
         parts = [self._blocks[layer], *self._merging(layer)]
         return {"attention": 1, "norm": norms(*parts), "activation": 1 + self.bias_activations}
 
@@ -145,13 +145,14 @@ class TimmSwinV2(TimmSwin):
     modules = ("swin_transformer_v2",)
     parts = ((v2.SwinTransformerV2Block, v2.WindowAttention),)
     convert = v2.checkpoint_filter_fn
-    cam_site = "input"
-    unseen = dict.fromkeys(("norm1", "norm2"), "its norms come after the branches, as attn and mlp")
-    branch_site = "attn"
+    cam_point = "input"
+    unavailable_points = dict.fromkeys(("norm1", "norm2"), "its norms come after the branches, as attn and mlp")
+    branch_point = "attn"
     bias_activations = 2
 
-    def _site(self, layer: int, name: str) -> nn.Module:
-        return super()._site(layer, {"attn": "norm1", "mlp": "norm2"}[name])
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
+        return super()._hook_point(layer, {"attn": "norm1", "mlp": "norm2"}[name])
+
 
 Convert = Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]
 
@@ -194,7 +195,7 @@ _FAMILIES: dict[type[nn.Module], tuple[Callable[[Any], Chain], Convert]] = {
 """A family's class: its chain, and how foreign checkpoints become timm's."""
 
 
-class TimmConv(ConvView):
+class TimmConv(ConvModel):
     """A timm ResNet (also Wide, ResNeXt, SE), DenseNet, ConvNeXt, VGG or EfficientNet, or a relative of one class.
 
     Where class activation maps look by default: after the last block of a ResNet or ConvNeXt, after the last
@@ -222,7 +223,7 @@ class TimmConv(ConvView):
         chain = next(chain for kind, (chain, _) in _FAMILIES.items() if isinstance(model, kind))(model)
         preprocess = preprocess or _preprocess(model)
         super().__init__(model, chain, name, labels, preprocess, headless=headless)
-        self.labels = labels or config.get("label_names") or imagenet_labels(self.classes)
+        self.class_names = labels or config.get("label_names") or imagenet_labels(self.num_classes)
 
     @staticmethod
     def convert(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, UnknownError, nearest, one_line
-from vitreous.models.base import View
+from vitreous.models.base import VisionModel
 from vitreous.models.checkpoints import Checkpoint, classes_in, fit
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.registry import ModelInfo, answers
@@ -40,12 +40,12 @@ class TorchvisionAdapter:
     def accepts(self, module: nn.Module) -> bool:
         return any(kind.__module__.startswith("torchvision.") for kind in type(module).__mro__)
 
-    def view(self, module: nn.Module, **facts: Any) -> View:
+    def wrap(self, module: nn.Module, **facts: Any) -> VisionModel:
         from torchvision.models import SwinTransformer, VisionTransformer
 
         from vitreous.models.adapters.torchvision_models import KNOWN, TorchvisionConv, TorchvisionSwin, TorchvisionViT
 
-        looks: dict[type[nn.Module], Callable[..., View]] = {
+        looks: dict[type[nn.Module], Callable[..., VisionModel]] = {
             VisionTransformer: TorchvisionViT,
             SwinTransformer: TorchvisionSwin,
             **dict.fromkeys(KNOWN, TorchvisionConv),

@@ -30,9 +30,9 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 
 from vitreous.errors import HeadError, ModelError
 from vitreous.models.adapters.torchvision import describe, head_calls
-from vitreous.models.base import View
+from vitreous.models.base import VisionModel
 from vitreous.models.class_names import check_count
-from vitreous.models.cnn import Chain, ConvView, by_convolutions, by_stages, dense
+from vitreous.models.cnn import Chain, ConvModel, by_convolutions, by_stages, dense
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.structure import Weights, Windows, shifted_windows
@@ -47,11 +47,11 @@ __all__ = [
 _SITES = {"norm1": "ln_1", "attn": "self_attention", "norm2": "ln_2", "mlp": "mlp"}
 
 
-class TorchvisionViT(View):
+class TorchvisionViT(VisionModel):
     """A torchvision ``VisionTransformer``, also with a convolutional stem or another head."""
 
     family = "torchvision"
-    model: Any  # torch types the attributes of a module as tensors
+    module: Any  # torch types the attributes of a module as tensors
 
     def __init__(
         self,
@@ -61,69 +61,69 @@ class TorchvisionViT(View):
         preprocess: Preprocess | None = None,
         headless: bool = False,
     ) -> None:
-        self.head_known = not headless
-        self.model = model
+        self.has_known_head = not headless
+        self.module = model
         self.name = name or f"torchvision/{type(model).__name__}"
         self._refuse_unknown_parts()
-        self.depth, self.width = len(model.encoder.layers), model.hidden_dim
-        self.heads = model.encoder.layers[0].num_heads
-        self.prefix = 1
-        self.pooling = Pooling("token", self.prefix)
-        self.classes = 0 if headless else classes_of(self.name, model.heads)
+        self.depth, self.embed_dim = len(model.encoder.layers), model.hidden_dim
+        self.num_heads = model.encoder.layers[0].num_heads
+        self.num_prefix_tokens = 1
+        self.pooling = Pooling("token", self.num_prefix_tokens)
+        self.num_classes = 0 if headless else classes_of(self.name, model.heads)
         usual, known = describe(name, "torchvision/vit_b_16", model.image_size)
-        self.labels = labels_of(self.name, self.classes, labels, known)
+        self.class_names = labels_of(self.name, self.num_classes, labels, known)
         self.preprocess = preprocess or usual
 
     def _refuse_unknown_parts(self) -> None:
-        for layer, block in enumerate(self.model.encoder.layers):
+        for layer, block in enumerate(self.module.encoder.layers):
             attention = getattr(block, "self_attention", None)
             if type(block) is not EncoderBlock or type(attention) is not nn.MultiheadAttention:
                 raise ModelError(
                     f"{self.name}: block {layer} is a {type(block).__name__} with {type(attention).__name__}; "
                     "only torchvision's own blocks are supported"
                 )
-        if self.model.image_size < self.model.patch_size:
-            size, patch = self.model.image_size, self.model.patch_size
+        if self.module.image_size < self.module.patch_size:
+            size, patch = self.module.image_size, self.module.patch_size
             raise ModelError(f"{self.name}: an image of {size} pixels holds no patch of {patch}")
 
     # -- verbs -----------------------------------------------------------------------------------------
 
     def embed(self, inputs: Tensor) -> Tensor:
-        model = self.model
+        model = self.module
         first = model.class_token.expand(inputs.shape[0], -1, -1)
         tokens = torch.cat([first, model._process_input(inputs)], dim=1)
         return model.encoder.dropout(tokens + model.encoder.pos_embedding)  # type: ignore[no-any-return]
 
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        return self.model.encoder.layers[layer](tokens)  # type: ignore[no-any-return]
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self.module.encoder.layers[layer](tokens)  # type: ignore[no-any-return]
 
-    def finish(self, tokens: Tensor) -> Tensor:
-        return self.model.heads(self.model.encoder.ln(tokens)[:, 0])  # type: ignore[no-any-return]
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        return self.module.heads(self.module.encoder.ln(tokens)[:, 0])  # type: ignore[no-any-return]
 
     # -- places ----------------------------------------------------------------------------------------
 
-    def block_at(self, layer: int) -> nn.Module:
-        return self.model.encoder.layers[layer]  # type: ignore[no-any-return]
+    def get_block(self, layer: int) -> nn.Module:
+        return self.module.encoder.layers[layer]  # type: ignore[no-any-return]
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        side = self.model.image_size // self.model.patch_size
+        side = self.module.image_size // self.module.patch_size
         return side, side
 
-    def _site(self, layer: int, name: str) -> nn.Module:
-        return getattr(self.model.encoder.layers[layer], _SITES[name])  # type: ignore[no-any-return]
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
+        return getattr(self.module.encoder.layers[layer], _SITES[name])  # type: ignore[no-any-return]
 
     def weights(self, layer: int) -> Weights:
-        block = self.model.encoder.layers[layer]
+        block = self.module.encoder.layers[layer]
         return Weights.of(block.ln_1, block.self_attention.out_proj.weight, block.ln_2)  # read there, and never run
 
-    def calls(self, layer: int | None) -> Mapping[str, int]:
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
         if layer is None:
-            return head_calls(self.model.encoder.ln, self.model.heads)
+            return head_calls(self.module.encoder.ln, self.module.heads)
         return {"attention": 1, "norm": 2, "activation": 1}
 
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
-        check_size(self, inputs, (self.model.image_size, self.model.image_size))
+        check_size(self, inputs, (self.module.image_size, self.module.image_size))
 
 
 def classes_of(name: str, head: nn.Module) -> int:
@@ -143,10 +143,11 @@ def labels_of(name: str, classes: int, given: list[str] | None, known: list[str]
     return given or (known if len(known) == classes else None)
 
 
-def check_size(view: View, inputs: Tensor, size: tuple[int, int]) -> None:
+def check_size(view: VisionModel, inputs: Tensor, size: tuple[int, int]) -> None:
     """Refuse inputs of another size than the model's."""
     if tuple(inputs.shape[-2:]) != size:
         raise ModelError(f"{view.name} takes images [B, 3, {size[0]}, {size[1]}], got {list(inputs.shape)}")
+
 
 _KNOWN = {
     (SwinTransformerBlock, ShiftedWindowAttention, PatchMerging),
@@ -154,7 +155,7 @@ _KNOWN = {
 }
 
 
-class TorchvisionSwin(View):
+class TorchvisionSwin(VisionModel):
     """A torchvision ``SwinTransformer``, version 1 or 2.
 
     The module takes images of any size and does not know its own: that is ``preprocess.size``, from the weights of its
@@ -162,10 +163,10 @@ class TorchvisionSwin(View):
     """
 
     family = "torchvision"
-    model: Any  # torch types the attributes of a module as tensors
-    attends = "windows"
-    drops_tokens = False
-    prefix = 0
+    module: Any  # torch types the attributes of a module as tensors
+    attention = "windows"
+    can_drop_tokens = False
+    num_prefix_tokens = 0
 
     def __init__(
         self,
@@ -175,8 +176,8 @@ class TorchvisionSwin(View):
         preprocess: Preprocess | None = None,
         headless: bool = False,
     ) -> None:
-        self.head_known = not headless
-        self.model = model
+        self.has_known_head = not headless
+        self.module = model
         self.name = name or f"torchvision/{type(model).__name__}"
         stages = model.features[1::2]
         ends = [sum(len(stage) for stage in stages[: number + 1]) for number in range(len(stages))]
@@ -184,15 +185,17 @@ class TorchvisionSwin(View):
         self.depth = ends[-1]
         self._refuse_unknown_parts()
         self._after = isinstance(self._block(0), SwinTransformerBlockV2)
-        self.cam_site, self.branch_site = ("input", "attn") if self._after else ("norm2", "norm1")
+        self.cam_point, self.branch_point = ("input", "attn") if self._after else ("norm2", "norm1")
         if self._after:
-            self.unseen = dict.fromkeys(("norm1", "norm2"), "its norms come after the branches, as attn and mlp")
-        self.width, self.heads = model.features[0][0].out_channels, self._block(0).attn.num_heads
-        self.pooling = Pooling("avg", self.prefix)
-        self.classes = 0 if headless else classes_of(self.name, model.head)
+            self.unavailable_points = dict.fromkeys(
+                ("norm1", "norm2"), "its norms come after the branches, as attn and mlp"
+            )
+        self.embed_dim, self.num_heads = model.features[0][0].out_channels, self._block(0).attn.num_heads
+        self.pooling = Pooling("avg", self.num_prefix_tokens)
+        self.num_classes = 0 if headless else classes_of(self.name, model.head)
         stand_in = "torchvision/swin_v2_t" if self._after else "torchvision/swin_t"
         usual, known = describe(name, stand_in, getattr(model, "image_size", None))
-        self.labels = labels_of(self.name, self.classes, labels, known)
+        self.class_names = labels_of(self.name, self.num_classes, labels, known)
         self.preprocess = preprocess or usual
         if 0 in self.grid():
             raise ModelError(f"{self.name}: an image of {self.preprocess.size} holds no patch of {self._patch}")
@@ -214,30 +217,30 @@ class TorchvisionSwin(View):
 
     def _block(self, layer: int) -> Any:
         stage = self._stage(layer)
-        return self.model.features[1 + 2 * stage][layer - self.stages[stage].start]
+        return self.module.features[1 + 2 * stage][layer - self.stages[stage].start]
 
     def _merging(self, layer: int) -> Any:
         """Return the patch merging that follows a block, or None."""
         stage = self._stage(layer)
         last = layer == self.stages[stage][-1] and stage + 1 < len(self.stages)
-        return self.model.features[2 + 2 * stage] if last else None
+        return self.module.features[2 + 2 * stage] if last else None
 
     @property
     def _patch(self) -> tuple[int, int]:
-        high, wide = self.model.features[0][0].stride
+        high, wide = self.module.features[0][0].stride
         return high, wide
 
     # -- verbs -----------------------------------------------------------------------------------------
 
     def embed(self, inputs: Tensor) -> Tensor:
-        return self.model.features[0](inputs).flatten(1, 2)  # type: ignore[no-any-return]
+        return self.module.features[0](inputs).flatten(1, 2)  # type: ignore[no-any-return]
 
-    def block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         grid, merging = self._block(layer)(self._laid_out(tokens, layer)), self._merging(layer)
         return (grid if merging is None else merging(grid)).flatten(1, 2)  # type: ignore[no-any-return]
 
-    def finish(self, tokens: Tensor) -> Tensor:
-        model = self.model
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        model = self.module
         normed = model.norm(self._laid_out(tokens, self.depth - 1))
         return model.head(model.flatten(model.avgpool(model.permute(normed))))  # type: ignore[no-any-return]
 
@@ -246,7 +249,7 @@ class TorchvisionSwin(View):
 
     # -- places ----------------------------------------------------------------------------------------
 
-    def block_at(self, layer: int) -> nn.Module:
+    def get_block(self, layer: int) -> nn.Module:
         return self._block(layer)  # type: ignore[no-any-return]
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
@@ -261,17 +264,17 @@ class TorchvisionSwin(View):
         shift = [0 if window >= side else by for side, window, by in sides]
         return shifted_windows(grid, attention.window_size, shift)
 
-    def width_at(self, layer: int) -> int:
+    def embed_dim_at(self, layer: int) -> int:
         return int(self._block(layer).norm1.normalized_shape[0])
 
-    def _site(self, layer: int, name: str) -> nn.Module:
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
         place = {"attn": "norm1", "mlp": "norm2"}[name] if self._after else name
         return getattr(self._block(layer), place)  # type: ignore[no-any-return]
 
-    def calls(self, layer: int | None) -> Mapping[str, int]:
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
         """Return what rules see; version 2 computes its position bias each time, with a ReLU and a sigmoid."""
         if layer is None:
-            return head_calls(self.model.norm, self.model.head)
+            return head_calls(self.module.norm, self.module.head)
         return {
             "attention": 1,
             "norm": 2 + int(self._merging(layer) is not None),
@@ -315,7 +318,7 @@ KNOWN: dict[type[nn.Module], tuple[Callable[[Any], Chain], str]] = {
 """A family's class: its chain, and whose preprocessing a model in hand is taken to have."""
 
 
-class TorchvisionConv(ConvView):
+class TorchvisionConv(ConvModel):
     """A torchvision ResNet (also Wide and ResNeXt), DenseNet, ConvNeXt, VGG or EfficientNet.
 
     The module takes images of any size and does not know its own: that is ``preprocess.size``, from the weights of its
@@ -340,4 +343,4 @@ class TorchvisionConv(ConvView):
         usual, known = describe(name, f"torchvision/{stand_in}", getattr(model, "image_size", None))
         name = name or f"torchvision/{type(model).__name__}"
         super().__init__(model, chain(model), name, labels, preprocess or usual, headless=headless)
-        self.labels = labels_of(self.name, self.classes, labels, known)
+        self.class_names = labels_of(self.name, self.num_classes, labels, known)

@@ -1,7 +1,18 @@
 """Rules: tables *operation to rule* that say what flows backward. The forward values stay what they were."""
 
 from vitreous.tracing.rules.attention import Attend, AttentionCall, weights
-from vitreous.tracing.rules.base import PLAIN, AttentionRule, Call, Flows, Rule, Rules
+from vitreous.tracing.rules.base import PLAIN, AttentionRule, Call, Composite, Flows, Rule
 from vitreous.tracing.rules.gradient import FROZEN
 
-__all__ = ["FROZEN", "PLAIN", "Attend", "AttentionCall", "AttentionRule", "Call", "Flows", "Rule", "Rules", "weights"]
+__all__ = [
+    "FROZEN",
+    "PLAIN",
+    "Attend",
+    "AttentionCall",
+    "AttentionRule",
+    "Call",
+    "Flows",
+    "Rule",
+    "Composite",
+    "weights",
+]

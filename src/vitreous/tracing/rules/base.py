@@ -19,8 +19,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous.errors import TraceError
-from vitreous.models import View
+from vitreous.errors import TracingError
+from vitreous.models import VisionModel
 from vitreous.tracing.intercept import KINDS
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "PLAIN",
     "RelevanceRule",
     "Rule",
-    "Rules",
+    "Composite",
     "carry",
     "flowing",
     "own",
@@ -50,7 +50,7 @@ class Call:
     func: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    view: View | None = None
+    view: VisionModel | None = None
     layer: int | None = None
     """The block; ``None`` in the embedding and in the head."""
 
@@ -66,7 +66,7 @@ class Rule:
     """
 
     def __call__(self, call: Call) -> Any:
-        raise TraceError(f"the rule {type(self).__name__} does not say what a {call.kind} does")
+        raise TracingError(f"the rule {type(self).__name__} does not say what a {call.kind} does")
 
 
 class Flows(NamedTuple):
@@ -87,11 +87,11 @@ class AttentionRule(Rule):
 
     def backward(self, attention: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, flows: Tensor) -> Flows:
         """Return what reaches q, k and v of ``out = attention v`` when ``flows`` has reached ``out``."""
-        raise TraceError(f"the rule {type(self).__name__} does not say what attention does")
+        raise TracingError(f"the rule {type(self).__name__} does not say what attention does")
 
 
 @dataclass(frozen=True)
-class Rules:
+class Composite:
     """A frozen, hashable table: passes with equal tables are one pass.
 
     A walk starts with the slope of the score at each logit; where it is ``scored``, with that times the logit, which is
@@ -104,14 +104,14 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.currency not in CURRENCIES:
-            raise TraceError(f"unknown currency {self.currency!r}; known: {', '.join(CURRENCIES)}")
+            raise TracingError(f"unknown currency {self.currency!r}; known: {', '.join(CURRENCIES)}")
         unknown = [kind for kind, _ in self.table if kind not in KINDS]
         if unknown:
-            raise TraceError(f"no operation is of the kind {unknown[0]!r}; known: {', '.join(KINDS)}")
+            raise TracingError(f"no operation is of the kind {unknown[0]!r}; known: {', '.join(KINDS)}")
 
     @classmethod
-    def of(cls, currency: str = "gradient", scored: bool = False, **rules: Rule) -> Rules:
-        """Return a table: ``Rules.of(norm=…, attention=…)``."""
+    def of(cls, currency: str = "gradient", scored: bool = False, **rules: Rule) -> Composite:
+        """Return a table: ``Composite.of(norm=…, attention=…)``."""
         return cls(tuple(sorted(rules.items(), key=lambda pair: pair[0])), currency, scored)
 
     def get(self, kind: str) -> Rule | None:
@@ -126,7 +126,7 @@ class Rules:
         return tuple(kind for kind, _ in self.table)
 
 
-PLAIN = Rules()
+PLAIN = Composite()
 """Gradients as they are."""
 
 Back = Callable[[Tensor], Sequence["Tensor | None"]]
@@ -145,7 +145,7 @@ class RelevanceRule(Rule):
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         """Return how relevance goes from the value ``out`` to these operands."""
-        raise TraceError(f"the rule {type(self).__name__} does not say what a {call.kind} does")
+        raise TracingError(f"the rule {type(self).__name__} does not say what a {call.kind} does")
 
 
 class _Carry(torch.autograd.Function):

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.errors import SpellingError
-from vitreous.tracing.rules.base import Back, Call, RelevanceRule, Rule, Rules, flowing
+from vitreous.errors import SpecError
+from vitreous.tracing.rules.base import Back, Call, Composite, RelevanceRule, Rule, flowing
 from vitreous.tracing.rules.gradient import Hold
 from vitreous.tracing.rules.lrp import (
     NORMS,
@@ -120,7 +120,7 @@ COMPOSITES = {
 _SIZED = ("epsilon", "gamma", "alphabeta")
 
 
-def composed(text: str, usual: Mapping[str, str] = DEFAULTS) -> Rules:
+def composed(text: str, usual: Mapping[str, str] = DEFAULTS) -> Composite:
     """Return the table that a text of ``place=rule`` or ``place=rule:size`` means; other places have what is usual.
 
     A text may begin with the name of a composite, which then is what is usual. Without one, convolutions follow
@@ -134,13 +134,13 @@ def composed(text: str, usual: Mapping[str, str] = DEFAULTS) -> Rules:
         place, _, word = (each.strip() for each in part.partition("="))
         if place not in VOCABULARY or not word:
             known = f"one of {', '.join(VOCABULARY)}, or begin with one of {', '.join(COMPOSITES)}"
-            raise SpellingError(f"rules={part!r}: write place=rule with {known}")
+            raise SpecError(f"rules={part!r}: write place=rule with {known}")
         told[place] = word
     if "linear" in told and not named:
         told = {"conv": told["linear"], **told}
     chosen = {place: _rule(place, word) for place, word in {**usual, **told}.items()}
     held = isinstance(chosen["attention"], ValueAttention)
-    return Rules.of(
+    return Composite.of(
         "relevance",
         scored=True,
         linear=chosen["linear"],
@@ -164,16 +164,16 @@ def _rule(place: str, word: str) -> Rule:
     name, _, size = word.partition(":")
     known = VOCABULARY[place]
     if name not in known:
-        raise SpellingError(f"rules: {place}={word} is not one of {', '.join(known)}")
+        raise SpecError(f"rules: {place}={word} is not one of {', '.join(known)}")
     if size and name not in _SIZED:
-        raise SpellingError(f"rules: {place}={word}, but {name} has no size")
+        raise SpecError(f"rules: {place}={word}, but {name} has no size")
     try:
         number = float(size) if size else None
     except ValueError:
-        raise SpellingError(f"rules: {place}={word}, but {size!r} is not a number") from None
+        raise SpecError(f"rules: {place}={word}, but {size!r} is not a number") from None
     least = 1.0 if name == "alphabeta" else 0.0
     if number is not None and not least <= number < float("inf"):
-        raise SpellingError(f"rules: {place}={word} must have a size of at least {least:g}")
+        raise SpecError(f"rules: {place}={word} must have a size of at least {least:g}")
     return known[name](number)
 
 
@@ -270,8 +270,8 @@ class SafeMean(MeanShare):
         return safe(flow, z)
 
 
-def _table(apart: bool) -> Rules:
-    return Rules.of(
+def _table(apart: bool) -> Composite:
+    return Composite.of(
         "relevance",
         linear=SignSplit(apart),
         conv=SignSplit(apart),

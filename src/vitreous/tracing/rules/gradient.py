@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from vitreous.errors import ModelError
 from vitreous.tracing.intercept import IN_PLACE, RELUS
-from vitreous.tracing.rules.base import AttentionRule, Call, Flows, Rule, Rules, flowing
+from vitreous.tracing.rules.base import AttentionRule, Call, Composite, Flows, Rule, flowing
 
 __all__ = [
     "ATTNLRP",
@@ -173,7 +173,9 @@ class FrozenGate(torch.autograd.Function):
         return grads[0] * ctx.saved_tensors[0], None
 
 
-FROZEN = Rules.of(attention=HoldAttention(), softmax=Hold(), norm=HoldDeviation(), activation=HoldGate(), gate=Hold())
+FROZEN = Composite.of(
+    attention=HoldAttention(), softmax=Hold(), norm=HoldDeviation(), activation=HoldGate(), gate=Hold()
+)
 """The frozen network of DecompX, as a table."""
 
 
@@ -212,7 +214,7 @@ class HalfAttention(AttentionRule):
         return Flows(scores @ k, scores.transpose(-2, -1) @ q, values)
 
 
-ATTNLRP = Rules.of(
+ATTNLRP = Composite.of(
     attention=HalfAttention(),
     matmul=HalfGradient(),
     product=HalfGradient(),
@@ -223,11 +225,12 @@ ATTNLRP = Rules.of(
 """AttnLRP: activations by their frozen gate, norms by their frozen deviation, products by halves, softmax as it is."""
 
 
-def conservative(gate: bool, mean: bool) -> Rules:
+def conservative(gate: bool, mean: bool) -> Composite:
     """Return conservative propagation: attention and deviations held, perhaps gates of activations, and means too."""
-    held = Rules.of(attention=HoldAttention(), softmax=Hold(), norm=HoldDeviation(mean))
-    gates = Rules.of(activation=HoldGate(), gate=Hold())
-    return Rules(tuple(sorted(held.table + gates.table, key=lambda pair: pair[0]))) if gate else held
+    held = Composite.of(attention=HoldAttention(), softmax=Hold(), norm=HoldDeviation(mean))
+    gates = Composite.of(activation=HoldGate(), gate=Hold())
+    return Composite(tuple(sorted(held.table + gates.table, key=lambda pair: pair[0]))) if gate else held
+
 
 _GATES = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
 
@@ -264,7 +267,7 @@ class _Guided(torch.autograd.Function):
         return torch.ops.aten.threshold_backward(grads[0], out, 0).clamp_(min=0), None
 
 
-GUIDED = Rules.of(activation=Guided(), gate=Guided())
+GUIDED = Composite.of(activation=Guided(), gate=Guided())
 """Guided backpropagation, as a table."""
 
 
@@ -395,8 +398,8 @@ class NoMultiplier(Rule):
         raise refuse(call, f"the {getattr(call.func, '__name__', call.kind)}")
 
 
-def _rules(first: bool) -> Rules:
-    return Rules.of(
+def _rules(first: bool) -> Composite:
+    return Composite.of(
         activation=RescaledReLU(),
         gate=NoMultiplier(),
         max_pool=RescaledPool(first),

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
-from vitreous.errors import TraceError
+from vitreous.errors import TracingError
 from vitreous.tracing.rules.base import (
     AttentionRule,
     Back,
@@ -67,7 +67,7 @@ class Linear:
         names = ("input", "weight", "bias") if call.func is F.linear else _CONVOLUTION
         given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **call.kwargs}
         if given.get("padding") == "same":
-            raise TraceError("a convolution with padding='same' has no rule")
+            raise TracingError("a convolution with padding='same' has no rule")
         if given.get("padding") == "valid":
             given["padding"] = 0
         self.given = given
@@ -100,12 +100,12 @@ class LinearRule(RelevanceRule):
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         if len(operands) != 1:
-            raise TraceError(f"the rule {type(self).__name__} is for constant weights")
+            raise TracingError(f"the rule {type(self).__name__} is for constant weights")
         return Layer(self, call, Linear(call, operands[0]), operands[0].detach(), out)
 
     def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
         """Return the relevance of x; ``out`` is the value, bias included."""
-        raise TraceError(f"the rule {type(self).__name__} does not say what a linear layer does")
+        raise TracingError(f"the rule {type(self).__name__} does not say what a linear layer does")
 
 
 @dataclass(frozen=True)
@@ -222,6 +222,7 @@ class WSquare(LinearRule):
         squares = op.weight.square()
         return op.back(flow / (op.forward(torch.ones_like(x), squares) + self.eps), squares)
 
+
 _SIGMOIDS = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
 NORMS = (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
 
@@ -293,7 +294,7 @@ class SumShare(RelevanceRule):
 def summands(call: Call) -> tuple[Any, Any]:
     """Return both parts of a sum, of which one may be a number; refuse what is more than a sum."""
     if call.kwargs.get("alpha", 1) != 1:
-        raise TraceError("a sum with alpha= has no rule")
+        raise TracingError("a sum with alpha= has no rule")
     one, other = *call.args, *call.kwargs.values()
     return one, other
 
@@ -305,7 +306,7 @@ class Factors(RelevanceRule):
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         divides = "div" in getattr(call.func, "__name__", "")
         if divides and (len(operands) > 1 or operands[0] is not call.args[0]):
-            raise TraceError("a division by something that flows has no rule")
+            raise TracingError("a division by something that flows has no rule")
         return lambda flow: [flow / len(operands)] * len(operands)
 
 
@@ -388,6 +389,7 @@ class UniformAttention(AttentionRule):
         queries, keys = self.product.split(q, k.transpose(-2, -1), weights)
         return Flows(queries, keys.transpose(-2, -1), values, weights)
 
+
 _NAMES = {
     F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
     torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps"),
@@ -412,7 +414,7 @@ class Folded(Rule):
         given = {**dict(zip(_NAMES[call.func], call.args, strict=False)), **call.kwargs}
         mean, variance, x = given["running_mean"], given["running_var"], given["input"]
         if given.get("training") or mean is None or variance is None:
-            raise TraceError("a batch norm that takes the statistics of the batch has no rule")
+            raise TracingError("a batch norm that takes the statistics of the batch has no rule")
         layer = getattr(x.grad_fn, "back", None)
         if not isinstance(layer, Layer) or (layer.call.func is F.linear and x.ndim != 2):
             return self.alone(call)

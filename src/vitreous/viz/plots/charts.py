@@ -246,6 +246,7 @@ def histogram(
         label(made, "x", across)
     return figure
 
+
 Floats = NDArray[np.float64]
 _GAP = 0.14  # inches between a panel and the axis of the next
 

@@ -173,6 +173,7 @@ def _bar(made: Any, low: float, high: float) -> None:
     ticks(made, "y", marks, [number(each) for each in marks])
     made.tick_params(axis="y", length=2, color=SOFT_INK, labelleft=False, labelright=True, left=False, right=True)
 
+
 _AWAY = 0.07  # inches from the rim to a name
 _RINGS = (0.25, 0.5, 0.75, 1.0)
 
@@ -272,6 +273,7 @@ def _spans(made: Any, turns: Any, spans: Sequence[tuple[float, float]], look: Lo
         (x0, y0), (x1, y1) = low * along + aside, high * along + aside
         how: dict[str, Any] = {"alpha": 0.6, "label": "_span", "clip_on": False, "zorder": 2}
         line(made, [x0, x1], [y0, y1], look.colour, 0.8, **how)
+
 
 _DOTS = 300  # per inch, of a picture in a figure
 _GAP = 0.04

@@ -309,6 +309,7 @@ def save(figure: Figure, path: str | Path, *, overwrite: bool = False) -> Path:
     disk.write_file(path, encoded(figure, path), overwrite=overwrite)
     return Path(path)
 
+
 MOST_DIRECT = 6
 """So many lines are named at their ends; more of them in a legend."""
 _LONGEST = 1.5  # inches of a name beside a line
