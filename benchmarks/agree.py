@@ -40,10 +40,10 @@ class Heard(Metric):
     of: str = ""
     answers: list[Evaluation] = field(default_factory=list)
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
-        return vt.get_metric(self.of).needs(geometry)
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
+        return vt.get_metric(self.of).requests(image_shape)
 
-    def read(self, answers: Evaluation) -> Any:
+    def score(self, answers: Evaluation) -> Any:
         self.answers.append(answers)
         return np.zeros(len(answers))
 
@@ -54,17 +54,17 @@ Heard.info = MetricInfo("heard", "benchmark", Heard)
 def main() -> None:
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=SIZE, num_classes=7).eval().requires_grad_(False)
-    view = vt.wrap(model)
+    vision_model = vt.wrap(model)
     world = vt.world.World(n=6, size=SIZE)
-    inputs = torch.stack([view.preprocess.tensor(picture) for picture in world.pictures()])
+    inputs = torch.stack([vision_model.preprocess.tensor(picture) for picture in world.pictures()])
     truths = list(world.truths())
     with torch.no_grad():
         classes = model(inputs).argmax(dim=1)
     differences = {
-        "captum sensitivity_max": sensitivity(view, inputs, classes),
-        "captum infidelity, normalised": faithless(view, inputs, classes),
+        "captum sensitivity_max": sensitivity(vision_model, inputs, classes),
+        "captum infidelity, normalised": faithless(vision_model, inputs, classes),
         **similarities(),
-        **localisation(view, inputs, truths),
+        **localisation(vision_model, inputs, truths),
     }
     for name, gap in differences.items():
         print(f"{name:36s} {gap:.1e}")
@@ -72,20 +72,20 @@ def main() -> None:
         sys.exit(f"above {MOST:g}")
 
 
-def scores(view: vt.VisionModel, inputs: Tensor, how: Any, metric: str, **options: Any) -> Any:
-    return vt.evaluate(view, inputs, {"it": how}, metric, baselines=False, samples=1, **options)["it", metric]
+def scores(model: vt.VisionModel, inputs: Tensor, how: Any, metric: str, **options: Any) -> Any:
+    return vt.evaluate(model, inputs, {"it": how}, metric, controls=False, n_bootstrap=1, **options)["it", metric]
 
 
-def sensitivity(view: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
+def sensitivity(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
     """The same ten noisy copies of each image, explained by the same gradient."""
 
     def explain(x: Tensor, classes: Tensor) -> Tensor:
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(view.module(x).gather(1, classes[:, None]).sum(), x)
+            (slope,) = torch.autograd.grad(model.module(x).gather(1, classes[:, None]).sum(), x)
         return (slope * x).sum(dim=1).detach()
 
-    copies = uniform_copies(10, 0.02).of(inputs, view.preprocess, 0)
+    copies = uniform_copies(10, 0.02).of(inputs, model.preprocess, 0)
     theirs = sensitivity_max(
         lambda x, target: (explain(x[0] if isinstance(x, tuple) else x, target),),
         inputs,
@@ -94,19 +94,19 @@ def sensitivity(view: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
         max_examples_per_batch=60,
         target=classes,
     )
-    ours = scores(view, inputs, lambda model, x, classes: explain(x, classes), "max_sensitivity")
+    ours = scores(model, inputs, lambda model, x, classes: explain(x, classes), "max_sensitivity")
     return gap(ours, theirs)
 
 
-def faithless(view: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
+def faithless(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
     """The same random sets of patches removed; the map spread evenly over the three channels."""
-    maps = torch.randn(len(inputs), *view.grid(inputs), generator=torch.Generator().manual_seed(1))
+    maps = torch.randn(len(inputs), *model.grid(inputs), generator=torch.Generator().manual_seed(1))
     name = "infidelity(subsets=16)"
-    ours = scores(view, inputs, maps, name)
+    ours = scores(model, inputs, maps, name)
     heard = Heard(of=name)
-    vt.evaluate(view, inputs, {"it": maps}, [heard], baselines=False, samples=1)
+    vt.evaluate(model, inputs, {"it": maps}, [heard], controls=False, n_bootstrap=1)
     (answers,) = heard.answers
-    masks = np.concatenate([answers.masks(need) for need in heard.needs(answers.geometry)], axis=1)
+    masks = np.concatenate([answers.masks(need) for need in heard.requests(answers.image_shape)], axis=1)
     side = SIZE // maps.shape[-1]
     gone = torch.from_numpy(masks).repeat_interleave(side, 2).repeat_interleave(side, 3)[:, :, None]
     spread = maps.repeat_interleave(side, 1).repeat_interleave(side, 2)[:, None].expand(-1, 3, -1, -1) / (3 * side**2)
@@ -118,7 +118,7 @@ def faithless(view: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
         return removed.to(x.dtype), torch.where(removed, bare.repeat_interleave(count, 0), x)
 
     theirs = infidelity(
-        lambda x: view.module(x),
+        lambda x: model.module(x),
         perturb,
         inputs,
         spread,
@@ -154,9 +154,9 @@ def similarities() -> dict[str, float]:
     }
 
 
-def localisation(view: vt.VisionModel, inputs: Tensor, truths: list[vt.Annotation]) -> dict[str, float]:
+def localisation(model: vt.VisionModel, inputs: Tensor, truths: list[vt.Annotation]) -> dict[str, float]:
     """Token maps at the pixels, as each metric enlarges them."""
-    maps = torch.randn(len(inputs), *view.grid(inputs), generator=torch.Generator().manual_seed(2))
+    maps = torch.randn(len(inputs), *model.grid(inputs), generator=torch.Generator().manual_seed(2))
     names = {
         "scikit-learn average_precision_score": ("average_precision", "nearest", average_precision_score),
         "scikit-learn roc_auc_score": ("localisation_auc", "bilinear", roc_auc_score),
@@ -165,7 +165,7 @@ def localisation(view: vt.VisionModel, inputs: Tensor, truths: list[vt.Annotatio
     for label, (name, upsample, theirs) in names.items():
         fine = enlarged(maps.double().numpy(), (SIZE, SIZE), upsample)
         expected = [theirs(t.mask.ravel(), each.ravel()) for t, each in zip(truths, fine, strict=True)]
-        found[label] = gap(scores(view, inputs, maps.double(), name, truth=truths), expected)
+        found[label] = gap(scores(model, inputs, maps.double(), name, truth=truths), expected)
     return found
 
 

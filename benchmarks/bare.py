@@ -34,8 +34,8 @@ FEW, MANY = 1.3, 1.5
 class Naked:
     """A model of its own to run bare, in float32 and, when it is asked for, in float64."""
 
-    def __init__(self, view: vt.VisionModel) -> None:
-        self.view = vt.wrap(copy.deepcopy(view.module))
+    def __init__(self, model: vt.VisionModel) -> None:
+        self.view = vt.wrap(copy.deepcopy(model.module))
 
     @cached_property
     def double(self) -> vt.VisionModel:
@@ -80,15 +80,15 @@ class Yardstick:
 
 
 @contextmanager
-def written(view: vt.VisionModel, blocks: Iterable[int]) -> Iterator[None]:
+def written(model: vt.VisionModel, blocks: Iterable[int]) -> Iterator[None]:
     """Inside, attention of these blocks is written out."""
     for block in blocks:
-        view.module.blocks[block].attn.fused_attn = False
+        model.module.blocks[block].attn.fused_attn = False
     try:
         yield
     finally:
         for block in blocks:
-            view.module.blocks[block].attn.fused_attn = True
+            model.module.blocks[block].attn.fused_attn = True
 
 
 def copies(inputs: Tensor, total: int, part: int) -> Iterator[Tensor]:
@@ -98,25 +98,25 @@ def copies(inputs: Tensor, total: int, part: int) -> Iterator[Tensor]:
         yield batch[: total - start]
 
 
-def once(view: vt.VisionModel, inputs: Tensor, end: int | None = None) -> None:
+def once(model: vt.VisionModel, inputs: Tensor, end: int | None = None) -> None:
     """One F, and one B that ends at the input of block ``end``, -1 for the image; images or tokens of that block."""
     if end is None:
         with torch.no_grad():
-            view.module(inputs)
+            model.module(inputs)
         return
     with torch.no_grad():
-        tokens = view.forward_blocks(view.embed(inputs), 0, end) if end >= 0 and inputs.ndim == 4 else inputs
+        tokens = model.forward_blocks(model.embed(inputs), 0, end) if end >= 0 and inputs.ndim == 4 else inputs
     leaf = tokens.detach().requires_grad_()
-    logits = view.module(leaf) if end < 0 else view.forward_head(view.forward_blocks(leaf, end))
+    logits = model.module(leaf) if end < 0 else model.forward_head(model.forward_blocks(leaf, end))
     torch.autograd.grad(logits[:, 0].sum(), leaf)
 
 
-def place(view: vt.VisionModel, end: str) -> int | None:
-    return {"none": None, "image": -1, "first": 0, "last": view.depth - 1}[end]
+def place(model: vt.VisionModel, end: str) -> int | None:
+    return {"none": None, "image": -1, "first": 0, "last": model.depth - 1}[end]
 
 
-def blocks_of(view: vt.VisionModel, which: str) -> range:
-    return {"no": range(0), "first": range(1), "last": range(view.depth - 1, view.depth), "all": range(view.depth)}[
+def blocks_of(model: vt.VisionModel, which: str) -> range:
+    return {"no": range(0), "first": range(1), "last": range(model.depth - 1, model.depth), "all": range(model.depth)}[
         which
     ]
 
@@ -189,18 +189,18 @@ def two_paths(job: Job) -> None:
 
 def lenses(job: Job, each: bool, through: bool) -> None:
     """One F (and B), then F + B of each block alone, its output read by the head."""
-    view, inputs = job.view, []
-    with written(view, range(view.depth if through else 0)), torch.set_grad_enabled(through):
-        tokens = start = view.embed(job.images).detach().requires_grad_(through)
-        for layer in range(view.depth):
+    model, inputs = job.view, []
+    with written(model, range(model.depth if through else 0)), torch.set_grad_enabled(through):
+        tokens = start = model.embed(job.images).detach().requires_grad_(through)
+        for layer in range(model.depth):
             inputs.append(tokens)
-            tokens = view.forward_block(layer, tokens)
-        logits = view.forward_head(tokens)
+            tokens = model.forward_block(layer, tokens)
+        logits = model.forward_head(tokens)
         if through:
             torch.autograd.grad(logits[:, 0].sum(), start)
-    with written(view, range(view.depth)):
+    with written(model, range(model.depth)):
         for layer, before in enumerate(inputs):
-            alone, leaf = view.logit_lens(layer, each), before.detach().requires_grad_()
+            alone, leaf = model.logit_lens(layer, each), before.detach().requires_grad_()
             torch.autograd.grad(alone.forward_head(alone.forward_blocks(leaf))[:, 0].sum(), leaf)
 
 
@@ -208,31 +208,31 @@ def walk(job: Job, end: str, products: int, gradient: bool = False) -> None:
     """One F in float64, then F + B for each product of a rule; before that F + B in float32 for a gradient, if any."""
     if gradient:
         single(job, end, "all")
-    view, images = job.naked.double, job.images.double()
-    with written(view, blocks_of(view, "last" if end == "last" else "all")):
+    model, images = job.naked.double, job.images.double()
+    with written(model, blocks_of(model, "last" if end == "last" else "all")):
         with torch.no_grad():
-            below = view.forward_blocks(view.embed(images), 0, view.depth - 1)
-            view.forward_head(view.forward_blocks(below, view.depth - 1))
+            below = model.forward_blocks(model.embed(images), 0, model.depth - 1)
+            model.forward_head(model.forward_blocks(below, model.depth - 1))
         images = below if end == "last" else images
         for _ in range(products):
-            once(view, images, place(view, end))
+            once(model, images, place(model, end))
 
 
 def bottlenecks(job: Job, starts: Iterable[int]) -> None:
     """One F, and from every start on one F and B of every replica in every update."""
-    view, how = job.view, job.how
+    model, how = job.view, job.how
     with torch.no_grad():
-        tokens, inputs = view.embed(job.images), []
-        for layer in range(view.depth):
+        tokens, inputs = model.embed(job.images), []
+        for layer in range(model.depth):
             inputs.append(tokens)
-            tokens = view.forward_block(layer, tokens)
-        view.forward_head(tokens)
+            tokens = model.forward_block(layer, tokens)
+        model.forward_head(tokens)
     inputs.append(tokens)
     for start in starts:
         for _ in range(how.updates):
             for some in copies(inputs[start], len(job.images) * how.samples, job.part):
                 leaf = some.detach().requires_grad_()
-                logits = view.forward_head(view.forward_blocks(leaf, start))
+                logits = model.forward_head(model.forward_blocks(leaf, start))
                 torch.autograd.grad(logits[:, 0].sum(), leaf)
 
 
@@ -246,14 +246,14 @@ def from_outputs(job: Job) -> None:
 
 def samples(job: Job, half: bool = False) -> None:
     """One F, and F of samples of half of the patches, from block 0 on."""
-    view, images = job.view.shared_copy(), job.images
-    kept = int(job.how.ratio * math.prod(view.grid(images)))
+    model, images = job.view.shared_copy(), job.images
+    kept = int(job.how.ratio * math.prod(model.grid(images)))
     once(job.view, images)
     with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=half):
-        tokens = view.embed(images)[:, : view.num_prefix_tokens + kept]
+        tokens = model.embed(images)[:, : model.num_prefix_tokens + kept]
         keep = torch.arange(kept, device=images.device).expand(job.part, -1)
         for some in copies(tokens, job.total - len(images), job.part):
-            view.forward_head(view.forward_blocks(some, keep=keep[: len(some)]))
+            model.forward_head(model.forward_blocks(some, keep=keep[: len(some)]))
 
 
 # -- the table ------------------------------------------------------------------------------------------------
@@ -270,8 +270,8 @@ def _walk(what: str, end: str, products: int, gradient: bool = False) -> Yardsti
     return Yardstick(f"{what}{OUT}", partial(walk, end=end, products=products, gradient=gradient))
 
 
-def _many(what: str, work: Bare, spelling: str = "", limit: float = FEW) -> Yardstick:
-    return Yardstick(what, work, spelling, limit, long=True)
+def _many(what: str, work: Bare, spec: str = "", limit: float = FEW) -> Yardstick:
+    return Yardstick(what, work, spec, limit, long=True)
 
 
 BARE: dict[str, Yardstick] = {
@@ -327,6 +327,8 @@ ELSEWHERE = {"alti": "alti", "attention_flow": "attention_flow", "xrai": "xrai(s
 def missing() -> list[str]:
     """Return the methods for transformers that have neither."""
     made = [
-        info for info in vt.list_methods() if not (info.combines or info.family == "yardstick" or info.models == "ReLU")
+        info
+        for info in vt.list_methods()
+        if not (info.is_combinator or info.family == "yardstick" or info.models == "ReLU")
     ]
     return [info.name for info in made if info.name not in BARE and info.name not in ELSEWHERE]

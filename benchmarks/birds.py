@@ -22,10 +22,10 @@ def main() -> None:
     parser.add_argument("--methods", type=lambda text: text.split(";"), default=list(METHODS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    view = vt.load("world", device=options.device)
-    hows = {each.replace("{half}", ""): read(each, view) for each in options.methods}
+    model = vt.load("world", device=options.device)
+    hows = {each.replace("{half}", ""): read(each, model) for each in options.methods}
     began = time.perf_counter()
-    found = vt.funnybirds(view, hows, vt.world.World(n=options.scenes), oracle=True)
+    found = vt.funnybirds(model, hows, vt.world.World(n=options.scenes), oracle=True)
     print(found)
     print(f"{time.perf_counter() - began:.0f} s")
     if options.out is not None:

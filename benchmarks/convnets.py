@@ -50,9 +50,9 @@ def load(name: str, folder: Path, device: str) -> vt.VisionModel:
     return vt.wrap(model.to(device).eval())
 
 
-def centred(view: vt.VisionModel) -> vt.VisionModel:
+def centred(vision_model: vt.VisionModel) -> vt.VisionModel:
     """Return the network with logits whose mean over the classes is zero; its probabilities are the same."""
-    model: Any = copy.deepcopy(view.module)
+    model: Any = copy.deepcopy(vision_model.module)
     head = model.get_classifier()
     with torch.no_grad():
         head.weight -= head.weight.mean(dim=0)

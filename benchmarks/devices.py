@@ -20,24 +20,24 @@ def main() -> None:
     torch.manual_seed(0)
     model = timm.create_model("vit_small_patch16_224", pretrained=False).eval()
     images = torch.randn(4, 3, 224, 224)
-    spellings = [f"{i.name}(generic)" if i.combines else i.name for i in vt.list_methods() if not i.refuses]
-    spellings += ["plus(ixg)", "skipplus(decompx)", "plus(saliency)"]
+    specs = [f"{i.name}(generic)" if i.is_combinator else i.name for i in vt.list_methods() if not i.refuses]
+    specs += ["plus(ixg)", "skipplus(decompx)", "plus(saliency)"]
     maps: dict[tuple[str, str], torch.Tensor] = {}
     for device, dtype in (("cpu", "float32"), ("cuda", "float32"), ("cuda", "bfloat16"), ("cuda", "float16")):
         model = model.to(device, getattr(torch, dtype))
-        for spelling in spellings:
-            found = vt.get_method(spelling).attribute(model, images, target=3)
-            maps[spelling, f"{device} {dtype}"] = found.cpu().double().flatten(1)
+        for spec in specs:
+            found = vt.get_method(spec).attribute(model, images, target=3)
+            maps[spec, f"{device} {dtype}"] = found.cpu().double().flatten(1)
         model = model.float()
     print(f"{'method':36s} {'GPU - CPU':>10s} {'cos bf16':>9s} {'cos fp16':>9s}")
-    for spelling in spellings:
-        reference = maps[spelling, "cpu float32"]
-        difference = (maps[spelling, "cuda float32"] - reference).abs().max() / reference.abs().max()
+    for spec in specs:
+        reference = maps[spec, "cpu float32"]
+        difference = (maps[spec, "cuda float32"] - reference).abs().max() / reference.abs().max()
         half = [
-            cosine_similarity(maps[spelling, "cuda float32"], maps[spelling, f"cuda {dtype}"], dim=1).min()
+            cosine_similarity(maps[spec, "cuda float32"], maps[spec, f"cuda {dtype}"], dim=1).min()
             for dtype in ("bfloat16", "float16")
         ]
-        print(f"{spelling:36s} {difference:10.1e} {half[0]:9.4f} {half[1]:9.4f}")
+        print(f"{spec:36s} {difference:10.1e} {half[0]:9.4f} {half[1]:9.4f}")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def main() -> None:
     arguments.add_argument("--workers", type=int, default=2)
     given = arguments.parse_args()
     quick = read("quick")
-    protocol = dataclasses.replace(quick, judge=dataclasses.replace(quick.judge, unit=4))
+    protocol = dataclasses.replace(quick, evaluation=dataclasses.replace(quick.evaluation, images_per_unit=4))
     with tempfile.TemporaryDirectory() as folder:
         alone = timed(protocol, Path(folder) / "one", 1, given.images)
         print(f"1 worker: {alone:.1f} s")

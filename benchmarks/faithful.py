@@ -99,17 +99,17 @@ def smaller(method: Any) -> Any:
     return replace(method, **inner, **less)
 
 
-def equivalents(method: vt.Method, view: vt.VisionModel) -> float:
+def equivalents(method: vt.Method, model: vt.VisionModel) -> float:
     """Return what a method costs per image, in forwards; a backward is two."""
     forward, backward = method.cost
-    few = max(method.forwards(view), 100 if method.info.name == "vit_cx" else 1)  # its clusters are not known yet
+    few = max(method.num_forwards(model), 100 if method.info.name == "vit_cx" else 1)  # its clusters are not known yet
     return (forward + 2 * backward if backward else few) * SHORTER.get(method.info.name, 1)
 
 
-def estimated(model: str, view: vt.VisionModel, hows: Mapping[str, vt.Method], images: int) -> float:
+def estimated(model: str, vision_model: vt.VisionModel, hows: Mapping[str, vt.Method], images: int) -> float:
     """Return the seconds that a group will take on an H200."""
     half, single = RATES[model]
-    explaining = sum(equivalents(how, view) / single + ELSEWHERE.get(how.info.name, 0) for how in hows.values())
+    explaining = sum(equivalents(how, vision_model) / single + ELSEWHERE.get(how.info.name, 0) for how in hows.values())
     return images * (explaining + len(hows) * STATES / half)
 
 
@@ -121,21 +121,21 @@ def cost(method: vt.Method, ran: float) -> str:
     return f"{forward:.3g} F + {backward:.3g} B"
 
 
-def alone(view: vt.VisionModel, method: vt.Method, inputs: Tensor) -> tuple[float, float]:
+def alone(model: vt.VisionModel, method: vt.Method, inputs: Tensor) -> tuple[float, float]:
     """Return seconds and inputs run per image of a method by itself, and raise what it raises."""
 
     def explained(images: Tensor) -> int:
         run: list[int] = []
-        compute_attributions(Context(view, images, Target.of(view, len(images)), tick=run.append), [method])
+        compute_attributions(Context(model, images, Target.of(model, len(images)), on_progress=run.append), [method])
         return sum(run)
 
     explained(inputs[:1])
-    images = inputs[: int(max(1, min(32, 4000 // method.forwards(view))))]
-    if view.device.type == "cuda":
+    images = inputs[: int(max(1, min(32, 4000 // method.num_forwards(model))))]
+    if model.device.type == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()
     ran = explained(images)
-    if view.device.type == "cuda":
+    if model.device.type == "cuda":
         torch.cuda.synchronize()
     return (time.perf_counter() - began) / len(images), ran / len(images)
 
@@ -143,32 +143,32 @@ def alone(view: vt.VisionModel, method: vt.Method, inputs: Tensor) -> tuple[floa
 # -- judging --------------------------------------------------------------------------------------------------
 
 
-def judged(view: vt.VisionModel, photos: Any, hows: Mapping[str, vt.Method], batch: int) -> dict[str, Any]:
+def judged(model: vt.VisionModel, photos: Any, hows: Mapping[str, vt.Method], batch: int) -> dict[str, Any]:
     """Return the rows of one group, and how it went."""
     timed, refused = {}, {}
     for name, how in hows.items():
         try:
-            timed[name] = alone(view, how, photos.inputs)
+            timed[name] = alone(model, how, photos.inputs)
         except Exception as error:  # one method must not take the others with it
             refused[name] = f"{type(error).__name__}: {error}"[:300]
             print(f"  {name} is left out: {error}", flush=True)
     there = {name: how for name, how in hows.items() if name in timed}
-    half = view.device.type == "cuda"
+    half = model.device.type == "cuda"
     asked = {METRICS[name]: name for name in COLUMNS}
     table = vt.evaluate(
-        view,
+        model,
         photos.inputs.cpu(),
         there,
         list(asked),
-        baselines=False,
+        controls=False,
         precision="float16" if half else "float32",
-        batch=batch,
+        batch_size=batch,
     )
     rows = {}
     for name, how in there.items():
         seconds, ran = timed[name]
         rows[name] = {
-            "spelling": how.spelling,
+            "spelling": how.spec,
             "images": len(photos),
             "cost": cost(how, ran),
             "seconds": seconds,
@@ -202,27 +202,27 @@ class Run:
 
     def model(self, model: str, groups: list[str]) -> bool:
         """Judge on one model; return whether there was time for all of it."""
-        given, (spelling, how, weights) = self.given, MODELS[model]
-        view = vt.load(spelling, pretrained=False, checkpoint=given.data / weights, device=given.device, **how)
-        view.module.requires_grad_(False)
-        photos = read_photos(view, given.data, given.images, given.batch)
+        given, (spec, how, weights) = self.given, MODELS[model]
+        vision_model = vt.load(spec, pretrained=False, checkpoint=given.data / weights, device=given.device, **how)
+        vision_model.module.requires_grad_(False)
+        photos = read_photos(vision_model, given.data, given.images, given.batch)
         self.say(f"{model}: {len(photos)} photographs")
         made: Callable[[vt.Method], vt.Method] = smaller if given.small else lambda method: method
         for group in groups:
-            hows = {label(text): made(read(text, view)) for text in GROUPS[group]}
+            hows = {label(text): made(read(text, vision_model)) for text in GROUPS[group]}
             count = counted(group, len(photos))
-            expected = estimated(model, view, hows, count)
+            expected = estimated(model, vision_model, hows, count)
             self.say(f"{model}, {group}: {len(hows)} methods, {count} images, about {expected:.0f} s on an H200")
             began = time.perf_counter()
             if given.limit_seconds and began - self.began + expected * self.slower > given.limit_seconds:
                 self.say("there is no time for it: run again to go on")
                 return False
-            rows = judged(view, photos[:count], hows, given.batch)
+            rows = judged(vision_model, photos[:count], hows, given.batch)
             taken = time.perf_counter() - began
             self.slower = max(self.slower, taken / max(expected, 1.0))
             groups_found = self.found.setdefault(model, {}).setdefault("groups", {})
             groups_found[group] = {**rows, "seconds": taken, "estimate": expected}
-            self.found[model]["torch"], self.found[model]["device"] = torch.__version__, str(view.device)
+            self.found[model]["torch"], self.found[model]["device"] = torch.__version__, str(vision_model.device)
             if given.out:
                 given.out.write_text(json.dumps(self.found, indent=1) + "\n")
             self.say(f"{model}, {group}: {taken:.0f} s")

@@ -45,10 +45,10 @@ def hugging_face() -> dict[str, Callable[[], torch.nn.Module]]:
     }
 
 
-def bare(view: vt.VisionModel, images: torch.Tensor) -> None:
+def bare(model: vt.VisionModel, images: torch.Tensor) -> None:
     """Forward and input gradient of the predicted logit, by the model itself."""
     images = images.detach().requires_grad_()
-    logits = view.reference_forward(images)
+    logits = model.reference_forward(images)
     torch.autograd.grad(logits.max(dim=1).values.sum(), images)
 
 
@@ -67,11 +67,11 @@ def main() -> None:
     print(f"batch {options.batch}, float32 on {options.device}, {torch.get_num_threads()} threads; at most {LIMIT}")
     print(f"{'model':46s} {'bare':>9s} " + " ".join(f"{name:>8s}" for name in methods))
     for name, make in makers.items():
-        view = vt.wrap(make())
-        view.module.eval().requires_grad_(False).to(options.device)
-        images = torch.randn(options.batch, 3, *view.preprocess.size, device=options.device)
-        works = {"bare": partial(bare, view, images)}
-        works |= {each: partial(explain, view, images, [each]) for each in methods}
+        model = vt.wrap(make())
+        model.module.eval().requires_grad_(False).to(options.device)
+        images = torch.randn(options.batch, 3, *model.preprocess.size, device=options.device)
+        works = {"bare": partial(bare, model, images)}
+        works |= {each: partial(explain, model, images, [each]) for each in methods}
         seconds: dict[str, list[float]] = {work: [] for work in works}
         for work in works.values():
             work()

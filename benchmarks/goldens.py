@@ -61,7 +61,7 @@ def maps_of(label: str, model: Any, inputs: torch.Tensor, most: int | None = Non
         for spec in specs([info])[:most]:
             key = f"map/{label}/{spec}"
             try:
-                method = method_of(spec, info.name, info.bases)
+                method = method_of(spec, info.name, info.num_bases)
                 maps, extras = method.attribute(model, inputs, target=1, extras=True, seed=3)
             except vt.VitreousError as error:
                 yield key, f"{type(error).__name__}"
@@ -78,7 +78,14 @@ def scores_of(label: str, model: Any, data: Any, labels: list[int], truth: Any) 
             metric = type(metric)(**{**metric.settings, "steps": MOST_STEPS})
         try:
             table = vt.evaluate(
-                model, data, ["ixg", "rollout"], [metric], labels=labels, truth=truth, samples=50, baselines=False
+                model,
+                data,
+                ["ixg", "rollout"],
+                [metric],
+                labels=labels,
+                annotations=truth,
+                n_bootstrap=50,
+                controls=False,
             )
         except vt.VitreousError as error:
             yield f"score/{label}/{spec}", f"{type(error).__name__}"

@@ -53,26 +53,26 @@ LEFT_OUT = {"noise": ("coiba", "tis"), "randomisation": ("coiba", "tis", "salien
 """Methods of so many forwards, or maps of so many pixels, that making them again takes too long."""
 
 
-def judge(view: vt.VisionModel, part: str, options: argparse.Namespace) -> vt.ScoreTable:
+def judge(model: vt.VisionModel, part: str, options: argparse.Namespace) -> vt.ScoreTable:
     """Return the table of one part."""
     folder = "pets-200" if part == "pets" else "imagenet-val-1k"
     rows = json.loads((options.data / f"{folder}.json").read_text())
     most = {"boxes": options.images, "pets": 200, "noise": options.noisy_images}.get(part, options.random_images)
     rows = rows[:: max(1, len(rows) // most)][:most]
-    half = view.device.type == "cuda"
+    half = model.device.type == "cuda"
     asked = [each for each in (*options.methods, *BASELINES) if not each.startswith(LEFT_OUT.get(part, "none"))]
-    hows: dict[str, Any] = {each.replace("{half}", ""): read(each, view) for each in asked}
+    hows: dict[str, Any] = {each.replace("{half}", ""): read(each, model) for each in asked}
     return vt.evaluate(
-        view,
+        model,
         [options.data / folder / row["file"] for row in rows],
         hows,
         list(PARTS[part]),
         labels=[row["label"] for row in rows],
-        truth=vt.load_annotations(options.data / f"{folder}.json"),
+        annotations=vt.load_annotations(options.data / f"{folder}.json"),
         target="label",
-        baselines=False,
+        controls=False,
         precision="float16" if half and part == "boxes" and options.half else "float32",
-        batch=options.batch,
+        batch_size=options.batch,
     )
 
 
@@ -92,11 +92,11 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, Any] = {}
     for name in options.models:
-        spelling, how, weights = MODELS[name]
-        view = vt.load(spelling, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
+        spec, how, weights = MODELS[name]
+        model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
         for part in options.only:
             began = time.perf_counter()
-            table = judge(view, part, options)
+            table = judge(model, part, options)
             seconds = time.perf_counter() - began
             explaining = table.plan["seconds"]["explaining"]
             print(f"\n{name}, {part}: {len(table.images)} images, {seconds:.0f} s, {explaining:.0f} s of it explaining")

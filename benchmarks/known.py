@@ -43,7 +43,7 @@ class Photos:
         return len(self.inputs)
 
 
-def read_photos(view: vt.VisionModel, folder: Path, count: int, batch: int) -> Photos:
+def read_photos(model: vt.VisionModel, folder: Path, count: int, batch: int) -> Photos:
     """Return ``count`` photographs in an order of chance, the same in every run."""
     rows = json.loads((folder / f"{FOLDER}.json").read_text())
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
@@ -51,29 +51,29 @@ def read_photos(view: vt.VisionModel, folder: Path, count: int, batch: int) -> P
 
     def one(row: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         photo = open_photo(folder / FOLDER / row["file"])
-        seen, crop = view.preprocess.see(photo)
-        return view.preprocess.tensor(seen), boxed(view, photo.size, crop, row["boxes"])
+        seen, crop = model.preprocess.see(photo)
+        return model.preprocess.tensor(seen), boxed(model, photo.size, crop, row["boxes"])
 
     with ThreadPoolExecutor() as pool:
         inputs, covered = zip(*pool.map(one, rows), strict=True)
-    images = view.cast(torch.stack(inputs))
-    logits = torch.cat([view.logits(part) for part in images.split(batch)])
+    images = model.cast(torch.stack(inputs))
+    logits = torch.cat([model.logits(part) for part in images.split(batch)])
     labels = torch.tensor([row["label"] for row in rows], device=images.device)
     return Photos(images, labels, logits.argmax(dim=1), torch.stack(covered).to(images))
 
 
 def boxed(
-    view: vt.VisionModel, size: tuple[int, int], crop: Sequence[float], boxes: Iterable[Sequence[float]]
+    model: vt.VisionModel, size: tuple[int, int], crop: Sequence[float], boxes: Iterable[Sequence[float]]
 ) -> Tensor:
     """Return how much of each patch lies inside any of the boxes, which are fractions of the photograph's sides."""
-    high, wide = view.preprocess.size
+    high, wide = model.preprocess.size
     inside = torch.zeros(high, wide)
     across, down = wide / (crop[2] - crop[0]), high / (crop[3] - crop[1])
     for box in boxes:
         left, right = (min(max(round((box[i] * size[0] - crop[0]) * across), 0), wide) for i in (0, 2))
         top, bottom = (min(max(round((box[i] * size[1] - crop[1]) * down), 0), high) for i in (1, 3))
         inside[top:bottom, left:right] = 1
-    return patches(inside[None], view.grid())[0]
+    return patches(inside[None], model.grid())[0]
 
 
 def patches(masks: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -95,12 +95,12 @@ def spearman(one: Tensor, other: Tensor) -> Tensor:
 
 
 def seeds(
-    view: vt.VisionModel, photos: Photos, explain: Mapping[str, Explain], least: Mapping[str, float]
+    model: vt.VisionModel, photos: Photos, explain: Mapping[str, Explain], least: Mapping[str, float]
 ) -> dict[str, Any]:
     """Return how well the maps of two seeds agree, on average, and how well they must."""
     found = {}
     for name, limit in least.items():
-        one, other = (explain[name](view, photos.inputs, photos.predicted, seed) for seed in (0, 1))
+        one, other = (explain[name](model, photos.inputs, photos.predicted, seed) for seed in (0, 1))
         rho = spearman(one, other)
         verdict = "ok" if rho.mean() >= limit else "MISSED"
         found[name] = {"mean": rho.mean().item(), "least": rho.min().item(), "limit": limit, "verdict": verdict}
@@ -132,7 +132,7 @@ def print_inside(name: str, found: Mapping[str, Any]) -> None:
 
 
 def boxes(
-    view: vt.VisionModel, photos: Photos, count: int, explain: Mapping[str, Explain], systems: Iterable[str]
+    model: vt.VisionModel, photos: Photos, count: int, explain: Mapping[str, Explain], systems: Iterable[str]
 ) -> dict[str, Any]:
     """The figure for photographs that are classified correctly and whose box is less than half of what is seen."""
     area = photos.covered.mean(dim=(1, 2))
@@ -143,7 +143,7 @@ def boxes(
         return {"images": 0, "methods": {}}
     found: dict[str, Any] = {}
     for name, each in explain.items():
-        found[name] = inside(each(view, some.inputs, some.predicted), some.covered)
+        found[name] = inside(each(model, some.inputs, some.predicted), some.covered)
         if name in set(systems):
             verdict = "ok" if found[name]["ratio"] >= INSIDE else "MISSED"
             found[name] |= {"limit": INSIDE, "verdict": verdict}
@@ -151,28 +151,28 @@ def boxes(
     return {"images": len(some), "methods": found}
 
 
-def world(count: int, explain: Mapping[str, Explain], view: vt.VisionModel) -> dict[str, Any]:
+def world(count: int, explain: Mapping[str, Explain], model: vt.VisionModel) -> dict[str, Any]:
     """The same for the creature, and for the part that tells its class from its siblings; for a model of the world."""
     from vitreous.world import PARTS, World, telling_part
 
-    device = view.device
+    device = model.device
     mean, std = (
-        torch.tensor(each, device=device).view(-1, 1, 1) for each in (view.preprocess.mean, view.preprocess.std)
+        torch.tensor(each, device=device).view(-1, 1, 1) for each in (model.preprocess.mean, model.preprocess.std)
     )
     inputs, labels, creatures, telling = [], [], [], []
-    for drawn, seen in World(n=count, size=view.preprocess.size[0]).batches(256, device):
+    for drawn, seen in World(n=count, size=model.preprocess.size[0]).batches(256, device):
         label = drawn.label[:, 0]
         part = torch.tensor([PARTS.index(telling_part(each)) for each in label.tolist()], device=label.device)
-        inputs.append(view.cast((seen.images - mean) / std))
+        inputs.append(model.cast((seen.images - mean) / std))
         labels.append(label)
-        creatures.append(patches(seen.creature, view.grid()))
-        telling.append(patches(seen.parts[torch.arange(len(part), device=part.device), part], view.grid()))
+        creatures.append(patches(seen.creature, model.grid()))
+        telling.append(patches(seen.parts[torch.arange(len(part), device=part.device), part], model.grid()))
     images, truth = torch.cat(inputs), {"creature": torch.cat(creatures), "telling part": torch.cat(telling)}
-    predicted = torch.cat([view.logits(part).argmax(dim=1) for part in inputs])
+    predicted = torch.cat([model.logits(part).argmax(dim=1) for part in inputs])
     right = (predicted == torch.cat(labels)) & (truth["telling part"].amax(dim=(1, 2)) > 0)
     found: dict[str, Any] = {mask: {} for mask in truth}
     for name, each in explain.items():
-        maps = each(view, images[right], predicted[right])
+        maps = each(model, images[right], predicted[right])
         for mask, covered in truth.items():
             found[mask][name] = inside(maps, covered[right])
             print_inside(f"{name}, {mask}", found[mask][name])

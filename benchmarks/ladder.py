@@ -57,40 +57,40 @@ PHOTOGRAPHS = 200
 FROM_PHOTOGRAPHS = f"coiba, statistics of {PHOTOGRAPHS} photographs"
 
 
-def read(text: str, view: vt.VisionModel) -> vt.Method:
+def read(text: str, model: vt.VisionModel) -> vt.Method:
     """Return the method meant, or the step of the ladder; fill in that step where it stands in braces, and float16."""
-    half = view.device.type == "cuda"
-    told = vt.recommended_method(text, view) if text in STEPS else text
+    half = model.device.type == "cuda"
+    told = vt.recommended_method(text, model) if text in STEPS else text
     for step in STEPS:
-        told = told.replace(f"{{{step}}}", vt.recommended_method(step, view) if f"{{{step}}}" in told else "")
+        told = told.replace(f"{{{step}}}", vt.recommended_method(step, model) if f"{{{step}}}" in told else "")
     return vt.get_method(told.replace("{half}", ", half=true" if half else ""))
 
 
 def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the table of one model."""
-    spelling, how, weights = MODELS[name]
-    view = vt.load(spelling, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
-    photos = read_photos(view, options.data, options.images, options.batch)
-    hows: dict[str, Any] = {each: read(each, view) for each in options.methods}
+    spec, how, weights = MODELS[name]
+    model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
+    photos = read_photos(model, options.data, options.images, options.batch)
+    hows: dict[str, Any] = {each: read(each, model) for each in options.methods}
     like = None
     if COIBA in hows and len(photos) > 2 * PHOTOGRAPHS:  # the same with statistics of photographs
-        statistics = vt.collect_activation_stats(view, photos.inputs[:PHOTOGRAPHS].cpu())
+        statistics = vt.collect_activation_stats(model, photos.inputs[:PHOTOGRAPHS].cpu())
         hows[FROM_PHOTOGRAPHS] = like = replace(hows[COIBA], stats=statistics)
     began = time.perf_counter()
     table = vt.evaluate(
-        view,
+        model,
         photos.inputs.cpu(),
         hows,
         list(METRICS.values()),
         labels=photos.labels.tolist(),
-        baselines=False,
+        controls=False,
         precision="float16" if options.device == "cuda" else "float32",
-        batch=options.batch,
+        batch_size=options.batch,
     )
     seconds = time.perf_counter() - began
     half = len(photos) // 2
     rows = halves(table, METRICS, half, [each for each in AGAINST if each in hows])
-    same = None if like is None else agreement_of(view, photos[half:], hows[COIBA], like)
+    same = None if like is None else agreement_of(model, photos[half:], hows[COIBA], like)
     return {
         "methods": {name: str(each) for name, each in hows.items()},
         "spearman": same,
@@ -101,19 +101,19 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def on_world(view: vt.VisionModel, methods: Iterable[str], count: int) -> dict[str, Any]:
+def on_world(model: vt.VisionModel, methods: Iterable[str], count: int) -> dict[str, Any]:
     """Return how much of the top fifth of each method lies on the creature and on what tells its class."""
-    hows = {each: read(each, view) for each in methods}
+    hows = {each: read(each, model) for each in methods}
 
     def explaining(how: vt.Method) -> Any:
-        def explain(view: vt.VisionModel, inputs: Any, classes: Any) -> Any:
+        def explain(model: vt.VisionModel, inputs: Any, classes: Any) -> Any:
             parts = zip(inputs.split(64), classes.split(64), strict=True)
-            maps = torch.cat([how.attribute(view, one, target=aim.tolist(), grid="token") for one, aim in parts])
-            return adaptive_avg_pool2d(maps, view.grid())  # some of a convolutional network are finer
+            maps = torch.cat([how.attribute(model, one, target=aim.tolist(), grid="token") for one, aim in parts])
+            return adaptive_avg_pool2d(maps, model.grid())  # some of a convolutional network are finer
 
         return explain
 
-    return world(count, {name: explaining(how) for name, how in hows.items()}, view)
+    return world(count, {name: explaining(how) for name, how in hows.items()}, model)
 
 
 def halves(table: vt.ScoreTable, metrics: Mapping[str, str], half: int, others: Sequence[str]) -> dict[str, Any]:
@@ -144,13 +144,13 @@ def gains(table: vt.ScoreTable, method: str, metric: str, half: int, others: lis
     }
 
 
-def agreement_of(view: vt.VisionModel, photos: Photos, one: vt.Method, other: vt.Method) -> float:
+def agreement_of(model: vt.VisionModel, photos: Photos, one: vt.Method, other: vt.Method) -> float:
     """Return the mean rank correlation of the maps of two methods."""
     correlations = []
     for start in range(0, len(photos), 64):
         part = photos[start : start + 64]
         asked = {"target": part.predicted.tolist(), "grid": "token"}
-        pair = zip(*(how.attribute(view, part.inputs, **asked) for how in (one, other)), strict=True)
+        pair = zip(*(how.attribute(model, part.inputs, **asked) for how in (one, other)), strict=True)
         correlations += [agreement(first[None].cpu(), second[None].cpu()) for first, second in pair]
     return float(np.mean(correlations))
 

@@ -34,27 +34,27 @@ METHODS = (
     _WALK,
     _PIXELS,
     _PATH,
-    f"consensus({_WALK}, {_CAM}, {_PIXELS}, how=scaled)",
-    f'consensus({_WALK}, {_CAM}, {_PIXELS}, how=scaled, weights="4,1,1")',
-    f"consensus({_WALK}, {_PIXELS}, how=scaled)",
-    f"consensus({_WALK}, {_CAM}, {_PATH}, how=scaled)",
+    f"consensus({_WALK}, {_CAM}, {_PIXELS}, combine=scaled)",
+    f'consensus({_WALK}, {_CAM}, {_PIXELS}, combine=scaled, weights="4,1,1")',
+    f"consensus({_WALK}, {_PIXELS}, combine=scaled)",
+    f"consensus({_WALK}, {_CAM}, {_PATH}, combine=scaled)",
 )
 
 
 def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the table of one network."""
-    view = load(name, options.folder, options.device)
+    model = load(name, options.folder, options.device)
     images = torch.cat([seen.images * 2 - 1 for _, seen in World(n=options.scenes, start=options.start).batches(64)])
     hows: dict[str, Any] = {}
     for each in options.methods:
         try:
-            read(each, view).attribute(view, images[:1])
-            hows[each] = read(each, view)
+            read(each, model).attribute(model, images[:1])
+            hows[each] = read(each, model)
         except vt.VitreousError as error:
             print(f"{each} is left out: {error}", flush=True)
     began = time.perf_counter()
-    table = vt.evaluate(view, images, hows, list(METRICS.values()), baselines=False, batch=options.batch)
-    known = on_world(view, hows, options.scenes)["telling part"]
+    table = vt.evaluate(model, images, hows, list(METRICS.values()), controls=False, batch_size=options.batch)
+    known = on_world(model, hows, options.scenes)["telling part"]
     rows = halves(table, METRICS, len(images) // 2, [each for each in STEPS if each in hows])
     for method, cells in rows.items():
         cells["telling part"] = known[method]

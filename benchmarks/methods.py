@@ -93,21 +93,21 @@ def built(name: str, device: str) -> vt.VisionModel:
     return vt.wrap(model)
 
 
-def noise(view: vt.VisionModel, count: int) -> Tensor:
-    drawn = torch.randn(count, 3, *view.preprocess.size, generator=torch.Generator().manual_seed(0))
-    return view.cast(drawn)
+def noise(model: vt.VisionModel, count: int) -> Tensor:
+    drawn = torch.randn(count, 3, *model.preprocess.size, generator=torch.Generator().manual_seed(0))
+    return model.cast(drawn)
 
 
-def forward(view: vt.VisionModel, images: Tensor) -> None:
+def forward(model: vt.VisionModel, images: Tensor) -> None:
     with torch.no_grad():
-        view.module(images)
+        model.module(images)
 
 
 def explain(
-    view: vt.VisionModel, images: Tensor, how: str | vt.Method, batch: int, tick: Callable[[int], None] | None = None
+    model: vt.VisionModel, images: Tensor, how: str | vt.Method, batch: int, tick: Callable[[int], None] | None = None
 ) -> None:
-    session = Context(view, images, Target.of(view, len(images)), batch=batch, tick=tick)
-    compute_attributions(session, [vt.get_method(how)])
+    context = Context(model, images, Target.of(model, len(images)), batch=batch, on_progress=tick)
+    compute_attributions(context, [vt.get_method(how)])
 
 
 # -- one pass or a few: skipplus, vtranm, var, plus ---------------------------------------------------------
@@ -121,21 +121,21 @@ def lowest(name: str) -> vt.Method:
     return replace(base, layer=0, **({"site": "input"} if hasattr(base, "site") else {}))
 
 
-def few_passes(view: vt.VisionModel, images: Tensor, parts: set[str], rounds: int, device: str) -> Iterator[Line]:
+def few_passes(model: vt.VisionModel, images: Tensor, parts: set[str], rounds: int, device: str) -> Iterator[Line]:
     """Everything that takes a few passes, in one race with the forward."""
-    steps = {vt.recommended_method(step, view): step for step in ("quick", "careful")}
+    steps = {vt.recommended_method(step, model): step for step in ("quick", "careful")}
     names: list[str] = list(steps) if "ladder" in parts else []
     names += ["skipplus(decompx)"] if "skipplus" in parts else []
     names += ["vtranm"] if "vtranm" in parts else []
     var = {(base, k): f"var({base}, classes=top:{k - 1})" for base in ("generic", "ixg") for k in CLASSES}
     names += var.values() if "var" in parts else ()
-    pairs = {name: (vt.get_method(name).spelling, lowest(name).spelling) for name in LAYERED}
+    pairs = {name: (vt.get_method(name).spec, lowest(name).spec) for name in LAYERED}
     if "plus" in parts:
         names += [each for name, pair in pairs.items() for each in (*pair, f"plus({name})")]
     if not names:
         return
-    works: dict[str, Work] = {"forward": partial(forward, view, images)}
-    works |= {name: partial(explain, view, images, name, len(images)) for name in dict.fromkeys(names)}
+    works: dict[str, Work] = {"forward": partial(forward, model, images)}
+    works |= {name: partial(explain, model, images, name, len(images)) for name in dict.fromkeys(names)}
     found = race(works, rounds, device)
     for name, limit in (*((name, None) for name in steps), ("skipplus(decompx)", 4.0), ("vtranm", 5.0)):
         if name in found:
@@ -152,14 +152,14 @@ def few_passes(view: vt.VisionModel, images: Tensor, parts: set[str], rounds: in
 # -- CoIBA and TIS --------------------------------------------------------------------------------------------
 
 
-def coiba(view: vt.VisionModel, images: Tensor, rounds: int, device: str) -> Iterator[Line]:
+def coiba(model: vt.VisionModel, images: Tensor, rounds: int, device: str) -> Iterator[Line]:
     how: Any = vt.get_method("coiba")
-    fits = Context(view, images, Target.of(view, len(images))).batch
+    fits = Context(model, images, Target.of(model, len(images))).batch
     part = max(how.samples, min(fits, len(images) * how.samples) // how.samples * how.samples)
     works: dict[str, Work] = {
-        "forward": partial(forward, view, images),
-        "bare": partial(from_first, Job(Naked(view), images, how, part, 0)),
-        "coiba": partial(explain, view, images, how, part),
+        "forward": partial(forward, model, images),
+        "bare": partial(from_first, Job(Naked(model), images, how, part, 0)),
+        "coiba": partial(explain, model, images, how, part),
     }
     found = race(works, rounds, device)
     note = f"{len(images)} image{'s' * (len(images) > 1)}, {part} replicas at once"
@@ -168,19 +168,19 @@ def coiba(view: vt.VisionModel, images: Tensor, rounds: int, device: str) -> Ite
     yield Line("coiba over its bare passes", found["coiba"] / found["bare"], "x", limit)
 
 
-def tis(view: vt.VisionModel, images: Tensor, masks: int, rounds: int, device: str) -> Iterator[Line]:
-    part = Context(view, images, Target.of(view, len(images))).batch
-    naked = Naked(view)
+def tis(model: vt.VisionModel, images: Tensor, masks: int, rounds: int, device: str) -> Iterator[Line]:
+    part = Context(model, images, Target.of(model, len(images))).batch
+    naked = Naked(model)
     ways = {"float32": False} if device == "cpu" else {"float32": False, "half": True}
-    works: dict[str, Work] = {"forward": partial(forward, view, images)}
+    works: dict[str, Work] = {"forward": partial(forward, model, images)}
     counts = {}
     for name, half in ways.items():
         how = vt.get_method(f"tis(masks={masks}, half={str(half).lower()})")
         run: list[int] = []
-        explain(view, images, how, part, run.append)
+        explain(model, images, how, part, run.append)
         counts[name] = sum(run) - len(images)  # one forward of every image is no sample
         works[f"bare {name}"] = partial(samples, Job(naked, images, how, part, sum(run)), half)
-        works[name] = partial(explain, view, images, how, part)
+        works[name] = partial(explain, model, images, how, part)
     found = race(works, rounds, device)
     for name in ways:
         note = f"{name}, {len(images)} x {counts[name] / len(images):.0f} samples, {part} at once"
@@ -191,28 +191,28 @@ def tis(view: vt.VisionModel, images: Tensor, masks: int, rounds: int, device: s
 # -- every method ---------------------------------------------------------------------------------------------
 
 
-def every(view: vt.VisionModel, images: Tensor, rounds: int, device: str, only: str = "") -> Iterator[Line]:
+def every(model: vt.VisionModel, images: Tensor, rounds: int, device: str, only: str = "") -> Iterator[Line]:
     """Every method over its bare passes, or some of them; a line as soon as it is known."""
     if missing():
         raise SystemExit(f"there is no yardstick for {', '.join(missing())}")
-    naked = Naked(view)
+    naked = Naked(model)
     wanted = only.split(",") if only else [*BARE, *ELSEWHERE]
     few = {name: stick for name, stick in BARE.items() if not stick.long and name in wanted}
     works: dict[str, Work] = {}
     for name, stick in few.items():
         works[stick.what] = partial(stick.work, Job(naked, images, vt.get_method(name), len(images), len(images)))
-        works[name] = partial(explain, view, images, name, len(images))
+        works[name] = partial(explain, model, images, name, len(images))
     found = race(works, rounds, device)
     for name, stick in few.items():
         yield Line(f"{name} over {stick.what}", found[name] / found[stick.what], "x", promised(stick, device))
-    batch = Context(view, images, Target.of(view, len(images))).batch
+    batch = Context(model, images, Target.of(model, len(images))).batch
     for name, stick in BARE.items():
         if stick.long and name in wanted:
-            yield long(view, naked, images, stick.spelling or name, stick, min(batch, 4096), rounds, device)
-    for name, spelling in ELSEWHERE.items():
+            yield long(model, naked, images, stick.spelling or name, stick, min(batch, 4096), rounds, device)
+    for name, spec in ELSEWHERE.items():
         if name not in wanted:
             continue
-        yield elsewhere(view, images[:2], name, spelling, device)
+        yield elsewhere(model, images[:2], name, spec, device)
 
 
 def promised(stick: Yardstick, device: str) -> float | None:
@@ -220,7 +220,7 @@ def promised(stick: Yardstick, device: str) -> float | None:
 
 
 def long(
-    view: vt.VisionModel,
+    model: vt.VisionModel,
     naked: Naked,
     images: Tensor,
     name: str,
@@ -233,32 +233,32 @@ def long(
     how: Any = vt.get_method(name)
     if how.info.family == "bottleneck":
         batch = max(how.samples, batch // how.samples * how.samples)
-    explain(view, images[:1], how, batch)  # what is learnt of a model once is not what a picture costs
+    explain(model, images[:1], how, batch)  # what is learnt of a model once is not what a picture costs
     own, bare = list[float](), list[float]()
     while len(own) < rounds and sum(own) < ENOUGH:
         run: list[int] = []
-        own.append(timed(partial(explain, view, images, how, batch, run.append), device))
+        own.append(timed(partial(explain, model, images, how, batch, run.append), device))
         bare.append(timed(partial(stick.work, Job(naked, images, how, batch, sum(run))), device))
     ratio = statistics.median(own) / statistics.median(bare)
     each = f"{sum(run) / len(images):.0f} an image, {batch} at once, {statistics.median(own):.2f} s"
     return Line(f"{name} over {stick.what} ({each})", ratio, "x", promised(stick, device))
 
 
-def elsewhere(view: vt.VisionModel, images: Tensor, name: str, spelling: str, device: str) -> Line:
+def elsewhere(vision_model: vt.VisionModel, images: Tensor, name: str, spec: str, device: str) -> Line:
     """Seconds per image; max-flows on a small grid, since they take minutes on a large one, and only with scipy."""
     note = ""
     if name == "attention_flow":
         model = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=80).eval().to(device)
-        view, note = vt.wrap(model), ", 5 x 5 patches"
-        images = noise(view, 1)
+        vision_model, note = vt.wrap(model), ", 5 x 5 patches"
+        images = noise(vision_model, 1)
     if name == "xrai":  # noise has a region at every pixel, pictures have not
         size = images.shape[2:]
         images = torch.nn.functional.interpolate(images[:, :, ::16, ::16], size, mode="bicubic", align_corners=False)
     try:
-        seconds = timed(partial(explain, view, images, spelling, len(images)), device)
+        seconds = timed(partial(explain, vision_model, images, spec, len(images)), device)
     except vt.VitreousError as error:
         return Line(f"{name}: {error}", math.nan, "s per image")
-    return Line(f"{spelling}{note}", seconds / len(images), "s per image")
+    return Line(f"{spec}{note}", seconds / len(images), "s per image")
 
 
 # -- memory ---------------------------------------------------------------------------------------------------
@@ -271,11 +271,11 @@ def memory(batch: int = 8) -> Iterator[Line]:
             views.clear()  # one model at a time, and only its own weights count
             torch.cuda.empty_cache()
             views[model] = built(model, "cuda")
-        view = views[model]
-        images = noise(view, batch)
+        vision_model = views[model]
+        images = noise(vision_model, batch)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        explain(view, images, name, batch)
+        explain(vision_model, images, name, batch)
         torch.cuda.synchronize()
         yield Line(f"{name}, {model}, batch {batch}", torch.cuda.max_memory_allocated() / 1e9, "GB", limit)
 
@@ -285,15 +285,15 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
     if device != "cpu" and "memory" in parts:
         yield from memory()  # first: nothing else lies about
         torch.cuda.empty_cache()
-    view = built(options.model, device)
-    yield from few_passes(view, noise(view, options.batch), parts, options.rounds, device)
+    model = built(options.model, device)
+    yield from few_passes(model, noise(model, options.batch), parts, options.rounds, device)
     if EVERY in parts:
-        yield from every(view, noise(view, options.batch), options.rounds, device, options.methods)
+        yield from every(model, noise(model, options.batch), options.rounds, device, options.methods)
     slow = max(1, options.rounds // 2)
     if "coiba" in parts:
-        yield from coiba(view, noise(view, options.coiba), slow, device)
+        yield from coiba(model, noise(model, options.coiba), slow, device)
     if "tis" in parts:
-        yield from tis(view, noise(view, options.tis), options.masks, slow, device)
+        yield from tis(model, noise(model, options.tis), options.masks, slow, device)
 
 
 def understood() -> argparse.Namespace:

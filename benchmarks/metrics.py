@@ -88,10 +88,10 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = timm.create_model(options.model, pretrained=False).eval().to(options.device).requires_grad_(False)
-    view = vt.wrap(model)
+    vision_model = vt.wrap(model)
     scenes = vt.world.draw(torch.arange(options.images, device=options.device))
-    images = vt.world.render(scenes, view.preprocess.size[0]).images * 2 - 1
-    grid = view.grid(images)
+    images = vt.world.render(scenes, vision_model.preprocess.size[0]).images * 2 - 1
+    grid = vision_model.grid(images)
     maps = {f"maps {i}": torch.randn(options.images, *grid, device=options.device) for i in range(options.methods)}
     labels = [0] * options.images
     asked = {"labels": labels, "baselines": False, "batch": options.batch, "precision": options.precision}
@@ -108,12 +108,12 @@ def main() -> None:
         metrics = GROUPS[name]
 
         def judge(metrics: list[str] = metrics) -> vt.ScoreTable:
-            return vt.evaluate(view, images, maps, metrics, **asked)
+            return vt.evaluate(vision_model, images, maps, metrics, **asked)
 
         table = judge()  # warm up, and learn what was run
         states = {int(kept): count for kept, count in table.plan["states_by_kept_tokens"].items()}
-        bare = Bare(model, images, table.plan["batch"], options.precision)
-        bare.run({kept: min(count, table.plan["batch"]) for kept, count in states.items()})
+        bare = Bare(model, images, table.plan["forward_batch"], options.precision)
+        bare.run({kept: min(count, table.plan["forward_batch"]) for kept, count in states.items()})
         times: dict[str, list[float]] = {"bare": [], "total": []}
         for _ in range(options.rounds):
             times["bare"].append(timed(lambda bare=bare, states=states: bare.run(states), options.device)[0])
@@ -122,7 +122,13 @@ def main() -> None:
         overhead = medians["total"] / medians["bare"] - 1
         count = sum(states.values())
         print(f"{name:24s} {count:8d} {medians['bare']:9.3f} {medians['total']:9.3f} {overhead:+9.1%}", flush=True)
-        figures[name] = {"states": count, **medians, "overhead": overhead, "batch": table.plan["batch"], "times": times}
+        figures[name] = {
+            "states": count,
+            **medians,
+            "overhead": overhead,
+            "batch": table.plan["forward_batch"],
+            "times": times,
+        }
         figures[name]["audit"] = table.plan["audit"]
     if set(names[3:5]) <= set(chosen):
         extra = figures[names[4]]["total"] / figures[names[3]]["total"] - 1

@@ -40,25 +40,25 @@ PUBLISHED = {
 """The gains in percent that VAR's Table 1 prints for ResNet-50 on Quad-ImageNet."""
 
 
-def judge(view: vt.VisionModel, count: int) -> dict[str, Any]:
+def judge(model: vt.VisionModel, count: int) -> dict[str, Any]:
     """Return the scores of every base that is for this model, with and without VAR, and the paired gains."""
-    made = mosaics(count, size=view.preprocess.size[0])
+    made = mosaics(count, size=model.preprocess.size[0])
     images = made.images.repeat_interleave(4, dim=0) * 2 - 1
     cells = [cell.numpy() for cell in made.cells] * count
     labels = made.labels.tolist()
     aims = [each for group in labels for each in group]
-    among = [group for group in labels for _ in group]
+    compare_classes = [group for group in labels for _ in group]
     groups = torch.arange(count).repeat_interleave(4).tolist()
-    bases = {name: how for name, how in BASES.items() if view.is_relu_only or vt.get_method(how).models != "ReLU"}
+    bases = {name: how for name, how in BASES.items() if model.is_relu_only or vt.get_method(how).models != "ReLU"}
     hows = bases | {f"{name}, {each}": f"var@{each}({how})" for name, how in bases.items() for each in PRESETS}
     table = vt.evaluate(
-        view,
+        model,
         images,
         hows,
         list(METRICS.values()),
         target=aims,
-        among=among,
-        truth=[vt.Annotation(mask=cell) for cell in cells],
+        compare_classes=compare_classes,
+        annotations=[vt.Annotation(mask=cell) for cell in cells],
         groups=groups,
     )
     found: dict[str, Any] = {"constant": {short: table.mean("constant", long) for short, long in METRICS.items()}}
@@ -71,12 +71,12 @@ def judge(view: vt.VisionModel, count: int) -> dict[str, Any]:
                 gap = (table[name, long] - table[base, long]).reshape(count, 4).mean(axis=1)
                 ((low, high),) = intervals(gap[:, None])
                 found[name][short] |= {"gain": float(gap.mean()), "gain interval": [low, high]}
-    return {"mosaics": count, "accuracy": named_first(view, made), "scores": found}
+    return {"mosaics": count, "accuracy": named_first(model, made), "scores": found}
 
 
-def named_first(view: vt.VisionModel, made: Any) -> float:
+def named_first(model: vt.VisionModel, made: Any) -> float:
     """Return how many of the four classes of a mosaic are among its four most probable ones, as a share."""
-    top = view.logits(view.cast(made.images * 2 - 1)).topk(4, dim=1).indices.cpu()
+    top = model.logits(model.cast(made.images * 2 - 1)).topk(4, dim=1).indices.cpu()
     return float((top[:, :, None] == made.labels.cpu()[:, None]).any(dim=1).float().mean())
 
 
@@ -121,8 +121,8 @@ def main() -> None:
         return
     tables: dict[str, Any] = {}
     for name in given.networks:
-        view = load(name, given.folder, given.device)
-        for label, seen in ((name, view), (f"{name}, centred", centred(view))):
+        model = load(name, given.folder, given.device)
+        for label, seen in ((name, model), (f"{name}, centred", centred(model))):
             tables[label] = judge(seen, given.mosaics)
             print(label, f"{tables[label]['accuracy']:.3f} of the classes are among the four most probable ones")
             if given.out is not None:

@@ -44,38 +44,38 @@ def bare(model: torch.nn.Module, images: torch.Tensor, fused: bool = True) -> No
         block.attn.fused_attn = True
 
 
-def explain(view: vt.VisionModel, images: torch.Tensor, methods: list[str]) -> None:
+def explain(model: vt.VisionModel, images: torch.Tensor, methods: list[str]) -> None:
     """Several methods over one session, as ``compare`` runs them."""
-    session = Context(view, images, Target.of(view, len(images)), batch=len(images))
-    compute_attributions(session, [get_method(each) for each in methods])
+    context = Context(model, images, Target.of(model, len(images)), batch=len(images))
+    compute_attributions(context, [get_method(each) for each in methods])
 
 
-def _works(view: vt.VisionModel, images: torch.Tensor) -> dict[str, Callable[[], None]]:
+def _works(model: vt.VisionModel, images: torch.Tensor) -> dict[str, Callable[[], None]]:
     """What to time, by name; the yardstick first."""
-    if not view.has_residual_stream:
-        names = [name for name in CNN if view.is_relu_only or get_method(name).models != "ReLU"]
-        single = {name: partial(explain, view, images, [name]) for name in names}
-        shared = partial(explain, view, images, names)
-        return {"bare": partial(bare, view.module, images), **single, f"compare of {len(names)}": shared}
+    if not model.has_residual_stream:
+        names = [name for name in CNN if model.is_relu_only or get_method(name).models != "ReLU"]
+        single = {name: partial(explain, model, images, [name]) for name in names}
+        shared = partial(explain, model, images, names)
+        return {"bare": partial(bare, model.module, images), **single, f"compare of {len(names)}": shared}
     return {
-        "bare, explicit attention": partial(bare, view.module, images, False),
-        "bare, fused attention": partial(bare, view.module, images),
-        **{name: partial(explain, view, images, [name]) for name in SINGLE},
-        "compare of ten": partial(explain, view, images, SHARED.replace("), ", ")|").replace(", ", "|").split("|")),
+        "bare, explicit attention": partial(bare, model.module, images, False),
+        "bare, fused attention": partial(bare, model.module, images),
+        **{name: partial(explain, model, images, [name]) for name in SINGLE},
+        "compare of ten": partial(explain, model, images, SHARED.replace("), ", ")|").replace(", ", "|").split("|")),
     }
 
 
-def _identities(view: vt.VisionModel, image: torch.Tensor) -> dict[str, Callable[[], object]]:
+def _identities(model: vt.VisionModel, image: torch.Tensor) -> dict[str, Callable[[], object]]:
     """What it costs to know a model; the yardstick first."""
 
     def forward() -> None:
         with torch.no_grad():
-            view.module(image)
+            model.module(image)
 
     return {
         "bare forward of one image": forward,
-        "noted, as for each explain": view.snapshot,
-        "every byte, as for each batch stored": lambda: view.identity,
+        "noted, as for each explain": model.snapshot,
+        "every byte, as for each batch stored": lambda: model.identity,
     }
 
 
@@ -102,14 +102,16 @@ def main() -> None:
     torch.manual_seed(0)
     model = timm.create_model(options.model, pretrained=False).eval()
     model = model.to(options.device, getattr(torch, options.dtype)).requires_grad_(False)
-    view = vt.wrap(model)
-    images = torch.randn(options.batch, 3, *view.preprocess.size).to(view.device, view.dtype)
+    vision_model = vt.wrap(model)
+    images = torch.randn(options.batch, 3, *vision_model.preprocess.size).to(vision_model.device, vision_model.dtype)
 
     clock = time.process_time if options.busy else time.perf_counter
     if options.identity:
-        print(f"the first identity in a process: {timed(lambda: view.identity, options.device, clock) * 1000:.1f} ms")
-    works: dict[str, Callable[[], object]] = {**(_identities if options.identity else _works)(view, images)}
-    yardstick, limits = next(iter(works)), LIMITS if view.has_residual_stream else dict.fromkeys(CNN, 1.3)
+        print(
+            f"the first identity in a process: {timed(lambda: vision_model.identity, options.device, clock) * 1000:.1f} ms"
+        )
+    works: dict[str, Callable[[], object]] = {**(_identities if options.identity else _works)(vision_model, images)}
+    yardstick, limits = next(iter(works)), LIMITS if vision_model.has_residual_stream else dict.fromkeys(CNN, 1.3)
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for work in works.values():
         work()  # warm up
@@ -122,7 +124,7 @@ def main() -> None:
     for name, median in medians.items():
         limit = f"  (at most {limits[name]})" if name in limits else ""
         print(f"{name:36s} {median * 1000:9.1f} ms {median / medians[yardstick]:6.2f} x{limit}")
-    if view.has_residual_stream and not options.identity:
+    if vision_model.has_residual_stream and not options.identity:
         extra = medians["skipplus(decompx)"] / medians["decompx"] - 1
         print(f"skipplus(decompx) over decompx: {extra:+.1%}  (at most +10 %)")
     if options.out:

@@ -51,27 +51,27 @@ class Tall(nn.Module):
 class Sides:
     """One model, some inputs and the classes scored; each side takes pixel maps ``[B, H, W]`` and returns curves."""
 
-    def __init__(self, view: vt.VisionModel, inputs: Tensor, steps: int, batch: int) -> None:
-        self.view, self.inputs, self.steps, self.batch = view, inputs, steps, batch
+    def __init__(self, model: vt.VisionModel, inputs: Tensor, steps: int, batch: int) -> None:
+        self.view, self.inputs, self.steps, self.batch = model, inputs, steps, batch
         self.size = inputs.shape[2] * inputs.shape[3]
         if self.size % steps:
             raise SystemExit(f"{steps} steps do not divide {self.size} pixels, and Quantus refuses a shorter last step")
         with torch.no_grad():
-            self.classes = view.module(inputs).argmax(dim=1)
-        self.tall = Tall(view.module, tuple(inputs.shape[1:])).eval()
+            self.classes = model.module(inputs).argmax(dim=1)
+        self.tall = Tall(model.module, tuple(inputs.shape[1:])).eval()
         self.arrays, self.labels = inputs.cpu().numpy(), self.classes.cpu().numpy()
 
-    def vitreous(self, maps: Tensor, substrate: str = "zero_norm") -> tuple[np.ndarray, np.ndarray]:
+    def vitreous(self, maps: Tensor, baseline: str = "zero_norm") -> tuple[np.ndarray, np.ndarray]:
         """Return ``P`` with nothing to everything removed, ``[B, steps + 1]``, and the areas ``[B]``."""
-        judge = vt.get_metric(f"deletion(steps={self.steps}, substrate={substrate})")
-        geometry = ImageShape(tuple(self.inputs.shape[2:]), self.view.grid(self.inputs))
-        pool = Evaluator(self.view, [judge], geometry, ["pred"], batch=self.batch)
+        judge = vt.get_metric(f"deletion(steps={self.steps}, baseline={baseline})")
+        image_shape = ImageShape(tuple(self.inputs.shape[2:]), self.view.grid(self.inputs))
+        pool = Evaluator(self.view, [evaluation], image_shape, ["pred"], batch=self.batch)
         looked = pool.engine.look(self.inputs)
         rows = {"given": np.arange(len(maps))}
         pool.add(self.inputs, looked, {"pred": looked.argmax(dim=1)}, {"maps": Maps(maps, rows)})
         answers = pool.finish()["maps"]
-        (need,) = judge.needs(geometry)
-        return np.exp(answers.log_probability(need, judge.explain, judge.score)), judge.read(answers)
+        (need,) = judge.requests(image_shape)
+        return np.exp(answers.log_probability(need, judge.explain_class, judge.score)), judge.score(answers)
 
     def quantus(self, maps: Tensor, baseline: float | str = 0.0, tall: bool = True) -> np.ndarray:
         """Return ``P`` after every step, ``[B, steps]``; three times as many where pictures keep their channels."""
@@ -123,19 +123,19 @@ def setting(options: argparse.Namespace) -> tuple[vt.VisionModel, Tensor]:
     """Return the model and its inputs: pictures of a folder, or noise."""
     torch.manual_seed(0)
     if options.model == "demo":
-        view = demo.model()
+        model = demo.model()
     else:
         weights = {"checkpoint": options.checkpoint} if options.checkpoint else {"pretrained": False}
-        view = vt.load(options.model, **weights)
-    view.module.to(options.device).eval().requires_grad_(False)
+        model = vt.load(options.model, **weights)
+    model.module.to(options.device).eval().requires_grad_(False)
     if options.pictures:
-        shown = [picture.tensor for picture in islice(pictures(options.pictures, view), options.images)]
+        shown = [picture.tensor for picture in islice(pictures(options.pictures, model), options.images)]
         inputs = torch.stack(shown).to(options.device)
     else:
-        inputs = torch.randn(options.images, 3, *view.preprocess.size).to(options.device)
+        inputs = torch.randn(options.images, 3, *model.preprocess.size).to(options.device)
     if not options.checkpoint:
-        decisive(view.module, inputs)
-    return view, inputs
+        decisive(model.module, inputs)
+    return model, inputs
 
 
 def flipping(sides: Sides, options: argparse.Namespace) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def objects(sides: Sides) -> dict[str, float]:
     judge = f"insdel(steps={sides.steps})"
     for name, kind in OBJECTS.items():
         methods = {"ours": name, "captum": kind(sides.view.module)}
-        table = vt.evaluate(sides.view, sides.inputs, methods, judge, baselines=False, batch=sides.batch)
+        table = vt.evaluate(sides.view, sides.inputs, methods, judge, controls=False, batch_size=sides.batch)
         found[name] = float(np.abs(table["ours", judge] - table["captum", judge]).max())
         mean = table.mean("ours", judge)
         print(f"captum.attr.{kind.__name__} as a method: insdel {mean:+.4f}, differs from {name} by {found[name]:.1e}")
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
 
-    view, inputs = setting(options)
+    model, inputs = setting(options)
     versions = {each.__name__: each.__version__ for each in (vt, quantus, captum, torch, np)}
     weights = "trained" if options.checkpoint else "untrained"
     print(
@@ -224,7 +224,7 @@ def main() -> None:
         f"{torch.get_num_threads()} threads"
     )
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
-    sides = Sides(view, inputs, options.steps, options.batch)
+    sides = Sides(model, inputs, options.steps, options.batch)
     figures = {"flipping": flipping(sides, options), "captum": objects(sides)}
     if options.out:
         told = {**vars(options), "out": None, "threads": torch.get_num_threads()}

@@ -111,16 +111,16 @@ def of_captum(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
         "DeepLift": (captum.attr.DeepLift(theirs), "deeplift@captum"),
         "DeepLift, a copy between": (captum.attr.DeepLift(parted(plain(model))), "deeplift@captum"),
     }
-    for name, (peer, spelling) in made.items():
+    for name, (peer, spec) in made.items():
         # one image at a time: at a max pooling its DeepLift hands the first image's gradient to all
         found = torch.cat([peer.attribute(each[None], target=CLASS) for each in x]).sum(dim=1).detach()
-        yield family, f"captum {name}", spelling, CLASS, found, ours(spelling, model, x)
+        yield family, f"captum {name}", spec, CLASS, found, ours(spec, model, x)
 
 
 def of_grad_cam(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
     """Every class activation map, before ReLU and scaling."""
-    for name, spelling in CAMS.items():
-        yield family, f"grad-cam {name}", spelling, CLASS, cam_of(name, model, x), ours(spelling, model, x)
+    for name, spec in CAMS.items():
+        yield family, f"grad-cam {name}", spec, CLASS, cam_of(name, model, x), ours(spec, model, x)
     with mock.patch.object(pytorch_grad_cam.ablation_cam, "np", Wide()):
         found = cam_of("AblationCAM", model, x)
     yield family, "grad-cam AblationCAM in float64", "ablationcam", CLASS, found, ours("ablationcam", model, x)
@@ -156,14 +156,14 @@ def of_zennit(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
             composite = getattr(zennit.composites, name)(canonizers=[canonizer()])
             with Gradient(plain(model), composite) as attribute:
                 _, found = attribute(x.clone(), lambda logits, one=one: logits * one)
-            spelling, maps = f"lrp@{preset}", found.sum(dim=1).detach()
-            yield family, f"zennit {name}", spelling, target, maps, ours(spelling, model, x, target)
+            spec, maps = f"lrp@{preset}", found.sum(dim=1).detach()
+            yield family, f"zennit {name}", spec, target, maps, ours(spec, model, x, target)
 
 
-def ours(spelling: str, model: nn.Module, x: Tensor, target: int = CLASS) -> Tensor:
+def ours(spec: str, model: nn.Module, x: Tensor, target: int = CLASS) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", vt.VitreousWarning)
-        return vt.get_method(spelling).attribute(model, x, target=target)
+        return vt.get_method(spec).attribute(model, x, target=target)
 
 
 def apart(model: nn.Module) -> nn.Module:
@@ -216,13 +216,13 @@ def main() -> None:
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
     print(f"{'model':22s} {'peer':33s} {'ours':29s} class {'difference':>11s} {'largest':>9s}  within {NEAR:g}")
     figures = []
-    for family, peer, spelling, target, theirs, found in rows():
+    for family, peer, spec, target, theirs, found in rows():
         difference = float((aligned(peer, theirs, found) - found).abs().max())
         largest = float(found.abs().max())
         near = "yes" if difference <= NEAR else "NO"
-        print(f"{family:22s} {peer:33s} {spelling:29s} {target:5d} {difference:11.1e} {largest:9.2e}  {near}")
+        print(f"{family:22s} {peer:33s} {spec:29s} {target:5d} {difference:11.1e} {largest:9.2e}  {near}")
         told = {"difference": difference, "largest": largest, "numbers": numbers(aligned(peer, theirs, found))}
-        figures.append({"model": family, "peer": peer, "ours": spelling, "class": target, **told})
+        figures.append({"model": family, "peer": peer, "ours": spec, "class": target, **told})
     if options.out:
         options.out.write_text(json.dumps({"versions": versions, "rows": figures}, indent=1))
 

@@ -33,7 +33,7 @@ import vitreous as vt
 from vitreous.metrics import intervals
 from vitreous.tracing import VALUES
 
-PRED = "explain=pred, score=pred"
+PRED = "explain_class=pred, score_class=pred"
 METRICS = {
     "insdel": f"insdel@coiba({PRED})",
     "insertion": f"insertion@coiba({PRED})",
@@ -70,35 +70,35 @@ class How(NamedTuple):
 
     @classmethod
     def of(cls, text: str, device: str) -> How:
-        spelling, colon, value = text.rpartition(":")
+        spec, colon, value = text.rpartition(":")
         valued = bool(colon) and value in VALUES  # there are colons in spellings too
-        method = vt.get_method(spelling if valued else text)
+        method = vt.get_method(spec if valued else text)
         if method.info.name == "tis" and device != "cpu":
             method = replace(method, half=True)  # type: ignore[call-arg, type-var]
         return cls(method, value if valued else "logit")
 
-    def maps(self, view: vt.VisionModel, inputs: Tensor, classes: Tensor, seed: int = 0) -> Tensor:
+    def maps(self, model: vt.VisionModel, inputs: Tensor, classes: Tensor, seed: int = 0) -> Tensor:
         asked: dict[str, Any] = {"value": self.value, "grid": "token", "seed": seed}
-        return self.method.attribute(view, inputs, classes.tolist(), **asked)
+        return self.method.attribute(model, inputs, classes.tolist(), **asked)
 
 
 # -- judging --------------------------------------------------------------------------------------------------
 
 
-def judged(view: vt.VisionModel, photos: Photos, hows: Mapping[str, How], precision: str, batch: int) -> vt.ScoreTable:
+def judged(model: vt.VisionModel, photos: Photos, hows: Mapping[str, How], precision: str, batch: int) -> vt.ScoreTable:
     """Return one table of all methods, each with a value of its own: one evaluation per value, put together."""
     tables = {}
     for value in dict.fromkeys(how.value for how in hows.values()):
         tables[value] = vt.evaluate(
-            view,
+            model,
             photos.inputs,
             {name: how.method for name, how in hows.items() if how.value == value},
             list(METRICS.values()),
             labels=photos.labels.tolist(),
-            baselines=False,
-            value=value,
+            controls=False,
+            output=value,
             precision=precision,
-            batch=batch,
+            batch_size=batch,
         )
     some = next(iter(tables.values()))
     return replace(
@@ -136,7 +136,7 @@ def told(table: vt.ScoreTable, hows: Mapping[str, How]) -> dict[str, Any]:
         "metrics": METRICS,
         "methods": {
             name: {
-                "spelling": how.method.spelling,
+                "spelling": how.method.spec,
                 "value": how.method.value or how.value,
                 "degenerate": dict(table.degenerate[name]),
                 "scores": {
@@ -230,7 +230,7 @@ class BenchmarkRun:
             self.keep("world", world(given.world, known, vt.load("world", device=self.device)))
 
     def forwards(self, how: How) -> float:
-        return how.method.forwards(self.view)
+        return how.method.num_forwards(self.view)
 
     def with_statistics(self, others: Photos) -> None:
         """Add CoIBA with statistics of photographs that are not among those of the first table."""

@@ -32,7 +32,7 @@ from vitreous.results.table import markdown
 
 PETS = "pets-200"
 NAMES = {"deit": "DeiT-Tiny", "dinov2": "DINOv2-S"}
-COARSE = 'insertion@tis(steps=28, substrate="mean_scalar")', 'deletion@tis(steps=28, substrate="mean_scalar")'
+COARSE = 'insertion@tis(steps=28, baseline="mean_scalar")', 'deletion@tis(steps=28, baseline="mean_scalar")'
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Table:
     """Rows with other settings."""
 
 
-def tis(substrate: str) -> tuple[str, ...]:
+def tis(baseline: str) -> tuple[str, ...]:
     """Return TIS' own columns of one substrate: 224 steps."""
-    return f"insertion@tis(substrate={substrate})", f"deletion@tis(substrate={substrate})"
+    return f"insertion@tis(baseline={baseline})", f"deletion@tis(baseline={baseline})"
 
 
 TABLES = {
@@ -65,10 +65,10 @@ def protocol_of(table: Table, model: str) -> Protocol:
     size = MODELS[model][1].get("img_size")
     made = replace_model(read(table.protocol), MODELS[model][0], size)
     methods = {name: how for name, how in made.methods.items() if name not in table.without} | dict(table.instead)
-    metrics = table.metrics or made.judge.metrics
-    judge = dataclasses.replace(made.judge, metrics=metrics, precision="float16")
+    metrics = table.metrics or made.evaluation.metrics
+    judge = dataclasses.replace(made.evaluation, metrics=metrics, precision="float16")
     also = tuple(_pets(each) for each in made.also if each.label == "ImageNet-S")
-    return dataclasses.replace(made, methods=methods, judge=judge, also=also)
+    return dataclasses.replace(made, methods=methods, evaluation=judge, also=also)
 
 
 def _pets(data: DataSpec) -> DataSpec:
@@ -111,7 +111,7 @@ def one(name: str, given: argparse.Namespace) -> None:
     options = Options(
         data=data,
         device=given.device,
-        memory=given.memory,
+        memory_gb=given.memory,
         images=2 if given.small else None,
         checkpoint={label: str(given.data / MODELS[model][2])},
     )

@@ -53,11 +53,11 @@ EMPTY = ("random", "smooth", "runner-up", "other class")
 # -- maps -----------------------------------------------------------------------------------------------------
 
 
-def explained(view: vt.VisionModel, inputs: Tensor, step: str, classes: Sequence[int]) -> Tensor:
+def explained(model: vt.VisionModel, inputs: Tensor, step: str, classes: Sequence[int]) -> Tensor:
     """Return the maps of one step of effort, in patches."""
-    method = vt.get_method(vt.recommended_method(step, view))
+    method = vt.get_method(vt.recommended_method(step, model))
     parts = zip(inputs.split(32), torch.tensor(classes).split(32), strict=True)
-    return torch.cat([method.attribute(view, each, aim.tolist(), grid="token").cpu() for each, aim in parts])
+    return torch.cat([method.attribute(model, each, aim.tolist(), grid="token").cpu() for each, aim in parts])
 
 
 def smooth(count: int, grid: tuple[int, int], draw: torch.Generator) -> Tensor:
@@ -71,26 +71,26 @@ def centre(count: int, grid: tuple[int, int]) -> Tensor:
 
 
 def maps_of(
-    view: vt.VisionModel, inputs: Tensor, steps: Sequence[str], truth: Tensor | None, chances: Tensor
+    model: vt.VisionModel, inputs: Tensor, steps: Sequence[str], truth: Tensor | None, chances: Tensor
 ) -> dict[str, Tensor]:
     """Return every kind of map ``[n, h, w]`` for the predicted classes."""
     draw, order = torch.Generator().manual_seed(0), chances.argsort(dim=1, descending=True)
-    count, grid = len(inputs), tuple(view.grid(inputs))
+    count, grid = len(inputs), tuple(model.grid(inputs))
     best = order[:, 0].tolist()
     chosen = order.gather(1, torch.randint(2, order.shape[1], (count, 1), generator=draw))[:, 0].tolist()
-    made = {step: explained(view, inputs, step, best) for step in steps}
+    made = {step: explained(model, inputs, step, best) for step in steps}
     if truth is not None:
         made["truth"] = truth
     made |= {"random": torch.rand(count, *grid, generator=draw), "smooth": smooth(count, grid, draw)}
-    made |= {"centre": centre(count, grid), "runner-up": explained(view, inputs, "quick", order[:, 1].tolist())}
-    return made | {"other class": explained(view, inputs, "quick", chosen)}
+    made |= {"centre": centre(count, grid), "runner-up": explained(model, inputs, "quick", order[:, 1].tolist())}
+    return made | {"other class": explained(model, inputs, "quick", chosen)}
 
 
 # -- the test -------------------------------------------------------------------------------------------------
 
 
 def answers(
-    view: vt.VisionModel, inputs: Tensor, blur: Tensor, gone: Sequence[Tensor], classes: Tensor, batch: int
+    model: vt.VisionModel, inputs: Tensor, blur: Tensor, gone: Sequence[Tensor], classes: Tensor, batch: int
 ) -> Tensor:
     """Return for every image and selection of gone patches, one after the other, the probability of a class, and
     whether it is the prediction."""
@@ -100,19 +100,19 @@ def answers(
         some = which[start : start + batch]
         pixels = on_pixels(masks[start : start + batch].to(inputs.device), inputs.shape[-2:])[:, None]
         rows = some.to(inputs.device)
-        chances = probabilities(view.logits(torch.where(pixels, blur[rows], inputs[rows]))).cpu()
+        chances = probabilities(model.logits(torch.where(pixels, blur[rows], inputs[rows]))).cpu()
         chance = chances.gather(1, classes[some][:, None])[:, 0]
         told.append(torch.stack([chance, (chances.argmax(dim=1) == classes[some]).float()], dim=1))
     return torch.cat(told)
 
 
 def tried(
-    view: vt.VisionModel, inputs: Tensor, made: Mapping[str, Tensor], chances: Tensor, batch: int
+    model: vt.VisionModel, inputs: Tensor, made: Mapping[str, Tensor], chances: Tensor, batch: int
 ) -> list[dict[str, Any]]:
     """Return a row for every image, map and kind of controls."""
     with ThreadPoolExecutor() as pool:
-        blurs = list(pool.map(lambda each: blurred(view.preprocess.picture(each)), inputs.cpu()))
-    blur, classes = view.cast(torch.stack([*map(view.preprocess.tensor, blurs)])), chances.argmax(dim=1)
+        blurs = list(pool.map(lambda each: blurred(model.preprocess.picture(each)), inputs.cpu()))
+    blur, classes = model.cast(torch.stack([*map(model.preprocess.tensor, blurs)])), chances.argmax(dim=1)
     draws = PRNGKey.of_images(0, "check", inputs.cpu())
     own = {name: torch.stack([strongest(each) for each in maps]) for name, maps in made.items()}
     first = next(iter(own.values()))
@@ -123,10 +123,10 @@ def tried(
         row = torch.tensor([image])
         masks = [scattered[image].view(MOST, *first[0].shape)]
         for each in own.values():
-            masks += [each[image][None], moved(each[image], draws.rows(row))]
+            masks += [each[image][None], moved(each[image], draws.select(row))]
         both = torch.cat(masks)
         gone.append(torch.cat([both, ~both]))
-    told = answers(view, inputs, blur, gone, classes, batch).split([len(each) for each in gone])
+    told = answers(model, inputs, blur, gone, classes, batch).split([len(each) for each in gone])
     rows = []
     for image, found in enumerate(told):
         now = float(chances[image, classes[image]])
@@ -134,7 +134,7 @@ def tried(
         same = (found[:, 1].view(2, -1)[1] > 0).tolist()
         at = MOST
         for name in own:
-            count = len(moved(own[name][image], draws.rows(torch.tensor([image]))))
+            count = len(moved(own[name][image], draws.select(torch.tensor([image]))))
             spans = {"moved": slice(at + 1, at + 1 + count), "scattered": slice(MOST)}
             for controls in CONTROLS:
                 others = tuple(without[spans[controls]]), tuple(alone[spans[controls]])
@@ -230,30 +230,30 @@ def print_model(rows: Sequence[Mapping[str, Any]]) -> None:
 # -- what it is tried on --------------------------------------------------------------------------------------
 
 
-def scenes(view: vt.VisionModel, count: int) -> tuple[Tensor, Tensor]:
+def scenes(model: vt.VisionModel, count: int) -> tuple[Tensor, Tensor]:
     """Return scenes in eight bits, and the annotation of what tells their class."""
     inputs, truth = [], []
-    for drawn, seen in World(n=count, size=view.preprocess.size[0]).batches(64):
+    for drawn, seen in World(n=count, size=model.preprocess.size[0]).batches(64):
         part = torch.tensor([PARTS.index(telling_part(each)) for each in drawn.label[:, 0].tolist()])
-        telling = patches(seen.parts[torch.arange(len(part)), part], view.grid())
-        truth.append(telling + 0.01 * patches(seen.creature, view.grid()))
-        inputs += [view.preprocess.tensor(view.preprocess.picture(each * 2 - 1)) for each in seen.images]
-    return view.cast(torch.stack(inputs)), torch.cat(truth)
+        telling = patches(seen.parts[torch.arange(len(part)), part], model.grid())
+        truth.append(telling + 0.01 * patches(seen.creature, model.grid()))
+        inputs += [model.preprocess.tensor(model.preprocess.picture(each * 2 - 1)) for each in seen.images]
+    return model.cast(torch.stack(inputs)), torch.cat(truth)
 
 
 def judged(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of one model."""
     began, truth = time.perf_counter(), None
     if name in SCENES:
-        view = vt.load(name, device=options.device)
-        inputs, truth = scenes(view, options.images)
+        model = vt.load(name, device=options.device)
+        inputs, truth = scenes(model, options.images)
     else:
-        spelling, how, weights = PHOTOGRAPHS[name]
-        view = vt.load(spelling, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
-        inputs = read_photos(view, options.data, options.images, options.batch).inputs
-    chances = torch.cat([probabilities(view.logits(each)).cpu() for each in inputs.split(options.batch)])
+        spec, how, weights = PHOTOGRAPHS[name]
+        model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
+        inputs = read_photos(model, options.data, options.images, options.batch).inputs
+    chances = torch.cat([probabilities(model.logits(each)).cpu() for each in inputs.split(options.batch)])
     steps = ("quick", "careful") if options.careful else ("quick",)
-    rows = tried(view, inputs, maps_of(view, inputs, steps, truth, chances), chances, options.batch)
+    rows = tried(model, inputs, maps_of(model, inputs, steps, truth, chances), chances, options.batch)
     print(f"{name}: {len(inputs)} images, {time.perf_counter() - began:.0f} s", flush=True)
     print_model(rows)
     return [{"model": name, **row} for row in rows]

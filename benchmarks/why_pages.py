@@ -42,7 +42,7 @@ def text_of(html: str) -> str:
     return re.sub(r"\s+", " ", unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", html, flags=re.DOTALL)))
 
 
-def contradictions(found: Any, view: vt.VisionModel | None = None) -> list[str]:
+def contradictions(found: Any, model: vt.VisionModel | None = None) -> list[str]:
     """Return what on the page of an answer contradicts its own numbers, pictures or colours; best nothing.
 
     With its model, the pictures of the page are shown to it once more.
@@ -51,7 +51,7 @@ def contradictions(found: Any, view: vt.VisionModel | None = None) -> list[str]:
     told = [*_headline(found, html), *_map(found, html), *_findings(found, html)]
     if found.without is not None:
         told += [*_test(found, html), *_verdict(found, html)]
-        told += [] if view is None else _asked(found, html, view)
+        told += [] if model is None else _asked(found, html, model)
     return told
 
 
@@ -195,15 +195,15 @@ def _map(found: Any, html: str) -> Iterator[str]:
         yield "red and blue are named where there are none, or not where there are"
 
 
-def _asked(found: Any, html: str, view: vt.VisionModel) -> Iterator[str]:
+def _asked(found: Any, html: str, model: vt.VisionModel) -> Iterator[str]:
     """Show the pictures on the page to the model."""
-    tolerance = 1e-4 if view.device.type == "cpu" else 0.01  # a GPU rounds convolutions to TF32
+    tolerance = 1e-4 if model.device.type == "cpu" else 0.01  # a GPU rounds convolutions to TF32
     part = html[html.index("Put to the test") :]
     uris = re.findall(r'<img src="data:image/png;base64,([^"]*)"', part)[:3]
     chances = [float(c) for c in (found.now, found.without.explained, found.alone.explained)]
     for uri, chance in zip(uris, chances, strict=True):
         picture = Image.open(io.BytesIO(base64.b64decode(uri)))
-        logits = view.logits(view.preprocess.tensor(picture)[None])[0].double().cpu()
+        logits = model.logits(model.preprocess.tensor(picture)[None])[0].double().cpu()
         if len(logits) == 1:
             logits = logits.new_tensor([0.0, float(logits)])
         now = float(logits.softmax(dim=0)[found.explanation.target])
@@ -230,25 +230,27 @@ def main() -> None:
     wrong = count = 0
     for name in options.models or [*(PHOTOGRAPHS if options.data else ()), *SCENES]:
         if name in SCENES:
-            view = vt.load(name, device=options.device)
+            model = vt.load(name, device=options.device)
             images: list[Any] = list(World(n=options.images).pictures())
         else:
-            spelling, how, weights = PHOTOGRAPHS[name]
+            spec, how, weights = PHOTOGRAPHS[name]
             checkpoint = options.data / weights
             names = options.data / "imagenet-classes.json"
-            view = vt.load(spelling, checkpoint=checkpoint, labels=names, device=options.device, **how)
+            model = vt.load(spec, checkpoint=checkpoint, class_names=names, device=options.device, **how)
             rows = json.loads((options.data / f"{FOLDER}.json").read_text())[:: 1000 // options.images]
             images = [options.data / FOLDER / row["file"] for row in rows[: options.images]]
         for place, image in enumerate(images):
-            first = vt.why(view, image, method=options.method)
+            first = vt.why(model, image, method=options.method)
             second = (
-                vt.why(view, image, target=first.contrast.against[0], method=options.method) if first.contrast else None
+                vt.why(model, image, target=first.contrast.contrast[0], method=options.method)
+                if first.contrast
+                else None
             )
             for kind, found in (("", first), ("-second", second)):
                 if found is None:
                     continue
                 found.save(options.out / f"{name}-{place:03d}{kind}.html", overwrite=True)
-                told = contradictions(found, view)
+                told = contradictions(found, model)
                 count, wrong = count + 1, wrong + bool(told)
                 print(f"{name} {place}{kind}: {found.page().lead}", *told, sep="\n  ! " if told else "", flush=True)
     print(f"{wrong} of {count} pages contradict themselves")

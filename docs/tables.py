@@ -64,7 +64,7 @@ TABLES: dict[str, Callable[[str, str], str]] = {"methods": _methods, "metrics": 
 
 def _own(infos: Sequence[Any]) -> list[Any]:
     """What this package brings, without what others have registered."""
-    return [info for info in infos if info.make.__module__.startswith("vitreous.")]
+    return [info for info in infos if info.factory.__module__.startswith("vitreous.")]
 
 
 def _name(info: Any, text: str, page: str) -> str:

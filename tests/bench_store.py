@@ -33,7 +33,7 @@ SETTING = RunConfig(
         "mode": "center",
     },
     methods=METHODS,
-    marks=dict.fromkeys(METHODS, "m"),
+    method_digests=dict.fromkeys(METHODS, "m"),
     metrics=METRICS,
 )
 

@@ -31,9 +31,9 @@ source = "world"
 split = "test"
 images = {images}
 
-[judge]
+[evaluation]
 metrics = ["deletion(steps={steps})"]
-unit = {unit}
+images_per_unit = {unit}
 
 [methods]
 "raw_attention" = "raw_attention"
@@ -47,14 +47,14 @@ columns = ["metrics"]
 
 def tiny(images: int = 4, methods: Any = METHODS, metrics: Any = METRICS, **more: Any) -> Protocol:
     """Two cheap methods, one cheap metric and a few scenes, two in a unit."""
-    judge = {"unit": 2, "baselines": False, **more}
+    judge = {"images_per_unit": 2, "controls": False, **more}
     rows = dict(methods) if isinstance(methods, dict) else {name: name for name in methods}
     return Protocol(
         name="tiny",
         title="Tiny",
         models=(ModelSpec("world", judge.pop("name", "world")),),
         data=judge.pop("data", DataSpec("world", images=images, split="test")),
-        judge=EvaluationSpec(metrics=tuple(metrics), **judge),
+        evaluation=EvaluationSpec(metrics=tuple(metrics), **judge),
         methods=rows,
     )
 

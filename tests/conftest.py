@@ -104,9 +104,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     real = scenes.statistics_of
 
-    def counting(view: Any, inputs: Any, *rest: Any) -> Any:
+    def counting(model: Any, inputs: Any, *rest: Any) -> Any:
         counted.append(len(inputs))
-        return real(view, inputs, *rest)
+        return real(model, inputs, *rest)
 
     monkeypatch.setattr(scenes, "statistics_of", counting)
     return counted

@@ -35,9 +35,9 @@ def look_at(family: str, batch: int = 2) -> tuple[vt.VisionModel, Tensor]:
     """A model in double precision and some inputs; skipped where its library is not installed."""
     if family not in EVERY:
         pytest.skip("its library is not installed")
-    view = vt.wrap(EVERY[family]())
-    view.module.double()
-    return view, families.images(view, batch)
+    model = vt.wrap(EVERY[family]())
+    model.module.double()
+    return model, families.images(model, batch)
 
 
 def value_of(logits: Tensor, value: str = "logit") -> Tensor:

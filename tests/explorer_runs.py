@@ -66,7 +66,7 @@ def protocol(images: int = 12) -> Protocol:
         models=(ModelSpec("world", "world"),),
         data=DataSpec("world", label="test", images=images, split="test"),
         also=(DataSpec("world", label="train", images=6, split="train", metrics=("gini",)),),
-        judge=EvaluationSpec(METRICS, reference="generic"),
+        evaluation=EvaluationSpec(METRICS, reference="generic"),
         methods=METHODS,
         published=(Published("gini", "world", "generic", data="test", value=0.25, printed=25.0),),
     )

@@ -174,6 +174,6 @@ def gone(*patches: int, count: int = 256) -> str:
     return base64.b64encode(bytes(int(place in patches) for place in range(count))).decode()
 
 
-def chances(view: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
+def chances(model: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
     """What a model says about a picture that is cut to size."""
-    return view.logits(view.preprocess.tensor(picture)[None])[0].softmax(dim=0)
+    return model.logits(model.preprocess.tensor(picture)[None])[0].softmax(dim=0)

@@ -65,9 +65,9 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
 
 def images(model: nn.Module, batch: int, seed: int = 0) -> Tensor:
     """Return normalised random inputs of the size and dtype of a model or view."""
-    view = vt.wrap(model)
+    vision_model = vt.wrap(model)
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, 3, *view.preprocess.size, generator=generator).to(view.dtype)
+    return torch.randn(batch, 3, *vision_model.preprocess.size, generator=generator).to(vision_model.dtype)
 
 
 def proven(model: Any) -> Any:

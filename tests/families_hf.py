@@ -70,7 +70,7 @@ def build(
 def zero_shot(make: str, config: str, width: int, **more: Any) -> vt.VisionModel:
     """Return the view of an image-text model with five classes given as text embeddings."""
     text = torch.randn(5, width, generator=torch.Generator().manual_seed(6))  # no score is near zero
-    return vt.wrap(build(make, config, **more), text_embeds=text, labels=LABELS)
+    return vt.wrap(build(make, config, **more), text_embeds=text, class_names=LABELS)
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {

@@ -67,18 +67,18 @@ def expect_same_or_refused(
     with torch.no_grad():
         one, other = (vt.wrap(each).reference_forward(x) for each in (odd, plain))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)  # the same function
-    for spelling in methods:
-        expected = vt.get_method(spelling).attribute(plain, x, target=1)
+    for spec in methods:
+        expected = vt.get_method(spec).attribute(plain, x, target=1)
         refusal = ""
         try:
-            found = vt.get_method(spelling).attribute(odd, x, target=1)
+            found = vt.get_method(spec).attribute(odd, x, target=1)
         except VitreousError as error:
             refusal = str(error)
         if refusal:
-            assert spelling not in must, f"{spelling}: {refusal}"
+            assert spec not in must, f"{spec}: {refusal}"
             assert "\n" not in refusal
-            refused.append(spelling)
+            refused.append(spec)
             continue
         apart = float((found - expected).abs().max() / expected.abs().max())
-        assert apart <= near, f"{spelling} is {apart:.1e} off"
+        assert apart <= near, f"{spec} is {apart:.1e} off"
     return refused

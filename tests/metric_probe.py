@@ -18,10 +18,10 @@ class Probe(Metric):
     asked: Sequence[Request] = ()
     heard: list[Evaluation] = field(default_factory=list)
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
         return self.asked
 
-    def read(self, answers: Evaluation) -> Any:
+    def score(self, answers: Evaluation) -> Any:
         self.heard.append(answers)
         return np.zeros(len(answers))
 
@@ -32,13 +32,13 @@ class Ratio(Metric):
 
     count: int = 100
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
         return [Request.removed("black", [self.count])]
 
-    def read(self, answers: Evaluation) -> Any:
-        (need,) = self.needs(answers.geometry)
-        left = np.exp(answers.log_probability(need, self.explain, self.score))[:, 0]
-        return np.stack([left, np.exp(answers.clean(self.score, self.explain))], axis=1)
+    def score(self, answers: Evaluation) -> Any:
+        (need,) = self.requests(answers.image_shape)
+        left = np.exp(answers.log_probability(need, self.explain_class, self.score_class))[:, 0]
+        return np.stack([left, np.exp(answers.clean(self.score_class, self.explain_class))], axis=1)
 
     def per_image(self, parts: Any) -> Any:
         return parts[:, 0] / parts[:, 1]

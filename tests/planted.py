@@ -21,8 +21,8 @@ def shaken(inputs: Tensor, preprocess: Any, draws: Any) -> Tensor:
     return (inputs + 0.05 * draws.normal(*inputs.shape[1:]).to(inputs))[:, None]
 
 
-def other_model(view: VisionModel) -> VisionModel:
-    return view
+def other_model(model: VisionModel) -> VisionModel:
+    return model
 
 
 @dataclass
@@ -32,11 +32,11 @@ class Perfect(Metric):
     oracles: ClassVar[Mapping[bytes, np.ndarray]] = {}
     """By the mask of the scene's creature."""
 
-    def needs(self, geometry: Any) -> Sequence[Request]:
+    def requests(self, image_shape: Any) -> Sequence[Request]:
         return [AnnotationRequest("mask")]
 
-    def read(self, answers: Any) -> np.ndarray:
-        rows = zip(answers.values(self.explain, "pixel"), answers.truth(), strict=True)
+    def score(self, answers: Any) -> np.ndarray:
+        rows = zip(answers.values(self.explain_class, "pixel"), answers.truth(), strict=True)
         return np.array([np.corrcoef(m.ravel(), self.oracles[t.mask.tobytes()].ravel())[0, 1] for m, t in rows])
 
 
@@ -44,8 +44,8 @@ class Perfect(Metric):
 class Flipped(Perfect):
     """The same with its sign turned round, and nobody told. Cost: none."""
 
-    def read(self, answers: Any) -> np.ndarray:
-        return -super().read(answers)
+    def score(self, answers: Any) -> np.ndarray:
+        return -super().score(answers)
 
 
 @dataclass
@@ -54,18 +54,18 @@ class Downward(Perfect):
 
     higher_is_better = False
 
-    def read(self, answers: Any) -> np.ndarray:
-        return 1 - super().read(answers)
+    def score(self, answers: Any) -> np.ndarray:
+        return 1 - super().score(answers)
 
 
 @dataclass
 class Unmoved(Metric):
     """One for every map. Cost: none."""
 
-    def needs(self, geometry: Any) -> Sequence[Request]:
+    def requests(self, image_shape: Any) -> Sequence[Request]:
         return []
 
-    def read(self, answers: Any) -> np.ndarray:
+    def score(self, answers: Any) -> np.ndarray:
         return np.ones(len(answers))
 
 
@@ -73,11 +73,11 @@ class Unmoved(Metric):
 class Sparse(Metric):
     """How few pixels hold the map: the negative entropy of its absolute values. Cost: none."""
 
-    def needs(self, geometry: Any) -> Sequence[Request]:
+    def requests(self, image_shape: Any) -> Sequence[Request]:
         return []
 
-    def read(self, answers: Any) -> np.ndarray:
-        size = np.abs(answers.values(self.explain, "pixel")).reshape(len(answers), -1) + 1e-12
+    def score(self, answers: Any) -> np.ndarray:
+        size = np.abs(answers.values(self.explain_class, "pixel")).reshape(len(answers), -1) + 1e-12
         share = size / size.sum(axis=1, keepdims=True)
         return (share * np.log(share)).sum(axis=1)
 
@@ -86,19 +86,19 @@ class Sparse(Metric):
 class Steady(Metric):
     """How little a map changes when noise is added to the image. Cost: one more map."""
 
-    def needs(self, geometry: Any) -> Sequence[Request]:
+    def requests(self, image_shape: Any) -> Sequence[Request]:
         return [Reattribution(images=Images("shaken", shaken, 1))]
 
-    def read(self, answers: Any) -> np.ndarray:
-        again = answers.explained(*self.needs(answers.geometry), self.explain)[:, 0]
-        return -np.abs(again - answers.maps(self.explain)).max(axis=(1, 2))
+    def score(self, answers: Any) -> np.ndarray:
+        again = answers.explained(*self.requests(answers.geometry), self.explain_class)[:, 0]
+        return -np.abs(again - answers.maps(self.explain_class)).max(axis=(1, 2))
 
 
 @dataclass
 class TwoModels(Metric):
     """Asks for maps of another model. Cost: one more map."""
 
-    def needs(self, geometry: Any) -> Sequence[Request]:
+    def requests(self, image_shape: Any) -> Sequence[Request]:
         return [Reattribution(under=other_model)]
 
 
@@ -106,7 +106,7 @@ class TwoModels(Metric):
 class TwoClasses(Metric):
     """Asks for maps of another class. Cost: one more map."""
 
-    def needs(self, geometry: Any) -> Sequence[Request]:
+    def requests(self, image_shape: Any) -> Sequence[Request]:
         return [Reattribution(target="runner-up")]
 
 
@@ -114,10 +114,10 @@ class TwoClasses(Metric):
 class Broken(Metric):
     """Stumbles over its own feet. Cost: none."""
 
-    def needs(self, geometry: Any) -> Sequence[Request]:
+    def requests(self, image_shape: Any) -> Sequence[Request]:
         return []
 
-    def read(self, answers: Any) -> np.ndarray:
+    def score(self, answers: Any) -> np.ndarray:
         raise ZeroDivisionError("of nothing")
 
 

@@ -91,5 +91,5 @@ class PlugIns:
         for name in own:
             del sys.modules[name]
         for shelf in (methods.SHELF, metrics.SHELF):
-            for name in [name for name, info in shelf.by_name.items() if info.make.__module__ in own]:
+            for name in [name for name, info in shelf.by_name.items() if info.factory.__module__ in own]:
                 del shelf.by_name[name]

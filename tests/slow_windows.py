@@ -91,8 +91,8 @@ class Slow:
         self.x = images(self.view, 2)
         self.grids = [self.view.grid(layer=layer) for layer in range(4)]
 
-    def maps(self, spelling: str) -> Tensor:
-        return vt.get_method(spelling).attribute(self.view, self.x, target=self.target)
+    def maps(self, spec: str) -> Tensor:
+        return vt.get_method(spec).attribute(self.view, self.x, target=self.target)
 
     def pairs(self, run: Callable[[], Tensor], layers: list[int]) -> list[tuple[Tensor, Tensor]]:
         """Return attention and gradient ``[B, H, N, N]`` of these layers, which are the ones that run."""

@@ -43,8 +43,8 @@ def rerun(code: str, **names: Any) -> str:
 
 
 def test_a_loaded_model_with_its_checkpoint(checkpoint: Path) -> None:
-    view = vt.load(NAME, checkpoint=checkpoint, **OPTIONS)
-    first = vt.why(view, "a photo.png", 3, method="ixg", seed=5)
+    model = vt.load(NAME, checkpoint=checkpoint, **OPTIONS)
+    first = vt.why(model, "a photo.png", 3, method="ixg", seed=5)
     assert f"checkpoint={str(checkpoint)!r}" in first.command
     assert "'a photo.png', target=3, method='ixg', seed=5" in first.command
     assert "#" not in first.command
@@ -54,12 +54,12 @@ def test_a_loaded_model_with_its_checkpoint(checkpoint: Path) -> None:
 def test_labels_and_preprocess_are_loaded_again(checkpoint: Path, here: Path) -> None:
     (here / "names.txt").write_text("\n".join(f"kind {index}" for index in range(1000)))
     like = vt.Preprocess(size=(32, 32), mean=(0.4, 0.4, 0.4), crop=1.0)
-    view = vt.load(NAME, checkpoint=checkpoint, labels=here / "names.txt", preprocess=like, **OPTIONS)
-    first = vt.why(view, "a photo.png", "kind 7", method="ixg")
+    model = vt.load(NAME, checkpoint=checkpoint, class_names=here / "names.txt", preprocess=like, **OPTIONS)
+    first = vt.why(model, "a photo.png", "kind 7", method="ixg")
     assert "target='kind 7'" in first.command
     assert rerun(first.command) == first.html()
     names = [f"sort {index}" for index in range(1000)]
-    named = vt.why(vt.load(NAME, checkpoint=checkpoint, labels=names, **OPTIONS), "a photo.png", method="ixg")
+    named = vt.why(vt.load(NAME, checkpoint=checkpoint, class_names=names, **OPTIONS), "a photo.png", method="ixg")
     assert "# labels: your own list of 1000" in named.command
     assert rerun(named.command, labels=names) == named.html()
 
@@ -83,13 +83,13 @@ def test_a_model_in_hand_is_told_by_its_fingerprint() -> None:
 
 
 def test_a_loaded_model_that_was_changed_is_one_in_hand(checkpoint: Path) -> None:
-    view = vt.load(NAME, checkpoint=checkpoint, **OPTIONS)
+    model = vt.load(NAME, checkpoint=checkpoint, **OPTIONS)
     with torch.no_grad():
-        view.module.head.weight.mul_(1.1)
-    first = vt.why(view, "a photo.png", method="ixg")
+        model.module.head.weight.mul_(1.1)
+    first = vt.why(model, "a photo.png", method="ixg")
     assert "vt.load" not in first.command
     assert "of your own, fingerprint" in first.command
-    assert rerun(first.command, model=view) == first.html()
+    assert rerun(first.command, model=model) == first.html()
 
 
 def test_random_weights_are_told() -> None:
@@ -98,8 +98,8 @@ def test_random_weights_are_told() -> None:
 
 
 def test_a_target_in_a_list_and_a_method_that_has_no_spelling(checkpoint: Path) -> None:
-    view = vt.load(NAME, checkpoint=checkpoint, **OPTIONS)
-    first = vt.why(view, "a photo.png", torch.tensor([4]), method=vt.get_method("ixg"))
+    model = vt.load(NAME, checkpoint=checkpoint, **OPTIONS)
+    first = vt.why(model, "a photo.png", torch.tensor([4]), method=vt.get_method("ixg"))
     assert "target=4, method='ixg'" in first.command
     assert rerun(first.command) == first.html()
 

@@ -24,23 +24,23 @@ METHODS = ["ixg", "generic", "input_x_gradient"]
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.VisionModel) -> Tensor:
-    return images(view, 6)
+def x(model: vt.VisionModel) -> Tensor:
+    return images(model, 6)
 
 
 @pytest.fixture(scope="module")
-def maps(view: vt.VisionModel, x: Tensor) -> dict[str, np.ndarray]:
-    return {name: vt.get_method(name).attribute(view, x, grid="token").double().numpy() for name in METHODS}
+def maps(model: vt.VisionModel, x: Tensor) -> dict[str, np.ndarray]:
+    return {name: vt.get_method(name).attribute(model, x, grid="token").double().numpy() for name in METHODS}
 
 
 @pytest.fixture(scope="module")
-def found(view: vt.VisionModel, x: Tensor) -> Agreement:
-    return agreement(view, x, METHODS, samples=200)
+def found(model: vt.VisionModel, x: Tensor) -> Agreement:
+    return agreement(model, x, METHODS, n_bootstrap=200)
 
 
 def test_pair_by_pair(found: Agreement, maps: dict[str, np.ndarray]) -> None:
@@ -57,8 +57,8 @@ def test_pair_by_pair(found: Agreement, maps: dict[str, np.ndarray]) -> None:
     assert found.images == tuple(f"input-{i}" for i in range(6))
 
 
-def test_cka(view: vt.VisionModel, x: Tensor, maps: dict[str, np.ndarray]) -> None:
-    told = agreement(view, x, METHODS, by="cka", samples=20)
+def test_cka(model: vt.VisionModel, x: Tensor, maps: dict[str, np.ndarray]) -> None:
+    told = agreement(model, x, METHODS, by="cka", n_bootstrap=20)
     a, b = (maps[name].reshape(6, -1) for name in METHODS[:2])
     a, b = a - a.mean(axis=0), b - b.mean(axis=0)
     expected = np.linalg.norm(a.T @ b) ** 2 / np.linalg.norm(a.T @ a) / np.linalg.norm(b.T @ b)
@@ -69,16 +69,16 @@ def test_cka(view: vt.VisionModel, x: Tensor, maps: dict[str, np.ndarray]) -> No
     assert 0 <= low < high <= 1 + 1e-9
 
 
-def test_pixels_and_other_similarities(view: vt.VisionModel, x: Tensor, found: Agreement) -> None:
-    fine = agreement(view, x, METHODS, by="ssim", grid="pixel", samples=5)
+def test_pixels_and_other_similarities(model: vt.VisionModel, x: Tensor, found: Agreement) -> None:
+    fine = agreement(model, x, METHODS, by="ssim", grid="pixel", n_bootstrap=5)
     assert fine["ixg", "generic"] != pytest.approx(found["ixg", "generic"], abs=1e-3)
     np.testing.assert_allclose(np.diag(fine.matrix), 1)
 
 
-def test_broken_and_constant_maps(view: vt.VisionModel, x: Tensor) -> None:
+def test_broken_and_constant_maps(model: vt.VisionModel, x: Tensor) -> None:
     one, other = (torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     one[0, 1, 1], other[1, 2, 2], other[2] = torch.nan, torch.nan, 0.5
-    told = agreement(view, x, {"one": one, "other": other}, samples=5)
+    told = agreement(model, x, {"one": one, "other": other}, n_bootstrap=5)
     each = told.per_image[:, 0, 1]
     assert np.isnan(each).tolist() == [True, True, False, False, False, False]
     assert each[2] == 0
@@ -129,29 +129,29 @@ def test_bad_files(tmp_path: Path, text: str | None, said: str) -> None:
         Agreement.load(path)
 
 
-def test_layers_of_one_method(view: vt.VisionModel, x: Tensor) -> None:
-    hows = layer_methods("raw_attention", view)
+def test_layers_of_one_method(model: vt.VisionModel, x: Tensor) -> None:
+    hows = layer_methods("raw_attention", model)
     assert list(hows) == ["layer 0", "layer 1", "layer 2"]
-    told = agreement(view, x, hows, by="ssim", samples=5)
+    told = agreement(model, x, hows, by="ssim", n_bootstrap=5)
     assert told.methods == tuple(hows)
-    first = vt.get_method("raw_attention(layer=0)").attribute(view, x)
-    torch.testing.assert_close(hows["layer 0"].attribute(view, x), first)
-    assert list(layer_methods("iba(steps=3)", view)) == ["layer 0", "layer 1"], "no patch is read after the last block"
-    assert all(each.steps == 3 for each in layer_methods("iba(steps=3)", view).values())
+    first = vt.get_method("raw_attention(layer=0)").attribute(model, x)
+    torch.testing.assert_close(hows["layer 0"].attribute(model, x), first)
+    assert list(layer_methods("iba(steps=3)", model)) == ["layer 0", "layer 1"], "no patch is read after the last block"
+    assert all(each.steps == 3 for each in layer_methods("iba(steps=3)", model).values())
     with pytest.raises(SpecError, match="rollout has no layer that could be another one"):
-        layer_methods("rollout", view)
+        layer_methods("rollout", model)
 
 
 def test_layers_of_different_grids() -> None:
-    view = vt.wrap(EVERY["swin"]())
-    hows = layer_methods("gradcam", view)
-    told = agreement(view, images(view, 2), hows, samples=5)
+    model = vt.wrap(EVERY["swin"]())
+    hows = layer_methods("gradcam", model)
+    told = agreement(model, images(model, 2), hows, n_bootstrap=5)
     assert len(told.methods) == 4
     assert np.isfinite(told.matrix).all()
 
 
-def test_best_layers(view: vt.VisionModel, x: Tensor) -> None:
-    table: Any = vt.evaluate(view, x, layer_methods("raw_attention", view), ["insertion", "deletion"], samples=2)
+def test_best_layers(model: vt.VisionModel, x: Tensor) -> None:
+    table: Any = vt.evaluate(model, x, layer_methods("raw_attention", model), ["insertion", "deletion"], n_bootstrap=2)
     for metric, best in (("insertion", np.argmax), ("deletion", np.argmin)):
         scores = np.stack([table[name, metric] for name in table.methods])
         expected = [int((best(scores, axis=0) == place).sum()) for place in range(len(table.methods))]
@@ -159,23 +159,23 @@ def test_best_layers(view: vt.VisionModel, x: Tensor) -> None:
         assert tuple(best_layers(table, metric)) == table.methods
 
 
-def test_equal_layers_share(view: vt.VisionModel, x: Tensor) -> None:
+def test_equal_layers_share(model: vt.VisionModel, x: Tensor) -> None:
     maps = torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(0))
     broken = maps.clone()
     maps[5], broken[[0, 5]] = torch.nan, torch.nan
     hows = {"one": maps, "same": maps, "broken": broken}
-    table = vt.evaluate(view, x, hows, "gini", baselines=False, samples=2)
+    table = vt.evaluate(model, x, hows, "gini", controls=False, n_bootstrap=2)
     shares = best_layers(table, "gini")
     assert shares == pytest.approx({"one": 1 / 2 + 4 / 3, "same": 1 / 2 + 4 / 3, "broken": 4 / 3})
 
 
-def test_refused(view: vt.VisionModel, x: Tensor, found: Agreement) -> None:
+def test_refused(model: vt.VisionModel, x: Tensor, found: Agreement) -> None:
     with pytest.raises(SpecError, match=r"by='hog' is not one of spearman, .*, cka"):
-        agreement(view, x, METHODS, by="hog")
+        agreement(model, x, METHODS, by="hog")
     with pytest.raises(SpecError, match="grid='own' is not one of token, pixel"):
-        agreement(view, x, METHODS, grid="own")
+        agreement(model, x, METHODS, grid="own")
     with pytest.raises(VitreousError, match="needs at least two methods, got 1"):
-        agreement(view, x, "ixg")
+        agreement(model, x, "ixg")
     with pytest.raises(VitreousError, match=r"no method 'genric' in this agreement.*generic"):
         found["ixg", "genric"]
 

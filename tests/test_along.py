@@ -29,11 +29,11 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("spelling", TABLE)
-def test_golden_numbers(spelling: str) -> None:
+@pytest.mark.parametrize("spec", TABLE)
+def test_golden_numbers(spec: str) -> None:
     """To nine digits."""
-    total, largest, place, *entries = TABLE[spelling]
-    found = vt.get_method(spelling).attribute(MODEL, IMAGE, target=2).flatten()
+    total, largest, place, *entries = TABLE[spec]
+    found = vt.get_method(spec).attribute(MODEL, IMAGE, target=2).flatten()
     assert found.argmax().item() == place
     told = [found.sum(), found.max(), *found[[0, 50, 101, 195]]]
     for one, other in zip(told, [total, largest, *entries], strict=True):
@@ -47,12 +47,12 @@ def deep() -> Any:
 
 
 @cache
-def of_twelve(spelling: str, value: str = "logit") -> Tensor:
-    return vt.get_method(spelling).attribute(deep(), images(deep(), 2), target=2, value=value)
+def of_twelve(spec: str, value: str = "logit") -> Tensor:
+    return vt.get_method(spec).attribute(deep(), images(deep(), 2), target=2, output=value)
 
 
 @pytest.mark.parametrize(
-    ("spelling", "same"),
+    ("spec", "same"),
     [
         ("tam", "t_attn(start=4)"),
         ("tam@tis", "tam(start=0)"),
@@ -64,15 +64,15 @@ def of_twelve(spelling: str, value: str = "logit") -> Tensor:
         ("bt_t@tis", "bt_t(start=0)"),
     ],
 )
-def test_published_settings_of_twelve_blocks(spelling: str, same: str) -> None:
-    assert torch.equal(of_twelve(spelling), of_twelve(same))
+def test_published_settings_of_twelve_blocks(spec: str, same: str) -> None:
+    assert torch.equal(of_twelve(spec), of_twelve(same))
 
 
-@pytest.mark.parametrize(("spelling", "same"), [("tam", "tam"), ("bt_h", "bt_h"), ("bt_t", "bt_t(start=3)")])
-def test_interpretdl_differentiates_the_probability(spelling: str, same: str) -> None:
-    preset = f"{spelling}@interpretdl"
-    assert vt.get_method(preset).values("logit") == ("prob",)
-    assert vt.get_method(spelling).values("logprob") == ("logprob",)
+@pytest.mark.parametrize(("spec", "same"), [("tam", "tam"), ("bt_h", "bt_h"), ("bt_t", "bt_t(start=3)")])
+def test_interpretdl_differentiates_the_probability(spec: str, same: str) -> None:
+    preset = f"{spec}@interpretdl"
+    assert vt.get_method(preset).outputs("logit") == ("prob",)
+    assert vt.get_method(spec).outputs("logprob") == ("logprob",)
     assert torch.allclose(of_twelve(preset), of_twelve(same, "prob"), rtol=1e-9, atol=0)
 
 
@@ -98,21 +98,19 @@ def test_published_settings_differ(settings: list[str]) -> None:
 
 @pytest.mark.parametrize(("depth", "starts"), [(3, (1, 0, 1)), (8, (2, 2, 4)), (24, (8, 6, 12))])
 def test_where_the_chain_ends_in_models_of_other_depths(depth: int, starts: tuple[int, ...]) -> None:
-    view = vt.wrap(FAMILIES["vit"](depth=depth))
+    model = vt.wrap(FAMILIES["vit"](depth=depth))
     for name, start in zip(("tam", "bt_h", "bt_t"), starts, strict=True):
-        assert vt.get_method(name).asks(view) == vt.get_method(f"{name}(start={start})").asks(view)
-        assert vt.get_method(name).asks(view) != vt.get_method(f"{name}(start={start + 1})").asks(view)
+        assert vt.get_method(name).passes(model) == vt.get_method(f"{name}(start={start})").passes(model)
+        assert vt.get_method(name).passes(model) != vt.get_method(f"{name}(start={start + 1})").passes(model)
 
 
-@pytest.mark.parametrize(
-    "spelling", ["tam(steps=5)", "tam(steps=1)", "bt_h(steps=4)", "bt_t(steps=3)", "inflow", "iia"]
-)
+@pytest.mark.parametrize("spec", ["tam(steps=5)", "tam(steps=1)", "bt_h(steps=4)", "bt_t(steps=3)", "inflow", "iia"])
 @pytest.mark.parametrize("kind", ["vit", "gap", "siglip"])
-def test_cost_is_what_is_run(spelling: str, kind: str) -> None:
-    method, (view, ticks) = vt.get_method(spelling), counted(kind)
-    session = Context(view, images(view, 2), Target.of(view, 2, 1), tick=ticks.append)
-    compute_attributions(session, [method])
-    assert sum(ticks) == 2 * method.forwards(view)
+def test_cost_is_what_is_run(spec: str, kind: str) -> None:
+    method, (model, ticks) = vt.get_method(spec), counted(kind)
+    context = Context(model, images(model, 2), Target.of(model, 2, 1), on_progress=ticks.append)
+    compute_attributions(context, [method])
+    assert sum(ticks) == 2 * method.num_forwards(model)
 
 
 def counted(kind: str) -> tuple[vt.VisionModel, list[int]]:
@@ -121,38 +119,38 @@ def counted(kind: str) -> tuple[vt.VisionModel, list[int]]:
 
 @pytest.mark.parametrize("value", ["none", "prob"])
 def test_one_path_serves_all_who_take_as_many_steps(value: str) -> None:
-    view, ticks = counted("vit")
-    session = Context(view, images(view, 2), Target.of(view, 2, 1), tick=ticks.append)
+    model, ticks = counted("vit")
+    context = Context(model, images(model, 2), Target.of(model, 2, 1), on_progress=ticks.append)
     alike = [vt.get_method(f"{name}(steps=6, value={value})") for name in ("tam", "bt_h", "bt_t")]
-    together = compute_attributions(session, alike)
+    together = compute_attributions(context, alike)
     assert sum(ticks) == 2 * 6
-    compute_attributions(session, [vt.get_method(f"tam(steps=3, value={value})")])
+    compute_attributions(context, [vt.get_method(f"tam(steps=3, value={value})")])
     assert sum(ticks) == 2 * (6 + 2)  # the image itself is known
     for method, found in zip(alike, together, strict=True):
-        assert torch.allclose(found.map, method.attribute(view, images(view, 2), target=1), rtol=1e-5, atol=1e-9)
+        assert torch.allclose(found.map, method.attribute(model, images(model, 2), target=1), rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("spelling", ["tam(steps=5)", "bt_h(steps=5)", "bt_t(steps=5)", "inflow", "iia(steps=1)"])
+@pytest.mark.parametrize("spec", ["tam(steps=5)", "bt_h(steps=5)", "bt_t(steps=5)", "inflow", "iia(steps=1)"])
 @pytest.mark.parametrize("kind", ["vit", "gap", "siglip"])
-def test_inner_batches_and_neighbours_change_nothing(spelling: str, kind: str) -> None:
+def test_inner_batches_and_neighbours_change_nothing(spec: str, kind: str) -> None:
     """The release of bt_h divides by a sum over the batch."""
     model = FAMILIES[kind]().double()
     x = images(model, 3)
-    method = vt.get_method(spelling)
+    method = vt.get_method(spec)
     found = method.attribute(model, x, target=2)
     for size in (1, 2, 7):
-        assert torch.allclose(method.attribute(model, x, target=2, internal_batch_size=size), found, rtol=1e-9)
+        assert torch.allclose(method.attribute(model, x, target=2, batch_size=size), found, rtol=1e-9)
     for image, each in zip(x, found, strict=True):
         assert torch.allclose(method.attribute(model, image[None], target=2)[0], each, rtol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.errors.VitreousWarning")
-@pytest.mark.parametrize("spelling", ["tam(steps=2)", "bt_h(steps=2)", "bt_t(steps=2)", "inflow", "iia(steps=1)"])
+@pytest.mark.parametrize("spec", ["tam(steps=2)", "bt_h(steps=2)", "bt_t(steps=2)", "inflow", "iia(steps=1)"])
 @pytest.mark.parametrize("kind", ["vit", "gap", "siglip"])
-def test_no_gradient_is_no_error(spelling: str, kind: str) -> None:
+def test_no_gradient_is_no_error(spec: str, kind: str) -> None:
     """Nothing divided by nothing is nothing: the map is the same everywhere."""
     model = FAMILIES[kind]()
-    found = vt.get_method(spelling).attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
+    found = vt.get_method(spec).attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
     assert found.amax() - found.amin() <= 1e-6
 
 
@@ -160,33 +158,33 @@ def test_a_pooling_over_patches_only_leaves_the_prefix_out() -> None:
     """Attention pooling that does not look at the class token: rows are shorter than the attention of the blocks."""
     model = FAMILIES["siglip"](class_token=True).double()
     x = images(model, 1)
-    for spelling in ("tam(steps=2)", "bt_h(steps=2)", "bt_t(steps=2)", "inflow", "iia(steps=1)"):
-        found = vt.get_method(spelling).attribute(model, x, target=2)
+    for spec in ("tam(steps=2)", "bt_h(steps=2)", "bt_t(steps=2)", "inflow", "iia(steps=1)"):
+        found = vt.get_method(spec).attribute(model, x, target=2)
         assert found.shape == (1, 4, 4)
         assert found.amax() > 0
 
 
 @pytest.mark.parametrize(
-    ("spelling", "told"),
+    ("spec", "told"),
     [
         ("tam(steps=0)", "steps=0"),
         ("bt_h(steps=-3)", "steps=-3"),
         ("iia(steps=0)", "steps=0"),
-        ("tam(value=odds)", "odds"),
-        ("bt_t(value=odds)", "odds"),
+        ("tam(output=odds)", "odds"),
+        ("bt_t(output=odds)", "odds"),
         ("tam(start=half)", "start"),
     ],
 )
-def test_parameters_that_mean_nothing_are_refused(spelling: str, told: str) -> None:
+def test_parameters_that_mean_nothing_are_refused(spec: str, told: str) -> None:
     with pytest.raises(SpecError, match=told):
-        vt.get_method(spelling)
+        vt.get_method(spec)
 
 
-@pytest.mark.parametrize("spelling", ["tam(start=3)", "bt_h(start=-4)", "bt_t@released"])
-def test_blocks_that_are_not_there_are_refused(spelling: str) -> None:
+@pytest.mark.parametrize("spec", ["tam(start=3)", "bt_h(start=-4)", "bt_t@released"])
+def test_blocks_that_are_not_there_are_refused(spec: str) -> None:
     model = FAMILIES["vit"]()
     with pytest.raises(ModelError, match=r"layer (3|-4|5) is outside 0\.\.2"):
-        vt.get_method(spelling).attribute(model, images(model, 1))
+        vt.get_method(spec).attribute(model, images(model, 1))
 
 
 def test_attention_pooling_cannot_be_taken_twice() -> None:

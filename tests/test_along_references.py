@@ -67,10 +67,10 @@ def read(model: Any, matrix: Tensor) -> Tensor:
     return row[prefix:]
 
 
-def assert_same(spelling: str, model: Any, definition: Any) -> None:
+def assert_same(spec: str, model: Any, definition: Any) -> None:
     """Compare a batch of two with the definition for each of them."""
     x = images(model, 2)
-    found = vt.get_method(spelling).attribute(model, x, target=CLASS)
+    found = vt.get_method(spec).attribute(model, x, target=CLASS)
     for image, each in zip(x, found, strict=True):
         expected = definition(image[None])
         assert expected.abs().max() > 0

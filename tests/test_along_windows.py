@@ -147,30 +147,30 @@ def test_fused_attention_gives_the_same(library: str) -> None:
             for block in (block for stage in model.layers for block in stage.blocks):
                 block.attn.fused_attn = fused
     x = images(models[0], 2)
-    for spelling in METHODS:
-        found, expected = (vt.get_method(spelling).attribute(model, x, target=2) for model in models)
+    for spec in METHODS:
+        found, expected = (vt.get_method(spec).attribute(model, x, target=2) for model in models)
         within = 1e-4 if library == "hf" else 1e-9  # whose written-out softmax is a float32 whatever the model is
         assert (found - expected).abs().max() <= within * expected.abs().max()
 
 
-@pytest.mark.parametrize("spelling", METHODS)
-def test_inner_batches_and_neighbours_change_nothing(spelling: str) -> None:
-    model, method = timm(size=ODD), vt.get_method(spelling)
+@pytest.mark.parametrize("spec", METHODS)
+def test_inner_batches_and_neighbours_change_nothing(spec: str) -> None:
+    model, method = timm(size=ODD), vt.get_method(spec)
     x = images(model, 3)
     found = method.attribute(model, x, target=2)
     for size in (1, 2, 7):
-        close(method.attribute(model, x, target=2, internal_batch_size=size), found)
+        close(method.attribute(model, x, target=2, batch_size=size), found)
     for image, each in zip(x, found, strict=True):
         close(method.attribute(model, image[None], target=2)[0], each)
 
 
 def test_one_path_serves_both() -> None:
-    view = vt.wrap(timm())
-    x = images(view, 2)
-    view.verify(x)
+    model = vt.wrap(timm())
+    x = images(model, 2)
+    model.verify(x)
     runs: list[int] = []
-    session = Context(view, x, Target.of(view, 2, 1), tick=runs.append)
-    compute_attributions(session, [vt.get_method("bt_h(steps=4)"), vt.get_method("tam(steps=4)")])
+    context = Context(model, x, Target.of(model, 2, 1), on_progress=runs.append)
+    compute_attributions(context, [vt.get_method("bt_h(steps=4)"), vt.get_method("tam(steps=4)")])
     assert sum(runs) == 2 * 4
 
 
@@ -182,21 +182,21 @@ def test_sub_networks_have_the_windows_of_their_blocks(name: str) -> None:
     close(found, slow.maps(f"{name}(start=1, steps=1)"))
 
 
-@pytest.mark.parametrize("spelling", METHODS)
-def test_half_precision_keeps_small_numbers(spelling: str) -> None:
+@pytest.mark.parametrize("spec", METHODS)
+def test_half_precision_keeps_small_numbers(spec: str) -> None:
     model = timm()
     x = images(model, 1)
-    full = vt.get_method(spelling).attribute(model, x, target=1)
-    half = vt.get_method(spelling).attribute(model.half(), x.half(), target=1)
+    full = vt.get_method(spec).attribute(model, x, target=1)
+    half = vt.get_method(spec).attribute(model.half(), x.half(), target=1)
     assert half.dtype == torch.float32
     assert F.cosine_similarity(full.flatten(), half.double().flatten(), dim=0) > 0.999
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.errors.VitreousWarning")
-@pytest.mark.parametrize("spelling", METHODS)
-def test_no_gradient_is_no_error(spelling: str) -> None:
+@pytest.mark.parametrize("spec", METHODS)
+def test_no_gradient_is_no_error(spec: str) -> None:
     model = timm(size=64)
-    found = vt.get_method(spelling).attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
+    found = vt.get_method(spec).attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
     assert found.amax() - found.amin() <= 1e-12
 
 
@@ -205,9 +205,9 @@ def doubled(attention: Tensor) -> Tensor:
 
 
 def test_what_is_kept_of_changed_attention_is_that_of_the_new_weights(slow: Slow) -> None:
-    keeps = tuple(Record("windows", whole, (2, 3), grad) for grad in (False, True))
-    session = Context(slow.view, slow.x, Target.of(slow.view, 2, slow.target))
-    own, changed = session.trace(Pass(keeps)), session.trace(Pass(keeps, changes=((3, doubled),)))
+    keeps = tuple(Record("window_weights", whole, (2, 3), grad) for grad in (False, True))
+    context = Context(slow.view, slow.x, Target.of(slow.view, 2, slow.target))
+    own, changed = context.run_pass(Pass(keeps)), context.run_pass(Pass(keeps, patches=((3, doubled),)))
     assert torch.equal(changed[keeps[0]][0], own[keeps[0]][0])
     assert torch.equal(changed[keeps[0]][1], 2 * own[keeps[0]][1])
     for layer, gradient in zip((2, 3), changed[keeps[1]], strict=True):
@@ -218,8 +218,8 @@ def test_what_is_kept_of_changed_attention_is_that_of_the_new_weights(slow: Slow
     assert (changed.logits - own.logits).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("spelling", ["bt_t(steps=2)", "inflow"])
-def test_what_needs_values_of_all_tokens_is_refused(spelling: str) -> None:
+@pytest.mark.parametrize("spec", ["bt_t(steps=2)", "inflow"])
+def test_what_needs_values_of_all_tokens_is_refused(spec: str) -> None:
     model = timm()
     with pytest.raises(ModelError, match="inside windows"):
-        vt.get_method(spelling).attribute(model, images(model, 1))
+        vt.get_method(spec).attribute(model, images(model, 1))

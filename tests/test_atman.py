@@ -27,26 +27,26 @@ def attended(attention: Attention, x: Tensor, factors: Tensor) -> Tensor:
     return attention.proj(attention.norm(mixed.transpose(1, 2).flatten(2)))
 
 
-def reference(view: vt.VisionModel, x: Tensor, factor: float, similarity: float | None = None) -> Tensor:
+def reference(model: vt.VisionModel, x: Tensor, factor: float, similarity: float | None = None) -> Tensor:
     """The map of one image [1, 3, H, W]: the loss without each patch minus the loss."""
     losses = []
-    entering = view.embed(x)
-    patches = entering[0, view.num_prefix_tokens :]
+    entering = model.embed(x)
+    patches = entering[0, model.num_prefix_tokens :]
     for j in [None, *range(len(patches))]:
         factors = torch.ones(entering.shape[1]).to(x)
         for k, patch in enumerate(patches):
             if j is not None:
                 c = F.cosine_similarity(patches[j], patch, dim=0).item()
                 if k == j:
-                    factors[view.num_prefix_tokens + k] = factor
+                    factors[model.num_prefix_tokens + k] = factor
                 elif similarity is not None and c > similarity:
-                    factors[view.num_prefix_tokens + k] = (1 - factor) * (1 - c) + factor
+                    factors[model.num_prefix_tokens + k] = (1 - factor) * (1 - c) + factor
         tokens = entering
-        for block in view.module.blocks:
+        for block in model.module.blocks:
             tokens = tokens + block.ls1(attended(block.attn, block.norm1(tokens), factors))
             tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
-        losses.append(F.cross_entropy(view.forward_head(tokens), torch.tensor([CLASS])))
-    return (torch.stack(losses[1:]) - losses[0]).reshape(view.grid(x))
+        losses.append(F.cross_entropy(model.forward_head(tokens), torch.tensor([CLASS])))
+    return (torch.stack(losses[1:]) - losses[0]).reshape(model.grid(x))
 
 
 # prefixes of 1, 2, 5 and none, all kinds of pooling, LayerScale, a grid that is not square, normed queries
@@ -56,22 +56,22 @@ def reference(view: vt.VisionModel, x: Tensor, factor: float, similarity: float 
 @pytest.mark.parametrize("factor", [0.1, 0, 0.7])
 @torch.no_grad()
 def test_definition(family, factor):
-    view, x = look_at(family)
-    found = vt.get_method(f"atman(factor={factor})").attribute(view, x, CLASS)
+    model, x = look_at(family)
+    found = vt.get_method(f"atman(factor={factor})").attribute(model, x, CLASS)
     for image, own in zip(x.split(1), found, strict=True):
-        assert torch.allclose(own, reference(view, image, factor), atol=1e-11)
+        assert torch.allclose(own, reference(model, image, factor), atol=1e-11)
         assert own.max() > own.min()
 
 
 @pytest.mark.parametrize("similarity", [0, 0.05, 0.5])
 @torch.no_grad()
 def test_similar_patches_go_with_it(similarity):
-    view, x = look_at("registers")
-    found = vt.get_method(f"atman(similarity={similarity})").attribute(view, x, CLASS)
+    model, x = look_at("registers")
+    found = vt.get_method(f"atman(similarity={similarity})").attribute(model, x, CLASS)
     for image, own in zip(x.split(1), found, strict=True):
-        assert torch.allclose(own, reference(view, image, 0.1, similarity), atol=1e-11)
+        assert torch.allclose(own, reference(model, image, 0.1, similarity), atol=1e-11)
     if similarity < 0.5:
-        assert not torch.allclose(found, vt.get_method("atman").attribute(view, x, CLASS), atol=1e-3)
+        assert not torch.allclose(found, vt.get_method("atman").attribute(model, x, CLASS), atol=1e-3)
 
 
 def test_golden_numbers():
@@ -88,48 +88,48 @@ def test_golden_numbers():
 def test_presets():
     """A picture with two equal halves has embeddings that are alike, apart from their positions."""
     assert vt.get_method("atman@magma") == vt.get_method("atman(factor=0.1, similarity=0.6)")
-    view, x = look_at("vit")
-    view.module.pos_embed *= 0.1
+    model, x = look_at("vit")
+    model.module.pos_embed *= 0.1
     x = torch.cat([x[..., :16], x[..., :16]], dim=-1)
-    plain, magma = (vt.get_method(each).attribute(view, x, CLASS) for each in ("atman", "atman@magma"))
+    plain, magma = (vt.get_method(each).attribute(model, x, CLASS) for each in ("atman", "atman@magma"))
     assert ((plain - magma).abs().flatten(1).amax(dim=1) > 0.1 * plain.abs().flatten(1).amax(dim=1)).all()
-    assert torch.allclose(magma[0], reference(view, x[:1], 0.1, 0.6), atol=1e-11)
+    assert torch.allclose(magma[0], reference(model, x[:1], 0.1, 0.6), atol=1e-11)
 
 
 @torch.no_grad()
 def test_scores_and_targets():
-    view, x = look_at("vit")
-    logits = [vt.get_method("atman(score=logit)").attribute(view, x, c) for c in range(3)]
+    model, x = look_at("vit")
+    logits = [vt.get_method("atman(output=logit)").attribute(model, x, c) for c in range(3)]
     assert torch.allclose(
-        vt.get_method("atman(score=logit)").attribute(view, x, 0, against=[1, 2]),
+        vt.get_method("atman(output=logit)").attribute(model, x, 0, contrast=[1, 2]),
         logits[0] - (logits[1] + logits[2]) / 2,
         atol=1e-11,
     )
     assert torch.allclose(
-        vt.get_method("atman").attribute(view, x, lambda seen: 2 * seen[:, 1]), 2 * logits[1], atol=1e-11
+        vt.get_method("atman").attribute(model, x, lambda seen: 2 * seen[:, 1]), 2 * logits[1], atol=1e-11
     )
-    apart = vt.get_method("atman(score=logit)").attribute(view, x, [2, 0])
+    apart = vt.get_method("atman(output=logit)").attribute(model, x, [2, 0])
     assert torch.allclose(apart, torch.stack([logits[2][0], logits[0][1]]), atol=1e-11)
-    own = vt.get_method("atman").attribute(view, x, CLASS)
-    assert torch.equal(own, vt.get_method("atman").attribute(view, x, CLASS, value="prob"))
-    assert vt.explain(view, x[0], "atman").value == "logprob"
-    now = view.logits(x).softmax(1)[:, CLASS].view(-1, 1, 1)
-    risen = vt.get_method("atman(score=prob)").attribute(view, x, CLASS)
+    own = vt.get_method("atman").attribute(model, x, CLASS)
+    assert torch.equal(own, vt.get_method("atman").attribute(model, x, CLASS, output="prob"))
+    assert vt.explain(model, x[0], "atman").value == "logprob"
+    now = model.logits(x).softmax(1)[:, CLASS].view(-1, 1, 1)
+    risen = vt.get_method("atman(output=prob)").attribute(model, x, CLASS)
     assert torch.allclose(now - risen, now * (-own).exp(), atol=1e-11)
 
 
 @torch.no_grad()
 def test_sub_networks_are_suppressed_from_their_first_block_on():
-    view, x = look_at("vit")
-    tokens = view.forward_blocks(view.embed(x), 0, 2)
-    found = vt.get_method("atman").attribute(view.suffix(2, x), tokens, CLASS)
-    block = view.module.blocks[2]
+    model, x = look_at("vit")
+    tokens = model.forward_blocks(model.embed(x), 0, 2)
+    found = vt.get_method("atman").attribute(model.suffix(2, x), tokens, CLASS)
+    block = model.module.blocks[2]
     for j in (0, 7, 15):
         factors = torch.ones(17).double()
         factors[1 + j] = 0.1
         out = tokens + attended(block.attn, block.norm1(tokens), factors)
         out = out + block.mlp(block.norm2(out))
-        fall = (view.logits(x).log_softmax(1) - view.forward_head(out).log_softmax(1))[:, CLASS]
+        fall = (model.logits(x).log_softmax(1) - model.forward_head(out).log_softmax(1))[:, CLASS]
         assert torch.allclose(found.flatten(1)[:, j], fall, atol=1e-11)
 
 
@@ -143,12 +143,12 @@ def test_weights_of_zero():
 
 
 def test_classes_that_are_compared_share_the_forwards(monkeypatch):
-    view, x = look_at("vit")
-    alone = [vt.get_method("atman").attribute(view, x, each) for each in (1, 3)]
+    model, x = look_at("vit")
+    alone = [vt.get_method("atman").attribute(model, x, each) for each in (1, 3)]
     rows: list[int] = []
-    finish = type(view).forward_head
-    monkeypatch.setattr(type(view), "finish", lambda self, tokens: rows.append(len(tokens)) or finish(self, tokens))
-    _, more = vt.get_method('var(atman, classes="1,3")').attribute(view, x, 1, extras=True)
+    finish = type(model).forward_head
+    monkeypatch.setattr(type(model), "finish", lambda self, tokens: rows.append(len(tokens)) or finish(self, tokens))
+    _, more = vt.get_method('var(atman, classes="1,3")').attribute(model, x, 1, extras=True)
     assert sum(rows) == 2 + 2 * 16
     assert torch.allclose(more["maps"], torch.stack(alone, dim=1), atol=1e-11)
 
@@ -157,21 +157,21 @@ def test_classes_that_are_compared_share_the_forwards(monkeypatch):
 def test_windows_are_refused(family):
     if family not in EVERY:
         pytest.skip("not among the models")
-    view = vt.wrap(EVERY[family]())
+    model = vt.wrap(EVERY[family]())
     with pytest.raises(ModelError, match="attends inside windows"):
-        vt.get_method("atman").attribute(view, images(view, 1))
+        vt.get_method("atman").attribute(model, images(model, 1))
 
 
 @pytest.mark.parametrize(
-    ("spelling", "named"),
+    ("spec", "named"),
     [
         ("atman(factor=1)", "factor=1"),
         ("atman(factor=-0.1)", "factor=-0.1"),
         ("atman(similarity=1.5)", "similarity=1.5"),
         ("atman(similarity=-0.1)", "similarity=-0.1"),
-        ("atman(score=loss)", "loss"),
+        ("atman(output=loss)", "loss"),
     ],
 )
-def test_bad_parameters_are_refused_by_name(spelling, named):
+def test_bad_parameters_are_refused_by_name(spec, named):
     with pytest.raises(SpecError, match=named):
-        vt.get_method(spelling)
+        vt.get_method(spec)

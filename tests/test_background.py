@@ -86,7 +86,7 @@ def test_one_baseline_that_is_given_is_that_of_integrated_gradients(model: Any) 
 
 
 def test_images_are_prepared_as_explain_prepares_them(photos: Path) -> None:
-    view = vt.load("timm/vit_tiny_patch16_224", pretrained=False, img_size=64)
+    model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, img_size=64)
     with Image.open(photos / "1.png") as opened:
         picture = opened.convert("RGB")
     kinds: list[Any] = [
@@ -98,11 +98,11 @@ def test_images_are_prepared_as_explain_prepares_them(photos: Path) -> None:
         [photos / "1.png"],
     ]
     x = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    kinds.append(next(iter(pictures(picture, view))).tensor)
-    maps = [own(kind).attribute(view, x, TARGET) for kind in kinds]
+    kinds.append(next(iter(pictures(picture, model))).tensor)
+    maps = [own(kind).attribute(model, x, TARGET) for kind in kinds]
     for each in maps[1:]:
         torch.testing.assert_close(each, maps[0])
-    assert not torch.allclose(maps[0], SHAP.attribute(view, x, TARGET))
+    assert not torch.allclose(maps[0], SHAP.attribute(model, x, TARGET))
 
 
 def test_a_method_is_another_if_its_baselines_are(photos: Path) -> None:
@@ -120,31 +120,31 @@ def test_a_method_is_another_if_its_baselines_are(photos: Path) -> None:
     assert own(other.background).fingerprint == same.fingerprint
     assert same.fingerprint != SHAP.fingerprint
 
-    spelling = f"gradient_shap(samples=6, background='{photos}')"
-    before = mark_of(spelling, method_of(spelling))
-    assert before == mark_of(spelling, method_of(spelling))
+    spec = f"gradient_shap(samples=6, background='{photos}')"
+    before = mark_of(spec, method_of(spec))
+    assert before == mark_of(spec, method_of(spec))
     pixels = np.zeros((40, 50, 3), np.uint8)
     Image.fromarray(pixels).save(photos / "2.png")
-    assert mark_of(spelling, method_of(spelling)) != before  # a run does not go on with other baselines
+    assert mark_of(spec, method_of(spec)) != before  # a run does not go on with other baselines
 
 
 def test_a_folder_is_spelled_and_recorded(photos: Path) -> None:
-    view = vt.load("timm/vit_tiny_patch16_224", pretrained=False, img_size=64)
+    model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, img_size=64)
     method: Any = vt.get_method(f"gradient_shap(samples=3, background='{photos}')")
     assert vt.get_method(method.spelling) == method
     assert method.settings["background"] == str(photos)
     assert method.settings["baselines"] == str(Background(photos))
     assert str(Background(photos)).startswith("3 images (")
-    explanation = vt.explain(view, photos / "0.png", method=method)
+    explanation = vt.explain(model, photos / "0.png", method=method)
     assert f"3 images ({Background(photos).digest[:12]})" in json.dumps(explanation.manifest(), default=str)
-    table = vt.evaluate(view, photos / "0.png", [method.spelling], "gini", baselines=False, samples=1)
+    table = vt.evaluate(model, photos / "0.png", [method.spelling], "gini", controls=False, n_bootstrap=1)
     assert table.methods == (method.spelling,)  # the path in it is no folder of maps
 
 
 def test_without_a_word_nothing_has_changed(model: Any) -> None:
     assert vt.get_method("gradient_shap").settings["background"] == "normal"
     assert "baselines" not in vt.get_method("gradient_shap").settings
-    assert vt.get_method("gradient_shap(background=scenes)").spelling == "gradient_shap(background=scenes)"
+    assert vt.get_method("gradient_shap(background=scenes)").spec == "gradient_shap(background=scenes)"
 
 
 @pytest.mark.parametrize(

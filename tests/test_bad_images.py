@@ -28,14 +28,14 @@ RAMP = np.linspace(0, 255, 64 * 64).astype(np.uint8).reshape(64, 64)
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
-def refused(path: Path, view: vt.VisionModel) -> str:
+def refused(path: Path, model: vt.VisionModel) -> str:
     """The one line that a picture is refused with."""
     with pytest.raises(ImageError) as caught:
-        vt.explain(view, path)
+        vt.explain(model, path)
     text = str(caught.value)
     assert str(path) in text
     assert len(text.splitlines()) == 1
@@ -62,25 +62,25 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"])
-def test_truncated(tmp_path: Path, view: vt.VisionModel, kind: str) -> None:
+def test_truncated(tmp_path: Path, model: vt.VisionModel, kind: str) -> None:
     whole = encoded(Image.fromarray(COLOURS), kind)
     for share in (0.05, 0.3, 0.6, 0.9):
         path = tmp_path / f"cut-{share}.{kind.lower()}"
         path.write_bytes(whole[: int(len(whole) * share)])
-        refused(path, view)
+        refused(path, model)
 
 
-def test_a_truncated_picture_already_opened(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_a_truncated_picture_already_opened(tmp_path: Path, model: vt.VisionModel) -> None:
     """PIL reads when it must: the file is opened well and breaks later."""
     whole = encoded(Image.fromarray(COLOURS), "PNG")
     path = tmp_path / "cut.png"
     path.write_bytes(whole[: len(whole) // 2])
     with Image.open(path) as opened, pytest.raises(ImageError, match=r"the picture cannot be read: .*truncated"):
-        vt.explain(view, opened)
+        vt.explain(model, opened)
     closed = Image.open(io.BytesIO(whole))
     closed.close()
     with pytest.raises(ImageError, match="the picture cannot be read"):
-        vt.explain(view, closed)
+        vt.explain(model, closed)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_a_truncated_picture_already_opened(tmp_path: Path, view: vt.VisionModel
     ],
     ids=["empty", "text", "PNG magic", "GIF magic", "no size", "no pixels"],
 )
-def test_no_pictures(tmp_path: Path, view: vt.VisionModel, content: bytes, named: str) -> None:
+def test_no_pictures(tmp_path: Path, model: vt.VisionModel, content: bytes, named: str) -> None:
     path = tmp_path / "x.png"
     path.write_bytes(content)
-    assert re.search(named, refused(path, view))
+    assert re.search(named, refused(path, model))
 
 
 def test_places_that_are_no_files(tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def test_places_that_are_no_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (2, 3)])
-def test_tiny(tmp_path: Path, view: vt.VisionModel, shape: tuple[int, int]) -> None:
+def test_tiny(tmp_path: Path, model: vt.VisionModel, shape: tuple[int, int]) -> None:
     path = tmp_path / "tiny.png"
     Image.fromarray(RNG.integers(0, 256, (*shape, 3), dtype=np.uint8)).save(path)
-    found = vt.explain(view, path, "ixg", 1)
+    found = vt.explain(model, path, "ixg", 1)
     assert found.image.size == (32, 32)
     assert torch.isfinite(found.map).all()
     assert found.overlay(original=True).size == shape[::-1]
@@ -131,28 +131,28 @@ def test_tiny(tmp_path: Path, view: vt.VisionModel, shape: tuple[int, int]) -> N
         (12_000, 12_000, "has 12000 x 12000 pixels, over 89478485"),  # PIL would warn, and read 400 MB
     ],
 )
-def test_huge(tmp_path: Path, view: vt.VisionModel, width: int, height: int, named: str) -> None:
+def test_huge(tmp_path: Path, model: vt.VisionModel, width: int, height: int, named: str) -> None:
     path = tmp_path / "huge.png"
     path.write_bytes(png(width, height))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert named in refused(path, view)
+        assert named in refused(path, model)
     assert Image.MAX_IMAGE_PIXELS == 89_478_485
 
 
-def test_the_limit_is_pils(tmp_path: Path, view: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_pils(tmp_path: Path, model: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "large.png"
     Image.fromarray(COLOURS).save(path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
-    assert "60 x 40 pixels, over 2000" in refused(path, view)
+    assert "60 x 40 pixels, over 2000" in refused(path, model)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    assert vt.explain(view, path, "ixg").image.size == (32, 32)
+    assert vt.explain(model, path, "ixg").image.size == (32, 32)
 
 
-def test_long_and_thin(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_long_and_thin(tmp_path: Path, model: vt.VisionModel) -> None:
     path = tmp_path / "thin.png"
     Image.new("RGB", (40_000, 1)).save(path)
-    assert "40000 x 1 pixels is too long and thin" in refused(path, view)
+    assert "40000 x 1 pixels is too long and thin" in refused(path, model)
 
 
 # -- modes ---------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ MODES: dict[str, tuple[Callable[[], bytes], int]] = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_modes(tmp_path: Path, view: vt.VisionModel, mode: str) -> None:
+def test_modes(tmp_path: Path, model: vt.VisionModel, mode: str) -> None:
     content, tolerance = MODES[mode]
     path = tmp_path / "ramp.png"
     path.write_bytes(content())
@@ -210,25 +210,25 @@ def test_modes(tmp_path: Path, view: vt.VisionModel, mode: str) -> None:
         assert (found.mode, found.size) == ("RGB", (64, 64))
         assert np.abs(np.asarray(found, int) - RAMP[..., None]).max() <= tolerance
         with Image.open(path) as opened:
-            held = vt.explain(view, opened, "ixg", 1)
-    assert torch.equal(held.map, vt.explain(view, path, "ixg", 1).map)
+            held = vt.explain(model, opened, "ixg", 1)
+    assert torch.equal(held.map, vt.explain(model, path, "ixg", 1).map)
 
 
 def test_premultiplied_alpha_and_black_and_white() -> None:
-    view = vt.wrap(FAMILIES["vit"]())
+    model = vt.wrap(FAMILIES["vit"]())
     for mode in ("RGBa", "La", "PA", "1", "HSV", "YCbCr"):
         image = Image.fromarray(COLOURS).convert("RGBA" if mode == "RGBa" else "LA" if mode == "La" else "RGB")
-        found = vt.explain(view, image.convert(mode) if mode != "PA" else image.convert("P").convert("PA"), "ixg", 1)
+        found = vt.explain(model, image.convert(mode) if mode != "PA" else image.convert("P").convert("PA"), "ixg", 1)
         assert torch.isfinite(found.map).all(), mode
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, 1e9])
-def test_floats_that_are_no_picture(tmp_path: Path, view: vt.VisionModel, bad: float) -> None:
+def test_floats_that_are_no_picture(tmp_path: Path, model: vt.VisionModel, bad: float) -> None:
     values = RAMP.astype(np.float32)
     values[3, 4] = bad
     path = tmp_path / "odd.tiff"
     path.write_bytes(_tiff(values))
-    assert "holds values from" in refused(path, view)
+    assert "holds values from" in refused(path, model)
 
 
 def test_exif_rotation_of_a_jpeg(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def mixed(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("batch", [1, 2, 32])
 @pytest.mark.parametrize("form", ["folder", "list", "nested", "generator"])
-def test_on_error(mixed: Path, view: vt.VisionModel, form: str, batch: int) -> None:
+def test_on_error(mixed: Path, model: vt.VisionModel, form: str, batch: int) -> None:
     files = image_files(mixed)
     sources = {
         "folder": mixed,
@@ -266,12 +266,12 @@ def test_on_error(mixed: Path, view: vt.VisionModel, form: str, batch: int) -> N
         "generator": (each for each in files),
     }
     with pytest.raises(ImageError, match=r"b\.png"):
-        list(vt.iter_explanations(view, mixed, "ixg", batch_size=batch))
+        list(vt.iter_explanations(model, mixed, "ixg", batch_size=batch))
     bad: list[tuple[Path, ImageError]] = []
     done: list[float] = []
     target = None if form == "nested" else [0, 1, 2, 3, 4, 0]
     found = vt.iter_explanations(
-        view,
+        model,
         sources[form],
         "ixg",
         target,
@@ -287,16 +287,16 @@ def test_on_error(mixed: Path, view: vt.VisionModel, form: str, batch: int) -> N
     assert all(isinstance(error, ImageError) and path.name in str(error) for path, error in bad)
     assert done[-1] == 5
     for each in explained:
-        torch.testing.assert_close(each.map, vt.explain(view, mixed / each.name, "ixg", each.target).map)
+        torch.testing.assert_close(each.map, vt.explain(model, mixed / each.name, "ixg", each.target).map)
 
 
-def test_on_error_with_nothing_left(mixed: Path, view: vt.VisionModel) -> None:
+def test_on_error_with_nothing_left(mixed: Path, model: vt.VisionModel) -> None:
     bad: list[Path] = []
     for source in (mixed / "b.png", [mixed / "b.png", mixed / "no.png"]):
-        assert not list(vt.iter_explanations(view, source, "ixg", on_error=lambda path, error: bad.append(path)))
+        assert not list(vt.iter_explanations(model, source, "ixg", on_error=lambda path, error: bad.append(path)))
     assert [path.name for path in bad] == ["b.png", "b.png", "no.png"]
     with pytest.raises(ImageError, match="no pictures"):
-        list(vt.iter_explanations(view, [], "ixg", on_error=lambda path, error: bad.append(path)))
+        list(vt.iter_explanations(model, [], "ixg", on_error=lambda path, error: bad.append(path)))
 
 
 def test_a_folder_on_the_command_line(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,13 +329,13 @@ def test_weights_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert tree(tmp_path) == before
 
 
-def test_training_mode_and_empty_batches(view: vt.VisionModel) -> None:
+def test_training_mode_and_empty_batches(vision_model: vt.VisionModel) -> None:
     model = FAMILIES["vit"]()
     expected = vt.explain(model, images(model, 1), "ixg", 1)[0].map
     model.train()
     assert torch.equal(vt.explain(model, images(model, 1), "ixg", 1)[0].map, expected)
     assert model.training
     with pytest.raises(ModelError, match="empty"):
-        vt.explain(view, torch.zeros(0, 3, 32, 32))
+        vt.explain(vision_model, torch.zeros(0, 3, 32, 32))
     with pytest.raises(VitreousError, match="no pictures"):
-        vt.explain(view, np.zeros((0, 32, 32, 3), np.uint8))
+        vt.explain(vision_model, np.zeros((0, 32, 32, 3), np.uint8))

@@ -30,9 +30,9 @@ source = "world"
 label = "some [scenes]"
 split = "test"
 images = 2
-[judge]
+[evaluation]
 metrics = ["deletion(steps=2)", "gini"]
-unit = 2
+images_per_unit = 2
 reference = "a, \\"b\\" [c]"
 [methods]
 "a, \\"b\\" [c]" = "rollout"

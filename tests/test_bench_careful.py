@@ -41,14 +41,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def red_corners(folder: Path) -> set[str]:
     """The pictures on which it fails, by the very inputs of the model."""
-    view = vt.load("world", device="cpu")
+    model = vt.load("world", device="cpu")
     paths = sorted(folder.iterdir())
-    inputs = [each.picture.tensor for each in read_samples([str(path) for path in paths], view)]
+    inputs = [each.picture.tensor for each in read_samples([str(path) for path in paths], model)]
     return {path.name for path, each in zip(paths, inputs, strict=True) if each[0, 0, 0] > 0}
 
 
 def test_pictures_on_which_it_fails_have_no_map_of_it(folder: Path, tmp_path: Path) -> None:
-    store = ran(of_folder(folder, methods=ROWS, unit=6), tmp_path / "run")
+    store = ran(of_folder(folder, methods=ROWS, images_per_unit=6), tmp_path / "run")
     bad = red_corners(folder)
     assert 0 < len(bad) < 6
     (found,) = gather(store)
@@ -59,13 +59,13 @@ def test_pictures_on_which_it_fails_have_no_map_of_it(folder: Path, tmp_path: Pa
     assert not np.isnan(found.table["rollout", metric]).any(), "others are as they were"
     assert found.raised == {"bad": dict.fromkeys(bad, r"ValueError: the corner is red\nand that is bad")}
     assert found.table.degenerate["bad"]["nonfinite"] == len(bad)
-    alone = ran(of_folder(folder, methods={"rollout": "rollout"}, unit=6), tmp_path / "alone")
+    alone = ran(of_folder(folder, methods={"rollout": "rollout"}, images_per_unit=6), tmp_path / "alone")
     (other,) = gather(alone)
     assert other.table["rollout", metric].tolist() == pytest.approx(found.table["rollout", metric].tolist())
 
 
 def test_it_is_said_by_name(folder: Path, tmp_path: Path) -> None:
-    store = ran(of_folder(folder, methods=ROWS, unit=6), tmp_path / "run")
+    store = ran(of_folder(folder, methods=ROWS, images_per_unit=6), tmp_path / "run")
     bad = red_corners(folder)
     assert set(status(store).raised["bad"]) == bad
     told = command("bench", "status", tmp_path / "run")
@@ -77,7 +77,7 @@ def test_it_is_said_by_name(folder: Path, tmp_path: Path) -> None:
 
 def test_where_it_fails_on_all_the_unit_fails(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(VitreousError, match=r"1 units failed 3 times, such as ValueError: never again"):
-        ran(of_folder(folder, methods={"bad": "faulty_ones:always"}, unit=6), tmp_path / "run")
+        ran(of_folder(folder, methods={"bad": "faulty_ones:always"}, images_per_unit=6), tmp_path / "run")
 
 
 def test_maps_of_a_folder_that_are_not_there(folder: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_maps_of_a_folder_that_are_not_there(folder: Path, tmp_path: Path) -> No
     for number in range(6):
         np.save(maps / f"{number:04d}.npy", np.random.default_rng(number).random((8, 8), dtype=np.float32))
     (maps / "0003.npy").unlink()
-    store = ran(of_folder(folder, methods={"stored": str(maps)}, unit=6), tmp_path / "run")
+    store = ran(of_folder(folder, methods={"stored": str(maps)}, images_per_unit=6), tmp_path / "run")
     (found,) = gather(store)
     assert set(found.raised["stored"]) == {"0003.png"}
     assert "there is no map" in found.raised["stored"]["0003.png"]
@@ -103,7 +103,7 @@ def test_labels_are_one_line_that_can_be_seen(tmp_path: Path, label: str, where:
     path = tmp_path / "mine.toml"
     path.write_text(
         f'schema = "vitreous.protocol/1"\ntitle = "x"\nmodels = [{{label = {model}, name = "world"}}]\n'
-        f'[data]\nsource = "world"\nlabel = {data}\n[judge]\nmetrics = ["gini"]\n[methods]\n{row} = "rollout"\n'
+        f'[data]\nsource = "world"\nlabel = {data}\n[evaluation]\nmetrics = ["gini"]\n[methods]\n{row} = "rollout"\n'
     )
     with pytest.raises(VitreousError, match=r"mine\.toml: .*(can be seen|must be text)") as error:
         read(path)

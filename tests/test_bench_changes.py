@@ -46,7 +46,7 @@ def protocol_of(file: Path) -> Protocol:
 
 def lists(file: Path) -> tuple[list[str], list[str], list[int]]:
     known = protocol_of(file)
-    return list(known.methods), list(known.judge.metrics), list(known.judge.seeds)
+    return list(known.methods), list(known.evaluation.metrics), list(known.evaluation.seeds)
 
 
 # -- on the command line -----------------------------------------------------------------------------------
@@ -194,11 +194,15 @@ def test_a_file_that_was_edited_comes_in_beside_what_the_run_has_changed() -> No
         began,
         title="Other",
         methods={"raw_attention": "raw_attention", "rollout": "rollout", "gradcam": "gradcam"},
-        judge=dataclasses.replace(began.judge, ties="raster"),
+        evaluation=dataclasses.replace(began.evaluation, tie_breaking="raster"),
     )
     merged, told = resume_protocol(edited, wanted_by(run, began))
     assert list(merged.methods) == ["raw_attention", "gradcam", "ixg"]
-    assert (merged.judge.seeds, merged.judge.ties, merged.judge.precision) == ((0, 5), "raster", "float16")
+    assert (merged.evaluation.seeds, merged.evaluation.tie_breaking, merged.evaluation.precision) == (
+        (0, 5),
+        "raster",
+        "float16",
+    )
     assert merged.title == "Other"
     assert told == ["tiny has changed since this run was begun", "methods dropped: saliency", "methods added: gradcam"]
     assert resume_protocol(began, wanted_by(run, began)) == (run, [])
@@ -242,7 +246,7 @@ def test_a_data_set_with_its_own_metrics_gets_what_is_added_and_no_more() -> Non
     assert (added.data.metrics, added.also[0].metrics) == (("gini", "deletion"), ())
     assert [each.methods for each in added.models] == [(), ("ixg", "saliency")]
     removed, told = apply_changes(added, Changes(metrics=["-gini"], methods=["-ixg"]))
-    assert (removed.data.metrics, removed.judge.metrics) == (("deletion",), ("pointing_game", "deletion"))
+    assert (removed.data.metrics, removed.evaluation.metrics) == (("deletion",), ("pointing_game", "deletion"))
     assert removed.models[1].methods == ("saliency",)
     assert told == ["methods dropped: ixg", "metrics dropped: gini"]
     with pytest.raises(VitreousError, match="no metric of one would be left"):
@@ -275,10 +279,10 @@ def test_models_are_added_removed_and_replaced() -> None:
 
 def test_the_reference_goes_with_its_row() -> None:
     usual = read("quick")
-    assert usual.judge.reference is not None
-    changed, told = apply_changes(usual, Changes(methods=[f"-{usual.judge.reference}"]))
-    assert changed.judge.reference is None
-    assert f"reference dropped: {usual.judge.reference}" in told
+    assert usual.evaluation.reference is not None
+    changed, told = apply_changes(usual, Changes(methods=[f"-{usual.evaluation.reference}"]))
+    assert changed.evaluation.reference is None
+    assert f"reference dropped: {usual.evaluation.reference}" in told
 
 
 def test_labels_with_commas_are_one_label() -> None:

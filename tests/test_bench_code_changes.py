@@ -199,7 +199,7 @@ def test_the_command_says_what_is_computed_again(plug_ins: PlugIns, tmp_path: Pa
     text = (
         'schema = "vitreous.protocol/1"\ntitle = "Tiny"\nmodels = [{label = "world", name = "world"}]\n'
         '[data]\nsource = "world"\nsplit = "test"\nimages = 2\n'
-        '[judge]\nmetrics = ["mean_value"]\nunit = 2\nbaselines = false\n[methods]\nmine = "mine"\n'
+        '[evaluation]\nmetrics = ["mean_value"]\nimages_per_unit = 2\ncontrols = false\n[methods]\nmine = "mine"\n'
     )
     (tmp_path / "p.toml").write_text(text)
     given = ("bench", "run", tmp_path / "p.toml", "--out", tmp_path / "run", "--device", "cpu", "--workers", "1")

@@ -24,12 +24,12 @@ from vitreous.errors import VitreousError
 @pytest.fixture(scope="module")
 def chances() -> dict[str, float]:
     """The probability of the true class of some scenes, by the model alone."""
-    view = vt.load("world", device="cpu")
+    model = vt.load("world", device="cpu")
     source = BenchmarkRun(tiny(images=6), "nowhere").parts[0].pictures.source
-    samples = [source.sample(view, number) for number in range(6)]
+    samples = [source.sample(model, number) for number in range(6)]
     inputs = torch.stack([each.picture.tensor for each in samples])
     with torch.no_grad():
-        rows = view.module(inputs).softmax(dim=1)
+        rows = model.module(inputs).softmax(dim=1)
     return {each.picture.name: float(row[each.label]) for each, row in zip(samples, rows, strict=True)}
 
 
@@ -91,7 +91,7 @@ def test_what_is_no_probability_is_refused(tmp_path: Path, given: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
         f'schema = "vitreous.protocol/1"\ntitle = "x"\nmodels = [{{label = "m", name = "world"}}]\n'
-        f'[data]\nsource = "world"\nleast_confidence = {given}\n[judge]\nmetrics = ["gini"]\n[methods]\na = "rollout"\n'
+        f'[data]\nsource = "world"\nleast_confidence = {given}\n[evaluation]\nmetrics = ["gini"]\n[methods]\na = "rollout"\n'
     )
     with pytest.raises(VitreousError, match=r"mine\.toml: data\.least_confidence = "):
         read(path)

@@ -31,34 +31,34 @@ SPELLINGS = ["raw_attention", "generic", "ixg", "decompx", "logprob(ixg)", "smoo
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture
-def forwards(view: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def forwards(model: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many inputs the model has seen so far, which is what the clock shows."""
     seen = [0]
 
     def count(module: Any, given: Any) -> None:
         seen[0] += len(given[0])
 
-    handle = view.module.patch_embed.register_forward_pre_hook(count)
+    handle = model.module.patch_embed.register_forward_pre_hook(count)
     monkeypatch.setattr(Explaining, "_now", lambda self: float(seen[0]))
     yield seen
     handle.remove()
 
 
-def explaining(view: vt.VisionModel, methods: Any, count: int = 2, modes: Any = ("given",), **more: Any) -> Any:
+def explaining(model: vt.VisionModel, methods: Any, count: int = 2, modes: Any = ("given",), **more: Any) -> Any:
     hows = {name: vt.get_method(name) for name in methods} if isinstance(methods, list) else methods
-    samples = list(read_samples(images(view, count), view, [1] * count))
-    how = EvaluationConfig.of(view, (32, 32), hows, {"gini": vt.get_metric("gini")}, labelled=True, **more)
-    return explained(view, samples, how, modes)
+    samples = list(read_samples(images(model, count), model, [1] * count))
+    how = EvaluationConfig.of(model, (32, 32), hows, {"gini": vt.get_metric("gini")}, labelled=True, **more)
+    return explained(model, samples, how, modes)
 
 
-def test_passes_are_counted_with_those_who_read_them(view: vt.VisionModel, forwards: list[int]) -> None:
+def test_passes_are_counted_with_those_who_read_them(model: vt.VisionModel, forwards: list[int]) -> None:
     """Two pictures: plain gradients are one pass of two methods; what needs no backward rides along with the first."""
-    assert explaining(view, SPELLINGS).costs == {
+    assert explaining(model, SPELLINGS).costs == {
         "decompx": Cost(0, 2, 2),  # the first by name, as plans have them
         "raw_attention": Cost(0, 2, 2),
         "generic": Cost(0, 2, 2),
@@ -70,22 +70,22 @@ def test_passes_are_counted_with_those_who_read_them(view: vt.VisionModel, forwa
 
 
 @pytest.mark.parametrize("name", ["raw_attention", "ixg", "smooth(ixg, samples=3)"])
-def test_alone_a_method_has_all_for_itself(view: vt.VisionModel, forwards: list[int], name: str) -> None:
-    (found,) = explaining(view, [name]).costs.values()
+def test_alone_a_method_has_all_for_itself(model: vt.VisionModel, forwards: list[int], name: str) -> None:
+    (found,) = explaining(model, [name]).costs.values()
     assert found.shared == 0
     assert found.own == (6 if name.startswith("smooth") else 2)
 
 
-def test_every_explained_class_counts(view: vt.VisionModel, forwards: list[int]) -> None:
+def test_every_explained_class_counts(model: vt.VisionModel, forwards: list[int]) -> None:
     """The true class is explained too where it is not the predicted one: more maps, and their passes."""
-    found = explaining(view, ["ixg", "generic", "raw_attention"], 4, ("given", "label"))
+    found = explaining(model, ["ixg", "generic", "raw_attention"], 4, ("given", "label"))
     other = int((found.classes["given"] != found.classes["label"]).sum())
     assert other > 0
     assert found.costs["ixg"] == Cost(0, 4 + other, 4 + other)
     assert found.costs["raw_attention"] == Cost(0, 4, 4), "which knows no class"
 
 
-def test_a_callable_is_its_own(view: vt.VisionModel, forwards: list[int]) -> None:
+def test_a_callable_is_its_own(model: vt.VisionModel, forwards: list[int]) -> None:
     def find(own: vt.VisionModel, samples: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         own.module(inputs), own.module(inputs)
         return torch.ones(len(inputs), 4, 4)
@@ -95,22 +95,22 @@ def test_a_callable_is_its_own(view: vt.VisionModel, forwards: list[int]) -> Non
         "ixg": vt.get_method("ixg"),
         "generic": vt.get_method("generic"),
     }
-    found = explaining(view, methods).costs
+    found = explaining(model, methods).costs
     assert found["theirs"] == Cost(4, 0, 2)
     assert found["ixg"] == Cost(0, 2, 2)
 
 
-def test_one_pass_at_a_time_gives_the_same_maps(view: vt.VisionModel, forwards: list[int]) -> None:
+def test_one_pass_at_a_time_gives_the_same_maps(model: vt.VisionModel, forwards: list[int]) -> None:
     """No pass is run for the sake of the clock, and no bit differs from passes prepared all at once."""
-    explaining(view, SPELLINGS)  # the view is proven on its first inputs
+    explaining(model, SPELLINGS)  # the view is proven on its first inputs
     before = forwards[0]
-    found = explaining(view, SPELLINGS)
+    found = explaining(model, SPELLINGS)
     taken = forwards[0] - before
-    x = images(view, 2)
+    x = images(model, 2)
     target = Target(classes=found.classes["given"].cpu())
     before = forwards[0]
     names = sorted(SPELLINGS)
-    alone = compute_attributions(Context(view, x, target, batch=found.inner), [vt.get_method(name) for name in names])
+    alone = compute_attributions(Context(model, x, target, batch=found.inner), [vt.get_method(name) for name in names])
     looking = 2  # to know the predicted class
     assert taken == forwards[0] - before + looking
     for name, each in zip(names, alone, strict=True):

@@ -74,7 +74,7 @@ def test_difficulty_bins_of_enough_pictures(tmp_path: Path) -> None:
 
 def test_sweeps_go_by_spellings_whatever_the_rows_are_called(tmp_path: Path) -> None:
     rows = {"late": "skipplus(decompx, skip=0.75)", "early": "skipplus(decompx, skip=0.25)", "g": "generic"}
-    setting = dataclasses.replace(SETTING, methods=rows, marks=dict.fromkeys(rows, "m"))
+    setting = dataclasses.replace(SETTING, methods=rows, method_digests=dict.fromkeys(rows, "m"))
     known = protocol(rows, figures=("sweep",), judge=EvaluationSpec(tuple(METRICS)))
     found = finding(tmp_path, known, setting=setting)
     assert drawn._sweeps(found) == [
@@ -90,7 +90,7 @@ def test_what_a_shipped_protocol_asks_for_could_be_drawn(name: str) -> None:
         if kind == "sweep":
             assert sweeps(list(known.methods.values()))
         if kind == "radar":
-            assert sum(get_metric(each).higher_is_better for each in known.judge.metrics) >= 3
+            assert sum(get_metric(each).higher_is_better for each in known.evaluation.metrics) >= 3
         assert kind in ("curves", "bins", "bars", "sweep", "histogram", "matrix", "radar")
 
 

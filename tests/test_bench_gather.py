@@ -94,7 +94,7 @@ def test_a_cell_of_the_first_plan_waits_for_its_unit(tmp_path: Path) -> None:
 
 def test_units_that_were_replaced_do_not_count(tmp_path: Path) -> None:
     store, old = begun(tmp_path), judging("ab")
-    small = dataclasses.replace(SETTING, inner=4)
+    small = dataclasses.replace(SETTING, attribution_batch=4)
     new = judging("ab", setting=small)
     assert new.id != old.id
     planned(store, [old])
@@ -110,7 +110,7 @@ def test_rows_may_be_called_otherwise_later(tmp_path: Path) -> None:
     planned(store, [old])
     judged(store, old)
     methods = {"Generic": "generic", "ours": "rollout", "random": "random"}
-    renamed = dataclasses.replace(SETTING, methods=methods, marks=dict.fromkeys(methods, "m"))
+    renamed = dataclasses.replace(SETTING, methods=methods, method_digests=dict.fromkeys(methods, "m"))
     new = judging("c", setting=renamed)
     planned(store, [new], renamed)
     judged(store, new)

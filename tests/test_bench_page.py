@@ -30,7 +30,7 @@ def protocol() -> Protocol:
         title="A page & its <script>alert(1)</script>",
         models=(ModelSpec("world", "world"),),
         data=DataSpec("world", images=8, split="test"),
-        judge=EvaluationSpec(METRICS, reference="generic", seeds=(0, 1)),
+        evaluation=EvaluationSpec(METRICS, reference="generic", seeds=(0, 1)),
         methods=METHODS,
         published=printed,
     )

@@ -110,7 +110,7 @@ def test_nothing_finished_is_a_page_too(tmp_path: Path) -> None:
 def test_the_commands_say_what_was_changed() -> None:
     usual = read("quick")
     more = dataclasses.replace(usual, methods={**usual.methods, "rollout": "rollout"})
-    less = dataclasses.replace(usual, judge=dataclasses.replace(usual.judge, metrics=("gini",), seeds=(3, 4)))
+    less = dataclasses.replace(usual, evaluation=dataclasses.replace(usual.evaluation, metrics=("gini",), seeds=(3, 4)))
     plain, again = commands(usual, {"images": None}, "a folder")
     assert plain == "vitreous bench run quick --out 'a folder'"
     assert again == "vitreous bench report 'a folder'"
@@ -123,7 +123,7 @@ def test_the_commands_say_what_was_changed() -> None:
     assert "--data one=p --data two=q" in commands(mine, {"data": {"one": "p", "two": "q"}}, "x")[0]
     assert commands(protocol(), {"data": "p"}, "x")[0] == "vitreous bench run protocol.json --out x --data p"
     assert commands(protocol(), {"data": {"": "p"}}, "x")[0] == "vitreous bench run protocol.json --out x --data p"
-    half = dataclasses.replace(usual, judge=dataclasses.replace(usual.judge, precision="float16"))
+    half = dataclasses.replace(usual, evaluation=dataclasses.replace(usual.evaluation, precision="float16"))
     assert commands(half, {}, "x")[0].endswith("--out x --precision float16")
     sized = commands(replace_model(usual, "timm/a", 224), {}, "x")[0]
     assert "--model timm/a --img-size 224" in sized
@@ -240,7 +240,7 @@ def causes(tmp_path: Path, known: Protocol, ran: Protocol, monkeypatch: pytest.M
         ({"data": DataSpec("folder", path="nowhere", images=100)}, "fewer images: 8 instead of 100"),
         ({"methods": {"generic": "generic", "ours": "rollout(start=1)"}}, "other method setting: rollout instead"),
         ({"judge": EvaluationSpec(tuple(METRICS), target="label")}, "other class explained: pred instead of label"),
-        ({"data": DataSpec("folder", path="nowhere", classes="own")}, "other softmax"),
+        ({"data": DataSpec("folder", path="nowhere", class_subset="own")}, "other softmax"),
         (
             {"published": (Published("insertion@coiba", "net", "ours", value=9.0),)},
             "other metric setting: insertion instead",
@@ -290,10 +290,10 @@ def test_a_model_of_ones_own_stands_beside_every_column(tmp_path: Path) -> None:
     setting = dataclasses.replace(
         SETTING,
         methods={"Generic": "generic", "ours": "rollout", "random": "random"},
-        marks=dict.fromkeys(("Generic", "ours", "random"), "m"),
+        method_digests=dict.fromkeys(("Generic", "ours", "random"), "m"),
         metrics={"deletion@coiba": "deletion@coiba"},
     )
-    ran = dataclasses.replace(ran, name="coiba-table1", judge=EvaluationSpec(("deletion@coiba",)))
+    ran = dataclasses.replace(ran, name="coiba-table1", evaluation=EvaluationSpec(("deletion@coiba",)))
     given = {"protocol": ran.to_json(), "data": None, "images": 8, "checkpoint": {}, "sources": []}
     store, unit = begun(tmp_path, given), judging("abcdefgh", setting=setting)
     planned(store, [unit], setting)
@@ -337,12 +337,12 @@ def test_what_differs_everywhere_is_said_once() -> None:
 
 def test_another_substrate_is_another_column(tmp_path: Path) -> None:
     """A paper's column stands beside ours with other counts, never beside one that measures something else."""
-    grey, blur = (f"insertion@tis(substrate={word})" for word in ("mean_scalar", "blur_tv"))
-    ours = "insertion@tis(steps=28, substrate=mean_scalar)"
+    grey, blur = (f"insertion@tis(baseline={word})" for word in ("mean_scalar", "blur_tv"))
+    ours = "insertion@tis(steps=28, baseline=mean_scalar)"
     known = protocol(published=tuple(cell("ours", name, 9.0) for name in (grey, blur)))
     setting = dataclasses.replace(SETTING, metrics={ours: ours})
-    judge = dataclasses.replace(known.judge, metrics=(ours,))
-    given = {"protocol": dataclasses.replace(known, judge=judge).to_json(), "data": None, "images": None}
+    judge = dataclasses.replace(known.evaluation, metrics=(ours,))
+    given = {"protocol": dataclasses.replace(known, evaluation=judge).to_json(), "data": None, "images": None}
     store = begun(tmp_path, {**given, "checkpoint": {}, "sources": []})
     unit = judging("abcdefgh", setting=setting, metrics=[ours])
     planned(store, [unit], setting)

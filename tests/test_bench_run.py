@@ -77,10 +77,10 @@ def test_ids_know_nothing_of_places_and_names_of_models(tmp_path: Path) -> None:
 
 def test_recorded_threads_and_sizes_stay(whole: Path, tmp_path: Path) -> None:
     out = copied(whole, tmp_path / "run")
-    made = BenchmarkRun(tiny(images=6), out, Options(device="cpu", threads=2, memory=1.0))
+    made = BenchmarkRun(tiny(images=6), out, Options(device="cpu", threads=2, memory_gb=1.0))
     made.prepare()
     first, second = (plan.settings[0] for plan in made.store.plans())
-    assert (second.threads, second.memory, second.inner) == (1, first.memory, first.inner)
+    assert (second.threads, second.memory_gb, second.attribution_batch) == (1, first.memory_gb, first.attribution_batch)
     made.work()
     (new,) = {made.store.said(unit.id)["threads"] for unit in made.store.plans()[1].units}
     assert new == 1
@@ -266,24 +266,24 @@ def test_out_of_memory_halves_and_is_a_new_revision(tmp_path: Path, monkeypatch:
         return embed(self, inputs)
 
     monkeypatch.setattr(kind, "embed", tight)
-    store = ran(tiny(images=8, unit=4), tmp_path / "run")
+    store = ran(tiny(images=8, images_per_unit=4), tmp_path / "run")
     monkeypatch.undo()
     plans = store.plans()
     assert len(plans) >= 2
     assert all(plan.why.startswith("out of memory on world: inner ") for plan in plans[1:])
-    assert plans[-1].settings[0].inner <= most
-    assert plans[-1].settings[0].states <= most
+    assert plans[-1].settings[0].attribution_batch <= most
+    assert plans[-1].settings[0].forward_batch <= most
     for unit in store.finished():  # each was run as its plan says, from the beginning
         said = store.said(unit)
         setting = plans[said["revision"] - 1].settings[said["unit"]["setting"]]
-        assert said["inner"] == setting.inner
-        assert said.get("states", setting.states) == setting.states
+        assert said["inner"] == setting.attribution_batch
+        assert said.get("states", setting.forward_batch) == setting.forward_batch
     assert status(store).revisions == {plan.revision: plan.why for plan in plans}
     assert status(store).done == status(store).total == 4
-    ran(tiny(images=8, unit=4), tmp_path / "roomy")
+    ran(tiny(images=8, images_per_unit=4), tmp_path / "roomy")
     assert_close(tmp_path / "run", tmp_path / "roomy")
-    later = bench(tiny(images=10, unit=4), tmp_path / "run").store.plans()[-1]
-    assert (later.why, later.settings[0].inner) == ("extended", plans[-1].settings[0].inner)
+    later = bench(tiny(images=10, images_per_unit=4), tmp_path / "run").store.plans()[-1]
+    assert (later.why, later.settings[0].attribution_batch) == ("extended", plans[-1].settings[0].attribution_batch)
 
 
 def _corrupt(folder: Path, every: int) -> list[str]:
@@ -299,7 +299,7 @@ def _corrupt(folder: Path, every: int) -> list[str]:
 def test_unreadable_pictures_are_listed_and_left_out(tmp_path: Path, count: int, every: int, unit: int) -> None:
     folder = photos(tmp_path / "photos", count)
     bad = _corrupt(folder, every)
-    store = ran(of_folder(folder, unit=unit, methods=("raw_attention",)), tmp_path / "run")
+    store = ran(of_folder(folder, images_per_unit=unit, methods=("raw_attention",)), tmp_path / "run")
     found = status(store)
     assert sorted(found.unreadable) == bad
     assert found.done == found.total

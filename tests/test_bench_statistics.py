@@ -190,9 +190,9 @@ def test_words_follow_the_direction_of_the_metric() -> None:
         assert best is not None
         assert best.difference * sign > 0
         assert (best.word, best.stars) == ("better", "**")  # 5 tests, 1,000 swaps: no p below 5 / 1,001
-        against = found.test("rollout", "generic", metric)
-        assert against is not None
-        assert against.word == "worse"
+        contrast = found.test("rollout", "generic", metric)
+        assert contrast is not None
+        assert contrast.word == "worse"
         same = found.test("rollout", "random", metric)
         assert same is not None
         assert (same.word, same.stars) == ("not told apart", "")

@@ -249,7 +249,7 @@ TOKENS, MEAN, OWN, BLUR = (SHARED[what] for what in (DROP, "zero_norm", "mean_ch
         ("tis", "deletion", None),
         ("refine(ixg)", "token_insertion_aopc", f"{TOKENS} (refine)"),
         ("rise", "deletion", f"{MEAN} (rise)"),
-        ("rise", "deletion(substrate=black)", None),
+        ("rise", "deletion(baseline=black)", None),
         ("rise", "insertion", None),
         ("rise", "insdel", f"{MEAN} (rise)"),
         ("scorecam", "average_drop", f"{MEAN} (scorecam)"),
@@ -287,12 +287,12 @@ def test_every_method_that_perturbs_is_declared() -> None:
 
 @pytest.mark.parametrize("fill", ["zero", "mean", "blur"])
 def test_fills_are_the_substrates_they_are_said_to_be(fill: str) -> None:
-    view = vt.wrap(FAMILIES["vit"]())
-    inputs = images(view, 2)
+    model = vt.wrap(FAMILIES["vit"]())
+    inputs = images(model, 2)
     declared = PERTURBS["occlusion"]
     assert not isinstance(declared, str)
-    painted = filling(Context(view, inputs, Target.of(view, 2)), "occlusion", fill)
-    expected = baseline_images(declared[fill], inputs, view.preprocess, 0)
+    painted = filling(Context(model, inputs, Target.of(model, 2)), "occlusion", fill)
+    expected = baseline_images(declared[fill], inputs, model.preprocess, 0)
     torch.testing.assert_close(painted, expected.expand_as(inputs))
 
 
@@ -314,9 +314,9 @@ def test_flags_of_a_table() -> None:
 
 
 def test_of_an_evaluation() -> None:
-    view = vt.wrap(FAMILIES["vit"]())
+    model = vt.wrap(FAMILIES["vit"]())
     metrics = ["deletion(steps=4)", "token_deletion_aopc"]
-    scores = vt.evaluate(view, images(view, 5), ["occlusion", "ixg"], metrics, samples=200)
+    scores = vt.evaluate(model, images(model, 5), ["occlusion", "ixg"], metrics, n_bootstrap=200)
     found = RunStatistics.of(scores, "ixg")
     assert [(each.method, each.metric) for each in found.marks] == [("occlusion", "deletion(steps=4)")]
     assert found.test("occlusion", "ixg", metrics[0]) is not None

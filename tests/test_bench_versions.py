@@ -50,7 +50,7 @@ def test_another_file_is_another_version(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_packages_of_others_say_their_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = ModuleType("theirs")
-    theirs.explain = lambda view, inputs, classes: inputs.sum(dim=1)  # type: ignore[attr-defined]
+    theirs.explain = lambda model, inputs, classes: inputs.sum(dim=1)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "theirs", theirs)
     hows = {text: method_of(text, ["theirs:explain"]) for text in ("generic", "theirs:explain")}
     assert "theirs" not in versions(hows), "it offers none"
@@ -113,7 +113,7 @@ def test_the_command_says_it_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "p.toml").write_text(
         'schema = "vitreous.protocol/1"\ntitle = "Tiny"\nmodels = [{label = "world", name = "world"}]\n'
         '[data]\nsource = "world"\nsplit = "test"\nimages = 4\n'
-        '[judge]\nmetrics = ["gini"]\nunit = 2\nbaselines = false\n[methods]\nrollout = "rollout"\n'
+        '[evaluation]\nmetrics = ["gini"]\nimages_per_unit = 2\ncontrols = false\n[methods]\nrollout = "rollout"\n'
     )
     given = ("--out", tmp_path / "run", "--device", "cpu", "--workers", "1", "--quiet")
     told = command("bench", "run", tmp_path / "p.toml", *given)

@@ -73,7 +73,7 @@ def test_a_unit_that_fails_in_one_worker_does_not_stop_the_others(
     code = "def dark(model, inputs, classes):\n    return inputs.sum(dim=1) / (1 // int(inputs.std() > 0))\n"
     (tmp_path / "fragile.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    made = bench(of_folder(folder, methods={"dark": "fragile:dark"}, unit=1), tmp_path / "run")
+    made = bench(of_folder(folder, methods={"dark": "fragile:dark"}, images_per_unit=1), tmp_path / "run")
     with pytest.raises(VitreousError, match=r"^1 units failed 3 times, such as ZeroDivisionError"):
         run_engine(made, workers=2)
     assert made.counts() == (6, 8)

@@ -43,7 +43,7 @@ def tiny() -> nn.Module:
 
 def own() -> set[str]:
     """The methods of a transformer."""
-    return {i.name for i in vt.list_methods() if not (i.combines or i.family == "yardstick" or i.models == "ReLU")}
+    return {i.name for i in vt.list_methods() if not (i.is_combinator or i.family == "yardstick" or i.models == "ReLU")}
 
 
 def test_every_method_has_a_yardstick_and_a_row() -> None:
@@ -64,7 +64,7 @@ def test_bare_passes_are_as_many(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     from methods import explain
     from timm.models.vision_transformer import Block
 
-    view, images = vt.wrap(tiny()), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    model, images = vt.wrap(tiny()), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     how = smaller(vt.get_method(name if name not in ("coiba", "iba", "iba_star") else f"{name}(stats=own)"))
     seen: list[int] = []
     whole = Block.forward
@@ -75,10 +75,10 @@ def test_bare_passes_are_as_many(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     run: list[int] = []
     monkeypatch.setattr(Block, "forward", counting)
-    explain(view, images[:1], how, 4)  # the first time, the view is held against the model
+    explain(model, images[:1], how, 4)  # the first time, the view is held against the model
     seen.clear()
-    explain(view, images, how, 4, run.append)
-    ours, naked = sum(seen), Naked(view)
+    explain(model, images, how, 4, run.append)
+    ours, naked = sum(seen), Naked(model)
     seen.clear()
     BARE[name].work(Job(naked, images, how, 4, sum(run)))
     assert sum(seen) == ours

@@ -88,10 +88,10 @@ def painted(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
 
 def test_a_folder_is_what_its_scenes_are(folder: Path) -> None:
     """The same numbers as from the scenes themselves, but for 8 bits, the order of parts, and halves that overlap."""
-    view = vt.load("world")
+    model = vt.load("world")
     asked: dict[str, Any] = {"baselines": False, "samples": 5, "dilation": 1}
-    read = vt.funnybirds(view, {"painted": painted}, folder, **asked)
-    made = vt.funnybirds(view, {"painted": painted}, SCENES, **asked)
+    read = vt.funnybirds(model, {"painted": painted}, folder, **asked)
+    made = vt.funnybirds(model, {"painted": painted}, SCENES, **asked)
     np.testing.assert_array_equal(read.accuracy, made.accuracy)
     np.testing.assert_array_equal(read.background, made.background)
     np.testing.assert_allclose(read.found["painted"].curves, made.found["painted"].curves)
@@ -105,7 +105,7 @@ def test_objects_that_no_map_shows_are_a_warning(folder: Path, tmp_path: Path) -
         part_map(scene.without_objects(), tmp_path / f"{place}.png")
     hidden = Folder.of(folder, Layout(part_map=f"{tmp_path}/{{image}}.png"))
     with pytest.warns(vt.VitreousWarning, match="no background object is seen in any part map"):
-        vt.funnybirds(vt.load("world"), {"painted": painted}, hidden, baselines=False, samples=1)
+        vt.funnybirds(vt.load("world"), {"painted": painted}, hidden, controls=False, n_bootstrap=1)
 
 
 def test_instances_are_masks_of_their_own(folder: Path) -> None:
@@ -197,14 +197,14 @@ def test_a_benchmark_opens_the_folder_as_its_data(folder: Path) -> None:
     samples = list(source.samples(vt.load("world")))
     assert [each.label for each in samples] == [scene.label for scene in SCENES]
     for sample, scene in zip(samples, SCENES, strict=True):
-        assert sample.truth is not None
-        assert list(sample.truth.parts) == ["beak", "eye", "foot", "tail", "wing"]
+        assert sample.annotation is not None
+        assert list(sample.annotation.parts) == ["beak", "eye", "foot", "tail", "wing"]
         rendered = render(scene)
         for part, own in BIRD.items():
             mask = rendered.parts[0, PARTS.index(own)]
             for k in range(len(scene.objects)):
                 mask = mask & ~rendered.objects[0, k]
-            np.testing.assert_array_equal(sample.truth.parts[part], mask.numpy())
+            np.testing.assert_array_equal(sample.annotation.parts[part], mask.numpy())
     digest = digest_of_entry(source.entries[0])
     path = folder / f"test_part_map/{SCENES[0].label}/000000.png"
     before = path.read_bytes()
@@ -217,7 +217,9 @@ def test_a_benchmark_opens_the_folder_as_its_data(folder: Path) -> None:
 
 def test_the_protocol_of_coiba_runs_on_the_folder(folder: Path, tmp_path: Path) -> None:
     protocol = replace_model(read("coiba-funnybirds"), "world")
-    protocol = replace(protocol, methods={"Generic": "generic"}, judge=replace(protocol.judge, baselines=False))
+    protocol = replace(
+        protocol, methods={"Generic": "generic"}, evaluation=replace(protocol.evaluation, controls=False)
+    )
     bench = BenchmarkRun(protocol, tmp_path / "run", Options(data=str(folder), device="cpu"))
     bench.prepare()
     bench.work()

@@ -23,7 +23,7 @@ SCENES = World(n=4, start=3)
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.load("world")
 
 
@@ -35,20 +35,20 @@ def painted(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def found(view: vt.VisionModel) -> vt.FunnyBirdsResult:
-    return vt.funnybirds(view, {"painted": painted}, SCENES, oracle=True, baselines=False, samples=100)
+def found(model: vt.VisionModel) -> vt.FunnyBirdsResult:
+    return vt.funnybirds(model, {"painted": painted}, SCENES, oracle=True, controls=False, n_bootstrap=100)
 
 
-def logits(view: vt.VisionModel, scenes: list[Scene]) -> np.ndarray[Any, Any]:
-    return view.logits(render(scenes).images * 2 - 1).double().numpy()
+def logits(model: vt.VisionModel, scenes: list[Scene]) -> np.ndarray[Any, Any]:
+    return model.logits(render(scenes).images * 2 - 1).double().numpy()
 
 
 @pytest.mark.parametrize("name", ["world", pytest.param("world-shortcut", marks=pytest.mark.slow)])
 def test_every_number_again(name: str, found: vt.FunnyBirdsResult) -> None:
     """Scenes changed by hand, masks grown by scipy, dimensions by the definitions; one model is often wrong here."""
-    view = vt.load(name)
+    model = vt.load(name)
     if name != "world":
-        found = vt.funnybirds(view, {"painted": painted}, SCENES, baselines=False, samples=1)
+        found = vt.funnybirds(model, {"painted": painted}, SCENES, controls=False, n_bootstrap=1)
         assert 0 < found.accuracy.mean() < 1
     levels = [*found.thresholds.tolist(), found.fixed]
     assert levels[:80] == pytest.approx([0.01 + place * 0.49 / 79 for place in range(80)])
@@ -56,8 +56,8 @@ def test_every_number_again(name: str, found: vt.FunnyBirdsResult) -> None:
     for image, scene in enumerate(SCENES.scenes()):
         label, rendered = scene.label, render(scene)
         subsets = [[p for k, p in enumerate(PARTS) if mask >> k & 1] for mask in range(32)]
-        said = logits(view, [scene.only(*some) for some in subsets])
-        bare = logits(view, [scene.without_object(k) for k in range(len(scene.objects))])
+        said = logits(model, [scene.only(*some) for some in subsets])
+        bare = logits(model, [scene.without_object(k) for k in range(len(scene.objects))])
         falls = [said[31, label] - said[31 - 2**k, label] for k in range(5)]
         falls += [said[31, label] - row[label] for row in bare]
         masks = [*rendered.parts[0].numpy(), *rendered.objects[0, : len(scene.objects)].numpy()]
@@ -107,7 +107,7 @@ def test_every_number_again(name: str, found: vt.FunnyBirdsResult) -> None:
 CLASS = [kind.parts for kind in vt.world.CLASSES]
 
 
-def test_each_state_is_run_once(view: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_state_is_run_once(model: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """32 forwards and one per object for each image, in full batches, however many methods there are."""
     from vitreous.metrics import BatchRunner
 
@@ -121,12 +121,12 @@ def test_each_state_is_run_once(view: vt.VisionModel, monkeypatch: pytest.Monkey
     monkeypatch.setattr(BatchRunner, "look", counted)
     told: list[tuple[float, int | None]] = []
     done = vt.funnybirds(
-        view,
+        model,
         {"one": painted, "two": painted, "three": "rollout"},
         World(n=2),
-        baselines=False,
-        batch=20,
-        samples=1,
+        controls=False,
+        batch_size=20,
+        n_bootstrap=1,
         progress=lambda n, total: told.append((n, total)),
     )
     objects = sum(len(scene.objects) for scene in World(n=2).scenes())
@@ -136,23 +136,23 @@ def test_each_state_is_run_once(view: vt.VisionModel, monkeypatch: pytest.Monkey
     assert done.score("one", "mean") == done.score("two", "mean")
 
 
-def test_the_predicted_class_is_not_explained_twice(view: vt.VisionModel) -> None:
+def test_the_predicted_class_is_not_explained_twice(vision_model: vt.VisionModel) -> None:
     asked: list[tuple[int, int]] = []
 
     def noted(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         asked.extend((int(x.sum() * 1e3), int(c)) for x, c in zip(inputs, classes, strict=True))
         return painted(model, inputs, classes)
 
-    vt.funnybirds(view, {"noted": noted}, World(n=2), baselines=False, samples=1)
+    vt.funnybirds(vision_model, {"noted": noted}, World(n=2), controls=False, n_bootstrap=1)
     assert len(asked) == len(set(asked)) <= 3 * 2
 
 
-def test_batches_and_repetition_change_nothing(view: vt.VisionModel, found: vt.FunnyBirdsResult) -> None:
+def test_batches_and_repetition_change_nothing(model: vt.VisionModel, found: vt.FunnyBirdsResult) -> None:
     two = World(n=2, start=3)
     asked: dict[str, Any] = {"oracle": True, "baselines": False, "samples": 20}
-    first = vt.funnybirds(view, {"painted": painted}, two, **asked)
-    again = vt.funnybirds(view, {"painted": painted}, Scenes.of(two, 0, view.device), **asked)
-    small = vt.funnybirds(view, {"painted": painted}, two.scenes(), batch=5, **asked)
+    first = vt.funnybirds(model, {"painted": painted}, two, **asked)
+    again = vt.funnybirds(model, {"painted": painted}, Scenes.of(two, 0, model.device), **asked)
+    small = vt.funnybirds(model, {"painted": painted}, two.scenes(), batch_size=5, **asked)
     assert str(again) == str(first)
     for name in found.methods:
         for other in (again, small, found):
@@ -213,18 +213,18 @@ def test_interventions_are_the_scenes_own() -> None:
 def test_a_shortcut_is_a_background_that_matters() -> None:
     world = World(n=3, shortcut=True)
     model = vt.load("world-shortcut")
-    done = vt.funnybirds(model, {"painted": painted}, world, baselines=False, samples=1)
+    done = vt.funnybirds(model, {"painted": painted}, world, controls=False, n_bootstrap=1)
     marked = np.array([scene.marker is not None for scene in world.scenes()])
     assert (done.background[marked, 0] >= 1).all()
     assert done.score("painted", "bi") < 1
 
 
-def test_maps_that_are_strange_are_counted(view: vt.VisionModel) -> None:
+def test_maps_that_are_strange_are_counted(model: vt.VisionModel) -> None:
     def strange(kind: float) -> Any:
         return lambda model, inputs, classes: torch.full((len(inputs), 16, 16), kind)
 
     given = {"zero": strange(0.0), "nan": strange(math.nan), "flat": strange(1.0), "minus": strange(-1.0)}
-    done = vt.funnybirds(view, given, World(n=2), baselines=False, samples=10)
+    done = vt.funnybirds(model, given, World(n=2), controls=False, n_bootstrap=10)
     assert done.degenerate["zero"] == {"constant": 0, "zero": 2, "nonfinite": 0, "total not positive": 2}
     assert done.degenerate["nan"] == {"constant": 0, "zero": 0, "nonfinite": 2, "total not positive": 0}
     assert done.degenerate["flat"] == {"constant": 2, "zero": 0, "nonfinite": 0, "total not positive": 0}
@@ -237,7 +237,7 @@ def test_maps_that_are_strange_are_counted(view: vt.VisionModel) -> None:
     assert done.score("zero", "csdc") == 0
 
 
-def test_bad_input(view: vt.VisionModel) -> None:
+def test_bad_input(model: vt.VisionModel) -> None:
     scene = Scene.of(2)
     two = unpack(pair(pack([scene])))
     for scenes, how, said in [
@@ -253,13 +253,13 @@ def test_bad_input(view: vt.VisionModel) -> None:
         ([scene], {"fixed": 1.5}, "thresholds and fixed are shares"),
         ([scene], {"dilation": 2}, "dilation=2"),
         ([scene], {"share": 0}, "share=0 must lie between 0 and 1"),
-        ([scene], {"upsample": "cubic"}, "upsample='cubic' is not one of nearest, bilinear"),
+        ([scene], {"upsample": "cubic"}, "interpolation='cubic' is not one of nearest, bilinear"),
         ([scene], {"batch": 0}, "batch=0 must be at least 1"),
     ]:
         with pytest.raises(vt.VitreousError, match=said):
-            vt.funnybirds(view, "random", scenes, **how)
+            vt.funnybirds(model, "random", scenes, **how)
     with pytest.raises(vt.VitreousError, match="oracle is named twice"):
-        vt.funnybirds(view, {"oracle": "random"}, [scene], oracle=True)
+        vt.funnybirds(model, {"oracle": "random"}, [scene], oracle=True)
     other = vt.load("timm/vit_tiny_patch16_224", pretrained=False, img_size=64)
     with pytest.raises(vt.VitreousError, match="has 1000 classes, not the 48 of scenes of the world"):
         vt.funnybirds(other, "random", [scene])

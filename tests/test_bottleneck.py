@@ -88,15 +88,15 @@ def reference(
     return (kept.mean(dim=(0, 1)).sum(dim=-1) / math.log(2)).detach(), informations, entropies
 
 
-def compare(spelling: str, model: nn.Module, layers: list[int], **how: Any) -> None:
+def compare(spec: str, model: nn.Module, layers: list[int], **how: Any) -> None:
     """The map and the history of two images equal those of the reference."""
     inputs = images(model, 2)
-    of_tokens = replace(vt.get_method(spelling), stats="own")
+    of_tokens = replace(vt.get_method(spec), stats="own")
     found, extras = of_tokens.attribute(model, inputs, target=TARGET, extras=True)
-    site = (lambda block: block) if spelling.startswith("iba") else (lambda block: block.norm1)
-    modules = [site(model.blocks[layer]) for layer in layers]
+    point = (lambda block: block) if spec.startswith("iba") else (lambda block: block.norm1)
+    modules = [point(model.blocks[layer]) for layer in layers]
     for index, image in enumerate(inputs):
-        tokens, informations, entropies = reference(model, image, modules, spelling.split("(")[0], **how)
+        tokens, informations, entropies = reference(model, image, modules, spec.split("(")[0], **how)
         expected = tokens[model.num_prefix_tokens :].reshape(found.shape[1:])
         assert torch.allclose(found[index], expected, rtol=1e-7, atol=1e-9)
         assert extras["information"][index].tolist() == pytest.approx(informations[:-1], rel=1e-7)

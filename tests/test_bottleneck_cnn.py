@@ -117,15 +117,15 @@ def dead(family: str, path: str) -> nn.Module:
     return model
 
 
-def compare(spelling: str, model: nn.Module, layers: list[int], beta: float, **how: Any) -> None:
-    view = vt.wrap(model)
-    x = images(view, 2)
-    modules = [model.get_submodule(view.chain[layer][-1]) for layer in layers]
-    method = replace(vt.get_method(spelling), stats="own")
-    found, extras = method.attribute(view, x, target=TARGET, extras=True)
-    assert tuple(found.shape[1:]) == grid_after(view, layers[0])
+def compare(spec: str, model: nn.Module, layers: list[int], beta: float, **how: Any) -> None:
+    vision_model = vt.wrap(model)
+    x = images(vision_model, 2)
+    modules = [model.get_submodule(vision_model.chain[layer][-1]) for layer in layers]
+    method = replace(vt.get_method(spec), stats="own")
+    found, extras = method.attribute(vision_model, x, target=TARGET, extras=True)
+    assert tuple(found.shape[1:]) == grid_after(vision_model, layers[0])
     for index, image in enumerate(x):
-        expected, informations = reference(model, image, modules, spelling.split("(")[0], beta, **how)
+        expected, informations = reference(model, image, modules, spec.split("(")[0], beta, **how)
         assert torch.allclose(found[index], expected, rtol=1e-6, atol=1e-8)
         assert extras["information"][index].tolist() == pytest.approx(informations[:-1], rel=1e-6)
 
@@ -155,9 +155,9 @@ def test_dead_channels_smoothing_and_one_ratio_per_place(options: str, how: dict
 def test_iba_at_the_last_feature_map_and_at_a_named_layer() -> None:
     compare(f"iba(layer=-1, {SHORT})", FAMILIES["resnet"]().double(), [4], 10)
     model = _build(Plain).double()
-    view = vt.wrap(model, at="body", preprocess=vt.wrap(FAMILIES["resnet"]()).preprocess)
-    x = images(view, 1)
-    found = replace(vt.get_method(f"iba({SHORT})"), stats="own").attribute(view, x, target=TARGET)
+    vision_model = vt.wrap(model, layer="body", preprocess=vt.wrap(FAMILIES["resnet"]()).preprocess)
+    x = images(vision_model, 1)
+    found = replace(vt.get_method(f"iba({SHORT})"), stats="own").attribute(vision_model, x, target=TARGET)
     expected, _ = reference(model, x[0], [model.body], "iba", 10)
     assert torch.allclose(found, expected, rtol=1e-6)
 
@@ -166,27 +166,32 @@ def test_iba_at_the_last_feature_map_and_at_a_named_layer() -> None:
 def test_coiba_is_its_definition(options: str, how: dict[str, Any]) -> None:
     """One ratio for all channels of a place, shared by the outputs of the blocks of a stage; widths may differ."""
     model = dead("tv_vgg", "features.3")
-    view = vt.wrap(model)
-    assert [grid_after(view, layer) for layer in range(view.depth)] == [(16, 16), (16, 16), (8, 8), (8, 8)]
+    vision_model = vt.wrap(model)
+    assert [grid_after(vision_model, layer) for layer in range(vision_model.depth)] == [
+        (16, 16),
+        (16, 16),
+        (8, 8),
+        (8, 8),
+    ]
     compare(f"coiba(start=0, stop=2, {options}{SHORT})", model, [0, 1], 1, channels=False, **how)
-    assert view.embed_dim_at(1) != view.embed_dim_at(2)
+    assert vision_model.embed_dim_at(1) != vision_model.embed_dim_at(2)
 
 
 def test_statistics_are_position_by_position_and_count_what_is_active() -> None:
     model = dead("tv_vgg", "features.3")
-    view = vt.wrap(model)
-    pictures = images(view, 12, seed=5)
-    statistics = vt.collect_activation_stats(view, pictures)
+    vision_model = vt.wrap(model)
+    pictures = images(vision_model, 12, seed=5)
+    statistics = vt.collect_activation_stats(vision_model, pictures)
     module = model.features[4]
     (values,) = seen(model, [module], pictures)
     places = statistics.moments["output", 1]
     assert torch.equal(places.other, (values != 0).sum(dim=0).flatten(1).T)
     assert not places.active[:, -1].any()
     assert places.active[:, :-1].any()
-    x = images(view, 1)
+    x = images(vision_model, 1)
     method = replace(vt.get_method(f"iba(layer=1, {SHORT})"), stats=statistics)
     expected, _ = reference(model, x[0], [module], "iba", 10, [moments_of(values)])
-    assert torch.allclose(method.attribute(view, x, target=TARGET), expected, rtol=1e-6)
+    assert torch.allclose(method.attribute(vision_model, x, target=TARGET), expected, rtol=1e-6)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -237,12 +242,12 @@ def test_counts_are_kept_in_files(tmp_path: Path) -> None:
 
 
 def test_what_is_refused() -> None:
-    view = vt.wrap(FAMILIES["tv_vgg"]())
-    x = images(view, 1)
+    model = vt.wrap(FAMILIES["tv_vgg"]())
+    x = images(model, 1)
     with pytest.raises(ModelError, match="differ in their channels; use damping=token"):
-        vt.get_method("coiba(start=0, stop=2, damping=channel, stats=own)").attribute(view, x)
+        vt.get_method("coiba(start=0, stop=2, damping=channel, stats=own)").attribute(model, x)
     with pytest.raises(ModelError, match="lie on several grids"):
-        vt.get_method("coiba(start=1, stop=3, stats=own)").attribute(view, x)
+        vt.get_method("coiba(start=1, stop=3, stats=own)").attribute(model, x)
     for sigma in ("-1", "1e9"):
         with pytest.raises(SpecError, match="between 0 and 100 places"):
             vt.get_method(f"iba(sigma={sigma})")

@@ -39,7 +39,7 @@ def test_blocks_below_run_once_and_those_above_nine_times(batch: int | None, row
         model.blocks[layer].register_forward_hook(lambda m, a, out, counted=counted: counted.append(len(out)))
     proven(model)
     ran[0].clear(), ran[2].clear()
-    vt.get_method("coiba(stats=own)").attribute(model, images(model, 6), internal_batch_size=batch)
+    vt.get_method("coiba(stats=own)").attribute(model, images(model, 6), batch_size=batch)
     clean = len(ran[0])
     assert sum(ran[0]) == 6
     assert ran[2][clean:] == rows
@@ -47,12 +47,12 @@ def test_blocks_below_run_once_and_those_above_nine_times(batch: int | None, row
 
 def test_progress_counts_every_input() -> None:
     model = FAMILIES["vit"]()
-    for spelling in ("coiba", "coiba(compress=layers)", "coiba(stats=noise)", "coiba(stats=own)", "iba", "iba_star"):
-        method, told = vt.get_method(spelling), []
+    for spec in ("coiba", "coiba(compress=layers)", "coiba(stats=noise)", "coiba(stats=own)", "iba", "iba_star"):
+        method, told = vt.get_method(spec), []
         vt.explain(model, images(model, 2), method, progress=lambda done, total, told=told: told.append(done))
         assert told == sorted(told)
         assert told[-1] == 2
-        assert told[-2] == pytest.approx(2, abs=1e-9), spelling
+        assert told[-2] == pytest.approx(2, abs=1e-9), spec
 
 
 def test_weights_get_no_gradient_and_keep_their_own() -> None:
@@ -63,8 +63,8 @@ def test_weights_get_no_gradient_and_keep_their_own() -> None:
         weight.grad = torch.ones_like(weight) if index % 2 else None
         if weight.requires_grad:
             weight.register_hook(partial(pytest.fail, "a weight got a gradient"))
-    for spelling in ("coiba(steps=3, samples=2)", "iba(steps=3, samples=2)", "iba_star(steps=2, samples=2)"):
-        vt.get_method(spelling).attribute(model, images(model, 1))
+    for spec in ("coiba(steps=3, samples=2)", "iba(steps=3, samples=2)", "iba_star(steps=2, samples=2)"):
+        vt.get_method(spec).attribute(model, images(model, 1))
     for index, weight in enumerate(weights):
         assert weight.requires_grad == (index % 3 > 0)
         assert torch.equal(weight.grad, torch.ones_like(weight)) if index % 2 else weight.grad is None
@@ -78,8 +78,8 @@ def test_an_image_that_fails_does_not_touch_its_neighbour() -> None:
         broken = torch.arange(len(logits)) >= len(logits) // 2
         return logits[:, 0] * torch.ones(len(logits)).masked_fill(broken, float("nan"))
 
-    session = Context(vt.wrap(model), inputs, Target.of(vt.wrap(model), 2, target))
-    found = vt.get_method("coiba(steps=3, samples=4)").compute(session).map
+    context = Context(vt.wrap(model), inputs, Target.of(vt.wrap(model), 2, target))
+    found = vt.get_method("coiba(steps=3, samples=4)").compute(context).map
     alone = vt.get_method("coiba(steps=3, samples=4)").attribute(model, inputs[:1], lambda logits: logits[:, 0])
     assert torch.allclose(found[:1], alone, rtol=1e-5)
     assert found[1].isnan().all()
@@ -104,21 +104,21 @@ def test_memory_that_runs_out_halves_the_parts_once() -> None:
 
 def test_changes_at_every_kind_of_place() -> None:
     """Identity changes nothing, a block's output is the next one's input, and gradients flow through."""
-    view = vt.wrap(FAMILIES["vit"]())
-    inputs = images(view, 2)
-    tokens = view.forward_blocks(view.embed(inputs), 0, 1).detach()
-    plain = view.logits(inputs)
+    model = vt.wrap(FAMILIES["vit"]())
+    inputs = images(model, 2)
+    tokens = model.forward_blocks(model.embed(inputs), 0, 1).detach()
+    plain = model.logits(inputs)
     every = {1: torch.clone, 2: torch.clone}
     with torch.no_grad():
-        for site in ("input", "norm1", "attn", "norm2", "mlp", "output"):
-            assert torch.allclose(logits_through(view, tokens, 1, site, every), plain, atol=1e-5)
+        for point in ("input", "norm1", "attn", "norm2", "mlp", "output"):
+            assert torch.allclose(logits_through(model, tokens, 1, point, every), plain, atol=1e-5)
         twice = {1: lambda value: value * 2}
-        after = logits_through(view, tokens, 1, "output", twice)
-        assert torch.equal(after, logits_through(view, tokens, 1, "input", {2: twice[1]}))
-        last = logits_through(view, tokens, 1, "output", {2: twice[1]})
-        assert torch.equal(last, logits_through(view, tokens, 1, "input", {3: twice[1]}))
+        after = logits_through(model, tokens, 1, "resid_post", twice)
+        assert torch.equal(after, logits_through(model, tokens, 1, "resid_pre", {2: twice[1]}))
+        last = logits_through(model, tokens, 1, "resid_post", {2: twice[1]})
+        assert torch.equal(last, logits_through(model, tokens, 1, "resid_pre", {3: twice[1]}))
     factor = torch.ones((), requires_grad=True)
-    logits = logits_through(view, tokens, 1, "norm1", {1: lambda value: value * factor})
+    logits = logits_through(model, tokens, 1, "norm1", {1: lambda value: value * factor})
     (slope,) = torch.autograd.grad(logits.sum(), factor)
     assert slope != 0
 
@@ -127,33 +127,33 @@ def test_changes_at_every_kind_of_place() -> None:
 
 
 def test_default_layers_scale_with_the_depth() -> None:
-    view = vt.load("timm/vit_tiny_patch16_224", pretrained=False, img_size=32)
-    assert vt.get_method("coiba").layers(view) == tuple(range(4, 12))
-    assert vt.get_method("iba").layers(view) == (5,)  # the sixth of twelve
-    assert vt.get_method("iba_star").layers(view) == tuple(range(11))
+    model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, img_size=32)
+    assert vt.get_method("coiba").layers(model) == tuple(range(4, 12))
+    assert vt.get_method("iba").layers(model) == (5,)  # the sixth of twelve
+    assert vt.get_method("iba_star").layers(model) == tuple(range(11))
 
 
 def test_a_hierarchical_model_is_looked_at_inside_one_stage() -> None:
-    view = vt.load("timm/swin_tiny_patch4_window7_224", pretrained=False)
-    assert vt.get_method("coiba").layers(view) == tuple(range(4, 10))  # 14 x 14 tokens
-    assert vt.get_method("coiba(start=6)").layers(view) == tuple(range(6, 10))
-    assert vt.get_method("coiba(stop=2)").layers(view) == (0, 1)
-    assert vt.get_method("iba").layers(view) == (6,)
-    assert vt.get_method("iba_star").layers(view) == tuple(range(4, 9))  # block 9 ends on the next grid
+    model = vt.load("timm/swin_tiny_patch4_window7_224", pretrained=False)
+    assert vt.get_method("coiba").layers(model) == tuple(range(4, 10))  # 14 x 14 tokens
+    assert vt.get_method("coiba(start=6)").layers(model) == tuple(range(6, 10))
+    assert vt.get_method("coiba(stop=2)").layers(model) == (0, 1)
+    assert vt.get_method("iba").layers(model) == (6,)
+    assert vt.get_method("iba_star").layers(model) == tuple(range(4, 9))  # block 9 ends on the next grid
     with pytest.raises(vt.VitreousError, match=r"layers 2 \.\. 10 of .* several grids"):
-        vt.get_method("coiba(start=2, stop=10)").layers(view)
+        vt.get_method("coiba(start=2, stop=10)").layers(model)
 
 
 def test_all_layers_of_the_stage_are_damped() -> None:
     model = EVERY["swin"]()
-    view = vt.wrap(model)
-    found, extras = vt.get_method("coiba(watch=true)").attribute(view, images(view, 2), extras=True)
+    vision_model = vt.wrap(model)
+    found, extras = vt.get_method("coiba(watch=true)").attribute(vision_model, images(vision_model, 2), extras=True)
     assert found.shape == (2, 4, 4)
     assert extras["layer_information"].shape == (2, 9, 2)
 
 
 @pytest.mark.parametrize(
-    ("spelling", "complaint"),
+    ("spec", "complaint"),
     [
         ("coiba(start=2, stop=2)", "layers 2 .. 2 are none: start must be below stop"),
         ("coiba(start=2, stop=1)", "layers 2 .. 1 are none"),
@@ -165,15 +165,15 @@ def test_all_layers_of_the_stage_are_damped() -> None:
         ("coiba(stats=missing)", "no statistics at missing"),
     ],
 )
-def test_layers_and_files_that_are_not_there(spelling: str, complaint: str) -> None:
+def test_layers_and_files_that_are_not_there(spec: str, complaint: str) -> None:
     model = FAMILIES["vit"]()
     with pytest.raises(vt.VitreousError, match=complaint) as told:
-        vt.get_method(spelling).attribute(model, images(model, 1))
+        vt.get_method(spec).attribute(model, images(model, 1))
     assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize(
-    ("spelling", "complaint"),
+    ("spec", "complaint"),
     [
         ("coiba(steps=0)", "steps=0 must be at least 2"),
         ("coiba(steps=1)", "steps=1 must be at least 2"),
@@ -187,22 +187,22 @@ def test_layers_and_files_that_are_not_there(spelling: str, complaint: str) -> N
         ("iba(damping=x)", "damping='x' is not one of token, channel"),
     ],
 )
-def test_bad_parameters_are_named(spelling: str, complaint: str) -> None:
+def test_bad_parameters_are_named(spec: str, complaint: str) -> None:
     with pytest.raises(vt.VitreousError, match=complaint):
-        vt.get_method(spelling)
+        vt.get_method(spec)
 
 
 # -- statistics in use -------------------------------------------------------------------------------------------------
 
 
 def test_statistics_of_another_model_or_size_are_refused(tmp_path: Any) -> None:
-    view = vt.load("timm/test_vit", pretrained=False, img_size=32)
+    model = vt.load("timm/test_vit", pretrained=False, img_size=32)
     other = vt.load("timm/test_vit2", pretrained=False, img_size=32)
     large = vt.load("timm/test_vit", pretrained=False, img_size=64)
-    statistics = vt.collect_activation_stats(view, noise=12)
+    statistics = vt.collect_activation_stats(model, noise=12)
     path = statistics.save(tmp_path / "s.safetensors")
     method = vt.get_method(f"coiba(steps=2, samples=1, stats='{path}')")
-    method.attribute(view, images(view, 1))
+    method.attribute(model, images(model, 1))
     with pytest.raises(vt.VitreousError, match="are those of timm/test_vit, not of timm/test_vit2"):
         method.attribute(other, images(other, 1))
     with pytest.raises(vt.VitreousError, match="were made at 32 x 32, the input is 64 x 64; pool them"):
@@ -210,7 +210,7 @@ def test_statistics_of_another_model_or_size_are_refused(tmp_path: Any) -> None:
     replace(method, stats=statistics.pooled()).attribute(large, images(large, 1))
     few = {key: each for key, each in statistics.moments.items() if key[1] < 3}
     with pytest.raises(vt.VitreousError, match="no norm1 of layer 3"):
-        replace(method, stats=replace(statistics, moments=few)).attribute(view, images(view, 1))
+        replace(method, stats=replace(statistics, moments=few)).attribute(model, images(model, 1))
 
 
 def test_noise_gives_the_same_whoever_makes_it() -> None:
@@ -222,8 +222,8 @@ def test_noise_gives_the_same_whoever_makes_it() -> None:
 
 
 def test_the_source_is_recorded_in_every_explanation(tmp_path: Any) -> None:
-    view = vt.load("timm/test_vit", pretrained=False, img_size=32)
-    path = vt.collect_activation_stats(view, images(view, 12)).save(tmp_path / "my statistics.safetensors")
+    model = vt.load("timm/test_vit", pretrained=False, img_size=32)
+    path = vt.collect_activation_stats(model, images(model, 12)).save(tmp_path / "my statistics.safetensors")
     short = "steps=2, samples=1"
     cases = {
         f"coiba({short})": ("statistics", "world:64"),
@@ -232,15 +232,15 @@ def test_the_source_is_recorded_in_every_explanation(tmp_path: Any) -> None:
         f"coiba({short}, stats=noise)": ("statistics", "noise:200"),
         f"smooth(coiba({short}), samples=2)": (f"statistics of coiba({short})", "world:64"),
     }
-    for number, (spelling, (key, source)) in enumerate(cases.items()):
-        found = vt.explain(view, images(view, 1)[0], spelling)
+    for number, (spec, (key, source)) in enumerate(cases.items()):
+        found = vt.explain(model, images(model, 1)[0], spec)
         assert found.settings[key] == source
         loaded = vt.Explanation.load(found.save(tmp_path / str(number)))
         assert loaded.settings == json.loads(json.dumps(found.settings))
-        assert vt.get_method(found.method) == vt.get_method(spelling)
+        assert vt.get_method(found.method) == vt.get_method(spec)
     given = replace(vt.get_method(f"coiba({short})"), stats=vt.ActivationStats.load(path))
-    assert vt.explain(view, images(view, 1)[0], given).settings["statistics"] == "images:12"
-    assert vt.get_method(given.spelling).stats == str(path)
+    assert vt.explain(model, images(model, 1)[0], given).settings["statistics"] == "images:12"
+    assert vt.get_method(given.spec).stats == str(path)
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------
@@ -252,13 +252,13 @@ def test_targets() -> None:
     inputs = images(model, 2)
     ask = partial(vt.get_method("coiba(steps=4, samples=2)").attribute, model, inputs)
     by_class = ask(target=2)
-    assert torch.equal(by_class, ask(target=2, value="logprob"))
+    assert torch.equal(by_class, ask(target=2, output="logprob"))
     assert torch.allclose(by_class, ask(target=lambda logits: logits.log_softmax(1)[:, 2]), rtol=1e-5)
-    rather = ask(target=2, against=[0, 4])
+    rather = ask(target=2, contrast=[0, 4])
     assert torch.allclose(rather, ask(target=lambda z: z[:, 2] - z[:, [0, 4]].mean(1)), rtol=1e-4)
     assert not torch.allclose(rather, by_class, rtol=1e-2)
-    with pytest.raises(vt.VitreousError, match="coiba explains the log-probability; value='prob'"):
-        ask(target=2, value="prob")
+    with pytest.raises(vt.VitreousError, match="coiba explains the log-probability; output='prob'"):
+        ask(target=2, output="prob")
 
 
 def test_a_callable_has_no_accuracy() -> None:
@@ -298,12 +298,12 @@ def test_two_seeds_agree_and_the_first_layer_nearly_bounds_the_others(shared: An
     """Spearman above 0.9 on average; Eq. 7, the first layer's information against the mean of all layers', to 2 %."""
     from scipy.stats import spearmanr
 
-    view = vt.load("timm/deit_tiny_patch16_224", checkpoint=shared / "deit_tiny_patch16_224.fp16.safetensors")
+    model = vt.load("timm/deit_tiny_patch16_224", checkpoint=shared / "deit_tiny_patch16_224.fp16.safetensors")
     files = sorted((shared / "imagenet-val-1k").iterdir())
-    photographs = vt.collect_activation_stats(view, files[500:600])
+    photographs = vt.collect_activation_stats(model, files[500:600])
     pictures = files[:64:8]
     for method in (vt.get_method("coiba"), replace(vt.get_method("coiba(watch=true)"), stats=photographs)):
-        one, two = (vt.explain(view, pictures, method, seed=seed) for seed in (0, 1))
+        one, two = (vt.explain(model, pictures, method, seed=seed) for seed in (0, 1))
         agreed = [spearmanr(a.map.flatten(), b.map.flatten())[0] for a, b in zip(one, two, strict=True)]
         assert sum(agreed) / len(agreed) > 0.9
     for each in one:

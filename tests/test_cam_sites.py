@@ -37,31 +37,33 @@ def test_sites(reference):
         base, _, more = name.partition("(")
         more = f", {more}" if more else ")"
         maps = [
-            vt.get_method(f"{base}(layer={layer}, site={site}{more}").attribute(
+            vt.get_method(f"{base}(layer={layer}, point={point}{more}").attribute(
                 reference.model, reference.images, TARGET
             )
-            for layer, site in [(0, "output"), (1, "input"), (1, "norm1"), (1, "auto")]
+            for layer, point in [(0, "resid_post"), (1, "resid_pre"), (1, "norm1"), (1, "auto")]
         ]
         assert torch.allclose(maps[0], maps[1], rtol=1e-9, atol=0)
         assert torch.equal(maps[2], maps[3])
         assert not torch.allclose(maps[1], maps[2])
 
 
-@pytest.mark.parametrize("site", ["norm2", "output"])
+@pytest.mark.parametrize("point", ["norm2", "resid_post"])
 @pytest.mark.parametrize("name", ["gradcam", "hirescam", "xgradcam_plus", "eigengradcam"])
-def test_places_that_patches_do_not_leave_are_refused(name, site):
-    spelling = f"{name}(site={site})"
+def test_places_that_patches_do_not_leave_are_refused(name, point):
+    spec = f"{name}(point={point})"
     for family in ("vit", "deit_distilled", "registers"):
         model = FAMILIES[family]()
-        with pytest.raises(vt.VitreousError, match=rf"patches do not reach the class from {site} of block 2; .*=norm1"):
-            vt.get_method(spelling).attribute(model, images(model, 2))
+        with pytest.raises(
+            vt.VitreousError, match=rf"patches do not reach the class from {point} of block 2; .*=norm1"
+        ):
+            vt.get_method(spec).attribute(model, images(model, 2))
     for family in ("gap", "siglip"):  # these read the patches
-        if spelling == "hirescam(site=output)":
+        if spec == "hirescam(point=resid_post)":
             continue  # refused for another reason, see below
         model = FAMILIES[family]()
-        assert vt.get_method(spelling).attribute(model, images(model, 2)).abs().max() > 0
+        assert vt.get_method(spec).attribute(model, images(model, 2)).abs().max() > 0
     with pytest.raises(vt.VitreousError, match="not one of auto, norm1, norm2, input, output"):
-        vt.get_method(f"{name}(site=pool)")
+        vt.get_method(f"{name}(point=pool)")
 
 
 def test_a_place_before_a_mere_norm_is_refused():
@@ -70,8 +72,8 @@ def test_a_place_before_a_mere_norm_is_refused():
     sums = [(f * g)[1:].sum(axis=1) for f, g in reference.pair(reference.run.inputs[-1])]
     assert np.abs(sums).max() < 1e-5 * max(np.abs(f * g).max() for f, g in reference.pair(reference.run.inputs[-1]))
     with pytest.raises(vt.VitreousError, match=r"zero but for rounding .* ignores the length"):
-        vt.get_method("hirescam(site=input)").attribute(reference.model, reference.images)
-    assert vt.get_method("gradcam(site=input)").attribute(reference.model, reference.images).abs().max() > 0
+        vt.get_method("hirescam(point=resid_pre)").attribute(reference.model, reference.images)
+    assert vt.get_method("gradcam(point=resid_pre)").attribute(reference.model, reference.images).abs().max() > 0
 
 
 def test_a_gradient_that_is_zero_for_another_reason_is_only_warned_of():
@@ -125,10 +127,10 @@ class Pyramid(VisionModel):
 
 @pytest.mark.parametrize("name", ["gradcam", "eigencam", "scorecam", "ablationcam"])
 def test_maps_of_a_hierarchy_lie_on_the_grid_of_their_place(name):
-    view, x = Pyramid(), torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    model, x = Pyramid(), torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     sizes = {"0, norm1": 4, "0, input": 4, "0, output": 2, "1, input": 2, "1, norm1": 2, "-1, output": 2}
     for place, size in sizes.items():
-        assert vt.get_method(f"{name}({place})").attribute(view, x, target=1).shape == (2, size, size)
+        assert vt.get_method(f"{name}({place})").attribute(model, x, target=1).shape == (2, size, size)
 
 
 # -- replacing -----------------------------------------------------------------------------------------------------
@@ -136,24 +138,24 @@ def test_maps_of_a_hierarchy_lie_on_the_grid_of_their_place(name):
 
 def test_replacing_leaves_nothing_behind():
     model = FAMILIES["vit"]()
-    view, x = vt.wrap(model), images(model, 1)
-    before = view.logits(x)
-    with replaced(view, 1, "norm2", torch.zeros_like):
-        assert not torch.equal(view.logits(x), before)
-    with pytest.raises(ZeroDivisionError), replaced(view, 1, "norm2", lambda value: value / (1 // 0)):
-        view.logits(x)
-    assert torch.equal(view.logits(x), before)
+    vision_model, x = vt.wrap(model), images(model, 1)
+    before = vision_model.logits(x)
+    with replaced(vision_model, 1, "norm2", torch.zeros_like):
+        assert not torch.equal(vision_model.logits(x), before)
+    with pytest.raises(ZeroDivisionError), replaced(vision_model, 1, "norm2", lambda value: value / (1 // 0)):
+        vision_model.logits(x)
+    assert torch.equal(vision_model.logits(x), before)
     assert not any(module._forward_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("site", ["input", "norm1", "attn", "norm2", "mlp", "output"])
-def test_a_change_that_changes_nothing_gives_the_logits(site):
+@pytest.mark.parametrize("point", ["input", "norm1", "attn", "norm2", "mlp", "output"])
+def test_a_change_that_changes_nothing_gives_the_logits(point):
     model = FAMILIES["registers"]()
-    view, x = vt.wrap(model), images(model, 2)
+    vision_model, x = vt.wrap(model), images(model, 2)
     with torch.no_grad():
-        tokens = view.forward_blocks(view.embed(x), 0, 1)
-    assert torch.allclose(logits_with(view, tokens, 1, site, torch.clone), view.logits(x))
-    assert not torch.allclose(logits_with(view, tokens, 1, site, torch.sin), view.logits(x))
+        tokens = vision_model.forward_blocks(vision_model.embed(x), 0, 1)
+    assert torch.allclose(logits_with(vision_model, tokens, 1, point, torch.clone), vision_model.logits(x))
+    assert not torch.allclose(logits_with(vision_model, tokens, 1, point, torch.sin), vision_model.logits(x))
 
 
 # -- refused -------------------------------------------------------------------------------------------------------
@@ -162,20 +164,20 @@ def test_a_change_that_changes_nothing_gives_the_logits(site):
 def test_refused_methods_say_why():
     model, why = FAMILIES["vit"](), "no rule for GELU, .* input times gradient .* use input_x_gradient"
     x = images(model, 1)
-    for spelling in ("deeplift", "plus(deeplift)", "smooth(deeplift)"):
+    for spec in ("deeplift", "plus(deeplift)", "smooth(deeplift)"):
         with pytest.raises(vt.VitreousError, match=why):
-            vt.get_method(spelling).attribute(model, x)
+            vt.get_method(spec).attribute(model, x)
     assert vt.get_method("deeplift").info.models == "ReLU"
 
 
 def test_counts_of_forwards():
     """What the progress bar is told is what runs."""
     model = FAMILIES["vit"]()
-    view, x = vt.wrap(model), images(model, 2)
-    for spelling, each in {"scorecam": 25, "ablationcam": 25, "scorecam(channels=4)": 5}.items():
+    vision_model, x = vt.wrap(model), images(model, 2)
+    for spec, each in {"scorecam": 25, "ablationcam": 25, "scorecam(channels=4)": 5}.items():
         ticks: list[int] = []
-        method = vt.get_method(spelling)
-        method.compute(Context(view, x, Target.of(view, 2), batch=7, tick=ticks.append))
-        assert method.forwards(view) * 2 == sum(ticks) == each * 2
+        method = vt.get_method(spec)
+        method.compute(Context(vision_model, x, Target.of(vision_model, 2), batch=7, on_progress=ticks.append))
+        assert method.num_forwards(vision_model) * 2 == sum(ticks) == each * 2
     with pytest.raises(vt.VitreousError, match="channels=0"):
         vt.get_method("scorecam(channels=0)")

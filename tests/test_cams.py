@@ -40,11 +40,11 @@ def published(found: Tensor) -> Tensor:
     return rescale(large.clamp(min=0))
 
 
-@pytest.mark.parametrize("spelling", GOLDEN)
-def test_golden_numbers(spelling):
-    mean, value, place = GOLDEN[spelling]
+@pytest.mark.parametrize("spec", GOLDEN)
+def test_golden_numbers(spec):
+    mean, value, place = GOLDEN[spec]
     model, image = golden()
-    shown = published(vt.get_method(spelling).attribute(model, image, target=2)[0])
+    shown = published(vt.get_method(spec).attribute(model, image, target=2)[0])
     assert shown.mean().item() == pytest.approx(mean, abs=1e-7)
     assert shown[100, 37].item() == pytest.approx(value, abs=1e-6)
     assert shown.argmax().item() == place
@@ -68,9 +68,9 @@ class Reference:
         gradient = torch.autograd.grad(self.run.logits[:, TARGET].sum(), tensor, retain_graph=True)[0]
         return list(zip(tensor.detach().numpy(), gradient.numpy(), strict=True))
 
-    def check(self, spelling: str, expected: list[np.ndarray], rtol: float = 1e-8) -> None:
+    def check(self, spec: str, expected: list[np.ndarray], rtol: float = 1e-8) -> None:
         """``expected`` is one number per patch for each image."""
-        found = vt.get_method(spelling).attribute(self.model, self.images, target=TARGET)
+        found = vt.get_method(spec).attribute(self.model, self.images, target=TARGET)
         for image, wanted in zip(found.numpy(), expected, strict=True):
             assert np.allclose(image.ravel(), wanted, rtol=rtol, atol=1e-10 * np.abs(wanted).max())
 
@@ -210,9 +210,9 @@ def test_scores_follow_the_target():
         def margin(logits: Tensor) -> Tensor:
             return logits[:, 0] - logits[:, 1]
 
-        against = ask(reference.model, reference.images, target=0, against=1)
-        assert torch.allclose(against, ask(reference.model, reference.images, target=margin))
-        assert not torch.allclose(against, ask(reference.model, reference.images, target=0, value="prob"))
+        contrast = ask(reference.model, reference.images, target=0, contrast=1)
+        assert torch.allclose(contrast, ask(reference.model, reference.images, target=margin))
+        assert not torch.allclose(contrast, ask(reference.model, reference.images, target=0, output="prob"))
 
 
 # -- layer terms ---------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_every_cam_has_layer_terms_of_its_own(name):
     model = FAMILIES["vit"]().double()
     x = images(model, 2)
     found, extras = vt.get_method(f"plus({name})").attribute(model, x, 1, extras=True)
-    terms = [vt.get_method(f"{name}(layer={layer}, site=input)") for layer in range(3)]
+    terms = [vt.get_method(f"{name}(layer={layer}, point=resid_pre)") for layer in range(3)]
     expected = torch.stack([each.attribute(model, x, 1) for each in terms], dim=1)
     torch.testing.assert_close(extras["layers"], expected)
     torch.testing.assert_close(found, expected.sum(dim=1))
@@ -243,6 +243,6 @@ def test_every_cam_has_layer_terms_of_its_own(name):
 
 
 def test_scorecam_has_none():
-    assert not vt.get_method("scorecam").layered
+    assert not vt.get_method("scorecam").has_layer_terms
     with pytest.raises(vt.VitreousError, match="has no layer terms"):
         vt.get_method("plus(scorecam, via=layers)")

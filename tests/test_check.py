@@ -27,7 +27,7 @@ def photo(seed: int = 0) -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"](), name="tiny")
 
 
@@ -41,49 +41,49 @@ def creature() -> Tensor:
     return render(Scene.of(2)).images[0] * 2 - 1
 
 
-def tensor(view: vt.VisionModel, e: vt.Explanation) -> Tensor:
-    return view.preprocess.tensor(e.image)[None]
+def tensor(model: vt.VisionModel, e: vt.Explanation) -> Tensor:
+    return model.preprocess.tensor(e.image)[None]
 
 
 # -- the numbers ---------------------------------------------------------------------------------------
 
 
-def test_the_runner_up_is_the_most_probable_other_class(view: vt.VisionModel) -> None:
-    e = vt.explain(view, photo(), "ixg", 2, value="logprob")
-    inputs = tensor(view, e)
-    chances = view.logits(inputs).softmax(dim=1)[0]
+def test_the_runner_up_is_the_most_probable_other_class(model: vt.VisionModel) -> None:
+    e = vt.explain(model, photo(), "ixg", 2, output="logprob")
+    inputs = tensor(model, e)
+    chances = model.logits(inputs).softmax(dim=1)[0]
     other = max((c for c in range(5) if c != 2), key=lambda c: float(chances[c]))
-    expected = vt.get_method("ixg").attribute(view, inputs, other, value="logprob")[0]
-    found = e.check(view)["runner-up"].numbers
+    expected = vt.get_method("ixg").attribute(model, inputs, other, output="logprob")[0]
+    found = e.check(model)["runner-up"].numbers
     assert found["class"] == other
     assert found["probability"] == pytest.approx(float(chances[other]), abs=1e-6)
     assert found["agreement"] == pytest.approx(spearmanr(e.map.flatten(), expected.flatten()).statistic, abs=1e-6)
 
 
-def test_a_class_it_is_explained_against_is_no_runner_up(view: vt.VisionModel) -> None:
-    e = vt.explain(view, photo(), "ixg", 2, against=[0, 1, 4])
-    expected = vt.get_method("ixg").attribute(view, tensor(view, e), 3, against=[0, 1, 4])[0]
+def test_a_class_it_is_explained_against_is_no_runner_up(model: vt.VisionModel) -> None:
+    e = vt.explain(model, photo(), "ixg", 2, contrast=[0, 1, 4])
+    expected = vt.get_method("ixg").attribute(model, tensor(model, e), 3, contrast=[0, 1, 4])[0]
     found = e.check()["runner-up"].numbers
     assert found["class"] == 3
     assert found["agreement"] == pytest.approx(spearmanr(e.map.flatten(), expected.flatten()).statistic, abs=1e-6)
-    lone = vt.explain(view, photo(), "ixg", 2, against=[0, 1, 3, 4]).check()["runner-up"]
+    lone = vt.explain(model, photo(), "ixg", 2, contrast=[0, 1, 3, 4]).check()["runner-up"]
     assert (lone.verdict, lone.numbers) == ("-", {})
 
 
-def test_stability_is_the_lowest_agreement_of_three_seeds(view: vt.VisionModel) -> None:
+def test_stability_is_the_lowest_agreement_of_three_seeds(model: vt.VisionModel) -> None:
     how = "smooth(ixg, samples=2, sigma=0.5)"
-    e = vt.explain(view, photo(), how, 1, seed=5)
-    inputs = tensor(view, e)
-    maps = [vt.get_method(how).attribute(view, inputs, 1, seed=seed)[0].flatten() for seed in (5, 6, 7)]
+    e = vt.explain(model, photo(), how, 1, seed=5)
+    inputs = tensor(model, e)
+    maps = [vt.get_method(how).attribute(model, inputs, 1, seed=seed)[0].flatten() for seed in (5, 6, 7)]
     lowest = min(spearmanr(maps[i], maps[j]).statistic for i, j in ((0, 1), (0, 2), (1, 2)))
     assert lowest < 1
     assert e.check()["stability"].numbers == {"agreement": pytest.approx(lowest, abs=1e-6)}
 
 
 @pytest.mark.parametrize("how", ["smooth(ixg, samples=5, sigma=0.5)", "tis(masks=16)", "refine(ixg, masks=16)"])
-def test_samples_are_judged_by_their_halves(view: vt.VisionModel, how: str) -> None:
-    e = vt.explain(view, photo(), how, 1, seed=5)
-    one, other = vt.get_method(how).attribute(view, tensor(view, e), 1, seed=5, extras=True)[1]["halves"][0]
+def test_samples_are_judged_by_their_halves(model: vt.VisionModel, how: str) -> None:
+    e = vt.explain(model, photo(), how, 1, seed=5)
+    one, other = vt.get_method(how).attribute(model, tensor(model, e), 1, seed=5, extras=True)[1]["halves"][0]
     agreed = spearmanr(one.flatten(), other.flatten()).statistic
     found = e.check()["samples"]
     assert found.numbers["agreement"] == pytest.approx(agreed, abs=1e-5)
@@ -93,29 +93,29 @@ def test_samples_are_judged_by_their_halves(view: vt.VisionModel, how: str) -> N
     )
 
 
-def test_samples_of_a_part_are_judged_too(view: vt.VisionModel) -> None:
+def test_samples_of_a_part_are_judged_too(model: vt.VisionModel) -> None:
     how = "consensus(ixg, refine(generic, masks=16))"
-    e = vt.explain(view, photo(), how, 1, seed=5)
-    halves = vt.get_method("refine(generic, masks=16)").attribute(view, tensor(view, e), 1, seed=6, extras=True)[1][
+    e = vt.explain(model, photo(), how, 1, seed=5)
+    halves = vt.get_method("refine(generic, masks=16)").attribute(model, tensor(model, e), 1, seed=6, extras=True)[1][
         "halves"
     ]
     agreed = spearmanr(*halves[0].flatten(1)).statistic
     assert e.check()["samples"].numbers["agreement"] == pytest.approx(agreed, abs=1e-5)
-    assert vt.explain(view, photo(), "coiba(samples=2)", 1).check()["samples"].verdict == "-"
+    assert vt.explain(model, photo(), "coiba(samples=2)", 1).check()["samples"].verdict == "-"
 
 
-def test_halves_are_means_of_every_other_sample(view: vt.VisionModel) -> None:
-    inputs = tensor(view, vt.explain(view, photo(), "ixg", 1))
-    found, extras = vt.get_method("smooth(ixg, samples=5)").attribute(view, inputs, 1, extras=True)
+def test_halves_are_means_of_every_other_sample(model: vt.VisionModel) -> None:
+    inputs = tensor(model, vt.explain(model, photo(), "ixg", 1))
+    found, extras = vt.get_method("smooth(ixg, samples=5)").attribute(model, inputs, 1, extras=True)
     first, second = extras["halves"][0]
     assert torch.allclose(found[0], (3 * first + 2 * second) / 5, rtol=1e-5, atol=1e-6)
-    alone = [vt.get_method(f"smooth(ixg, samples={n})").attribute(view, inputs, 1)[0] for n in (1, 2, 3)]
+    alone = [vt.get_method(f"smooth(ixg, samples={n})").attribute(model, inputs, 1)[0] for n in (1, 2, 3)]
     third = 3 * alone[2] - 2 * alone[1]
-    alike = vt.get_method("smooth(ixg, samples=3)").attribute(view, inputs, 1, extras=True)[1]["halves"][0]
+    alike = vt.get_method("smooth(ixg, samples=3)").attribute(model, inputs, 1, extras=True)[1]["halves"][0]
     assert torch.allclose(alike[0], (alone[0] + third) / 2, rtol=1e-4, atol=1e-5)
     assert torch.allclose(alike[1], 2 * alone[1] - alone[0], rtol=1e-4, atol=1e-5)
     for one_sample in ("smooth(ixg, samples=1)", "tis(masks=1)"):
-        assert "halves" not in vt.get_method(one_sample).attribute(view, inputs, 1, extras=True)[1]
+        assert "halves" not in vt.get_method(one_sample).attribute(model, inputs, 1, extras=True)[1]
 
 
 def test_agreement() -> None:
@@ -134,34 +134,34 @@ def test_agreement() -> None:
 @pytest.mark.parametrize("family", EVERY)
 def test_a_shuffled_head_is_the_head_on_shuffled_channels(family: str) -> None:
     """Forward and gradient against autograd by hand, in every family; the view it came from stays what it was."""
-    view = vt.wrap(EVERY[family]())
-    inputs = images(view, 2)
-    before, shuffled = view.logits(inputs), view.permute_head(4)
+    model = vt.wrap(EVERY[family]())
+    inputs = images(model, 2)
+    before, shuffled = model.logits(inputs), model.permute_head(4)
     given = inputs.clone().requires_grad_()
-    tokens = view.forward_blocks(view.embed(given))
+    tokens = model.forward_blocks(model.embed(given))
     order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(4))
-    logits = view.forward_head(tokens[..., order])
+    logits = model.forward_head(tokens[..., order])
     (gradient,) = torch.autograd.grad(logits[:, 1].sum(), given)
     torch.testing.assert_close(shuffled.logits(inputs), logits.detach())
     assert not torch.allclose(logits, before)
     found = vt.get_method("input_x_gradient").attribute(shuffled, inputs, 1)
     torch.testing.assert_close(found, (gradient * inputs).sum(dim=1).detach(), rtol=1e-3, atol=1e-5)
-    assert torch.equal(view.logits(inputs), before)
-    assert all(parameter.grad is None for parameter in view.module.parameters())
+    assert torch.equal(model.logits(inputs), before)
+    assert all(parameter.grad is None for parameter in model.module.parameters())
 
 
-def test_the_head_is_compared_under_a_shuffled_one(view: vt.VisionModel) -> None:
-    e = vt.explain(view, photo(), "generic", 2, seed=9)
-    expected = vt.get_method("generic").attribute(view.permute_head(9), tensor(view, e), 2, seed=9)[0]
+def test_the_head_is_compared_under_a_shuffled_one(model: vt.VisionModel) -> None:
+    e = vt.explain(model, photo(), "generic", 2, seed=9)
+    expected = vt.get_method("generic").attribute(model.permute_head(9), tensor(model, e), 2, seed=9)[0]
     found = e.check()["head"].numbers["agreement"]
     assert found == pytest.approx(spearmanr(e.map.flatten(), expected.flatten()).statistic, abs=1e-6)
 
 
 @pytest.mark.parametrize("how", ["skipplus(decompx)", "decompx(bias=token)", "fullgrad", "legrad", "tis", "scorecam"])
-def test_a_shuffled_head_reaches_every_kind_of_method(view: vt.VisionModel, how: str) -> None:
+def test_a_shuffled_head_reaches_every_kind_of_method(model: vt.VisionModel, how: str) -> None:
     """Passes that steer, lenses, sub-networks and bare forwards all end in the shuffled head."""
-    inputs = images(view, 1)
-    one, other = (vt.get_method(how).attribute(each, inputs, 2) for each in (view, view.permute_head(1)))
+    inputs = images(model, 1)
+    one, other = (vt.get_method(how).attribute(each, inputs, 2) for each in (model, model.permute_head(1)))
     assert (one - other).abs().max() > 1e-3 * one.abs().max()
 
 
@@ -215,8 +215,8 @@ def test_the_reverse_of_a_good_map_is_condemned(world: vt.VisionModel, creature:
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
-def test_a_flat_map_is_condemned(view: vt.VisionModel) -> None:
-    found = vt.explain(view, photo(), "constant").check()
+def test_a_flat_map_is_condemned(model: vt.VisionModel) -> None:
+    found = vt.explain(model, photo(), "constant").check()
     assert found.verdict == "bad"
     assert [(test.name, test.verdict) for test in found.tests] == [("faithfulness", "bad")]
     assert "same everywhere" in found.sentence
@@ -235,22 +235,22 @@ def test_on_a_photograph(shared: Path) -> None:
 
 def test_every_family_can_be_checked() -> None:
     for name in FAMILIES:
-        view = vt.wrap(FAMILIES[name]())
-        found = vt.explain(view, photo(), "ixg").check()
+        model = vt.wrap(FAMILIES[name]())
+        found = vt.explain(model, photo(), "ixg").check()
         assert [test.name for test in found.tests] == NAMES, name
         assert all(test.verdict in VERDICTS and test.sentence for test in found.tests), name
 
 
 @pytest.mark.parametrize("family", ["swin", "tv_swin_odd"])
 def test_windows_and_other_grids(family: str) -> None:
-    view = vt.wrap(EVERY[family]())
+    model = vt.wrap(EVERY[family]())
     for how in ("gradcam", "saliency"):
-        assert [test.name for test in vt.explain(view, photo(), how).check().tests] == NAMES
+        assert [test.name for test in vt.explain(model, photo(), how).check().tests] == NAMES
 
 
-def test_the_grid_asked_for_changes_little(view: vt.VisionModel) -> None:
-    own = vt.explain(view, photo(), "input_x_gradient", 1).check()
-    summed = vt.explain(view, photo(), "input_x_gradient", 1, grid="token").check()
+def test_the_grid_asked_for_changes_little(model: vt.VisionModel) -> None:
+    own = vt.explain(model, photo(), "input_x_gradient", 1).check()
+    summed = vt.explain(model, photo(), "input_x_gradient", 1, grid="token").check()
     assert [t.numbers for t in own.tests] == [pytest.approx(dict(t.numbers), abs=1e-4) for t in summed.tests]
-    fine = vt.explain(view, photo(), "generic", 1, grid="pixel").check()
+    fine = vt.explain(model, photo(), "generic", 1, grid="pixel").check()
     assert fine["stability"].verdict == "-"

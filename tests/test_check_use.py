@@ -22,26 +22,26 @@ from vitreous.results.diagnostics import CheckResult
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"](), name="tiny")
 
 
 # -- promises ------------------------------------------------------------------------------------------
 
 
-def test_the_same_each_time_and_alone(view: vt.VisionModel) -> None:
-    together = vt.explain(view, [photo(0), photo(1), photo(2)], "smooth(ixg, samples=2)")
+def test_the_same_each_time_and_alone(model: vt.VisionModel) -> None:
+    together = vt.explain(model, [photo(0), photo(1), photo(2)], "smooth(ixg, samples=2)")
     first = [each.check().to_json() for each in together]
     torch.manual_seed(123)
     assert [each.check().to_json() for each in together] == first
-    alone = vt.explain(view, photo(1), "smooth(ixg, samples=2)").check()
+    alone = vt.explain(model, photo(1), "smooth(ixg, samples=2)").check()
     for test, told in zip(alone.tests, first[1]["tests"], strict=True):
         assert (test.name, test.verdict) == (told["name"], told["verdict"])
         assert dict(test.numbers) == pytest.approx(told["numbers"], abs=1e-4)
 
 
-def test_progress_ends_at_all_of_it_and_may_end_it(view: vt.VisionModel) -> None:
-    e = vt.explain(view, photo(), "smooth(ixg, samples=3)")
+def test_progress_ends_at_all_of_it_and_may_end_it(model: vt.VisionModel) -> None:
+    e = vt.explain(model, photo(), "smooth(ixg, samples=3)")
     told: list[float] = []
     vt.check(e, progress=lambda done, total: told.append(done / total))
     assert told == sorted(told)
@@ -55,11 +55,11 @@ def test_progress_ends_at_all_of_it_and_may_end_it(view: vt.VisionModel) -> None
     assert vt.check(e).to_json() == e.check().to_json()
 
 
-def test_what_it_costs(view: vt.VisionModel) -> None:
-    e = vt.explain(view, photo(), "generic")
+def test_what_it_costs(model: vt.VisionModel) -> None:
+    e = vt.explain(model, photo(), "generic")
     seen: list[int] = []
-    handle = view.module.patch_embed.register_forward_hook(lambda module, args, out: seen.append(len(out)))
-    proven(view)
+    handle = model.module.patch_embed.register_forward_hook(lambda module, args, out: seen.append(len(out)))
+    proven(model)
     seen.clear()
     found = e.check()["faithfulness"].numbers
     handle.remove()
@@ -67,19 +67,19 @@ def test_what_it_costs(view: vt.VisionModel) -> None:
     assert sum(seen) == 1 + pictures + 3  # deterministic: another seed, another class, another head
 
 
-def state(view: vt.VisionModel) -> Any:
-    model = view.module
+def state(vision_model: vt.VisionModel) -> Any:
+    model = vision_model.module
     hooks = [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules()]
     flags = [(each.requires_grad, each.grad) for each in model.parameters()]
-    return hooks, flags, [each.training for each in model.modules()], sorted(vars(view))
+    return hooks, flags, [each.training for each in model.modules()], sorted(vars(vision_model))
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
 def test_nothing_is_left_behind_also_after_an_exception(at: int) -> None:
     """The model breaks at the clean image, at the blurred ones, at another seed, at the runner-up, under the head."""
-    view = vt.wrap(FAMILIES["vit"]().train())
-    weights = copy.deepcopy(view.module.state_dict())
-    e = vt.explain(view, photo(), "generic", 1)
+    model = vt.wrap(FAMILIES["vit"]().train())
+    weights = copy.deepcopy(model.module.state_dict())
+    e = vt.explain(model, photo(), "generic", 1)
     runs = 0
 
     def broken(*_: Any) -> None:
@@ -88,26 +88,26 @@ def test_nothing_is_left_behind_also_after_an_exception(at: int) -> None:
         if runs == at:
             raise KeyboardInterrupt
 
-    handle = view.module.norm.register_forward_hook(broken)
+    handle = model.module.norm.register_forward_hook(broken)
     at += 2  # before that it is proven once more, for the hook is new
-    before = state(view)
+    before = state(model)
     with pytest.raises(KeyboardInterrupt):
         e.check()
-    assert state(view) == before
+    assert state(model) == before
     handle.remove()
-    assert all(torch.equal(value, weights[name]) for name, value in view.module.state_dict().items())
+    assert all(torch.equal(value, weights[name]) for name, value in model.module.state_dict().items())
     assert e.check().tests
 
 
 # -- which model ---------------------------------------------------------------------------------------
 
 
-def test_a_loaded_explanation_needs_its_model(view: vt.VisionModel, tmp_path: Path) -> None:
-    e = vt.explain(view, photo(), "generic", 3)
+def test_a_loaded_explanation_needs_its_model(model: vt.VisionModel, tmp_path: Path) -> None:
+    e = vt.explain(model, photo(), "generic", 3)
     loaded = vt.Explanation.load(e.save(tmp_path / "e"))
     with pytest.raises(VitreousError, match=r"^tiny, the model of this explanation, is not at hand; give it to check$"):
         loaded.check()
-    assert loaded.check(view).to_json() == vt.check(loaded, view.module).to_json() == e.check().to_json()
+    assert loaded.check(model).to_json() == vt.check(loaded, model.module).to_json() == e.check().to_json()
 
 
 def test_the_model_is_not_kept_alive() -> None:
@@ -119,8 +119,8 @@ def test_the_model_is_not_kept_alive() -> None:
     assert vt.explain(model, photo(), "ixg").check().tests  # a bare module is remembered as well
 
 
-def test_pickles_and_copies_leave_the_model_behind(view: vt.VisionModel) -> None:
-    e = vt.explain(view, photo(), "ixg")
+def test_pickles_and_copies_leave_the_model_behind(model: vt.VisionModel) -> None:
+    e = vt.explain(model, photo(), "ixg")
     for other in (pickle.loads(pickle.dumps(e)), copy.deepcopy(e)):
         assert torch.equal(other.map, e.map)
         with pytest.raises(VitreousError, match="not at hand"):
@@ -128,8 +128,8 @@ def test_pickles_and_copies_leave_the_model_behind(view: vt.VisionModel) -> None
     assert dataclasses.replace(e, name="another").check().tests
 
 
-def test_another_model_is_refused(view: vt.VisionModel) -> None:
-    e = vt.explain(view, photo(), "ixg", 3)
+def test_another_model_is_refused(model: vt.VisionModel) -> None:
+    e = vt.explain(model, photo(), "ixg", 3)
     with pytest.raises(
         ModelError, match=r"gives class \d \d\.\d+, the explanation has \d\.\d+: it is of another model"
     ):
@@ -138,9 +138,9 @@ def test_another_model_is_refused(view: vt.VisionModel) -> None:
         dataclasses.replace(e, target=77).check()
 
 
-def test_a_tensor_that_is_no_picture_has_to_be_given(view: vt.VisionModel) -> None:
-    inputs = 3 * images(view, 1)[0]
-    e = vt.explain(view, inputs, "ixg")
+def test_a_tensor_that_is_no_picture_has_to_be_given(model: vt.VisionModel) -> None:
+    inputs = 3 * images(model, 1)[0]
+    e = vt.explain(model, inputs, "ixg")
     with pytest.raises(ModelError, match="give inputs="):
         e.check()
     assert e.check(inputs=inputs)["stability"].verdict == "-"
@@ -148,15 +148,15 @@ def test_a_tensor_that_is_no_picture_has_to_be_given(view: vt.VisionModel) -> No
         e.check(inputs=torch.stack([inputs, inputs]))
 
 
-def test_a_function_is_no_class(view: vt.VisionModel) -> None:
-    e = vt.explain(view, photo(), "ixg", lambda logits: logits.std(dim=1))
+def test_a_function_is_no_class(model: vt.VisionModel) -> None:
+    e = vt.explain(model, photo(), "ixg", lambda logits: logits.std(dim=1))
     with pytest.raises(TargetError, match="of the function <lambda>"):
         e.check()
 
 
 def test_one_logit() -> None:
-    view = vt.wrap(_build(num_classes=1))
-    found = vt.explain(view, photo(), "ixg", 0).check()
+    model = vt.wrap(_build(num_classes=1))
+    found = vt.explain(model, photo(), "ixg", 0).check()
     assert found["runner-up"].numbers["class"] == 1
     assert found["runner-up"].numbers["agreement"] == pytest.approx(-1)  # the other class is the other sign
     assert found["head"].numbers["agreement"] < 0.99
@@ -165,8 +165,8 @@ def test_one_logit() -> None:
 # -- what becomes of it --------------------------------------------------------------------------------
 
 
-def test_str_and_json(view: vt.VisionModel, tmp_path: Path) -> None:
-    e = vt.explain(view, photo(), "generic", 1)
+def test_str_and_json(model: vt.VisionModel, tmp_path: Path) -> None:
+    e = vt.explain(model, photo(), "generic", 1)
     found = e.check()
     lines = str(found).splitlines()
     assert lines[0] == f"{found.verdict}: {found.sentence}"
@@ -178,7 +178,7 @@ def test_str_and_json(view: vt.VisionModel, tmp_path: Path) -> None:
     assert "check" not in e.manifest()
     saved = dataclasses.replace(e, checkup=found).save(tmp_path / "e")
     assert json.loads((saved / "manifest.json").read_text())["check"] == told
-    again = vt.Explanation.load(saved).checkup
+    again = vt.Explanation.load(saved).check_result
     assert again is not None
     assert str(again) == str(found)
 
@@ -193,9 +193,9 @@ def test_command(here: Path) -> None:
     done = run("explain", "a.png", "b.png", *MODEL, "--method", "generic", "--check", "--out", "out")
     assert (done.code, done.err) == (0, "")
     torch.manual_seed(0)
-    view = vt.load(MODEL[1], pretrained=False, img_size=32)
+    model = vt.load(MODEL[1], pretrained=False, img_size=32)
     for name in ("a", "b"):
-        expected = vt.explain(view, f"{name}.png", "generic").check()
+        expected = vt.explain(model, f"{name}.png", "generic").check()
         assert f"{name}.png: {expected}\n" in done.out
         (manifest,) = (here / "out" / name).glob("generic/*/manifest.json")
         told = json.loads(manifest.read_text())["check"]

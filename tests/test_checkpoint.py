@@ -92,8 +92,8 @@ def test_a_checkpoint_makes_the_predictions(weights: dict[str, Tensor], tmp_path
     donor = vt.load(NAME, pretrained=False, **SMALL)
     donor.module.load_state_dict(weights)
     inputs = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    view = vt.load(NAME, checkpoint=tmp_path / "weights.pth", **SMALL)
-    torch.testing.assert_close(view.logits(inputs), donor.module(inputs))
+    model = vt.load(NAME, checkpoint=tmp_path / "weights.pth", **SMALL)
+    torch.testing.assert_close(model.logits(inputs), donor.module(inputs))
 
 
 def test_positions_are_resized_to_another_image_size(weights: dict[str, Tensor], tmp_path: Path) -> None:

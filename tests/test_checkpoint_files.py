@@ -118,8 +118,8 @@ def test_objects_beside_the_tensors(weights: dict[str, Tensor], tmp_path: Path, 
     torch.save(strange, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
     with pytest.raises(pickle.UnpicklingError):
         torch.load(tmp_path / "w.pth", weights_only=True)  # so that this test tests something
-    view = vt.load(NAME, checkpoint=tmp_path / "w.pth", **SMALL)
-    assert same(view.module.state_dict(), weights)
+    model = vt.load(NAME, checkpoint=tmp_path / "w.pth", **SMALL)
+    assert same(model.module.state_dict(), weights)
     held = unpickle(tmp_path / "w.pth")
     assert isinstance(held["args"], Stub)
     assert vars(held["args"]) == {}

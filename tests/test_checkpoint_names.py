@@ -144,9 +144,9 @@ def test_classes_in_a_head(make: Callable[[], nn.Module], classes: int | None) -
 def test_timm_takes_the_classes_of_the_head(tmp_path: Path) -> None:
     model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, num_classes=7, img_size=32, **SMALL).module
     torch.save({"model": model.state_dict()}, tmp_path / "w.pth")
-    view = vt.load("timm/vit_tiny_patch16_224", checkpoint=tmp_path / "w.pth", img_size=32, **SMALL)
-    assert (view.num_classes, view.class_names) == (7, None)
-    assert view.module.head.weight.equal(model.head.weight)
+    vision_model = vt.load("timm/vit_tiny_patch16_224", checkpoint=tmp_path / "w.pth", img_size=32, **SMALL)
+    assert (vision_model.num_classes, vision_model.class_names) == (7, None)
+    assert vision_model.module.head.weight.equal(model.head.weight)
     with pytest.raises(CheckpointError, match=r"head\.weight \(7, 24\) for \(9, 24\)"):
         vt.load("timm/vit_tiny_patch16_224", checkpoint=tmp_path / "w.pth", num_classes=9, img_size=32, **SMALL)
 
@@ -168,15 +168,15 @@ def test_hugging_face_takes_the_classes_of_the_head(tmp_path: Path) -> None:
     MODELS["Hugging Face"]().save_pretrained(tmp_path / "model")
     source = families_torchvision.build(VisionTransformer, **{**families_torchvision.VIT, "num_classes": 3})
     torch.save(source.state_dict(), tmp_path / "w.pth")
-    view = vt.load(f"hf/{tmp_path / 'model'}", checkpoint=tmp_path / "w.pth", pretrained=False)
-    assert (view.num_classes, view.class_names) == (3, None)
-    torch.testing.assert_close(logits(view.module), logits(source), rtol=1e-4, atol=1e-4)
+    model = vt.load(f"hf/{tmp_path / 'model'}", checkpoint=tmp_path / "w.pth", pretrained=False)
+    assert (model.num_classes, model.class_names) == (3, None)
+    torch.testing.assert_close(logits(model.module), logits(source), rtol=1e-4, atol=1e-4)
 
 
 def test_positions_of_another_library_are_resized(tmp_path: Path) -> None:
     source = families_torchvision.build(VisionTransformer, **{**families_torchvision.VIT, "image_size": 64})
     torch.save(source.state_dict(), tmp_path / "w.pth")
     options = {**SMALL, "depth": 3, "mlp_ratio": 2, "patch_size": 8, "img_size": 32}
-    view = vt.load("timm/vit_tiny_patch16_224", checkpoint=tmp_path / "w.pth", **options)
-    assert view.module.pos_embed.shape == (1, 17, 24)
-    assert view.module.pos_embed[:, :1].equal(source.encoder.pos_embedding[:, :1])
+    model = vt.load("timm/vit_tiny_patch16_224", checkpoint=tmp_path / "w.pth", **options)
+    assert model.module.pos_embed.shape == (1, 17, 24)
+    assert model.module.pos_embed[:, :1].equal(source.encoder.pos_embedding[:, :1])

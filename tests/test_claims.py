@@ -20,7 +20,7 @@ WINDOWED = ["swin", *sorted(name for name in EVERY if "swin" in name and name !=
 
 
 def spelling(info: MethodInfo, bases: tuple[str, ...] = ("generic", "ixg")) -> str:
-    made = f"{info.name}({', '.join(bases[: info.bases])})" if info.bases else info.name
+    made = f"{info.name}({', '.join(bases[: info.num_bases])})" if info.num_bases else info.name
     return (SHORT.get(info.name) or made).replace("(generic", f"({bases[0]}")
 
 
@@ -31,32 +31,34 @@ def short(names: list[str], usual: tuple[str, ...]) -> list[Any]:
 @pytest.mark.parametrize("name", short(WINDOWED, ("swin",)))
 @pytest.mark.parametrize("info", vt.list_methods(), ids=lambda info: info.name)
 def test_a_method_runs_inside_windows_if_and_only_if_it_says_so(info: MethodInfo, name: str) -> None:
-    view = vt.wrap(EVERY[name]())
-    assert view.attention == "windows"
-    _runs_or_refuses(info, view, ("all", "transformers"), r"inside windows|leaves tokens out|ReLUs only", "generic")
+    model = vt.wrap(EVERY[name]())
+    assert model.attention == "windowed"
+    _runs_or_refuses(info, model, ("all", "transformers"), r"inside windows|leaves tokens out|ReLUs only", "generic")
 
 
 @pytest.mark.parametrize("name", short([*CNNS], ("resnet", "tv_convnext")))
 @pytest.mark.parametrize("info", vt.list_methods(), ids=lambda info: info.name)
 def test_a_method_runs_on_a_convolutional_network_if_and_only_if_it_says_so(info: MethodInfo, name: str) -> None:
-    view = vt.wrap(CNNS[name]())
-    assert (view.attention, view.has_residual_stream, view.is_relu_only) == ("nowhere", False, name in RELU)
-    fitting = ("all", "ReLU") if view.is_relu_only else ("all",)
-    _runs_or_refuses(info, view, fitting, r"is for transformers|ReLUs only", "gradcam")
+    model = vt.wrap(CNNS[name]())
+    assert (model.attention, model.has_residual_stream, model.is_relu_only) == ("none", False, name in RELU)
+    fitting = ("all", "ReLU") if model.is_relu_only else ("all",)
+    _runs_or_refuses(info, model, fitting, r"is for transformers|ReLUs only", "gradcam")
 
 
-def _runs_or_refuses(info: MethodInfo, view: vt.VisionModel, fitting: tuple[str, ...], why: str, base: str) -> None:
+def _runs_or_refuses(info: MethodInfo, model: vt.VisionModel, fitting: tuple[str, ...], why: str, base: str) -> None:
     assert info.models in KINDS_OF_MODELS
     refused = contextlib.nullcontext() if info.models in fitting else pytest.raises(ModelError, match=why)
     with warnings.catch_warnings(), refused:
         warnings.simplefilter("ignore", vt.VitreousWarning)
-        vt.get_method(spelling(info, (base, "ixg"))).attribute(view, images(view, 1), target=1)
+        vt.get_method(spelling(info, (base, "ixg"))).attribute(model, images(model, 1), target=1)
 
 
 def test_at_least_sixty_distinct_methods() -> None:
     """Combinators and yardsticks do not count, nor do two names of one class."""
     kinds = {
-        info.make for info in vt.list_methods() if not (info.combines or info.family in ("combinator", "yardstick"))
+        info.factory
+        for info in vt.list_methods()
+        if not (info.is_combinator or info.family in ("combinator", "yardstick"))
     }
     assert len(kinds) >= 60
 

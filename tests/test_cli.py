@@ -50,10 +50,10 @@ def test_the_map_is_the_librarys(here: Path) -> None:
     run("explain", "a.png", *MODEL, "--method", "gradcam(layer=3)", "--target", 7, "--against", 1, "--against", "9",
         "--value", "logprob", "--dtype", "float64", "--out", "out")  # fmt: skip
     torch.manual_seed(0)
-    view = vt.load(MODEL[1], pretrained=False, img_size=32, dtype="float64")
-    expected = vt.explain(view, "a.png", "gradcam(layer=3)", 7, against=[1, 9], value="logprob")
+    model = vt.load(MODEL[1], pretrained=False, img_size=32, dtype="float64")
+    expected = vt.explain(model, "a.png", "gradcam(layer=3)", 7, contrast=[1, 9], output="logprob")
     found = vt.Explanation.load(result(here / "out", "a"))
-    assert (found.target, found.against, found.value) == (7, (1, 9), "logprob")
+    assert (found.target, found.contrast, found.output) == (7, (1, 9), "logprob")
     torch.testing.assert_close(found.map, expected.map)
 
 
@@ -79,9 +79,9 @@ def test_json_is_all_there_is(here: Path) -> None:
     assert told.keys() == {"schema", "explanations"}
     assert told["schema"] == "vitreous.explain/1"
     torch.manual_seed(0)
-    view = vt.load(MODEL[1], pretrained=False, img_size=32)
+    model = vt.load(MODEL[1], pretrained=False, img_size=32)
     for row, path in zip(told["explanations"], ("a.png", "more/c.png"), strict=True):
-        expected = vt.explain(view, path, "rollout")
+        expected = vt.explain(model, path, "rollout")
         assert row.keys() == expected.manifest().keys() | {"folder", "map"}
         assert (row["folder"], row["source"], row["grid"]) == (None, path, [2, 2])
         np.testing.assert_allclose(row["map"], expected.map, atol=1e-6)
@@ -217,8 +217,8 @@ def test_compare(here: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert "6 maps" in done.out
     torch.manual_seed(0)
-    view = vt.load(MODEL[1], pretrained=False, img_size=32)
-    expected = vt.compare(view, "a.png", ["rollout", "skipplus(ixg, start=1)", "ixg"], [281, 3])
+    model = vt.load(MODEL[1], pretrained=False, img_size=32)
+    expected = vt.compare(model, "a.png", ["rollout", "skipplus(ixg, start=1)", "ixg"], [281, 3])
     assert Image.open("a-compare.png").size == expected.panel(tile=60).size
     before = tree(here)
     refused = run("compare", "a.png", *MODEL, "--method", "rollout")

@@ -81,7 +81,7 @@ def test_wrong_options(here: Path, case: str, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelling", "named"),
+    ("spec", "named"),
     [
         ("rolout", r"'rolout'; did you mean rollout"),
         ("skipplus(ixg", r"at character 13"),
@@ -92,11 +92,11 @@ def test_wrong_options(here: Path, case: str, command: str) -> None:
         ("", r"the argument after --method is empty"),
     ],
 )
-def test_wrong_methods(here: Path, spelling: str, named: str) -> None:
-    line = only_line(("explain", "a.png", *MODEL, "--method", spelling), here)
+def test_wrong_methods(here: Path, spec: str, named: str) -> None:
+    line = only_line(("explain", "a.png", *MODEL, "--method", spec), here)
     assert re.search(named, line), line
-    if spelling:
-        line = only_line(("compare", "a.png", *MODEL, "--method", f"rollout,{spelling}"), here)
+    if spec:
+        line = only_line(("compare", "a.png", *MODEL, "--method", f"rollout,{spec}"), here)
         assert re.search(named, line), line
 
 

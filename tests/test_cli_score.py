@@ -49,8 +49,8 @@ def test_the_numbers_are_the_librarys(here: Path) -> None:
     import torch
 
     torch.manual_seed(0)
-    view = vt.load(NAME, pretrained=False, img_size=32)
-    expected = vt.evaluate(view, here / "more", "ixg", "deletion(steps=4)", baselines=False)
+    model = vt.load(NAME, pretrained=False, img_size=32)
+    expected = vt.evaluate(model, here / "more", "ixg", "deletion(steps=4)", controls=False)
     scores = found["methods"][0]["scores"]["deletion(steps=4)"]["per_image"]
     np.testing.assert_allclose(scores, expected["ixg", "deletion(steps=4)"], atol=1e-5)
 
@@ -61,7 +61,7 @@ def test_the_numbers_are_the_librarys(here: Path) -> None:
 )
 def test_labels(here: Path, truth: object) -> None:
     (here / "truth.json").write_text(json.dumps(truth))
-    asked = ("--method", "ixg", "--metric", "deletion(steps=4, score=label)", "--target", "label")
+    asked = ("--method", "ixg", "--metric", "deletion(steps=4, score_class=label)", "--target", "label")
     done = score("more", *asked, "--truth", "truth.json", "--json")
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
@@ -92,7 +92,7 @@ def test_folder_of_maps(here: Path) -> None:
     [
         (("a.png", "--method", "rollot"), "unknown method 'rollot'"),
         (("a.png", "--metric", "insrtion"), "unknown metric 'insrtion'"),
-        (("a.png", "--metric", "deletion(substrate=snow)"), "unknown substrate 'snow'"),
+        (("a.png", "--metric", "deletion(baseline=snow)"), "unknown substrate 'snow'"),
         (("nowhere.png",), "no such file: nowhere.png"),
         (("a.png", "--metric", "positive_perturbation"), "positive_perturbation needs the true classes: give --truth"),
         (("a.png", "--target", "label"), "needs the true classes: give --truth"),

@@ -246,15 +246,15 @@ def test_installed_packages_are_known_by_version_and_record(plug_ins: PlugIns, m
     from vitreous.code_digest import sources
 
     def installed(version: str, content: str) -> str:
-        site = plug_ins.folder / f"site-packages-{version}-{content}" / "site-packages"
-        site.mkdir(parents=True)
-        (site / "theirs.py").write_text("def explain(m, x, c): return x\n")
-        info = site / f"theirs-{version}.dist-info"
+        point = plug_ins.folder / f"site-packages-{version}-{content}" / "site-packages"
+        point.mkdir(parents=True)
+        (point / "theirs.py").write_text("def explain(m, x, c): return x\n")
+        info = point / f"theirs-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: theirs\nVersion: {version}\n")
-        (info / "RECORD").write_text(f"theirs.py,sha256={content},1\n../../bin/theirs.py,sha256={site},1\n")
+        (info / "RECORD").write_text(f"theirs.py,sha256={content},1\n../../bin/theirs.py,sha256={point},1\n")
         with monkeypatch.context() as patched:
-            patched.syspath_prepend(site)
+            patched.syspath_prepend(point)
             sources._distribution.cache_clear()
             return code_digest(plug_ins.load("theirs").explain)
 
@@ -269,13 +269,13 @@ def test_installed_packages_are_known_by_version_and_record(plug_ins: PlugIns, m
 def test_a_method_and_what_is_made_of_it_are_known_by_their_code(plug_ins: PlugIns) -> None:
     plug_ins.write(mine=METHOD.format(package=""), helpers=HELPERS)
     plug_ins.load("mine")
-    spellings = ("mine", "mine(power=2)", "smooth(mine)", "consensus(mine, ixg)")
-    before = [vt.get_method(each).fingerprint for each in spellings]
+    specs = ("mine", "mine(power=2)", "smooth(mine)", "consensus(mine, ixg)")
+    before = [vt.get_method(each).fingerprint for each in specs]
     assert len(set(before)) == len(before)
     ours = vt.get_method("smooth(ixg)").fingerprint
     plug_ins.edit("helpers", "* 1", "* -1")
     plug_ins.load("mine")
-    after = [vt.get_method(each).fingerprint for each in spellings]
+    after = [vt.get_method(each).fingerprint for each in specs]
     assert not set(before) & set(after)
     assert vt.get_method("smooth(ixg)").fingerprint == ours
 
@@ -315,16 +315,16 @@ def test_a_model_is_known_by_its_code_and_its_attributes_beside_its_weights(plug
     def fingerprint(**given: Any) -> str:
         torch.manual_seed(0)
         net = plug_ins.load("net").Net(**given).eval()
-        return vt.wrap(net, at="inner", preprocess=vt.load("world", device="cpu").preprocess).fingerprint
+        return vt.wrap(net, layer="inner", preprocess=vt.load("world", device="cpu").preprocess).fingerprint
 
     plug_ins.write(net=MODEL)
     first, again, negative = fingerprint(), fingerprint(), fingerprint(sign=-1.0)
     assert first == again != negative
     net = plug_ins.load("net").Net().eval()
-    view = vt.wrap(net, at="inner", preprocess=vt.load("world", device="cpu").preprocess)
-    before = view.fingerprint
+    model = vt.wrap(net, layer="inner", preprocess=vt.load("world", device="cpu").preprocess)
+    before = model.fingerprint
     net(torch.zeros(1, 3, 8, 8))
-    assert view.fingerprint == before
+    assert model.fingerprint == before
     plug_ins.edit("net", "return self.sign", "return 2 * self.sign")
     assert fingerprint() not in (first, negative)
     assert fingerprint().partition("+")[0] == first.partition("+")[0]
@@ -339,7 +339,7 @@ def test_a_model_whose_code_cannot_be_known_is_itself_and_no_other(plug_ins: Plu
     lock = threading.Lock()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for view in views:
-            view.module.head.forward = lambda x: x if lock else -x  # type: ignore[union-attr]
-        first, second = (view.fingerprint for view in views)
+        for model in views:
+            model.module.head.forward = lambda x: x if lock else -x  # type: ignore[union-attr]
+        first, second = (model.fingerprint for model in views)
         assert first == views[0].fingerprint != second

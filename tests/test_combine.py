@@ -28,11 +28,11 @@ MULTIPLES = ("ablationcam", "eigencam")
 """What they look at, the last norm, is the same in every sub-network."""
 
 
-def inputs_of_blocks(view: VisionModel, x: torch.Tensor) -> list[torch.Tensor]:
-    found, tokens = [], view.embed(x)
-    for layer in range(view.depth):
+def inputs_of_blocks(model: VisionModel, x: torch.Tensor) -> list[torch.Tensor]:
+    found, tokens = [], model.embed(x)
+    for layer in range(model.depth):
         found.append(tokens)
-        tokens = view.forward_block(layer, tokens)
+        tokens = model.forward_block(layer, tokens)
     return found
 
 
@@ -42,43 +42,43 @@ def inputs_of_blocks(view: VisionModel, x: torch.Tensor) -> list[torch.Tensor]:
 def test_sums_over_subnetworks(family, base):
     if family not in EVERY:
         pytest.skip("its library is not installed")
-    view = vt.wrap(EVERY[family]())
-    view.module.double()
-    x = images(view, 2)
+    model = vt.wrap(EVERY[family]())
+    model.module.double()
+    x = images(model, 2)
     with torch.no_grad():
-        blocks = inputs_of_blocks(view, x)
+        blocks = inputs_of_blocks(model, x)
     terms = [
-        vt.get_method(base).attribute(view.suffix(layer, x), tokens, target=1) for layer, tokens in enumerate(blocks)
+        vt.get_method(base).attribute(model.suffix(layer, x), tokens, target=1) for layer, tokens in enumerate(blocks)
     ]
-    half = -(-view.depth // 2)
-    for spelling, first in ((f"plus({base})", 0), (f"plus({base}, start=1)", 1), (f"skipplus({base})", half)):
-        spelling = f"{spelling[:-1]}, via=subnetwork)"
+    half = -(-model.depth // 2)
+    for spec, first in ((f"plus({base})", 0), (f"plus({base}, start=1)", 1), (f"skipplus({base})", half)):
+        spec = f"{spec[:-1]}, via=subnetwork)"
         expected = torch.stack(terms[first:])
         if base in MULTIPLES and len(expected) > 1:
             with pytest.raises(vt.VitreousError, match=f"is {re.escape(base)} times a number"):
-                vt.get_method(spelling).attribute(view, x, 1)
+                vt.get_method(spec).attribute(model, x, 1)
             continue
-        found, extras = vt.get_method(spelling).attribute(view, x, 1, extras=True)
-        assert torch.allclose(found, expected.sum(dim=0), rtol=1e-7, atol=1e-9 * expected.abs().max().item()), spelling
-        assert extras["layers"].shape == (2, view.depth - first, *found.shape[1:])
+        found, extras = vt.get_method(spec).attribute(model, x, 1, extras=True)
+        assert torch.allclose(found, expected.sum(dim=0), rtol=1e-7, atol=1e-9 * expected.abs().max().item()), spec
+        assert extras["layers"].shape == (2, model.depth - first, *found.shape[1:])
 
 
 def test_scorecam_scales_the_tokens_of_a_subnetwork():
     """Channel by channel: the tokens of the patches times the channel, from 0 to 1; prefix tokens as they are."""
-    view = vt.wrap(FAMILIES["registers"]().double())
-    x = images(view, 1)
+    model = vt.wrap(FAMILIES["registers"]().double())
+    x = images(model, 1)
     with torch.no_grad():
-        tokens = inputs_of_blocks(view, x)[1]
-        below = view.forward_blocks(tokens, 1, view.depth - 1)
-        features = view.module.blocks[-1].norm1(below)[0, view.num_prefix_tokens :]
+        tokens = inputs_of_blocks(model, x)[1]
+        below = model.forward_blocks(tokens, 1, model.depth - 1)
+        features = model.module.blocks[-1].norm1(below)[0, model.num_prefix_tokens :]
         scores = []
         for channel in features.T:
             mask = (channel - channel.min()) / (channel.max() - channel.min() + 1e-8)
             seen = tokens.clone()
-            seen[0, view.num_prefix_tokens :] *= mask[:, None]
-            scores.append(view.forward_head(view.forward_blocks(seen, 1))[0, 2])
+            seen[0, model.num_prefix_tokens :] *= mask[:, None]
+            scores.append(model.forward_head(model.forward_blocks(seen, 1))[0, 2])
         expected = features @ torch.stack(scores).softmax(dim=0)
-    found = vt.get_method("scorecam").attribute(view.suffix(1, x), tokens, target=2)
+    found = vt.get_method("scorecam").attribute(model.suffix(1, x), tokens, target=2)
     assert torch.allclose(found.flatten(), expected, atol=1e-10)
 
 
@@ -107,37 +107,37 @@ def test_every_start_layer_draws_for_itself():
 
 
 @pytest.mark.parametrize(
-    ("spelling", "complaint"),
+    ("spec", "complaint"),
     [
         ("plus(edges)", "edges needs images, not the tokens of a sub-network"),
         ("plus(tis(masks=3), start=7)", "layer 7 is outside 0..2"),
     ],
 )
-def test_what_cannot_be_composed_is_one_line(spelling, complaint):
+def test_what_cannot_be_composed_is_one_line(spec, complaint):
     model = FAMILIES["vit"]()
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
-        vt.get_method(spelling).attribute(model, images(model, 1))
+        vt.get_method(spec).attribute(model, images(model, 1))
     assert "\n" not in str(caught.value)
 
 
 def test_logprob_is_the_base_for_the_log_probability() -> None:
     model = FAMILIES["vit"]()
-    view, inputs = vt.wrap(model), images(model, 3)
+    vision_model, inputs = vt.wrap(model), images(model, 3)
     for base in ("plus(decompx)", "generic", "smooth(ixg, samples=2)"):
-        found = vt.get_method(f"logprob({base})").attribute(view, inputs)
-        assert torch.equal(found, vt.get_method(base).attribute(view, inputs, value="logprob"))
+        found = vt.get_method(f"logprob({base})").attribute(vision_model, inputs)
+        assert torch.equal(found, vt.get_method(base).attribute(vision_model, inputs, output="logprob"))
     assert vt.get_method("logprob(rollout)").class_specific is False
 
 
 def test_logprob_shares_one_pass() -> None:
     model, runs = FAMILIES["vit"](), []
-    view, inputs = vt.wrap(model), images(model, 3)
+    vision_model, inputs = vt.wrap(model), images(model, 3)
     with model.patch_embed.register_forward_hook(lambda *_: runs.append(1)):
         proven(model)
         runs.clear()
-        vt.explain(view, inputs, "logprob(plus(decompx))")
+        vt.explain(vision_model, inputs, "logprob(plus(decompx))")
         assert len(runs) == 1  # the predicted class comes from the same forward
-        vt.compare(view, inputs[0], ["logprob(ixg)", "logprob(plus(ixg))", "logprob(generic)"])
+        vt.compare(vision_model, inputs[0], ["logprob(ixg)", "logprob(plus(ixg))", "logprob(generic)"])
     assert len(runs) == 2
 
 
@@ -167,8 +167,8 @@ def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
         *defaults.judged(),
         *defaults.BASELINES,
     ):
-        assert vt.get_method(name).spelling == name
-    assert [vt.get_metric(name).spelling for name in defaults.METRICS] == list(defaults.METRICS)
+        assert vt.get_method(name).spec == name
+    assert [vt.get_metric(name).spec for name in defaults.METRICS] == list(defaults.METRICS)
 
 
 @pytest.mark.parametrize("base", ["gradcam_pp", "xgradcam", "eigencam", "eigengradcam", "ablationcam", "centre"])
@@ -176,9 +176,9 @@ def test_a_multiple_of_the_base_is_refused(base: str) -> None:
     model = FAMILIES["vit"]()
     x = images(model, 2)
     for how in ("plus", "skipplus"):
-        spelling = f"{how}({base}, start=0, via=subnetwork)"
+        spec = f"{how}({base}, start=0, via=subnetwork)"
         with pytest.raises(vt.VitreousError, match=f"{how}\\({base}\\) is {base} times a number"):
-            vt.get_method(spelling).attribute(model, x, 1)
+            vt.get_method(spec).attribute(model, x, 1)
 
 
 def test_plus_of_iba_is_iba_at_every_layer() -> None:

@@ -22,8 +22,8 @@ from vitreous.errors import VitreousError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
-    return vt.wrap(FAMILIES["vit"](), name="tiny", labels=["zero", "one", "two", "three", "four"])
+def model() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"](), name="tiny", class_names=["zero", "one", "two", "three", "four"])
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,10 @@ def photo() -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def compared(view: vt.VisionModel, photo: Image.Image) -> vt.Comparison:
-    return vt.compare(view, photo, ["rollout", vt.get_method("ixg"), "skipplus(ixg)"], ["one", 4], value="prob", seed=9)
+def compared(model: vt.VisionModel, photo: Image.Image) -> vt.Comparison:
+    return vt.compare(
+        model, photo, ["rollout", vt.get_method("ixg"), "skipplus(ixg)"], ["one", 4], output="prob", seed=9
+    )
 
 
 def test_one_row_per_target_one_column_per_method(compared: vt.Comparison) -> None:
@@ -41,12 +43,12 @@ def test_one_row_per_target_one_column_per_method(compared: vt.Comparison) -> No
     assert [[(each.target, each.method) for each in row] for row in compared.rows] == [
         [(target, method) for method in methods] for target in (1, 4)
     ]
-    assert {(each.value, each.seed) for each in compared} == {("prob", 9)}
+    assert {(each.output, each.seed) for each in compared} == {("prob", 9)}
 
 
-def test_comparing_is_explaining_each(view: vt.VisionModel, photo: Image.Image, compared: vt.Comparison) -> None:
+def test_comparing_is_explaining_each(model: vt.VisionModel, photo: Image.Image, compared: vt.Comparison) -> None:
     for each in compared:
-        alone = vt.explain(view, photo, each.method, each.target, value="prob", seed=9)
+        alone = vt.explain(model, photo, each.method, each.target, output="prob", seed=9)
         torch.testing.assert_close(each.map, alone.map)
         assert each.probability == pytest.approx(alone.probability, abs=1e-6)
 
@@ -65,11 +67,11 @@ def test_indexing(compared: vt.Comparison) -> None:
 
 
 @pytest.mark.parametrize("tile", [48, 120])
-def test_panel(view: vt.VisionModel, photo: Image.Image, compared: vt.Comparison, tile: int) -> None:
+def test_panel(model: vt.VisionModel, photo: Image.Image, compared: vt.Comparison, tile: int) -> None:
     """The picture itself and one tile per method, side by side; every target adds one row."""
     gap = max(8, tile // 12)
     two = compared.panel(tile=tile)
-    one = vt.compare(view, photo, ["rollout", "ixg", "skipplus(ixg)"], "one", value="prob").panel(tile=tile)
+    one = vt.compare(model, photo, ["rollout", "ixg", "skipplus(ixg)"], "one", output="prob").panel(tile=tile)
     assert two.width == one.width == gap + 4 * (tile + gap)
     assert two.height >= one.height + tile
 
@@ -94,8 +96,8 @@ def test_comparison_in_a_notebook(compared: vt.Comparison) -> None:
     assert "tiny" in html
 
 
-def test_a_wide_panel_is_broken_into_lines(view: vt.VisionModel, photo: Image.Image) -> None:
-    found = vt.compare(view, photo, ["ixg", "generic", "rollout", "gradcam"])
+def test_a_wide_panel_is_broken_into_lines(model: vt.VisionModel, photo: Image.Image) -> None:
+    found = vt.compare(model, photo, ["ixg", "generic", "rollout", "gradcam"])
     wide, narrow = found.panel(tile=64), found.panel(tile=64, columns=2)
     assert narrow.width < wide.width
     assert narrow.height > wide.height
@@ -125,10 +127,10 @@ def said(found: vt.Comparison, **look: Any) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
-def test_rows_ask_and_tiles_name_what_they_explain(view: vt.VisionModel, photo: Image.Image) -> None:
+def test_rows_ask_and_tiles_name_what_they_explain(model: vt.VisionModel, photo: Image.Image) -> None:
     """Each method's own quantity; a method that knows no class has none, and no class in its tile."""
     methods = ["rollout", "ixg", "smooth(logprob(ixg), samples=2)", "vtranm", "eigencam", "eigengradcam"]
-    found = vt.compare(view, photo, methods, ["one", 4])
+    found = vt.compare(model, photo, methods, ["one", 4])
     assert [each.title.split("?")[0] for each in found.rows[0]][:2] == [
         "What does the model look at, whatever the class",
         "Why one",
@@ -145,9 +147,9 @@ def test_rows_ask_and_tiles_name_what_they_explain(view: vt.VisionModel, photo: 
     assert notes["eigengradcam"].startswith("logit; the sign is a convention")
 
 
-def test_maps_without_for_and_against(view: vt.VisionModel, photo: Image.Image) -> None:
+def test_maps_without_for_and_against(model: vt.VisionModel, photo: Image.Image) -> None:
     for name, words in (("eigencam", "little"), ("eigengradcam", "little"), ("ixg", "against")):
-        found = vt.compare(view, photo, [name])
+        found = vt.compare(model, photo, [name])
         assert (found[0].map < 0).any()
         assert words in said(found)
         assert ("for" in said(found)) is (words == "against")
@@ -181,6 +183,6 @@ def test_pages_for_papers_hold_text_as_text(compared: vt.Comparison, tmp_path: P
 
 
 @pytest.mark.parametrize(("methods", "target"), [([], None), (["ixg"], [])])
-def test_nothing_to_compare(view: vt.VisionModel, photo: Image.Image, methods: list[str], target: Any) -> None:
+def test_nothing_to_compare(model: vt.VisionModel, photo: Image.Image, methods: list[str], target: Any) -> None:
     with pytest.raises(VitreousError):
-        vt.compare(view, photo, methods, target)
+        vt.compare(model, photo, methods, target)

@@ -16,13 +16,13 @@ from vitreous.errors import SpecError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
-def score(view: vt.VisionModel, maps: Any, metric: str) -> np.ndarray:
+def score(model: vt.VisionModel, maps: Any, metric: str) -> np.ndarray:
     maps = torch.as_tensor(maps)
-    table = vt.evaluate(view, images(view, len(maps)), {"it": maps}, metric, baselines=False, samples=2)
+    table = vt.evaluate(model, images(model, len(maps)), {"it": maps}, metric, controls=False, n_bootstrap=2)
     return table["it", metric]
 
 
@@ -40,24 +40,24 @@ def large(kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize(("kind", "gini"), [("constant", 0), ("zero", 0), ("one", 0.99498), ("ramp", 0.3333)])
-def test_golden_gini(view: vt.VisionModel, kind: str, gini: float) -> None:
-    assert score(view, large(kind), "gini")[0] == pytest.approx(gini, abs=1e-4 if kind == "ramp" else 1e-5)
+def test_golden_gini(model: vt.VisionModel, kind: str, gini: float) -> None:
+    assert score(model, large(kind), "gini")[0] == pytest.approx(gini, abs=1e-4 if kind == "ramp" else 1e-5)
 
 
-def test_gini_of_one_place(view: vt.VisionModel) -> None:
+def test_gini_of_one_place(model: vt.VisionModel) -> None:
     n = 224 * 224
-    assert score(view, large("one"), "gini(offset=0)")[0] == pytest.approx((n - 1) / n, abs=1e-12)
-    assert score(view, large("zero"), "gini(offset=0)")[0] == 0
-    tiny = score(view, large("one") * 1e-9, "gini")[0]
+    assert score(model, large("one"), "gini(offset=0)")[0] == pytest.approx((n - 1) / n, abs=1e-12)
+    assert score(model, large("zero"), "gini(offset=0)")[0] == 0
+    tiny = score(model, large("one") * 1e-9, "gini")[0]
     assert tiny < 0.01, "values near the offset look flat"
 
 
 @pytest.mark.parametrize(("kind", "nats"), [("constant", 10.823), ("zero", 10.823), ("one", 0)])
-def test_golden_entropy(view: vt.VisionModel, kind: str, nats: float) -> None:
-    assert score(view, large(kind), "entropy")[0] == pytest.approx(nats, abs=5e-4)
+def test_golden_entropy(model: vt.VisionModel, kind: str, nats: float) -> None:
+    assert score(model, large(kind), "entropy")[0] == pytest.approx(nats, abs=5e-4)
     if kind != "one":
         small = torch.full((1, 14, 14), 0.0 if kind == "zero" else 2.0)
-        assert score(view, small, "entropy")[0] == pytest.approx(5.278, abs=5e-4)
+        assert score(model, small, "entropy")[0] == pytest.approx(5.278, abs=5e-4)
 
 
 def slow_gini(values: list[float], how: str) -> float:
@@ -87,15 +87,15 @@ def signed() -> Tensor:
 
 
 @pytest.mark.parametrize("how", ["shift_negative", "shift", "abs", "relu"])
-def test_gini(view: vt.VisionModel, signed: Tensor, how: str) -> None:
+def test_gini(model: vt.VisionModel, signed: Tensor, how: str) -> None:
     expected = [slow_gini(each.flatten().double().tolist(), how) for each in signed]
-    np.testing.assert_allclose(score(view, signed, f"gini(how={how})"), expected, atol=1e-9)
+    np.testing.assert_allclose(score(model, signed, f"gini(normalization={how})"), expected, atol=1e-9)
 
 
-def test_gini_of_tis_subtracts_the_minimum_of_every_map(view: vt.VisionModel, signed: Tensor) -> None:
+def test_gini_of_tis_subtracts_the_minimum_of_every_map(model: vt.VisionModel, signed: Tensor) -> None:
     """As the release does (``shift: true``), whatever the sign; the plain index leaves a positive map as it is."""
     fine = torch.nn.functional.interpolate(signed[:, None], size=(32, 32), mode="bilinear")[:, 0]
-    table = vt.evaluate(view, images(view, 4), {"it": fine}, ["gini@tis", "gini"], labels=[0] * 4, samples=2)
+    table = vt.evaluate(model, images(model, 4), {"it": fine}, ["gini@tis", "gini"], labels=[0] * 4, n_bootstrap=2)
     expected = [slow_gini(each.flatten().double().tolist(), "shift") for each in fine]
     np.testing.assert_allclose(table["it", "gini@tis"], expected, atol=1e-6)
     plain = [slow_gini(each.flatten().double().tolist(), "") for each in fine[1:3]]
@@ -103,58 +103,58 @@ def test_gini_of_tis_subtracts_the_minimum_of_every_map(view: vt.VisionModel, si
     assert expected[1] > plain[0] + 0.1
 
 
-def test_entropy_and_effective_complexity(view: vt.VisionModel, signed: Tensor) -> None:
+def test_entropy_and_effective_complexity(model: vt.VisionModel, signed: Tensor) -> None:
     expected = [slow_entropy(each.flatten().double().tolist()) for each in signed]
-    np.testing.assert_allclose(score(view, signed, "entropy"), expected, atol=1e-9)
+    np.testing.assert_allclose(score(model, signed, "entropy"), expected, atol=1e-9)
     counts = [sum(abs(v) > 0.5 for v in each.flatten().tolist()) for each in signed]
-    assert score(view, signed, "effective_complexity(threshold=0.5)").tolist() == counts
+    assert score(model, signed, "effective_complexity(threshold=0.5)").tolist() == counts
     share = [sum(abs(v) > 0.1 * float(each.abs().max()) for v in each.flatten().tolist()) for each in signed]
-    assert score(view, signed, "effective_complexity(threshold=0.1, relative=true)").tolist() == share
-    assert score(view, torch.zeros(1, 4, 4), "effective_complexity(threshold=0)")[0] == 0
+    assert score(model, signed, "effective_complexity(threshold=0.1, relative=true)").tolist() == share
+    assert score(model, torch.zeros(1, 4, 4), "effective_complexity(threshold=0)")[0] == 0
 
 
 @pytest.mark.parametrize("metric", ["gini", "entropy", "effective_complexity"])
-def test_grids(view: vt.VisionModel, signed: Tensor, metric: str) -> None:
+def test_grids(model: vt.VisionModel, signed: Tensor, metric: str) -> None:
     """The same map is another one at the pixels; at the tokens a map of tokens is itself."""
     fine = torch.nn.functional.interpolate(signed[:, None], size=(32, 32), mode="bilinear")[:, 0]
-    pixel = score(view, signed, f"{metric}(grid=pixel)")
-    np.testing.assert_allclose(pixel, score(view, fine, metric), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(score(view, signed, f"{metric}(grid=token)"), score(view, signed, metric))
+    pixel = score(model, signed, f"{metric}(grid=pixel)")
+    np.testing.assert_allclose(pixel, score(model, fine, metric), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(score(model, signed, f"{metric}(grid=token)"), score(model, signed, metric))
     summed = fine.view(4, 4, 8, 4, 8).sum(dim=(2, 4))
-    token = score(view, fine, f"{metric}(grid=token)")
-    np.testing.assert_allclose(token, score(view, summed, metric), rtol=1e-5, atol=1e-5)
+    token = score(model, fine, f"{metric}(grid=token)")
+    np.testing.assert_allclose(token, score(model, summed, metric), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("metric", ["gini", "entropy", "effective_complexity"])
-def test_scale_shift_and_broken_maps(view: vt.VisionModel, signed: Tensor, metric: str) -> None:
+def test_scale_shift_and_broken_maps(model: vt.VisionModel, signed: Tensor, metric: str) -> None:
     positive = signed.abs() + 0.1
-    plain = score(view, positive, metric)
-    np.testing.assert_allclose(score(view, 7 * positive, metric), plain, atol=1e-5)
+    plain = score(model, positive, metric)
+    np.testing.assert_allclose(score(model, 7 * positive, metric), plain, atol=1e-5)
     if metric != "effective_complexity":
-        assert not np.allclose(score(view, positive + 3, metric), plain, atol=1e-2)
+        assert not np.allclose(score(model, positive + 3, metric), plain, atol=1e-2)
     broken = positive.clone()
     broken[2, 0, 0] = torch.nan
-    assert np.isnan(score(view, broken, metric)).tolist() == [False, False, True, False]
+    assert np.isnan(score(model, broken, metric)).tolist() == [False, False, True, False]
 
 
-def test_no_model_is_asked(view: vt.VisionModel) -> None:
+def test_no_model_is_asked(model: vt.VisionModel) -> None:
     assert vt.get_metric("sparseness") == vt.get_metric("gini")
     assert vt.get_metric("complexity") == vt.get_metric("entropy")
     for name in ("gini", "entropy", "effective_complexity"):
         metric = vt.get_metric(name)
-        assert metric.forwards() == metric.shared_forwards() == metric.explanations() == 0
+        assert metric.num_forwards() == metric.num_shared_forwards() == metric.num_reattributions() == 0
 
 
 @pytest.mark.parametrize(
-    ("spelling", "said"),
+    ("spec", "said"),
     [
-        ("gini(how=cut)", "how='cut' is not one of shift_negative, shift, abs, relu"),
+        ("gini(normalization=cut)", "normalization='cut' is not one of shift_negative, shift, abs, relu"),
         ("gini(grid=none)", "grid"),
         ("entropy(grid=fine)", "grid='fine' is not one of own, pixel, token"),
         ("gini(offset=-1)", "offset=-1.0 must be at least 0"),
         ("effective_complexity(threshold=-1)", "threshold=-1.0 must be at least 0"),
     ],
 )
-def test_refused(spelling: str, said: str) -> None:
+def test_refused(spec: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        vt.get_metric(spelling)
+        vt.get_metric(spec)

@@ -34,13 +34,13 @@ def ranks(values: list[float]) -> list[float]:
 def test_mean_rank_and_disagreement(family):
     if family not in EVERY:
         pytest.skip("its library is not installed")
-    view = vt.wrap(EVERY[family]())
-    view.module.double()
-    x = images(view, 2)
+    model = vt.wrap(EVERY[family]())
+    model.module.double()
+    x = images(model, 2)
     members = ["plus(ixg)", "generic", "centre"]
-    found, extras = vt.get_method(f"consensus({', '.join(members)})").attribute(view, x, 1, extras=True)
+    found, extras = vt.get_method(f"consensus({', '.join(members)})").attribute(model, x, 1, extras=True)
     for i in range(2):
-        rows = [ranks(vt.get_method(m).attribute(view, x, 1)[i].flatten().tolist()) for m in members]
+        rows = [ranks(vt.get_method(m).attribute(model, x, 1)[i].flatten().tolist()) for m in members]
         assert found[i].flatten().tolist() == pytest.approx([statistics.mean(each) for each in zip(*rows, strict=True)])
         deviation = [statistics.pstdev(each) for each in zip(*rows, strict=True)]
         assert extras["disagreement"][i].flatten().tolist() == pytest.approx(deviation)
@@ -50,7 +50,7 @@ def test_mean_rank_and_disagreement(family):
 def test_the_mean_of_maps_of_one_size():
     model = FAMILIES["vit"]().double()
     x = images(model, 2)
-    found, extras = vt.get_method("consensus(ixg, decompx, how=mean)").attribute(model, x, 1, extras=True)
+    found, extras = vt.get_method("consensus(ixg, decompx, combine=mean)").attribute(model, x, 1, extras=True)
     maps = [vt.get_method(each).attribute(model, x, 1) for each in ("ixg", "decompx")]
     expected = sum(each / each.abs().amax(dim=(1, 2), keepdim=True) for each in maps) / 2
     assert torch.allclose(found, expected, atol=1e-12)
@@ -64,7 +64,7 @@ def test_matched_is_the_order_of_the_mean_ranks_with_the_values_of_the_first_map
     for members in ("ixg, generic", "ixg, generic, rollout", "ixg, constant"):
         first = vt.get_method(members.split(", ")[0]).attribute(model, x, 1).flatten(1)
         order = vt.get_method(f"consensus({members})").attribute(model, x, 1).flatten(1)
-        matched = vt.get_method(f"consensus({members}, how=matched)").attribute(model, x, 1).flatten(1)
+        matched = vt.get_method(f"consensus({members}, combine=matched)").attribute(model, x, 1).flatten(1)
         for i in range(len(x)):
             values = sorted(first[i].tolist())
             ranked = sorted(order[i].tolist())
@@ -90,11 +90,11 @@ def test_pixels_are_summed_into_patches():
 
 
 def test_coarse_maps_are_enlarged():
-    view = vt.wrap(EVERY["swin"]())
-    x = images(view, 1)
-    found, extras = vt.get_method("consensus(gradcam, ixg)").attribute(view, x, 1, extras=True)
-    coarse = vt.get_method("gradcam").attribute(view, x, 1)
-    grid = view.grid(x)
+    model = vt.wrap(EVERY["swin"]())
+    x = images(model, 1)
+    found, extras = vt.get_method("consensus(gradcam, ixg)").attribute(model, x, 1, extras=True)
+    coarse = vt.get_method("gradcam").attribute(model, x, 1)
+    grid = model.grid(x)
     assert coarse.shape[1:] != grid
     assert found.shape[1:] == grid
     large = torch.nn.functional.interpolate(coarse[None], size=grid, mode="bilinear", align_corners=False)
@@ -118,47 +118,49 @@ def test_members_share_their_passes():
     vt.get_method("consensus(generic, plus(ixg), rollout, gradcam)").attribute(model, x)
     assert len(runs) == 1
     runs.clear()
-    view = vt.wrap(model)
+    vision_model = vt.wrap(model)
     together = ["consensus(generic, decompx)", "ixg", "skipplus(decompx)", "consensus(rollout, attcam)"]
-    compute_attributions(Context(view, x, Target.of(view, 2)), [vt.get_method(each) for each in together])
+    compute_attributions(
+        Context(vision_model, x, Target.of(vision_model, 2)), [vt.get_method(each) for each in together]
+    )
     handle.remove()
     assert len(runs) == 2  # plain and frozen
 
 
 def test_what_it_is_made_of():
-    method = vt.get_method("consensus(skipplus(decompx), var(ixg, classes='1,2'), how=mean)")
-    assert [part.info.name for part in method.parts()] == ["consensus", "skipplus", "decompx", "var", "ixg"]
+    method = vt.get_method("consensus(skipplus(decompx), var(ixg, classes='1,2'), combine=mean)")
+    assert [part.info.name for part in method.components()] == ["consensus", "skipplus", "decompx", "var", "ixg"]
     assert method.settings == {"bases": ["skipplus(decompx)", 'var(ixg, classes="1,2")'], "how": "mean", "weights": ""}
-    assert method.spelling == 'consensus(skipplus(decompx), var(ixg, classes="1,2"), how=mean)'
-    assert vt.get_method(method.spelling) == method
+    assert method.spec == 'consensus(skipplus(decompx), var(ixg, classes="1,2"), combine=mean)'
+    assert vt.get_method(method.spec) == method
     assert not vt.get_method("consensus(rollout, edges)").class_specific
     assert vt.get_method("consensus(rollout, ixg)").class_specific
     assert vt.get_method("consensus(ixg, ig(steps=3))").cost == (4, 4)
 
 
 @pytest.mark.parametrize(
-    ("spelling", "complaint"),
+    ("spec", "complaint"),
     [
         ("consensus(ixg)", "at least two methods, got 1"),
         ("consensus()", "consensus needs bases, as in"),
         ("consensus(ixg, 3)", "takes methods at character 16"),
-        ("consensus(ixg, generic, how=max)", "'max' is not one of rank, mean"),
+        ("consensus(ixg, generic, combine=max)", "'max' is not one of rank, mean"),
         ("consensus(ixg, bases=generic)", "given twice"),
         ("consensus(ixg, genric)", "did you mean generic"),
         ("consensus(ixg, generic, start=2)", "no parameter 'start'"),
     ],
 )
-def test_refused(spelling, complaint):
+def test_refused(spec, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
-        vt.get_method(spelling)
+        vt.get_method(spec)
     assert "\n" not in str(caught.value)
 
 
 def test_a_member_that_is_not_finite_is_loud():
     @dataclass(frozen=True)
     class Broken(Centre):
-        def compute(self, session):
-            return Attribution(super().compute(session).map / 0, {})
+        def compute(self, context):
+            return Attribution(super().compute(context).map / 0, {})
 
     model = FAMILIES["vit"]()
     with pytest.raises(vt.VitreousError, match="centre gave values that are not finite"):

@@ -41,7 +41,7 @@ SHORT = {
 }
 SPELLINGS = [
     SHORT.get(info.name)
-    or (f"{info.name}({', '.join(['generic', 'ixg'][: info.bases])})" if info.combines else info.name)
+    or (f"{info.name}({', '.join(['generic', 'ixg'][: info.num_bases])})" if info.is_combinator else info.name)
     for info in vt.list_methods()
 ]
 SPELLINGS += [
@@ -53,7 +53,7 @@ SPELLINGS += [
     "skipplus(tis(masks=9))",
     "var(plus(ixg), classes=top:3)",
     "var@released(ig(steps=2))",
-    "consensus(skipplus(decompx), saliency, how=mean)",
+    "consensus(skipplus(decompx), saliency, combine=mean)",
     "consensus(gradcam, input_x_gradient)",
     "smooth(gradcam, samples=2)",
     "var(gradcam)",
@@ -108,7 +108,7 @@ class State:
 
 
 @pytest.fixture(params=kinds())
-def view(request: pytest.FixtureRequest) -> vt.VisionModel:
+def model(request: pytest.FixtureRequest) -> vt.VisionModel:
     return vt.wrap(ALL[request.param]())
 
 
@@ -122,51 +122,51 @@ def method(request: pytest.FixtureRequest) -> Method:
     return vt.get_method(request.param)
 
 
-def attribute(method: Method, view: vt.VisionModel, x: Tensor, **options: Any) -> Tensor:
+def attribute(method: Method, model: vt.VisionModel, x: Tensor, **options: Any) -> Tensor:
     """The map, or a skip where the model and the method do not fit and both say so."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", vt.VitreousWarning)
-            return method.attribute(view, x, **options)
+            return method.attribute(model, x, **options)
     except vt.VitreousError as error:
-        refuses = any(part.models != "all" for part in method.parts())
-        if view.attention == "nowhere" and "is for transformers" in str(error) and refuses:
+        refuses = any(part.models != "all" for part in method.components())
+        if model.attention == "none" and "is for transformers" in str(error) and refuses:
             pytest.skip("has no attention")
-        if not view.is_relu_only and "ReLUs only" in str(error) and refuses:
+        if not model.is_relu_only and "ReLUs only" in str(error) and refuses:
             pytest.skip("has other activations than ReLUs")
-        if view.attention == "windows" and "inside windows" in str(error) and refuses:
+        if model.attention == "windowed" and "inside windows" in str(error) and refuses:
             pytest.skip("attends inside windows")
-        if not view.can_drop_tokens and "leaves tokens out" in str(error):
+        if not model.can_drop_tokens and "leaves tokens out" in str(error):
             pytest.skip("needs the whole grid")
         raise
 
 
-def test_contract(view: vt.VisionModel, method: Method) -> None:
+def test_contract(model: vt.VisionModel, method: Method) -> None:
     """Grid, finiteness, dtype, determinism, independence of neighbours, nothing left behind."""
-    x = images(view, 3)
-    view.module.train()
-    next(view.module.children()).eval()  # a mixed state must survive too
-    state = State(view.module)
+    x = images(model, 3)
+    model.module.train()
+    next(model.module.children()).eval()  # a mixed state must survive too
+    state = State(model.module)
     try:
-        found = attribute(method, view, x, target=1)
+        found = attribute(method, model, x, target=1)
     finally:
-        state.assert_same(view.module)
+        state.assert_same(model.module)
 
-    grids = {view.last_grid(x), *(view.grid(x, layer) for layer in range(view.depth))}
+    grids = {model.last_grid(x), *(model.grid(x, layer) for layer in range(model.depth))}
     assert found.shape[0] == 3
     assert found.shape[1:] == x.shape[2:] if method.grid == "pixel" else tuple(found.shape[1:]) in grids
     assert found.dtype == torch.float32
     assert torch.isfinite(found).all()
     assert not found.requires_grad
-    assert torch.equal(found, attribute(method, view, x, target=1)), "the same call gives another map"
+    assert torch.equal(found, attribute(method, model, x, target=1)), "the same call gives another map"
 
-    view.module.double()
-    double = attribute(method, view, x.double(), target=1)
+    model.module.double()
+    double = attribute(method, model, x.double(), target=1)
     assert double.dtype == torch.float64
     scale = found.abs().max() + 1e-12
     off = (double.float() - found).abs()
-    few, far = KINKED.get(method.info.name, (0, 2e-3)) if view.is_relu_only else (0, 2e-3)
-    if method.info.name == "xrai" and "vgg" in view.name.lower():
+    few, far = KINKED.get(method.info.name, (0, 2e-3)) if model.is_relu_only else (0, 2e-3)
+    if method.info.name == "xrai" and "vgg" in model.name.lower():
         far = 1.0  # two regions do change places there
     assert (off > 2e-3 * scale).sum() <= few
     assert off.max() <= far * scale
@@ -177,35 +177,35 @@ def test_contract(view: vt.VisionModel, method: Method) -> None:
     if method.info.name in ILL_CONDITIONED or far > 2e-3:
         x, found = x.double(), double
     else:
-        view.module.float()
+        model.module.float()
     for i in range(3):
-        alone = attribute(method, view, x[i : i + 1], target=1)
+        alone = attribute(method, model, x[i : i + 1], target=1)
         assert (alone[0] - found[i]).abs().max() <= 1e-5 * scale
-    turned = attribute(method, view, x.flip(0), target=1).flip(0)
+    turned = attribute(method, model, x.flip(0), target=1).flip(0)
     assert (turned - found).abs().max() <= 1e-5 * scale
-    pieces = attribute(method, view, x, target=1, internal_batch_size=2)
+    pieces = attribute(method, model, x, target=1, batch_size=2)
     assert (pieces - found).abs().max() <= 1e-5 * scale
 
 
 def test_class_specific_methods_see_the_class(one_of_each: vt.VisionModel, method: Method) -> None:
-    view = one_of_each
-    x = images(view, 1)
-    same = torch.equal(attribute(method, view, x, target=0), attribute(method, view, x, target=2))
+    model = one_of_each
+    x = images(model, 1)
+    same = torch.equal(attribute(method, model, x, target=0), attribute(method, model, x, target=2))
     assert same != method.class_specific
 
 
 def test_a_failure_in_the_middle_leaves_nothing_behind(one_of_each: vt.VisionModel, method: Method) -> None:
     """Break the forward in the last block, then the backward through the target."""
-    view = one_of_each
-    x = images(view, 2)
+    model = one_of_each
+    x = images(model, 2)
     if method.cost == (0, 0):
         pytest.skip("runs no pass")
-    attribute(method, view, x, target=0)
-    broken = some_module(view).register_forward_hook(_raise)
-    state = State(view.module)
+    attribute(method, model, x, target=0)
+    broken = some_module(model).register_forward_hook(_raise)
+    state = State(model.module)
     with pytest.raises(RuntimeError, match="broken on purpose"):
-        method.attribute(view, x)
-    state.assert_same(view.module)
+        method.attribute(model, x)
+    state.assert_same(model.module)
     broken.remove()
 
     def target(logits: Tensor) -> Tensor:
@@ -216,21 +216,21 @@ def test_a_failure_in_the_middle_leaves_nothing_behind(one_of_each: vt.VisionMod
     if method.cost[1] == 0:
         return
     if method.info.name == "var":  # takes no callable: break the backward inside the model
-        broken = some_module(view).register_forward_hook(lambda *seen: _break_backward(seen[2]))
-    state = State(view.module)
+        broken = some_module(model).register_forward_hook(lambda *seen: _break_backward(seen[2]))
+    state = State(model.module)
     with pytest.raises(RuntimeError, match="broken on purpose"):
-        method.attribute(view, x, target=None if method.info.name == "var" else target)
-    state.assert_same(view.module)
+        method.attribute(model, x, target=None if method.info.name == "var" else target)
+    state.assert_same(model.module)
     broken.remove()
 
 
-def some_module(view: vt.VisionModel) -> nn.Module:
+def some_module(model: vt.VisionModel) -> nn.Module:
     """A module of the last block that the view can name."""
-    if view.attention == "nowhere":
-        return view.module.get_submodule(view.chain[-1][-1])
+    if model.attention == "none":
+        return model.module.get_submodule(model.chain[-1][-1])
     for name in ("mlp", "norm2", "norm1"):
         with contextlib.suppress(vt.VitreousError):
-            return view.hook_point(view.depth - 1, name)
+            return model.hook_point(model.depth - 1, name)
     raise AssertionError("no site in the last block")
 
 
@@ -246,43 +246,43 @@ def _raise(*_: object) -> None:
 
 def test_grids(one_of_each: vt.VisionModel, method: Method) -> None:
     """Pixels sum into tokens; tokens are interpolated to pixels. What enters block 0 of a VGG are pixels."""
-    view = one_of_each
-    x = images(view, 1)
-    own = attribute(method, view, x, target=1)
-    token = attribute(method, view, x, target=1, grid="token")
-    pixel = attribute(method, view, x, target=1, grid="pixel")
+    model = one_of_each
+    x = images(model, 1)
+    own = attribute(method, model, x, target=1)
+    token = attribute(method, model, x, target=1, grid="token")
+    pixel = attribute(method, model, x, target=1, grid="pixel")
     assert pixel.shape[1:] == x.shape[2:]
     if own.shape[1:] != x.shape[2:]:
         assert method.grid == "token"
         assert torch.equal(own, token)
     else:
-        high, wide = (side // cells for side, cells in zip(x.shape[2:], view.grid(x), strict=True))
+        high, wide = (side // cells for side, cells in zip(x.shape[2:], model.grid(x), strict=True))
         expected = own.unfold(1, high, high).unfold(2, wide, wide).sum(dim=(-1, -2))
         assert torch.allclose(token, expected, atol=1e-5 * own.abs().max().item() * high * wide)
 
 
 def home(method: Method) -> nn.Module:
     """A model that the method is for."""
-    return CNNS["resnet"]() if any(part.models == "ReLU" for part in method.parts()) else FAMILIES["vit"]()
+    return CNNS["resnet"]() if any(part.models == "ReLU" for part in method.components()) else FAMILIES["vit"]()
 
 
 def test_half_precision_gives_float32_maps(method: Method) -> None:
-    view = vt.wrap(home(method))
-    x = images(view, 1)
-    full = attribute(method, view, x, target=1)
-    view.module.half()
-    half = attribute(method, view, x, target=1)
+    model = vt.wrap(home(method))
+    x = images(model, 1)
+    full = attribute(method, model, x, target=1)
+    model.module.half()
+    half = attribute(method, model, x, target=1)
     assert half.dtype == torch.float32
-    if method.info.name != "random" and "smooth" not in method.spelling:  # their draws follow the rounded image
+    if method.info.name != "random" and "smooth" not in method.spec:  # their draws follow the rounded image
         assert torch.nn.functional.cosine_similarity(full.flatten(), half.flatten(), dim=0) > 0.97
 
 
 def test_methods_are_values(method: Method) -> None:
     """Hashable, picklable, equal to their own spelling, and frozen."""
     assert pickle.loads(pickle.dumps(method)) == method
-    assert vt.get_method(method.spelling) == method
-    assert hash(vt.get_method(method.spelling)) == hash(method)
-    assert str(method) == method.spelling
+    assert vt.get_method(method.spec) == method
+    assert hash(vt.get_method(method.spec)) == hash(method)
+    assert str(method) == method.spec
     assert method.info.summary.endswith(".")
     with pytest.raises((AttributeError, TypeError)):
         method.layer = 1

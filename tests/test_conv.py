@@ -44,44 +44,44 @@ def last_map(model: nn.Module, path: str, x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_last_feature_map_and_the_logits(family: str) -> None:
     model = FAMILIES[family]().double()
-    view = vt.wrap(model)
-    x = images(view, 2)
-    expected, logits = last_map(model, view.chain[-1][-1], x)
-    twin = view.shared_copy()
+    vision_model = vt.wrap(model)
+    x = images(vision_model, 2)
+    expected, logits = last_map(model, vision_model.chain[-1][-1], x)
+    twin = vision_model.shared_copy()
     with torch.no_grad():
         tokens = twin.forward_blocks(twin.embed(x))
-    high, wide = view.grid(x)
-    assert view.chain[-1][-1] == LAST[family] or family.endswith("vgg")
+    high, wide = vision_model.grid(x)
+    assert vision_model.chain[-1][-1] == LAST[family] or family.endswith("vgg")
     assert torch.allclose(tokens.transpose(1, 2).reshape(expected.shape), expected)
-    assert (view.embed_dim, high, wide) == tuple(expected.shape[1:])
+    assert (vision_model.embed_dim, high, wide) == tuple(expected.shape[1:])
     assert torch.allclose(twin.forward_head(tokens), logits)
-    assert torch.allclose(view.logits(x), logits)
+    assert torch.allclose(vision_model.logits(x), logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_grids_widths_and_stages_are_those_of_the_tokens(family: str) -> None:
-    view = vt.wrap(FAMILIES[family]())
-    x = images(view, 1)
-    twin = view.shared_copy()
+    model = vt.wrap(FAMILIES[family]())
+    x = images(model, 1)
+    twin = model.shared_copy()
     tokens = twin.embed(x)
-    for layer in range(view.depth):
-        high, wide = view.grid(x, layer)
-        assert tokens.shape == (1, high * wide, view.embed_dim_at(layer))
+    for layer in range(model.depth):
+        high, wide = model.grid(x, layer)
+        assert tokens.shape == (1, high * wide, model.embed_dim_at(layer))
         tokens = twin.forward_block(layer, tokens)
-    assert tokens.shape[1] == view.grid()[0] * view.grid()[1] == view.last_grid(x)[0] * view.last_grid(x)[1]
-    assert [layer for stage in view.stages for layer in stage] == (list(range(view.depth)) if view.stages else [])
-    assert all(len({view.grid(layer=layer) for layer in stage}) == 1 for stage in view.stages)
+    assert tokens.shape[1] == model.grid()[0] * model.grid()[1] == model.last_grid(x)[0] * model.last_grid(x)[1]
+    assert [layer for stage in model.stages for layer in stage] == (list(range(model.depth)) if model.stages else [])
+    assert all(len({model.grid(layer=layer) for layer in stage}) == 1 for stage in model.stages)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_kept_is_not_changed_later_in_the_forward(family: str) -> None:
     """In-place activations would rectify a feature map that someone holds."""
-    view = vt.wrap(FAMILIES[family]())
-    x = images(view, 2)
-    keep = Record("input", whole, tuple(range(view.depth)))
-    kept = Context(view, x, Target.of(view, 2)).trace(Pass((keep,)))[keep]
+    model = vt.wrap(FAMILIES[family]())
+    x = images(model, 2)
+    keep = Record("resid_pre", whole, tuple(range(model.depth)))
+    kept = Context(model, x, Target.of(model, 2)).run_pass(Pass((keep,)))[keep]
     for layer, tokens in enumerate(kept):
-        assert torch.allclose(view.shared_copy().forward_blocks(view.shared_copy().embed(x), 0, layer), tokens)
+        assert torch.allclose(model.shared_copy().forward_blocks(model.shared_copy().embed(x), 0, layer), tokens)
 
 
 def test_gradcam_by_hand_before_a_relu_that_is_no_module() -> None:
@@ -101,22 +101,22 @@ def test_any_network_by_a_layer() -> None:
     with pytest.raises(ModelError, match="at='layer4'"):
         vt.wrap(model)
     with pytest.warns(vt.VitreousWarning, match="Plain does not say how its pictures are prepared") as warned:
-        view = vt.wrap(model, at="body")
+        vision_model = vt.wrap(model, layer="body")
     assert [each.filename for each in warned] == [__file__]
-    x = images(view, 2)
-    assert (view.depth, view.grid(), view.embed_dim, view.stages) == (1, (8, 8), 12, ())
-    assert torch.allclose(view.logits(x), model(x))
-    assert vt.diagnose(view).healthy
+    x = images(vision_model, 2)
+    assert (vision_model.depth, vision_model.grid(), vision_model.embed_dim, vision_model.stages) == (1, (8, 8), 12, ())
+    assert torch.allclose(vision_model.logits(x), model(x))
+    assert vt.diagnose(vision_model).healthy
     features = model.body(F.relu(model.stem(x))).detach().requires_grad_()
     logits = model.fc(F.relu(features + model.mixed(features)).mean(dim=(2, 3)))
     (gradient,) = torch.autograd.grad(logits[:, 1].sum(), features)
     assert torch.allclose(
-        vt.get_method("hirescam").attribute(view, x, target=1), (gradient * features).sum(dim=1).detach()
+        vt.get_method("hirescam").attribute(vision_model, x, target=1), (gradient * features).sum(dim=1).detach()
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        view = vt.wrap(model, at="stem", preprocess=view.preprocess)
-    assert torch.allclose(view.logits(x), model(x))  # its head rectifies it in place
+        vision_model = vt.wrap(model, layer="stem", preprocess=vision_model.preprocess)
+    assert torch.allclose(vision_model.logits(x), model(x))  # its head rectifies it in place
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
@@ -131,26 +131,26 @@ def test_any_network_by_a_layer() -> None:
 )
 def test_layers_that_are_no_split(at: str, why: str) -> None:
     with pytest.raises(ModelError, match=why):
-        vt.wrap(_build(Plain), at=at)
+        vt.wrap(_build(Plain), layer=at)
 
 
 def test_a_known_network_at_another_layer() -> None:
     model = FAMILIES["resnet"]()
-    whole_view, view = vt.wrap(model), vt.wrap(model, at="layer2")
+    whole_view, vision_model = vt.wrap(model), vt.wrap(model, layer="layer2")
     x = images(model, 2)
-    assert (view.depth, whole_view.depth) == (2, 5)
-    assert view.chain[-1] == ("layer2.0",)
-    assert torch.allclose(view.logits(x), whole_view.logits(x))
-    assert view.fingerprint != whole_view.fingerprint
+    assert (vision_model.depth, whole_view.depth) == (2, 5)
+    assert vision_model.chain[-1] == ("layer2.0",)
+    assert torch.allclose(vision_model.logits(x), whole_view.logits(x))
+    assert vision_model.fingerprint != whole_view.fingerprint
     with pytest.raises(ModelError, match="something passes beside it"):
-        vt.wrap(model, at="layer3.0.conv1")
+        vt.wrap(model, layer="layer3.0.conv1")
     with pytest.raises(ModelError, match=r"runs 4 times|runs \d+ times|no layer"):
-        vt.wrap(FAMILIES["tv_resnet"](), at="layer1.0.relu")
+        vt.wrap(FAMILIES["tv_resnet"](), layer="layer1.0.relu")
 
 
 def test_a_transformer_has_no_such_layer() -> None:
     with pytest.raises(ModelError, match="the layers of timm/VisionTransformer have numbers"):
-        vt.wrap(TRANSFORMERS["vit"](), at="blocks.0")
+        vt.wrap(TRANSFORMERS["vit"](), layer="blocks.0")
 
 
 class Around(nn.Module):
@@ -170,11 +170,11 @@ def test_inside_a_model_of_ones_own() -> None:
     x = images(model.net, 2)
     with pytest.raises(ModelError, match="'own', 'more'"):
         vt.wrap(model)
-    view = vt.wrap(model, output="more")
-    assert "Around around torchvision/VGG" in repr(view)
-    assert torch.allclose(view.logits(x), model(x)["more"])
-    assert view.num_classes == 3
-    assert vt.diagnose(view).healthy
+    vision_model = vt.wrap(model, output_key="more")
+    assert "Around around torchvision/VGG" in repr(vision_model)
+    assert torch.allclose(vision_model.logits(x), model(x)["more"])
+    assert vision_model.num_classes == 3
+    assert vt.diagnose(vision_model).healthy
 
 
 def test_training_mode_and_running_statistics_stay() -> None:
@@ -188,11 +188,11 @@ def test_training_mode_and_running_statistics_stay() -> None:
 
 
 def test_other_sizes_are_refused_with_advice() -> None:
-    view = vt.wrap(FAMILIES["resnet"]())
+    model = vt.wrap(FAMILIES["resnet"]())
     with pytest.raises(ModelError, match="give img_size= to load, or preprocess= to view"):
-        view.check_inputs(torch.zeros(1, 3, 48, 48))
+        model.check_inputs(torch.zeros(1, 3, 48, 48))
     with pytest.raises(ModelError, match="cannot leave tokens out"):
-        view.logits(images(view, 1), keep=torch.zeros(1, 3, dtype=torch.long))
+        model.logits(images(model, 1), keep=torch.zeros(1, 3, dtype=torch.long))
 
 
 def test_by_name() -> None:
@@ -201,5 +201,5 @@ def test_by_name() -> None:
     assert {f"{library}/{name}" for library in ("timm", "torchvision") for name in wanted} <= {*names}
     assert names["torchvision/efficientnet_b0"].size == 224
     for name in ("timm/resnet18", "torchvision/resnet18"):
-        view = vt.load(name, pretrained=False, img_size=64, num_classes=7)
-        assert (view.preprocess.size, view.num_classes, view.grid(), view.depth) == ((64, 64), 7, (2, 2), 8)
+        model = vt.load(name, pretrained=False, img_size=64, num_classes=7)
+        assert (model.preprocess.size, model.num_classes, model.grid(), model.depth) == ((64, 64), 7, (2, 2), 8)

@@ -33,11 +33,11 @@ def creatures() -> vt.VisionModel:
 @pytest.mark.parametrize("family", ["resnet", "tv_densenet"])
 @pytest.mark.parametrize("base", ["gradcam", "input_x_gradient", "guided_backprop", "saliency"])
 def test_var_is_its_definition_over_separate_runs(family: str, base: str) -> None:
-    view = vt.wrap(FAMILIES[family]())
-    view.module.double()
-    x = images(view, 2)
-    found, extras = vt.get_method(f"var({base}, classes='3,0,2', preset=sharp)").attribute(view, x, 3, extras=True)
-    apart = [vt.get_method(base).attribute(view, x, target=c).numpy() for c in (3, 0, 2)]
+    model = vt.wrap(FAMILIES[family]())
+    model.module.double()
+    x = images(model, 2)
+    found, extras = vt.get_method(f"var({base}, classes='3,0,2', preset=sharp)").attribute(model, x, 3, extras=True)
+    apart = [vt.get_method(base).attribute(model, x, target=c).numpy() for c in (3, 0, 2)]
     for i in range(2):
         expected, q = definition(np.stack([each[i] for each in apart]), "sharp")
         assert np.allclose(extras["distribution"][i], q, atol=1e-9)
@@ -64,13 +64,15 @@ def test_var_on_the_pixels_of_the_image() -> None:
 
 def test_localisation_is_that_of_the_map_enlarged() -> None:
     """Every localisation metric, against loops over pixels."""
-    view = vt.wrap(FAMILIES["resnet"]())
-    x = images(view, 2)
+    model = vt.wrap(FAMILIES["resnet"]())
+    x = images(model, 2)
     mask = np.zeros((32, 32), dtype=bool)
     mask[4:19, 8:21] = True
     truths = [vt.Annotation(mask), vt.Annotation(~mask)]
-    table = vt.evaluate(view, x, ["gradcam"], list(SLOW), truth=truths, labels=[0, 1], target="label", samples=1)
-    maps = torch.cat([vt.get_method("gradcam").attribute(view, x[i : i + 1], target=i) for i in range(2)])
+    table = vt.evaluate(
+        model, x, ["gradcam"], list(SLOW), annotations=truths, labels=[0, 1], target="label", n_bootstrap=1
+    )
+    maps = torch.cat([vt.get_method("gradcam").attribute(model, x[i : i + 1], target=i) for i in range(2)])
     for metric, slow in SLOW.items():
         fine = pixels(maps, "nearest" if metric == "average_precision" else "bilinear")
         expected = [slow(fine[i], truths[i].mask, np.ones((32, 32))) for i in range(2)]
@@ -82,7 +84,7 @@ def test_parts_against_the_network_called_directly(creatures: vt.VisionModel) ->
     values = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     judged = ["part_correlation", "shortcut"]
     table = vt.evaluate(
-        creatures, list(WORLD.pictures()), {"noise": values}, judged, truth=list(WORLD.truths()), samples=1
+        creatures, list(WORLD.pictures()), {"noise": values}, judged, annotations=list(WORLD.truths()), n_bootstrap=1
     )
     fine = F.interpolate(values[:, None], (128, 128), mode="bilinear", align_corners=False)[:, 0].numpy()
     for image, (picture, truth) in enumerate(zip(WORLD.pictures(), WORLD.truths(), strict=True)):
@@ -101,7 +103,7 @@ def test_parts_against_the_network_called_directly(creatures: vt.VisionModel) ->
 
 def test_funnybirds(creatures: vt.VisionModel) -> None:
     """An oracle that knows what every part is worth has the right order; falls are those of the scenes themselves."""
-    found = vt.funnybirds(creatures, ["gradcam", "guided_backprop"], WORLD, oracle=True, samples=10)
+    found = vt.funnybirds(creatures, ["gradcam", "guided_backprop"], WORLD, oracle=True, n_bootstrap=10)
     assert found.found["oracle"].sd == pytest.approx(np.ones(len(WORLD)))
     for name in ("gradcam", "guided_backprop"):
         assert np.isfinite(found.found[name].sd).all()
@@ -113,15 +115,15 @@ def test_funnybirds(creatures: vt.VisionModel) -> None:
 
 @pytest.mark.parametrize("judge", ["insertion", "deletion", "road", "sensitivity_n", "mprt@var"])
 def test_pixels_are_painted_where_tokens_cannot_be_left_out(judge: str) -> None:
-    view = vt.wrap(FAMILIES["tv_vgg"]())
-    table = vt.evaluate(view, images(view, 2), ["gradcam"], [judge], samples=1, baselines=False)
+    model = vt.wrap(FAMILIES["tv_vgg"]())
+    table = vt.evaluate(model, images(model, 2), ["gradcam"], [evaluation], n_bootstrap=1, controls=False)
     assert np.isfinite(table["gradcam", judge]).all()
 
 
 def test_removing_tokens_is_refused() -> None:
-    view = vt.wrap(FAMILIES["tv_vgg"]())
+    model = vt.wrap(FAMILIES["tv_vgg"]())
     with pytest.raises(vt.VitreousError, match="tokens out"):
-        vt.evaluate(view, images(view, 2), ["gradcam"], ["token_deletion_aopc"], samples=1)
+        vt.evaluate(model, images(model, 2), ["gradcam"], ["token_deletion_aopc"], n_bootstrap=1)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +136,10 @@ def test_every_row_of_a_protocol_runs_on_its_kind_of_network(label: str, family:
     model = next(each for each in protocol.models if each.label == label)
     rows = protocol.methods_of(model)
     assert ("GBP" in rows, "LRP + VAR" in rows) == (label != "ConvNeXt",) * 2
-    view = vt.wrap(FAMILIES[family]())
-    x = images(view, 1)
-    for spelling in rows.values():
-        found = vt.get_method(spelling.replace("steps=128", "steps=2")).attribute(view, x, among=[0, 1, 2])
+    vision_model = vt.wrap(FAMILIES[family]())
+    x = images(vision_model, 1)
+    for spec in rows.values():
+        found = vt.get_method(spec.replace("steps=128", "steps=2")).attribute(
+            vision_model, x, compare_classes=[0, 1, 2]
+        )
         assert torch.isfinite(found).all()

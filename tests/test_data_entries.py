@@ -177,21 +177,21 @@ def test_planned_entries_are_those_that_are_iterated(word: str, tmp_path: Path) 
     count = {"world": 3}.get(word, 0)
     part = Part(tiny(data=DataSpec(word, path=path, images=count)), Options(device="cpu"))
     classes = {"mura": 2, "cifar10": 10, "cifar100": 100}.get(word, 1000)
-    view = vt.load("world") if word == "world" else vt.wrap(FAMILIES["vit"](num_classes=classes))
+    model = vt.load("world") if word == "world" else vt.wrap(FAMILIES["vit"](num_classes=classes))
     source = part.pictures.source
-    samples = list(source.samples(view, lambda name, why: pytest.fail(f"{name}: {why}")))
+    samples = list(source.samples(model, lambda name, why: pytest.fail(f"{name}: {why}")))
     planned, groups = part.listed
     assert len(planned) == len(set(planned)) == len(samples) == len(source) == len(source.entries) > 0
     assert [part.names[digest] for digest in planned] == [sample.picture.name for sample in samples]
     assert [part.numbers[sample.picture.name] for sample in samples] == [sample.place for sample in samples]
     assert [part.pictures.entry(digest).group for digest in planned] == (groups or [None] * len(planned))
-    assert list(source.groups or ()) == groups == list(source.given(view).get("groups", ()))
+    assert list(source.groups or ()) == groups == list(source.loaded_images(model).get("groups", ()))
     assert source.has_labels == (samples[0].label is not None)
     assert source.to_json()["entries"] == len(planned)
     for digest, sample in zip(planned, samples, strict=True):
-        again = part.sample(sample.picture.name, digest, view)
+        again = part.sample(sample.picture.name, digest, model)
         assert again.picture.tensor.equal(sample.picture.tensor)
-        assert (again.label, again.among) == (sample.label, sample.among)
+        assert (again.label, again.compare_classes) == (sample.label, sample.compare_classes)
 
 
 # -- grids -------------------------------------------------------------------------------------------------
@@ -239,8 +239,10 @@ def test_a_benchmark_on_grids_has_the_cells_as_rows(tmp_path: Path, quads: Any) 
     assert "data:image/jpeg" in written.page.read_text(), "grids are drawn, by the model of the run"
     # scores are those of the same cells, judged without a benchmark
     source = open_source("quad-imagenet", tmp_path / "photos", images=3)
-    view = vt.load("timm/test_vit", checkpoint=quads().models[0].checkpoint, img_size=32, device="cpu")
-    expected = vt.evaluate(view, methods=["ixg"], metrics=["pointing_game"], baselines=False, **source.given(view))
+    model = vt.load("timm/test_vit", checkpoint=quads().models[0].checkpoint, img_size=32, device="cpu")
+    expected = vt.evaluate(
+        model, methods=["ixg"], metrics=["pointing_game"], controls=False, **source.loaded_images(model)
+    )
     assert part.table["ixg", "pointing_game"].tolist() == expected["ixg", "pointing_game"].tolist()
     # the bootstrap draws whole grids: of a grid all cells or none
     scores = part.table["ixg", "pointing_game"]
@@ -304,12 +306,12 @@ def test_the_explorer_draws_grids_where_their_model_is_loaded(tmp_path: Path, qu
     from vitreous.web.run_view import Run
 
     store = ran(quads(1), tmp_path / "run")
-    view = vt.load("timm/test_vit", checkpoint=quads().models[0].checkpoint, img_size=32, device="cpu")
-    (part,) = Run(store.path, str(tmp_path / "photos"), {"vit": view}).opened().parts
+    model = vt.load("timm/test_vit", checkpoint=quads().models[0].checkpoint, img_size=32, device="cpu")
+    (part,) = Run(store.path, str(tmp_path / "photos"), {"vit": model}).opened().parts
     setting, picture = part.finding.gathered.setting, part.finding.gathered.pictures[2]
     assert part.photos is not None
     with pytest.raises(ImageError, match="put together for one model"):
         part.photos.png(setting, picture)
     drawn = Image.open(io.BytesIO(part.photos.png(setting, picture, part.loaded and part.loaded[1])))
-    tensor = open_source("quad-imagenet", tmp_path / "photos", images=1).sample(view, 2).picture.tensor
-    assert np.abs(np.asarray(drawn, float) - np.asarray(view.preprocess.picture(tensor), float)).max() <= 1
+    tensor = open_source("quad-imagenet", tmp_path / "photos", images=1).sample(model, 2).picture.tensor
+    assert np.abs(np.asarray(drawn, float) - np.asarray(model.preprocess.picture(tensor), float)).max() <= 1

@@ -19,7 +19,7 @@ from vitreous.errors import ImageError, TargetError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
@@ -41,7 +41,7 @@ def test_a_folder_is_listed_in_order_without_opening_anything(tmp_path: Path) ->
     assert source.entries[0].open().size == (12, 10)
 
 
-def test_links_are_followed_and_those_that_lead_nowhere_are_told(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_links_are_followed_and_those_that_lead_nowhere_are_told(tmp_path: Path, model: vt.VisionModel) -> None:
     shade(tmp_path / "far" / "real.jpg")
     (tmp_path / "near").mkdir()
     (tmp_path / "near" / "link.jpg").symlink_to(tmp_path / "far" / "real.jpg")
@@ -49,19 +49,19 @@ def test_links_are_followed_and_those_that_lead_nowhere_are_told(tmp_path: Path,
     (tmp_path / "near" / "itself.jpg").symlink_to(tmp_path / "near" / "itself.jpg")
     told: list[tuple[str, str]] = []
     source = open_source("folder", tmp_path / "near")
-    found = [each.picture.name for each in source.samples(view, lambda name, why: told.append((name, why)))]
+    found = [each.picture.name for each in source.samples(model, lambda name, why: told.append((name, why)))]
     assert found == ["link.jpg"]
     assert [name for name, _ in told] == ["gone.jpg", "itself.jpg"]
 
 
-def test_names_that_are_no_text(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_names_that_are_no_text(tmp_path: Path, model: vt.VisionModel) -> None:
     try:
         shade(tmp_path / "a.jpg").rename(tmp_path / os.fsdecode(b"bad\xff.jpg"))
     except OSError:
         pytest.skip("this file system wants names that are text")
     source = open_source("folder", tmp_path, images=1, choose="random")
     assert source.digest == open_source("folder", tmp_path).digest
-    assert len(list(source.samples(view))) == 1
+    assert len(list(source.samples(model))) == 1
 
 
 def test_class_folders_may_go_round_in_a_circle(tmp_path: Path) -> None:
@@ -72,31 +72,31 @@ def test_class_folders_may_go_round_in_a_circle(tmp_path: Path) -> None:
     assert names(source) == ["cat/deeper/a.jpg", "dog/deeper/a.jpg"]
 
 
-def test_labels_of_class_folders(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_labels_of_class_folders(tmp_path: Path, model: vt.VisionModel) -> None:
     """Words the model knows, indices, WordNet ids for a thousand classes, else the order of the folders."""
     for name in ("b", "a", "e", "d", "c"):
         shade(tmp_path / "words" / name / "x.jpg")
         shade(tmp_path / "digits" / str("abcde".index(name)) / "x.jpg")
-    assert [each.label for each in open_source("imagefolder", tmp_path / "words").samples(view)] == [0, 1, 2, 3, 4]
-    assert [each.label for each in open_source("imagefolder", tmp_path / "digits").samples(view)] == [0, 1, 2, 3, 4]
+    assert [each.label for each in open_source("imagefolder", tmp_path / "words").samples(model)] == [0, 1, 2, 3, 4]
+    assert [each.label for each in open_source("imagefolder", tmp_path / "digits").samples(model)] == [0, 1, 2, 3, 4]
     (tmp_path / "words" / "b" / "x.jpg").unlink()
-    left = [each.label for each in open_source("imagefolder", tmp_path / "words").samples(view)]
+    left = [each.label for each in open_source("imagefolder", tmp_path / "words").samples(model)]
     assert left == [0, 2, 3, 4], "an empty folder is a class too"
     shade(tmp_path / "words" / "b" / "x.jpg")
-    named = vt.wrap(FAMILIES["vit"](), labels=["e, fifth", "d", "c", "b", "a"])
+    named = vt.wrap(FAMILIES["vit"](), class_names=["e, fifth", "d", "c", "b", "a"])
     assert [each.label for each in open_source("imagefolder", tmp_path / "words").samples(named)] == [4, 3, 2, 1, 0]
     shade(tmp_path / "wnids" / "n01443537" / "x.jpg")
     with pytest.raises(TargetError, match=r"n01443537.*the source has 1 classes, the model 5"):
-        next(open_source("imagefolder", tmp_path / "wnids").samples(view))
+        next(open_source("imagefolder", tmp_path / "wnids").samples(model))
     thousand = vt.wrap(FAMILIES["vit"](num_classes=1000))
     assert [each.label for each in open_source("imagefolder", tmp_path / "wnids").samples(thousand)] == [1]
     shade(tmp_path / "words" / "zebra" / "x.jpg")
     with pytest.raises(TargetError, match="the source has 6 classes, the model 5"):
-        next(open_source("imagefolder", tmp_path / "words").samples(view))
+        next(open_source("imagefolder", tmp_path / "words").samples(model))
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_masks_beside_images(tmp_path: Path, view: vt.VisionModel, apart: bool) -> None:
+def test_masks_beside_images(tmp_path: Path, model: vt.VisionModel, apart: bool) -> None:
     inside = np.zeros((10, 12), np.uint8)
     inside[2:8, 3:9] = 255
     for name in ("one", "two"):
@@ -107,7 +107,7 @@ def test_masks_beside_images(tmp_path: Path, view: vt.VisionModel, apart: bool) 
     source = open_source("masks", tmp_path)
     assert names(source) == ["one.jpg", "two.jpg"]
     assert [each.mask is not None and each.mask.stem[:3] for each in source.entries] == ["one", "two"]
-    truths = [each.truth for each in source.samples(view)]
+    truths = [each.annotation for each in source.samples(model)]
     assert all(
         each is not None and each.mask is not None and each.mask.any() and not each.mask.all() for each in truths
     )
@@ -119,7 +119,7 @@ def test_masks_beside_images(tmp_path: Path, view: vt.VisionModel, apart: bool) 
 # -- tables ------------------------------------------------------------------------------------------------
 
 
-def test_csv(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_csv(tmp_path: Path, model: vt.VisionModel) -> None:
     shade(tmp_path / "photos" / "a, b.jpg")
     shade(tmp_path / "c.jpg")
     Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / "c.png")
@@ -133,16 +133,16 @@ def test_csv(tmp_path: Path, view: vt.VisionModel) -> None:
     assert (one.label, one.boxes, one.shares, one.group) == (3, ((0, 0, 0.5, 1), (0.5, 0.5, 1, 1)), True, 7)
     assert (two.label, two.boxes, two.shares, two.mask) == (2, ((3, 2, 9, 8),), False, tmp_path / "c.png")
     assert source.groups == (7, 8)
-    first, second = source.samples(view)
+    first, second = source.samples(model)
     assert (first.label, second.label) == (3, 2)
-    assert first.truth is not None
-    left = first.truth.boxes[0]
-    wide = view.preprocess.size[1]
+    assert first.annotation is not None
+    left = first.annotation.boxes[0]
+    wide = model.preprocess.size[1]
     assert left[0] == 0
     assert left[2] == pytest.approx(wide / 2, abs=1)  # the crop moves it by less than a pixel
-    assert second.truth is not None
-    assert second.truth.mask is not None
-    assert second.truth.boxes
+    assert second.annotation is not None
+    assert second.annotation.mask is not None
+    assert second.annotation.boxes
 
 
 def test_boxes_without_a_unit_are_fractions_only_if_none_is_above_one(tmp_path: Path) -> None:

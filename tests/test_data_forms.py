@@ -25,13 +25,13 @@ LABELS = [3, 0, 1, 4, 2]
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def inputs(view: vt.VisionModel) -> Tensor:
-    return images(view, 5)
+def inputs(model: vt.VisionModel) -> Tensor:
+    return images(model, 5)
 
 
 class Table(Dataset[Any]):
@@ -85,82 +85,82 @@ UNLABELLED = {"loader of tensors"}
 
 
 @pytest.mark.parametrize("form", SOURCES)
-def test_pictures_and_their_number(view: vt.VisionModel, inputs: Tensor, form: str) -> None:
-    found = list(pictures(SOURCES[form](inputs), view))
+def test_pictures_and_their_number(model: vt.VisionModel, inputs: Tensor, form: str) -> None:
+    found = list(pictures(SOURCES[form](inputs), model))
     assert torch.stack([picture.tensor for picture in found]).equal(inputs)
     assert [picture.name for picture in found] == [f"input-{place}" for place in range(5)]
     assert count(SOURCES[form](inputs)) == how_many(SOURCES[form](inputs)) == 5
 
 
 @pytest.mark.parametrize("form", SOURCES)
-def test_true_classes(view: vt.VisionModel, inputs: Tensor, form: str) -> None:
-    samples = list(read_samples(SOURCES[form](inputs), view))
+def test_true_classes(model: vt.VisionModel, inputs: Tensor, form: str) -> None:
+    samples = list(read_samples(SOURCES[form](inputs), model))
     assert torch.stack([sample.picture.tensor for sample in samples]).equal(inputs)
     expected = [None] * 5 if form in UNLABELLED else LABELS
     assert [sample.label for sample in samples] == expected
-    other = list(read_samples(SOURCES[form](inputs), view, labels=LABELS[::-1]))  # what is said beside comes first
+    other = list(read_samples(SOURCES[form](inputs), model, labels=LABELS[::-1]))  # what is said beside comes first
     assert [sample.label for sample in other] == LABELS[::-1]
 
 
 @pytest.mark.parametrize("form", SOURCES)
-def test_explained(view: vt.VisionModel, inputs: Tensor, form: str) -> None:
-    expected = vt.explain(view, inputs, "ixg", 2)
-    found = vt.explain(view, SOURCES[form](inputs), "ixg", 2)
+def test_explained(model: vt.VisionModel, inputs: Tensor, form: str) -> None:
+    expected = vt.explain(model, inputs, "ixg", 2)
+    found = vt.explain(model, SOURCES[form](inputs), "ixg", 2)
     assert all(torch.equal(one.map, other.map) for one, other in zip(expected, found, strict=True))
 
 
-def test_a_table_of_one_picture_is_one(view: vt.VisionModel, inputs: Tensor) -> None:
-    assert isinstance(vt.explain(view, {"image": inputs[0]}, "ixg"), vt.Explanation)
+def test_a_table_of_one_picture_is_one(model: vt.VisionModel, inputs: Tensor) -> None:
+    assert isinstance(vt.explain(model, {"image": inputs[0]}, "ixg"), vt.Explanation)
 
 
-def test_rows_of_photographs(view: vt.VisionModel) -> None:
+def test_rows_of_photographs(model: vt.VisionModel) -> None:
     photos = [Image.fromarray(np.full((40, 50, 3), 40 * n, np.uint8)) for n in range(5)]
-    samples = list(read_samples(Columns(image=photos, label=LABELS), view))
+    samples = list(read_samples(Columns(image=photos, label=LABELS), model))
     assert [sample.label for sample in samples] == LABELS
-    assert samples[4].picture.tensor.equal(view.preprocess.inputs(photos[4])[0])
+    assert samples[4].picture.tensor.equal(model.preprocess.inputs(photos[4])[0])
     assert [sample.picture.name for sample in samples] == [f"image-{n}" for n in range(5)]
 
 
-def test_a_folder_of_classes(view: vt.VisionModel, tmp_path: Path) -> None:
+def test_a_folder_of_classes(model: vt.VisionModel, tmp_path: Path) -> None:
     from torchvision.datasets import ImageFolder
 
     for name, colour in (("cat", 50), ("dog", 200)):
         (tmp_path / name).mkdir()
         Image.new("RGB", (40, 50), (colour, 0, 0)).save(tmp_path / name / "a.png")
     with pytest.raises(ImageError, match=r"no images in the folder .* itself, only in folders inside it such as cat"):
-        vt.explain(view, tmp_path)
-    samples = list(read_samples(ImageFolder(tmp_path), view))
+        vt.explain(model, tmp_path)
+    samples = list(read_samples(ImageFolder(tmp_path), model))
     assert [sample.label for sample in samples] == [0, 1]
-    assert samples[1].picture.seen.getpixel((0, 0)) == (200, 0, 0)
-    ready = ImageFolder(tmp_path, lambda photo: view.preprocess.inputs(photo)[0])
-    assert len(vt.explain(view, ready, "ixg")) == len(vt.explain(view, ImageFolder(tmp_path), "ixg")) == 2
+    assert samples[1].picture.image.getpixel((0, 0)) == (200, 0, 0)
+    ready = ImageFolder(tmp_path, lambda photo: model.preprocess.inputs(photo)[0])
+    assert len(vt.explain(model, ready, "ixg")) == len(vt.explain(model, ImageFolder(tmp_path), "ixg")) == 2
 
 
-def test_evaluate_reads_the_classes_of_tables(view: vt.VisionModel, inputs: Tensor) -> None:
+def test_evaluate_reads_the_classes_of_tables(model: vt.VisionModel, inputs: Tensor) -> None:
     options: dict[str, Any] = {"baselines": False, "samples": 10}
-    one = vt.evaluate(view, inputs, "ixg", "insertion(score=label)", labels=LABELS, **options)
-    other = vt.evaluate(view, Columns(image=inputs, label=LABELS), "ixg", "insertion(score=label)", **options)
+    one = vt.evaluate(model, inputs, "ixg", "insertion(score_class=label)", labels=LABELS, **options)
+    other = vt.evaluate(model, Columns(image=inputs, label=LABELS), "ixg", "insertion(score_class=label)", **options)
     (cell,) = one.scores
     assert np.array_equal(one.scores[cell], other.scores[cell])
 
 
-def test_a_table_without_pictures(view: vt.VisionModel, inputs: Tensor) -> None:
+def test_a_table_without_pictures(model: vt.VisionModel, inputs: Tensor) -> None:
     for source in ({"x": inputs}, [{"x": inputs[0]}], Table([{"x": inputs[0], "label": 1}])):
         with pytest.raises(ImageError, match=r"a table with 'x'.* holds no pixel_values or image or images or img"):
-            list(pictures(source, view))
+            list(pictures(source, model))
     with pytest.raises(TargetError, match="9 is outside"):
-        list(read_samples([{"image": inputs[0], "label": 9}], view))
+        list(read_samples([{"image": inputs[0], "label": 9}], model))
 
 
 # -- addresses -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["http", "https", "s3", "file", "gs"])
-def test_addresses_are_refused(view: vt.VisionModel, kind: str) -> None:
+def test_addresses_are_refused(model: vt.VisionModel, kind: str) -> None:
     address = f"{kind}://example.org/cat.jpg"
     for source in (address, [address], Path(address), [{"image": address}]):
         with pytest.raises(ImageError, match=rf"{kind}:/.*cat\.jpg is an address.*nothing is fetched") as caught:
-            vt.explain(view, source)
+            vt.explain(model, source)
         assert "\n" not in str(caught.value)
 
 
@@ -171,21 +171,21 @@ def test_addresses_on_the_command_line() -> None:
 
 
 def test_a_file_may_be_called_like_an_address(
-    view: vt.VisionModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: vt.VisionModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("http:").mkdir()
     Image.new("RGB", (40, 40)).save("http:/a.png")
-    assert vt.explain(view, "http:/a.png", "ixg").name == "a.png"
+    assert vt.explain(model, "http:/a.png", "ixg").name == "a.png"
 
 
 # -- tensors that nobody normalised --------------------------------------------------------------------
 
 
-def told(source: Any, view: vt.VisionModel) -> list[str]:
+def told(source: Any, model: vt.VisionModel) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        vt.explain(view, source, "ixg", 1)
+        vt.explain(model, source, "ixg", 1)
     return [str(each.message) for each in caught if each.category is VitreousWarning]
 
 
@@ -195,30 +195,30 @@ def photos() -> Tensor:
     return torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-def normalised(colours: Tensor, view: vt.VisionModel) -> Tensor:
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (view.preprocess.mean, view.preprocess.std))
+def normalised(colours: Tensor, model: vt.VisionModel) -> Tensor:
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (model.preprocess.mean, model.preprocess.std))
     return (colours - mean) / std
 
 
 @pytest.mark.parametrize("name", ["vit", "tv_vit"] + [n for n in ("hf_vit", "hf_clip") if n in EVERY])
 def test_tensors_that_look_unnormalised(photos: Tensor, name: str) -> None:
     made = EVERY[name]()
-    view = made if isinstance(made, vt.VisionModel) else vt.wrap(made)
-    (line,) = told(photos * 255, view)
+    model = made if isinstance(made, vt.VisionModel) else vt.wrap(made)
+    (line,) = told(photos * 255, model)
     assert "values from" in line
     assert "to 255 and look as if they were not normalised" in line
-    (line,) = told(photos, view)
+    (line,) = told(photos, model)
     assert "to 1 and look as if they were not normalised" in line
-    assert view.name in line
-    assert told(normalised(photos, view), view) == []
+    assert model.name in line
+    assert told(normalised(photos, model), model) == []
 
 
-def test_one_warning_a_call_however_many_batches(view: vt.VisionModel, photos: Tensor) -> None:
+def test_one_warning_a_call_however_many_batches(model: vt.VisionModel, photos: Tensor) -> None:
     for source in (DataLoader(list(photos), batch_size=1), list(photos), Columns(image=photos, label=LABELS)):
-        assert len(told(source, view)) == 1
-    assert len(told(list(photos), view)) == 1  # and again in the next call
+        assert len(told(source, model)) == 1
+    assert len(told(list(photos), model)) == 1  # and again in the next call
     with pytest.warns(VitreousWarning, match="not normalised") as caught:
-        list(read_samples(DataLoader(TensorDataset(photos, torch.tensor(LABELS)), batch_size=1), view))
+        list(read_samples(DataLoader(TensorDataset(photos, torch.tensor(LABELS)), batch_size=1), model))
     assert len(caught) == 1
 
 
@@ -232,10 +232,10 @@ def test_one_warning_a_call_however_many_batches(view: vt.VisionModel, photos: T
         lambda x: x * 8 - 4,
     ],
 )
-def test_no_warning_without_reason(view: vt.VisionModel, photos: Tensor, colours: Callable[[Tensor], Tensor]) -> None:
+def test_no_warning_without_reason(model: vt.VisionModel, photos: Tensor, colours: Callable[[Tensor], Tensor]) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        assert told(colours(photos), view) == []
+        assert told(colours(photos), model) == []
 
 
 def test_models_without_normalisation_of_their_own(photos: Tensor) -> None:

@@ -23,7 +23,7 @@ from vitreous.errors import ImageError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"](num_classes=1000))
 
 
@@ -42,7 +42,7 @@ def devkit(folder: Path, truth: list[int], order: dict[int, str]) -> None:
     (folder / "ILSVRC2012_validation_ground_truth.txt").write_text("\n".join(map(str, truth)) + "\n")
 
 
-def test_devkit_labels_follow_the_order_of_the_synsets(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_devkit_labels_follow_the_order_of_the_synsets(tmp_path: Path, model: vt.VisionModel) -> None:
     """Slowly: the line of the image, the WordNet id of that number, its place among all ids in alphabetical order."""
     order = dict(enumerate(reversed(wnids()), 1))
     order[1], order[7] = order[7], order[1]
@@ -57,7 +57,7 @@ def test_devkit_labels_follow_the_order_of_the_synsets(tmp_path: Path, view: vt.
     assert labels(open_source("imagenet-val", tmp_path)) == slow
     assert labels(open_source("imagenet-val", tmp_path / "val")) == slow, "the devkit beside the images"
     assert slow[VAL.format(2)] == 0, "the devkit's number 1000 is not class 999 here"
-    assert [each.label for each in open_source("imagenet-val", tmp_path).samples(view)] == list(slow.values())
+    assert [each.label for each in open_source("imagenet-val", tmp_path).samples(model)] == list(slow.values())
     noise(tmp_path / "val" / VAL.format(6))
     with pytest.raises(ImageError, match=rf"should hold a line for {VAL.format(6)}, but it has 5"):
         open_source("imagenet-val", tmp_path)
@@ -99,7 +99,7 @@ def test_layouts_of_the_same_images_give_the_same(tmp_path: Path) -> None:
     assert drawn_of_each[0] == drawn_of_each[1] == drawn_of_each[2]
 
 
-def test_boxes_of_annotations_are_read_when_they_are_asked_for(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_boxes_of_annotations_are_read_when_they_are_asked_for(tmp_path: Path, model: vt.VisionModel) -> None:
     noise(tmp_path / "val" / wnids()[3] / VAL.format(1))
     noise(tmp_path / "val" / wnids()[3] / VAL.format(2))
     xml = "<annotation><object><name>{}</name><bndbox><xmin>4</xmin><ymin>0</ymin><xmax>36</xmax><ymax>32</ymax>"
@@ -110,16 +110,16 @@ def test_boxes_of_annotations_are_read_when_they_are_asked_for(tmp_path: Path, v
     (tmp_path / "boxes" / "ILSVRC2012_val_00000001.xml").write_text(text)
     told: dict[str, str] = {}
     source = open_source("imagenet-val", tmp_path, boxes=tmp_path / "boxes")
-    (sample,) = source.samples(view, told.__setitem__)
-    assert sample.truth is not None
-    ((left, top, right, bottom),) = sample.truth.boxes
+    (sample,) = source.samples(model, told.__setitem__)
+    assert sample.annotation is not None
+    ((left, top, right, bottom),) = sample.annotation.boxes
     assert 15 < left < 17
     assert (top, right, bottom) == (0, 32, 32)
     assert "00000002.xml cannot be read" in told[VAL.format(2)]
 
 
 @pytest.mark.parametrize(("word", "count"), [("imagenet-a", 200), ("imagenet-r", 200)])
-def test_the_harder_sets_bring_their_classes(tmp_path: Path, view: vt.VisionModel, word: str, count: int) -> None:
+def test_the_harder_sets_bring_their_classes(tmp_path: Path, model: vt.VisionModel, word: str, count: int) -> None:
     chosen = table("imagenet.json")[word]
     assert len(chosen) == len(set(chosen)) == count
     for kind in chosen[:3]:
@@ -128,7 +128,7 @@ def test_the_harder_sets_bring_their_classes(tmp_path: Path, view: vt.VisionMode
     source = open_source(word, tmp_path)
     assert [each.label for each in source.entries] == chosen[:3]
     assert source.classes == tuple(chosen)
-    given = source.given(view)
+    given = source.loaded_images(model)
     assert given["classes"] == tuple(chosen)
     outside = next(kind for kind in range(1000) if kind not in chosen)
     noise(tmp_path / wnids()[outside] / "x.jpg")
@@ -153,30 +153,30 @@ def imagenet_s(root: Path, kinds: list[int], several: bool = False) -> None:
 
 @pytest.mark.parametrize("kinds", [[5, 2, 9], list(range(0, 600, 2))])
 def test_imagenet_s_masks_number_classes_by_their_folders(
-    tmp_path: Path, view: vt.VisionModel, kinds: list[int]
+    tmp_path: Path, model: vt.VisionModel, kinds: list[int]
 ) -> None:
     whole = len(kinds) == 300
     imagenet_s(tmp_path, kinds, several=whole)
     source = open_source("imagenet-s", tmp_path, images=0)
     assert sorted(each.label for each in source.entries) == sorted(kinds)
     places = [0, 1, 255, 256, 299] if whole else range(3)
-    samples = list(source.samples(view, places=places))
+    samples = list(source.samples(model, places=places))
     assert len(samples) == len(places)
     for each in samples:
-        assert each.truth is not None
-        assert each.truth.mask is not None
-        assert each.truth.ignore is not None
-        (photo,) = pictures(source.entries[each.place].path, view)
+        assert each.annotation is not None
+        assert each.annotation.mask is not None
+        assert each.annotation.ignore is not None
+        (photo,) = pictures(source.entries[each.place].path, model)
         left, _, right, _ = photo.box or (0, 0, 0, 0)
         middles = left + (np.arange(32) + 0.5) * (right - left) / 32
-        assert np.array_equal(each.truth.mask, np.tile(middles < 20, (32, 1)))
-        assert np.array_equal(each.truth.ignore, np.tile((middles >= 20) & (middles < 24), (32, 1)))
+        assert np.array_equal(each.annotation.mask, np.tile(middles < 20, (32, 1)))
+        assert np.array_equal(each.annotation.ignore, np.tile((middles >= 20) & (middles < 24), (32, 1)))
 
 
-def test_a_part_of_imagenet_s_cannot_tell_several_classes_apart(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_a_part_of_imagenet_s_cannot_tell_several_classes_apart(tmp_path: Path, model: vt.VisionModel) -> None:
     imagenet_s(tmp_path, [5, 2, 9], several=True)
     told: dict[str, str] = {}
-    assert list(open_source("imagenet-s", tmp_path).samples(view, told.__setitem__)) == []
+    assert list(open_source("imagenet-s", tmp_path).samples(model, told.__setitem__)) == []
     assert len(told) == 3
     assert all("only the whole data set tells" in reason for reason in told.values())
 
@@ -202,20 +202,20 @@ def as_table(shown: Any, masks: Any, names: Any) -> dict[str, Any]:
     return file
 
 
-def check_segments(entries: Any, shown: Any, masks: Any, view: vt.VisionModel) -> None:
+def check_segments(entries: Any, shown: Any, masks: Any, model: vt.VisionModel) -> None:
     assert [each.label for each in entries] == [0, "n00000001"]
     assert [each.name for each in entries] == ["0000-n01440764_12", "0001-n00000001_3"]
     for entry, image, mask in zip(entries, shown, masks, strict=True):
         assert np.array_equal(np.asarray(entry.open()), image)
-        (picture,) = pictures(entry.open(), view)
+        (picture,) = pictures(entry.open(), model)
         expected = vt.Annotation.of_photo(picture, mask != 0)
         assert np.array_equal(entry.truth(picture).mask, expected.mask)
 
 
-def test_imagenet_segmentation_turns_the_arrays(view: vt.VisionModel) -> None:
+def test_imagenet_segmentation_turns_the_arrays(model: vt.VisionModel) -> None:
     made: dict[str, Any] = {}
     shown, masks = segments(lambda *parts: made.update(as_table(*parts)))
-    check_segments(_Segments(made).entries(), shown, masks, view)
+    check_segments(_Segments(made).entries(), shown, masks, model)
 
 
 def write_segments(path: Path, *parts: Any) -> None:
@@ -233,9 +233,9 @@ def write_segments(path: Path, *parts: Any) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="needs h5py")
-def test_imagenet_segmentation_file(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_imagenet_segmentation_file(tmp_path: Path, model: vt.VisionModel) -> None:
     shown, masks = segments(partial(write_segments, tmp_path / "gtsegs_ijcv.mat"))
-    check_segments(open_source("imagenet-segmentation", tmp_path).entries, shown, masks, view)
+    check_segments(open_source("imagenet-segmentation", tmp_path).entries, shown, masks, model)
     with pytest.raises(ImageError, match="it is no HDF5 file"):
         open_source("imagenet-segmentation", noise(tmp_path / "x.jpg"))
 
@@ -247,7 +247,7 @@ def test_h5py_is_named_where_it_is_missing(tmp_path: Path) -> None:
         open_source("imagenet-segmentation", tmp_path)
 
 
-def test_quads_are_grids_of_different_classes(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_quads_are_grids_of_different_classes(tmp_path: Path, model: vt.VisionModel) -> None:
     for number in range(1, 14):
         noise(tmp_path / "val" / wnids()[number % 5] / VAL.format(number), number)
     (tmp_path / "val" / wnids()[0] / VAL.format(99)).write_bytes(b"broken")
@@ -256,33 +256,35 @@ def test_quads_are_grids_of_different_classes(tmp_path: Path, view: vt.VisionMod
     assert isinstance(source, GridSource)
     assert len(source) == 8
     assert source.groups == (0, 0, 0, 0, 1, 1, 1, 1)
-    samples = list(source.samples(view, told.__setitem__))
+    samples = list(source.samples(model, told.__setitem__))
     assert set(told) == {VAL.format(99)}
     assert [each.place for each in samples] == list(range(8))
     for each in samples:
         assert each.target == each.label
-        assert each.among is not None
-        assert each.label in each.among
-        assert len(each.among) == 4
-        assert each.truth is not None
-        assert np.mean(each.truth.mask) == 0.25  # type: ignore[arg-type]
-    assert sum(np.asarray(each.truth.mask, int) for each in samples[:4]).min() == 1  # type: ignore[union-attr]
+        assert each.compare_classes is not None
+        assert each.label in each.compare_classes
+        assert len(each.compare_classes) == 4
+        assert each.annotation is not None
+        assert np.mean(each.annotation.mask) == 0.25  # type: ignore[arg-type]
+    assert sum(np.asarray(each.annotation.mask, int) for each in samples[:4]).min() == 1  # type: ignore[union-attr]
     more = open_source("quad-imagenet", tmp_path, images=3, seed=4)
-    assert [each.label for each in more.samples(view, told.__setitem__)][:8] == [each.label for each in samples]
+    assert [each.label for each in more.samples(model, told.__setitem__)][:8] == [each.label for each in samples]
     assert more.digest != source.digest
-    table_of = vt.evaluate(view, methods=["ixg"], metrics=["pointing_game"], baselines=False, **source.given(view))
+    table_of = vt.evaluate(
+        model, methods=["ixg"], metrics=["pointing_game"], controls=False, **source.loaded_images(model)
+    )
     assert table_of.groups == source.groups
     with pytest.raises(ImageError, match="14 pictures make at most 3 grids of 2 x 2"):
         open_source("quad-imagenet", tmp_path, images=4)
     assert len(open_source("quad-imagenet", tmp_path, pool=8, seed=1)) <= 8
 
 
-def test_part_quads_show_the_object_in_its_cell(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_part_quads_show_the_object_in_its_cell(tmp_path: Path, model: vt.VisionModel) -> None:
     imagenet_s(tmp_path, [5, 2, 9, 7])
-    samples = list(open_source("part-quad-imagenet", tmp_path).samples(view))
+    samples = list(open_source("part-quad-imagenet", tmp_path).samples(model))
     assert len(samples) == 4
     for each in samples:
-        assert each.truth is not None
-        assert 0.08 < np.mean(each.truth.mask) < 0.16  # type: ignore[arg-type]
-        assert each.truth.ignore is not None
-        assert each.truth.ignore.any()
+        assert each.annotation is not None
+        assert 0.08 < np.mean(each.annotation.mask) < 0.16  # type: ignore[arg-type]
+        assert each.annotation.ignore is not None
+        assert each.annotation.ignore.any()

@@ -24,7 +24,7 @@ from vitreous.errors import ImageError, SpecError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"](num_classes=1000))
 
 
@@ -139,7 +139,7 @@ def coco(root: Path, view_sized: tuple[int, int] = SIZE) -> None:
     (root / "annotations" / "instances_val2017.json").write_text(json.dumps(told))
 
 
-def test_coco_entries_are_categories_of_images(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_coco_entries_are_categories_of_images(tmp_path: Path, model: vt.VisionModel) -> None:
     coco(tmp_path)
     source = open_source("coco", tmp_path)
     cats = tuple(range(281, 286))
@@ -149,8 +149,8 @@ def test_coco_entries_are_categories_of_images(tmp_path: Path, view: vt.VisionMo
     assert source.groups == (3, 3, 8)
     assert one.boxes == ((0, 0, 20, 32),)
     assert one.among == (cats, (340,))
-    cat, zebra, _ = source.samples(view)
-    logits = view.logits(view.cast(cat.picture.tensor[None]))[0]
+    cat, zebra, _ = source.samples(model)
+    logits = model.logits(model.cast(cat.picture.tensor[None]))[0]
     assert cat.label == max(cats, key=lambda kind: float(logits[kind])), "the likeliest of the cats"
     assert zebra.label == 340
     assert cat.among == zebra.among == (cat.label, 340)
@@ -166,7 +166,7 @@ def test_coco_entries_are_categories_of_images(tmp_path: Path, view: vt.VisionMo
     named = open_source("coco", tmp_path, classes="coco")
     assert [each.label for each in named.entries] == ["cat", "zebra", "giraffe", "banana"]
     assert named.names == ("banana", "cat", "giraffe", "zebra")
-    given = open_source("coco", tmp_path, images=1).given(view)
+    given = open_source("coco", tmp_path, images=1).given(model)
     assert given["groups"] == [3, 3]
     assert given["labels"] == [cat.label, 340]
     (tmp_path / "annotations" / "instances_val2017.json").write_text(
@@ -275,7 +275,7 @@ def test_datasets_is_named_where_it_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs datasets")
-def test_a_folder_of_datasets(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_a_folder_of_datasets(tmp_path: Path, model: vt.VisionModel) -> None:
     import datasets  # type: ignore[import-not-found]
     import pyarrow  # type: ignore[import-not-found]
 
@@ -290,7 +290,7 @@ def test_a_folder_of_datasets(tmp_path: Path, view: vt.VisionModel) -> None:
     assert labels(source) == {"000000": 1, "000001": 0, "000002": 1}
     assert source.names == ("b", "a")
     told: dict[str, str] = {}
-    samples = list(source.samples(view, told.__setitem__))
+    samples = list(source.samples(model, told.__setitem__))
     assert [each.picture.name for each in samples] == ["000000", "000002"]
     assert set(told) == {"000001"}
     assert np.array_equal(np.asarray(source.entries[2].open()), np.asarray(Image.open(files[2])))

@@ -25,7 +25,7 @@ from vitreous.errors import ImageError, SpecError, TargetError, VitreousWarning
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
@@ -128,7 +128,7 @@ def test_a_digest_tells_what_was_chosen(twelve: Path) -> None:
 # -- what cannot be read -----------------------------------------------------------------------------------
 
 
-def test_a_hundred_broken_files_among_a_thousand_are_told_by_name(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_a_hundred_broken_files_among_a_thousand_are_told_by_name(tmp_path: Path, model: vt.VisionModel) -> None:
     good = shade(tmp_path / "x.jpg").read_bytes()
     broken: set[str] = set()
     folder = tmp_path / "many"
@@ -142,42 +142,42 @@ def test_a_hundred_broken_files_among_a_thousand_are_told_by_name(tmp_path: Path
         (folder / name).write_bytes(data)
     told: dict[str, str] = {}
     source = open_source("folder", folder)
-    seen = [each.picture.name for each in source.samples(view, told.__setitem__)]
+    seen = [each.picture.name for each in source.samples(model, told.__setitem__)]
     assert set(told) == broken
     assert len(broken) == 100
     assert all(told.values())
     assert seen == [name for name in names(source) if name not in broken]
     with pytest.warns(VitreousWarning, match=r"folder: 5 pictures were left out: 0003\.jpg .* and 2 more"):
-        assert sum(1 for _ in source.samples(view, places=range(50))) == 45
-    places = [each.place for each in source.samples(view, told.__setitem__, places=[4, 3, 2])]
+        assert sum(1 for _ in source.samples(model, places=range(50))) == 45
+    places = [each.place for each in source.samples(model, told.__setitem__, places=[4, 3, 2])]
     assert places == [4, 2], "places are those in the source"
 
 
-def test_a_mask_that_cannot_be_read_leaves_its_picture_out(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_a_mask_that_cannot_be_read_leaves_its_picture_out(tmp_path: Path, model: vt.VisionModel) -> None:
     for name in ("a", "b", "c"):
         shade(tmp_path / f"{name}.jpg")
         Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / f"{name}.png")
     (tmp_path / "b.png").write_bytes(b"broken")
     Image.fromarray(np.eye(5, dtype=np.uint8)).save(tmp_path / "c.png")
     told: dict[str, str] = {}
-    assert [each.picture.name for each in open_source("masks", tmp_path).samples(view, told.__setitem__)] == ["a.jpg"]
+    assert [each.picture.name for each in open_source("masks", tmp_path).samples(model, told.__setitem__)] == ["a.jpg"]
     assert set(told) == {"b.jpg", "c.jpg"}
     assert "[5, 5]" in told["c.jpg"]
 
 
 def test_labels_the_model_does_not_have_are_an_error_before_anything_is_read(
-    tmp_path: Path, view: vt.VisionModel
+    tmp_path: Path, model: vt.VisionModel
 ) -> None:
     (tmp_path / "a.jpg").write_bytes(b"broken")
     (tmp_path / "t.json").write_text(json.dumps([{"file": "a.jpg", "label": 5}]))
     with pytest.raises(TargetError, match=r"class index 5 is outside 0\.\.4"):
-        next(open_source("json", tmp_path / "t.json").samples(view))
+        next(open_source("json", tmp_path / "t.json").samples(model))
 
 
 # -- evaluate ----------------------------------------------------------------------------------------------
 
 
-def test_a_source_is_what_evaluate_takes(tmp_path: Path, view: vt.VisionModel) -> None:
+def test_a_source_is_what_evaluate_takes(tmp_path: Path, model: vt.VisionModel) -> None:
     rows = []
     for number in range(4):
         noise = np.random.default_rng(number).integers(0, 255, (40, 40, 3), dtype=np.uint8)
@@ -186,11 +186,11 @@ def test_a_source_is_what_evaluate_takes(tmp_path: Path, view: vt.VisionModel) -
     (tmp_path / "2.png").write_bytes(b"broken")
     (tmp_path / "t.json").write_text(json.dumps(rows))
     told: dict[str, str] = {}
-    given = open_source("json", tmp_path / "t.json").given(view, told.__setitem__)
+    given = open_source("json", tmp_path / "t.json").loaded_images(model, told.__setitem__)
     assert set(told) == {"2.png"}
     assert given["labels"] == [0, 1, 3]
     assert given["groups"] == [0, 0, 1]
-    table = vt.evaluate(view, methods=["ixg"], metrics=["pointing_game"], target="label", baselines=False, **given)
+    table = vt.evaluate(model, methods=["ixg"], metrics=["pointing_game"], target="label", controls=False, **given)
     assert table.images == ("0.png", "1.png", "3.png")
     assert table.groups == (0, 0, 1)
     assert table.parts["ixg", "pointing_game"].shape[0] == 3
@@ -198,7 +198,7 @@ def test_a_source_is_what_evaluate_takes(tmp_path: Path, view: vt.VisionModel) -
 
 def test_sources_that_render_are_added_from_above() -> None:
     """As the world is: a room above the data registers its word."""
-    view = vt.wrap(FAMILIES["vit"](num_classes=len(vt.world.CLASSES)))
+    model = vt.wrap(FAMILIES["vit"](num_classes=len(vt.world.CLASSES)))
     world = vt.world.World(n=6, size=32)
     known = list(world.truths())
 
@@ -215,9 +215,9 @@ def test_sources_that_render_are_added_from_above() -> None:
         assert [each.label for each in source.entries] == world.labels[:3]
         assert source.entries[0].open().size == (32, 32)
         assert open_source("drawn", size=64).entries[0].open().size == (64, 64)
-        samples = list(source.samples(view))
+        samples = list(source.samples(model))
         assert [each.label for each in samples] == world.labels[:3]
-        assert all(a.truth is b for a, b in zip(samples, known[:3], strict=True))
+        assert all(a.annotation is b for a, b in zip(samples, known[:3], strict=True))
         with pytest.raises(SpecError, match="two sources are called 'drawn'"):
             register_source("drawn", opened)
     finally:
@@ -270,16 +270,16 @@ def test_real_pets_agree_with_their_table(shared: Path) -> None:
     assert len(source) == len(rows) == 200
     assert all(each.label == rows[each.name]["label"] for each in source.entries)
     assert all(each.mask is not None and each.mask.name == rows[each.name]["mask"] for each in source.entries)
-    view = vt.wrap(FAMILIES["vit"](num_classes=1000))
+    model = vt.wrap(FAMILIES["vit"](num_classes=1000))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        some = list(source.samples(view, places=range(0, 200, 20)))
+        some = list(source.samples(model, places=range(0, 200, 20)))
     assert len(some) == 10
     for each in some:
-        assert each.truth is not None
+        assert each.annotation is not None
         trimap = np.asarray(Image.open(source.entries[each.place].mask or ""))
-        assert np.mean(each.truth.mask) == pytest.approx((trimap == 1).mean(), abs=0.25)  # type: ignore[arg-type]
-        assert each.truth.ignore is not None
+        assert np.mean(each.annotation.mask) == pytest.approx((trimap == 1).mean(), abs=0.25)  # type: ignore[arg-type]
+        assert each.annotation.ignore is not None
 
 
 def test_classes_table_is_imagenet_s(shared: Path) -> None:

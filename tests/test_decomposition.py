@@ -61,10 +61,10 @@ def test_equals_conservative_lrp_of_the_sheet():
 def test_forward_of_the_frozen_network_is_bit_equal(family):
     model = FAMILIES[family]()
     x = images(model, 2)
-    view = vt.wrap(model)
-    session = Context(view, x, Target.of(view, 2))
-    trace = session.trace(Pass((Record("input", dot, (0, 1), grad=True),), FROZEN))
-    torch.testing.assert_close(trace.logits, model(x), rtol=0, atol=rounding(family))
+    vision_model = vt.wrap(model)
+    context = Context(vision_model, x, Target.of(vision_model, 2))
+    cache = context.run_pass(Pass((Record("resid_pre", dot, (0, 1), grad=True),), FROZEN))
+    torch.testing.assert_close(cache.logits, model(x), rtol=0, atol=rounding(family))
 
 
 def test_a_gate_at_exactly_zero_is_one_half():
@@ -99,9 +99,9 @@ def test_share_of_the_biases_follows_the_target():
     x = images(model, 1)
     method = vt.get_method("decompx(bias=token)")
     shares = slow.decompx(model, x, 0)[-1].detach()
-    _, extras = method.attribute(model, x, target=2, against=[0, 1], extras=True)
+    _, extras = method.attribute(model, x, target=2, contrast=[0, 1], extras=True)
     assert extras["bias"].item() == pytest.approx((shares[2] - (shares[0] + shares[1]) / 2).item(), abs=1e-9)
-    _, extras = method.attribute(model, x, target=2, value="logprob", extras=True)
+    _, extras = method.attribute(model, x, target=2, output="logprob", extras=True)
     expected = shares[2] - (model(x)[0].softmax(dim=0) * shares).sum()
     assert extras["bias"].item() == pytest.approx(expected.item(), abs=1e-9)
 
@@ -123,26 +123,26 @@ def test_biases_spread_by_products(family):
 @pytest.mark.parametrize("family", EVERY)
 @torch.no_grad()
 def test_without_biases_both_ways_agree_on_every_family(family):
-    view = vt.wrap(EVERY[family]())
-    if view.attention == "windows":
+    model = vt.wrap(EVERY[family]())
+    if model.attention == "windowed":
         with pytest.raises(vt.VitreousError, match="inside windows"):
-            vt.get_method("decompx(bias=absdot)").attribute(view, images(view, 1))
+            vt.get_method("decompx(bias=absdot)").attribute(model, images(model, 1))
         return
-    view.module.double()
-    for name, parameter in view.module.named_parameters():
+    model.module.double()
+    for name, parameter in model.module.named_parameters():
         if "bias" in name and "relative" not in name:
             parameter.zero_()
-    x = images(view, 2)
+    x = images(model, 2)
     for layer in (0, 2):
-        written_out = vt.get_method(f"decompx(layer={layer}, bias=absdot)").attribute(view, x, target=2)
-        one_backward = vt.get_method(f"decompx(layer={layer})").attribute(view, x, target=2)
+        written_out = vt.get_method(f"decompx(layer={layer}, bias=absdot)").attribute(model, x, target=2)
+        one_backward = vt.get_method(f"decompx(layer={layer})").attribute(model, x, target=2)
         assert (written_out - one_backward).abs().max() <= 1e-8 * one_backward.abs().max()
 
 
 def test_what_is_added_outside_any_layer_is_loud():
-    view = vt.wrap(FAMILIES["vit"]())
+    model = vt.wrap(FAMILIES["vit"]())
 
-    class Shifted(type(view)):
+    class Shifted(type(model)):
         def finish(self, tokens):
             return super().finish(tokens) + 1
 
@@ -150,13 +150,13 @@ def test_what_is_added_outside_any_layer_is_loud():
             return super().original(inputs) + 1
 
     with pytest.raises(vt.VitreousError, match="not recognised"):
-        vt.get_method("decompx(bias=absdot)").attribute(Shifted(view.module), images(view, 1))
+        vt.get_method("decompx(bias=absdot)").attribute(Shifted(model.module), images(model, 1))
 
 
 def test_shares_that_do_not_fit_are_refused_before_they_are_made():
     model = FAMILIES["vit"]()
     with pytest.raises(vt.VitreousError, match="17 x 17 shares of width 24"):
-        vt.get_method("decompx(bias=absdot)").attribute(model, images(model, 1), memory=1e-4)
+        vt.get_method("decompx(bias=absdot)").attribute(model, images(model, 1), memory_gb=1e-4)
 
 
 def test_plus_of_spread_biases_runs_every_sub_network():

@@ -62,7 +62,7 @@ def slow_sequential(model: Any, x: Tensor, start: Tensor, target: int) -> Tensor
 @pytest.mark.parametrize("baseline", [0.0, -0.7])
 def test_a_sequence_of_layers_whose_windows_overlap(baseline: float) -> None:
     model, x = sequential(), noise()
-    found = vt.get_method(f"deeplift(baseline={baseline})").attribute(vt.wrap(model, at="4"), x, target=1)
+    found = vt.get_method(f"deeplift(baseline={baseline})").attribute(vt.wrap(model, layer="4"), x, target=1)
     start = torch.full((3, 8, 8), baseline, dtype=torch.float64)
     for image, shares in zip(x, found, strict=True):
         torch.testing.assert_close(shares, slow_sequential(model, image, start, 1), rtol=1e-9, atol=1e-12)
@@ -86,7 +86,7 @@ def test_tied_windows_share_equally_and_the_sum_stays_complete(baseline: float) 
     for value in model[0].parameters():
         value.data = (64 * value.data).round() / 64
     start = torch.full((3, 8, 8), baseline, dtype=torch.float64)
-    found = vt.get_method(f"deeplift(baseline={baseline})").attribute(vt.wrap(model, at="4"), x, target=1)
+    found = vt.get_method(f"deeplift(baseline={baseline})").attribute(vt.wrap(model, layer="4"), x, target=1)
     for image, shares in zip(x, found, strict=True):
         torch.testing.assert_close(shares, slow_sequential(model, image, start, 1), rtol=1e-9, atol=1e-12)
     with torch.no_grad():
@@ -100,15 +100,15 @@ def test_a_picture_of_constant_regions_has_a_map_that_leans_to_no_side() -> None
     layers = [nn.Conv2d(3, 4, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
     model: Any = nn.Sequential(*layers, nn.Flatten(), nn.Linear(5, 3)).double().eval()
     model.image_size = (8, 8)
-    view, x = vt.wrap(model, at="3"), regions()
+    vision_model, x = vt.wrap(model, layer="3"), regions()
     for baseline in (0.0, 0.375, 2.0):
         method = vt.get_method(f"deeplift(baseline={baseline})")
-        found = method.attribute(view, x, target=1)
+        found = method.attribute(vision_model, x, target=1)
         for axes in ((2,), (3,), (2, 3)):
-            turned = method.attribute(view, x.flip(axes), target=1).flip([axis - 1 for axis in axes])
+            turned = method.attribute(vision_model, x.flip(axes), target=1).flip([axis - 1 for axis in axes])
             torch.testing.assert_close(turned, found, rtol=1e-9, atol=1e-12)
         assert found[1].abs().max() > 1e-4
-        first = vt.get_method(f"deeplift@captum(baseline={baseline})").attribute(view, x, target=1)
+        first = vt.get_method(f"deeplift@captum(baseline={baseline})").attribute(vision_model, x, target=1)
         torch.testing.assert_close(first.sum(dim=(1, 2)), found.sum(dim=(1, 2)))
         if baseline == 2.0:  # the first number of every window has all that the window lost
             assert (first[0, 1::2] == 0).all()
@@ -135,7 +135,7 @@ def test_poolings_of_every_shape_stay_complete_where_windows_are_tied(options: d
     x = regions()
     with torch.no_grad():
         change = (model(x) - model(torch.full_like(x, 0.4)))[:, 2]
-    found = vt.get_method("deeplift(baseline=0.4)").attribute(vt.wrap(model, at="3"), x, target=2)
+    found = vt.get_method("deeplift(baseline=0.4)").attribute(vt.wrap(model, layer="3"), x, target=2)
     torch.testing.assert_close(found.sum(dim=(1, 2)), change, rtol=1e-9, atol=1e-12)
 
 
@@ -157,7 +157,7 @@ def slow_residual(model: Any, x: Tensor, start: Tensor, target: int) -> Tensor:
 
 def test_a_residual_block() -> None:
     model, x = Residual.made(), noise()
-    found = vt.get_method("deeplift").attribute(vt.wrap(model, at="stem"), x, target=2)
+    found = vt.get_method("deeplift").attribute(vt.wrap(model, layer="stem"), x, target=2)
     start = torch.zeros(3, 8, 8, dtype=torch.float64)
     for image, shares in zip(x, found, strict=True):
         torch.testing.assert_close(shares, slow_residual(model, image, start, 2), rtol=1e-9, atol=1e-12)
@@ -171,7 +171,7 @@ def test_the_map_sums_to_the_difference_in_score(family: str) -> None:
         change = (model(x) - model(torch.full_like(x, 0.3)))[:, [1, 3]]
     found = vt.get_method("deeplift(baseline=0.3)").attribute(model, x, target=1)
     torch.testing.assert_close(found.sum(dim=(1, 2)), change[:, 0])
-    found = vt.get_method("deeplift(baseline=0.3)").attribute(model, x, target=1, against=3)
+    found = vt.get_method("deeplift(baseline=0.3)").attribute(model, x, target=1, contrast=3)
     torch.testing.assert_close(found.sum(dim=(1, 2)), change[:, 0] - change[:, 1])
     gradient = vt.get_method("input_x_gradient").attribute(model, x, target=1)
     assert not torch.allclose(found, gradient, rtol=0.1)
@@ -183,18 +183,18 @@ def test_an_image_does_not_depend_on_its_neighbours() -> None:
     x = images(model, 3)
     found = vt.get_method("deeplift").attribute(model, x, target=1)
     for size in (1, 2):
-        alone = vt.get_method("deeplift").attribute(model, x, target=1, internal_batch_size=size)
+        alone = vt.get_method("deeplift").attribute(model, x, target=1, batch_size=size)
         torch.testing.assert_close(found, alone)
-    assert torch.equal(vt.get_method("deeplift").attribute(model, x, target=1, value="prob"), found)  # logits, always
+    assert torch.equal(vt.get_method("deeplift").attribute(model, x, target=1, output="prob"), found)  # logits, always
 
 
 def test_functions_in_place_are_rescaled_too() -> None:
     model = _build(Plain).double()
-    view = vt.wrap(model, at="body")
-    x = images(view, 2)
+    vision_model = vt.wrap(model, layer="body")
+    x = images(vision_model, 2)
     with torch.no_grad():
         change = (model(x) - model(torch.zeros_like(x)))[:, 1]
-    found = vt.get_method("deeplift").attribute(view, x, target=1)
+    found = vt.get_method("deeplift").attribute(vision_model, x, target=1)
     torch.testing.assert_close(found.sum(dim=(1, 2)), change)
 
 
@@ -243,9 +243,9 @@ class Gated(nn.Module):
     ],
 )
 def test_what_is_not_linear_is_refused(kind: str, why: str) -> None:
-    view = vt.wrap(_build(Gated, kind), at="stem")
+    model = vt.wrap(_build(Gated, kind), layer="stem")
     with pytest.raises((ModelError, TracingError), match=why):
-        vt.get_method("deeplift").attribute(view, images(view, 2), target=1)
+        vt.get_method("deeplift").attribute(model, images(model, 2), target=1)
 
 
 def test_a_target_that_is_not_linear_in_the_logits_is_refused() -> None:

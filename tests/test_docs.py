@@ -249,7 +249,7 @@ def script(path: str) -> ModuleType:
 
 def own_methods() -> list[MethodInfo]:
     """All, without what a page of the manual registers."""
-    return [info for info in vt.list_methods() if info.make.__module__.startswith("vitreous.")]
+    return [info for info in vt.list_methods() if info.factory.__module__.startswith("vitreous.")]
 
 
 def test_the_gallery_has_every_family_and_stays_small() -> None:
@@ -260,7 +260,7 @@ def test_the_gallery_has_every_family_and_stays_small() -> None:
     assert named == ["gallery.png", *(f"gallery-{gallery.slug(family)}.png" for family in gallery.families())]
     assert {each.name for each in (ROOT / "docs" / "pictures").glob("gallery*.png")} == set(named)
     assert sum((ROOT / "docs" / "pictures" / each).stat().st_size for each in named) < 3e6
-    shown = {vt.get_method(each).info.name for spellings in gallery.families().values() for each in spellings}
+    shown = {vt.get_method(each).info.name for specs in gallery.families().values() for each in specs}
     assert shown == {info.name for info in own_methods() if info.models != "ReLU"}
 
 

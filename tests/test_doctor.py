@@ -30,22 +30,22 @@ NAMES = [
 
 @pytest.mark.parametrize("family", ALL)
 def test_every_family_is_healthy(family):
-    view = vt.wrap(ALL[family]())
-    found = vt.diagnose(view)
+    model = vt.wrap(ALL[family]())
+    found = vt.diagnose(model)
     assert [check.name for check in found.checks] == NAMES
     failed = [check for check in found.checks if check.verdict == "failed"]
     assert not failed, failed
     assert found.healthy
     verdicts = {check.name: check.verdict for check in found.checks}
-    assert (verdicts["attention in every block, rows sum to one"] == "-") == (view.attention != "everywhere")
-    assert (verdicts["keeping all tokens changes nothing"] == "ok") == view.can_drop_tokens
+    assert (verdicts["attention in every block, rows sum to one"] == "-") == (model.attention != "global")
+    assert (verdicts["keeping all tokens changes nothing"] == "ok") == model.can_drop_tokens
     applies = {check.name: check for check in found.methods}
     assert set(applies) == {info.name for info in vt.list_methods()}
     assert applies["ixg"].verdict == applies["gradcam"].verdict == "ok"
     assert applies["integrated_gradients"].verdict == "-"
     assert applies["decompx"].verdict == applies["generic"].verdict == ("failed" if family in CNNS else "ok")
-    assert (applies["globenc"].verdict == "failed") == (view.attention != "everywhere")
-    if view.attention == "windows":
+    assert (applies["globenc"].verdict == "failed") == (model.attention != "global")
+    if model.attention == "windowed":
         assert "windows" in applies["globenc"].sentence
 
 

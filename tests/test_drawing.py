@@ -21,13 +21,13 @@ from vitreous.metrics import evaluator as drawing
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.VisionModel) -> Tensor:
-    return images(view, 12)
+def x(model: vt.VisionModel) -> Tensor:
+    return images(model, 12)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ class Misshapen:
         return picture[None].astype(np.float32), np.zeros(1)
 
 
-def ask(view: vt.VisionModel, x: Tensor, maps: Any, *needs: RenderedStates, **options: Any) -> Evaluation:
+def ask(model: vt.VisionModel, x: Tensor, maps: Any, *needs: RenderedStates, **options: Any) -> Evaluation:
     probe = Probe(asked=needs)
-    vt.evaluate(view, x, {"it": maps}, [probe], baselines=False, samples=1, **options)
+    vt.evaluate(model, x, {"it": maps}, [probe], controls=False, n_bootstrap=1, **options)
     (heard,) = probe.heard
     return heard
 
@@ -85,52 +85,52 @@ def gone(patience: float = 5) -> bool:
     return not drawers()
 
 
-def scored(view: vt.VisionModel, x: Tensor, pictures: np.ndarray) -> np.ndarray:
+def scored(model: vt.VisionModel, x: Tensor, pictures: np.ndarray) -> np.ndarray:
     with torch.no_grad():
-        best = view.module(x).argmax(dim=1)
+        best = model.module(x).argmax(dim=1)
         inputs = torch.from_numpy(pictures.astype(np.float32)).permute(0, 1, 4, 2, 3) / 255
-        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (view.preprocess.mean, view.preprocess.std))
-        logs = [view.module((each - mean) / std).log_softmax(1)[:, c] for each, c in zip(inputs, best, strict=True)]
+        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (model.preprocess.mean, model.preprocess.std))
+        logs = [model.module((each - mean) / std).log_softmax(1)[:, c] for each, c in zip(inputs, best, strict=True)]
     return torch.stack(logs).numpy()
 
 
 @pytest.mark.parametrize("by", ["map", "image"])
 @pytest.mark.parametrize("slow", [False, True])
 def test_each_state_is_what_was_drawn_for_it(
-    view: vt.VisionModel, x: Tensor, maps: Tensor, by: str, slow: bool
+    model: vt.VisionModel, x: Tensor, maps: Tensor, by: str, slow: bool
 ) -> None:
     need = RenderedStates(Dimmed(slow), 2, by)
-    answers = ask(view, x, maps, need, batch=5)
+    answers = ask(model, x, maps, need, batch=5)
     keys = [int(k) % 2**63 for k in vt.passes.random.PRNGKey.of_images(0, "drawn", x).keys]
     expected = [
-        Dimmed()(np.asarray(view.preprocess.picture(image)), values.double().numpy() if by == "map" else None, key)
+        Dimmed()(np.asarray(model.preprocess.picture(image)), values.double().numpy() if by == "map" else None, key)
         for image, values, key in zip(x, maps, keys, strict=True)
     ]
     np.testing.assert_array_equal(answers.facts(need, "given"), np.stack([numbers for _, numbers in expected]))
     told = answers.log_probability(need, "given", "pred")
-    np.testing.assert_allclose(told, scored(view, x, np.stack([p for p, _ in expected])), atol=1e-5)
+    np.testing.assert_allclose(told, scored(model, x, np.stack([p for p, _ in expected])), atol=1e-5)
     assert gone(), "threads are left when all is done"
 
 
 def test_the_number_of_threads_changes_nothing(
-    view: vt.VisionModel, x: Tensor, maps: Tensor, monkeypatch: pytest.MonkeyPatch
+    model: vt.VisionModel, x: Tensor, maps: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need, found = RenderedStates(Dimmed(slow=True), 2), []
     for threads in (1, 3):
         monkeypatch.setattr("os.sched_getaffinity", lambda pid, threads=threads: set(range(threads)), raising=False)
-        answers = ask(view, x, maps, need)
+        answers = ask(model, x, maps, need)
         found.append((answers.log_probability(need, "given", "pred"), answers.facts(need, "given")))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_maps_left_out_are_not_drawn(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+def test_maps_left_out_are_not_drawn(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     sick = maps.clone()
     sick[3, 0, 0] = float("nan")
     need = RenderedStates(Dimmed(), 2)
-    answers = ask(view, x, sick, need)
+    answers = ask(model, x, sick, need)
     facts, told = answers.facts(need, "given"), answers.log_probability(need, "given", "pred")
-    whole = ask(view, x, maps, need)
+    whole = ask(model, x, maps, need)
     assert np.isnan(facts[3]).all()
     assert np.isnan(told[3]).all()
     others = np.arange(12) != 3
@@ -138,22 +138,22 @@ def test_maps_left_out_are_not_drawn(view: vt.VisionModel, x: Tensor, maps: Tens
     np.testing.assert_allclose(told[others], whole.log_probability(need, "given", "pred")[others], atol=1e-5)
 
 
-def test_an_error_in_a_thread_reaches_the_caller(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+def test_an_error_in_a_thread_reaches_the_caller(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     with pytest.raises(Broken, match="picture of 32 rows"):
-        ask(view, x, maps, RenderedStates(Failing(), 2))
+        ask(model, x, maps, RenderedStates(Failing(), 2))
     assert gone()
-    answers = ask(view, x, maps, RenderedStates(Dimmed(), 2))
+    answers = ask(model, x, maps, RenderedStates(Dimmed(), 2))
     assert np.isfinite(answers.facts(RenderedStates(Dimmed(), 2), "given")).all(), "and the next run is sound"
 
 
-def test_what_cannot_be_shown_is_refused(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+def test_what_cannot_be_shown_is_refused(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     with pytest.raises(vt.VitreousError, match=r"uint8 \[2, 32, 32, 3\].*got float32 \[1, 32, 32, 3\] and 1 numbers"):
-        ask(view, x, maps, RenderedStates(Misshapen(), 2))
+        ask(model, x, maps, RenderedStates(Misshapen(), 2))
     assert gone()
 
 
-def filled(view: vt.VisionModel, x: Tensor, maps: Tensor, need: RenderedStates) -> Evaluator:
-    pool = Evaluator(view, [Probe(asked=[need])], ImageShape((32, 32), (4, 4)), ["pred"], batch=4)
+def filled(model: vt.VisionModel, x: Tensor, maps: Tensor, need: RenderedStates) -> Evaluator:
+    pool = Evaluator(model, [Probe(asked=[need])], ImageShape((32, 32), (4, 4)), ["pred"], batch=4)
     looked = pool.engine.look(x)
     rows = {"given": np.arange(len(x))}
     pool.add(x, looked, {"pred": looked.argmax(dim=1)}, {"it": Maps(maps, rows)})
@@ -162,7 +162,7 @@ def filled(view: vt.VisionModel, x: Tensor, maps: Tensor, need: RenderedStates) 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_error_of_the_engine_stops_the_threads(
-    view: vt.VisionModel, x: Tensor, maps: Tensor, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+    model: vt.VisionModel, x: Tensor, maps: Tensor, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     def fail(*args: Any) -> None:
         raise error("no more")
@@ -170,22 +170,22 @@ def test_an_error_of_the_engine_stops_the_threads(
     monkeypatch.setattr("vitreous.metrics.batch_runner.BatchRunner.images", fail)
     with pytest.raises(error, match="no more"):
         filled(
-            view, x, maps, RenderedStates(Dimmed(slow=True), 2)
+            model, x, maps, RenderedStates(Dimmed(slow=True), 2)
         ).finish()  # with many threads, adding waits for none of them
     assert gone()
 
 
-def test_nobody_waits_for_a_pool_that_is_dropped(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+def test_nobody_waits_for_a_pool_that_is_dropped(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """As after an error elsewhere: what has not been begun never is."""
-    pool = filled(view, x, maps, RenderedStates(Dimmed(slow=True), 2))
+    pool = filled(model, x, maps, RenderedStates(Dimmed(slow=True), 2))
     assert drawers()
     del pool
     gc.collect()
     assert gone()
 
 
-def test_little_waits_at_a_time(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
-    pool = filled(view, x, maps, RenderedStates(Dimmed(), 2))
+def test_little_waits_at_a_time(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+    pool = filled(model, x, maps, RenderedStates(Dimmed(), 2))
     assert len(pool.drawing._waiting) <= drawing._AHEAD * pool.drawing.threads
     pool.finish()
     assert not pool.drawing._waiting

@@ -51,7 +51,7 @@ def evaluate(*given: Any, **options: Any) -> vt.ScoreTable:
 def test_baselines_stand_in_every_table(model: Any, inputs: Tensor) -> None:
     assert evaluate(model, inputs, "ixg", "srg").methods == ("ixg", "random", "constant", "centre")
     assert evaluate(model, inputs, ["centre", "ixg"], "srg").methods == ("centre", "ixg", "random", "constant")
-    assert evaluate(model, inputs, "ixg", "srg", baselines=False).methods == ("ixg",)
+    assert evaluate(model, inputs, "ixg", "srg", controls=False).methods == ("ixg",)
 
 
 def test_own_methods_are_scored_as_their_maps(model: Any, inputs: Tensor) -> None:
@@ -59,7 +59,7 @@ def test_own_methods_are_scored_as_their_maps(model: Any, inputs: Tensor) -> Non
     names = ["insdel", "token_deletion_aopc"]
     maps = vt.get_method(spelled).attribute(model, inputs)
     one = evaluate(model, inputs, [spelled, "saliency"], names)
-    other = evaluate(model, inputs, {"maps": maps}, names, baselines=False)
+    other = evaluate(model, inputs, {"maps": maps}, names, controls=False)
     for name in names:
         np.testing.assert_allclose(one[spelled, name], other["maps", name], atol=1e-5)
 
@@ -121,7 +121,7 @@ def test_folder_of_maps(model: Any, folder: Path) -> None:
     table = evaluate(model, folder, [maps, "ixg"], "insdel")
     assert table.methods[:2] == ("mine", "ixg")
     assert table.images == ("a.png", "b.png", "c.png")
-    same = evaluate(model, folder, {"arrays": np.stack(expected)}, "insdel", baselines=False)
+    same = evaluate(model, folder, {"arrays": np.stack(expected)}, "insdel", controls=False)
     np.testing.assert_allclose(table["mine", "insdel"], same["arrays", "insdel"], atol=1e-6)
 
     (maps / "b.npy").write_bytes(b"nonsense")
@@ -147,7 +147,7 @@ def test_bad_methods(model: Any, inputs: Tensor) -> None:
         ({"half": lambda m, x, c: x[:2, 0]}, MapError, r"half gave \[2, 32, 32\] for 4 images"),
     ]:
         with pytest.raises(error, match=said):
-            evaluate(model, inputs, given, "srg", baselines=False)
+            evaluate(model, inputs, given, "srg", controls=False)
 
 
 # -- pictures and classes ------------------------------------------------------------------------------
@@ -156,8 +156,10 @@ def test_bad_methods(model: Any, inputs: Tensor) -> None:
 def test_sources_of_pictures(model: Any, folder: Path) -> None:
     """A folder, files, PIL images, tensors, pairs and loaders of the same pictures score the same."""
     files = sorted(folder.glob("*.png"))
-    view = vt.wrap(model)
-    stack = torch.stack([view.preprocess.tensor(view.preprocess.see(Image.open(f).convert("RGB"))[0]) for f in files])
+    vision_model = vt.wrap(model)
+    stack = torch.stack(
+        [vision_model.preprocess.tensor(vision_model.preprocess.see(Image.open(f).convert("RGB"))[0]) for f in files]
+    )
     labels = [2, 0, 1]
     loader = torch.utils.data.DataLoader(list(zip(stack, labels, strict=True)), batch_size=2)
     sources: list[tuple[Any, Any]] = [
@@ -171,26 +173,28 @@ def test_sources_of_pictures(model: Any, folder: Path) -> None:
         (iter(zip(map(str, files), labels, strict=True)), None),
     ]
     names = ["positive_perturbation", "insdel@coiba"]
-    first, *others = [evaluate(view, data, "ixg", names, labels=told) for data, told in sources]
+    first, *others = [evaluate(vision_model, data, "ixg", names, labels=told) for data, told in sources]
     for other in others:
         for cell, scores in first.scores.items():
             np.testing.assert_allclose(other.scores[cell], scores, atol=1e-5)
-    np.testing.assert_allclose(first.confidence["label"], view.logits(stack).softmax(1)[range(3), labels], atol=1e-6)
-    np.testing.assert_allclose(first.confidence["pred"], view.logits(stack).softmax(1).amax(1), atol=1e-6)
+    np.testing.assert_allclose(
+        first.confidence["label"], vision_model.logits(stack).softmax(1)[range(3), labels], atol=1e-6
+    )
+    np.testing.assert_allclose(first.confidence["pred"], vision_model.logits(stack).softmax(1).amax(1), atol=1e-6)
 
 
 def test_targets(model: Any, inputs: Tensor) -> None:
     """The explained class is one thing, the scored class another."""
-    view = vt.wrap(model)
+    vision_model = vt.wrap(model)
     for target, classes in [("pred", None), ("label", LABELS), (2, [2] * 4), ([1, 1, 0, 4], [1, 1, 0, 4])]:
-        maps = vt.get_method("ixg").attribute(view, inputs, classes)
+        maps = vt.get_method("ixg").attribute(vision_model, inputs, classes)
         for score in ("pred", "label"):
             spelled = f"deletion(score={score})"
-            one = evaluate(view, inputs, "ixg", spelled, labels=LABELS, target=target)["ixg", spelled]
-            other = evaluate(view, inputs, {"m": maps}, spelled, labels=LABELS)["m", spelled]
+            one = evaluate(vision_model, inputs, "ixg", spelled, labels=LABELS, target=target)["ixg", spelled]
+            other = evaluate(vision_model, inputs, {"m": maps}, spelled, labels=LABELS)["m", spelled]
             np.testing.assert_allclose(one, other, atol=1e-5)
-    explained = evaluate(view, inputs, "ixg", "deletion(score=explained)", labels=LABELS, target="label")
-    label = evaluate(view, inputs, "ixg", "deletion(score=label)", labels=LABELS, target="label")
+    explained = evaluate(vision_model, inputs, "ixg", "deletion(score_class=explained)", labels=LABELS, target="label")
+    label = evaluate(vision_model, inputs, "ixg", "deletion(score_class=label)", labels=LABELS, target="label")
     np.testing.assert_array_equal(*(t["ixg", t.metrics[0]] for t in (explained, label)))
 
 
@@ -205,8 +209,8 @@ def test_bad_pictures_and_classes(model: Any, inputs: Tensor) -> None:
         ({"target": 1.5}, TargetError, "1.5"),
         ({"batch": 0}, vt.VitreousError, "batch=0 must be at least 1"),
         ({"precision": "int8"}, vt.VitreousError, "precision 'int8' is not one of"),
-        ({"upsample": "cubic"}, vt.VitreousError, "upsample='cubic' is not one of"),
-        ({"ties": "none"}, vt.VitreousError, "ties='none' is not one of"),
+        ({"upsample": "cubic"}, vt.VitreousError, "interpolation='cubic' is not one of"),
+        ({"ties": "none"}, vt.VitreousError, "tie_breaking='none' is not one of"),
         ({"nonfinite": "hide"}, vt.VitreousError, "nonfinite='hide' is not one of"),
         ({"classes": [7]}, TargetError, "class index 7 is outside 0..4"),
         ({"classes": [0, 1], "labels": [4] * 4}, TargetError, "label class is not among"),
@@ -223,7 +227,9 @@ def test_bad_pictures_and_classes(model: Any, inputs: Tensor) -> None:
 
 def test_progress_counts_states(model: Any, inputs: Tensor) -> None:
     told: list[tuple[int, int | None]] = []
-    table = evaluate(model, inputs, "ixg", "srg", progress=lambda done, total: told.append((done, total)), batch=32)
+    table = evaluate(
+        model, inputs, "ixg", "srg", progress=lambda done, total: told.append((done, total)), batch_size=32
+    )
     assert told[-1][0] == table.plan["states"]
     assert {total for _, total in told} == {table.plan["states"] - 1}  # the one black image is everyone's
     assert [done for done, _ in told] == sorted(done for done, _ in told)
@@ -249,7 +255,7 @@ def test_nothing_is_left_behind_after_an_error(model: Any, inputs: Tensor) -> No
 
 @pytest.fixture(scope="module")
 def table(model: Any, inputs: Tensor) -> vt.ScoreTable:
-    return vt.evaluate(model, inputs, ["ixg", "generic"], ["insdel", "deletion"], labels=LABELS, samples=400)
+    return vt.evaluate(model, inputs, ["ixg", "generic"], ["insdel", "deletion"], labels=LABELS, n_bootstrap=400)
 
 
 def test_table_reads_its_scores(table: vt.ScoreTable) -> None:
@@ -264,7 +270,7 @@ def test_table_reads_its_scores(table: vt.ScoreTable) -> None:
     assert gap.images == 4
     gaps = scores - table["random", "insdel"]
     assert table.z("ixg", "insdel") == pytest.approx(gaps.mean() / (gaps.std(ddof=1) / 2))
-    assert math.isnan(table.z("ixg", "insdel", against="ixg"))
+    assert math.isnan(table.z("ixg", "insdel", contrast="ixg"))
     means = {name: table.mean(name, "deletion") for name in table.methods}
     assert table.best("deletion") == min(means, key=lambda name: means[name])
     with pytest.raises(vt.VitreousError, match="no method 'generc' in this table; did you mean generic"):

@@ -24,14 +24,14 @@ def photo(seed: int = 0) -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"](), name="tiny")
 
 
-def probability(view: vt.VisionModel, picture: Image.Image, target: int, among: list[int]) -> float:
+def probability(model: vt.VisionModel, picture: Image.Image, target: int, compare_classes: list[int]) -> float:
     """The softmax written out, of a picture of eight bits."""
-    logits = view.logits(view.preprocess.tensor(picture)[None])[0].double()
-    return float(logits[target].exp() / logits[among].exp().sum())
+    logits = model.logits(model.preprocess.tensor(picture)[None])[0].double()
+    return float(logits[target].exp() / logits[compare_classes].exp().sum())
 
 
 def patched(picture: Image.Image, gone: np.ndarray[Any, Any]) -> Image.Image:
@@ -45,19 +45,19 @@ def patched(picture: Image.Image, gone: np.ndarray[Any, Any]) -> Image.Image:
     return made
 
 
-@pytest.mark.parametrize("against", [(), (0, 3)])
+@pytest.mark.parametrize("contrast", [(), (0, 3)])
 def test_faithfulness_is_the_strongest_fifth_against_the_same_patches_elsewhere(
-    view: vt.VisionModel, against: tuple[int, ...]
+    model: vt.VisionModel, contrast: tuple[int, ...]
 ) -> None:
     """Every picture painted, every place tried, in the order of the random numbers."""
-    e = vt.explain(view, photo(), "generic", 2, against=against or None, seed=3)
-    among = [2, *against] if against else list(range(5))
+    e = vt.explain(model, photo(), "generic", 2, contrast=contrast or None, seed=3)
+    compare_classes = [2, *contrast] if contrast else list(range(5))
     values = e.map.numpy()
     count = round(values.size / 5)
     own = np.zeros(values.size, bool)
     own[sorted(range(values.size), key=lambda patch: (-values.flat[patch], patch))[:count]] = True
     own = own.reshape(values.shape)
-    draws = PRNGKey.of_images(3, "check", view.preprocess.tensor(e.image)[None])
+    draws = PRNGKey.of_images(3, "check", model.preprocess.tensor(e.image)[None])
     places: list[np.ndarray[Any, Any]] = []
     for shift in draws.permutation(values.size)[0].tolist():
         other = np.zeros_like(own)
@@ -66,10 +66,12 @@ def test_faithfulness_is_the_strongest_fifth_against_the_same_patches_elsewhere(
         if not any((other == each).all() for each in (own, *places)):
             places.append(other)
     places = places[:20]
-    without, alone = (probability(view, patched(e.image, gone), 2, among) for gone in (own, ~own))
-    others = [[probability(view, patched(e.image, gone), 2, among) for gone in (each, ~each)] for each in places]
+    without, alone = (probability(model, patched(e.image, gone), 2, compare_classes) for gone in (own, ~own))
+    others = [
+        [probability(model, patched(e.image, gone), 2, compare_classes) for gone in (each, ~each)] for each in places
+    ]
     found = e.check()["faithfulness"].numbers
-    assert found["now"] == pytest.approx(probability(view, e.image, 2, among), abs=1e-6)
+    assert found["now"] == pytest.approx(probability(model, e.image, 2, compare_classes), abs=1e-6)
     assert (found["without"], found["alone"]) == pytest.approx((without, alone), abs=1e-6)
     assert found["others_without"] == pytest.approx(np.median([each for each, _ in others]), abs=1e-6)
     assert found["others_alone"] == pytest.approx(np.median([each for _, each in others]), abs=1e-6)
@@ -79,12 +81,12 @@ def test_faithfulness_is_the_strongest_fifth_against_the_same_patches_elsewhere(
     assert (found["patches"], found["of"]) == (count, 16)
 
 
-def test_what_the_model_says_then_is_the_class_of_these_pictures(view: vt.VisionModel) -> None:
-    e = vt.explain(view, photo(1), "ixg", 4)
+def test_what_the_model_says_then_is_the_class_of_these_pictures(model: vt.VisionModel) -> None:
+    e = vt.explain(model, photo(1), "ixg", 4)
     found = e.check()["faithfulness"].numbers
     mask = strongest(e.map).numpy()
     for name, gone in (("without", mask), ("alone", ~mask)):
-        chances = view.logits(view.preprocess.tensor(patched(e.image, gone))[None])[0].softmax(dim=0)
+        chances = model.logits(model.preprocess.tensor(patched(e.image, gone))[None])[0].softmax(dim=0)
         assert found[f"class_{name}"] == int(chances.argmax())
         assert found[f"top_{name}"] == pytest.approx(float(chances.max()), abs=1e-6)
 
@@ -206,23 +208,23 @@ def test_a_saturated_model_cannot_tell() -> None:
 
 def test_one_output_and_two_classes() -> None:
     for classes in (1, 2):
-        view = vt.wrap(_build(num_classes=classes))
+        model = vt.wrap(_build(num_classes=classes))
         for target in (0, 1):
-            e = vt.explain(view, photo(), "ixg", target)
+            e = vt.explain(model, photo(), "ixg", target)
             found = e.check()["faithfulness"].numbers
             assert found["now"] == pytest.approx(e.probability, abs=1e-6)
             assert {found["class_without"], found["class_alone"]} <= {0, 1}
             assert found["top_without"] >= 0.5
 
 
-def test_the_reverse_of_a_map_takes_other_patches(view: vt.VisionModel) -> None:
+def test_the_reverse_of_a_map_takes_other_patches(model: vt.VisionModel) -> None:
     map = torch.arange(16.0).view(4, 4)
     assert not (strongest(map) & strongest(-map)).any()
 
 
-def test_the_test_is_the_same_on_a_mutated_model_of_the_same_weights(view: vt.VisionModel) -> None:
+def test_the_test_is_the_same_on_a_mutated_model_of_the_same_weights(vision_model: vt.VisionModel) -> None:
     """Nothing of it is remembered from one model to the next."""
-    first = vt.explain(view, photo(), "ixg").check()["faithfulness"].numbers
+    first = vt.explain(vision_model, photo(), "ixg").check()["faithfulness"].numbers
     model = FAMILIES["vit"]()
     other = vt.wrap(model)
     with torch.no_grad():

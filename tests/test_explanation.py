@@ -29,8 +29,8 @@ MANIFEST = {
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
-    return vt.wrap(FAMILIES["vit"](), name="tiny", labels=LABELS)
+def model() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"](), name="tiny", class_names=LABELS)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def photo() -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def made(view: vt.VisionModel, photo: Image.Image) -> vt.Explanation:
-    found = vt.explain(view, photo, "gradcam(layer=1)", "two", against=[0, "four"], value="prob", seed=5)
+def made(model: vt.VisionModel, photo: Image.Image) -> vt.Explanation:
+    found = vt.explain(model, photo, "gradcam(layer=1)", "two", contrast=[0, "four"], output="prob", seed=5)
     return dataclasses.replace(found, extras={"layers": torch.arange(48, dtype=torch.float64).view(3, 4, 4) / 7})
 
 
@@ -51,12 +51,12 @@ def content(folder: Path) -> dict[str, bytes]:
 # -- fields --------------------------------------------------------------------------------------------
 
 
-def test_fields(view: vt.VisionModel, photo: Image.Image, made: vt.Explanation) -> None:
-    seen, box = view.preprocess.see(photo)
-    logits = view.logits(view.preprocess.tensor(seen)[None])[0].double()
+def test_fields(model: vt.VisionModel, photo: Image.Image, made: vt.Explanation) -> None:
+    seen, box = model.preprocess.see(photo)
+    logits = model.logits(model.preprocess.tensor(seen)[None])[0].double()
     chances = (logits - logits.logsumexp(dim=0)).exp()
     best = max(range(5), key=lambda i: float(chances[i]))
-    assert (made.target, made.label, made.value, made.against) == (2, "two", "prob", (0, 4))
+    assert (made.target, made.label, made.output, made.contrast) == (2, "two", "prob", (0, 4))
     assert made.probability == pytest.approx(float(chances[2]), abs=1e-6)
     assert (made.prediction.target, made.prediction.label) == (best, LABELS[best])
     assert made.prediction.probability == pytest.approx(float(chances[best]), abs=1e-6)
@@ -70,47 +70,47 @@ def test_fields(view: vt.VisionModel, photo: Image.Image, made: vt.Explanation) 
     assert made.image.tobytes() == seen.tobytes()
 
 
-def test_the_prediction_is_the_default_target(view: vt.VisionModel) -> None:
-    inputs = images(view.module, 6)
-    found = vt.explain(view, inputs, "ixg")
-    assert [each.target for each in found] == view.logits(inputs).argmax(dim=1).tolist()
+def test_the_prediction_is_the_default_target(model: vt.VisionModel) -> None:
+    inputs = images(model.module, 6)
+    found = vt.explain(model, inputs, "ixg")
+    assert [each.target for each in found] == model.logits(inputs).argmax(dim=1).tolist()
     assert all((each.target, each.label) == (each.prediction.target, each.prediction.label) for each in found)
     assert len({each.target for each in found}) > 1
 
 
-def test_a_callable_target_has_a_name_and_no_class(view: vt.VisionModel) -> None:
+def test_a_callable_target_has_a_name_and_no_class(model: vt.VisionModel) -> None:
     def spread(logits: torch.Tensor) -> torch.Tensor:
         return logits.amax(dim=1) - logits.amin(dim=1)
 
-    found = vt.explain(view, images(view.module, 1)[0], "ixg", spread)
+    found = vt.explain(model, images(model.module, 1)[0], "ixg", spread)
     assert (found.target, found.label, found.probability) == (None, "spread", None)
 
 
-def test_second_results_travel_along(view: vt.VisionModel) -> None:
-    found = vt.explain(view, images(view.module, 2), "skipplus(ixg)")
-    _, extras = vt.get_method("skipplus(ixg)").attribute(view, images(view.module, 2), extras=True)
+def test_second_results_travel_along(model: vt.VisionModel) -> None:
+    found = vt.explain(model, images(model.module, 2), "skipplus(ixg)")
+    _, extras = vt.get_method("skipplus(ixg)").attribute(model, images(model.module, 2), extras=True)
     for i, each in enumerate(found):
         assert each.extras.keys() == extras.keys()
         assert all(each.extras[name].equal(extras[name][i]) for name in extras)
 
 
-def test_seeds_are_recorded_and_decide(view: vt.VisionModel) -> None:
-    image = images(view.module, 1)[0]
-    first, again, other = (vt.explain(view, image, "random", seed=seed) for seed in (3, 3, 4))
+def test_seeds_are_recorded_and_decide(model: vt.VisionModel) -> None:
+    image = images(model.module, 1)[0]
+    first, again, other = (vt.explain(model, image, "random", seed=seed) for seed in (3, 3, 4))
     assert (first.seed, other.seed) == (3, 4)
     assert first.manifest()["seed"] == 3
     assert first.map.equal(again.map)
     assert not first.map.equal(other.map)
 
 
-def test_grids(view: vt.VisionModel) -> None:
-    image = images(view.module, 1)[0]
-    tokens, pixels = (vt.explain(view, image, "ixg", 1, grid=grid).map for grid in ("token", "pixel"))
+def test_grids(model: vt.VisionModel) -> None:
+    image = images(model.module, 1)[0]
+    tokens, pixels = (vt.explain(model, image, "ixg", 1, grid=grid).map for grid in ("token", "pixel"))
     assert (tokens.shape, pixels.shape) == ((4, 4), (32, 32))
     with pytest.raises(VitreousError, match="'hexagon' is not one of token, pixel"):
-        vt.explain(view, image, "ixg", grid="hexagon")
-    fine = vt.explain(view, image, "edges", 1)
-    coarse = vt.explain(view, image, "edges", 1, grid="token")
+        vt.explain(model, image, "ixg", grid="hexagon")
+    fine = vt.explain(model, image, "edges", 1)
+    coarse = vt.explain(model, image, "edges", 1, grid="token")
     assert fine.map.shape == (32, 32)
     by_hand = torch.stack([torch.stack([cell.sum() for cell in row.split(8, 1)]) for row in fine.map.split(8, 0)])
     torch.testing.assert_close(coarse.map, by_hand)
@@ -136,10 +136,10 @@ def test_sizes_of_pictures(made: vt.Explanation, photo: Image.Image) -> None:
 
 
 def test_the_original_comes_from_its_file(
-    view: vt.VisionModel, photo: Image.Image, made: vt.Explanation, tmp_path: Path
+    model: vt.VisionModel, photo: Image.Image, made: vt.Explanation, tmp_path: Path
 ) -> None:
     photo.save(tmp_path / "photo.png")
-    read = vt.explain(view, tmp_path / "photo.png", "gradcam(layer=1)", 2, against=[0, 4], value="prob")
+    read = vt.explain(model, tmp_path / "photo.png", "gradcam(layer=1)", 2, contrast=[0, 4], output="prob")
     assert read.source == str(tmp_path / "photo.png")
     assert read.overlay(original=True).tobytes() == made.overlay(original=True).tobytes()
     (tmp_path / "photo.png").unlink()
@@ -147,13 +147,13 @@ def test_the_original_comes_from_its_file(
         read.overlay(original=True)
 
 
-def test_a_tensor_has_no_original(view: vt.VisionModel) -> None:
+def test_a_tensor_has_no_original(model: vt.VisionModel) -> None:
     with pytest.raises(ImageError, match="no original photograph"):
-        vt.explain(view, images(view.module, 1)[0], "ixg").overlay(original=True)
+        vt.explain(model, images(model.module, 1)[0], "ixg").overlay(original=True)
 
 
-def test_html(view: vt.VisionModel) -> None:
-    found = vt.explain(view, images(view.module, 1)[0], "ixg", 3)
+def test_html(model: vt.VisionModel) -> None:
+    found = vt.explain(model, images(model.module, 1)[0], "ixg", 3)
     html = found._repr_html_()
     data = re.search(r'src="data:image/png;base64,([^"]+)"', html)
     assert data is not None
@@ -215,10 +215,10 @@ def test_manifest(made: vt.Explanation, tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", manifest["created"])
 
 
-def test_overwriting(view: vt.VisionModel, made: vt.Explanation, tmp_path: Path) -> None:
+def test_overwriting(model: vt.VisionModel, made: vt.Explanation, tmp_path: Path) -> None:
     folder = made.save(tmp_path / "e")
     before = content(folder)
-    other = vt.explain(view, images(view.module, 1)[0], "random")
+    other = vt.explain(model, images(model.module, 1)[0], "random")
     with pytest.raises(VitreousError, match="e is there already"):
         other.save(folder)
     assert content(folder) == before

@@ -159,8 +159,8 @@ def test_another_class_and_two_against_each_other(browser: Any, client: Client) 
             assert np.abs(pixels - np.asarray(explained(client, None, target).overlay(size=512), float)).max() <= 2
         page(f".class[data-index='{third}'] .pick").click(modifiers=["Shift"])
         page.sees("h1", f"Why “{other}” rather than “{rival}”?")
-        assert f"target={second}&against={third}" in page.hash
-        wanted = explained(client, None, second, against=third).overlay(size=512)
+        assert f"target={second}&contrast={third}" in page.hash
+        wanted = explained(client, None, second, contrast=third).overlay(size=512)
         pixels = drawn(page.tiles(1).first)
         assert np.abs(pixels - np.asarray(wanted, float)).max() <= 2
         page(f".class[data-index='{third}'] .versus").click()  # the same without a mouse and Shift

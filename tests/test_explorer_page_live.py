@@ -165,7 +165,7 @@ def test_why_is_the_first_thing_and_live(browser: Any, client: Client, target: i
         assert page(".frame img").get_attribute("src") == cards.nth(2).locator("img").get_attribute("src")
         page(".why .chips button").nth(1).click()
         page.sees(".why", f"Why not “{rivals[1]}”?")
-        assert f"against={given[2]}" in page.hash
+        assert f"contrast={given[2]}" in page.hash
 
 
 def test_the_verdict_in_words(browser: Any, client: Client) -> None:
@@ -258,4 +258,4 @@ def test_layers_heads_and_owners(browser: Any, client: Client, target: int) -> N
         assert sum(shares) == pytest.approx(100, abs=1.6)
         page("ul.owners .chips button").first.click()
         page.expect(page("ul.owners li[data-place]")).to_have_count(4)
-        assert "among=" in page.hash
+        assert "compare_classes=" in page.hash

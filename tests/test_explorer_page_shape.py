@@ -74,14 +74,14 @@ def test_every_view_fits_and_can_be_read(browser: Any, client: Client, width: in
         assert page.tab.evaluate(UNREADABLE) == []
         page.open(methods="skipplus(decompx);rollout", target="3")
         page.sees("h1", "What speaks for “")
-        for place, view in enumerate(VIEWS, 1):
+        for place, model in enumerate(VIEWS, 1):
             page.tab.keyboard.press(str(place))
-            page.expect(page(f"#tab-{view}")).to_have_attribute("aria-selected", "true")
-            page.expect(page(f".view.{view}")).to_be_visible()
-            page.expect(page(f".view.{view} [aria-busy=true]")).to_have_count(0)
-            assert page.tab.evaluate("document.documentElement.scrollWidth") <= width, view
-            assert page.tab.evaluate(UNREADABLE) == [], view
-            assert page.tab.evaluate(NAMELESS) == [], view
+            page.expect(page(f"#tab-{model}")).to_have_attribute("aria-selected", "true")
+            page.expect(page(f".view.{model}")).to_be_visible()
+            page.expect(page(f".view.{model} [aria-busy=true]")).to_have_count(0)
+            assert page.tab.evaluate("document.documentElement.scrollWidth") <= width, model
+            assert page.tab.evaluate(UNREADABLE) == [], model
+            assert page.tab.evaluate(NAMELESS) == [], model
         ink = page.tab.evaluate("getComputedStyle(document.body).color")
         assert (sum(int(each) for each in ink[4:-1].split(",")) > 400) == (scheme == "dark")
 
@@ -152,9 +152,9 @@ def test_a_network_without_attention_has_neither_heads_nor_layers(browser: Any, 
         page.expect(page(".tab:visible")).to_have_text(["why", "maps", "who owns what"])
         page.expect(page("#tab-why")).to_have_attribute("aria-selected", "true")
         page("#tab-why").focus()
-        for view in ("maps", "owners", "why"):
+        for model in ("maps", "owners", "why"):
             page.tab.keyboard.press("ArrowRight")
-            page.expect(page(f"#tab-{view}")).to_have_attribute("aria-selected", "true")
+            page.expect(page(f"#tab-{model}")).to_have_attribute("aria-selected", "true")
         page.tab.keyboard.press("4")
         assert "view=" not in page.hash  # nothing is there to be opened
         page(".model select").select_option("world")

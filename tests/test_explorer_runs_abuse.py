@@ -355,7 +355,7 @@ def photographs(tmp_path: Path) -> tuple[Path, Path]:
         models=(ModelSpec("world", "world"),),
         data=DataSpec("folder", path=str(folder)),
         also=(),
-        judge=EvaluationSpec(("gini",)),
+        evaluation=EvaluationSpec(("gini",)),
         published=(),
     )
     BenchmarkRun(known, tmp_path / "run", Options(device="cpu")).prepare()

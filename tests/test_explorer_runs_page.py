@@ -183,13 +183,13 @@ def test_a_picture_can_be_asked_about(browser: Any, address: str) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "dark")])
-@pytest.mark.parametrize("view", ["table", "scatter", "scatter&of=pictures", "cell", "picture"])
-def test_it_fits_everywhere(browser: Any, address: str, width: int, scheme: str, view: str) -> None:
+@pytest.mark.parametrize("model", ["table", "scatter", "scatter&of=pictures", "cell", "picture"])
+def test_it_fits_everywhere(browser: Any, address: str, width: int, scheme: str, model: str) -> None:
     visit = Visit(browser, address, "#/run/mine", viewport={"width": width, "height": 844}, color_scheme=scheme)
     visit.tab.wait_for_selector(".runtable")
-    some = pictures(visit)[0] if view == "picture" else ""
-    visit.tab.evaluate(f"() => {{ location.hash = '#/run/mine?view={view}&picture={some}' }}")
-    ready = {"table": ".runtable tbody", "cell": ".shots figcaption", "picture": ".told"}.get(view, ".scatter .point")
+    some = pictures(visit)[0] if model == "picture" else ""
+    visit.tab.evaluate(f"() => {{ location.hash = '#/run/mine?view={model}&picture={some}' }}")
+    ready = {"table": ".runtable tbody", "cell": ".shots figcaption", "picture": ".told"}.get(model, ".scatter .point")
     visit.tab.wait_for_selector(ready)
     wide, smallest, ink, unnamed = visit.tab.evaluate(
         """() => [document.documentElement.scrollWidth,

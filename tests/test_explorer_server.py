@@ -42,12 +42,12 @@ def two(place: int = 5) -> Image.Image:
 
 def test_the_start_says_what_there_is(client: Client) -> None:
     found = client.fine("/api/start")
-    view = world()
+    model = world()
     assert found["version"] == vt.__version__
     first, second = found["models"]
     assert (first["name"], second["name"]) == ("world", "world-shortcut")
     assert (first["grid"], first["size"], first["classes"]) == ([16, 16], [128, 128], 48)
-    assert (first["depth"], first["heads"], first["patches"]) == (view.depth, view.num_heads, 256)
+    assert (first["depth"], first["heads"], first["patches"]) == (model.depth, model.num_heads, 256)
     assert {each["name"] for each in found["methods"]} == {info.name for info in vt.list_methods()}
     refused = [each["name"] for each in found["methods"] if "refused" in each]
     assert refused == ["guided_backprop", "guided_gradcam", "deeplift"]
@@ -155,11 +155,11 @@ def test_an_upload_is_what_the_library_reads_in_that_file(client: Client, tmp_pa
 
 @pytest.mark.parametrize("fill", ["blur", "mean", "black"])
 def test_the_picture_without_patches_is_what_the_model_was_asked_about(client: Client, fill: str) -> None:
-    view, target = world(), 7
+    model, target = world(), 7
     removed = (0, 17, 100, 119, 120, 121, 255)
     found = client.fine("/api/try", {**SCENE, "removed": gone(*removed), "fill": fill, "target": target})
     picture = opened(found["picture"])
-    told = chances(view, picture)
+    told = chances(model, picture)
     assert found["probability"] == pytest.approx(float(told[target]), abs=1e-5)
     assert found["top"][0]["index"] == int(told.argmax())
     before = np.asarray(scene(), np.float64)
@@ -243,13 +243,13 @@ def test_another_model_has_other_maps(client: Client) -> None:
 
 def test_layers_are_the_map_from_every_start_layer(client: Client) -> None:
     """Input times gradient at the tokens that enter each block, written out."""
-    view = world()
+    model = world()
     found = client.task("layers", method="ixg", target=7)
-    tokens = view.embed(view.preprocess.tensor(scene())[None])
-    assert [each["start"] for each in found["layers"]] == list(range(view.depth))
+    tokens = model.embed(model.preprocess.tensor(scene())[None])
+    assert [each["start"] for each in found["layers"]] == list(range(model.depth))
     for each in found["layers"]:
-        entering = view.forward_blocks(tokens, 0, each["start"]).detach().requires_grad_()
-        score = view.forward_head(view.forward_blocks(entering, each["start"]))[0, 7]
+        entering = model.forward_blocks(tokens, 0, each["start"]).detach().requires_grad_()
+        score = model.forward_head(model.forward_blocks(entering, each["start"]))[0, 7]
         (slope,) = torch.autograd.grad(score, entering)
         expected = (entering * slope).sum(dim=-1)[0, 1:].detach().reshape(16, 16)
         assert np.allclose(decoded(each["map"]), expected, rtol=1e-3, atol=1e-5)
@@ -257,11 +257,11 @@ def test_layers_are_the_map_from_every_start_layer(client: Client) -> None:
 
 
 def test_heads_are_rows_of_attention(client: Client) -> None:
-    view, layer = world(), 5
+    model, layer = world(), 5
     found = client.task("heads", layer=layer)
-    block = view.module.blocks[layer]
+    block = model.module.blocks[layer]
     with torch.no_grad():
-        tokens = block.norm1(view.forward_blocks(view.embed(view.preprocess.tensor(scene())[None]), 0, layer))
+        tokens = block.norm1(model.forward_blocks(model.embed(model.preprocess.tensor(scene())[None]), 0, layer))
         q, k, _ = block.attn.qkv(tokens).reshape(1, 257, 3, 6, 32).permute(2, 0, 3, 1, 4)
         attention = (q @ k.transpose(-2, -1) / 32**0.5).softmax(dim=-1)[0, :, 0, 1:]
     assert found["rows"] == "from the class token"
@@ -272,12 +272,12 @@ def test_heads_are_rows_of_attention(client: Client) -> None:
 
 def test_owners_are_those_of_var(client: Client) -> None:
     (found,) = client.tasks({**PAIR, "kind": "owners", "among": [33, 4, 8]})
-    e = vt.explain(world(), two(), "var@sharp(plus(decompx))", 33, among=[33, 4, 8], value="logprob")
+    e = vt.explain(world(), two(), "var@sharp(plus(decompx))", 33, compare_classes=[33, 4, 8], output="logprob")
     assert [each["index"] for each in found["classes"]] == [33, 4, 8]
     assert [each["label"] for each in found["classes"]] == list(e.names)
     assert np.allclose(decoded(found["distribution"]), e.extras["distribution"], atol=1e-4)
     assert decoded(found["distribution"]).sum(axis=0) == pytest.approx(1, abs=1e-5)
     assert decoded(found["strength"]).shape == (16, 16)
     assert len({each["colour"] for each in found["classes"]}) == 3
-    again = vt.explain(world(), two(), found["method"], 33, value=found["value"])  # as the lines to copy have it
+    again = vt.explain(world(), two(), found["method"], 33, output=found["value"])  # as the lines to copy have it
     assert np.allclose(decoded(found["distribution"]), again.extras["distribution"], atol=1e-4)

@@ -86,10 +86,10 @@ def test_the_page_itself_may_ask(client: Client) -> None:
     assert client.post("/api/predict", SCENE, origin=own, sec_fetch_site="same-origin").status == 200
 
 
-@pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_pages_of_other_sites_cannot_even_embed_a_picture(client: Client, site: str) -> None:
-    assert refused(client, "GET", "/api/pictures/scene-plain-3", sec_fetch_site=site) == 403
-    assert client.get("/", sec_fetch_site=site).status == 200  # a link may lead here
+@pytest.mark.parametrize("point", ["cross-site", "same-site"])
+def test_pages_of_other_sites_cannot_even_embed_a_picture(client: Client, point: str) -> None:
+    assert refused(client, "GET", "/api/pictures/scene-plain-3", sec_fetch_site=point) == 403
+    assert client.get("/", sec_fetch_site=point).status == 200  # a link may lead here
 
 
 def test_no_header_of_another_origin_is_ever_sent(client: Client) -> None:

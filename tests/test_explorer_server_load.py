@@ -189,7 +189,7 @@ def test_places_in_the_queue_are_told(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "spelling",
+    "spec",
     [
         "smooth(ixg, samples=1000000000)",
         "smooth(smooth(smooth(ixg, samples=1000), samples=1000), samples=1000)",
@@ -206,8 +206,8 @@ def test_places_in_the_queue_are_told(client: Client) -> None:
         "integrated_gradients(steps=100000)",
     ],
 )
-def test_what_would_never_end_is_refused_at_once(client: Client, spelling: str) -> None:
-    (found,) = client.tasks({**SCENE, "kind": "explain", "method": spelling})
+def test_what_would_never_end_is_refused_at_once(client: Client, spec: str) -> None:
+    (found,) = client.tasks({**SCENE, "kind": "explain", "method": spec})
     assert found["event"] == "error"
     assert "command line" in found["message"]
     assert len(found["message"]) < 300
@@ -217,7 +217,7 @@ def test_every_default_is_allowed(client: Client) -> None:
     from vitreous.web.completion import allowed
 
     for info in (each for each in vt.list_methods() if each.models != "ReLU"):
-        bases = ", ".join(["ixg", "generic"][: info.bases])
+        bases = ", ".join(["ixg", "generic"][: info.num_bases])
         allowed(vt.get_method(f"{info.name}({bases})" if bases else info.name), world())
     for step in ("quick", "careful", "best"):
         allowed(vt.get_method(vt.recommended_method(step, world())), world())

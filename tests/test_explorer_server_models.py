@@ -38,13 +38,13 @@ def client() -> Iterator[Client]:
 
 @pytest.mark.parametrize("name", [*KINDS, "one logit", "float64", "swin"])
 def test_every_task(client: Client, name: str) -> None:
-    view: vt.VisionModel = client.explorer.desk.models[name]
+    model: vt.VisionModel = client.explorer.desk.models[name]
     pixels = np.random.default_rng(1).integers(0, 256, (70, 90, 3), dtype=np.uint8)
     about: dict[str, Any] = {"model": name, "picture": client.upload(Image.fromarray(pixels))}
     seen = Image.open(io.BytesIO(client.get(f"/api/pictures/{about['picture']}?model={name.replace(' ', '%20')}").data))
-    assert seen.size == view.preprocess.size[::-1]
-    high, wide = view.grid()
-    logits = view.logits(view.preprocess.tensor(seen)[None])[0]
+    assert seen.size == model.preprocess.size[::-1]
+    high, wide = model.grid()
+    logits = model.logits(model.preprocess.tensor(seen)[None])[0]
     expected = torch.sigmoid(torch.cat([-logits, logits])) if len(logits) == 1 else logits.softmax(0)
     said = client.fine("/api/predict", about)
     assert [each["probability"] for each in said["top"]] == pytest.approx(
@@ -53,7 +53,7 @@ def test_every_task(client: Client, name: str) -> None:
     assert said["truth"] is None
     tried = client.fine("/api/try", {**about, "removed": gone(0, count=high * wide), "target": 1})
     assert opened(tried["picture"]).size == seen.size
-    e = vt.explain(view, Image.fromarray(pixels), "ixg", 1)
+    e = vt.explain(model, Image.fromarray(pixels), "ixg", 1)
     tasks = [
         {"kind": "explain", "method": "ixg", "target": 1},
         {"kind": "explain", "method": "quick"},
@@ -61,18 +61,18 @@ def test_every_task(client: Client, name: str) -> None:
         {"kind": "check", "method": "ixg"},
         {"kind": "owners", "among": [0, 1]},
         {"kind": "layers", "method": "ixg"},
-        {"kind": "heads", "layer": view.depth - 1},
+        {"kind": "heads", "layer": model.depth - 1},
         {"kind": "heads", "layer": 0},
     ]
     found = client.tasks(*({**about, **each} for each in tasks))
     for task, each in zip(tasks, found, strict=True):
         assert each["event"] == "result", (task, each)
     assert np.allclose(decoded(found[0]["map"]), e.map, rtol=1e-4, atol=1e-6)
-    assert len(found[6]["heads"]) == (view.num_heads if view.attention == "everywhere" else len(found[6]["heads"]))
+    assert len(found[6]["heads"]) == (model.num_heads if model.attention == "global" else len(found[6]["heads"]))
     for each in found[7]["heads"]:
-        assert decoded(each["map"]).shape == view.grid(layer=0)
+        assert decoded(each["map"]).shape == model.grid(layer=0)
         assert 0 < decoded(each["map"]).sum() <= 2.001
-    mean = vt.explain(view, Image.fromarray(pixels), "raw_attention(layer=0)").map
+    mean = vt.explain(model, Image.fromarray(pixels), "raw_attention(layer=0)").map
     assert np.allclose(np.mean([decoded(each["map"]) for each in found[7]["heads"]], axis=0), mean, atol=1e-6)
     (curve,) = client.tasks({**about, "kind": "curve", "target": 1, "map": found[0]["map"]})
     assert curve["event"] == "result", curve
@@ -85,6 +85,6 @@ def test_every_task(client: Client, name: str) -> None:
 
 def test_a_step_of_effort_is_that_of_the_model(client: Client) -> None:
     steps = {each["name"]: each["spelling"] for each in client.fine("/api/start")["efforts"]}
-    for name, view in client.explorer.desk.models.items():
-        assert steps["quick"][name] == vt.recommended_method("quick", view)
+    for name, model in client.explorer.desk.models.items():
+        assert steps["quick"][name] == vt.recommended_method("quick", model)
     assert steps["quick"]["swin"] != steps["quick"]["gap"]

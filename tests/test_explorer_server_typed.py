@@ -27,21 +27,21 @@ def client() -> Iterator[Client]:
         yield found
 
 
-def look(client: Client, spelling: str, cursor: int | None = None) -> dict[str, Any]:
-    asked = {"model": "world", "spelling": spelling} | ({} if cursor is None else {"cursor": cursor})
+def look(client: Client, spec: str, cursor: int | None = None) -> dict[str, Any]:
+    asked = {"model": "world", "spelling": spec} | ({} if cursor is None else {"cursor": cursor})
     found: dict[str, Any] = client.fine("/api/method", asked)
     return found
 
 
 @pytest.mark.parametrize(
-    "spelling",
+    "spec",
     ["generic", " smooth( ixg ,samples = 4 ) ", "Grad-CAM++", "var@sharp(plus(decompx))", "consensus(tis,ixg)"],
 )
-def test_what_it_means_and_costs(client: Client, spelling: str) -> None:
-    how, found = vt.get_method(spelling), look(client, spelling)
+def test_what_it_means_and_costs(client: Client, spec: str) -> None:
+    how, found = vt.get_method(spec), look(client, spec)
     assert found["ok"]
-    assert found["spelling"] == how.spelling
-    assert (found["forwards"], found["backwards"]) == (how.forwards(world()), how.cost[1])
+    assert found["spelling"] == how.spec
+    assert (found["forwards"], found["backwards"]) == (how.num_forwards(world()), how.cost[1])
     assert (found["class_specific"], found["signed"]) == (how.class_specific, how.signed)
 
 
@@ -58,7 +58,7 @@ def test_about_how_long_it_takes_is_learnt(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelling", "at"),
+    ("spec", "at"),
     [
         ("nonsense", 0),
         ("smooth(nonsense)", 7),
@@ -75,8 +75,8 @@ def test_about_how_long_it_takes_is_learnt(client: Client) -> None:
         ("smooth(ixg, samples=0)", 0),
     ],
 )
-def test_where_it_is_wrong(client: Client, spelling: str, at: int) -> None:
-    found = look(client, spelling)
+def test_where_it_is_wrong(client: Client, spec: str, at: int) -> None:
+    found = look(client, spec)
     assert not found["ok"]
     assert found["error"]["at"] == at
     assert found["error"]["message"]
@@ -122,10 +122,10 @@ def test_a_parameter_that_is_given_is_not_offered_again(client: Client) -> None:
 
 
 def test_in_the_middle_the_whole_word_is_replaced(client: Client) -> None:
-    spelling = "smooth(genxric, samples=3)"
-    found = look(client, spelling, len("smooth(gen"))["completions"]
+    spec = "smooth(genxric, samples=3)"
+    found = look(client, spec, len("smooth(gen"))["completions"]
     (generic,) = (each for each in found if each["text"] == "generic")
-    done = spelling[: generic["start"]] + generic["text"] + spelling[generic["end"] :]
+    done = spec[: generic["start"]] + generic["text"] + spec[generic["end"] :]
     assert done == "smooth(generic, samples=3)"
 
 
@@ -133,10 +133,8 @@ def test_everything_that_is_offered_can_be_meant() -> None:
     """Every name at the start, and every parameter with its default, is understood."""
     for offer in completions("", 0):
         text = offer["text"]
-        spelling = (
-            f"{text}ixg, generic)" if text in ("consensus(", "witness(") else f"{text}ixg)" if "(" in text else text
-        )
-        assert looked_at(spelling, world())["ok"], spelling
+        spec = f"{text}ixg, generic)" if text in ("consensus(", "witness(") else f"{text}ixg)" if "(" in text else text
+        assert looked_at(spec, world())["ok"], spec
     for name in ("smooth", "generic", "rise", "coiba"):
         base = "ixg, " if name == "smooth" else ""
         for offer in completions(f"{name}({base}", len(f"{name}({base}")):
@@ -157,9 +155,9 @@ def test_whatever_is_typed_is_answered(text: str, data: st.DataObject) -> None:
 
 
 def test_a_spelling_that_is_said_to_be_fine_is_fine(client: Client) -> None:
-    for spelling in ("edges", "logprob(cat)", "witness(decompx, grad_rollout)"):
-        assert look(client, spelling)["ok"]
-        assert client.task("explain", method=spelling)["method"] == look(client, spelling)["spelling"]
+    for spec in ("edges", "logprob(cat)", "witness(decompx, grad_rollout)"):
+        assert look(client, spec)["ok"]
+        assert client.task("explain", method=spec)["method"] == look(client, spec)["spelling"]
     assert not look(client, "attention_flow(x)")["ok"]
     (found,) = client.tasks({**SCENE, "kind": "explain", "method": "attention_flow(x)"})
     assert found["event"] == "error"

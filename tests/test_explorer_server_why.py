@@ -152,8 +152,8 @@ def test_a_map_of_pixels_is_summed_into_patches(client: Client) -> None:
 def test_why_is_about_the_class_itself(client: Client) -> None:
     """A rival that is held against it changes no number: the probabilities on the page are those among all classes."""
     (plain,) = client.tasks({**PAIR, "kind": "why", "method": "ixg", "target": 4})
-    (against,) = client.tasks({**PAIR, "kind": "why", "method": "ixg", "target": 4, "against": 9})
+    (contrast,) = client.tasks({**PAIR, "kind": "why", "method": "ixg", "target": 4, "against": 9})
     for name in ("title", "lead", "trust", "tried", "criterion"):
-        assert plain[name] == against[name]
+        assert plain[name] == contrast[name]
     assert (plain["title"].startswith("Why “")) == (plain["says"][0]["index"] == 4)
     assert [bool(each["note"]) for each in plain["tried"]] == [False, True, True]

@@ -65,8 +65,8 @@ def answer_of(maps: Callable[[Tensor], Any]) -> type[Method]:
 
         grid = "pixel"
 
-        def compute(self, session: Any) -> Attribution:
-            answer = maps(session.inputs.mean(dim=1))
+        def compute(self, context: Any) -> Attribution:
+            answer = maps(context.inputs.mean(dim=1))
             return answer if not isinstance(answer, Tensor) else Attribution(answer, {})
 
     return FromElsewhere
@@ -120,8 +120,8 @@ def test_layer_terms_of_another_shape_are_refused(wrong: str, model: Any, inputs
     class Terms(base):  # type: ignore[misc, valid-type]
         """Terms from elsewhere."""
 
-        def layer_maps(self, trace: Any, layers: Any) -> list[Tensor]:
-            terms = super().layer_maps(trace, layers)
+        def layer_maps(self, cache: Any, layers: Any) -> list[Tensor]:
+            terms = super().layer_maps(cache, layers)
             change = {"count": terms[1:], "images": [term[1:] for term in terms], "dtype": [t > 0 for t in terms]}
             return change[wrong]  # type: ignore[return-value]
 
@@ -138,10 +138,10 @@ def metric_of(read: Callable[[Any], Any], **members: Any) -> None:
     class Judge(Metric):
         """A score from elsewhere."""
 
-        def needs(self, geometry: Any) -> list[Any]:
+        def requests(self, image_shape: Any) -> list[Any]:
             return []
 
-        def read(self, answers: Any) -> Any:
+        def score(self, answers: Any) -> Any:
             return read(answers)
 
     for name, member in members.items():
@@ -187,7 +187,7 @@ def test_aggregates_and_curves_of_another_shape_are_refused(model: Any, inputs: 
 
 def test_parts_of_another_length_in_a_later_batch_are_refused(model: Any, registry: None) -> None:
     metric_of(lambda answers: np.ones((len(answers), 3 if len(answers) == 1 else 2)))
-    most = EvaluationConfig.of(vt.wrap(model), (32, 32), named("random"), {"srg": get_metric("srg")}).images
+    most = EvaluationConfig.of(vt.wrap(model), (32, 32), named("random"), {"srg": get_metric("srg")}).images_per_unit
     with pytest.raises(MapError, match="2 and 3 parts"):
         evaluate(model, images(model, most + 1), "random", ["judge_from_elsewhere"])
 
@@ -264,10 +264,10 @@ def test_a_registered_method_that_changes_the_weights_is_refused(model: Any, inp
     kind = answer_of(lambda maps: maps)
     plain = kind.compute
 
-    def compute(self: Method, session: Any) -> Attribution:
+    def compute(self: Method, context: Any) -> Attribution:
         with torch.no_grad():
-            step(session.view.module)
-        return plain(self, session)
+            step(context.view.module)
+        return plain(self, context)
 
     kind.compute = compute  # type: ignore[method-assign]
     for ask in (
@@ -300,7 +300,9 @@ def test_a_callable_may_change_its_own_deep_copy_and_flags(model: Any, inputs: T
 def test_builtin_metrics_return_what_is_checked(model: Any, inputs: Tensor) -> None:
     """The checks take every built-in metric that needs nothing beside images: they do not refuse too much."""
     plain = [
-        info.name for info in vt.list_metrics() if not info.truth and not info.needs_labels and not info.explanations
+        info.name
+        for info in vt.list_metrics()
+        if not info.annotation_kinds and not info.needs_labels and not info.num_reattributions
     ]
     assert len(plain) > 20
     table = evaluate(model, inputs, "ixg", plain)

@@ -143,7 +143,7 @@ def test_sweep_finds_the_number_that_varies() -> None:
     np.testing.assert_array_equal(drawn["plus(ixg, start=…)"].get_xdata(), [0, 4, 10])
     np.testing.assert_array_equal(drawn[one.name].get_ydata(), [made.mean(name, METRIC) for name in one.methods])
     assert set(drawn["random"].get_ydata()) == {made.mean("random", METRIC)}
-    explicit = made.plot("sweep", methods=spelled[:2], x=[3, 7], across="depth", against=[]).axes[0]
+    explicit = made.plot("sweep", methods=spelled[:2], x=[3, 7], across="depth", contrast=[]).axes[0]
     np.testing.assert_array_equal(lines(explicit)["methods"].get_xdata(), [3, 7])
     with pytest.raises(VitreousError, match="no two methods differ in one number"):
         table().plot("sweep")
@@ -188,26 +188,26 @@ def test_radar_goes_from_0_to_1() -> None:
 
 
 def test_states_are_shown_with_their_probability() -> None:
-    view = vt.wrap(FAMILIES["vit"]())
-    inputs = images(view.module, 1)[0]
+    model = vt.wrap(FAMILIES["vit"]())
+    inputs = images(model.module, 1)[0]
     size = inputs.shape[1] * inputs.shape[2]
     maps = {"one": torch.randn(2, 2), "other": torch.randn(2, 2)}
     need = Request.removed("black", [0, size // 2, size])
-    figure = states_strip(view, inputs, maps, need, steps=[0, 2], target=1)
+    figure = states_strip(model, inputs, maps, need, steps=[0, 2], target=1)
     assert len(figure.axes) == 4
-    black = (0 - torch.tensor(view.preprocess.mean)) / torch.tensor(view.preprocess.std)
+    black = (0 - torch.tensor(model.preprocess.mean)) / torch.tensor(model.preprocess.std)
     bare = black.view(3, 1, 1).expand_as(inputs).to(inputs)
     with torch.no_grad():
-        clean, gone = view.module(torch.stack([inputs, bare])).softmax(1)[:, 1].tolist()
+        clean, gone = model.module(torch.stack([inputs, bare])).softmax(1)[:, 1].tolist()
     said = words(figure)
     assert said.count(f"{clean:.2f}") >= 2
     assert said.count(f"{gone:.2f}") >= 2
     assert {"one", "other", "0% removed", "100% removed"} <= set(said)
     assert (np.asarray(figure.axes[1].get_images()[0].get_array()) == 0).all()
     with pytest.raises(VitreousError, match="only states of pixels"):
-        states_strip(view, inputs, maps, Request.removed("drop", [1, 2], "token"))
+        states_strip(model, inputs, maps, Request.removed("drop", [1, 2], "token"))
     with pytest.raises(VitreousError, match="step 3 is not one of the 3"):
-        states_strip(view, inputs, maps, need, steps=[3])
+        states_strip(model, inputs, maps, need, steps=[3])
 
 
 def test_cascade_colours_every_map() -> None:

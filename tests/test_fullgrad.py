@@ -88,9 +88,9 @@ def test_compositions() -> None:
         "plus(fullgrad_plus, start=1)": inputs[1] + inputs[2] + sum(biases[1:]),
         "plus(fullgrad)": sum(inputs) + biases[0] + 2 * biases[1] + 3 * (biases[2] + biases[3]),
     }
-    for spelling, summed in expected.items():
+    for spec, summed in expected.items():
         runs.clear()
-        found = vt.get_method(spelling).attribute(model, x, target=2).flatten(1)
+        found = vt.get_method(spec).attribute(model, x, target=2).flatten(1)
         torch.testing.assert_close(found, summed[:, 1:], rtol=0, atol=1e-10)
         assert len(runs) == 1
 
@@ -98,21 +98,21 @@ def test_compositions() -> None:
 @pytest.mark.parametrize("family", EVERY)
 def test_in_the_frozen_network_tokens_and_biases_are_the_logit(family: str) -> None:
     """There every part is affine: what is missing from the sum would be a bias that nobody saw."""
-    view = vt.wrap(EVERY[family]())
-    if view.attention == "windows":
+    model = vt.wrap(EVERY[family]())
+    if model.attention == "windowed":
         pytest.skip("attends inside windows")
-    view.module.double()
-    x = images(view, 2)
+    model.module.double()
+    x = images(model, 2)
     keeps = (
-        Record("input", dot, tuple(range(view.depth)), grad=True),
-        Record("biases", bias_shares, tuple(range(view.depth + 1)), grad=True),
+        Record("resid_pre", dot, tuple(range(model.depth)), grad=True),
+        Record("biases", bias_shares, tuple(range(model.depth + 1)), grad=True),
     )
-    trace = Context(view, x, Target.of(view, 2, 2)).trace(Pass(keeps, FROZEN))
-    logit = trace.logits[:, 2]
+    cache = Context(model, x, Target.of(model, 2, 2)).run_pass(Pass(keeps, FROZEN))
+    logit = cache.logits[:, 2]
     if family == "hf_siglip":
-        logit = logit - view.module.logit_bias.detach()  # added to a cosine, not in a layer
-    biases = [each.sum(dim=1) for each in trace[keeps[1]]]
-    for layer, tokens in enumerate(trace[keeps[0]]):
+        logit = logit - model.module.logit_bias.detach()  # added to a cosine, not in a layer
+    biases = [each.sum(dim=1) for each in cache[keeps[1]]]
+    for layer, tokens in enumerate(cache[keeps[0]]):
         torch.testing.assert_close(tokens.sum(dim=1) + sum(biases[layer:]), logit, rtol=1e-9, atol=1e-9)
 
 

@@ -12,8 +12,8 @@ from families import golden
 MODEL, IMAGE = golden()
 
 
-def attribute(spelling, target=2):
-    return vt.get_method(spelling).attribute(MODEL, IMAGE, target=target)[0]
+def attribute(spec, target=2):
+    return vt.get_method(spec).attribute(MODEL, IMAGE, target=target)[0]
 
 
 def test_the_golden_model_is_the_golden_model():
@@ -52,10 +52,10 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("spelling", TABLE)
-def test_token_maps(spelling):
-    total, largest, place, *entries = TABLE[spelling]
-    found = attribute(spelling).flatten()
+@pytest.mark.parametrize("spec", TABLE)
+def test_token_maps(spec):
+    total, largest, place, *entries = TABLE[spec]
+    found = attribute(spec).flatten()
     if largest == 1:  # the script divides by the maximum
         found = found / found.max()
     assert found.sum().item() == pytest.approx(total, rel=1e-8)
@@ -76,7 +76,7 @@ def test_token_maps(spelling):
 )
 def test_presets_differ_from_the_formula(plain, preset):
     """Released code and formula rank the patches differently."""
-    one, other = (attribute(spelling).flatten().argsort() for spelling in (plain, preset))
+    one, other = (attribute(spec).flatten().argsort() for spec in (plain, preset))
     assert (one != other).float().mean() > 0.5
 
 
@@ -101,16 +101,16 @@ def test_attcam_after_the_published_post_processing():
 CAMS = {"gradcam": (0.0350109, 0.002567, 37624), "hirescam": (0.0299936, 0.007229, 23255)}
 
 
-@pytest.mark.parametrize("spelling", CAMS)
-def test_cams_after_the_published_post_processing(spelling):
+@pytest.mark.parametrize("spec", CAMS)
+def test_cams_after_the_published_post_processing(spec):
     """The usual tail: ReLU, scale at 14 x 14, enlarge, ReLU, scale again."""
-    mean, value, place = CAMS[spelling]
+    mean, value, place = CAMS[spec]
 
     def rescale(m):
         m = m - m.min()
         return m / (1e-7 + m.max())
 
-    small = rescale(attribute(spelling).clamp(min=0)).float()
+    small = rescale(attribute(spec).clamp(min=0)).float()
     large = F.interpolate(small[None, None], size=(224, 224), mode="bilinear", align_corners=False)[0, 0]
     large = rescale(large.clamp(min=0))
     assert large.mean().item() == pytest.approx(mean, abs=5e-7)

@@ -16,13 +16,13 @@ from vitreous.datasets import Grids, grids, mosaics
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.VisionModel) -> Tensor:
-    return images(view, 24)
+def x(model: vt.VisionModel) -> Tensor:
+    return images(model, 24)
 
 
 LABELS = [number % 5 for number in range(24)]
@@ -41,8 +41,8 @@ def source(cell: Tensor, x: Tensor) -> int:
 
 
 @pytest.mark.parametrize("rows", [2])
-def test_every_cell_is_a_picture_of_its_class(view: vt.VisionModel, x: Tensor, rows: int) -> None:
-    made = grids(view, x, LABELS, rows)
+def test_every_cell_is_a_picture_of_its_class(model: vt.VisionModel, x: Tensor, rows: int) -> None:
+    made = grids(model, x, LABELS, rows)
     assert len(made) == len(made.pictures) == len(made.truths) == 6 * rows**2, "24 pictures make six grids"
     used = []
     for entry in range(0, len(made), rows**2):
@@ -52,7 +52,7 @@ def test_every_cell_is_a_picture_of_its_class(view: vt.VisionModel, x: Tensor, r
         assert len({LABELS[each] for each in shown}) == rows**2, "classes of a grid differ"
         for place in range(rows**2):
             assert torch.equal(made.pictures[entry + place], made.pictures[entry])
-            assert made.among[entry + place] == tuple(sorted({LABELS[each] for each in shown}))
+            assert made.compare_classes[entry + place] == tuple(sorted({LABELS[each] for each in shown}))
             assert made.groups[entry + place] == entry // rows**2
             mask = np.zeros((32, 32), bool)
             mask[place // rows * 16 :][:16, place % rows * 16 :][:, :16] = True
@@ -60,10 +60,10 @@ def test_every_cell_is_a_picture_of_its_class(view: vt.VisionModel, x: Tensor, r
     assert len(used) == len(set(used)), "a picture was used twice"
 
 
-def test_larger_grids(view: vt.VisionModel) -> None:
-    x, labels = images(view, 16), [0, 1, 2, 3, 4] * 4
+def test_larger_grids(model: vt.VisionModel) -> None:
+    x, labels = images(model, 16), [0, 1, 2, 3, 4] * 4
     with pytest.raises(vt.VitreousError, match="no 16 pictures of different classes"):
-        grids(view, x, labels[:16], rows=4)
+        grids(model, x, labels[:16], rows=4)
     wide = FAMILIES["vit"]()
     wide.reset_classifier(20)
     made = grids(vt.wrap(wide), x, list(range(16)), rows=4)
@@ -72,33 +72,33 @@ def test_larger_grids(view: vt.VisionModel) -> None:
     assert made.truths[5].mask[8:16, 8:16].all()
 
 
-def test_the_draw_follows_content_and_seed(view: vt.VisionModel, x: Tensor) -> None:
+def test_the_draw_follows_content_and_seed(model: vt.VisionModel, x: Tensor) -> None:
     def shown(made: Grids) -> set[bytes]:
         return {np.asarray(each).tobytes() for each in made.pictures}
 
-    one = grids(view, x, LABELS)
-    back = grids(view, x.flip(0), LABELS[::-1])
+    one = grids(model, x, LABELS)
+    back = grids(model, x.flip(0), LABELS[::-1])
     assert shown(one) == shown(back)
-    assert shown(one) == shown(grids(view, x, LABELS))
-    assert shown(one) != shown(grids(view, x, LABELS, seed=1))
+    assert shown(one) == shown(grids(model, x, LABELS))
+    assert shown(one) != shown(grids(model, x, LABELS, seed=1))
     places = {target: set() for target in range(5)}
     for entry, target in enumerate(one.targets):
         places[target].add(entry % 4)
     assert sum(len(each) > 1 for each in places.values()) >= 3, "a class is not always in the same cell"
 
 
-def test_as_many_grids_as_there_can_be(view: vt.VisionModel, x: Tensor) -> None:
+def test_as_many_grids_as_there_can_be(model: vt.VisionModel, x: Tensor) -> None:
     """Three pictures of each of four classes and nine of a fifth: 21 pictures make three grids and no more of four."""
     labels = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3] + [4] * 9
-    assert len(grids(view, x[:21], labels)) == 4 * 4, "a fourth grid needs the classes to be spread well"
-    assert len(grids(view, x, LABELS, count=2)) == 8
+    assert len(grids(model, x[:21], labels)) == 4 * 4, "a fourth grid needs the classes to be spread well"
+    assert len(grids(model, x, LABELS, count=2)) == 8
     with pytest.raises(vt.VitreousError, match="the pictures make 6 2 x 2 grids, not 7"):
-        grids(view, x, LABELS, count=7)
+        grids(model, x, LABELS, count=7)
 
 
-def test_only_what_the_model_is_sure_of(view: vt.VisionModel, x: Tensor) -> None:
+def test_only_what_the_model_is_sure_of(model: vt.VisionModel, x: Tensor) -> None:
     with torch.no_grad():
-        told = view.module(x).softmax(dim=1)
+        told = model.module(x).softmax(dim=1)
     best = told.argmax(dim=1).tolist()
     wanted = {n for n in range(24) if told[n].max() >= 0.4}
     labels = list(best)
@@ -106,18 +106,18 @@ def test_only_what_the_model_is_sure_of(view: vt.VisionModel, x: Tensor) -> None
     labels[wrong] = (best[wrong] + 1) % 5
     wanted.discard(wrong)
     assert 0 < len(wanted) < 23
-    made = grids(view, x, labels, least_confidence=0.4)
+    made = grids(model, x, labels, least_confidence=0.4)
     used = {source(cell, x) for picture in made.pictures for cell in cells(picture, 2)}
     assert used <= wanted
 
 
-def test_objects_inside_their_cells(view: vt.VisionModel, x: Tensor) -> None:
+def test_objects_inside_their_cells(model: vt.VisionModel, x: Tensor) -> None:
     """With truth, the region is the object in its cell, as Part-Quad has it."""
     rng = np.random.default_rng(0)
     masks = rng.random((24, 32, 32)) < 0.3
     ignores = rng.random((24, 32, 32)) < 0.1
     truths = [vt.Annotation(mask, ignore=ignore) for mask, ignore in zip(masks, ignores, strict=True)]
-    made = grids(view, x, LABELS, truth=truths)
+    made = grids(model, x, LABELS, truth=truths)
     for entry, truth in enumerate(made.truths):
         place = entry % 4
         number = source(cells(made.pictures[entry], 2)[place], x)
@@ -128,22 +128,25 @@ def test_objects_inside_their_cells(view: vt.VisionModel, x: Tensor) -> None:
         assert truth.ignore.sum() == ignores[number, 1::2, 1::2].sum()
 
 
-def test_grids_are_judged(view: vt.VisionModel, x: Tensor) -> None:
-    made = grids(view, x, LABELS, count=3)
+def test_grids_are_judged(model: vt.VisionModel, x: Tensor) -> None:
+    made = grids(model, x, LABELS, count=3)
     table = vt.evaluate(
-        view,
+        model,
         made.pictures,
         "var(generic)",
         ["grid_pointing_game", "ra"],
         target=made.targets,
-        truth=made.truths,
-        among=made.among,
-        samples=20,
+        annotations=made.truths,
+        compare_classes=made.compare_classes,
+        n_bootstrap=20,
     )
     assert len(table.images) == 12
     assert table.mean("constant", "grid_pointing_game") == pytest.approx(0.25)
     maps = vt.get_method("var(generic)").attribute(
-        view, torch.stack(list(made.pictures)), target=list(made.targets), among=[list(each) for each in made.among]
+        model,
+        torch.stack(list(made.pictures)),
+        target=list(made.targets),
+        compare_classes=[list(each) for each in made.compare_classes],
     )
     fine = F.interpolate(maps.double()[:, None], (32, 32), mode="bilinear", align_corners=False)[:, 0].clamp(min=0)
     for entry, truth in enumerate(made.truths):
@@ -151,9 +154,9 @@ def test_grids_are_judged(view: vt.VisionModel, x: Tensor) -> None:
         assert table["var(generic)", "grid_pointing_game"][entry] == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_mosaics(view: vt.VisionModel, x: Tensor) -> None:
+def test_mosaics(model: vt.VisionModel, x: Tensor) -> None:
     """Two cells of the target class, two of two others; one entry for each."""
-    made = mosaics(view, x, LABELS)
+    made = mosaics(model, x, LABELS)
     assert len(made) == 5
     used = []
     for entry in range(len(made)):
@@ -167,10 +170,12 @@ def test_mosaics(view: vt.VisionModel, x: Tensor) -> None:
         assert places == [each == target for each in classes]
         assert made.truths[entry].mask.mean() == 0.5
     assert len(set(used)) == len(used)
-    table = vt.evaluate(view, made.pictures, "ixg", "focus", target=made.targets, truth=made.truths, samples=5)
+    table = vt.evaluate(
+        model, made.pictures, "ixg", "focus", target=made.targets, annotations=made.truths, n_bootstrap=5
+    )
     assert table.mean("constant", "focus") == pytest.approx(0.5)
     with pytest.raises(vt.VitreousError, match="no two pictures of one class and two of others"):
-        mosaics(view, x[:5], LABELS[:5])
+        mosaics(model, x[:5], LABELS[:5])
 
 
 @pytest.mark.parametrize(
@@ -186,6 +191,6 @@ def test_mosaics(view: vt.VisionModel, x: Tensor) -> None:
         ({"truth": [vt.Annotation()] * 24}, "nothing is known about where the object of input-0 is"),
     ],
 )
-def test_bad_grids(view: vt.VisionModel, x: Tensor, options: dict[str, Any], said: str) -> None:
+def test_bad_grids(model: vt.VisionModel, x: Tensor, options: dict[str, Any], said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
-        grids(view, x, **({"labels": LABELS} | options))
+        grids(model, x, **({"labels": LABELS} | options))

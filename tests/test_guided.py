@@ -60,11 +60,11 @@ def test_guided_backprop(family: str) -> None:
 
 def test_functions_in_place_are_guided_too() -> None:
     model = _build(Plain).double()
-    view = vt.wrap(model, at="body")
-    x = images(view, 2)
+    vision_model = vt.wrap(model, layer="body")
+    x = images(vision_model, 2)
     expected = guided(AsModule(_build(Plain).double()), x, 1)
     assert torch.allclose(
-        vt.get_method("guided_backprop").attribute(view, x, target=1), expected.sum(dim=1), atol=1e-12
+        vt.get_method("guided_backprop").attribute(vision_model, x, target=1), expected.sum(dim=1), atol=1e-12
     )
 
 
@@ -90,6 +90,6 @@ def test_guided_gradcam(enlarge: str, corners: bool | None) -> None:
 )
 def test_refused_where_other_activations_are_on_the_way(make: Any) -> None:
     model = make()
-    for spelling in ("guided_backprop", "guided_gradcam", "smooth(guided_backprop)"):
+    for spec in ("guided_backprop", "guided_gradcam", "smooth(guided_backprop)"):
         with pytest.raises(ModelError, match=r"ReLUs only, so it would be the plain gradient .* use saliency"):
-            vt.get_method(spelling).attribute(model, images(model, 1))
+            vt.get_method(spec).attribute(model, images(model, 1))

@@ -58,13 +58,13 @@ def test_hsic_designs():
 @pytest.mark.parametrize("family", KINDS)
 @torch.no_grad()
 def test_hsic(family):
-    view, x = look_at(family)
-    found = vt.get_method("hsic(masks=31, cells=3)").attribute(view, x, CLASS)
+    model, x = look_at(family)
+    found = vt.get_method("hsic(masks=31, cells=3)").attribute(model, x, CLASS)
     masks = np.round(qmc.Sobol(9, scramble=False, bits=30).random_base2(5)[1:]).reshape(31, 3, 3)
     high, wide = x.shape[2:]
     cell = [[(row * 3 // high, column * 3 // wide) for column in range(wide)] for row in range(high)]
     large = torch.tensor([[[mask[place] for place in line] for line in cell] for mask in masks])
-    scores = torch.stack([view.logits(x * mask)[:, CLASS] for mask in large], dim=1)
+    scores = torch.stack([model.logits(x * mask)[:, CLASS] for mask in large], dim=1)
     for own, said in zip(found, scores, strict=True):
         expected = np.reshape(criterion(masks.reshape(31, 9), said.numpy()), (3, 3))
         assert np.allclose(own, [[expected[place] for place in line] for line in cell], rtol=1e-6, atol=1e-12)
@@ -73,15 +73,15 @@ def test_hsic(family):
 
 @torch.no_grad()
 def test_hsic_of_tokens():
-    view, x = look_at("registers")
-    sub, tokens = view.suffix(1, x), view.forward_blocks(view.embed(x), 0, 1)
+    model, x = look_at("registers")
+    sub, tokens = model.suffix(1, x), model.forward_blocks(model.embed(x), 0, 1)
     found = vt.get_method("hsic(masks=20, cells=2)").attribute(sub, tokens, CLASS)
     masks = designs(20, 2)
     said = []
     for mask in masks:
         changed = tokens.clone()
         for patch in range(16):
-            changed[:, view.num_prefix_tokens + patch] *= mask[patch // 4 // 2, patch % 4 // 2]
+            changed[:, model.num_prefix_tokens + patch] *= mask[patch // 4 // 2, patch % 4 // 2]
         said.append(sub.logits(changed)[:, CLASS])
     for own, scores in zip(found, torch.stack(said, dim=1), strict=True):
         expected = np.reshape(criterion(masks.flatten(1).numpy(), scores.numpy()), (2, 2))
@@ -89,9 +89,9 @@ def test_hsic_of_tokens():
 
 
 def test_nothing_about_hsic_is_random():
-    view, x = look_at("vit")
+    model, x = look_at("vit")
     how = vt.get_method("hsic(masks=20)")
-    assert torch.equal(how.attribute(view, x, CLASS, seed=1), how.attribute(view, x, CLASS, seed=2))
+    assert torch.equal(how.attribute(model, x, CLASS, seed=1), how.attribute(model, x, CLASS, seed=2))
     assert how.cost == (20, 0)
 
 
@@ -102,13 +102,13 @@ def test_refused_when_spelled(parameters):
 
 
 @pytest.mark.parametrize(
-    ("spelling", "complaint"),
+    ("spec", "complaint"),
     [
         ("hsic(cells=40)", "cells=40 a side are more than the 32 x 32 pixels"),
         ("plus(hsic(cells=5))", "cells=5 a side are more than the 4 x 4 patches"),
     ],
 )
-def test_refused_when_run(spelling, complaint):
-    view, x = look_at("vit")
+def test_refused_when_run(spec, complaint):
+    model, x = look_at("vit")
     with pytest.raises(vt.VitreousError, match=complaint):
-        vt.get_method(spelling).attribute(view, x, CLASS)
+        vt.get_method(spec).attribute(model, x, CLASS)

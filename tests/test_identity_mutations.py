@@ -218,8 +218,8 @@ def note_on_it(model: Any) -> None:
 
 def run_it(model: nn.Module) -> None:
     is_own = isinstance(model, Sparse)
-    view = vt.wrap(model, at="features", preprocess=PREPROCESS) if is_own else vt.wrap(model)
-    vt.explain(view, torch.zeros(3, 32, 32), "saliency", 1)
+    vision_model = vt.wrap(model, layer="features", preprocess=PREPROCESS) if is_own else vt.wrap(model)
+    vt.explain(vision_model, torch.zeros(3, 32, 32), "saliency", 1)
     model(torch.zeros(1, 3, 32, 32))
 
 
@@ -275,7 +275,7 @@ def test_copies_are_the_same_model(make: Callable[[], nn.Module]) -> None:
 
 def test_names_of_classes_and_of_the_model_are_no_part() -> None:
     model = FAMILIES["vit"]()
-    named = vt.wrap(model, name="another", labels=["a", "b", "c", "d", "e"])
+    named = vt.wrap(model, name="another", class_names=["a", "b", "c", "d", "e"])
     assert named.identity == identity(model)
 
 

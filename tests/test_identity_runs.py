@@ -50,9 +50,9 @@ def changed_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], 
 
     def change_with(change: Callable[[Any], None]) -> None:
         def load(self: BenchmarkRun, spec: Any) -> vt.VisionModel:
-            view = loaded(self, spec)
-            change(view.module)
-            return view
+            model = loaded(self, spec)
+            change(model.module)
+            return model
 
         monkeypatch.setattr(BenchmarkRun, "_load", load)
 
@@ -106,7 +106,7 @@ def test_models_of_equal_weights_and_other_preprocessing_have_their_own_numbers(
         ran(models(spec, data=data), tmp_path / spec.label)
         (alone,) = gather(Store(tmp_path / spec.label))
         for method in ("raw_attention", "rollout"):
-            (metric,) = tiny().judge.metrics
+            (metric,) = tiny().evaluation.metrics
             np.testing.assert_array_equal(both[spec.label][method, metric], alone.table[method, metric])
     assert not np.array_equal(*(both[label]["rollout", metric] for label in ("plain", "squashed")))
 
@@ -161,7 +161,7 @@ def test_units_follow_from_methods_and_metrics_and_not_from_their_order(plug_ins
     shap = ids("baseline", (spelled,))
     assert ids("parameter", ("mine(power=2)", "rollout")) != first
     assert ids("metric", metrics=("gini",)) != first
-    assert ids("value", value="prob") != first
+    assert ids("value", output="prob") != first
     for name, old, new in (
         ("helpers", "* 1", "* -1"),
         ("mine", "mean(dim=1)", "sum(dim=1)"),
@@ -231,7 +231,7 @@ source = "world"
 split = "test"
 images = 2
 
-[judge]
+[evaluation]
 metrics = ["deletion(steps=2)"]
 
 [methods]

@@ -22,7 +22,7 @@ METHOD = "ixg"
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
@@ -51,23 +51,23 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def explained(view: vt.VisionModel, source: Any) -> Any:
-    return vt.explain(view, source, METHOD, 2)
+def explained(model: vt.VisionModel, source: Any) -> Any:
+    return vt.explain(model, source, METHOD, 2)
 
 
-def tensor_of(view: vt.VisionModel, seed: int) -> torch.Tensor:
-    return view.preprocess.tensor(view.preprocess.see(photograph(seed))[0])
+def tensor_of(model: vt.VisionModel, seed: int) -> torch.Tensor:
+    return model.preprocess.tensor(model.preprocess.see(photograph(seed))[0])
 
 
-def by_method(view: vt.VisionModel, tensor: torch.Tensor) -> torch.Tensor:
-    return vt.get_method(METHOD).attribute(view, tensor[None], 2)[0]
+def by_method(model: vt.VisionModel, tensor: torch.Tensor) -> torch.Tensor:
+    return vt.get_method(METHOD).attribute(model, tensor[None], 2)[0]
 
 
 # -- one picture, many forms ---------------------------------------------------------------------------
 
 
-def test_every_form_gives_the_same_explanation(view: vt.VisionModel, path: Path) -> None:
-    expected = by_method(view, tensor_of(view, 1))
+def test_every_form_gives_the_same_explanation(model: vt.VisionModel, path: Path) -> None:
+    expected = by_method(model, tensor_of(model, 1))
     forms: dict[str, Any] = {
         "path": path,
         "str": str(path),
@@ -75,33 +75,33 @@ def test_every_form_gives_the_same_explanation(view: vt.VisionModel, path: Path)
         "bytes": pixels(1),
         "float64": pixels(1) / 255,
         "float32": (pixels(1) / 255).astype(np.float32),
-        "tensor": tensor_of(view, 1),
+        "tensor": tensor_of(model, 1),
     }
     for name, form in forms.items():
-        found = explained(view, form)
+        found = explained(model, form)
         assert isinstance(found, vt.Explanation), name
         torch.testing.assert_close(found.map, expected, rtol=0, atol=1e-6, msg=name)
-        assert found.image.tobytes() == view.preprocess.see(photograph(1))[0].tobytes(), name
+        assert found.image.tobytes() == model.preprocess.see(photograph(1))[0].tobytes(), name
 
 
-def test_where_a_picture_comes_from(view: vt.VisionModel, path: Path) -> None:
-    box = view.preprocess.see(photograph(1))[1]
-    (read,) = pictures(path, view)
-    assert (read.name, read.path, read.box, read.photo) == ("one.png", path, box, None)
-    (held,) = pictures(photograph(1), view)
+def test_where_a_picture_comes_from(model: vt.VisionModel, path: Path) -> None:
+    box = model.preprocess.see(photograph(1))[1]
+    (read,) = pictures(path, model)
+    assert (read.name, read.path, read.box, read.original) == ("one.png", path, box, None)
+    (held,) = pictures(photograph(1), model)
     assert (held.name, held.path, held.box) == ("image", None, box)
-    assert held.photo is not None
-    assert held.photo.tobytes() == photograph(1).tobytes()
-    (bare,) = pictures(tensor_of(view, 1), view)
-    assert (bare.name, bare.path, bare.box, bare.photo) == ("input-0", None, None, None)
+    assert held.original is not None
+    assert held.original.tobytes() == photograph(1).tobytes()
+    (bare,) = pictures(tensor_of(model, 1), model)
+    assert (bare.name, bare.path, bare.box, bare.original) == ("input-0", None, None, None)
 
 
 # -- many pictures -------------------------------------------------------------------------------------
 
 
-def test_forms_of_many(view: vt.VisionModel, folder: Path) -> None:
-    stacked = torch.stack([tensor_of(view, seed) for seed in (1, 2, 3)])
-    expected = [by_method(view, tensor) for tensor in stacked]
+def test_forms_of_many(model: vt.VisionModel, folder: Path) -> None:
+    stacked = torch.stack([tensor_of(model, seed) for seed in (1, 2, 3)])
+    expected = [by_method(model, tensor) for tensor in stacked]
     forms: dict[str, Callable[[], Any]] = {
         "folder": lambda: folder,
         "folder as str": lambda: str(folder),
@@ -118,63 +118,63 @@ def test_forms_of_many(view: vt.VisionModel, folder: Path) -> None:
     }
     for name, form in forms.items():
         for batch_size in (None, 2):
-            found = vt.explain(view, form(), METHOD, 2, batch_size=batch_size)
+            found = vt.explain(model, form(), METHOD, 2, batch_size=batch_size)
             assert isinstance(found, list), name
             assert len(found) == 3, name
             for each, map in zip(found, expected, strict=True):
                 torch.testing.assert_close(each.map, map, rtol=0, atol=1e-5, msg=name)
 
 
-def test_no_tensor_of_an_inner_list_is_lost(view: vt.VisionModel) -> None:
+def test_no_tensor_of_an_inner_list_is_lost(model: vt.VisionModel) -> None:
     """A loader's batch with labels is also a list that starts with a tensor; here every tensor is a picture."""
-    inner = [tensor_of(view, 1), tensor_of(view, 2)]
-    assert len(explained(view, [inner])) == 2
+    inner = [tensor_of(model, 1), tensor_of(model, 2)]
+    assert len(explained(model, [inner])) == 2
 
 
 @pytest.mark.parametrize("form", ["list", "folder", "array", "tensor"])
-def test_one_of_many_is_still_many(view: vt.VisionModel, path: Path, form: str) -> None:
-    sources = {"list": [path], "folder": path.parent, "array": pixels(1)[None], "tensor": tensor_of(view, 1)[None]}
-    found = explained(view, sources[form])
+def test_one_of_many_is_still_many(model: vt.VisionModel, path: Path, form: str) -> None:
+    sources = {"list": [path], "folder": path.parent, "array": pixels(1)[None], "tensor": tensor_of(model, 1)[None]}
+    found = explained(model, sources[form])
     assert isinstance(found, list)
     assert len(found) == 1
 
 
-def test_a_folder_is_read_in_order(view: vt.VisionModel, folder: Path) -> None:
+def test_a_folder_is_read_in_order(model: vt.VisionModel, folder: Path) -> None:
     assert [file.name for file in image_files(folder)] == ["a.bmp", "b.PNG", "c.tiff"]
     assert image_files(str(folder / "b.PNG")) == [folder / "b.PNG"]
-    assert [each.name for each in explained(view, folder)] == ["a.bmp", "b.PNG", "c.tiff"]
+    assert [each.name for each in explained(model, folder)] == ["a.bmp", "b.PNG", "c.tiff"]
 
 
-def test_targets_go_with_their_pictures(view: vt.VisionModel, folder: Path) -> None:
-    found = vt.explain(view, folder, METHOD, [4, 0, 1], batch_size=2)
+def test_targets_go_with_their_pictures(model: vt.VisionModel, folder: Path) -> None:
+    found = vt.explain(model, folder, METHOD, [4, 0, 1], batch_size=2)
     assert [each.target for each in found] == [4, 0, 1]
     for each, seed in zip(found, (1, 2, 3), strict=True):
-        alone = vt.explain(view, photograph(seed), METHOD, each.target)
+        alone = vt.explain(model, photograph(seed), METHOD, each.target)
         torch.testing.assert_close(each.map, alone.map, rtol=0, atol=1e-5)
     with pytest.raises(TargetError, match="2 targets for 3 images"):
-        vt.explain(view, folder, METHOD, [4, 0])
+        vt.explain(model, folder, METHOD, [4, 0])
 
 
 @pytest.mark.parametrize("target", [np.int64(3), torch.tensor(3), np.array([3, 3]), torch.tensor([3, 3]), (3, "3")])
-def test_forms_of_a_target(view: vt.VisionModel, target: Any) -> None:
-    found = vt.explain(view, images(view.module, 2), METHOD, target, batch_size=1)
+def test_forms_of_a_target(model: vt.VisionModel, target: Any) -> None:
+    found = vt.explain(model, images(model.module, 2), METHOD, target, batch_size=1)
     assert [each.target for each in found] == [3, 3]
 
 
-def test_progress_counts_pictures(view: vt.VisionModel, folder: Path) -> None:
+def test_progress_counts_pictures(model: vt.VisionModel, folder: Path) -> None:
     told: list[tuple[float, int | None]] = []
-    vt.explain(view, folder, METHOD, batch_size=2, progress=lambda done, total: told.append((done, total)))
+    vt.explain(model, folder, METHOD, batch_size=2, progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (3, 3)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert (2, 3) in told
 
 
-def test_pictures_are_read_when_they_are_needed(view: vt.VisionModel) -> None:
+def test_pictures_are_read_when_they_are_needed(model: vt.VisionModel) -> None:
     def endless() -> Iterator[Image.Image]:
         yield photograph(1)
         raise ZeroDivisionError
 
-    found = vt.iter_explanations(view, endless(), METHOD, batch_size=1)
+    found = vt.iter_explanations(model, endless(), METHOD, batch_size=1)
     assert next(found).name == "image-0"
     with pytest.raises(ZeroDivisionError):
         next(found)
@@ -185,7 +185,7 @@ def test_pictures_are_read_when_they_are_needed(view: vt.VisionModel) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("opened", [True, False])
-def test_pictures_are_turned_upright(view: vt.VisionModel, tmp_path: Path, orientation: int, opened: bool) -> None:
+def test_pictures_are_turned_upright(model: vt.VisionModel, tmp_path: Path, orientation: int, opened: bool) -> None:
     """What each EXIF orientation means, from the standard: where the stored first row and column belong."""
     upright = pixels(1)
     stored = {
@@ -203,8 +203,8 @@ def test_pictures_are_turned_upright(view: vt.VisionModel, tmp_path: Path, orien
     place = tmp_path / "turned.png"
     Image.fromarray(np.ascontiguousarray(stored)).save(place, exif=exif)
     np.testing.assert_array_equal(np.asarray(open_photo(place)), upright)
-    expected = explained(view, upright)
-    found = explained(view, Image.open(place) if opened else place)
+    expected = explained(model, upright)
+    found = explained(model, Image.open(place) if opened else place)
     torch.testing.assert_close(found.map, expected.map)
 
 
@@ -235,12 +235,12 @@ def test_modes_of_files(tmp_path: Path, stored: Image.Image, suffix: str, tolera
     assert off.max() <= tolerance
 
 
-def test_forms_of_arrays(view: vt.VisionModel) -> None:
+def test_forms_of_arrays(model: vt.VisionModel) -> None:
     grey = pixels(1)[..., 0]
-    expected = explained(view, np.stack([grey] * 3, axis=-1)).map
+    expected = explained(model, np.stack([grey] * 3, axis=-1)).map
     opaque = np.concatenate([np.stack([grey] * 3, axis=-1), np.full((*grey.shape, 1), 255, np.uint8)], axis=-1)
     for array in (grey, grey[..., None], opaque, grey / 255):
-        torch.testing.assert_close(explained(view, array).map, expected)
+        torch.testing.assert_close(explained(model, array).map, expected)
 
 
 # -- refusals ------------------------------------------------------------------------------------------
@@ -269,26 +269,26 @@ def test_forms_of_arrays(view: vt.VisionModel) -> None:
         (Path("no/such/folder"), "no such file: no/such/folder"),
     ],
 )
-def test_no_picture(view: vt.VisionModel, source: Any, named: str) -> None:
+def test_no_picture(model: vt.VisionModel, source: Any, named: str) -> None:
     with pytest.raises(ImageError, match=named):
-        explained(view, source)
+        explained(model, source)
 
 
-def test_files_that_are_no_pictures(view: vt.VisionModel, path: Path) -> None:
+def test_files_that_are_no_pictures(model: vt.VisionModel, path: Path) -> None:
     text, broken = path.with_name("text.png"), path.with_name("broken.png")
     text.write_text("hello")
     broken.write_bytes(path.read_bytes()[:200])
     for file in (text, broken, [path, text]):
         with pytest.raises(ImageError) as caught:
-            explained(view, file)
+            explained(model, file)
         assert (file[1] if isinstance(file, list) else file).name in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
-def test_empty_folder(view: vt.VisionModel, folder: Path) -> None:
+def test_empty_folder(model: vt.VisionModel, folder: Path) -> None:
     shutil.rmtree(folder / "inner.png")
     for file in image_files(folder):
         file.unlink()
-    for use in (image_files, lambda place: explained(view, place)):
+    for use in (image_files, lambda place: explained(model, place)):
         with pytest.raises(ImageError, match=r"no images in the folder .*photos"):
             use(folder)

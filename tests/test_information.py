@@ -112,7 +112,7 @@ def slow(model: Any, image: Tensor, values: np.ndarray, softmax: bool, least: fl
 
 
 def found(model: Any, x: Tensor, maps: Any, name: str, **options: Any) -> np.ndarray:
-    return vt.evaluate(model, x, {"it": maps}, name, baselines=False, samples=20, **options)["it", name]
+    return vt.evaluate(model, x, {"it": maps}, name, controls=False, n_bootstrap=20, **options)["it", name]
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ def test_thresholds() -> None:
     assert len(THRESHOLDS) == 13
     assert sum(THRESHOLDS) == pytest.approx(2.26, abs=0.005)  # image areas
     metric = vt.get_metric("aic")
-    assert (metric.forwards(), metric.shared_forwards()) == (13, 2)
+    assert (metric.num_forwards(), metric.num_shared_forwards()) == (13, 2)
     assert metric.confidence == vt.get_metric("aic@var").confidence == 0.8
     assert vt.get_metric("aic@notebook").confidence == 0.5
 
 
 def test_exclusions_are_the_same_for_all_methods(model: Any, x: Tensor, maps: Tensor) -> None:
     hows = {"a": maps, "b": -maps, "flat": torch.ones(6, 4, 4)}
-    table = vt.evaluate(model, x, hows, ["aic", "sic", f"sic({ALL})"], baselines=False, samples=5)
+    table = vt.evaluate(model, x, hows, ["aic", "sic", f"sic({ALL})"], controls=False, n_bootstrap=5)
     for name in table.metrics:
         out = [np.isnan(table[how, name]) for how in hows]
         assert (out[0] == out[1]).all()
@@ -257,7 +257,7 @@ def test_median_in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_score_of_all_images(model: Any, x: Tensor, maps: Tensor) -> None:
     """The area of the median curve, or of the mean curve, which is the mean of the areas."""
     names = [f"sic({ALL})", f"sic({ALL}, average=mean)", "aic", "aic(average=median)"]
-    table = vt.evaluate(model, x, {"it": maps}, names, baselines=False, samples=50)
+    table = vt.evaluate(model, x, {"it": maps}, names, controls=False, n_bootstrap=50)
     lines = table.curve("it", names[0])
     there = lines.y[~np.isnan(lines.y).any(axis=1)]
     assert table.mean("it", names[0]) == pytest.approx(trapezoid(np.median(there, axis=0), lines.x))

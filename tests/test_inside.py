@@ -145,14 +145,14 @@ def made(name: str) -> nn.Module:
 @pytest.mark.parametrize("name", list(MODELS))
 def test_it_is_equal_and_explained(name: str) -> None:
     model = made(name)
-    view = vt.wrap(model)
-    x = images(view, 2)
+    vision_model = vt.wrap(model)
+    x = images(vision_model, 2)
     with torch.no_grad():
         expected = model(x)
-    assert torch.equal(view.logits(x), expected)
-    assert view.num_classes == expected.shape[1]
+    assert torch.equal(vision_model.logits(x), expected)
+    assert vision_model.num_classes == expected.shape[1]
     for method in METHODS:
-        assert torch.isfinite(vt.get_method(method).attribute(view, x, target=1)).all(), method
+        assert torch.isfinite(vt.get_method(method).attribute(vision_model, x, target=1)).all(), method
     assert vt.explain(model, x[:1])[0].prediction.target == int(expected[0].argmax())
     diagnosis = vt.diagnose(model)
     assert diagnosis.healthy, [check for check in diagnosis.checks if check.verdict == "failed"]
@@ -176,13 +176,15 @@ def test_inside_every_family(family: str) -> None:
             return self.out(getattr(found, "logits", found))
 
     model = Around().eval()
-    view = vt.wrap(model)
-    x = images(view, 2)
+    vision_model = vt.wrap(model)
+    x = images(vision_model, 2)
     with torch.no_grad():
-        assert torch.allclose(view.logits(x), model(x), rtol=1e-5, atol=1e-6)
-    assert view.pooling.kind == vt.wrap(inner).pooling.kind
-    assert torch.isfinite(vt.get_method(vt.recommended_method("quick", view)).attribute(view, x, target=1)).all()
-    assert view.name.startswith("Around around ")
+        assert torch.allclose(vision_model.logits(x), model(x), rtol=1e-5, atol=1e-6)
+    assert vision_model.pooling.kind == vt.wrap(inner).pooling.kind
+    assert torch.isfinite(
+        vt.get_method(vt.recommended_method("quick", vision_model)).attribute(vision_model, x, target=1)
+    ).all()
+    assert vision_model.name.startswith("Around around ")
 
 
 @pytest.mark.parametrize("method", [*METHODS, "attention_flow", "refine(ixg, masks=8)", "fullgrad_plus", "alti"])
@@ -214,25 +216,25 @@ def test_hugging_face_heads_and_towers() -> None:
 
     model.classifier = nn.Sequential(nn.Dropout(0.1), nn.Linear(width, 4))
     for each in (model.eval(), Tower().eval()):
-        view = vt.wrap(each)
-        x = images(view, 2)
+        vision_model = vt.wrap(each)
+        x = images(vision_model, 2)
         with torch.no_grad():
             found = each(x)
-        assert torch.equal(view.logits(x), getattr(found, "logits", found))
-        assert torch.isfinite(vt.get_method("generic").attribute(view, x, target=1)).all()
+        assert torch.equal(vision_model.logits(x), getattr(found, "logits", found))
+        assert torch.isfinite(vt.get_method("generic").attribute(vision_model, x, target=1)).all()
 
 
 def test_one_of_several_outputs() -> None:
     model = Tasks(bare(), WIDTH).eval()
     with pytest.raises(vt.VitreousError, match=r"these outputs of logits: 'kind', 'age'; choose one with output="):
         vt.wrap(model)
-    view = vt.wrap(model, output="age")
-    x = images(view, 2)
+    vision_model = vt.wrap(model, output_key="age")
+    x = images(vision_model, 2)
     with torch.no_grad():
-        assert torch.equal(view.logits(x), model(x)["age"])
-    assert view.fingerprint != vt.wrap(model, output="kind").fingerprint
+        assert torch.equal(vision_model.logits(x), model(x)["age"])
+    assert vision_model.fingerprint != vt.wrap(model, output_key="kind").fingerprint
     with pytest.raises(vt.VitreousError, match="none called 'sex'"):
-        vt.wrap(model, output="sex")
+        vt.wrap(model, output_key="sex")
 
 
 def test_several_transformers_inside() -> None:
@@ -247,13 +249,13 @@ def test_several_transformers_inside() -> None:
     model = Two().eval()
     with pytest.raises(vt.VitreousError, match=r"several models inside: left .*, right .*inside='left'"):
         vt.wrap(model)
-    view = vt.wrap(model, inside="left")
-    x = images(view, 2)
-    assert torch.equal(view.logits(x), vt.wrap(model.left).logits(x))
+    vision_model = vt.wrap(model, backbone="left")
+    x = images(vision_model, 2)
+    assert torch.equal(vision_model.logits(x), vt.wrap(model.left).logits(x))
     with pytest.raises(vt.VitreousError, match="its forward runs 0 blocks, right has 3"):
-        vt.wrap(model, inside="right")
+        vt.wrap(model, backbone="right")
     with pytest.raises(vt.VitreousError, match="no known model at 'middle'; found: left, right"):
-        vt.wrap(model, inside="middle")
+        vt.wrap(model, backbone="middle")
 
 
 def test_none_inside() -> None:
@@ -296,10 +298,10 @@ def test_what_would_not_be_equal_is_refused() -> None:
 def test_nothing_is_left_on_the_users_model() -> None:
     model = made("backbone")
     before = [(name, sorted(vars(module))) for name, module in model.named_modules()]
-    view = vt.wrap(model)
-    x = images(view, 2)
-    view.embed(x), view.forward_head(torch.randn(2, 17, WIDTH))
-    vt.get_method("generic").attribute(view, x)
+    vision_model = vt.wrap(model)
+    x = images(vision_model, 2)
+    vision_model.embed(x), vision_model.forward_head(torch.randn(2, 17, WIDTH))
+    vt.get_method("generic").attribute(vision_model, x)
     assert [(name, sorted(vars(module))) for name, module in model.named_modules()] == before
     assert not any(module._forward_hooks for module in model.modules())
 

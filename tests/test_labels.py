@@ -106,24 +106,24 @@ def test_short_label(label: str, short: str) -> None:
 
 
 def test_a_view_speaks_its_labels() -> None:
-    view = vt.wrap(FAMILIES["vit"](), labels=LABELS)
-    assert view.class_index("tabby") == 0
-    assert view.class_index(4) == 4
-    assert view.label(0) == "tabby"
+    model = vt.wrap(FAMILIES["vit"](), class_names=LABELS)
+    assert model.class_index("tabby") == 0
+    assert model.class_index(4) == 4
+    assert model.label(0) == "tabby"
     with pytest.raises(TargetError, match=r"5 is outside 0\.\.4"):
-        view.class_index(5)
+        model.class_index(5)
 
 
 @pytest.mark.parametrize("count", [4, 6])
 def test_labels_are_as_many_as_classes(count: int) -> None:
     """One too many is as wrong as one too few: each name may stand one class off."""
     with pytest.raises(ModelError, match=f"has 5 classes but {count} labels were given"):
-        vt.wrap(FAMILIES["vit"](), labels=[*LABELS, "unicorn"][:count])
+        vt.wrap(FAMILIES["vit"](), class_names=[*LABELS, "unicorn"][:count])
 
 
 def test_targets_by_label_and_by_index_are_one() -> None:
-    view = vt.wrap(FAMILIES["vit"](), labels=LABELS)
-    image = images(view.module, 1)[0]
-    named, numbered = vt.explain(view, image, "ixg", "egyptian cat"), vt.explain(view, image, "ixg", 3)
+    model = vt.wrap(FAMILIES["vit"](), class_names=LABELS)
+    image = images(model.module, 1)[0]
+    named, numbered = vt.explain(model, image, "ixg", "egyptian cat"), vt.explain(model, image, "ixg", 3)
     assert named.map.equal(numbered.map)
     assert (named.target, named.label) == (3, "Egyptian cat")

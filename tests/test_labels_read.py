@@ -53,24 +53,24 @@ def test_text_files(tmp_path: Path, end: str) -> None:
     "name", ["vit", "swin", "tv_vit", "tv_swin"] + [n for n in ("hf_vit", "hf_swin") if n in EVERY]
 )
 def test_views_of_every_library_take_them(name: str) -> None:
-    view = vt.wrap(EVERY[name](), labels=FORMS["by name"])
-    assert view.class_names == NAMES
+    model = vt.wrap(EVERY[name](), class_names=FORMS["by name"])
+    assert model.class_names == NAMES
     for count in (4, 6):
         with pytest.raises(ModelError, match=f"5 classes but {count} labels"):
-            vt.wrap(EVERY[name](), labels=[*NAMES, "one more"][:count])
+            vt.wrap(EVERY[name](), class_names=[*NAMES, "one more"][:count])
 
 
 def test_load_takes_a_file(tmp_path: Path) -> None:
     (tmp_path / "names.json").write_text(json.dumps(FORMS["by name"]))
     options = {"img_size": 32, "depth": 1, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
-    view = vt.load("timm/vit_tiny_patch16_224", pretrained=False, labels=tmp_path / "names.json", **options)
-    assert view.class_index("bird") == 2
+    model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, class_names=tmp_path / "names.json", **options)
+    assert model.class_index("bird") == 2
 
 
 def test_a_head_of_one_logit_has_two_names() -> None:
     from families import _build
 
-    assert vt.wrap(_build(num_classes=1), labels=["no", "yes"]).class_index("yes") == 1
+    assert vt.wrap(_build(num_classes=1), class_names=["no", "yes"]).class_index("yes") == 1
 
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_what_is_wrong_is_one_clear_line(case: str) -> None:
     given, told = WRONG[case]
     with pytest.raises(ModelError) as caught:
-        vt.wrap(FAMILIES["vit"](), labels=given)
+        vt.wrap(FAMILIES["vit"](), class_names=given)
     assert str(caught.value) == told
 
 

@@ -20,39 +20,41 @@ from vitreous.registry.defaults import METHOD, STEPS, known_as, ladder
 
 @pytest.mark.parametrize("family", list(EVERY))
 def test_every_family_has_all_three_steps(family: str) -> None:
-    view = vt.wrap(EVERY[family]())
-    spelled = [vt.recommended_method(step, view) for step in STEPS]
+    model = vt.wrap(EVERY[family]())
+    spelled = [vt.recommended_method(step, model) for step in STEPS]
     assert len(set(spelled)) == 3
-    assert [vt.get_method(each).spelling for each in spelled] == spelled
+    assert [vt.get_method(each).spec for each in spelled] == spelled
     assert [known_as(each) for each in spelled] == list(STEPS)
-    costs = [vt.get_method(each).forwards(view) for each in spelled]
+    costs = [vt.get_method(each).num_forwards(model) for each in spelled]
     assert costs == sorted(costs)
     assert costs[1] <= 40
-    x = images(view, 2)
+    x = images(model, 2)
     for each in spelled[:2]:
-        found = vt.get_method(each).attribute(view, x, target=1)
+        found = vt.get_method(each).attribute(model, x, target=1)
         assert torch.isfinite(found).all()
-    names = {part.info.name for part in vt.get_method(spelled[2]).parts()}
-    assert ("refine" in names) is view.can_drop_tokens
-    if view.attention != "everywhere":
+    names = {part.info.name for part in vt.get_method(spelled[2]).components()}
+    assert ("refine" in names) is model.can_drop_tokens
+    if model.attention != "global":
         assert not names & {"grad_rollout", "attcat"}
 
 
 def test_without_a_model_the_steps_are_those_of_most() -> None:
-    view = vt.wrap(FAMILIES["vit"]())
-    assert [vt.recommended_method(step) for step in STEPS] == [vt.recommended_method(step, view) for step in STEPS]
+    model = vt.wrap(FAMILIES["vit"]())
+    assert [vt.recommended_method(step) for step in STEPS] == [vt.recommended_method(step, model) for step in STEPS]
     assert vt.recommended_method() == METHOD
 
 
 def test_the_best_step_runs() -> None:
     model = FAMILIES["vit"]()
-    view, x = vt.wrap(model), images(model, 2)
-    best = vt.recommended_method("best", view).replace("spread=0.3", "spread=0.3, masks=16")
-    found, extras = vt.get_method(best).attribute(view, x, target=1, extras=True)
-    assert found.shape == (2, *view.grid(x))
+    vision_model, x = vt.wrap(model), images(model, 2)
+    best = vt.recommended_method("best", vision_model).replace("spread=0.3", "spread=0.3, masks=16")
+    found, extras = vt.get_method(best).attribute(vision_model, x, target=1, extras=True)
+    assert found.shape == (2, *vision_model.grid(x))
     assert extras["ranks"].shape[1] == 2
     mean_rank = extras["ranks"].double().mean(dim=1).flatten(1)
-    careful = vt.get_method(vt.recommended_method("careful", view)).attribute(view, x, target=1).flatten(1)
+    careful = (
+        vt.get_method(vt.recommended_method("careful", vision_model)).attribute(vision_model, x, target=1).flatten(1)
+    )
     assert (found < 0).any()
     for map, rank, values in zip(found.flatten(1), mean_rank, careful, strict=True):
         pairs = sorted(zip(rank.tolist(), map.tolist(), strict=True))
@@ -84,8 +86,8 @@ def test_quick_takes_two_passes() -> None:
 
 
 def test_windows_get_their_own() -> None:
-    view = vt.wrap(EVERY["swin"]())
-    assert vt.explain(view, images(view, 1))[0].method == "logprob(plus(decompx, combine=scaled))"
+    model = vt.wrap(EVERY["swin"]())
+    assert vt.explain(model, images(model, 1))[0].method == "logprob(plus(decompx, combine=scaled))"
 
 
 def test_compare_adds_the_step() -> None:
@@ -115,15 +117,15 @@ def test_bad_steps(given: dict[str, str], said: str) -> None:
 
 
 def test_a_step_is_a_method_too() -> None:
-    assert [vt.get_method(step).spelling for step in STEPS] == [vt.recommended_method(step) for step in STEPS]
-    assert vt.get_method("consensus(quick, rollout)").spelling == f"consensus({METHOD}, rollout)"
+    assert [vt.get_method(step).spec for step in STEPS] == [vt.recommended_method(step) for step in STEPS]
+    assert vt.get_method("consensus(quick, rollout)").spec == f"consensus({METHOD}, rollout)"
 
 
 def test_half_precision_is_spelled_out() -> None:
     for step in STEPS[1:]:
         spelled = ladder(step, half=True)
-        assert vt.get_method(spelled).spelling == spelled
-        parts = vt.get_method(spelled).parts()
+        assert vt.get_method(spelled).spec == spelled
+        parts = vt.get_method(spelled).components()
         assert {part.info.name for part in parts if getattr(part, "half", False)} == (
             {"coiba"} if step == "careful" else {"coiba", "refine"}
         )
@@ -165,12 +167,12 @@ def witnessed(terms: Tensor, seen: Tensor, power: float) -> np.ndarray:
 @pytest.mark.parametrize("options", ["", ", power=2.0", ", start=1"])
 @pytest.mark.parametrize("family", ["vit", "registers", "gap", "hf_vit"])
 def test_a_witness_weighs_the_start_layers(family: str, options: str) -> None:
-    view = vt.wrap(EVERY[family]().double())
-    x = images(view, 2).double()
+    model = vt.wrap(EVERY[family]().double())
+    x = images(model, 2).double()
     how = vt.get_method(f"witness(decompx, generic{options})")
-    found, extras = how.attribute(view, x, target=1, extras=True)
-    _, told = vt.get_method(f"plus(decompx, start={how.start})").attribute(view, x, target=1, extras=True)
-    seen = vt.get_method("generic").attribute(view, x, target=1)
+    found, extras = how.attribute(model, x, target=1, extras=True)
+    _, told = vt.get_method(f"plus(decompx, start={how.start})").attribute(model, x, target=1, extras=True)
+    seen = vt.get_method("generic").attribute(model, x, target=1)
     for i in range(2):
         expected = witnessed(told["layers"][i], seen[i], how.power)
         if not expected.any():
@@ -191,9 +193,9 @@ def test_without_a_witness_all_layers_count_the_same() -> None:
 
 
 def test_a_witness_of_pixels_and_of_windows() -> None:
-    for family, spelling in (("vit", "witness(decompx, saliency)"), ("swin", "witness(decompx, gradcam)")):
-        view = vt.wrap(EVERY[family]())
-        assert torch.isfinite(vt.get_method(spelling).attribute(view, images(view, 2), 1)).all()
+    for family, spec in (("vit", "witness(decompx, saliency)"), ("swin", "witness(decompx, gradcam)")):
+        model = vt.wrap(EVERY[family]())
+        assert torch.isfinite(vt.get_method(spec).attribute(model, images(model, 2), 1)).all()
 
 
 def test_a_noisy_layer_is_left_out() -> None:
@@ -209,22 +211,22 @@ def test_a_noisy_layer_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelling", "said"),
+    ("spec", "said"),
     [
         ("witness(decompx)", "by"),
         ("witness(decompx, generic, power=0)", "power=0.0 must be above 0"),
         ("witness(decompx, generic, via=sideways)", "via"),
     ],
 )
-def test_a_witness_badly_called(spelling: str, said: str) -> None:
+def test_a_witness_badly_called(spec: str, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
-        vt.get_method(spelling)
+        vt.get_method(spec)
 
 
 def test_maps_scaled_by_their_mean_size() -> None:
     model = FAMILIES["vit"]().double()
     x = images(model, 2).double()
-    found = vt.get_method("consensus(ixg, decompx, how=scaled, weights='3,1')").attribute(model, x, 1)
+    found = vt.get_method("consensus(ixg, decompx, combine=scaled, weights='3,1')").attribute(model, x, 1)
     maps = [vt.get_method(each).attribute(model, x, 1) for each in ("ixg", "decompx")]
     scaled = [each / each.abs().mean(dim=(1, 2), keepdim=True) for each in maps]
     assert torch.allclose(found, 0.75 * scaled[0] + 0.25 * scaled[1], atol=1e-12)

@@ -12,23 +12,23 @@ from families_cnn import FAMILIES
 from vitreous.registry.defaults import STEPS, known_as
 
 
-def names(spelling: str) -> set[str]:
-    return {part.info.name for part in vt.get_method(spelling).parts()}
+def names(spec: str) -> set[str]:
+    return {part.info.name for part in vt.get_method(spec).components()}
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_every_family_has_all_three_steps(family: str) -> None:
-    view = vt.wrap(FAMILIES[family]())
-    quick, careful, best = (vt.recommended_method(step, view) for step in STEPS)
-    assert [vt.get_method(each).spelling for each in (quick, careful, best)] == [quick, careful, best]
+    model = vt.wrap(FAMILIES[family]())
+    quick, careful, best = (vt.recommended_method(step, model) for step in STEPS)
+    assert [vt.get_method(each).spec for each in (quick, careful, best)] == [quick, careful, best]
     assert [known_as(each) for each in (quick, careful, best)] == list(STEPS)
     assert names(quick) == {"consensus", "lrp", "logprob", "layercam", "input_x_gradient"}
     assert names(careful) == names(quick) | {"coiba"}
     assert names(best) == names(careful) | {"refine"}
-    x = images(view, 2)
-    found = vt.get_method(quick).attribute(view, x, target=1)
+    x = images(model, 2)
+    found = vt.get_method(quick).attribute(model, x, target=1)
     assert torch.isfinite(found).all()
-    assert found.shape[1:] == view.grid()
+    assert found.shape[1:] == model.grid()
 
 
 def test_a_plain_explain_is_quick() -> None:
@@ -38,11 +38,14 @@ def test_a_plain_explain_is_quick() -> None:
 
 
 def test_the_longer_steps_run() -> None:
-    view = vt.wrap(FAMILIES["resnet"]())
-    x = images(view, 1)
-    careful, best = (vt.recommended_method(step, view).replace("samples=3", "samples=2, steps=2") for step in STEPS[1:])
+    model = vt.wrap(FAMILIES["resnet"]())
+    x = images(model, 1)
+    careful, best = (
+        vt.recommended_method(step, model).replace("samples=3", "samples=2, steps=2") for step in STEPS[1:]
+    )
     maps = [
-        vt.get_method(each).attribute(view, x, target=1) for each in (careful, best.replace("doubt", "masks=32, doubt"))
+        vt.get_method(each).attribute(model, x, target=1)
+        for each in (careful, best.replace("doubt", "masks=32, doubt"))
     ]
     assert all(torch.isfinite(found).all() for found in maps)
     assert not torch.equal(*maps)
@@ -65,14 +68,14 @@ def sharp() -> nn.Module:
 def test_where_relevance_has_no_rule_the_steps_do_without() -> None:
     model = sharp()
     with pytest.warns(vt.VitreousWarning, match="how its pictures are prepared"):
-        view = vt.wrap(model, at="2")
+        vision_model = vt.wrap(model, layer="2")
     with pytest.raises(vt.VitreousError, match="hardswish"):
-        vt.get_method("lrp@epsilon_plus").attribute(view, torch.rand(1, 3, 16, 16))
-    spelled = [vt.recommended_method(step, view) for step in STEPS]
+        vt.get_method("lrp@epsilon_plus").attribute(vision_model, torch.rand(1, 3, 16, 16))
+    spelled = [vt.recommended_method(step, vision_model) for step in STEPS]
     assert [known_as(each) for each in spelled] == list(STEPS)
     assert all("lrp" not in names(each) for each in spelled)
     assert names(spelled[0]) == {"logprob", "consensus", "layercam", "integrated_gradients"}
-    assert torch.isfinite(vt.get_method(spelled[0]).attribute(view, torch.rand(2, 3, 16, 16))).all()
+    assert torch.isfinite(vt.get_method(spelled[0]).attribute(vision_model, torch.rand(2, 3, 16, 16))).all()
 
 
 def test_asking_leaves_the_network_alone() -> None:

@@ -25,11 +25,13 @@ SMALL: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads
 
 
 def test_load_options() -> None:
-    view = vt.load(NAME, pretrained=False, labels=list("abcde"), dtype="float64", **{**SMALL, "img_size": (32, 64)})
-    assert (view.name, view.grid(), view.num_classes, view.depth) == (NAME, (2, 4), 5, 2)
-    assert (view.preprocess.size, view.class_names) == ((32, 64), list("abcde"))
-    assert (view.dtype, view.device.type, view.module.training) == (torch.float64, "cpu", False)
-    assert view.class_index("d") == 3
+    model = vt.load(
+        NAME, pretrained=False, class_names=list("abcde"), dtype="float64", **{**SMALL, "img_size": (32, 64)}
+    )
+    assert (model.name, model.grid(), model.num_classes, model.depth) == (NAME, (2, 4), 5, 2)
+    assert (model.preprocess.size, model.class_names) == ((32, 64), list("abcde"))
+    assert (model.dtype, model.device.type, model.module.training) == (torch.float64, "cpu", False)
+    assert model.class_index("d") == 3
     assert vt.load(NAME, pretrained=False, device="auto", img_size=32).label(281) == "tabby"
     assert vt.load(f"{NAME}.augreg_in21k", pretrained=False, depth=1, img_size=32).num_classes == 21843
 
@@ -109,8 +111,8 @@ def test_third_party_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         assert "mine/tiny" in [info.name for info in vt.list_models()]
         assert NAME in [info.name for info in vt.list_models()]
-        view = vt.load("mine/tiny", depth=1)
-        assert (type(view.module), view.name, view.depth) == (Mine, "mine/tiny", 1)
+        model = vt.load("mine/tiny", depth=1)
+        assert (type(model.module), model.name, model.depth) == (Mine, "mine/tiny", 1)
         assert vt.wrap(Mine(**SMALL)).name == "mine/seen"  # before timm's own adapter, which would take it too
         assert vt.wrap(FAMILIES["vit"]()).family == "timm"
     finally:

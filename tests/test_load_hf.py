@@ -46,9 +46,9 @@ PROMPTS = ["a photo of a cat", "a photo of a sleeping dog", "bird"]
 def test_prompts_are_classes(make: str) -> None:
     """The logits are the model's own ``logits_per_image`` for these prompts."""
     model = build(f"{make}Model", f"{make}Config")
-    view: Any = vt.wrap(model, prompts=PROMPTS, tokenizer=tokenizer())
-    assert (view.class_names, view.num_classes) == (PROMPTS, 3)
-    assert view.class_index("a photo of a cat") == 0
+    vision_model: Any = vt.wrap(model, prompts=PROMPTS, tokenizer=tokenizer())
+    assert (vision_model.class_names, vision_model.num_classes) == (PROMPTS, 3)
+    assert vision_model.class_index("a photo of a cat") == 0
     padded: Any = True if make == "CLIP" else "max_length"
     words = tokenizer()(PROMPTS, padding=padded, max_length=None if padded is True else 16, return_tensors="pt")
     if make == "Siglip":
@@ -57,10 +57,10 @@ def test_prompts_are_classes(make: str) -> None:
         words = {key: words[key] for key in ("input_ids", "attention_mask")}
     with torch.no_grad():
         expected = model(**words, pixel_values=images(2)).logits_per_image
-    torch.testing.assert_close(view.logits(images(2)), expected, rtol=0, atol=1e-6)
-    assert vt.get_method("generic").attribute(view, images(2), target="bird").shape == (2, 4, 4)
-    double = view.module.double()
-    assert view.logits(images(2)).dtype == torch.float64
+    torch.testing.assert_close(vision_model.logits(images(2)), expected, rtol=0, atol=1e-6)
+    assert vt.get_method("generic").attribute(vision_model, images(2), target="bird").shape == (2, 4, 4)
+    double = vision_model.module.double()
+    assert vision_model.logits(images(2)).dtype == torch.float64
     double.float()
 
 
@@ -100,14 +100,14 @@ def processor(kind: Any, **settings: Any) -> Any:
 
 def test_a_saved_model_comes_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = FAMILIES["hf_vit"]()
-    view = vt.load(f"hf/{folder}")
-    assert view.class_names == LABELS
-    how = view.preprocess
+    vision_model = vt.load(f"hf/{folder}")
+    assert vision_model.class_names == LABELS
+    how = vision_model.preprocess
     assert (how.size, how.mean, how.std) == ((32, 32), (0.5,) * 3, (0.5,) * 3)
     assert (how.interpolation, how.crop, how.mode) == ("bilinear", 1.0, "squash")
     same_pixels(how, hf.AutoImageProcessor.from_pretrained(folder))
-    torch.testing.assert_close(view.logits(images(2)), vt.wrap(model).logits(images(2)))
-    assert not view.module.training
+    torch.testing.assert_close(vision_model.logits(images(2)), vt.wrap(model).logits(images(2)))
+    assert not vision_model.module.training
     monkeypatch.chdir(folder.parent)
     assert vt.load("hf/./vit", dtype="float64").dtype == torch.float64
     assert vt.load("hf/./vit", attn_implementation="eager").module.config._attn_implementation == "eager"
@@ -115,7 +115,7 @@ def test_a_saved_model_comes_back(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_load_options(folder: Path) -> None:
     name = f"hf/{folder}"
-    assert vt.load(name, num_classes=3, labels=list("abc")).class_names == list("abc")
+    assert vt.load(name, num_classes=3, class_names=list("abc")).class_names == list("abc")
     larger = vt.load(name, img_size=48)
     assert (larger.preprocess.size, larger.grid()) == ((48, 48), (6, 6))
     same_pixels(larger.preprocess, hf.AutoImageProcessor.from_pretrained(folder, size={"height": 48, "width": 48}))
@@ -136,12 +136,16 @@ def test_a_prompted_model_comes_back(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     settings = {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}}
     processor(hf.CLIPImageProcessor, **settings).save_pretrained(tmp_path)
-    view = vt.load(f"hf/{tmp_path}", prompts=PROMPTS)
+    vision_model = vt.load(f"hf/{tmp_path}", prompts=PROMPTS)
     expected = vt.wrap(model, prompts=PROMPTS, tokenizer=tokenizer())
-    torch.testing.assert_close(view.logits(images(1)), expected.logits(images(1)))
-    assert (view.class_names, view.preprocess.mode, view.preprocess.crop) == (PROMPTS, "center", 32 / 36)
-    assert vt.wrap(view.module, prompts=["cat"]).class_names == ["cat"]  # the tokenizer is remembered
-    assert vt.wrap(view.module, text_embeds=torch.ones(2, 20)).class_names is None
+    torch.testing.assert_close(vision_model.logits(images(1)), expected.logits(images(1)))
+    assert (vision_model.class_names, vision_model.preprocess.mode, vision_model.preprocess.crop) == (
+        PROMPTS,
+        "center",
+        32 / 36,
+    )
+    assert vt.wrap(vision_model.module, prompts=["cat"]).class_names == ["cat"]  # the tokenizer is remembered
+    assert vt.wrap(vision_model.module, text_embeds=torch.ones(2, 20)).class_names is None
     with pytest.raises(ModelError, match="no classes of its own"):
         vt.load(f"hf/{tmp_path}")
     with pytest.raises(ModelError, match="zero-shot model"):
@@ -154,8 +158,8 @@ def test_weights_without_a_head_are_loud(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="hold no classifier; give num_classes="):
         vt.load(f"hf/{tmp_path}")
     with pytest.warns(vt.VitreousWarning, match="no image processor was found"):
-        view = vt.load(f"hf/{tmp_path}", num_classes=4, img_size=48)
-    assert (view.num_classes, view.grid()) == (4, (6, 6))
+        vision_model = vt.load(f"hf/{tmp_path}", num_classes=4, img_size=48)
+    assert (vision_model.num_classes, vision_model.grid()) == (4, (6, 6))
 
 
 @pytest.mark.parametrize(

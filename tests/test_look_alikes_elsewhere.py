@@ -57,9 +57,9 @@ def test_hooks_in_other_families(family: str, hook: str) -> None:
                 for parameter in part.parameters(recurse=False):
                     parameter *= 1.5
         if hook == "scale" and ending.startswith("drop_path"):
-            for spelling in ("globenc", "alti", "vtranm"):
+            for spec in ("globenc", "alti", "vtranm"):
                 with pytest.raises(VitreousError, match=ending):
-                    vt.get_method(spelling).attribute(odd, images(odd, 1), target=1)
+                    vt.get_method(spec).attribute(odd, images(odd, 1), target=1)
             continue
         refused = expect_same_or_refused(odd, plain, must=("generic", "rollout", "decompx"))
         assert hook == "scale" or not refused, (path, refused)
@@ -98,13 +98,13 @@ def test_an_average_in_a_subclass_of_other_families(family: str) -> None:
     if family not in EVERY:
         pytest.skip("its library is not installed")
     odd = model(family)
-    view = vt.wrap(odd)
-    view.verify(images(view, 1))
-    before = view.pooling
+    vision_model = vt.wrap(odd)
+    vision_model.verify(images(vision_model, 1))
+    before = vision_model.pooling
     odd.__class__ = type("Mine", (type(odd),), {"__module__": __name__})
-    view.verify(images(view, 1))
-    assert view.pooling.kind == before.kind
-    assert "the class" in view.deviations[""]
+    vision_model.verify(images(vision_model, 1))
+    assert vision_model.pooling.kind == before.kind
+    assert "the class" in vision_model.deviations[""]
 
 
 @pytest.mark.parametrize("family", ["gap", "siglip", "swiglu", "clip"])

@@ -17,8 +17,8 @@ from vitreous.tracing import Context, Target
 MODEL, IMAGE = golden()
 
 
-def attribute(spelling: str) -> Tensor:
-    return vt.get_method(spelling).attribute(MODEL, IMAGE, target=2)[0]
+def attribute(spec: str) -> Tensor:
+    return vt.get_method(spec).attribute(MODEL, IMAGE, target=2)[0]
 
 
 # sum, max, arg max, entries 0, 50, 101, 195
@@ -37,10 +37,10 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("spelling", TABLE)
-def test_golden_walks(spelling: str) -> None:
-    total, largest, place, *entries = TABLE[spelling]
-    found = attribute(spelling).flatten()
+@pytest.mark.parametrize("spec", TABLE)
+def test_golden_walks(spec: str) -> None:
+    total, largest, place, *entries = TABLE[spec]
+    found = attribute(spec).flatten()
     assert found.sum().item() == pytest.approx(total, rel=3e-9)
     assert found.max().item() == pytest.approx(largest, rel=3e-9)
     assert found.argmax().item() == place
@@ -87,11 +87,11 @@ GRADIENTS = {
 }
 
 
-@pytest.mark.parametrize("spelling", GRADIENTS)
-def test_golden_gradients(spelling: str) -> None:
+@pytest.mark.parametrize("spec", GRADIENTS)
+def test_golden_gradients(spec: str) -> None:
     """The sheet's activation quotients have 1e-10 in their denominators; ours have none."""
-    total, *entries, all_pixels, one_pixel = GRADIENTS[spelling]
-    method: Any = vt.get_method(spelling)
+    total, *entries, all_pixels, one_pixel = GRADIENTS[spec]
+    method: Any = vt.get_method(spec)
     found = method.attribute(MODEL, IMAGE, target=2)[0].flatten()
     assert found.sum().item() == pytest.approx(total, rel=2e-9)
     assert found[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=1e-7)
@@ -115,7 +115,7 @@ def test_golden_gradients(spelling: str) -> None:
     ],
 )
 def test_presets_and_rules_differ(one: str, other: str) -> None:
-    orders = [attribute(spelling).flatten().argsort() for spelling in (one, other)]
+    orders = [attribute(spec).flatten().argsort() for spec in (one, other)]
     assert (orders[0] != orders[1]).double().mean() > 0.5
 
 
@@ -216,8 +216,8 @@ def test_transatt_module_by_module(family: str, start: int) -> None:
 
 def test_relevance_passes_do_not_mix_with_gradients() -> None:
     """All of the family beside gradient methods in one session, and each alone."""
-    view = vt.wrap(FAMILIES["vit"]())
-    x = images(view, 2)
+    model = vt.wrap(FAMILIES["vit"]())
+    x = images(model, 2)
     names = [
         "generic",
         "transatt",
@@ -231,19 +231,19 @@ def test_relevance_passes_do_not_mix_with_gradients() -> None:
         "ixg",
     ]
     methods = [vt.get_method(name) for name in names]
-    together = compute_attributions(Context(view, x, Target.of(view, 2, 1)), methods)
+    together = compute_attributions(Context(model, x, Target.of(model, 2, 1)), methods)
     for method, found in zip(methods, together, strict=True):
-        alone = method.attribute(view, x, target=1)
+        alone = method.attribute(model, x, target=1)
         torch.testing.assert_close(found.map, alone, rtol=1e-5, atol=1e-6 * alone.abs().max().item())
 
 
 def test_relevance_takes_more_room_and_goes_in_smaller_parts() -> None:
     """Float64, and what rules divide by: a fifth as many images at once as for gradients."""
-    view = vt.wrap(FAMILIES["vit"]())
+    model = vt.wrap(FAMILIES["vit"]())
     for name, at_once in (("generic", [10]), ("lrp", [2] * 5), ("full_lrp", [2] * 5), ("transatt", [2] * 10)):
         ran: list[int] = []
-        session = Context(view, images(view, 10), Target.of(view, 10, 1), batch=10, tick=ran.append)
-        compute_attributions(session, [vt.get_method(name)])
+        context = Context(model, images(model, 10), Target.of(model, 10, 1), batch=10, on_progress=ran.append)
+        compute_attributions(context, [vt.get_method(name)])
         assert ran == at_once, name
 
 
@@ -253,10 +253,10 @@ def test_relevance_takes_more_room_and_goes_in_smaller_parts() -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_what_runs_in_double_precision_is_not_lent_to_others(other: str, first: bool) -> None:
     """A pass without a backward rides along with others, but not with a walk: its tokens are in float64."""
-    view = vt.wrap(FAMILIES["vit"]())
-    x = images(view, 2)
+    model = vt.wrap(FAMILIES["vit"]())
+    x = images(model, 2)
     names = ["lrp", other] if first else [other, "lrp"]
-    together = compute_attributions(Context(view, x, Target.of(view, 2, 1)), [vt.get_method(name) for name in names])
+    together = compute_attributions(Context(model, x, Target.of(model, 2, 1)), [vt.get_method(name) for name in names])
     for name, found in zip(names, together, strict=True):
         assert found.map.dtype == torch.float32
-        assert torch.equal(found.map, vt.get_method(name).attribute(view, x, target=1))
+        assert torch.equal(found.map, vt.get_method(name).attribute(model, x, target=1))

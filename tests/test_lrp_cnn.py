@@ -87,7 +87,7 @@ def slow_sequential(model: Any, x: Tensor, target: int, composite: str) -> Tenso
 @pytest.mark.parametrize("composite", RULES)
 def test_a_sequence_of_layers(composite: str) -> None:
     model, x = sequential(), noise()
-    found = vt.get_method(f"lrp@{composite}").attribute(vt.wrap(model, at="4"), x, target=1)
+    found = vt.get_method(f"lrp@{composite}").attribute(vt.wrap(model, layer="4"), x, target=1)
     for image, arrived in zip(x, found, strict=True):
         torch.testing.assert_close(arrived, slow_sequential(model, image, 1, composite), rtol=1e-8, atol=1e-11)
 
@@ -115,7 +115,7 @@ def test_a_residual_block(composite: str, target: int, above: bool) -> None:
     """Two batch norms are folded, one of them beside the shortcut; the sum is shared out by value."""
     model, x = Residual.made(), noise()
     assert bool((model(x)[:, target] > 0).all()) == above
-    found = vt.get_method(f"lrp@{composite}").attribute(vt.wrap(model, at="stem"), x, target=target)
+    found = vt.get_method(f"lrp@{composite}").attribute(vt.wrap(model, layer="stem"), x, target=target)
     for image, arrived in zip(x, found, strict=True):
         torch.testing.assert_close(arrived, slow_residual(model, image, target, composite), rtol=1e-8, atol=1e-11)
 
@@ -128,7 +128,7 @@ def test_a_batch_norm_that_follows_no_layer(rule: str, keeps: bool) -> None:
     model.image_size = (8, 8)  # type: ignore[assignment]
     x, layer = noise(count=1), dense(model[4], (256,))
     found = vt.get_method(f'lrp(rules="epsilon_plus, batchnorm={rule}", at=pixels)').attribute(
-        vt.wrap(model, at="0"), x, target=0
+        vt.wrap(model, layer="0"), x, target=0
     )
     stem, norm = dense(model[0], (3, 8, 8)), dense(model[2], (4, 8, 8))
     a = (stem[0] @ x.flatten() + stem[1]).clamp(min=0)
@@ -199,11 +199,11 @@ def test_only_outputs_without_a_sign_lose_relevance(
 @pytest.mark.parametrize("family", ["vgg", "tv_vgg", "densenet", "tv_densenet"])
 def test_the_same_relevance_passes_every_block(family: str) -> None:
     model = without_biases(FAMILIES[family]().double())
-    view = vt.wrap(model)
-    x = images(view, 1)
-    for layer in range(view.depth):
-        found = vt.get_method(f"lrp(layer={layer})").attribute(view, x, target=1)
-        assert found.shape[1:] == view.grid(layer=layer)
+    vision_model = vt.wrap(model)
+    x = images(vision_model, 1)
+    for layer in range(vision_model.depth):
+        found = vt.get_method(f"lrp(layer={layer})").attribute(vision_model, x, target=1)
+        assert found.shape[1:] == vision_model.grid(layer=layer)
         torch.testing.assert_close(found.sum(), model(x)[0, 1].detach(), rtol=1e-4, atol=0)
 
 
@@ -249,7 +249,7 @@ def test_only_the_first_layer_is_the_first() -> None:
     model = sequential()
     x = noise(count=1)
     for at in ("0", "4"):  # the split of the view does not matter
-        found = vt.get_method("lrp@epsilon_plus_flat").attribute(vt.wrap(model, at=at), x, target=1)[0]
+        found = vt.get_method("lrp@epsilon_plus_flat").attribute(vt.wrap(model, layer=at), x, target=1)[0]
         torch.testing.assert_close(found, slow_sequential(model, x[0], 1, "epsilon_plus_flat"), rtol=1e-8, atol=1e-11)
 
 
@@ -269,21 +269,21 @@ class Odd(nn.Module):
     [(nn.Hardswish(), "hardswish"), (nn.GroupNorm(2, 4), "group_norm"), (nn.LPPool2d(2, 2), ""), (nn.Tanh(), "tanh")],
 )
 def test_what_has_no_rule_is_named(odd: nn.Module, name: str) -> None:
-    view = vt.wrap(_build(Odd, odd), at="stem")
+    model = vt.wrap(_build(Odd, odd), layer="stem")
     with pytest.raises(TracingError, match=f"no rule says how relevance passes {name}"):
-        vt.get_method("lrp(at=pixels)").attribute(view, images(view, 1), target=1)
+        vt.get_method("lrp(at=pixels)").attribute(model, images(model, 1), target=1)
 
 
 def test_a_batch_norm_without_statistics_is_refused() -> None:
-    view = vt.wrap(_build(Odd, nn.BatchNorm2d(4, track_running_stats=False)), at="stem")
+    model = vt.wrap(_build(Odd, nn.BatchNorm2d(4, track_running_stats=False)), layer="stem")
     with pytest.raises(TracingError, match="takes the statistics of the batch"):
-        vt.get_method("lrp(at=pixels)").attribute(view, images(view, 2), target=1)
+        vt.get_method("lrp(at=pixels)").attribute(model, images(model, 2), target=1)
 
 
 def test_functions_in_place() -> None:
     """Rectified in place by functions, a residual sum, a mean by hand: nothing is changed under the walk's feet."""
     model = without_biases(_build(Plain).double())
-    view = vt.wrap(model, at="body")
-    x = images(view, 2)
-    found = vt.get_method("lrp@epsilon_plus").attribute(view, x, target=1)
+    vision_model = vt.wrap(model, layer="body")
+    x = images(vision_model, 2)
+    found = vt.get_method("lrp@epsilon_plus").attribute(vision_model, x, target=1)
     torch.testing.assert_close(found.sum(dim=(1, 2)), model(x)[:, 1].detach(), rtol=1e-4, atol=0)

@@ -308,28 +308,28 @@ def without_biases(model: Any) -> Any:
 def test_what_is_sent_arrives_where_biases_are_zero(text: str) -> None:
     """The logit; every token of every block's input together. Half of what uniform attention sends may reach keys."""
     model = without_biases(FAMILIES["gap"]().double())
-    view = vt.wrap(model)
-    keep = Record("input", whole, (0, 1, 2), grad=True)
-    x = images(view, 2)
-    live = Context(view, x, Target.of(view, 2, 1))
-    for arrived in live.trace(Pass((keep,), composed(text)))[keep]:
-        torch.testing.assert_close(arrived.sum(dim=(1, 2)), view.logits(x)[:, 1], rtol=2e-2, atol=0)
+    vision_model = vt.wrap(model)
+    keep = Record("resid_pre", whole, (0, 1, 2), grad=True)
+    x = images(vision_model, 2)
+    live = Context(vision_model, x, Target.of(vision_model, 2, 1))
+    for arrived in live.run_pass(Pass((keep,), composed(text)))[keep]:
+        torch.testing.assert_close(arrived.sum(dim=(1, 2)), vision_model.logits(x)[:, 1], rtol=2e-2, atol=0)
 
 
 @pytest.mark.parametrize("family", ["vit", "clip", "swiglu", "siglip", "eva02", "swin", "hf_vit_eager", "tv_vit"])
 def test_walks_are_in_float64_and_answers_the_models_own(family: str) -> None:
     """A float32 model gives the relevance of its float64 self; its logits are those of a plain pass."""
     model = EVERY[family]()
-    view = vt.wrap(model)
-    keep = Record("input", whole, (0,), grad=True)
-    x = images(view, 2)
+    vision_model = vt.wrap(model)
+    keep = Record("resid_pre", whole, (0,), grad=True)
+    x = images(vision_model, 2)
     for table in (OURS, ORIGINAL, composed("")):
         model.float()
-        single = Context(view, x, Target.of(view, 2, 1)).trace(Pass((keep,), table))
+        single = Context(vision_model, x, Target.of(vision_model, 2, 1)).run_pass(Pass((keep,), table))
         assert single[keep][0].dtype == torch.float64
-        torch.testing.assert_close(single.logits, view.logits(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(single.logits, vision_model.logits(x), rtol=1e-4, atol=1e-5)
         model.double()
-        double = Context(view, x.double(), Target.of(view, 2, 1)).trace(Pass((keep,), table))
+        double = Context(vision_model, x.double(), Target.of(vision_model, 2, 1)).run_pass(Pass((keep,), table))
         assert torch.equal(single[keep][0], double[keep][0])
 
 
@@ -338,7 +338,7 @@ def test_every_word_of_the_vocabulary_makes_a_table() -> None:
         tables = {word: composed(f"{place}={word}") for word in words}
         assert len(set(tables.values())) == len(words)
         assert composed("") == composed(f"{place}={DEFAULTS[place]}")
-        assert all(isinstance(each, Composite) and each.currency == "relevance" for each in tables.values())
+        assert all(isinstance(each, Composite) and each.propagates == "relevance" for each in tables.values())
     assert composed("linear=gamma:0.1,patch=flat") == composed(" patch = flat , linear = gamma:0.1")
     assert composed("linear=epsilon:0.1") != composed("linear=epsilon:0.2")
 

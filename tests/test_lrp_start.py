@@ -25,17 +25,17 @@ SOME = ["vit", "gap", "swin", "siglip", "hf_vit", "tv_vgg", "tv_resnet"]
 
 def double(family: str) -> tuple[vt.VisionModel, Tensor, Tensor]:
     """Return a view in float64, two images, and their logits."""
-    view = vt.wrap(MADE[family]().double())
-    x = images(view, 2).double()
-    return view, x, view.logits(x)
+    model = vt.wrap(MADE[family]().double())
+    x = images(model, 2).double()
+    return model, x, model.logits(x)
 
 
-def lrp(view: vt.VisionModel, x: Tensor, **target: Any) -> Tensor:
-    return vt.get_method("lrp").attribute(view, x, **target)
+def lrp(model: vt.VisionModel, x: Tensor, **target: Any) -> Tensor:
+    return vt.get_method("lrp").attribute(model, x, **target)
 
 
-def each_class(view: vt.VisionModel, x: Tensor, classes: int) -> Tensor:
-    return torch.stack([lrp(view, x, target=label) for label in range(classes)], dim=1)
+def each_class(model: vt.VisionModel, x: Tensor, classes: int) -> Tensor:
+    return torch.stack([lrp(model, x, target=label) for label in range(classes)], dim=1)
 
 
 def same(found: Tensor, expected: Tensor) -> None:
@@ -58,15 +58,15 @@ def linear() -> tuple[Any, Tensor]:
 def test_a_linear_network_is_explained_by_weight_times_input(rules: str) -> None:
     """The truth of every class, above zero and below; a walk that starts with one has it divided by the logit."""
     model, x = linear()
-    view, logits = vt.wrap(model, at="0"), model(x).detach()
+    vision_model, logits = vt.wrap(model, layer="0"), model(x).detach()
     assert bool((logits > 0).any() and (logits < 0).any())
-    keep = Record("image", whole, grad=True)
+    keep = Record("pixels", whole, grad=True)
     for label in range(3):
         truth = model[2].weight[label].detach().reshape(3, 4, 4) * x
-        found = vt.get_method(f'lrp(rules="{rules}", at=pixels)').attribute(view, x, target=label)
+        found = vt.get_method(f'lrp(rules="{rules}", at=pixels)').attribute(vision_model, x, target=label)
         torch.testing.assert_close(found, truth.sum(dim=1), rtol=1e-4, atol=1e-4)
-        live = Context(view, x, Target.of(view, 2, label))
-        (ones,) = live.trace(Pass((keep,), replace(composed(rules), scored=False)))[keep]
+        live = Context(vision_model, x, Target.of(vision_model, 2, label))
+        (ones,) = live.run_pass(Pass((keep,), replace(composed(rules), scored=False)))[keep]
         assert torch.equal(ones.sign(), (truth / logits[:, label, None, None, None]).sign())
         same(found, (ones * logits[:, label, None, None, None]).sum(dim=1))
 
@@ -79,27 +79,27 @@ def test_rules_by_sign_do_not_know_that_an_output_is_below_zero() -> None:
         up = (model[2].weight[label].detach().reshape(3, 4, 4) * x).clamp(min=0)
         expected = model(x).detach()[:, label, None, None] * up.sum(dim=1) / up.sum(dim=(1, 2, 3))[:, None, None]
         method = vt.get_method('lrp(rules="linear=zplus, patch=epsilon", at=pixels)')
-        found = method.attribute(vt.wrap(model, at="0"), x, target=label)
+        found = method.attribute(vt.wrap(model, layer="0"), x, target=label)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", SOME)
 def test_a_logit_times_the_walk_from_one(family: str) -> None:
-    view, x, logits = double(family)
-    (ask,) = vt.get_method("lrp").asks(view)
-    plain = replace(ask, rules=replace(ask.rules, scored=False))
+    model, x, logits = double(family)
+    (ask,) = vt.get_method("lrp").passes(model)
+    plain = replace(ask, composite=replace(ask.composite, scored=False))
     for label in range(logits.shape[1]):
-        ones = vt.get_method("lrp").read(Context(view, x, Target.of(view, 2, label)).trace(plain))
-        same(lrp(view, x, target=label), ones * logits[:, label, None, None])
+        ones = vt.get_method("lrp").attribution(Context(model, x, Target.of(model, 2, label)).run_pass(plain))
+        same(lrp(model, x, target=label), ones * logits[:, label, None, None])
 
 
 def test_chefers_rules_start_with_one() -> None:
     """As their code does: each walk gets the slope of the score, and nothing of its size."""
-    view, x, _ = double("vit")
-    keep = Record("input", whole, (view.depth - 1,), grad=True)
+    model, x, _ = double("vit")
+    keep = Record("resid_pre", whole, (model.depth - 1,), grad=True)
     for rules in RULES.values():
         walks = [
-            Context(view, x, Target.of(view, 2, target)).trace(Pass((keep,), rules))[keep][0]
+            Context(model, x, Target.of(model, 2, target)).run_pass(Pass((keep,), rules))[keep][0]
             for target in (1, lambda given: given[:, 1] + 5, lambda given: 3 * given[:, 1])
         ]
         assert torch.equal(walks[0], walks[1])
@@ -113,18 +113,18 @@ def test_chefers_rules_start_with_one() -> None:
 
 @pytest.mark.parametrize("family", SOME)
 def test_rivals_are_taken_away(family: str) -> None:
-    view, x, logits = double(family)
-    maps = each_class(view, x, logits.shape[1])
+    model, x, logits = double(family)
+    maps = each_class(model, x, logits.shape[1])
     low, high = int(logits[0].argmin()), int(logits[0].argmax())
-    same(lrp(view, x, target=high, against=low), maps[:, high] - maps[:, low])
-    same(lrp(view, x, target=low, against=[high, 0]), maps[:, low] - (maps[:, high] + maps[:, 0]) / 2)
+    same(lrp(model, x, target=high, contrast=low), maps[:, high] - maps[:, low])
+    same(lrp(model, x, target=low, contrast=[high, 0]), maps[:, low] - (maps[:, high] + maps[:, 0]) / 2)
 
 
 @pytest.mark.parametrize("family", ["vit", "tv_vgg"])
 def test_each_logit_gets_what_it_changes_the_score_by(family: str) -> None:
     """Walks are linear in what they start with: any score is a sum over the maps of the classes."""
-    view, x, logits = double(family)
-    maps, p = each_class(view, x, logits.shape[1]), logits.softmax(dim=1)
+    model, x, logits = double(family)
+    maps, p = each_class(model, x, logits.shape[1]), logits.softmax(dim=1)
     one = torch.eye(logits.shape[1], dtype=torch.float64)[1]
     for target, slope in (
         ({"target": 1, "value": "logprob"}, one - p),
@@ -133,16 +133,16 @@ def test_each_logit_gets_what_it_changes_the_score_by(family: str) -> None:
         ({"target": lambda given: given[:, 1] ** 2}, 2 * logits * one),
         ({"target": lambda given: given.mul_(3)[:, 1]}, 3 * one),  # writes into what it gets
     ):
-        same(lrp(view, x, **target), torch.einsum("bc,bchw->bhw", slope.expand(2, -1), maps))
-        assert torch.equal(view.logits(x), logits)
+        same(lrp(model, x, **target), torch.einsum("bc,bchw->bhw", slope.expand(2, -1), maps))
+        assert torch.equal(model.logits(x), logits)
 
 
 def test_the_predicted_class_and_a_class_for_each_image() -> None:
-    view, x, logits = double("vit")
-    maps = each_class(view, x, logits.shape[1])
+    model, x, logits = double("vit")
+    maps = each_class(model, x, logits.shape[1])
     chosen = logits.argmax(dim=1)
-    same(lrp(view, x), maps[[0, 1], chosen])
-    same(lrp(view, x, target=[3, 0]), maps[[0, 1], [3, 0]])
+    same(lrp(model, x), maps[[0, 1], chosen])
+    same(lrp(model, x, target=[3, 0]), maps[[0, 1], [3, 0]])
 
 
 def test_one_logit_that_tells_two_classes_apart() -> None:
@@ -153,13 +153,13 @@ def test_one_logit_that_tells_two_classes_apart() -> None:
 
 
 def test_several_targets_of_one_forward() -> None:
-    view, x, logits = double("vit")
-    (ask,) = vt.get_method("lrp").asks(view)
-    targets = [Target.of(view, 2, 1), Target.of(view, 2, 3), Target.of(view, 2, 1, against=2, value="logprob")]
-    for target, trace in zip(targets, run_for_targets(view, x, ask, targets), strict=True):
-        alone = Context(view, x, target).trace(ask)
-        assert torch.equal(trace[ask.keeps[0]][0], alone[ask.keeps[0]][0])
-        assert torch.equal(trace.logits, logits)
+    model, x, logits = double("vit")
+    (ask,) = vt.get_method("lrp").passes(model)
+    targets = [Target.of(model, 2, 1), Target.of(model, 2, 3), Target.of(model, 2, 1, contrast=2, output="logprob")]
+    for target, cache in zip(targets, run_for_targets(model, x, ask, targets), strict=True):
+        alone = Context(model, x, target).run_pass(ask)
+        assert torch.equal(cache[ask.records[0]][0], alone[ask.records[0]][0])
+        assert torch.equal(cache.logits, logits)
 
 
 # -- what cannot be started --------------------------------------------------------------------------------------------
@@ -168,23 +168,23 @@ def test_several_targets_of_one_forward() -> None:
 @pytest.mark.parametrize("family", ["vit", "tv_vgg"])
 def test_a_class_that_is_shut_out(family: str) -> None:
     """Minus infinity elsewhere gives no NaN, and explains nothing; minus infinity itself is refused."""
-    view, x, logits = double(family)
-    last: Any = view.module.head if family == "vit" else view.module.classifier[-1]  # type: ignore[index]
-    maps, p = each_class(view, x, logits.shape[1]), logits[:, :4].softmax(dim=1)
+    model, x, logits = double(family)
+    last: Any = model.module.head if family == "vit" else model.module.classifier[-1]  # type: ignore[index]
+    maps, p = each_class(model, x, logits.shape[1]), logits[:, :4].softmax(dim=1)
     with torch.no_grad():
         last.bias[4] = -torch.inf
-    assert bool((view.logits(x)[:, 4] == -torch.inf).all())
-    same(lrp(view, x, target=1), maps[:, 1])
-    same(lrp(view, x, target=1, against=2), maps[:, 1] - maps[:, 2])
+    assert bool((model.logits(x)[:, 4] == -torch.inf).all())
+    same(lrp(model, x, target=1), maps[:, 1])
+    same(lrp(model, x, target=1, contrast=2), maps[:, 1] - maps[:, 2])
     slope = torch.eye(4, dtype=torch.float64)[1] - p
-    same(lrp(view, x, target=1, value="logprob"), torch.einsum("bc,bchw->bhw", slope, maps[:, :4]))
+    same(lrp(model, x, target=1, output="logprob"), torch.einsum("bc,bchw->bhw", slope, maps[:, :4]))
     for target in ({"target": 4}, {"target": 1, "against": 4}):
         with pytest.raises(MapError, match="not finite"):
-            lrp(view, x, **target)
+            lrp(model, x, **target)
 
 
 def test_a_target_that_looks_at_nothing() -> None:
-    view, x, _ = double("vit")
+    model, x, _ = double("vit")
     for nothing in (lambda given: given.new_ones(2), lambda given: given.detach()[:, 0]):
         with pytest.raises(TracingError, match="does not depend"):
-            lrp(view, x, target=nothing)
+            lrp(model, x, target=nothing)

@@ -31,12 +31,12 @@ KNOWN = vt.Annotation(_CORNER, parts=_PARTS)  # corners of the image
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
-def made(spelling: str) -> Metric:
-    metric = vt.get_metric(spelling)
+def made(spec: str) -> Metric:
+    metric = vt.get_metric(spec)
     return type(metric)(**(metric.settings | SHORT)) if getattr(metric, "steps", 0) > 100 else metric
 
 
@@ -59,9 +59,9 @@ def remade(x: Tensor, count: int) -> np.ndarray:
     return np.stack([(1 + copy / count) * x[:, copy % 3, ::8, ::8].float().numpy() for copy in range(count)], axis=1)
 
 
-def answers(view: vt.VisionModel, metric: Metric, x: Tensor, values: Tensor, **options: Any) -> Evaluation:
-    geometry = ImageShape(tuple(x.shape[2:]), view.grid(x))
-    pool = Evaluator(view, [metric], geometry, ["pred", "label"], **options)
+def answers(model: vt.VisionModel, metric: Metric, x: Tensor, values: Tensor, **options: Any) -> Evaluation:
+    image_shape = ImageShape(tuple(x.shape[2:]), model.grid(x))
+    pool = Evaluator(model, [metric], image_shape, ["pred", "label"], **options)
     looked = pool.engine.look(x)
     labels = (x.flatten(1).sum(dim=1) * 1000).long() % 5  # of the image, not of its place
     rows = {mode: np.arange(len(x)) for mode in pool.modes}
@@ -70,74 +70,74 @@ def answers(view: vt.VisionModel, metric: Metric, x: Tensor, values: Tensor, **o
     return pool.finish({"it": again})["it"]
 
 
-def test_update_compute_reset_merge(view: vt.VisionModel, metric: Metric) -> None:
-    x, values = images(view, 5), maps(5)
+def test_update_compute_reset_merge(model: vt.VisionModel, metric: Metric) -> None:
+    x, values = images(model, 5), maps(5)
     with pytest.raises(vt.VitreousError, match="has seen no maps yet"):
         metric.compute()
-    metric.update(answers(view, metric, x, values))
+    metric.update(answers(model, metric, x, values))
     whole = metric.compute()
     assert whole.scores.shape == whole.flags.shape == (5,)
-    assert np.isfinite(whole.scores).all() or metric.excludes
+    assert np.isfinite(whole.scores).all() or metric.can_exclude_images
     if not aggregates(metric):
         assert whole.mean == pytest.approx(np.nanmean(whole.scores))
     assert whole.degenerate == {"constant": 0, "zero": 0, "nonfinite": 0}
 
     metric.reset()
-    one, other = metric.fresh(), metric.fresh()
-    one.update(answers(view, metric, x[:2], values[:2]))
-    other.update(answers(view, metric, x[2:4], values[2:4]))
-    other.update(answers(view, metric, x[4:], values[4:]))
+    one, other = metric.clone(), metric.clone()
+    one.update(answers(model, metric, x[:2], values[:2]))
+    other.update(answers(model, metric, x[2:4], values[2:4]))
+    other.update(answers(model, metric, x[4:], values[4:]))
     one.merge(other)
     rounding = 1e-3 if getattr(metric, "percent", False) else 1e-5
     np.testing.assert_allclose(one.compute().scores, whole.scores, atol=rounding)
     assert len(other.compute().scores) == 3, "merging changed the other"
-    metric.update(answers(view, metric, x[:1], values[:1]))
+    metric.update(answers(model, metric, x[:1], values[:1]))
     assert len(metric.compute().scores) == 1, "reset forgot nothing"
 
 
-def test_deterministic_and_independent(view: vt.VisionModel, metric: Metric) -> None:
+def test_deterministic_and_independent(model: vt.VisionModel, metric: Metric) -> None:
     """The same again bit for bit; neighbours, batches and the dtype of the model to rounding."""
-    x, values = images(view, 4), maps(4)
-    first = metric.read(answers(view, metric, x, values))
-    np.testing.assert_array_equal(first, metric.read(answers(view, metric, x, values)))
-    back = metric.read(answers(view, metric, x.flip(0), values.flip(0)))[::-1]
+    x, values = images(model, 4), maps(4)
+    first = metric.score(answers(model, metric, x, values))
+    np.testing.assert_array_equal(first, metric.score(answers(model, metric, x, values)))
+    back = metric.score(answers(model, metric, x.flip(0), values.flip(0)))[::-1]
     np.testing.assert_allclose(back, first, atol=1e-3 if getattr(metric, "percent", False) else 1e-5)
-    small = metric.read(answers(view, metric, x, values, batch=3))
+    small = metric.score(answers(model, metric, x, values, batch=3))
     np.testing.assert_allclose(small, first, atol=1e-3 if getattr(metric, "percent", False) else 1e-5)
 
-    view.module.double()
+    model.module.double()
     try:
-        double = metric.read(answers(view, metric, x.double(), values))
+        double = metric.score(answers(model, metric, x.double(), values))
     finally:
-        view.module.float()
+        model.module.float()
     np.testing.assert_allclose(double, first, rtol=1e-3, atol=2e-3 * (100 if getattr(metric, "percent", False) else 1))
 
 
-def test_nothing_is_left_behind(view: vt.VisionModel, metric: Metric) -> None:
-    x, values = images(view, 2), maps(2)
-    view.module.train()
-    next(view.module.children()).eval()
-    before, kept = State(view.module), (x.clone(), values.clone())
+def test_nothing_is_left_behind(model: vt.VisionModel, metric: Metric) -> None:
+    x, values = images(model, 2), maps(2)
+    model.module.train()
+    next(model.module.children()).eval()
+    before, kept = State(model.module), (x.clone(), values.clone())
     try:
-        answers(view, metric, x, values)
-        before.assert_same(view.module)
+        answers(model, metric, x, values)
+        before.assert_same(model.module)
     finally:
-        view.module.eval()
+        model.module.eval()
     assert torch.equal(x, kept[0])
     assert torch.equal(values, kept[1])
 
 
-def test_degenerate_maps(view: vt.VisionModel, metric: Metric) -> None:
-    x, values = images(view, 4), maps(4)
+def test_degenerate_maps(model: vt.VisionModel, metric: Metric) -> None:
+    x, values = images(model, 4), maps(4)
     values[0], values[1], values[2, 1, 1] = 0.3, 0.0, math.nan
-    metric.update(answers(view, metric, x, values))
+    metric.update(answers(model, metric, x, values))
     found = metric.compute()
     assert found.flags.tolist() == [1, 2, 3, 0]
     assert found.degenerate == {"constant": 1, "zero": 1, "nonfinite": 1}
     lost = np.isnan(found.scores)
-    if metric.excludes:
-        again = metric.fresh()
-        again.update(answers(view, metric, x, maps(4, seed=2)))
+    if metric.can_exclude_images:
+        again = metric.clone()
+        again.update(answers(model, metric, x, maps(4, seed=2)))
         np.testing.assert_array_equal(lost, np.isnan(again.compute().scores) | (found.flags == 3))
     else:
         assert lost.tolist() == [False, False, True, False]
@@ -146,18 +146,18 @@ def test_degenerate_maps(view: vt.VisionModel, metric: Metric) -> None:
 
 
 def test_spelling_and_pickling(metric: Metric) -> None:
-    again = vt.get_metric(metric.spelling)
+    again = vt.get_metric(metric.spec)
     assert again == metric
     assert again is not metric
-    assert again.spelling == metric.spelling
+    assert again.spec == metric.spec
     assert vt.get_metric(metric) is metric
     copy = pickle.loads(pickle.dumps(metric))
     assert copy == metric
-    assert copy.spelling == metric.spelling
+    assert copy.spelling == metric.spec
 
 
-def test_pickling_keeps_what_was_collected(view: vt.VisionModel, metric: Metric) -> None:
-    metric.update(answers(view, metric, images(view, 2), maps(2)))
+def test_pickling_keeps_what_was_collected(model: vt.VisionModel, metric: Metric) -> None:
+    metric.update(answers(model, metric, images(model, 2), maps(2)))
     copy = pickle.loads(pickle.dumps(metric))
     np.testing.assert_array_equal(copy.compute().scores, metric.compute().scores)
 
@@ -167,12 +167,12 @@ def test_facts(metric: Metric) -> None:
     info = metric.info
     assert isinstance(metric.higher_is_better, bool)
     assert info.papers or info.builds_on
-    costs = info.forwards + info.shared_forwards + info.explanations
-    assert costs >= 1 or not any(isinstance(need, RankedRemoval) for need in metric.needs(SMALL))
+    costs = info.forwards + info.shared_forwards + info.num_reattributions
+    assert costs >= 1 or not any(isinstance(need, RankedRemoval) for need in metric.requests(SMALL))
     assert len(info.summary) > 20
-    assert "cost" in inspect.getdoc(info.make).lower()
+    assert "cost" in inspect.getdoc(info.factory).lower()
     assert set(metric.settings) == {parameter.name for parameter in info.parameters}
-    for need in metric.needs(SMALL):
+    for need in metric.requests(SMALL):
         if isinstance(need, RankedRemoval):
             assert all(0 <= count <= SMALL.size(need.unit) for count in need.counts)
 
@@ -180,8 +180,8 @@ def test_facts(metric: Metric) -> None:
 @pytest.mark.parametrize("info", vt.list_metrics(), ids=lambda info: info.name)
 def test_bad_spellings(info: Any) -> None:
     for wrong, said in {
-        "explain=nobody": "explain='nobody' is not one of given, pred, label",
-        "score=nobody": "score='nobody' is not one of pred, label, explained",
+        "explain_class=nobody": "explain_class='nobody' is not one of given, pred, label",
+        "score_class=nobody": "score_class='nobody' is not one of pred, label, explained",
         "colour=red": "has no parameter 'colour'",
     }.items():
         with pytest.raises(SpecError, match=said):
@@ -199,13 +199,16 @@ def test_bad_spellings(info: Any) -> None:
                 vt.get_metric(f"{info.name}(steps=0)")
 
 
-def test_labels_are_asked_for_by_name(view: vt.VisionModel, metric: Metric) -> None:
-    x = images(view, 2)
+def test_labels_are_asked_for_by_name(model: vt.VisionModel, metric: Metric) -> None:
+    x = images(model, 2)
     if not metric.needs_labels:
-        assert vt.evaluate(view, x, "ixg", metric, truth=[KNOWN] * 2, samples=5).images == ("input-0", "input-1")
+        assert vt.evaluate(model, x, "ixg", metric, annotations=[KNOWN] * 2, n_bootstrap=5).images == (
+            "input-0",
+            "input-1",
+        )
         return
     with pytest.raises(TargetError, match="needs the true classes: give labels") as error:
-        vt.evaluate(view, x, "ixg", metric)
+        vt.evaluate(model, x, "ixg", metric)
     assert metric.info.name in str(error.value)
 
 
@@ -234,4 +237,4 @@ def test_token_metrics_need_models_that_drop_tokens() -> None:
     swin = vt.wrap(EVERY["swin"]())
     with pytest.raises(vt.VitreousError, match="cannot leave tokens out"):
         vt.evaluate(swin, images(swin, 1), "gradcam", "token_deletion_aopc")
-    assert np.isfinite(vt.evaluate(swin, images(swin, 1), "gradcam", "srg", samples=5)["gradcam", "srg"]).all()
+    assert np.isfinite(vt.evaluate(swin, images(swin, 1), "gradcam", "srg", n_bootstrap=5)["gradcam", "srg"]).all()

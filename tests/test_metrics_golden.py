@@ -41,11 +41,11 @@ def exact(*shape: int, seed: int = 0) -> Tensor:
 
 
 def pooled(
-    view: vt.VisionModel, inputs: Tensor, maps: Tensor, metrics: list[str], **options: Any
+    model: vt.VisionModel, inputs: Tensor, maps: Tensor, metrics: list[str], **options: Any
 ) -> tuple[Evaluator, Evaluation]:
     """One method's maps straight through the pool."""
-    geometry = ImageShape(tuple(inputs.shape[2:]), view.grid(inputs))
-    pool = Evaluator(view, [vt.get_metric(each) for each in metrics], geometry, ["pred"], **options)
+    image_shape = ImageShape(tuple(inputs.shape[2:]), model.grid(inputs))
+    pool = Evaluator(model, [vt.get_metric(each) for each in metrics], image_shape, ["pred"], **options)
     looked = pool.engine.look(inputs)
     rows = {mode: np.arange(len(inputs)) for mode in pool.modes}
     pool.add(inputs, looked, {"pred": looked.argmax(dim=1)}, {"it": Maps(maps, rows)})
@@ -65,7 +65,7 @@ def test_rise_kernel() -> None:
 
 def test_duality(model: Any, inputs: Tensor) -> None:
     """Removing the least relevant is keeping the most relevant: the same states, not merely the same numbers."""
-    names = ["insertion(steps=16, substrate=black)", "srg(steps=16)"]
+    names = ["insertion(steps=16, baseline=black)", "srg(steps=16)"]
     pool, answers = pooled(vt.wrap(model), inputs, exact(6, 32, 32), names)
     kept = [64 * j for j in range(17)]
     insertion = answers.log_probability(Request.kept("black", kept), "given", "pred")
@@ -77,13 +77,13 @@ def test_duality(model: Any, inputs: Tensor) -> None:
     # and the negated map removes from the other end
     maps = torch.stack([torch.randperm(1024, generator=torch.Generator().manual_seed(i)) for i in range(6)]).float()
     maps = maps.view(6, 32, 32)
-    table = vt.evaluate(model, inputs, {"a": maps, "b": -maps}, "srg", baselines=False)
+    table = vt.evaluate(model, inputs, {"a": maps, "b": -maps}, "srg", controls=False)
     np.testing.assert_allclose(table["a", "srg"], -table["b", "srg"], atol=1e-5)
 
 
 def test_ends(model: Any, inputs: Tensor) -> None:
     """Insertion begins where deletion ends, and ends where it begins: at the clean image."""
-    names = ["insertion(substrate=blur_tv)", "deletion(substrate=blur_tv)"]
+    names = ["insertion(baseline=blur_tv)", "deletion(baseline=blur_tv)"]
     _, answers = pooled(vt.wrap(model), inputs, noise(6, 32, 32), names)
     kept = answers.log_probability(Request.kept("blur_tv", [0, 1024]), "given", "pred")
     removed = answers.log_probability(Request.removed("blur_tv", [0, 1024]), "given", "pred")
@@ -134,9 +134,9 @@ class Linear(VisionModel):
 def test_linear_model() -> None:
     """With ``a = w (x - b)`` the logit falls by the attributions removed so far: a cumulative sum."""
     weights, x = noise(3, 8, 8, seed=1) / 4, noise(2, 3, 8, 8, seed=2)
-    view = Linear(weights)
+    model = Linear(weights)
     attribution = (weights * x).sum(dim=1)  # zero_norm: b = 0
-    _, answers = pooled(view, x, attribution, ["deletion(steps=64)"])
+    _, answers = pooled(model, x, attribution, ["deletion(steps=64)"])
     need = Request.removed("zero_norm", range(65))
     log = answers.log_probability(need, "given", "pred")
     for i in range(2):
@@ -155,7 +155,7 @@ def test_constant_map_is_a_random_order(model: Any) -> None:
         f"random {seed}": torch.rand(48, 32, 32, generator=torch.Generator().manual_seed(seed)) for seed in range(3)
     }
     table = vt.evaluate(
-        model, x, {"flat": torch.ones(48, 32, 32), **random}, ["insertion", "deletion"], baselines=False, samples=200
+        model, x, {"flat": torch.ones(48, 32, 32), **random}, ["insertion", "deletion"], controls=False, n_bootstrap=200
     )
     for metric in ("insertion", "deletion"):
         order = np.mean([table[name, metric] for name in random], axis=0)
@@ -169,7 +169,7 @@ def test_only_ranks_matter(model: Any, inputs: Tensor, change: Any, size: tuple[
     maps = exact(6, *size)
     names = ["insertion", "deletion", "srg", "positive_perturbation", "token_deletion_aopc"]
     table = vt.evaluate(
-        model, inputs, {"a": maps, "b": change(maps)}, names, labels=LABELS, baselines=False, samples=10
+        model, inputs, {"a": maps, "b": change(maps)}, names, labels=LABELS, controls=False, n_bootstrap=10
     )
     for name in names:
         np.testing.assert_allclose(table["a", name], table["b", name], atol=1e-6)
@@ -191,7 +191,7 @@ def test_degenerate_maps(model: Any, inputs: Tensor) -> None:
     names = ["insertion", "deletion", "insdel", "positive_perturbation", "negative_perturbation", "aopc", "lodds"]
     names += ["srg", "road", "average_drop", "average_increase", "average_gain", "token_deletion_accuracy"]
     names += ["token_insertion_accuracy", "token_deletion_aopc", "token_insertion_aopc", "monotonicity"]
-    table = vt.evaluate(model, inputs, {"sound": maps, "sick": sick}, names, labels=LABELS, samples=50)
+    table = vt.evaluate(model, inputs, {"sound": maps, "sick": sick}, names, labels=LABELS, n_bootstrap=50)
     assert table.degenerate["sick"] == {"constant": 1, "zero": 1, "nonfinite": 3}
     assert sum(table.degenerate["sound"].values()) == 0
     assert "1 constant, 1 zero, 3 nonfinite" in str(table)
@@ -207,7 +207,7 @@ def test_degenerate_maps(model: Any, inputs: Tensor) -> None:
 
 
 def test_all_maps_lost(model: Any, inputs: Tensor) -> None:
-    table = vt.evaluate(model, inputs, {"none": torch.full((6, 4, 4), math.nan)}, "insdel", samples=20)
+    table = vt.evaluate(model, inputs, {"none": torch.full((6, 4, 4), math.nan)}, "insdel", n_bootstrap=20)
     assert math.isnan(table.mean("none", "insdel"))
     assert all(math.isnan(end) for end in table.interval("none", "insdel"))
     assert table.to_json()["methods"][0]["scores"]["insdel"]["mean"] is None
@@ -223,9 +223,9 @@ def test_other_policies_for_what_is_not_finite(model: Any, inputs: Tensor) -> No
     lowest = maps.clone()
     lowest[0, 3, 4] = maps[0].min()
     with pytest.raises(vt.VitreousError, match="it gave values that are not finite for 1 of 6 maps"):
-        vt.evaluate(model, inputs, {"it": lost}, "deletion", nonfinite="raise", baselines=False)
+        vt.evaluate(model, inputs, {"it": lost}, "deletion", nan_policy="raise", controls=False)
     table = vt.evaluate(
-        model, inputs, {"lost": lost, "low": lowest}, "deletion", nonfinite="lowest", baselines=False, samples=10
+        model, inputs, {"lost": lost, "low": lowest}, "deletion", nan_policy="lowest", controls=False, n_bootstrap=10
     )
     np.testing.assert_array_equal(table["lost", "deletion"], table["low", "deletion"])
     assert table.degenerate["lost"]["nonfinite"] == 1
@@ -275,8 +275,8 @@ def test_interpolation_is_torchs_but_keeps_ties(size: tuple[int, int]) -> None:
 def test_order_of_methods_and_metrics_changes_nothing(model: Any, inputs: Tensor) -> None:
     names = ["insdel", "srg", "aopc", "token_deletion_accuracy", "insertion@coiba"]
     methods = ["generic", "ixg", "saliency"]
-    one = vt.evaluate(model, inputs, methods, names, labels=LABELS, samples=50)
-    other = vt.evaluate(model, inputs, methods[::-1], names[::-1], labels=LABELS, samples=50)
+    one = vt.evaluate(model, inputs, methods, names, labels=LABELS, n_bootstrap=50)
+    other = vt.evaluate(model, inputs, methods[::-1], names[::-1], labels=LABELS, n_bootstrap=50)
     assert one.methods[:3] == tuple(methods)
     assert one.plan["states"] == other.plan["states"]
     for cell, scores in one.scores.items():
@@ -286,11 +286,18 @@ def test_order_of_methods_and_metrics_changes_nothing(model: Any, inputs: Tensor
 
 @pytest.mark.parametrize("batch", [1, 7, 500])
 def test_batch_size(model: Any, inputs: Tensor, batch: int) -> None:
-    names = ["insdel", "srg", "lodds", "average_gain", "token_insertion_aopc", "positive_perturbation(explain=label)"]
-    one = vt.evaluate(model, inputs, "ixg", names, labels=LABELS, samples=10)
-    other = vt.evaluate(model, inputs, "ixg", names, labels=LABELS, samples=10, batch=batch)
+    names = [
+        "insdel",
+        "srg",
+        "lodds",
+        "average_gain",
+        "token_insertion_aopc",
+        "positive_perturbation(explain_class=label)",
+    ]
+    one = vt.evaluate(model, inputs, "ixg", names, labels=LABELS, n_bootstrap=10)
+    other = vt.evaluate(model, inputs, "ixg", names, labels=LABELS, n_bootstrap=10, batch_size=batch)
     assert one.plan["states"] == other.plan["states"]
-    assert other.plan["batch"] == batch
+    assert other.plan["forward_batch"] == batch
     for cell, scores in one.scores.items():
         np.testing.assert_allclose(scores, other.scores[cell], atol=1e-5)
 
@@ -299,7 +306,9 @@ def test_equal_states_are_run_once(model: Any, inputs: Tensor) -> None:
     """Perturbation pays for AOPC, LOdds and SRG; insertion and deletion for their difference."""
 
     def states(*names: str) -> int:
-        return vt.evaluate(model, inputs, "ixg", list(names), labels=LABELS, samples=1, baselines=False).plan["states"]
+        return vt.evaluate(model, inputs, "ixg", list(names), labels=LABELS, n_bootstrap=1, controls=False).plan[
+            "states"
+        ]
 
     pair = states("positive_perturbation", "negative_perturbation")
     assert pair == 6 * (2 * 19 + 1) + 1
@@ -315,19 +324,19 @@ def test_equal_states_are_run_once(model: Any, inputs: Tensor) -> None:
 def test_batches_are_full(model: Any) -> None:
     """Across images, methods, substrates and chunks: only the clean images and the last batch may be short."""
     sizes = []
-    view = proven(vt.wrap(model))
-    embed = type(view).embed
+    vision_model = proven(vt.wrap(model))
+    embed = type(vision_model).embed
 
-    class Watched(type(view)):
+    class Watched(type(vision_model)):
         def embed(self, inputs: Tensor) -> Tensor:
             sizes.append(len(inputs))
             return embed(self, inputs)
 
     x = images(model, 20)
-    view.__class__ = Watched
-    proven(view)
+    vision_model.__class__ = Watched
+    proven(vision_model)
     sizes.clear()
-    vt.evaluate(view, x, {"a": noise(20, 4, 4)}, ["insertion", "srg"], batch=8, samples=1)
+    vt.evaluate(vision_model, x, {"a": noise(20, 4, 4)}, ["insertion", "srg"], batch_size=8, n_bootstrap=1)
     clean, colours = [8, 8, 4], [1]
     assert sorted(sizes[:-1], reverse=True)[:10] == [8] * 10
     short = [size for size in sizes[:-1] if size < 8]
@@ -343,8 +352,8 @@ def test_the_class_is_explained_once_where_both_agree(model: Any, inputs: Tensor
 
     predicted = vt.wrap(model).logits(inputs).argmax(dim=1).tolist()
     labels = [*predicted[:4], (predicted[4] + 1) % 5, (predicted[5] + 1) % 5]
-    names = ["positive_perturbation(explain=pred)", "positive_perturbation(explain=label)"]
-    table = vt.evaluate(model, inputs, mine, names, labels=labels, baselines=False, samples=10)
+    names = ["positive_perturbation(explain_class=pred)", "positive_perturbation(explain_class=label)"]
+    table = vt.evaluate(model, inputs, mine, names, labels=labels, controls=False, n_bootstrap=10)
     assert asked == [6, 2]
     assert table.plan["states"] == (6 + 2) * 19 + 6 + 1
     np.testing.assert_array_equal(*(table["mine", name][:4] for name in names))
@@ -352,8 +361,8 @@ def test_the_class_is_explained_once_where_both_agree(model: Any, inputs: Tensor
 
 def test_half_precision_is_audited(model: Any, inputs: Tensor) -> None:
     names = ["insdel", "token_deletion_aopc"]
-    full = vt.evaluate(model, inputs, "ixg", names, samples=10)
-    half = vt.evaluate(model, inputs, "ixg", names, samples=10, precision="float16")
+    full = vt.evaluate(model, inputs, "ixg", names, n_bootstrap=10)
+    half = vt.evaluate(model, inputs, "ixg", names, n_bootstrap=10, precision="float16")
     assert full.plan["audit"] is None
     audit = half.plan["audit"]
     assert audit["states"] > 10

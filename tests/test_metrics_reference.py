@@ -55,11 +55,11 @@ def by_importance(values: Tensor) -> list[tuple[int, int]]:
     return sorted(places, key=lambda place: -float(values[place]))
 
 
-def painted(image: Tensor, substrate: Tensor, where: list[tuple[int, int]]) -> Tensor:
+def painted(image: Tensor, baseline: Tensor, where: list[tuple[int, int]]) -> Tensor:
     """The image with these pixels taken from the substrate."""
     made = image.clone()
     for row, column in where:
-        made[:, row, column] = substrate[:, row, column]
+        made[:, row, column] = baseline[:, row, column]
     return made
 
 
@@ -70,10 +70,10 @@ def trapezoid(x: list[float], y: list[float]) -> float:
 # -- substrates, one pixel at a time -------------------------------------------------------------------
 
 
-def colour(value: float, view: vt.VisionModel, image: Tensor) -> Tensor:
+def colour(value: float, model: vt.VisionModel, image: Tensor) -> Tensor:
     made = torch.empty_like(image)
     for channel in range(3):
-        made[channel] = (value - view.preprocess.mean[channel]) / view.preprocess.std[channel]
+        made[channel] = (value - model.preprocess.mean[channel]) / model.preprocess.std[channel]
     return made
 
 
@@ -121,9 +121,9 @@ SUBSTRATES: dict[str, Callable[[vt.VisionModel, Tensor], Tensor]] = {
 def test_substrates(model: Any, inputs: Tensor, name: str) -> None:
     from vitreous.metrics.baselines import baseline_images
 
-    view = vt.wrap(model)
-    found = baseline_images(name, inputs, view.preprocess, 0).expand_as(inputs)
-    expected = torch.stack([SUBSTRATES[name](view, x) for x in inputs])
+    vision_model = vt.wrap(model)
+    found = baseline_images(name, inputs, vision_model.preprocess, 0).expand_as(inputs)
+    expected = torch.stack([SUBSTRATES[name](vision_model, x) for x in inputs])
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
 
 
@@ -149,38 +149,40 @@ def insertion_deletion(
     model: Any, image: Tensor, values: Tensor, insert: str | None, delete: str | None, steps: int, scored: int
 ) -> tuple[list[float], list[float], list[float]]:
     """The fractions, and the probability at each for insertion and deletion."""
-    view, order = vt.wrap(model), by_importance(values)
+    vision_model, order = vt.wrap(model), by_importance(values)
     width = math.ceil(len(order) / steps)
     counts = [min(len(order), j * width) for j in range(steps + 1)]
     inserted, deleted = [], []
     for k in counts:
         if insert:
-            inserted.append(probabilities(model, painted(SUBSTRATES[insert](view, image), image, order[:k]))[scored])
+            inserted.append(
+                probabilities(model, painted(SUBSTRATES[insert](vision_model, image), image, order[:k]))[scored]
+            )
         if delete:
-            deleted.append(probabilities(model, painted(image, SUBSTRATES[delete](view, image), order[:k]))[scored])
+            deleted.append(
+                probabilities(model, painted(image, SUBSTRATES[delete](vision_model, image), order[:k]))[scored]
+            )
     return [k / len(order) for k in counts], inserted, deleted
 
 
-def found(model: Any, inputs: Tensor, maps: Tensor, spelling: str, **options: Any) -> np.ndarray:
-    table = vt.evaluate(model, inputs, {"it": maps}, spelling, labels=LABELS, baselines=False, samples=10, **options)
-    return table["it", spelling]
+def found(model: Any, inputs: Tensor, maps: Tensor, spec: str, **options: Any) -> np.ndarray:
+    table = vt.evaluate(model, inputs, {"it": maps}, spec, labels=LABELS, controls=False, n_bootstrap=10, **options)
+    return table["it", spec]
 
 
 @pytest.mark.parametrize(
-    ("spelling", "insert", "delete"),
+    ("spec", "insert", "delete"),
     [
         ("insertion@rise", "blur_rise", None),
         ("deletion@rise", None, "zero_norm"),
         ("insdel", "blur_rise", "zero_norm"),
-        ("insertion(steps=7, substrate=mean_channel)", "mean_channel", None),
+        ("insertion(steps=7, baseline=mean_channel)", "mean_channel", None),
     ],
 )
-def test_insertion_and_deletion(
-    model: Any, inputs: Tensor, spelling: str, insert: str | None, delete: str | None
-) -> None:
+def test_insertion_and_deletion(model: Any, inputs: Tensor, spec: str, insert: str | None, delete: str | None) -> None:
     maps = pixel_maps()
-    steps = 7 if "steps=7" in spelling else 28
-    scores = found(model, inputs, maps, spelling)
+    steps = 7 if "steps=7" in spec else 28
+    scores = found(model, inputs, maps, spec)
     for image, values, score in zip(inputs, maps, scores, strict=True):
         scored = best(probabilities(model, image))
         at, up, down = insertion_deletion(model, image, values, insert, delete, steps, scored)
@@ -202,7 +204,7 @@ def test_coiba(model: Any, inputs: Tensor) -> None:
 def test_tis(model: Any, inputs: Tensor) -> None:
     """The mean of the points after each step, without the start, for any substrate, in the true class."""
     maps = pixel_maps()
-    spelled = "insdel@tis(steps=16, insertion_substrate=mean_scalar, deletion_substrate=mean_scalar)"
+    spelled = "insdel@tis(steps=16, insertion_baseline=mean_scalar, deletion_baseline=mean_scalar)"
     scores = found(model, inputs, maps, spelled)
     assert vt.get_metric("deletion@tis").steps == 224
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
@@ -302,21 +304,21 @@ def test_pixel_maps_are_summed_into_tokens(model: Any, inputs: Tensor) -> None:
     np.testing.assert_allclose(found(model, inputs, fine, name), found(model, inputs, coarse, name), atol=1e-6)
 
 
-@pytest.mark.parametrize(("substrate", "how"), [("zero_norm", None), ("black", "relu"), ("zero_norm", "minmax")])
-def test_average_drop_increase_gain(model: Any, inputs: Tensor, substrate: str, how: str | None) -> None:
+@pytest.mark.parametrize(("baseline", "how"), [("zero_norm", None), ("black", "relu"), ("zero_norm", "minmax")])
+def test_average_drop_increase_gain(model: Any, inputs: Tensor, baseline: str, how: str | None) -> None:
     """The positive part of the map, or the map as it is, by its extremes to 0 .. 1; never its absolute value."""
     maps = torch.randn(4, 32, 32, generator=torch.Generator().manual_seed(4))
     maps[1] += 10  # positive everywhere
     maps[2] -= 1  # mostly negative
-    more = "" if how is None else f", how={how}"
+    more = "" if how is None else f", normalization={how}"
     scores = {
-        name: found(model, inputs, maps, f"average_{name}(substrate={substrate}{more})")
+        name: found(model, inputs, maps, f"average_{name}(baseline={baseline}{more})")
         for name in ("drop", "increase", "gain")
     }
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
         size = values if how == "minmax" else values.clamp(min=0)
         mask = (size - size.min()) / (size.max() - size.min())
-        other = SUBSTRATES[substrate](vt.wrap(model), image)
+        other = SUBSTRATES[baseline](vt.wrap(model), image)
         masked = probabilities(model, other + mask * (image - other))
         whole = probabilities(model, image)
         p, q = max(whole), masked[best(whole)]
@@ -339,7 +341,7 @@ def test_a_map_that_is_positive_nowhere_leaves_the_bare_substrate(model: Any, in
     constant = torch.ones(4, 32, 32)
     drop = found(model, inputs, maps, "average_drop")
     np.testing.assert_array_equal(drop, found(model, inputs, constant, "average_drop"))
-    assert (drop != found(model, inputs, maps, "average_drop(how=minmax)")).any()
+    assert (drop != found(model, inputs, maps, "average_drop(normalization=minmax)")).any()
 
 
 def test_coarse_maps_are_interpolated(model: Any, inputs: Tensor) -> None:
@@ -353,14 +355,14 @@ def test_coarse_maps_are_interpolated(model: Any, inputs: Tensor) -> None:
         for column in range(32):
             inside = (row % 8) * 8 + column % 8
             patchwise[:, row, column] = maps[:, row // 8, column // 8] * 64 + 63 - inside
-    nearest = found(model, inputs, maps, "deletion", upsample="nearest")
+    nearest = found(model, inputs, maps, "deletion", interpolation="nearest")
     np.testing.assert_array_equal(nearest, found(model, inputs, patchwise, "deletion"))
 
 
 def test_restricted_softmax(model: Any, inputs: Tensor) -> None:
     """Only the named classes compete; the others have no probability."""
     maps, few = pixel_maps(), [0, 1, 3, 4]
-    scores = found(model, inputs, maps, "deletion(steps=4, score=label)", classes=few)
+    scores = found(model, inputs, maps, "deletion(steps=4, score_class=label)", classes=few)
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
         at, curve, order = [], [], by_importance(values)
         for j in range(5):

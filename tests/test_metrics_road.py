@@ -147,11 +147,13 @@ def test_nothing_left_and_noise() -> None:
 def test_srg_on_road() -> None:
     """The whole metric, each state solved directly and scored by the model itself."""
     model: Any = FAMILIES["vit"]()
-    view, inputs = vt.wrap(model), images(model, 2)
+    vision_model, inputs = vt.wrap(model), images(model, 2)
     maps = torch.stack([torch.randperm(1024, generator=torch.Generator().manual_seed(i)) for i in range(2)]).float()
-    name = "srg(steps=5, substrate=noisy_linear)"
-    found = vt.evaluate(view, inputs, {"it": maps.view(2, 32, 32)}, name, baselines=False, samples=5)["it", name]
-    noise = road.noise(inputs, view.preprocess, 0)
+    name = "srg(steps=5, baseline=noisy_linear)"
+    found = vt.evaluate(vision_model, inputs, {"it": maps.view(2, 32, 32)}, name, controls=False, n_bootstrap=5)[
+        "it", name
+    ]
+    noise = road.noise(inputs, vision_model.preprocess, 0)
     for i, image in enumerate(inputs):
         with torch.no_grad():
             scored = int(model(image[None]).argmax())
@@ -173,15 +175,15 @@ def test_srg_on_road() -> None:
 def test_everything_masked_is_the_mean_colour() -> None:
     """A mask may take every pixel; then there is nothing to fill in from."""
     model: Any = FAMILIES["vit"]()
-    view, inputs = vt.wrap(model), images(model, 2)
+    vision_model, inputs = vt.wrap(model), images(model, 2)
     every = np.stack([np.ones((4, 4), bool), np.eye(4, dtype=bool)])
     need = vt.list_metrics.Masks("noisy_linear", vt.list_metrics.GivenMasks.of(every), 2)
     probe = Probe(asked=[need])
-    vt.evaluate(view, inputs, {"it": torch.rand(2, 4, 4)}, [probe], baselines=False, samples=1)
+    vt.evaluate(vision_model, inputs, {"it": torch.rand(2, 4, 4)}, [probe], controls=False, n_bootstrap=1)
     found = probe.heard[0].log_probability(need, "given", "pred")
-    bare = road.bare(inputs, view.preprocess, 0)
+    bare = road.bare(inputs, vision_model.preprocess, 0)
     gone = torch.eye(4, dtype=torch.bool).repeat_interleave(8, 0).repeat_interleave(8, 1)
-    noise = road.noise(inputs, view.preprocess, 0)
+    noise = road.noise(inputs, vision_model.preprocess, 0)
     with torch.no_grad():
         best = model(inputs).argmax(dim=1)
         for i in range(2):
@@ -197,14 +199,14 @@ def test_sparse_maps_are_no_trouble() -> None:
     inputs = images(model, 3)
     sparse = torch.zeros(3, 32, 32)
     sparse[:, 3, 4] = 1
-    table = vt.evaluate(model, inputs, {"it": sparse}, "srg(steps=5, substrate=noisy_linear)", samples=5)
+    table = vt.evaluate(model, inputs, {"it": sparse}, "srg(steps=5, baseline=noisy_linear)", n_bootstrap=5)
     assert all(np.isfinite(scores).all() for scores in table.scores.values())
     assert not math.isnan(table.mean("it", table.metrics[0]))
 
 
 def test_an_image_cannot_fade_into_it() -> None:
     with pytest.raises(vt.VitreousError, match="'noisy_linear' depends on what is removed"):
-        vt.get_metric("average_drop(substrate=noisy_linear)")
+        vt.get_metric("average_drop(baseline=noisy_linear)")
 
 
 KERNELS = """

@@ -76,12 +76,15 @@ def test_every_family_is_looked_at() -> None:
 @torch.no_grad()
 def test_embed_run_finish_is_the_model(family: str) -> None:
     model = FAMILIES[family]()
-    view, inputs = vt.wrap(model), images(model, 3)
+    vision_model, inputs = vt.wrap(model), images(model, 3)
     within = max(1e-6, rounding(family))
     torch.testing.assert_close(
-        view.forward_head(view.forward_blocks(view.embed(inputs))), model(inputs), rtol=0, atol=within
+        vision_model.forward_head(vision_model.forward_blocks(vision_model.embed(inputs))),
+        model(inputs),
+        rtol=0,
+        atol=within,
     )
-    torch.testing.assert_close(view.logits(inputs), model(inputs), rtol=0, atol=within)
+    torch.testing.assert_close(vision_model.logits(inputs), model(inputs), rtol=0, atol=within)
 
 
 @torch.no_grad()
@@ -94,23 +97,25 @@ def test_embed_is_the_embedding_by_hand(family: str) -> None:
 @torch.no_grad()
 def test_split_at_every_layer(family: str) -> None:
     model = FAMILIES[family]()
-    view, inputs = vt.wrap(model), images(model, 2)
+    vision_model, inputs = vt.wrap(model), images(model, 2)
     expected = model(inputs)
-    for layer in range(view.depth + 1):
-        head = view.forward_blocks(view.embed(inputs), 0, layer)
-        torch.testing.assert_close(view.forward_head(view.forward_blocks(head, layer)), expected, rtol=0, atol=1e-6)
+    for layer in range(vision_model.depth + 1):
+        head = vision_model.forward_blocks(vision_model.embed(inputs), 0, layer)
+        torch.testing.assert_close(
+            vision_model.forward_head(vision_model.forward_blocks(head, layer)), expected, rtol=0, atol=1e-6
+        )
 
 
 @torch.no_grad()
 def test_suffix_goes_on_where_the_prefix_stopped(family: str) -> None:
     model = FAMILIES[family]()
-    view, inputs = vt.wrap(model), images(model, 2)
+    vision_model, inputs = vt.wrap(model), images(model, 2)
     expected = model(inputs)
-    for layer in range(view.depth):
-        rest, tokens = view.suffix(layer), view.forward_blocks(view.embed(inputs), 0, layer)
+    for layer in range(vision_model.depth):
+        rest, tokens = vision_model.suffix(layer), vision_model.forward_blocks(vision_model.embed(inputs), 0, layer)
         rest.check_inputs(tokens)
-        assert rest.depth == view.depth - layer
-        assert rest.grid() == view.grid()
+        assert rest.depth == vision_model.depth - layer
+        assert rest.grid() == vision_model.grid()
         torch.testing.assert_close(rest.logits(tokens), expected, rtol=0, atol=max(1e-6, rounding(family)))
         assert rest.forward_block(0, tokens).equal(model.blocks[layer](tokens))
 
@@ -133,33 +138,33 @@ def test_suffix_takes_tokens_only() -> None:
 @torch.no_grad()
 def test_keeping_all_patches_changes_nothing(family: str) -> None:
     model = double(family)
-    view, inputs = vt.wrap(model), images(model, 2)
+    vision_model, inputs = vt.wrap(model), images(model, 2)
     count = FACTS[family][2][0] * FACTS[family][2][1]
     everything = torch.arange(count).expand(2, -1)
     shuffled = torch.stack([torch.randperm(count, generator=torch.Generator().manual_seed(s)) for s in (1, 2)])
     for keep in (everything, shuffled, shuffled.int()):
-        torch.testing.assert_close(view.logits(inputs, keep=keep), model(inputs), rtol=0, atol=1e-10)
+        torch.testing.assert_close(vision_model.logits(inputs, keep=keep), model(inputs), rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
 def test_keeping_some_patches_by_hand(family: str) -> None:
     model = double(family)
-    view, inputs = vt.wrap(model), images(model, 3)
+    vision_model, inputs = vt.wrap(model), images(model, 3)
     prefix, keep = FACTS[family][1], torch.tensor([[0, 5, 7], [11, 2, 3], [9, 8, 1]])
     tokens = tokens_by_hand(model, inputs)
     rows = [[*range(prefix), *(prefix + k for k in row)] for row in keep.tolist()]
     picked = torch.stack([tokens[i, row] for i, row in enumerate(rows)])
     expected = logits_by_hand(model, picked)
-    torch.testing.assert_close(view.logits(inputs, keep=keep), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(vision_model.logits(inputs, keep=keep), expected, rtol=0, atol=1e-10)
     assert not torch.allclose(expected, model(inputs))
 
 
 @torch.no_grad()
 def test_prefix_tokens_always_stay(family: str) -> None:
     model = FAMILIES[family]()
-    view = vt.wrap(model)
-    tokens = view.embed(images(model, 2))
-    kept = view.select_tokens(tokens, torch.empty(2, 0, dtype=torch.long))
+    vision_model = vt.wrap(model)
+    tokens = vision_model.embed(images(model, 2))
+    kept = vision_model.select_tokens(tokens, torch.empty(2, 0, dtype=torch.long))
     assert kept.equal(tokens[:, : FACTS[family][1]])
 
 
@@ -185,13 +190,13 @@ def test_wrong_keep(keep: Tensor, named: str) -> None:
 
 
 def test_facts(family: str) -> None:
-    view = vt.wrap(FAMILIES[family]())
-    assert (view.depth, view.num_prefix_tokens, view.grid(), view.pooling.kind) == FACTS[family]
-    assert (view.embed_dim, view.num_heads, view.num_classes, view.class_names) == (24, 3, 5, None)
-    assert view.preprocess.size == ((32, 48) if family == "nonsquare" else (32, 32))
-    assert view.pooling.attends == (family == "siglip")
-    assert view.label(3) == "class 3"
-    assert vt.wrap(view) is view
+    model = vt.wrap(FAMILIES[family]())
+    assert (model.depth, model.num_prefix_tokens, model.grid(), model.pooling.kind) == FACTS[family]
+    assert (model.embed_dim, model.num_heads, model.num_classes, model.class_names) == (24, 3, 5, None)
+    assert model.preprocess.size == ((32, 48) if family == "nonsquare" else (32, 32))
+    assert model.pooling.attends == (family == "siglip")
+    assert model.label(3) == "class 3"
+    assert vt.wrap(model) is model
 
 
 @torch.no_grad()
@@ -199,15 +204,15 @@ def test_facts(family: str) -> None:
 def test_pooling_row_is_what_the_head_reads(family: str) -> None:
     """What enters the head (or the norm before it) is seen by a hook; a distilled model averages two heads."""
     model: Any = double(family)
-    view = vt.wrap(model)
+    vision_model = vt.wrap(model)
     seen: list[Tensor] = []
     readers = [model.head, model.head_dist] if family == "deit_distilled" else [model.fc_norm]
     hooks = [part.register_forward_pre_hook(lambda module, given: seen.append(given[0])) for part in readers]
-    tokens = model.norm(view.forward_blocks(view.embed(images(model, 2))))
+    tokens = model.norm(vision_model.forward_blocks(vision_model.embed(images(model, 2))))
     model.forward_head(tokens)
     for hook in hooks:
         hook.remove()
-    row = view.pooling.row(tokens)
+    row = vision_model.pooling.row(tokens)
     assert row.shape == tokens.shape[:2]
     torch.testing.assert_close(row.sum(dim=1), torch.ones(2, dtype=torch.float64))
     torch.testing.assert_close(torch.einsum("bn,bnd->bd", row, tokens), torch.stack(seen).mean(dim=0))
@@ -224,13 +229,13 @@ def dynamic() -> nn.Module:
 
 def test_dynamic_size() -> None:
     model = dynamic()
-    view, inputs = vt.wrap(model), torch.randn(2, 3, 64, 48, dtype=torch.float64)
-    view.check_inputs(inputs)
-    assert (view.grid(), view.grid(inputs)) == ((2, 2), (4, 3))
-    torch.testing.assert_close(view.logits(inputs), model(inputs))
+    vision_model, inputs = vt.wrap(model), torch.randn(2, 3, 64, 48, dtype=torch.float64)
+    vision_model.check_inputs(inputs)
+    assert (vision_model.grid(), vision_model.grid(inputs)) == ((2, 2), (4, 3))
+    torch.testing.assert_close(vision_model.logits(inputs), model(inputs))
     keep = torch.randperm(12, generator=torch.Generator().manual_seed(0)).expand(2, -1)
-    torch.testing.assert_close(view.logits(inputs, keep=keep), model(inputs))
-    assert vt.explain(view, inputs, "ixg")[0].map.shape == (4, 3)
+    torch.testing.assert_close(vision_model.logits(inputs, keep=keep), model(inputs))
+    assert vt.explain(vision_model, inputs, "ixg")[0].map.shape == (4, 3)
 
 
 def test_dynamic_size_that_patches_do_not_fill() -> None:
@@ -248,8 +253,8 @@ def test_training_flags_come_back_one_by_one() -> None:
     model.train()
     model.blocks[1].eval()
     before = {name: module.training for name, module in model.named_modules()}
-    view = vt.wrap(model)
-    torch.testing.assert_close(view.logits(inputs), expected)
+    vision_model = vt.wrap(model)
+    torch.testing.assert_close(vision_model.logits(inputs), expected)
     assert {name: module.training for name, module in model.named_modules()} == before
 
 
@@ -272,7 +277,7 @@ def test_refuses_a_model_without_head_or_with_other_blocks() -> None:
 
 def test_refuses_too_few_labels() -> None:
     with pytest.raises(ModelError, match="5 classes but 2 labels"):
-        vt.wrap(FAMILIES["vit"](), labels=["a", "b"])
+        vt.wrap(FAMILIES["vit"](), class_names=["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -288,8 +293,8 @@ def test_refuses_too_few_labels() -> None:
     ids=["size", "channels", "no batch", "empty", "nan", "bytes"],
 )
 def test_refuses_wrong_inputs(inputs: Tensor, named: str) -> None:
-    view = vt.wrap(FAMILIES["vit"]())
+    model = vt.wrap(FAMILIES["vit"]())
     with pytest.raises(ModelError, match=named):
-        view.check_inputs(inputs)
+        model.check_inputs(inputs)
     with pytest.raises(ModelError, match=named):
-        vt.explain(view, inputs)
+        vt.explain(model, inputs)

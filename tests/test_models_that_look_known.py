@@ -160,21 +160,21 @@ def test_a_hook_that_no_plain_model_has_is_told_or_harmless(place: str) -> None:
     odd = model()
     odd.get_submodule(place).register_forward_pre_hook(lambda module, args: (args[0] * 1.5,))
     x = images(odd, 1)
-    for spelling in (*SHARES, "inflow"):
+    for spec in (*SHARES, "inflow"):
         if place == "blocks.2":
             with pytest.raises(VitreousError, match=r"block 2 .* \(a forward pre-hook at blocks\.2"):
-                vt.get_method(spelling).attribute(odd, x, target=1)
+                vt.get_method(spec).attribute(odd, x, target=1)
         else:
-            assert torch.isfinite(vt.get_method(spelling).attribute(odd, x, target=1)).all()
+            assert torch.isfinite(vt.get_method(spec).attribute(odd, x, target=1)).all()
 
 
 @pytest.mark.parametrize("place", ["blocks.2", "blocks.2.attn"])
 def test_an_output_that_is_no_sum_of_shares(place: str) -> None:
     odd = model()
     odd.get_submodule(place).register_forward_hook(lambda module, args, output: output.tanh())
-    for spelling in SHARES:
+    for spec in SHARES:
         with pytest.raises(VitreousError, match=rf"block 2 .*a forward hook at {place}"):
-            vt.get_method(spelling).attribute(odd, images(odd, 1), target=1)
+            vt.get_method(spec).attribute(odd, images(odd, 1), target=1)
     failed = {check.name: check for check in vt.diagnose(odd).methods}
     assert failed["attin"].verdict == "failed"
     assert "a forward hook" in failed["attin"].sentence
@@ -299,9 +299,9 @@ def test_attention_of_ones_own(factor: str) -> None:
 
     attn.forward = forward.__get__(attn)
     if factor == "mask":
-        for spelling in ("rollout", "generic", "attin"):
+        for spec in ("rollout", "generic", "attin"):
             with pytest.raises(VitreousError, match="block 2 changes its attention weights after their softmax"):
-                vt.get_method(spelling).attribute(odd, x, target=1)
+                vt.get_method(spec).attribute(odd, x, target=1)
         return
     with torch.no_grad():
         plain.blocks[2].attn.qkv.weight[: odd.embed_dim] *= 2

@@ -68,22 +68,24 @@ def test_every_family_is_looked_at() -> None:
 @torch.no_grad()
 def test_embed_run_finish_is_the_model_wherever_it_is_cut(family: str) -> None:
     model = EVERY[family]()
-    view, inputs = vt.wrap(model), images(model, 3)
+    vision_model, inputs = vt.wrap(model), images(model, 3)
     expected = model(inputs)
-    torch.testing.assert_close(view.logits(inputs), expected, rtol=0, atol=rounding(family))
-    for layer in range(view.depth + 1):
-        tokens = view.forward_blocks(view.embed(inputs), 0, layer)
-        torch.testing.assert_close(view.forward_head(view.forward_blocks(tokens, layer)), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(vision_model.logits(inputs), expected, rtol=0, atol=rounding(family))
+    for layer in range(vision_model.depth + 1):
+        tokens = vision_model.forward_blocks(vision_model.embed(inputs), 0, layer)
+        torch.testing.assert_close(
+            vision_model.forward_head(vision_model.forward_blocks(tokens, layer)), expected, rtol=0, atol=1e-6
+        )
 
 
 @torch.no_grad()
 def test_suffix_goes_on_where_the_prefix_stopped(family: str) -> None:
     model = EVERY[family]()
-    view, inputs = vt.wrap(model), images(model, 2)
-    for layer in range(view.depth):
-        rest, tokens = view.suffix(layer), view.forward_blocks(view.embed(inputs), 0, layer)
+    vision_model, inputs = vt.wrap(model), images(model, 2)
+    for layer in range(vision_model.depth):
+        rest, tokens = vision_model.suffix(layer), vision_model.forward_blocks(vision_model.embed(inputs), 0, layer)
         rest.check_inputs(tokens)
-        assert (rest.depth, rest.grid()) == (view.depth - layer, view.grid(layer=layer))
+        assert (rest.depth, rest.grid()) == (vision_model.depth - layer, vision_model.grid(layer=layer))
         torch.testing.assert_close(rest.logits(tokens), model(inputs), rtol=0, atol=max(1e-6, rounding(family)))
 
 
@@ -92,31 +94,31 @@ def test_suffix_goes_on_where_the_prefix_stopped(family: str) -> None:
 def test_every_block_gets_tokens_on_its_own_grid(family: str) -> None:
     """What enters a stage of timm enters its first block here, merged already; and the same at the end."""
     model: Any = EVERY[family]()
-    view, inputs = vt.wrap(model), images(model, 2)
-    tokens, expected = view.embed(inputs), model.patch_embed(inputs)
-    assert view.stages == (range(0, 2), range(2, 4))
-    for layers, stage in zip(view.stages, model.layers, strict=True):
+    vision_model, inputs = vt.wrap(model), images(model, 2)
+    tokens, expected = vision_model.embed(inputs), model.patch_embed(inputs)
+    assert vision_model.stages == (range(0, 2), range(2, 4))
+    for layers, stage in zip(vision_model.stages, model.layers, strict=True):
         for layer in layers:
-            high, wide = view.grid(layer=layer)
+            high, wide = vision_model.grid(layer=layer)
             assert tokens.shape[1] == high * wide
-            tokens = view.forward_block(layer, tokens)
+            tokens = vision_model.forward_block(layer, tokens)
         expected = stage(expected)
-        if layers.stop < view.depth:
+        if layers.stop < vision_model.depth:
             assert tokens.equal(model.layers[1].downsample(expected).flatten(1, 2))
     assert tokens.equal(expected.flatten(1, 2))
     assert any(any(block.shift_size) for stage in model.layers for block in stage.blocks)
 
 
 def test_facts(family: str) -> None:
-    view = vt.wrap(EVERY[family]())
-    grids = [view.grid(layer=layer) for layer in range(view.depth)]
-    assert (view.depth, view.embed_dim, view.num_heads, view.num_prefix_tokens, grids, view.pooling.kind) == FACTS[
+    model = vt.wrap(EVERY[family]())
+    grids = [model.grid(layer=layer) for layer in range(model.depth)]
+    assert (model.depth, model.embed_dim, model.num_heads, model.num_prefix_tokens, grids, model.pooling.kind) == FACTS[
         family
     ]
-    assert (view.num_classes, view.class_names, view.family) == (5, None, "timm")
-    assert view.preprocess.size == tuple(view.module.patch_embed.img_size)
+    assert (model.num_classes, model.class_names, model.family) == (5, None, "timm")
+    assert model.preprocess.size == tuple(model.module.patch_embed.img_size)
     swin = family in SWIN
-    assert ((view.attention == "windows"), view.can_drop_tokens, bool(view.stages)) == (swin, not swin, swin)
+    assert ((model.attention == "windowed"), model.can_drop_tokens, bool(model.stages)) == (swin, not swin, swin)
 
 
 # -- leaving tokens out --------------------------------------------------------------------------------
@@ -126,15 +128,15 @@ def test_facts(family: str) -> None:
 @pytest.mark.parametrize("family", [*BEIT, *EVA])
 def test_keeping_all_patches_changes_nothing(family: str) -> None:
     model = wide(family)
-    view, inputs = vt.wrap(model), images(model, 2)
-    high, across = view.grid()
+    vision_model, inputs = vt.wrap(model), images(model, 2)
+    high, across = vision_model.grid()
     ordered = torch.arange(high * across).expand(2, -1)
     shuffled = torch.stack([torch.randperm(high * across, generator=torch.Generator().manual_seed(s)) for s in (1, 2)])
-    tokens = view.embed(inputs)
-    for layer in range(view.depth):
-        close(view.forward_block(layer, tokens, ordered), view.forward_block(layer, tokens))
+    tokens = vision_model.embed(inputs)
+    for layer in range(vision_model.depth):
+        close(vision_model.forward_block(layer, tokens, ordered), vision_model.forward_block(layer, tokens))
     for keep in (ordered, shuffled, shuffled.int()):
-        close(view.logits(inputs, keep=keep), model(inputs))
+        close(vision_model.logits(inputs, keep=keep), model(inputs))
 
 
 KEEP = torch.tensor([[0, 5, 7], [11, 2, 3], [9, 8, 15]])
@@ -145,20 +147,20 @@ KEEP = torch.tensor([[0, 5, 7], [11, 2, 3], [9, 8, 15]])
 def test_left_out_is_never_looked_at(family: str) -> None:
     """All tokens run, but nobody may look at those left out: the others cannot tell the difference."""
     model = wide(family)
-    view, inputs = vt.wrap(model), images(model, 3)
-    everyone = view.embed(inputs)
+    vision_model, inputs = vt.wrap(model), images(model, 3)
+    everyone = vision_model.embed(inputs)
     rows = torch.cat([torch.zeros(3, 1, dtype=torch.long), KEEP + 1], dim=1)
     hidden = torch.full((3, 1, 1, everyone.shape[1]), -torch.inf, dtype=everyone.dtype)
     for image, kept in enumerate(rows.tolist()):
         hidden[image, :, :, kept] = 0
     shared = 0 if model.rel_pos_bias is None else model.rel_pos_bias()
-    some = view.select_tokens(everyone, KEEP)
+    some = vision_model.select_tokens(everyone, KEEP)
     for layer, block in enumerate(model.blocks):
         everyone = block(everyone, shared_rel_pos_bias=shared + hidden)
-        some = view.forward_block(layer, some, KEEP)
+        some = vision_model.forward_block(layer, some, KEEP)
         close(some, everyone[torch.arange(3)[:, None], rows])
-    close(view.logits(inputs, keep=KEEP), view.forward_head(everyone[torch.arange(3)[:, None], rows]))
-    assert not torch.allclose(view.logits(inputs, keep=KEEP), model(inputs), atol=1e-3)
+    close(vision_model.logits(inputs, keep=KEEP), vision_model.forward_head(everyone[torch.arange(3)[:, None], rows]))
+    assert not torch.allclose(vision_model.logits(inputs, keep=KEEP), model(inputs), atol=1e-3)
 
 
 class Drop(nn.Module):
@@ -177,8 +179,8 @@ class Drop(nn.Module):
 @pytest.mark.parametrize("family", EVA)
 def test_left_out_as_timm_drops_patches(family: str) -> None:
     model = wide(family)
-    view, inputs = vt.wrap(model), images(model, 3)
-    found, plain = view.logits(inputs, keep=KEEP), model(inputs)
+    vision_model, inputs = vt.wrap(model), images(model, 3)
+    found, plain = vision_model.logits(inputs, keep=KEEP), model(inputs)
     model.patch_drop = Drop(FACTS[family][3])
     close(found, model(inputs))
     assert not torch.allclose(found, plain, atol=1e-3)
@@ -187,8 +189,11 @@ def test_left_out_as_timm_drops_patches(family: str) -> None:
 @pytest.mark.parametrize("family", SWIN)
 def test_windows_need_the_whole_grid(family: str) -> None:
     model = EVERY[family]()
-    view, inputs = vt.wrap(model), images(model, 3)
-    for refused in (lambda: view.logits(inputs, keep=KEEP), lambda: view.forward_block(0, view.embed(inputs), KEEP)):
+    vision_model, inputs = vt.wrap(model), images(model, 3)
+    for refused in (
+        lambda: vision_model.logits(inputs, keep=KEEP),
+        lambda: vision_model.forward_block(0, vision_model.embed(inputs), KEEP),
+    ):
         with pytest.raises(ModelError, match="whole grid; mask their embeddings instead"):
             refused()
 
@@ -196,22 +201,22 @@ def test_windows_need_the_whole_grid(family: str) -> None:
 # -- places --------------------------------------------------------------------------------------------
 
 
-def trace(view: vt.VisionModel, *keeps: Record) -> Any:
-    return Context(view, images(view.module, 2), Target.of(view, 2, 1)).trace(Pass(keeps))
+def trace(model: vt.VisionModel, *keeps: Record) -> Any:
+    return Context(model, images(model.module, 2), Target.of(model, 2, 1)).run_pass(Pass(keeps))
 
 
 @pytest.mark.parametrize("family", ["beit_shared", "packed", "swinv2"])
 def test_branches_add_up_to_the_residual_stream(family: str) -> None:
-    view = vt.wrap(wide(family))
-    layers = tuple(layer for layer in range(view.depth) if layer + 1 not in [stage.start for stage in view.stages])
-    keeps = [Record(site, whole, layers) for site in ("input", "attn", "mlp", "output")]
-    found = trace(view, *keeps)
+    model = vt.wrap(wide(family))
+    layers = tuple(layer for layer in range(model.depth) if layer + 1 not in [stage.start for stage in model.stages])
+    keeps = [Record(point, whole, layers) for point in ("resid_pre", "attn", "mlp", "resid_post")]
+    found = trace(model, *keeps)
     for before, attn, mlp, after in zip(*(found[keep] for keep in keeps), strict=True):
         close(before + attn + mlp, after)
 
 
 @pytest.mark.parametrize(
-    ("family", "site", "named"),
+    ("family", "point", "named"),
     [
         ("beit", "attn", "LayerScale is a parameter"),
         ("beit", "mlp", "LayerScale is a parameter"),
@@ -220,18 +225,18 @@ def test_branches_add_up_to_the_residual_stream(family: str) -> None:
         ("swin", "attn", "windows"),
     ],
 )
-def test_branches_without_a_module_are_refused(family: str, site: str, named: str) -> None:
+def test_branches_without_a_module_are_refused(family: str, point: str, named: str) -> None:
     with pytest.raises(ModelError, match=named):
-        vt.wrap(EVERY[family]()).hook_point(1, site)
+        vt.wrap(EVERY[family]()).hook_point(1, point)
 
 
 def test_class_activation_maps_look_where_every_patch_reaches_the_class(family: str) -> None:
-    view = vt.wrap(EVERY[family]())
-    keep = Record(view.cam_point, whole, (view.depth - 1,), grad=True)
-    (gradient,) = trace(view, keep)[keep]
-    high, across = view.grid(layer=view.depth - 1)
-    assert gradient.shape[:2] == (2, view.num_prefix_tokens + high * across)
-    assert (gradient[:, view.num_prefix_tokens :].abs().amax(dim=-1) > 0).all()
+    model = vt.wrap(EVERY[family]())
+    keep = Record(model.cam_point, whole, (model.depth - 1,), grad=True)
+    (gradient,) = trace(model, keep)[keep]
+    high, across = model.grid(layer=model.depth - 1)
+    assert gradient.shape[:2] == (2, model.num_prefix_tokens + high * across)
+    assert (gradient[:, model.num_prefix_tokens :].abs().amax(dim=-1) > 0).all()
 
 
 # -- names, weights, refusals --------------------------------------------------------------------------
@@ -268,9 +273,9 @@ def test_published_checkpoints_are_converted(name: str, options: dict[str, Any],
     if not name.startswith("eva"):
         tensors[f"{block}.attn.relative_position_index"] = torch.zeros(1)  # a table that old files carry along
     torch.save({"model": tensors}, tmp_path / "weights.pth")
-    view = vt.load(f"timm/{name}", checkpoint=tmp_path / "weights.pth", **options)
+    vision_model = vt.load(f"timm/{name}", checkpoint=tmp_path / "weights.pth", **options)
     inputs = images(model, 2)
-    assert torch.equal(view.logits(inputs), model(inputs).detach())
+    assert torch.equal(vision_model.logits(inputs), model(inputs).detach())
 
 
 def test_refuses_other_blocks_and_missing_heads() -> None:

@@ -32,13 +32,13 @@ SIZE = 32 * 32
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.VisionModel) -> Tensor:
-    return images(view, 5)
+def x(model: vt.VisionModel) -> Tensor:
+    return images(model, 5)
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +46,18 @@ def maps() -> Tensor:
     return torch.randn(5, 4, 4, generator=torch.Generator().manual_seed(3))
 
 
-def ask(view: vt.VisionModel, x: Tensor, maps: Any, *needs: Request, **options: Any) -> Evaluation:
+def ask(model: vt.VisionModel, x: Tensor, maps: Any, *needs: Request, **options: Any) -> Evaluation:
     probe = Probe(asked=needs)
-    vt.evaluate(view, x, {"it": maps}, [probe], baselines=False, samples=1, **options)
+    vt.evaluate(model, x, {"it": maps}, [probe], controls=False, n_bootstrap=1, **options)
     (heard,) = probe.heard
     return heard
 
 
-def logs(view: vt.VisionModel, x: Tensor, changed: Tensor) -> np.ndarray:
+def logs(model: vt.VisionModel, x: Tensor, changed: Tensor) -> np.ndarray:
     """The log-probability of the predicted class of each image in its changed versions ``[B, J, 3, H, W]``."""
     with torch.no_grad():
-        best = view.module(x).argmax(dim=1)
-        each = [view.module(some).log_softmax(dim=1)[:, c] for some, c in zip(changed, best, strict=True)]
+        best = model.module(x).argmax(dim=1)
+        each = [model.module(some).log_softmax(dim=1)[:, c] for some, c in zip(changed, best, strict=True)]
     return torch.stack(each).numpy()
 
 
@@ -66,7 +66,7 @@ def test_images_are_32_wide(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_rank_bands(view: vt.VisionModel, x: Tensor, maps: Tensor, keep: bool) -> None:
+def test_rank_bands(model: vt.VisionModel, x: Tensor, maps: Tensor, keep: bool) -> None:
     """Ranks between two edges go, and those above and below them stay."""
     edges = [0, 100, 400, 900, SIZE]
     spans = tuple(pairwise(edges))
@@ -77,70 +77,72 @@ def test_rank_bands(view: vt.VisionModel, x: Tensor, maps: Tensor, keep: bool) -
     inside = torch.stack([(ranks >= low) & (ranks < high) for low, high in spans], dim=1)  # [B, J, 1, H, W]
     inside = inside.reshape(5, 4, 1, 32, 32)
     changed = torch.where(inside if keep else ~inside, x[:, None], torch.zeros(()))
-    found = ask(view, x, maps, need).log_probability(need, "given", "pred")
-    np.testing.assert_allclose(found, logs(view, x, changed), atol=1e-5)
+    found = ask(model, x, maps, need).log_probability(need, "given", "pred")
+    np.testing.assert_allclose(found, logs(model, x, changed), atol=1e-5)
 
 
-def test_bands_of_tokens(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+def test_bands_of_tokens(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     need = Request.bands("drop", [0, 5, 11, 16], unit="token")
-    found = ask(view, x, maps, need).log_probability(need, "given", "pred")
+    found = ask(model, x, maps, need).log_probability(need, "given", "pred")
     order = maps.flatten(1).argsort(dim=1, descending=True)
     expected = np.empty((5, 3))
     with torch.no_grad():
-        best = view.logits(x).argmax(dim=1)
+        best = model.logits(x).argmax(dim=1)
         for image in range(5):
-            tokens = view.embed(x[image : image + 1])
+            tokens = model.embed(x[image : image + 1])
             for state, (low, high) in enumerate([(0, 5), (5, 11), (11, 16)]):
                 keep = torch.cat([order[image, :low], order[image, high:]]).sort().values
-                some = torch.cat([tokens[:, : view.num_prefix_tokens], tokens[:, keep + view.num_prefix_tokens]], dim=1)
-                logits = view.forward_head(view.forward_blocks(some, keep=keep[None]))
+                some = torch.cat(
+                    [tokens[:, : model.num_prefix_tokens], tokens[:, keep + model.num_prefix_tokens]], dim=1
+                )
+                logits = model.forward_head(model.forward_blocks(some, keep=keep[None]))
                 expected[image, state] = logits.log_softmax(dim=1)[0, best[image]]
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_random_orders_are_of_the_image_and_shared_by_all_methods(
-    view: vt.VisionModel, x: Tensor, maps: Tensor
+    model: vt.VisionModel, x: Tensor, maps: Tensor
 ) -> None:
     need = Request.removed("zero_norm", [0, 300, 700, SIZE], by="random")
-    answers = ask(view, x, maps, need)
+    answers = ask(model, x, maps, need)
     found = answers.log_probability(need, "given", "pred")
     key = PRNGKey.of_images(0, "order", x).uniform(32, 32)
     ranks = pixel_ranks(key, (32, 32), "bilinear", "random", 0).reshape(5, 1, 1, 32, 32)
     counts = torch.tensor([0, 300, 700, SIZE]).view(1, 4, 1, 1, 1)
     changed = torch.where(ranks < counts, torch.zeros(()), x[:, None])
-    np.testing.assert_allclose(found, logs(view, x, changed), atol=1e-5)
-    turned = ask(view, x.flip(0), maps, need).log_probability(need, "given", "pred")
+    np.testing.assert_allclose(found, logs(model, x, changed), atol=1e-5)
+    turned = ask(model, x.flip(0), maps, need).log_probability(need, "given", "pred")
     np.testing.assert_allclose(turned[::-1], found, atol=1e-5)
-    other = ask(view, x, maps, need, seed=1).log_probability(need, "given", "pred")
+    other = ask(model, x, maps, need, seed=1).log_probability(need, "given", "pred")
     assert not np.allclose(other, found)
 
     def states(hows: dict[str, Tensor]) -> int:
-        table = vt.evaluate(view, x, hows, [Probe(asked=[need])], baselines=False, samples=1)
+        table = vt.evaluate(model, x, hows, [Probe(asked=[need])], controls=False, n_bootstrap=1)
         return int(table.plan["states"])
 
     assert states({"a": maps}) == states({"a": maps, "b": -maps}), "a further method costs no forward"
 
 
-def test_given_masks(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+def test_given_masks(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """On any grid; the same for all images; equal ones are one need."""
     cells = torch.eye(4, dtype=torch.bool).view(4, 2, 2)
     need = Masks("black", GivenMasks.of(cells), 4)
     assert need == Masks("black", GivenMasks.of(cells.numpy()), 4)
     assert hash(need) == hash(Masks("black", GivenMasks.of(cells), 4))
-    answers = ask(view, x, maps, need)
+    answers = ask(model, x, maps, need)
     gone = cells.repeat_interleave(16, dim=1).repeat_interleave(16, dim=2)
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (view.preprocess.mean, view.preprocess.std))
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (model.preprocess.mean, model.preprocess.std))
     changed = torch.where(gone[None, :, None], -mean / std, x[:, None])
-    np.testing.assert_allclose(answers.log_probability(need, "given", "pred"), logs(view, x, changed), atol=1e-5)
+    np.testing.assert_allclose(answers.log_probability(need, "given", "pred"), logs(model, x, changed), atol=1e-5)
     assert answers.masks(need).shape == (5, 4, 2, 2)
     with pytest.raises(vt.VitreousError, match=r"\[count, h, w\]"):
         GivenMasks.of(np.ones((2, 2)))
 
 
 @pytest.mark.parametrize("unit", ["pixel", "token"])
-def test_random_masks(view: vt.VisionModel, x: Tensor, maps: Tensor, unit: str) -> None:
+def test_random_masks(model: vt.VisionModel, x: Tensor, maps: Tensor, unit: str) -> None:
     need = Masks("zero_norm", RandomMasks(6, 0.25), 6, unit)
-    answers = ask(view, x, maps, need)
+    answers = ask(model, x, maps, need)
     gone = answers.masks(need)
     assert gone.shape == (5, 6, 4, 4)
     assert (gone.sum(axis=(2, 3)) == 4).all(), "a quarter of 16 cells"
@@ -148,22 +150,22 @@ def test_random_masks(view: vt.VisionModel, x: Tensor, maps: Tensor, unit: str) 
     found = answers.log_probability(need, "given", "pred")
     if unit == "pixel":
         big = torch.from_numpy(gone).repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
-        expected = logs(view, x, torch.where(big[:, :, None], torch.zeros(()), x[:, None]))
+        expected = logs(model, x, torch.where(big[:, :, None], torch.zeros(()), x[:, None]))
     else:
         expected = np.empty((5, 6))
         with torch.no_grad():
-            best = view.logits(x).argmax(dim=1)
+            best = model.logits(x).argmax(dim=1)
             for image in range(5):
-                tokens = view.embed(x[image : image + 1])
+                tokens = model.embed(x[image : image + 1])
                 for state in range(6):
                     keep = torch.from_numpy(~gone[image, state].reshape(-1)).nonzero().flatten()
                     some = torch.cat(
-                        [tokens[:, : view.num_prefix_tokens], tokens[:, keep + view.num_prefix_tokens]], dim=1
+                        [tokens[:, : model.num_prefix_tokens], tokens[:, keep + model.num_prefix_tokens]], dim=1
                     )
-                    log = view.forward_head(view.forward_blocks(some, keep=keep[None])).log_softmax(dim=1)
+                    log = model.forward_head(model.forward_blocks(some, keep=keep[None])).log_softmax(dim=1)
                     expected[image, state] = log[0, best[image]]
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    again = ask(view, x[2:4], maps[2:4], need)
+    again = ask(model, x[2:4], maps[2:4], need)
     assert (again.masks(need) == gone[2:4]).all(), "whatever stands beside them"
 
 
@@ -178,50 +180,50 @@ def mosaic(images: Tensor, preprocess: Any, draws: PRNGKey) -> Tensor:
 
 
 @pytest.mark.parametrize(("make", "count"), [(noisy, 3), (mosaic, 1)])
-def test_other_images(view: vt.VisionModel, x: Tensor, maps: Tensor, make: Any, count: int) -> None:
+def test_other_images(model: vt.VisionModel, x: Tensor, maps: Tensor, make: Any, count: int) -> None:
     need = Images("other", make, count)
-    found = ask(view, x, maps, need).log_probability(need, "given", "pred")
-    changed = make(x, view.preprocess, PRNGKey.of_images(0, "images other", x))
+    found = ask(model, x, maps, need).log_probability(need, "given", "pred")
+    changed = make(x, model.preprocess, PRNGKey.of_images(0, "images other", x))
     assert found.shape == (5, count)
-    np.testing.assert_allclose(found, logs(view, x, changed), atol=1e-5)
+    np.testing.assert_allclose(found, logs(model, x, changed), atol=1e-5)
 
 
-def test_maps_made_again_of_other_images(view: vt.VisionModel, x: Tensor) -> None:
+def test_maps_made_again_of_other_images(model: vt.VisionModel, x: Tensor) -> None:
     need = Reattribution(images=Images("other", noisy, 3))
-    found = ask(view, x, "ixg", need).explained(need, "given")
-    changed = noisy(x, view.preprocess, PRNGKey.of_images(0, "images other", x))
+    found = ask(model, x, "ixg", need).explained(need, "given")
+    changed = noisy(x, model.preprocess, PRNGKey.of_images(0, "images other", x))
     with torch.no_grad():
-        best = view.logits(x).argmax(dim=1)
+        best = model.logits(x).argmax(dim=1)
     for image in range(5):
-        alone = vt.get_method("ixg").attribute(view, changed[image], target=[int(best[image])] * 3)
+        alone = vt.get_method("ixg").attribute(model, changed[image], target=[int(best[image])] * 3)
         np.testing.assert_allclose(found[image], alone, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("spelling", ["ixg", "callable"])
-def test_maps_made_again_under_another_model_class_and_seed(view: vt.VisionModel, x: Tensor, spelling: str) -> None:
+@pytest.mark.parametrize("spec", ["ixg", "callable"])
+def test_maps_made_again_under_another_model_class_and_seed(vision_model: vt.VisionModel, x: Tensor, spec: str) -> None:
     def gradient(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         inputs.requires_grad_()
         logits = model(inputs)
         (found,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), inputs)
         return (found * inputs).sum(dim=1)
 
-    how = gradient if spelling == "callable" else "smooth(ixg, samples=2)"
+    how = gradient if spec == "callable" else "smooth(ixg, samples=2)"
     head = Reattribution(under=partial(_shuffled, seed=1))
     rival, seeded = Reattribution(target="runner-up"), Reattribution(seed=5)
-    needs = [rival, seeded] if spelling == "callable" else [head, rival, seeded]
-    answers = ask(view, x, how, *needs)
+    needs = [rival, seeded] if spec == "callable" else [head, rival, seeded]
+    answers = ask(vision_model, x, how, *needs)
     mine = answers.maps("given")
     with torch.no_grad():
-        ranked = view.logits(x).argsort(dim=1, descending=True)
-    if spelling == "callable":
-        second = gradient(view.module, x.clone(), ranked[:, 1]).detach().numpy()
+        ranked = vision_model.logits(x).argsort(dim=1, descending=True)
+    if spec == "callable":
+        second = gradient(vision_model.module, x.clone(), ranked[:, 1]).detach().numpy()
         np.testing.assert_allclose(answers.explained(rival, "given")[:, 0], second, rtol=1e-3, atol=1e-6)
         np.testing.assert_allclose(answers.explained(seeded, "given")[:, 0], mine, atol=1e-6)
         return
     ways = {
-        head: (view.permute_head(1), ranked[:, 0], 0),
-        rival: (view, ranked[:, 1], 0),
-        seeded: (view, ranked[:, 0], 5),
+        head: (vision_model.permute_head(1), ranked[:, 0], 0),
+        rival: (vision_model, ranked[:, 1], 0),
+        seeded: (vision_model, ranked[:, 0], 5),
     }
     for need, (seen, classes, seed) in ways.items():
         alone = vt.get_method(how).attribute(seen, x, target=classes.tolist(), seed=seed).numpy()
@@ -229,46 +231,46 @@ def test_maps_made_again_under_another_model_class_and_seed(view: vt.VisionModel
         assert not np.allclose(alone, mine, rtol=1e-3)
 
 
-def _shuffled(view: vt.VisionModel, seed: int) -> vt.VisionModel:
-    return view.permute_head(seed)
+def _shuffled(model: vt.VisionModel, seed: int) -> vt.VisionModel:
+    return model.permute_head(seed)
 
 
-def test_maps_that_are_there_cannot_be_made_again(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+def test_maps_that_are_there_cannot_be_made_again(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     with pytest.raises(vt.VitreousError, match="it: maps cannot be made again, which a metric asks for"):
-        ask(view, x, maps, Reattribution(seed=1))
+        ask(model, x, maps, Reattribution(seed=1))
     probe = Probe(asked=[])
-    vt.evaluate(view, x, {"it": maps}, [probe], baselines=False, samples=1)
+    vt.evaluate(model, x, {"it": maps}, [probe], controls=False, n_bootstrap=1)
     with pytest.raises(vt.VitreousError, match="a metric has to ask"):
         probe.heard[0].explained(Reattribution(seed=1), "given")
 
 
-def test_a_callable_is_not_asked_about_a_model_it_cannot_have(view: vt.VisionModel, x: Tensor) -> None:
+def test_a_callable_is_not_asked_about_a_model_it_cannot_have(model: vt.VisionModel, x: Tensor) -> None:
     """A shuffled head belongs to the view; the callable would be handed the model as it was, and nobody would know."""
 
     def mine(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         return inputs.sum(dim=1)
 
     with pytest.raises(vt.VitreousError, match="it: a callable cannot be asked about"):
-        ask(view, x, mine, Reattribution(under=partial(_shuffled, seed=1)))
+        ask(model, x, mine, Reattribution(under=partial(_shuffled, seed=1)))
 
 
-def test_the_maps_themselves(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
-    np.testing.assert_array_equal(ask(view, x, maps).maps("given"), maps.numpy())
+def test_the_maps_themselves(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+    np.testing.assert_array_equal(ask(model, x, maps).maps("given"), maps.numpy())
 
 
-def test_truth(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+def test_truth(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     masks = np.random.default_rng(0).random((5, 32, 32)) > 0.5
     for given in (list(masks), {f"input-{i}": vt.Annotation(each) for i, each in enumerate(masks)}):
-        found = ask(view, x, maps, AnnotationRequest("mask"), truth=given).truth()
+        found = ask(model, x, maps, AnnotationRequest("mask"), truth=given).annotations()
         assert all((each.mask == mask).all() for each, mask in zip(found, masks, strict=True))
     boxed = ask(
-        view, x, maps, AnnotationRequest("boxes"), truth=lambda p: vt.Annotation(boxes=((0, 0, 1, len(p.name)),))
+        model, x, maps, AnnotationRequest("boxes"), truth=lambda p: vt.Annotation(boxes=((0, 0, 1, len(p.name)),))
     )
-    assert boxed.truth()[0].boxes == ((0, 0, 1, 7),)
+    assert boxed.annotations()[0].boxes == ((0, 0, 1, 7),)
     parts = ask(
-        view, x, maps, AnnotationRequest("parts"), truth=[vt.Annotation(parts={"wing": each}) for each in masks]
+        model, x, maps, AnnotationRequest("parts"), truth=[vt.Annotation(parts={"wing": each}) for each in masks]
     )
-    assert (parts.truth()[3].parts["wing"] == masks[3]).all()
+    assert (parts.annotations()[3].parts["wing"] == masks[3]).all()
 
 
 @pytest.mark.parametrize(
@@ -282,12 +284,12 @@ def test_truth(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
         ([np.ones((32, 32))] * 4, "needs the mask of input-4"),
     ],
 )
-def test_bad_truth(view: vt.VisionModel, x: Tensor, maps: Tensor, truth: Any, said: str) -> None:
+def test_bad_truth(model: vt.VisionModel, x: Tensor, maps: Tensor, truth: Any, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
-        ask(view, x, maps, AnnotationRequest("mask"), truth=truth)
+        ask(model, x, maps, AnnotationRequest("mask"), truth=truth)
 
 
-def test_truth_of_a_photograph_follows_it_into_the_model(view: vt.VisionModel, tmp_path: Any) -> None:
+def test_truth_of_a_photograph_follows_it_into_the_model(model: vt.VisionModel, tmp_path: Any) -> None:
     """A box of the photograph, painted white there, is where the input is white."""
     from PIL import Image
 
@@ -296,11 +298,11 @@ def test_truth_of_a_photograph_follows_it_into_the_model(view: vt.VisionModel, t
     pixels = np.zeros((60, 100, 3), np.uint8)
     pixels[20:40, 40:70] = 255
     Image.fromarray(pixels).save(tmp_path / "photo.png")
-    (picture,) = pictures(tmp_path / "photo.png", view)
+    (picture,) = pictures(tmp_path / "photo.png", model)
     truth = vt.Annotation.of_photo(
         picture, pixels[..., 0] > 0, [(40, 20, 70, 40), (0, 0, 5, 5)], {"all": pixels[..., 0] > 0}
     )
-    bright = np.asarray(picture.seen)[..., 0] > 127
+    bright = np.asarray(picture.image)[..., 0] > 127
     assert (truth.mask == bright).mean() > 0.97
     assert (truth.parts["all"] == truth.mask).all()
     ((left, top, right, bottom),) = truth.boxes  # the other one was cropped away
@@ -318,16 +320,16 @@ def test_truth_of_a_photograph_follows_it_into_the_model(view: vt.VisionModel, t
         Request.blend("zero_norm", "relu"),
     ],
 )
-def test_states_can_be_had_as_images(view: vt.VisionModel, x: Tensor, maps: Tensor, need: Any) -> None:
+def test_states_can_be_had_as_images(model: vt.VisionModel, x: Tensor, maps: Tensor, need: Any) -> None:
     """What they show is what was run."""
-    found = perturbed(view, x, maps, need)
+    found = perturbed(model, x, maps, need)
     assert found.shape == (5, len(need.spans), 3, 32, 32)
-    told = ask(view, x, maps, need).log_probability(need, "given", "pred")
-    np.testing.assert_allclose(logs(view, x, found), told, atol=1e-5)
+    told = ask(model, x, maps, need).log_probability(need, "given", "pred")
+    np.testing.assert_allclose(logs(model, x, found), told, atol=1e-5)
 
 
-def test_removed_tokens_turn_grey_in_images(view: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
-    found = perturbed(view, x, maps, Request.kept("drop", [3], unit="token"))[:, 0]
+def test_removed_tokens_turn_grey_in_images(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
+    found = perturbed(model, x, maps, Request.kept("drop", [3], unit="token"))[:, 0]
     grey = (found == 0).all(dim=1).view(5, 4, 8, 4, 8).float().mean(dim=(2, 4))
     top = maps.flatten(1).argsort(dim=1, descending=True)[:, :3]
     expected = torch.ones(5, 16).scatter(1, top, 0.0).view(5, 4, 4)
@@ -343,6 +345,6 @@ def test_removed_tokens_turn_grey_in_images(view: vt.VisionModel, x: Tensor, map
         (lambda: Request.kept("drop", [0], unit="token"), "without any token"),
     ],
 )
-def test_bad_needs(view: vt.VisionModel, x: Tensor, maps: Tensor, make: Any, said: str) -> None:
+def test_bad_needs(model: vt.VisionModel, x: Tensor, maps: Tensor, make: Any, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
-        ask(view, x, maps, make())
+        ask(model, x, maps, make())

@@ -16,8 +16,8 @@ from vitreous.errors import ImageError, VitreousError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
-    return vt.wrap(FAMILIES["vit"](), name="tiny", labels=["zero", "one", "two", "three", "four"])
+def model() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"](), name="tiny", class_names=["zero", "one", "two", "three", "four"])
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def photo() -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def made(view: vt.VisionModel, photo: Image.Image) -> vt.Explanation:
-    found: vt.Explanation = vt.explain(view, photo, "ixg", "two")
+def made(model: vt.VisionModel, photo: Image.Image) -> vt.Explanation:
+    found: vt.Explanation = vt.explain(model, photo, "ixg", "two")
     return found
 
 
@@ -79,9 +79,9 @@ def test_nonsense_is_named(made: vt.Explanation, given: dict[str, Any], said: st
         made.overlay(**given)
 
 
-def test_a_photograph_has_to_be_there(view: vt.VisionModel, made: vt.Explanation, photo: Image.Image) -> None:
+def test_a_photograph_has_to_be_there(model: vt.VisionModel, made: vt.Explanation, photo: Image.Image) -> None:
     with pytest.raises(ImageError, match="no original photograph"):
-        vt.explain(view, images(view.module, 1)[0], "ixg").overlay(size="photo")
+        vt.explain(model, images(model.module, 1)[0], "ixg").overlay(size="photo")
     with pytest.raises(VitreousError, match="not of another picture"):
         made.overlay(photo, size="photo")
 
@@ -117,21 +117,21 @@ def test_a_path_that_ends_like_a_picture_is_one(made: vt.Explanation, tmp_path: 
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_huge_photograph_is_made_smaller(view: vt.VisionModel, tmp_path: Path) -> None:
-    found = vt.explain(view, Image.new("RGB", (2600, 2500), "teal"), "ixg")
+def test_a_huge_photograph_is_made_smaller(model: vt.VisionModel, tmp_path: Path) -> None:
+    found = vt.explain(model, Image.new("RGB", (2600, 2500), "teal"), "ixg")
     found.save(tmp_path / "x.png", caption=False)
     assert max(Image.open(tmp_path / "x.png").size) == 2048
     assert max(found.overlay(size="photo").size) > 2048
 
 
 def test_without_the_photograph_it_has_the_size_of_the_input(
-    view: vt.VisionModel, made: vt.Explanation, photo: Image.Image, tmp_path: Path
+    model: vt.VisionModel, made: vt.Explanation, photo: Image.Image, tmp_path: Path
 ) -> None:
-    tensor = vt.explain(view, images(view.module, 1)[0], "ixg")
+    tensor = vt.explain(model, images(model.module, 1)[0], "ixg")
     tensor.save(tmp_path / "tensor.png", caption=False)
     assert Image.open(tmp_path / "tensor.png").size == (32, 32)
     photo.save(tmp_path / "photo.png")
-    read = vt.explain(view, tmp_path / "photo.png", "ixg", "two")
+    read = vt.explain(model, tmp_path / "photo.png", "ixg", "two")
     read.save(tmp_path / "there.png", caption=False)
     assert Image.open(tmp_path / "there.png").tobytes() == made.overlay(size="photo").tobytes()
     photo.rotate(180).save(tmp_path / "photo.png")  # another photograph in its place
@@ -143,17 +143,17 @@ def test_without_the_photograph_it_has_the_size_of_the_input(
 
 
 def test_a_class_called_like_a_file_is_filed_in_a_folder(photo: Image.Image, tmp_path: Path) -> None:
-    view = vt.wrap(FAMILIES["vit"](), name="tiny", labels=["a.png", "b.pdf", "c", "d", "e"])
+    model = vt.wrap(FAMILIES["vit"](), name="tiny", class_names=["a.png", "b.pdf", "c", "d", "e"])
     photo.save(tmp_path / "photo.png")
-    saved = vt.Archive(tmp_path / "out").save(vt.explain(view, tmp_path / "photo.png", "ixg", 0))
+    saved = vt.Archive(tmp_path / "out").save(vt.explain(model, tmp_path / "photo.png", "ixg", 0))
     assert saved.is_dir()
     assert vt.Explanation.load(saved).label == "a.png"
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
 @pytest.mark.parametrize("name", ["rollout", "eigencam", "raw_attention", "random"])
-def test_what_knows_no_class_names_none(view: vt.VisionModel, photo: Image.Image, tmp_path: Path, name: str) -> None:
-    found = vt.explain(view, photo, name, "two")
+def test_what_knows_no_class_names_none(model: vt.VisionModel, photo: Image.Image, tmp_path: Path, name: str) -> None:
+    found = vt.explain(model, photo, name, "two")
     again = vt.Explanation.load(found.save(tmp_path / "e"))
     for each in (found, again):
         assert "two" not in each.caption
@@ -163,9 +163,9 @@ def test_what_knows_no_class_names_none(view: vt.VisionModel, photo: Image.Image
         assert not each.scale.signed
 
 
-def test_titles(view: vt.VisionModel, photo: Image.Image, made: vt.Explanation) -> None:
+def test_titles(model: vt.VisionModel, photo: Image.Image, made: vt.Explanation) -> None:
     assert made.title == f"Why two? {made.probability:.2f}"
-    rather = vt.explain(view, photo, "ixg", "two", against=["one", "four"])
+    rather = vt.explain(model, photo, "ixg", "two", contrast=["one", "four"])
     assert rather.title == f"Why two rather than one, four? {rather.probability:.2f}"
 
 
@@ -175,7 +175,7 @@ def test_a_method_from_elsewhere_is_taken_at_its_word(made: vt.Explanation, tmp_
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"method": "ixg"', '"method": "from_elsewhere"'))
     again = vt.Explanation.load(folder)
-    assert again.how is None
+    assert again.method_text is None
     assert again.class_specific
     assert again.scale == made.scale
     assert again.overlay().tobytes() == made.overlay().tobytes()

@@ -17,13 +17,13 @@ WORLD = World(n=6, start=3, shortcut=True)
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.load("world-shortcut")
 
 
-def scored(view: vt.VisionModel, methods: Any, **options: Any) -> vt.ScoreTable:
+def scored(model: vt.VisionModel, methods: Any, **options: Any) -> vt.ScoreTable:
     asked: dict[str, Any] = {"truth": list(WORLD.truths()), "baselines": False, "samples": 10} | options
-    return vt.evaluate(view, list(WORLD.pictures()), methods, ["shortcut"], **asked)
+    return vt.evaluate(model, list(WORLD.pictures()), methods, ["shortcut"], **asked)
 
 
 def maps(fine: bool) -> Tensor:
@@ -31,9 +31,9 @@ def maps(fine: bool) -> Tensor:
     return torch.randn(len(WORLD), size, size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
-def test_every_pixel_again(view: vt.VisionModel) -> None:
+def test_every_pixel_again(model: vt.VisionModel) -> None:
     values = maps(True)
-    table = scored(view, {"noise": values})
+    table = scored(model, {"noise": values})
     seen = 0
     for image, (truth, score) in enumerate(zip(WORLD.truths(), table["noise", "shortcut"], strict=True)):
         if "marker" not in truth.parts:
@@ -51,7 +51,7 @@ def test_every_pixel_again(view: vt.VisionModel) -> None:
     assert table.mean("noise", "shortcut") == pytest.approx(np.nanmean(table["noise", "shortcut"]))
 
 
-def test_golden(view: vt.VisionModel) -> None:
+def test_golden(model: vt.VisionModel) -> None:
     """The marker itself scores 1, a constant map the marker's share of the picture, a negative map and nothing 0."""
     marker = torch.stack(
         [torch.from_numpy(each.parts.get("marker", np.ones((128, 128)))).double() for each in WORLD.truths()]
@@ -59,7 +59,7 @@ def test_golden(view: vt.VisionModel) -> None:
     marked = np.array(["marker" in each.parts for each in WORLD.truths()])
     given = {"marker": marker, "flat": torch.ones(6, 16, 16), "minus": -marker, "zero": torch.zeros(6, 16, 16)}
     given["nan"] = torch.full((6, 16, 16), torch.nan)
-    table = scored(view, given)
+    table = scored(model, given)
     assert table["marker", "shortcut"][marked] == pytest.approx(1)
     area = marker.mean(dim=(1, 2)).numpy()[marked]
     assert table["flat", "shortcut"][marked] == pytest.approx(area)
@@ -68,37 +68,42 @@ def test_golden(view: vt.VisionModel) -> None:
     assert np.isnan(table["nan", "shortcut"]).all()
 
 
-def test_scale_changes_nothing_and_ignored_pixels_do_not_count(view: vt.VisionModel) -> None:
+def test_scale_changes_nothing_and_ignored_pixels_do_not_count(model: vt.VisionModel) -> None:
     values = maps(False)
-    table = scored(view, {"noise": values, "louder": values * 7})
+    table = scored(model, {"noise": values, "louder": values * 7})
     np.testing.assert_allclose(table["louder", "shortcut"], table["noise", "shortcut"])
     half = np.zeros((128, 128), bool)
     half[:, :64] = True
     known = [vt.Annotation(each.mask, each.boxes, each.parts, half) for each in WORLD.truths()]
-    flat = scored(view, {"flat": torch.ones(6, 128, 128)}, truth=known)["flat", "shortcut"]
+    flat = scored(model, {"flat": torch.ones(6, 128, 128)}, truth=known)["flat", "shortcut"]
     for truth, score in zip(WORLD.truths(), flat, strict=True):
         if "marker" in truth.parts:
             assert score == pytest.approx((truth.parts["marker"] & ~half).sum() / (~half).sum())
 
 
-def test_another_part_and_bad_words(view: vt.VisionModel) -> None:
+def test_another_part_and_bad_words(model: vt.VisionModel) -> None:
     spelled = "shortcut(part=tail)"
     table = vt.evaluate(
-        view, list(WORLD.pictures()), {"flat": torch.ones(6, 16, 16)}, [spelled], truth=list(WORLD.truths()), samples=5
+        model,
+        list(WORLD.pictures()),
+        {"flat": torch.ones(6, 16, 16)},
+        [spelled],
+        annotations=list(WORLD.truths()),
+        n_bootstrap=5,
     )
     areas = [each.parts["tail"].mean() for each in WORLD.truths()]
     assert table["flat", spelled] == pytest.approx(areas)
-    assert vt.get_metric("shortcut").truth == ("parts",)
+    assert vt.get_metric("shortcut").annotation_kinds == ("parts",)
     assert vt.get_metric("shortcut").higher_is_better
     with pytest.raises(vt.VitreousError, match="part='' is not the name of a part"):
         vt.get_metric("shortcut(part='')")
     with pytest.raises(vt.VitreousError, match="shortcut needs the parts of"):
-        scored(view, "random", truth=None)
+        scored(model, "random", truth=None)
 
 
-def test_a_faithful_map_shows_the_shortcut(view: vt.VisionModel) -> None:
+def test_a_faithful_map_shows_the_shortcut(model: vt.VisionModel) -> None:
     """The model is known to look at the marker: what removal finds there, a random map does not."""
-    table = scored(view, ["generic", "random"])
+    table = scored(model, ["generic", "random"])
     assert table.mean("generic", "shortcut") > 3 * table.mean("random", "shortcut")
 
 
@@ -114,28 +119,28 @@ PLAIN = World(n=4, start=40)
 
 
 @pytest.mark.parametrize("value", ["logit", "log_probability"])
-def test_part_by_part(view: vt.VisionModel, value: str) -> None:
+def test_part_by_part(model: vt.VisionModel, value: str) -> None:
     """Each part painted over in turn, the model called directly, ranks by scipy."""
     values = torch.randn(4, 128, 128, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     name = f"part_correlation(value={value})"
-    table = correlated(view, {"noise": values}, name)
+    table = correlated(model, {"noise": values}, name)
     for image, (picture, truth) in enumerate(zip(PLAIN.pictures(), PLAIN.truths(), strict=True)):
-        x = view.preprocess.tensor(picture)
+        x = model.preprocess.tensor(picture)
         with torch.no_grad():
-            whole = view.module(x[None])[0]
+            whole = model.module(x[None])[0]
             best, given, lost = int(whole.argmax()), [], []
             for mask in truth.parts.values():
                 if not mask.any():
                     continue
                 painted = torch.where(torch.from_numpy(mask), x.mean(dim=(1, 2), keepdim=True), x)
-                left = view.module(painted[None])[0]
+                left = model.module(painted[None])[0]
                 one, other = (whole, left) if value == "logit" else (whole.log_softmax(0), left.log_softmax(0))
                 lost.append(float(one[best] - other[best]))
                 given.append(float(values[image][torch.from_numpy(mask)].sum()))
         assert table["noise", name][image] == pytest.approx(spearmanr(given, lost)[0], abs=1e-6)
 
 
-def test_a_map_of_the_losses_is_perfect_and_further_methods_are_free(view: vt.VisionModel) -> None:
+def test_a_map_of_the_losses_is_perfect_and_further_methods_are_free(vision_model: vt.VisionModel) -> None:
     def oracle(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         maps = []
         for x, label in zip(inputs, classes, strict=True):
@@ -150,22 +155,22 @@ def test_a_map_of_the_losses_is_perfect_and_further_methods_are_free(view: vt.Vi
             maps.append(drawn)
         return torch.stack(maps)
 
-    inputs = [view.preprocess.tensor(picture) for picture in PLAIN.pictures()]
+    inputs = [vision_model.preprocess.tensor(picture) for picture in PLAIN.pictures()]
     known = {tuple(x[:, ::16, ::16].flatten().tolist()): truth for x, truth in zip(inputs, PLAIN.truths(), strict=True)}
-    one = correlated(view, {"oracle": oracle})
+    one = correlated(vision_model, {"oracle": oracle})
     assert one["oracle", "part_correlation"] == pytest.approx(np.ones(4))
-    two = correlated(view, {"oracle": oracle, "ixg": "ixg", "flat": "constant"})
+    two = correlated(vision_model, {"oracle": oracle, "ixg": "ixg", "flat": "constant"})
     parts = sum(mask.any() for truth in PLAIN.truths() for mask in truth.parts.values())
     assert one.plan["states"] == two.plan["states"] == 4 + parts
 
 
-def test_few_parts_and_nothing_given(view: vt.VisionModel) -> None:
+def test_few_parts_and_nothing_given(model: vt.VisionModel) -> None:
     few = [vt.Annotation(parts={"a": np.eye(128, dtype=bool), "b": np.tri(128, k=-60) > 0})] * 4
-    assert np.isnan(correlated(view, "ixg", truth=few)["ixg", "part_correlation"]).all()
-    assert np.isfinite(correlated(view, "ixg", "part_correlation(least=2)", truth=few).scores.popitem()[1]).all()
-    flat = correlated(view, {"zero": torch.zeros(4, 16, 16)})
+    assert np.isnan(correlated(model, "ixg", truth=few)["ixg", "part_correlation"]).all()
+    assert np.isfinite(correlated(model, "ixg", "part_correlation(least=2)", truth=few).scores.popitem()[1]).all()
+    flat = correlated(model, {"zero": torch.zeros(4, 16, 16)})
     assert (flat["zero", "part_correlation"] == 0).all()
     with pytest.raises(vt.VitreousError, match="least=1 must be at least 2"):
         vt.get_metric("part_correlation(least=1)")
     with pytest.raises(vt.VitreousError, match="needs the parts of"):
-        correlated(view, "ixg", truth=None)
+        correlated(model, "ixg", truth=None)

@@ -20,8 +20,8 @@ from vitreous.tracing.runner import merge, run_for_targets
 
 
 def session(model: nn.Module) -> Context:
-    view = vt.wrap(model)
-    return Context(view, images(model, 2), Target.of(view, 2, 1))
+    vision_model = vt.wrap(model)
+    return Context(vision_model, images(model, 2), Target.of(vision_model, 2, 1))
 
 
 class Count:
@@ -54,15 +54,15 @@ def test_values_and_gradients_of_every_site(family, fused):
         if hasattr(module, "fused_attn"):
             module.fused_attn = fused
     layers = tuple(range(len(model.blocks)))
-    keeps = {(site, grad): Record(site, whole, layers, grad) for site in SITES for grad in (False, True)}
-    trace = session(model).trace(Pass(tuple(keeps.values())))
+    keeps = {(point, grad): Record(point, whole, layers, grad) for point in SITES for grad in (False, True)}
+    cache = session(model).run_pass(Pass(tuple(keeps.values())))
     run = slow.forward(model, images(model, 2))
-    for (site, grad), keep in keeps.items():
-        expected = getattr(run, SITES[site])
+    for (point, grad), keep in keeps.items():
+        expected = getattr(run, SITES[point])
         if grad:
             expected = torch.autograd.grad(run.logits[:, 1].sum(), expected, retain_graph=True)
-        for found, wanted in zip(trace[keep], expected, strict=True):
-            assert torch.allclose(found, wanted, atol=1e-10), (site, grad)
+        for found, wanted in zip(cache[keep], expected, strict=True):
+            assert torch.allclose(found, wanted, atol=1e-10), (point, grad)
 
 
 @pytest.mark.parametrize("family", ["vit", "deit3"])
@@ -70,9 +70,9 @@ def test_branch_outputs_add_up_to_the_residual_stream(family):
     """input + attn + mlp = output, LayerScale included; and mlp is the branch of norm2."""
     model = FAMILIES[family]().double()
     layers = tuple(range(len(model.blocks)))
-    keeps = {site: Record(site, whole, layers) for site in ("input", "attn", "norm2", "mlp", "output")}
-    trace = session(model).trace(Pass(tuple(keeps.values())))
-    found = {site: trace[keep] for site, keep in keeps.items()}
+    keeps = {point: Record(point, whole, layers) for point in ("resid_pre", "attn", "norm2", "mlp", "resid_post")}
+    cache = session(model).run_pass(Pass(tuple(keeps.values())))
+    found = {point: cache[keep] for point, keep in keeps.items()}
     for layer, block in enumerate(model.blocks):
         middle = found["input"][layer] + found["attn"][layer]
         assert torch.allclose(middle + found["mlp"][layer], found["output"][layer])
@@ -81,9 +81,9 @@ def test_branch_outputs_add_up_to_the_residual_stream(family):
 
 def test_gradients_of_branches_are_those_of_the_block_output():
     model = FAMILIES["vit"]().double()
-    keeps = [Record(site, whole, (0, 1), grad=True) for site in ("mlp", "output")]
-    trace = session(model).trace(Pass(tuple(keeps)))
-    for branch, output in zip(*(trace[keep] for keep in keeps), strict=True):
+    keeps = [Record(point, whole, (0, 1), grad=True) for point in ("mlp", "resid_post")]
+    cache = session(model).run_pass(Pass(tuple(keeps)))
+    for branch, output in zip(*(cache[keep] for keep in keeps), strict=True):
         assert torch.equal(branch, output)
 
 
@@ -94,8 +94,8 @@ def test_ten_methods_cost_one_forward_and_one_backward():
     count, live = Count(model), session(model)
     together = compute_attributions(live, [vt.get_method(each) for each in asked])
     assert (count.embeds, count.blocks) == (1, len(model.blocks))
-    for spelling, found in zip(asked, together, strict=True):
-        alone = vt.get_method(spelling).attribute(model, images(model, 2), target=1)
+    for spec, found in zip(asked, together, strict=True):
+        alone = vt.get_method(spec).attribute(model, images(model, 2), target=1)
         assert torch.allclose(found.map, alone, atol=1e-6)
 
 
@@ -109,46 +109,46 @@ def test_the_frozen_network_is_a_second_pass_and_only_one():
 
 
 def test_what_needs_no_gradient_rides_along():
-    forward_only = Pass((Record("attention", head_mean, (0, 1)),))
-    frozen = Pass((Record("input", dot, (0,), grad=True),), FROZEN)
+    forward_only = Pass((Record("attn_weights", head_mean, (0, 1)),))
+    frozen = Pass((Record("resid_pre", dot, (0,), grad=True),), FROZEN)
     (merged,) = merge([forward_only, frozen, forward_only])
-    assert merged.rules == FROZEN
-    assert set(merged.keeps) == {*forward_only.keeps, *frozen.keeps}
-    plain, other = merge([Pass((Record("input", dot, (1,), grad=True),)), frozen])
-    assert (plain.rules, other.rules) == (PLAIN, FROZEN)
+    assert merged.composite == FROZEN
+    assert set(merged.records) == {*forward_only.records, *frozen.records}
+    plain, other = merge([Pass((Record("resid_pre", dot, (1,), grad=True),)), frozen])
+    assert (plain.composite, other.composite) == (PLAIN, FROZEN)
 
 
 def test_equal_wishes_are_united_over_layers():
     (merged,) = merge(
-        [Pass((Record("input", dot, (2,), grad=True),)), Pass((Record("input", dot, (0, 2), grad=True),))]
+        [Pass((Record("resid_pre", dot, (2,), grad=True),)), Pass((Record("resid_pre", dot, (0, 2), grad=True),))]
     )
-    assert merged.keeps == (Record("input", dot, (0, 2), grad=True),)
+    assert merged.records == (Record("resid_pre", dot, (0, 2), grad=True),)
 
 
 def test_a_trace_is_reused_and_a_wider_wish_is_not_missed():
     model = FAMILIES["vit"]()
     count, live = Count(model), session(model)
-    wide = Pass((Record("input", dot, (0, 1, 2), grad=True),))
-    first = live.trace(wide)
-    assert live.trace(Pass((Record("input", dot, (1,), grad=True),))) is first
+    wide = Pass((Record("resid_pre", dot, (0, 1, 2), grad=True),))
+    first = live.run_pass(wide)
+    assert live.run_pass(Pass((Record("resid_pre", dot, (1,), grad=True),))) is first
     assert live.logits is first.logits
     assert count.embeds == 1
-    live.trace(Pass((Record("input", whole, (1,)),)))
+    live.run_pass(Pass((Record("resid_pre", whole, (1,)),)))
     assert count.embeds == 2
 
 
 def test_several_targets_share_one_forward():
     model = FAMILIES["vit"]()
-    view, x = vt.wrap(model), images(model, 2)
-    keep = Record("attention", positive, (0, 1, 2), grad=True)
-    plain = Record("attention", head_mean, (1,))
+    vision_model, x = vt.wrap(model), images(model, 2)
+    keep = Record("attn_weights", positive, (0, 1, 2), grad=True)
+    plain = Record("attn_weights", head_mean, (1,))
     count = Count(model)
-    traces = run_for_targets(view, x, Pass((keep, plain)), [Target.of(view, 2, c) for c in range(5)])
+    caches = run_for_targets(vision_model, x, Pass((keep, plain)), [Target.of(vision_model, 2, c) for c in range(5)])
     assert count.embeds == 1
-    for target, trace in enumerate(traces):
-        alone = Context(view, x, Target.of(view, 2, target)).trace(Pass((keep, plain)))
-        assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(trace[keep], alone[keep], strict=True))
-        assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(trace[plain], alone[plain], strict=True))
+    for target, cache in enumerate(caches):
+        alone = Context(vision_model, x, Target.of(vision_model, 2, target)).run_pass(Pass((keep, plain)))
+        assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(cache[keep], alone[keep], strict=True))
+        assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(cache[plain], alone[plain], strict=True))
 
 
 def test_the_backward_ends_at_the_lowest_layer_asked_for():
@@ -158,8 +158,8 @@ def test_the_backward_ends_at_the_lowest_layer_asked_for():
     handles = [b.register_forward_pre_hook(lambda m, a: grad_enabled.append(a[0].requires_grad)) for b in model.blocks]
     proven(model)
     grad_enabled.clear()
-    session(model).trace(Pass((Record("norm1", dot, (2,), grad=True),)))
-    session(model).trace(Pass((Record("attention", head_mean, (0, 1)),)))
+    session(model).run_pass(Pass((Record("norm1", dot, (2,), grad=True),)))
+    session(model).run_pass(Pass((Record("attn_weights", head_mean, (0, 1)),)))
     for handle in handles:
         handle.remove()
     assert grad_enabled == [False, False, True, False, False, False]
@@ -167,12 +167,12 @@ def test_the_backward_ends_at_the_lowest_layer_asked_for():
 
 def test_weights_get_no_gradient_and_need_none():
     model = FAMILIES["vit"]()
-    session(model).trace(Pass((Record("input", dot, (0,), grad=True),)))
+    session(model).run_pass(Pass((Record("resid_pre", dot, (0,), grad=True),)))
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     frozen = FAMILIES["vit"]().requires_grad_(False)
-    keep = Record("input", dot, (0,), grad=True)
-    expected = session(model).trace(Pass((keep,)))[keep][0]
-    assert torch.equal(session(frozen).trace(Pass((keep,)))[keep][0], expected)
+    keep = Record("resid_pre", dot, (0,), grad=True)
+    expected = session(model).run_pass(Pass((keep,)))[keep][0]
+    assert torch.equal(session(frozen).run_pass(Pass((keep,)))[keep][0], expected)
 
 
 def test_fused_attention_is_left_alone_when_nobody_asks(monkeypatch):
@@ -182,18 +182,18 @@ def test_fused_attention_is_left_alone_when_nobody_asks(monkeypatch):
     ours = []
     monkeypatch.setattr(observe.Attend, "apply", lambda *a: ours.append(1) or F.scaled_dot_product_attention(*a[:3]))
     model = FAMILIES["vit"]()
-    session(model).trace(Pass((Record("input", dot, (0,), grad=True), Record("norm1", dot, (2,), grad=True))))
+    session(model).run_pass(Pass((Record("resid_pre", dot, (0,), grad=True), Record("norm1", dot, (2,), grad=True))))
     assert ours == []
     with pytest.raises(TracingError, match="not recorded"):  # the stand-in shows nothing, and that is an error
-        session(model).trace(Pass((Record("attention", positive, (1,), grad=True),)))
+        session(model).run_pass(Pass((Record("attn_weights", positive, (1,), grad=True),)))
     assert ours == [1]
 
 
 def test_attention_rows_sum_to_one():
     for make in FAMILIES.values():
         model = make()
-        keep = Record("attention", whole, tuple(range(len(model.blocks))))
-        for attention in session(model).trace(Pass((keep,)))[keep]:
+        keep = Record("attn_weights", whole, tuple(range(len(model.blocks))))
+        for attention in session(model).run_pass(Pass((keep,)))[keep]:
             assert torch.allclose(attention.sum(dim=-1), torch.ones(()), atol=1e-5)
 
 
@@ -250,11 +250,11 @@ def test_attention_computed_in_an_unknown_way_is_an_error():
             return torch.sigmoid(x @ x.transpose(1, 2)) @ x
 
     model = FAMILIES["vit"]()
-    view, x = vt.wrap(model), images(model, 1)
+    vision_model, x = vt.wrap(model), images(model, 1)
     model.blocks[0].attn = Sigmoid()
-    live = Context(view, x, Target.of(view, 1))
+    live = Context(vision_model, x, Target.of(vision_model, 1))
     with pytest.raises(TracingError, match="saw 0 attention calls in block 0, expected 1"):
-        live.trace(Pass((Record("attention", head_mean, (0,)),)))
+        live.run_pass(Pass((Record("attn_weights", head_mean, (0,)),)))
 
 
 def test_values_changed_in_place_are_an_error():
@@ -262,7 +262,7 @@ def test_values_changed_in_place_are_an_error():
     keep = Record("norm1", whole, (0,), grad=True)
     model.blocks[0].attn.qkv.register_forward_pre_hook(lambda m, a: (a[0].mul_(1.0),))
     with pytest.raises(TracingError, match="changed in place"):
-        session(model).trace(Pass((keep,)))
+        session(model).run_pass(Pass((keep,)))
 
 
 @pytest.mark.parametrize("make", [lambda: Record("nowhere", whole), lambda: Composite.of(currency="odd")])
@@ -276,16 +276,16 @@ def test_unknown_words_are_refused(make):
 
 def test_inner_batches_follow_the_budget():
     model = FAMILIES["vit"]()
-    view, x = vt.wrap(model), images(model, 1)
-    sizes = [inner_batch(view, x, budget) for budget in (0.001, 0.01, 0.1)]
+    vision_model, x = vt.wrap(model), images(model, 1)
+    sizes = [inner_batch(vision_model, x, budget) for budget in (0.001, 0.01, 0.1)]
     assert sizes == sorted(sizes)
     assert sizes[0] >= 1
     count = Count(model)
-    live = Context(view, images(model, 5), Target.of(view, 5), batch=2)
-    keep = Record("input", dot, (0,), grad=True)
-    trace = live.trace(Pass((keep,)))
+    live = Context(vision_model, images(model, 5), Target.of(vision_model, 5), batch=2)
+    keep = Record("resid_pre", dot, (0,), grad=True)
+    cache = live.run_pass(Pass((keep,)))
     assert (count.embeds, count.images) == (3, 5)
-    assert len(trace[keep][0]) == len(trace.logits) == trace.batch == 5
+    assert len(cache[keep][0]) == len(cache.logits) == cache.batch == 5
 
 
 def test_out_of_memory_halves_and_goes_on():
@@ -308,7 +308,7 @@ def test_out_of_memory_halves_and_goes_on():
 def test_progress_counts_inputs():
     model = FAMILIES["vit"]()
     ticks = []
-    view = vt.wrap(model)
-    live = Context(view, images(model, 3), Target.of(view, 3), batch=2, tick=ticks.append)
+    vision_model = vt.wrap(model)
+    live = Context(vision_model, images(model, 3), Target.of(vision_model, 3), batch=2, on_progress=ticks.append)
     compute_attributions(live, [vt.get_method("smooth(ixg, samples=4)")])
     assert sum(ticks) == 3 * 4 + 3  # the copies, and the three images themselves to know their class

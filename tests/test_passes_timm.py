@@ -34,8 +34,8 @@ def near(family: str) -> float:
 
 
 def session(model: nn.Module) -> Context:
-    view = vt.wrap(model)
-    return Context(view, images(model, 2), Target.of(view, 2, 1))
+    vision_model = vt.wrap(model)
+    return Context(vision_model, images(model, 2), Target.of(vision_model, 2, 1))
 
 
 # -- attention -----------------------------------------------------------------------------------------
@@ -46,8 +46,8 @@ def test_attention_as_timm_computes_it_in_the_open(family: str) -> None:
     """Softmax without the fused kernel, seen by a hook where its dropout would be; and its gradient."""
     model = wide(family)
     layers = tuple(range(len(model.blocks)))
-    keeps = [Record("attention", whole, layers, grad) for grad in (False, True)]
-    found = session(model).trace(Pass(tuple(keeps)))
+    keeps = [Record("attn_weights", whole, layers, grad) for grad in (False, True)]
+    found = session(model).run_pass(Pass(tuple(keeps)))
     seen: list[Tensor] = []
     for block in model.blocks:
         block.attn.fused_attn = False
@@ -128,14 +128,14 @@ def frozen_copy(model: nn.Module) -> Any:
 def test_frozen_gradients_at_every_block(family: str) -> None:
     model = wide(family)
     layers = tuple(range(vt.wrap(model).depth))
-    keep = Record("input", whole, layers, grad=True)
-    found = session(model).trace(Pass((keep,), FROZEN))
-    view = vt.wrap(frozen_copy(model))
-    tokens, inputs = view.embed(images(model, 2)), []
+    keep = Record("resid_pre", whole, layers, grad=True)
+    found = session(model).run_pass(Pass((keep,), FROZEN))
+    vision_model = vt.wrap(frozen_copy(model))
+    tokens, inputs = vision_model.embed(images(model, 2)), []
     for layer in layers:
         inputs.append(tokens)
-        tokens = view.forward_block(layer, tokens)
-    score = view.forward_head(tokens)[:, 1].sum()
+        tokens = vision_model.forward_block(layer, tokens)
+    score = vision_model.forward_head(tokens)[:, 1].sum()
     for one, other in zip(found[keep], torch.autograd.grad(score, inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=near(family))
 
@@ -172,9 +172,9 @@ def eva02_block(block: Any, x: Tensor, angles: Tensor) -> Tensor:
 
 def test_frozen_eva02_by_hand() -> None:
     model = wide("eva02")
-    keep = Record("input", whole, (0, 1, 2), grad=True)
+    keep = Record("resid_pre", whole, (0, 1, 2), grad=True)
     live = session(model)
-    found = live.trace(Pass((keep,), FROZEN))
+    found = live.run_pass(Pass((keep,), FROZEN))
     tokens, inputs = vt.wrap(model).embed(images(model, 2)), []
     for block in model.blocks:
         inputs.append(tokens)
@@ -190,12 +190,12 @@ def test_frozen_logits_are_the_models_own(family: str) -> None:
     """Bit for bit; and every operation that was declared was met, or the pass would have refused."""
     model = EVERY[family]()
     live = session(model)
-    logits = live.trace(Pass((Record("input", whole, (0,), grad=True),), FROZEN)).logits
+    logits = live.run_pass(Pass((Record("resid_pre", whole, (0,), grad=True),), FROZEN)).logits
     with torch.no_grad():
         torch.testing.assert_close(logits, model(images(model, 2)), rtol=0, atol=rounding(family))
-    seen = live.view.total_operations()
-    assert seen["attention"] == live.view.depth + (family == "map")
-    assert seen["activation"] + seen["gate"] == {"swinv2": 3}.get(family, 1) * live.view.depth + (family == "map")
+    seen = live.model.total_operations()
+    assert seen["attention"] == live.model.depth + (family == "map")
+    assert seen["activation"] + seen["gate"] == {"swinv2": 3}.get(family, 1) * live.model.depth + (family == "map")
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -203,11 +203,11 @@ def test_frozen_logits_are_the_models_own(family: str) -> None:
 def test_layer_terms_are_those_of_the_subnetworks(family: str, base: str) -> None:
     """Inside the last stage, where all layers share a grid."""
     model = wide(family)
-    view = vt.wrap(model)
-    start = view.stages[-1].start if view.stages else 0
+    vision_model = vt.wrap(model)
+    start = vision_model.stages[-1].start if vision_model.stages else 0
     maps = [
         vt.get_method(f"plus({base}, start={start}, via={via})").attribute(model, images(model, 2), target=1)
         for via in ("layers", "subnetwork")
     ]
-    assert maps[0].shape[1:] == view.grid(layer=start)
+    assert maps[0].shape[1:] == vision_model.grid(layer=start)
     torch.testing.assert_close(*maps, rtol=0, atol=near(family))

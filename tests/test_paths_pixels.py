@@ -27,11 +27,11 @@ def gradient(model: nn.Module, x: Tensor, target: int = TARGET) -> Tensor:
     return torch.autograd.grad(model(x)[:, target].sum(), x)[0]
 
 
-def entering(model: nn.Module, spelling: str, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def entering(model: nn.Module, spec: str, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """All inputs that a method runs, its map and extras."""
     seen: list[Tensor] = []
     with model.patch_embed.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone())):
-        found, extras = vt.get_method(spelling).attribute(model, x, TARGET, extras=True)
+        found, extras = vt.get_method(spec).attribute(model, x, TARGET, extras=True)
     return torch.cat([each for each in seen if not all(any(torch.equal(e, i) for i in x) for e in each)]), found, extras
 
 
@@ -77,8 +77,8 @@ def guided(model: nn.Module, image: Tensor, steps: int, fraction: float, most: f
 def test_guided_ig_is_the_slow_one(model, given, baseline):
     x = images(model, 2)
     x[0, :, :5] = baseline  # features that have nowhere to go
-    spelling = "guided_ig(" + ", ".join(f"{k}={v}" for k, v in given.items()) + f", baseline={baseline})"
-    found = vt.get_method(spelling).attribute(model, x, TARGET)
+    spec = "guided_ig(" + ", ".join(f"{k}={v}" for k, v in given.items()) + f", baseline={baseline})"
+    found = vt.get_method(spec).attribute(model, x, TARGET)
     for image, each in zip(x, found, strict=True):
         expected = guided(model, image, given["steps"], given["fraction"], given["max_dist"], baseline)
         assert np.allclose(each, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
@@ -100,14 +100,14 @@ def gentle() -> nn.Module:
 
 
 # Not with a wide band: there the sum is off by a tenth even with many steps, in the released code too.
-@pytest.mark.parametrize("spelling", ["guided_ig", "blur_ig(max_sigma=8, steps=200)"])
-def test_maps_sum_to_the_difference_in_score_as_steps_allow(spelling):
+@pytest.mark.parametrize("spec", ["guided_ig", "blur_ig(max_sigma=8, steps=200)"])
+def test_maps_sum_to_the_difference_in_score_as_steps_allow(spec):
     model = gentle()
     x = images(model, 2)
-    start = torch.zeros_like(x) if "guided" in spelling else blurred(x, 8)
+    start = torch.zeros_like(x) if "guided" in spec else blurred(x, 8)
     with torch.no_grad():
         difference = (model(x) - model(start))[:, TARGET]
-    found = vt.get_method(spelling).attribute(model, x, TARGET).sum(dim=(1, 2))
+    found = vt.get_method(spec).attribute(model, x, TARGET).sum(dim=(1, 2))
     assert torch.allclose(found, difference, rtol=0.05, atol=0.01 * difference.abs().max().item())
 
 
@@ -118,16 +118,16 @@ def test_an_image_that_is_its_baseline_gets_zeros(model):
 
 def test_guided_ig_explains_the_tokens_of_a_subnetwork(model):
     """The straight path again, by hand, from the second block on."""
-    view, x = vt.wrap(model), images(model, 2)
+    vision_model, x = vt.wrap(model), images(model, 2)
     with torch.no_grad():
-        tokens = view.forward_block(0, view.embed(x))
+        tokens = vision_model.forward_block(0, vision_model.embed(x))
     total = torch.zeros_like(tokens)
     for step in range(3):
         point = (step / 3 * tokens).requires_grad_()
-        score = view.forward_head(view.forward_blocks(point, 1))[:, TARGET].sum()
+        score = vision_model.forward_head(vision_model.forward_blocks(point, 1))[:, TARGET].sum()
         total += torch.autograd.grad(score, point)[0] / 3
-    found = vt.get_method("guided_ig(steps=3, max_dist=0)").attribute(view.suffix(1, x), tokens, TARGET)
-    torch.testing.assert_close(found.flatten(1), (tokens * total).sum(dim=-1)[:, view.num_prefix_tokens :])
+    found = vt.get_method("guided_ig(steps=3, max_dist=0)").attribute(vision_model.suffix(1, x), tokens, TARGET)
+    torch.testing.assert_close(found.flatten(1), (tokens * total).sum(dim=-1)[:, vision_model.num_prefix_tokens :])
 
 
 # -- blur --------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_blur_ig_is_written_out(family, given, widths):
         expected -= (then - now) * gradient(model, point) * (blurred(x, now + step) - point) / step
     found = vt.get_method(f"blur_ig({given})").attribute(model, x, TARGET)
     assert torch.allclose(found, expected.sum(dim=1), rtol=0, atol=1e-10 * found.abs().max().item())
-    pieces = vt.get_method(f"blur_ig({given})").attribute(model, x, TARGET, internal_batch_size=5)
+    pieces = vt.get_method(f"blur_ig({given})").attribute(model, x, TARGET, batch_size=5)
     assert torch.allclose(found, pieces, rtol=0, atol=1e-10 * found.abs().max().item())
 
 
@@ -245,7 +245,7 @@ def test_presets_of_smooth_are_all_different(model):
     maps = [vt.get_method(each).attribute(model, x, TARGET) for each in spelled]
     for i, one in enumerate(maps):
         assert not any(torch.allclose(one, other, rtol=1e-3) for other in maps[:i])
-    assert vt.get_method("smooth@captum(saliency)").spelling == "smooth(saliency, samples=5, sigma=1.0, absolute=true)"
+    assert vt.get_method("smooth@captum(saliency)").spec == "smooth(saliency, samples=5, sigma=1.0, absolute=true)"
 
 
 @pytest.mark.parametrize("size", [None, 2])
@@ -259,7 +259,7 @@ def test_kinds_of_smoothing(model, size):
     torch.testing.assert_close(mean, how["mean"])
     for kind, expected in how.items():
         method = vt.get_method(f"smooth(input_x_gradient, samples=4, kind={kind})")
-        found, extras = method.attribute(model, x, TARGET, extras=True, internal_batch_size=size)
+        found, extras = method.attribute(model, x, TARGET, extras=True, batch_size=size)
         torch.testing.assert_close(found, expected)
         assert ("halves" in extras) == (kind != "variance")
         parts = maps.square() if kind == "squares" else maps
@@ -277,11 +277,11 @@ RELEASED = {
 }
 
 
-@pytest.mark.parametrize("spelling", RELEASED)
-def test_released_numbers(spelling):
+@pytest.mark.parametrize("spec", RELEASED)
+def test_released_numbers(spec):
     model, image = golden()
-    found = vt.get_method(spelling).attribute(model, image, 2)[0]
-    total, largest, somewhere = RELEASED[spelling]
+    found = vt.get_method(spec).attribute(model, image, 2)[0]
+    total, largest, somewhere = RELEASED[spec]
     assert found.sum().item() == pytest.approx(total, rel=1e-7)
     assert found.max().item() == pytest.approx(largest, rel=1e-7)
     assert found[100, 37].item() == pytest.approx(somewhere, rel=1e-7)
@@ -295,17 +295,17 @@ def test_what_needs_a_picture_says_so_in_one_line(name):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("spelling", ["guided_ig(steps=7)", "blur_ig(steps=7)", "gradient_shap(samples=7)"])
-def test_inputs_run_are_those_told(model, spelling):
-    points, _, _ = entering(model, spelling, images(model, 2))
-    method = vt.get_method(spelling)
+@pytest.mark.parametrize("spec", ["guided_ig(steps=7)", "blur_ig(steps=7)", "gradient_shap(samples=7)"])
+def test_inputs_run_are_those_told(model, spec):
+    points, _, _ = entering(model, spec, images(model, 2))
+    method = vt.get_method(spec)
     assert method.cost == (7, 7)
     assert method.forwards(vt.wrap(model)) == 7
     assert len(points) == 2 * 7
 
 
 @pytest.mark.parametrize(
-    ("spelling", "complaint"),
+    ("spec", "complaint"),
     [
         ("guided_ig(steps=0)", "steps=0"),
         ("guided_ig(fraction=0.0)", "fraction=0.0"),
@@ -326,6 +326,6 @@ def test_inputs_run_are_those_told(model, spelling):
         ("xrai(radius=-1)", "radius=-1"),
     ],
 )
-def test_bad_parameters_are_refused_by_name(spelling, complaint):
+def test_bad_parameters_are_refused_by_name(spec, complaint):
     with pytest.raises(SpecError, match=complaint):
-        vt.get_method(spelling)
+        vt.get_method(spec)

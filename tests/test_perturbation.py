@@ -20,17 +20,17 @@ from vitreous.tracing.prng import PRNGKey
 KINDS = ["vit", "registers", "gap", "siglip", "deit_distilled", "nonsquare", "swin", "hf_vit", "tv_vit"]
 
 
-def whole_and_tokens(view: vt.VisionModel, x: Tensor) -> tuple[vt.VisionModel, Tensor]:
+def whole_and_tokens(model: vt.VisionModel, x: Tensor) -> tuple[vt.VisionModel, Tensor]:
     """The sub-network from block 1 on, and its inputs."""
     with torch.no_grad():
-        return view.suffix(1, x), view.forward_blocks(view.embed(x), 0, 1)
+        return model.suffix(1, x), model.forward_blocks(model.embed(x), 0, 1)
 
 
-def scaled(view: vt.VisionModel, tokens: Tensor, mask: Tensor) -> Tensor:
+def scaled(model: vt.VisionModel, tokens: Tensor, mask: Tensor) -> Tensor:
     """Tokens [1, N, D] whose patches are multiplied by a mask of their grid, one by one."""
     made = tokens.clone()
     for patch, factor in enumerate(mask.flatten()):
-        made[:, view.num_prefix_tokens + patch] *= factor
+        made[:, model.num_prefix_tokens + patch] *= factor
     return made
 
 
@@ -47,7 +47,7 @@ def rise_masks(size: tuple[int, int], masks: int, cells: int, keep: float, seed:
         large = [(cells + 1) * step for step in steps]
         enlarged = zoom(grid, [side / cells for side in large], order=1, mode="mirror", grid_mode=True)
         assert list(enlarged.shape) == large
-        top, left = (int(draws.named(f"shift {axis}").below(step, 1)) for axis, step in enumerate(steps))
+        top, left = (int(draws.fold_in(f"shift {axis}").below(step, 1)) for axis, step in enumerate(steps))
         made.append(torch.from_numpy(enlarged[top : top + size[0], left : left + size[1]]))
     return made
 
@@ -55,11 +55,11 @@ def rise_masks(size: tuple[int, int], masks: int, cells: int, keep: float, seed:
 @pytest.mark.parametrize("family", KINDS)
 @torch.no_grad()
 def test_rise(family):
-    view, x = look_at(family)
-    found = vt.get_method("rise(masks=7, cells=5, keep=0.3)").attribute(view, x, CLASS, seed=3)
+    model, x = look_at(family)
+    found = vt.get_method("rise(masks=7, cells=5, keep=0.3)").attribute(model, x, CLASS, seed=3)
     expected = torch.zeros_like(found)
     for mask in rise_masks(tuple(x.shape[2:]), 7, 5, 0.3, seed=3):
-        expected += value_of(view.logits(x * mask), "prob")[:, None, None] * mask
+        expected += value_of(model.logits(x * mask), "prob")[:, None, None] * mask
     assert torch.allclose(found, expected / (7 * 0.3), atol=1e-12)
     assert (found.amax(dim=(1, 2)) > found.amin(dim=(1, 2))).all()
 
@@ -67,21 +67,21 @@ def test_rise(family):
 @pytest.mark.parametrize("score", ["prob", "logit", "logprob"])
 @torch.no_grad()
 def test_rise_scores(score):
-    view, x = look_at("vit")
-    found = vt.get_method(f"rise(masks=5, keep=0.5, score={score})").attribute(view, x, CLASS, value="logit")
+    model, x = look_at("vit")
+    found = vt.get_method(f"rise(masks=5, keep=0.5, score={score})").attribute(model, x, CLASS, output="logit")
     masks = rise_masks((32, 32), 5, 8, 0.5, seed=0)
-    expected = sum(value_of(view.logits(x * mask), score)[:, None, None] * mask for mask in masks)
+    expected = sum(value_of(model.logits(x * mask), score)[:, None, None] * mask for mask in masks)
     assert torch.allclose(found, expected / 2.5, atol=1e-12)
 
 
 @torch.no_grad()
 def test_rise_of_tokens():
     """The patches of a sub-network are scaled, its prefix tokens are not."""
-    view, x = look_at("registers", 1)
-    sub, tokens = whole_and_tokens(view, x)
+    model, x = look_at("registers", 1)
+    sub, tokens = whole_and_tokens(model, x)
     found = vt.get_method("rise(masks=6, cells=3, keep=0.5)").attribute(sub, tokens, CLASS)
     masks = rise_masks((4, 4), 6, 3, 0.5, seed=0)
-    expected = sum(value_of(sub.logits(scaled(view, tokens, mask)), "prob") * mask for mask in masks)
+    expected = sum(value_of(sub.logits(scaled(model, tokens, mask)), "prob") * mask for mask in masks)
     assert torch.allclose(found[0], expected / 3, atol=1e-12)
 
 
@@ -104,22 +104,22 @@ def test_enlarging(cells, size):
 
 def test_rise_masks_show_the_share_that_is_asked_for():
     """With a model that says the same of everything, the map is the mean mask: about one when divided by keep."""
-    view, x = look_at("vit", 1)
+    model, x = look_at("vit", 1)
     found = vt.get_method("rise(masks=3000, keep=0.25)").attribute(
-        view, x, lambda logits: torch.ones_like(logits[:, 0])
+        model, x, lambda logits: torch.ones_like(logits[:, 0])
     )
     assert found.mean().item() == pytest.approx(1, abs=0.02)
     assert found.std().item() < 0.1
 
 
 def test_rise_seeds_and_presets():
-    view, x = look_at("vit", 1)
+    model, x = look_at("vit", 1)
     how = vt.get_method("rise(masks=9)")
-    assert not torch.equal(how.attribute(view, x, CLASS, seed=1), how.attribute(view, x, CLASS, seed=2))
+    assert not torch.equal(how.attribute(model, x, CLASS, seed=1), how.attribute(model, x, CLASS, seed=2))
     assert vt.get_method("rise@paper") == vt.get_method("rise")
-    assert vt.get_method("rise@keras").spelling == "rise(masks=2000, keep=0.5)"
-    assert vt.get_method("rise@tis").spelling == "rise(masks=4000, score=logit)"
-    assert vt.get_method("rise").own_value == "prob"
+    assert vt.get_method("rise@keras").spec == "rise(masks=2000, keep=0.5)"
+    assert vt.get_method("rise@tis").spec == "rise(masks=4000, output=logit)"
+    assert vt.get_method("rise").fixed_output == "prob"
     assert vt.get_method("rise(masks=77)").cost == (77, 0)
 
 
@@ -135,7 +135,7 @@ GOLDEN = {
 def test_golden_occlusion(value):
     model, image = golden()
     total, largest, place, *entries = GOLDEN[value]
-    found = vt.get_method("occlusion").attribute(model, image, 2, value=value).flatten()
+    found = vt.get_method("occlusion").attribute(model, image, 2, output=value).flatten()
     assert found.sum().item() == pytest.approx(total, rel=1e-8)
     assert found.max().item() == pytest.approx(largest, rel=1e-8)
     assert found.argmax().item() == place
@@ -143,12 +143,12 @@ def test_golden_occlusion(value):
 
 
 def slid(
-    view: vt.VisionModel, x: Tensor, windows: tuple[int, int], strides: tuple[int, int], fill: Tensor
+    model: vt.VisionModel, x: Tensor, windows: tuple[int, int], strides: tuple[int, int], fill: Tensor
 ) -> list[Tensor]:
     """The sum over all windows, and how many cover each pixel."""
     high, wide = x.shape[2:]
     total, count = torch.zeros(len(x), high, wide, dtype=x.dtype), torch.zeros(high, wide)
-    whole = value_of(view.logits(x))
+    whole = value_of(model.logits(x))
     top = 0
     while True:
         left = 0
@@ -156,7 +156,7 @@ def slid(
             place = (..., slice(top, top + windows[0]), slice(left, left + windows[1]))
             changed = x.clone()
             changed[place] = fill[place]
-            total[place] += (whole - value_of(view.logits(changed)))[:, None, None]
+            total[place] += (whole - value_of(model.logits(changed)))[:, None, None]
             count[place] += 1
             if left + windows[1] >= wide:
                 break
@@ -170,11 +170,11 @@ def slid(
 @pytest.mark.parametrize("family", KINDS)
 @torch.no_grad()
 def test_occlusion_of_patches(family):
-    view, x = look_at(family)
-    found = vt.get_method("occlusion").attribute(view, x, CLASS)
-    high, wide = view.grid(x)
+    model, x = look_at(family)
+    found = vt.get_method("occlusion").attribute(model, x, CLASS)
+    high, wide = model.grid(x)
     step = (x.shape[2] // high, x.shape[3] // wide)
-    total, _ = slid(view, x, step, step, torch.zeros_like(x))
+    total, _ = slid(model, x, step, step, torch.zeros_like(x))
     assert torch.allclose(found, total[:, :: step[0], :: step[1]], atol=1e-12)
 
 
@@ -183,7 +183,7 @@ def test_occlusion_of_patches(family):
 )
 @torch.no_grad()
 def test_occlusion_by_windows(window, stride, fill):
-    view, x = look_at("nonsquare")  # patches of 8 x 16
+    model, x = look_at("nonsquare")  # patches of 8 x 16
     how = vt.get_method(f"occlusion({window}, {stride}, {fill})")
     assert how.grid == "pixel"
     line = torch.exp(-0.5 * (torch.arange(-5, 6).double() / 5) ** 2)
@@ -195,11 +195,11 @@ def test_occlusion_by_windows(window, stride, fill):
     }
     windows = (window or 8, window or 16)
     strides = (stride or windows[0], stride or windows[1])
-    total, count = slid(view, x, windows, strides, fills[fill])
-    assert torch.allclose(how.attribute(view, x, CLASS), total / count, atol=1e-12)
-    summed = vt.get_method(f"occlusion({window}, {stride}, {fill}, overlap=sum)").attribute(view, x, CLASS)
+    total, count = slid(model, x, windows, strides, fills[fill])
+    assert torch.allclose(how.attribute(model, x, CLASS), total / count, atol=1e-12)
+    summed = vt.get_method(f"occlusion({window}, {stride}, {fill}, overlap=sum)").attribute(model, x, CLASS)
     assert torch.allclose(summed, total, atol=1e-12)
-    assert how.forwards(view) == 1 + sum(
+    assert how.num_forwards(model) == 1 + sum(
         1
         for top in range(0, 32 - windows[0] + strides[0], strides[0])
         for left in range(0, 48 - windows[1] + strides[1], strides[1])
@@ -208,9 +208,9 @@ def test_occlusion_by_windows(window, stride, fill):
 
 @torch.no_grad()
 def test_occlusion_as_in_pair():
-    view, x = look_at("vit", 1)
-    total, count = slid(view, x, (15, 15), (1, 1), torch.zeros_like(x))
-    found = vt.get_method("occlusion@pair").attribute(view, x, CLASS)
+    model, x = look_at("vit", 1)
+    total, count = slid(model, x, (15, 15), (1, 1), torch.zeros_like(x))
+    found = vt.get_method("occlusion@pair").attribute(model, x, CLASS)
     assert torch.allclose(found, total, atol=1e-11)
     assert not torch.allclose(found, total / count)
     assert vt.get_method("occlusion@pair").cost == (1 + 210 * 210, 0)
@@ -219,26 +219,26 @@ def test_occlusion_as_in_pair():
 @pytest.mark.parametrize("family", ["vit", "gap", "siglip", "registers", "eva02", "hf_vit"])
 @torch.no_grad()
 def test_occlusion_without_tokens(family):
-    view, x = look_at(family)
-    found = vt.get_method("occlusion(drop=true)").attribute(view, x, CLASS).flatten(1)
-    whole = value_of(view.logits(x))
+    model, x = look_at(family)
+    found = vt.get_method("occlusion(drop=true)").attribute(model, x, CLASS).flatten(1)
+    whole = value_of(model.logits(x))
     for patch in range(found.shape[1]):
         others = [each for each in range(found.shape[1]) if each != patch]
-        without = value_of(view.logits(x, keep=torch.tensor([others] * 2)))
+        without = value_of(model.logits(x, keep=torch.tensor([others] * 2)))
         assert torch.allclose(found[:, patch], whole - without, atol=1e-12)
-    assert not torch.allclose(found, vt.get_method("occlusion").attribute(view, x, CLASS).flatten(1), atol=1e-6)
+    assert not torch.allclose(found, vt.get_method("occlusion").attribute(model, x, CLASS).flatten(1), atol=1e-6)
 
 
 @torch.no_grad()
 def test_occlusion_of_tokens():
-    view, x = look_at("registers", 1)
-    sub, tokens = whole_and_tokens(view, x)
+    model, x = look_at("registers", 1)
+    sub, tokens = whole_and_tokens(model, x)
     for fill in ("zero", "mean"):
         found = vt.get_method(f"occlusion(fill={fill})").attribute(sub, tokens, CLASS).flatten()
         for patch in range(16):
             changed = tokens.clone()
-            changed[0, view.num_prefix_tokens + patch] = (
-                0 if fill == "zero" else tokens[0, view.num_prefix_tokens :].mean(dim=0)
+            changed[0, model.num_prefix_tokens + patch] = (
+                0 if fill == "zero" else tokens[0, model.num_prefix_tokens :].mean(dim=0)
             )
             expected = value_of(sub.logits(tokens)) - value_of(sub.logits(changed))
             assert found[patch].item() == pytest.approx(expected.item(), abs=1e-12)
@@ -262,27 +262,27 @@ def test_occlusion_of_tokens():
 )
 def test_the_classes_of_var_share_their_forwards(monkeypatch, base):
     """What is run for two classes is what is run for one; the maps are those of each class alone."""
-    view, x = look_at("vit")
+    model, x = look_at("vit")
     ran = []
-    finish = type(view).forward_head
-    monkeypatch.setattr(type(view), "finish", lambda own, tokens: ran.append(len(tokens)) or finish(own, tokens))
-    alone = vt.get_method(base).attribute(view, x, 0)
+    finish = type(model).forward_head
+    monkeypatch.setattr(type(model), "finish", lambda own, tokens: ran.append(len(tokens)) or finish(own, tokens))
+    alone = vt.get_method(base).attribute(model, x, 0)
     once = sum(ran)
     ran.clear()
-    _, extras = vt.get_method(f'var({base}, classes="0,3")').attribute(view, x, 0, extras=True)
+    _, extras = vt.get_method(f'var({base}, classes="0,3")').attribute(model, x, 0, extras=True)
     assert sum(ran) <= once + len(x)
     assert torch.allclose(extras["maps"][:, 0], alone, atol=1e-12)
-    assert torch.allclose(extras["maps"][:, 1], vt.get_method(base).attribute(view, x, 3), atol=1e-12)
+    assert torch.allclose(extras["maps"][:, 1], vt.get_method(base).attribute(model, x, 3), atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("spelling", "complaint"),
+    ("spec", "complaint"),
     [
         ("rise(masks=0)", "masks=0"),
         ("rise(cells=0)", "cells=0"),
         ("rise(keep=0)", "keep=0.0"),
         ("rise(keep=1)", "keep=1.0"),
-        ("rise(score=rank)", "'rank' is not one of"),
+        ("rise(output=rank)", "'rank' is not one of"),
         ("occlusion(window=-1)", "window=-1"),
         ("occlusion(stride=-2)", "stride=-2"),
         ("occlusion(window=4, stride=5)", "stride=5 is larger than window=4"),
@@ -291,14 +291,14 @@ def test_the_classes_of_var_share_their_forwards(monkeypatch, base):
         ("occlusion(window=8, drop=true)", "window=8"),
     ],
 )
-def test_refused_when_spelled(spelling, complaint):
+def test_refused_when_spelled(spec, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
-        vt.get_method(spelling)
+        vt.get_method(spec)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("spelling", "complaint"),
+    ("spec", "complaint"),
     [
         ("occlusion(window=33)", "window=33 is larger than the image, 32 pixels"),
         ("occlusion(stride=9)", "stride=9 is larger than a patch of 8 pixels"),
@@ -306,12 +306,12 @@ def test_refused_when_spelled(spelling, complaint):
         ("plus(occlusion(fill=blur))", "fill=blur is for images"),
     ],
 )
-def test_refused_when_run(spelling, complaint):
+def test_refused_when_run(spec, complaint):
     with pytest.raises(vt.VitreousError, match=complaint):
-        vt.get_method(spelling).attribute(FAMILIES["vit"](), torch.randn(1, 3, 32, 32), CLASS)
+        vt.get_method(spec).attribute(FAMILIES["vit"](), torch.randn(1, 3, 32, 32), CLASS)
 
 
 def test_leaving_tokens_out_needs_a_model_that_can():
-    view, x = look_at("swin")
+    model, x = look_at("swin")
     with pytest.raises(vt.VitreousError, match=r"occlusion\(drop=true\) leaves tokens out, and .* cannot"):
-        vt.get_method("occlusion(drop=true)").attribute(view, x)
+        vt.get_method("occlusion(drop=true)").attribute(model, x)

@@ -59,11 +59,11 @@ def test_a_pooling_that_is_not_known(kind: type) -> None:
     odd = model()
     odd.__class__ = kind
     x = images(odd, 1)
-    for spelling in ("generic", "rollout", "attin", "raw_attention", "tam"):
+    for spec in ("generic", "rollout", "attin", "raw_attention", "tam"):
         with pytest.raises(VitreousError, match=r"reads \d+ of 17 tokens in a way that is not known"):
-            vt.get_method(spelling).attribute(odd, x, target=1)
-    for spelling in ("ixg", "attcat", "gradcam"):
-        assert torch.isfinite(vt.get_method(spelling).attribute(odd, x, target=1)).all()
+            vt.get_method(spec).attribute(odd, x, target=1)
+    for spec in ("ixg", "attcat", "gradcam"):
+        assert torch.isfinite(vt.get_method(spec).attribute(odd, x, target=1)).all()
     diagnosis = vt.diagnose(odd)
     sentence = {check.name: check for check in diagnosis.checks}["hooks, adapters and code of its own"].sentence
     assert "in a way that is not known" in sentence
@@ -73,15 +73,15 @@ def test_a_pooling_that_is_not_known(kind: type) -> None:
 def test_a_view_follows_its_model() -> None:
     """A view made before the change, and after it was taken back."""
     odd = model()
-    view, x = vt.wrap(odd), images(odd, 1)
-    first = vt.get_method("generic").attribute(view, x, target=1)
+    vision_model, x = vt.wrap(odd), images(odd, 1)
+    first = vt.get_method("generic").attribute(vision_model, x, target=1)
     odd.__class__ = Averaging
-    changed = vt.get_method("generic").attribute(view, x, target=1)
+    changed = vt.get_method("generic").attribute(vision_model, x, target=1)
     assert torch.equal(changed, vt.get_method("generic").attribute(pooled_by_average(), x, target=1))
     odd.__class__ = VisionTransformer
-    assert torch.equal(vt.get_method("generic").attribute(view, x, target=1), first)
+    assert torch.equal(vt.get_method("generic").attribute(vision_model, x, target=1), first)
     odd.global_pool = "avg"  # a setting that forward_head reads
-    assert torch.equal(vt.get_method("generic").attribute(view, x, target=1), changed)
+    assert torch.equal(vt.get_method("generic").attribute(vision_model, x, target=1), changed)
 
 
 @pytest.mark.parametrize("family", ["siglip", "deit_distilled", "gap", "registers"])
@@ -89,10 +89,10 @@ def test_a_subclass_that_pools_as_before(family: str) -> None:
     odd = FAMILIES[family]()
     usual = vt.wrap(odd).pooling.kind
     odd.__class__ = type("Mine", (type(odd),), {"__module__": __name__})
-    view = vt.wrap(odd)
-    view.verify(images(odd, 1))
-    assert view.pooling.kind == usual
+    model = vt.wrap(odd)
+    model.verify(images(odd, 1))
+    assert model.pooling.kind == usual
     assert torch.equal(
-        vt.get_method("generic").attribute(view, images(odd, 1), 1),
+        vt.get_method("generic").attribute(model, images(odd, 1), 1),
         vt.get_method("generic").attribute(FAMILIES[family](), images(odd, 1), 1),
     )

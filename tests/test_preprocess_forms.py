@@ -134,8 +134,8 @@ def test_explained_through_a_callable(tmp_path: Path, name: str) -> None:
     """The model gets what the callable makes; the map is drawn on that, and on the photograph where it was cut out."""
     photo = photograph(64, 48)
     photo.save(tmp_path / "a.png")
-    view = vt.wrap(EVERY[name](), preprocess=corner)
-    by_path, by_tensor = vt.explain(view, tmp_path / "a.png", "ixg"), vt.explain(view, corner(photo), "ixg")
+    model = vt.wrap(EVERY[name](), preprocess=corner)
+    by_path, by_tensor = vt.explain(model, tmp_path / "a.png", "ixg"), vt.explain(model, corner(photo), "ixg")
     assert by_path.map.equal(by_tensor.map)
     assert by_path.box == pytest.approx((0, 0, 32, 32), abs=0.1)
     assert by_path.image.tobytes() == photo.crop((0, 0, 32, 32)).tobytes()
@@ -147,8 +147,8 @@ def test_explained_through_a_callable(tmp_path: Path, name: str) -> None:
 
 
 def test_without_a_known_place_nothing_is_drawn_on_the_photograph() -> None:
-    view = vt.wrap(FAMILIES["vit"](), preprocess=lambda photo: corner(photo).flip(2))
-    e = vt.explain(view, photograph(64, 48), "ixg")
+    model = vt.wrap(FAMILIES["vit"](), preprocess=lambda photo: corner(photo).flip(2))
+    e = vt.explain(model, photograph(64, 48), "ixg")
     assert e.box is None
     with pytest.raises(ImageError, match="its place in it is not known"):
         e.overlay(original=True)
@@ -205,8 +205,8 @@ def test_a_failure_on_one_photograph_names_it() -> None:
 def test_load_takes_it_too() -> None:
     options = {"img_size": 32, "depth": 1, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
     given = {"input_size": (3, 32, 32), "crop_pct": 1.0}
-    view = vt.load("timm/vit_tiny_patch16_224", pretrained=False, preprocess=given, **options)
-    assert (view.preprocess.size, view.preprocess.crop) == ((32, 32), 1.0)
+    model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, preprocess=given, **options)
+    assert (model.preprocess.size, model.preprocess.crop) == ((32, 32), 1.0)
 
 
 def test_a_random_transform_is_warned_about() -> None:
@@ -244,6 +244,6 @@ def test_a_callable_that_breaks_its_size_later() -> None:
         side = 32 if min(photo.size) > 100 else 16
         return transforms.functional.to_tensor(photo.resize((side, side)))
 
-    view = vt.wrap(FAMILIES["vit"](), preprocess=fickle)
+    model = vt.wrap(FAMILIES["vit"](), preprocess=fickle)
     with pytest.raises(ImageError, match=r"makes \[3, 16, 16\] of a picture of 64 x 48 pixels, but \[3, 32, 32\]"):
-        vt.explain(view, photograph(64, 48), "ixg")
+        vt.explain(model, photograph(64, 48), "ixg")

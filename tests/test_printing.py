@@ -35,7 +35,7 @@ def inputs(model: Any) -> Tensor:
 @pytest.fixture(scope="module")
 def table(model: Any, inputs: Tensor) -> vt.ScoreTable:
     metrics = ["deletion(steps=4)", "positive_perturbation"]
-    return vt.evaluate(model, inputs, ["ixg", "plus(ixg, start=1)"], metrics, labels=[0, 1, 2], samples=20)
+    return vt.evaluate(model, inputs, ["ixg", "plus(ixg, start=1)"], metrics, labels=[0, 1, 2], n_bootstrap=20)
 
 
 class Cells(HTMLParser):
@@ -64,7 +64,7 @@ class Cells(HTMLParser):
 
 
 def test_an_explanation_in_a_few_lines(model: Any, inputs: Tensor) -> None:
-    shown = repr(vt.explain(model, inputs[0], "plus(ixg)", 3, against=[1], value="prob"))
+    shown = repr(vt.explain(model, inputs[0], "plus(ixg)", 3, contrast=[1], output="prob"))
     lines = shown.splitlines()
     assert len(lines) == 3
     assert all(word in lines[0] for word in ("input-0", "class 3", "rather than class 1", "prob"))
@@ -91,7 +91,7 @@ def test_a_table_prints_and_shows_itself(table: vt.ScoreTable) -> None:
 
 def test_a_notebook_shows_names_and_obeys_none(model: Any, inputs: Tensor) -> None:
     odd = "<script>alert(1)</script>"
-    made = vt.evaluate(model, inputs, {odd: "ixg"}, "deletion(steps=4)", baselines=False, samples=5)
+    made = vt.evaluate(model, inputs, {odd: "ixg"}, "deletion(steps=4)", controls=False, n_bootstrap=5)
     assert "<script" not in made._repr_html_()
     assert odd in Cells(made._repr_html_()).cells
 
@@ -189,7 +189,7 @@ def test_a_bar_is_drawn_where_it_is_asked_for(model: Any, inputs: Tensor) -> Non
         with contextlib.redirect_stderr(told):
             vt.explain(model, inputs, "ixg", **asked)
             vt.compare(model, inputs[0], "ixg", **asked)
-            vt.evaluate(model, inputs, "ixg", "deletion(steps=4)", samples=5, **asked)
+            vt.evaluate(model, inputs, "ixg", "deletion(steps=4)", n_bootstrap=5, **asked)
         return told.getvalue()
 
     assert drawn() == drawn(progress=None) == drawn(progress=False) == ""
@@ -211,18 +211,18 @@ def warned(call: Any) -> list[str]:
 
 @pytest.mark.parametrize(("method", "own"), [("logprob(ixg)", "logprob"), (None, "logprob")])
 def test_a_value_that_is_not_followed(model: Any, inputs: Tensor, method: str | None, own: str) -> None:
-    (text,) = warned(lambda: vt.explain(model, inputs, method, value="prob", batch_size=1))
-    assert text.startswith("value='prob' is not what is explained: ")
+    (text,) = warned(lambda: vt.explain(model, inputs, method, output="prob", batch_size=1))
+    assert text.startswith("output='prob' is not what is explained: ")
     assert f"explains {own}" in text
     assert warned(lambda: vt.explain(model, inputs, method)) == []
-    assert warned(lambda: vt.explain(model, inputs, method, value=own)) == []
-    assert warned(lambda: vt.explain(model, inputs, "ixg", value="prob")) == []
+    assert warned(lambda: vt.explain(model, inputs, method, output=own)) == []
+    assert warned(lambda: vt.explain(model, inputs, "ixg", output="prob")) == []
 
 
 def test_the_default_value_is_the_logit(model: Any, inputs: Tensor) -> None:
-    plain, asked = vt.explain(model, inputs[0], "ixg"), vt.explain(model, inputs[0], "ixg", value="logit")
+    plain, asked = vt.explain(model, inputs[0], "ixg"), vt.explain(model, inputs[0], "ixg", output="logit")
     assert (plain.asked, plain.value, plain.identity) == ("logit", "logit", asked.identity)
-    assert vt.question(model, "ixg") == vt.question(model, "ixg", value="logit")
+    assert vt.question(model, "ixg") == vt.question(model, "ixg", output="logit")
     for call in (vt.explain, vt.compare):
         with pytest.raises(TargetError, match="is not one of logit, prob, logprob"):
             call(model, inputs[0], value="")
@@ -230,11 +230,11 @@ def test_the_default_value_is_the_logit(model: Any, inputs: Tensor) -> None:
 
 def test_a_table_tells_it_too(model: Any, inputs: Tensor) -> None:
     def judged(**given: Any) -> list[str]:
-        return warned(lambda: vt.evaluate(model, inputs, ["ixg", "tis(masks=4)"], "insdel", baselines=False, **given))
+        return warned(lambda: vt.evaluate(model, inputs, ["ixg", "tis(masks=4)"], "insdel", controls=False, **given))
 
     assert judged() == []
-    (text,) = judged(value="logprob")
-    assert text == "value='logprob' is not what is explained: tis(masks=4) explains prob, whatever is asked for"
+    (text,) = judged(output="logprob")
+    assert text == "output='logprob' is not what is explained: tis(masks=4) explains prob, whatever is asked for"
 
 
 def test_a_class_that_changes_nothing(model: Any, inputs: Tensor) -> None:

@@ -53,13 +53,13 @@ def test_shipped_are_those_of_the_papers(every: dict[str, Protocol]) -> None:
 @pytest.mark.parametrize("name", CELLS)
 def test_spellings_are_known_and_cells_have_rows(name: str, every: dict[str, Protocol]) -> None:
     protocol = every[name]
-    for spelling in protocol.methods.values():
-        get_method(spelling)
-    for spelling in protocol.judge.metrics:
-        get_metric(spelling)
+    for spec in protocol.methods.values():
+        get_method(spec)
+    for spec in protocol.evaluation.metrics:
+        get_metric(spec)
     labels = {model.label for model in protocol.models}
     for each in protocol.published:
-        assert each.metric in protocol.judge.metrics
+        assert each.metric in protocol.evaluation.metrics
         assert each.data in {data.label for data in (protocol.data, *protocol.also)}
         if each.value is not None:
             assert each.model in labels
@@ -94,7 +94,9 @@ def test_what_can_run(every: dict[str, Protocol]) -> None:
     with pytest.raises(VitreousError, match=r"vtranm-table1 cannot run here, it requires weights"):
         every["vtranm-table1"].runnable()
     assert every["world"].runnable() == every["world"]
-    assert every["quick"].data.images * len(every["quick"].methods) * len(every["quick"].judge.metrics) == 16 * 5 * 3
+    assert (
+        every["quick"].data.images * len(every["quick"].methods) * len(every["quick"].evaluation.metrics) == 16 * 5 * 3
+    )
 
 
 # -- numbers, typed again from the papers' text ------------------------------------------------------------
@@ -123,26 +125,26 @@ def test_coiba(name: str, model: str, row: str, low: float, high: float, every: 
 
 
 SINGLE = [
-    ("vtranm-table1", "negative_perturbation@vtranm(explain=pred)", "Cons. LRP", "", "CIFAR-100", 27.11),
-    ("vtranm-table1", "negative_perturbation@vtranm(explain=label)", "LRP", "", "CIFAR-10", 72.54),
-    ("vtranm-table1", "positive_perturbation@vtranm(explain=pred)", "ATTCAT", "", "CIFAR-100", 22.15),
-    ("vtranm-table1", "positive_perturbation@vtranm(explain=label)", "Ours", "", "CIFAR-10", 36.48),
+    ("vtranm-table1", "negative_perturbation@vtranm(explain_class=pred)", "Cons. LRP", "", "CIFAR-100", 27.11),
+    ("vtranm-table1", "negative_perturbation@vtranm(explain_class=label)", "LRP", "", "CIFAR-10", 72.54),
+    ("vtranm-table1", "positive_perturbation@vtranm(explain_class=pred)", "ATTCAT", "", "CIFAR-100", 22.15),
+    ("vtranm-table1", "positive_perturbation@vtranm(explain_class=label)", "Ours", "", "CIFAR-10", 36.48),
     ("vtranm-table2", "mean_ap", "Raw Att.", "DeiT", "ImageNet-Segmentation", 80.24),
     ("vtranm-table2", "pixel_accuracy", "Rollout", "DeiT", "ImageNet-Segmentation", 59.01),
     ("vtranm-table2", "mean_iou", "Ours", "DeiT", "ImageNet-Segmentation", 63.45),
-    ("vtranm-table2", "positive_perturbation@vtranm(explain=label)", "Trans. Attr.", "DeiT", "ImageNet", 18.38),
-    ("vtranm-table2", "negative_perturbation@vtranm(explain=label)", "ATTCAT", "DeiT", "ImageNet", 33.59),
+    ("vtranm-table2", "positive_perturbation@vtranm(explain_class=label)", "Trans. Attr.", "DeiT", "ImageNet", 18.38),
+    ("vtranm-table2", "negative_perturbation@vtranm(explain_class=label)", "ATTCAT", "DeiT", "ImageNet", 33.59),
     ("vtranm-table3", "aopc", "LRP", "ViT-L", "", 0.508),
     ("vtranm-table3", "lodds", "Cons. LRP", "ViT-B", "", -4.272),
     ("vtranm-table3", "lodds", "Grad-CAM", "DeiT", "", -3.704),
     ("vtranm-table4", "mean_iou", "Baseline", "ViT-B", "", 33.42),
     ("vtranm-table4", "negative", "+ AF + L", "ViT-B", "", 55.03),
     ("vtranm-table4", "positive", "+ AF + L + NECC", "ViT-B", "", 16.18),
-    ("tis-table1", "insertion@tis(substrate=zero_norm", "RISE", "ViT", "", 0.45),
-    ("tis-table1", "deletion@tis(substrate=blur_tv", "IntegratedGrad", "ViT", "", 0.31),
-    ("tis-table1", "insdel@tis(insertion_substrate=uniform_norm", "SmoothGrad", "ViT", "", 0.26),
-    ("tis-table2", "insdel@tis(insertion_substrate=mean_scalar", "Att. Rollout", "DeiT", "", -0.04),
-    ("tis-table2", "deletion@tis(substrate=uniform_norm", "TIS", "DeiT", "", 0.14),
+    ("tis-table1", "insertion@tis(baseline=zero_norm", "RISE", "ViT", "", 0.45),
+    ("tis-table1", "deletion@tis(baseline=blur_tv", "IntegratedGrad", "ViT", "", 0.31),
+    ("tis-table1", "insdel@tis(insertion_baseline=uniform_norm", "SmoothGrad", "ViT", "", 0.26),
+    ("tis-table2", "insdel@tis(insertion_baseline=mean_scalar", "Att. Rollout", "DeiT", "", -0.04),
+    ("tis-table2", "deletion@tis(baseline=uniform_norm", "TIS", "DeiT", "", 0.14),
     ("tis-table3", "pointing_game", "BT H", "ViT", "", 0.855),
     ("tis-table3", "pointing_game", "IntegratedGrad", "DeiT", "", 0.297),
     ("tis-table4", "max_sensitivity", "Chefer1", "DeiT", "", 1.017),
@@ -219,8 +221,8 @@ def test_the_papers_own_method_is_best_where_it_says_so(name: str, best: str, ev
     columns = defaultdict(dict)
     for each in every[name].cells:
         columns[each.data, each.model, each.metric][each.method] = each.value
-    for (_, _, spelling), column in columns.items():
-        pick = max if get_metric(spelling).higher_is_better else min
+    for (_, _, spec), column in columns.items():
+        pick = max if get_metric(spec).higher_is_better else min
         assert pick(column, key=column.__getitem__) == best
 
 
@@ -231,7 +233,7 @@ def test_parts_are_single_data_sets(every: dict[str, Protocol]) -> None:
     imagenet, segments = every["vtranm-table2"].parts()
     assert (imagenet.data.source, segments.data.source) == ("imagenet-val", "imagenet-segmentation")
     assert (len(imagenet.cells), len(segments.cells)) == (36, 27)
-    assert segments.judge.metrics == ("pixel_accuracy@vtranm", "mean_ap@vtranm", "mean_iou@vtranm")
+    assert segments.evaluation.metrics == ("pixel_accuracy@vtranm", "mean_ap@vtranm", "mean_iou@vtranm")
     assert not imagenet.also
     for protocol in every.values():
         assert sum(len(part.published) for part in protocol.parts()) == len(protocol.published)
@@ -245,7 +247,7 @@ def test_another_model_goes_through_the_same_protocol(every: dict[str, Protocol]
         other = replace_model(protocol, "timm/deit_tiny_patch16_224")
         assert [model.name for model in other.models] == ["timm/deit_tiny_patch16_224"]
         assert not other.missing
-        assert other.judge == protocol.judge
+        assert other.evaluation == protocol.evaluation
         assert all(part.models for part in other.parts()), name
     other = replace_model(every["var-table1"], "world")
     rows = other.methods_of(other.models[0])
@@ -300,7 +302,7 @@ source = "folder"
 path = "photos"
 images = 10
 
-[judge]
+[evaluation]
 metrics = ["insertion", "deletion@coiba"]
 seeds = [0, 1]
 
@@ -324,7 +326,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     mine = read(path)
     assert mine == read(str(path))
     assert (mine.name, mine.paper, mine.published, mine.figures) == ("mine", None, (), ())
-    assert mine.judge.target == "pred"
+    assert mine.evaluation.target == "pred"
     assert mine.models[0].size == 128
     path.write_text(GOOD.replace('title = "Mine"', 'title = "Mine"\nscale = 10'))
     assert read(path).cells == (Published("insertion", "mine", "A", value=0.1, printed=1.0, error=0.025),)
@@ -341,7 +343,7 @@ BAD = {
     "number in a list of texts": ('"deletion@coiba"]', "3]", ["judge.metrics[1] = 3", "must be text"]),
     "not finite": ("value = 1", "value = nan", ["published[0].value = nan", "finite"]),
     "empty text": ('label = "mine"', 'label = ""', ["models[0].label = ''", "not empty"]),
-    "no table": ("[judge]\n", "[judging]\n", ["judging", "did you mean judge"]),
+    "no table": ("[evaluation]\n", "[judging]\n", ["judging", "did you mean judge"]),
     "no data": ('[data]\nsource = "folder"\npath = "photos"\nimages = 10', "", ["[data] is missing"]),
     "unknown source": ('"folder"', '"foldr"', ["data.source = 'foldr'", "did you mean folder"]),
     "negative count": ("images = 10", "images = -1", ["data.images = -1", "at least 0"]),

@@ -10,11 +10,11 @@ from families import FAMILIES, images
 
 
 @pytest.mark.parametrize(
-    ("spelling", "values"),
+    ("spec", "values"),
     [
         ("logprob(vtranm)", ("prob",)),
         ("smooth(logprob(vtranm), samples=2)", ("prob",)),
-        ("logprob(vtranm(value=none))", ("logprob",)),
+        ("logprob(vtranm(output=none))", ("logprob",)),
         ("logprob(consensus(ixg, vtranm))", ("logprob", "prob")),
         ("consensus(logprob(ixg), rollout)", ("logprob",)),
         ("consensus(rollout, raw_attention)", ("logit",)),
@@ -22,8 +22,8 @@ from families import FAMILIES, images
         ("var(smooth(logprob(ixg), samples=2))", ("logprob",)),
     ],
 )
-def test_values_of_nested_methods(spelling: str, values: tuple[str, ...]) -> None:
-    assert vt.get_method(spelling).values("logit") == values
+def test_values_of_nested_methods(spec: str, values: tuple[str, ...]) -> None:
+    assert vt.get_method(spec).outputs("logit") == values
 
 
 def test_a_value_of_its_own_is_what_is_computed() -> None:
@@ -32,12 +32,12 @@ def test_a_value_of_its_own_is_what_is_computed() -> None:
     inputs = images(model, 2)
     inside, plain = (vt.get_method(name).attribute(model, inputs, 1) for name in ("logprob(vtranm)", "vtranm"))
     torch.testing.assert_close(inside, plain)
-    other = vt.get_method("logprob(vtranm(value=none))").attribute(model, inputs, 1)
+    other = vt.get_method("logprob(vtranm(output=none))").attribute(model, inputs, 1)
     assert not torch.allclose(other, plain)
 
 
 @pytest.mark.parametrize(
-    ("spelling", "signed"),
+    ("spec", "signed"),
     [
         ("ixg", True),
         ("plus(logprob(ixg))", True),
@@ -49,5 +49,5 @@ def test_a_value_of_its_own_is_what_is_computed() -> None:
         ("consensus(ixg, rollout)", True),
     ],
 )
-def test_whether_below_zero_means_against(spelling: str, signed: bool) -> None:
-    assert vt.get_method(spelling).signed is signed
+def test_whether_below_zero_means_against(spec: str, signed: bool) -> None:
+    assert vt.get_method(spec).signed is signed

@@ -14,7 +14,7 @@ METHODS = ["generic", "skipplus(decompx)", "gradcam", "attcam", "ixg", "decompx"
 
 
 @pytest.fixture(scope="module")
-def view(shared):
+def model(shared):
     return vt.load("timm/deit_tiny_patch16_224", checkpoint=shared / "deit_tiny_patch16_224.fp16.safetensors")
 
 
@@ -26,8 +26,8 @@ def share(e, box):
     return (positive[top:bottom, left:right].sum() / positive.sum()).item()
 
 
-def test_cat_and_dog_get_different_maps(view, shared):
-    found = vt.compare(view, shared / "photos/catdog.jpg", METHODS, target=["tabby", "boxer"])
+def test_cat_and_dog_get_different_maps(model, shared):
+    found = vt.compare(model, shared / "photos/catdog.jpg", METHODS, target=["tabby", "boxer"])
     for cat, dog in zip(*found.rows, strict=True):
         assert (cat.map - dog.map).abs().max() > 0.1 * cat.map.abs().max(), cat.method
 
@@ -35,25 +35,25 @@ def test_cat_and_dog_get_different_maps(view, shared):
 @pytest.mark.parametrize("method", ["generic", "skipplus(decompx)"])
 @pytest.mark.parametrize("cat_class", ["tabby", "tiger cat", "Egyptian cat"])
 @pytest.mark.parametrize("dog_class", ["boxer", "bull mastiff"])
-def test_positive_mass_lies_on_the_animal_asked_for(view, shared, method, cat_class, dog_class):
+def test_positive_mass_lies_on_the_animal_asked_for(model, shared, method, cat_class, dog_class):
     photo = shared / "photos/catdog.jpg"
-    cat, dog = (vt.explain(view, photo, method, target=name) for name in (cat_class, dog_class))
+    cat, dog = (vt.explain(model, photo, method, target=name) for name in (cat_class, dog_class))
     assert share(cat, CAT) > share(dog, CAT) + 0.1
     assert share(dog, DOG) > share(cat, DOG) + 0.1
 
 
 @pytest.mark.parametrize("base", ["generic", "skipplus(decompx)"])
-def test_var_keeps_what_is_the_animals_own(view, shared, base):
+def test_var_keeps_what_is_the_animals_own(model, shared, base):
     """Against the other animal, more of the positive mass lies on the one asked for than without a rival."""
     photo = shared / "photos/catdog.jpg"
     for target, rival, box in (("tabby", "boxer", CAT), ("boxer", "tabby", DOG)):
-        plain = vt.explain(view, photo, base, target=target)
-        among = vt.explain(view, photo, f"var({base}, classes={rival})", target=target)
-        assert among.names == (target, rival)
-        assert share(among, box) > share(plain, box)
+        plain = vt.explain(model, photo, base, target=target)
+        compare_classes = vt.explain(model, photo, f"var({base}, classes={rival})", target=target)
+        assert compare_classes.names == (target, rival)
+        assert share(compare_classes, box) > share(plain, box)
 
 
-def test_the_model_is_as_good_as_it_should_be(view, shared):
+def test_the_model_is_as_good_as_it_should_be(model, shared):
     """Preprocessing, labels and weights together: about 70 % of these images are right, so far more than half."""
     import json
 
@@ -62,25 +62,25 @@ def test_the_model_is_as_good_as_it_should_be(view, shared):
     names = sorted((shared / "imagenet-val-1k").iterdir())[:64]
     right = 0
     by_name = {entry["file"].rsplit("/", 1)[-1]: entry for entry in rows}
-    for e in vt.explain(view, names, "constant"):
+    for e in vt.explain(model, names, "constant"):
         right += e.prediction.target == by_name[e.name]["label"]
     assert right / len(names) > 0.55
 
 
-def test_labels_agree_with_the_data(view, shared):
+def test_labels_agree_with_the_data(model, shared):
     import json
 
     names = json.loads((shared / "imagenet-classes.json").read_text())
-    assert len(names) == len(view.class_names) == 1000
-    assert view.class_index("tabby") == 281
-    assert view.class_index("boxer") == 242
+    assert len(names) == len(model.class_names) == 1000
+    assert model.class_index("tabby") == 281
+    assert model.class_index("boxer") == 242
 
 
-def test_keeping_half_of_the_tokens_keeps_most_of_the_evidence(view, shared):
+def test_keeping_half_of_the_tokens_keeps_most_of_the_evidence(model, shared):
     """Token removal on a real model: the upper half by relevance beats the lower half."""
-    e = vt.explain(view, shared / "photos/catdog.jpg", "skipplus(decompx)", target="bull mastiff")
+    e = vt.explain(model, shared / "photos/catdog.jpg", "skipplus(decompx)", target="bull mastiff")
     order = e.map.flatten().argsort(descending=True)
-    x = view.preprocess.tensor(e.image).unsqueeze(0)
-    upper, lower = (view.logits(x, keep=half.unsqueeze(0)).softmax(-1)[0, 243] for half in (order[:98], order[98:]))
+    x = model.preprocess.tensor(e.image).unsqueeze(0)
+    upper, lower = (model.logits(x, keep=half.unsqueeze(0)).softmax(-1)[0, 243] for half in (order[:98], order[98:]))
     assert upper > lower + 0.1
-    assert torch.allclose(view.logits(x, keep=order.sort().values.unsqueeze(0)), view.logits(x), atol=1e-4)
+    assert torch.allclose(model.logits(x, keep=order.sort().values.unsqueeze(0)), model.logits(x), atol=1e-4)

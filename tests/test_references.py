@@ -37,9 +37,9 @@ class Reference:
             return [0]
         return list(range(0 if self.model.pool_include_prefix else self.prefix, tokens))
 
-    def check(self, spelling: str, expected: Tensor) -> None:
+    def check(self, spec: str, expected: Tensor) -> None:
         """``expected`` is one number per token, prefix included, or per pixel."""
-        found = vt.get_method(spelling).attribute(self.model, self.images.detach(), target=TARGET)
+        found = vt.get_method(spec).attribute(self.model, self.images.detach(), target=TARGET)
         expected = expected[:, self.prefix :].reshape(found.shape) if expected.ndim == 2 else expected
         assert torch.allclose(found, expected, rtol=1e-9, atol=1e-11)
 
@@ -134,8 +134,8 @@ def test_rollout_with_fusion_and_discarding(reference, heads, normalise):
         matrices.append(mixed / (sums[:, :, None] if normalise == "row" else sums[:, None, :]))
     pool = reference.run.pool
     first = None if pool is None else pool.mean(dim=1)[:, 0]
-    spelling = f"rollout(heads={heads}, discard=0.4, normalise={normalise})"
-    reference.check(spelling, chain(reference, matrices, first))
+    spec = f"rollout(heads={heads}, discard=0.4, normalise={normalise})"
+    reference.check(spec, chain(reference, matrices, first))
 
 
 def test_gradient_rollout(reference):
@@ -306,10 +306,10 @@ def test_skipplus_of_decompx(reference):
 @pytest.mark.parametrize("base", ["ixg", "gradient", "decompx", "generic", "saliency", "ig(steps=2)"])
 def test_plus_via_subnetworks_is_the_sum_of_separate_runs(reference, base):
     """Equation 3 to the letter: the base on each sub-network, fed with the detached input of that block."""
-    view = vt.wrap(reference.model)
+    model = vt.wrap(reference.model)
     method = vt.get_method(base)
     expected = sum(
-        method.attribute(view.suffix(layer), x.detach(), target=TARGET) for layer, x in enumerate(reference.run.inputs)
+        method.attribute(model.suffix(layer), x.detach(), target=TARGET) for layer, x in enumerate(reference.run.inputs)
     )
     reference.check(f"plus({base}, via=subnetwork)", expected)
 
@@ -381,4 +381,4 @@ def test_the_sum_of_token_gradients_is_refused_because_it_is_zero():
     gradient = reference.gradient(reference.run.inputs[0])
     assert gradient.sum(dim=-1).abs().max() < 1e-12 < gradient.abs().max()
     with pytest.raises(vt.VitreousError, match="LayerNorms remove the mean"):
-        vt.get_method("gradient(how=sum)").attribute(reference.model, reference.images.detach())
+        vt.get_method("gradient(reduction=sum)").attribute(reference.model, reference.images.detach())

@@ -15,22 +15,22 @@ from families import FAMILIES, images, proven
 from vitreous.methods.token_subsets import regress
 
 
-def subsets(view: vt.VisionModel, x: Tensor, method: vt.Method) -> np.ndarray:
+def subsets(model: vt.VisionModel, x: Tensor, method: vt.Method) -> np.ndarray:
     """Which patches every subset keeps, drawn again for one image alone."""
     from vitreous.tracing import Context, Target
 
-    session = Context(view, x[None], Target.of(view, 1, 1), 0)
-    high, wide = view.grid(x[None])
-    return method._kept(session, high * wide)[0].numpy()  # type: ignore[attr-defined]
+    context = Context(model, x[None], Target.of(model, 1, 1), 0)
+    high, wide = model.grid(x[None])
+    return method._kept(context, high * wide)[0].numpy()  # type: ignore[attr-defined]
 
 
-def score(view: vt.VisionModel, x: Tensor, keep: np.ndarray, target: int, value: str) -> float:
+def score(model: vt.VisionModel, x: Tensor, keep: np.ndarray, target: int, value: str) -> float:
     """One subset, one forward."""
     index = torch.from_numpy(keep).nonzero().flatten()
     with torch.no_grad():
-        tokens = view.embed(x[None])
-        some = torch.cat([tokens[:, : view.num_prefix_tokens], tokens[:, view.num_prefix_tokens + index]], dim=1)
-        logits = view.forward_head(view.forward_blocks(some, keep=index[None]))[0].double()
+        tokens = model.embed(x[None])
+        some = torch.cat([tokens[:, : model.num_prefix_tokens], tokens[:, model.num_prefix_tokens + index]], dim=1)
+        logits = model.forward_head(model.forward_blocks(some, keep=index[None]))[0].double()
     return float({"logit": logits, "prob": logits.softmax(0), "logprob": logits.log_softmax(0)}[value][target])
 
 
@@ -46,17 +46,17 @@ def definition(design: np.ndarray, y: np.ndarray, prior: np.ndarray, ridge: floa
     return multiple * m + np.linalg.lstsq(rows, rest, rcond=None)[0]
 
 
-@pytest.mark.parametrize("options", ["", ", spread=0.3", ", pairs=false, ratio=0.3", ", score=logprob, ridge=0.1"])
+@pytest.mark.parametrize("options", ["", ", spread=0.3", ", pairs=false, ratio=0.3", ", output=logprob, ridge=0.1"])
 @pytest.mark.parametrize("base", ["ixg", "constant"])
 def test_it_is_an_explicit_regression(base: str, options: str) -> None:
-    view = vt.wrap(FAMILIES["vit"]().double())
-    x = images(view, 2).double()
+    model = vt.wrap(FAMILIES["vit"]().double())
+    x = images(model, 2).double()
     method = vt.get_method(f"refine({base}, masks=32{options})")
-    found, extras = method.attribute(view, x, target=1, extras=True)
-    priors = vt.get_method(base).attribute(view, x, target=1)
+    found, extras = method.attribute(model, x, target=1, extras=True)
+    priors = vt.get_method(base).attribute(model, x, target=1)
     for image in range(2):
-        design = subsets(view, x[image], method).astype(np.float64)
-        y = np.array([score(view, x[image], keep > 0, 1, method.score) for keep in design])
+        design = subsets(model, x[image], method).astype(np.float64)
+        y = np.array([score(model, x[image], keep > 0, 1, method.score) for keep in design])
         expected = definition(design, y, priors[image].double().numpy().reshape(-1), method.ridge)
         np.testing.assert_allclose(found[image].reshape(-1), expected, rtol=1e-8, atol=1e-10)
         for half in range(2):
@@ -99,17 +99,17 @@ def test_the_ridge_of_cross_validation() -> None:
 
 
 def test_doubt_takes_back_what_may_be_chance() -> None:
-    view = vt.wrap(FAMILIES["vit"]().double())
-    x = images(view, 2).double()
-    plain, told = vt.get_method("refine(ixg, masks=32)").attribute(view, x, target=1, extras=True)
-    priors = vt.get_method("ixg").attribute(view, x, target=1)
+    model = vt.wrap(FAMILIES["vit"]().double())
+    x = images(model, 2).double()
+    plain, told = vt.get_method("refine(ixg, masks=32)").attribute(model, x, target=1, extras=True)
+    priors = vt.get_method("ixg").attribute(model, x, target=1)
     for doubt in (1.0, 3.0):
-        found = vt.get_method(f"refine(ixg, masks=32, doubt={doubt})").attribute(view, x, target=1)
+        found = vt.get_method(f"refine(ixg, masks=32, doubt={doubt})").attribute(model, x, target=1)
         for image in range(2):
             m = (priors[image] - priors[image].mean()).flatten().double()
-            design = torch.from_numpy(subsets(view, x[image], vt.get_method("refine(ixg, masks=32)"))).double()
+            design = torch.from_numpy(subsets(model, x[image], vt.get_method("refine(ixg, masks=32)"))).double()
             y = torch.tensor(
-                [score(view, x[image], keep.numpy() > 0, 1, "prob") for keep in design], dtype=torch.float64
+                [score(model, x[image], keep.numpy() > 0, 1, "prob") for keep in design], dtype=torch.float64
             )
             guess = (design - design.mean(dim=0)) @ m
             base = m * (guess @ (y - y.mean())) / (guess @ guess)
@@ -124,9 +124,9 @@ def test_those_refined_by_the_same_subsets_share_them() -> None:
     with model.blocks[0].register_forward_hook(lambda module, args, out: runs.append(len(out))):
         proven(model)
         counts = []
-        for spelling in ("refine(ixg, masks=32)", "consensus(refine(ixg, masks=32), refine(ixg, masks=32, doubt=1.0))"):
+        for spec in ("refine(ixg, masks=32)", "consensus(refine(ixg, masks=32), refine(ixg, masks=32, doubt=1.0))"):
             runs.clear()
-            vt.get_method(spelling).attribute(model, x, target=1)
+            vt.get_method(spec).attribute(model, x, target=1)
             counts.append(sum(runs))
     assert counts[0] == counts[1]
 
@@ -150,13 +150,15 @@ def test_a_real_model_that_is_linear_in_its_tokens() -> None:
             nn.init.zeros_(branch.weight)
             nn.init.zeros_(branch.bias)
     model.norm = model.fc_norm = nn.Identity()
-    view = vt.wrap(model)
-    x = images(view, 2).double()
+    vision_model = vt.wrap(model)
+    x = images(vision_model, 2).double()
     found = (
-        vt.get_method("refine(constant, masks=256, ridge=1e-9, score=logit)").attribute(view, x, target=2).flatten(1)
+        vt.get_method("refine(constant, masks=256, ridge=1e-9, output=logit)")
+        .attribute(vision_model, x, target=2)
+        .flatten(1)
     )
     with torch.no_grad():
-        own = model.head(view.embed(x))[:, view.num_prefix_tokens :, 2] / (found.shape[1] // 2)
+        own = model.head(vision_model.embed(x))[:, vision_model.num_prefix_tokens :, 2] / (found.shape[1] // 2)
     torch.testing.assert_close(found, own - own.mean(dim=1, keepdim=True), atol=1e-6, rtol=1e-6)
 
 
@@ -172,34 +174,34 @@ def test_a_prior_that_is_right_is_kept() -> None:
 
 
 def test_pairs_are_complements_and_halves_have_whole_ones() -> None:
-    view = vt.wrap(FAMILIES["vit"]())
-    kept = subsets(view, images(view, 1)[0], vt.get_method("refine(constant, masks=16, spread=0.3)"))
+    model = vt.wrap(FAMILIES["vit"]())
+    kept = subsets(model, images(model, 1)[0], vt.get_method("refine(constant, masks=16, spread=0.3)"))
     for half in (kept[0::2], kept[1::2]):
         assert (half[0::2] == ~half[1::2]).all()
         assert (half.mean(axis=0) == 0.5).all(), "every patch is in as many subsets"
     assert len(set(kept.sum(axis=1).tolist())) > 4, "of different sizes"
-    free = subsets(view, images(view, 1)[0], vt.get_method("refine(constant, masks=16, pairs=false, ratio=0.25)"))
+    free = subsets(model, images(model, 1)[0], vt.get_method("refine(constant, masks=16, pairs=false, ratio=0.25)"))
     assert (free.sum(axis=1) == 4).all()
 
 
 def test_equal_subsets_are_scored_once() -> None:
     """No subset of an image goes through the model twice."""
-    view = vt.wrap(FAMILIES["vit"]())
+    model = vt.wrap(FAMILIES["vit"]())
     from vitreous.methods import masking as module
 
     seen: list[int] = []
     real = module.scored
 
-    def counted(session: Any, name: str, tokens: Tensor, images: Tensor, chosen: Tensor, *rest: Any) -> Tensor:
+    def counted(context: Any, name: str, tokens: Tensor, images: Tensor, chosen: Tensor, *rest: Any) -> Tensor:
         seen.append(len(chosen))
         assert len({(int(i), *c) for i, c in zip(images, chosen.tolist(), strict=True)}) == len(chosen)
-        return real(session, name, tokens, images, chosen, *rest)
+        return real(context, name, tokens, images, chosen, *rest)
 
     from vitreous.methods import token_subsets as home
 
     home.scored, before = counted, home.scored
     try:
-        vt.get_method("refine(constant, masks=512)").attribute(view, images(view, 2))
+        vt.get_method("refine(constant, masks=512)").attribute(model, images(model, 2))
     finally:
         home.scored = before
     assert seen == [sum(seen)]
@@ -208,15 +210,15 @@ def test_equal_subsets_are_scored_once() -> None:
 
 @pytest.mark.parametrize("family", ALL)
 def test_every_family(family: str) -> None:
-    view = vt.wrap(ALL[family]())
-    x = images(view, 2)
-    if not view.can_drop_tokens:
+    model = vt.wrap(ALL[family]())
+    x = images(model, 2)
+    if not model.can_drop_tokens:
         with pytest.raises(vt.VitreousError, match=r"refine\(drop=true\) leaves tokens out"):
-            vt.get_method("refine(constant, drop=true)").attribute(view, x)
-    found = vt.get_method("refine(constant, masks=16)").attribute(view, x)
-    assert found.shape == (2, *view.grid(x))
+            vt.get_method("refine(constant, drop=true)").attribute(model, x)
+    found = vt.get_method("refine(constant, masks=16)").attribute(model, x)
+    assert found.shape == (2, *model.grid(x))
     assert torch.isfinite(found).all()
-    alone = vt.get_method("refine(constant, masks=16)").attribute(view, x[1:])
+    alone = vt.get_method("refine(constant, masks=16)").attribute(model, x[1:])
     torch.testing.assert_close(alone[0], found[1], rtol=1e-3, atol=1e-4 * float(found.abs().max()))
 
 
@@ -229,14 +231,14 @@ def test_every_family(family: str) -> None:
         ("spread=0.6", "between 0 and 1"),
         ("ridge=0.0", "ridge=0.0 must be above 0"),
         ("doubt=-1", "doubt=-1.0 must be a number from 0 on"),
-        ("score=luck", "luck"),
+        ("output=luck", "luck"),
         ("half=true", "float16 on a GPU"),
     ],
 )
 def test_bad_parameters(options: str, said: str) -> None:
-    view = vt.wrap(FAMILIES["vit"]())
+    model = vt.wrap(FAMILIES["vit"]())
     with pytest.raises(vt.VitreousError, match=said):
-        vt.get_method(f"refine(constant, {options})").attribute(view, images(view, 1))
+        vt.get_method(f"refine(constant, {options})").attribute(model, images(model, 1))
 
 
 # -- robust sums, weights ----------------------------------------------------------------------------------------------
@@ -251,41 +253,41 @@ def ranks(values: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("how", ["plus", "skipplus"])
 @pytest.mark.parametrize("base", ["decompx", "ixg", "rollout"])
 def test_layers_combined_by_rank_or_scale(how: str, base: str) -> None:
-    view = vt.wrap(FAMILIES["vit"]().double())
-    x = images(view, 2).double()
-    plain, extras = vt.get_method(f"{how}({base})").attribute(view, x, target=1, extras=True)
+    model = vt.wrap(FAMILIES["vit"]().double())
+    x = images(model, 2).double()
+    plain, extras = vt.get_method(f"{how}({base})").attribute(model, x, target=1, extras=True)
     terms = extras["layers"].double().numpy()
     np.testing.assert_allclose(plain, terms.sum(axis=1), rtol=1e-6)
     scaled = (terms / np.abs(terms).mean(axis=(2, 3), keepdims=True)).sum(axis=1)
-    found = vt.get_method(f"{how}({base}, combine=scaled)").attribute(view, x, target=1)
+    found = vt.get_method(f"{how}({base}, combine=scaled)").attribute(model, x, target=1)
     np.testing.assert_allclose(found, scaled, rtol=1e-6)
     ranked = [[ranks(term.reshape(-1)).reshape(term.shape) for term in image] for image in terms]
-    found = vt.get_method(f"{how}({base}, combine=rank)").attribute(view, x, target=1)
+    found = vt.get_method(f"{how}({base}, combine=rank)").attribute(model, x, target=1)
     np.testing.assert_allclose(found, np.mean(ranked, axis=1), rtol=1e-6)
 
 
 def test_combining_costs_nothing_where_there_are_layer_terms() -> None:
-    view = vt.wrap(FAMILIES["vit"]())
+    model = vt.wrap(FAMILIES["vit"]())
     for combine in ("sum", "rank", "scaled"):
-        assert vt.get_method(f"plus(decompx, combine={combine})").forwards(view) == vt.get_method("decompx").forwards(
-            view
-        )
+        assert vt.get_method(f"plus(decompx, combine={combine})").num_forwards(model) == vt.get_method(
+            "decompx"
+        ).num_forwards(model)
 
 
 @pytest.mark.parametrize(("skip", "layers"), [("0.0", 3), ("0.25", 2), ("0.5", 1), ("0.34", 1), ("0.99", 1)])
 def test_the_share_that_is_skipped(skip: str, layers: int) -> None:
-    view = vt.wrap(FAMILIES["vit"]())  # of three blocks
-    _, extras = vt.get_method(f"skipplus(ixg, skip={skip})").attribute(view, images(view, 1), extras=True)
+    model = vt.wrap(FAMILIES["vit"]())  # of three blocks
+    _, extras = vt.get_method(f"skipplus(ixg, skip={skip})").attribute(model, images(model, 1), extras=True)
     assert extras["layers"].shape[1] == layers
     with pytest.raises(vt.VitreousError, match="share of the depth"):
         vt.get_method("skipplus(ixg, skip=1.0)")
 
 
 def test_weights_of_a_consensus() -> None:
-    view = vt.wrap(FAMILIES["vit"]())
-    x = images(view, 2)
-    weighed = vt.get_method("consensus(ixg, generic, weights='2,1')").attribute(view, x, target=1)
-    thrice = vt.get_method("consensus(ixg, ixg, generic)").attribute(view, x, target=1)
+    model = vt.wrap(FAMILIES["vit"]())
+    x = images(model, 2)
+    weighed = vt.get_method("consensus(ixg, generic, weights='2,1')").attribute(model, x, target=1)
+    thrice = vt.get_method("consensus(ixg, ixg, generic)").attribute(model, x, target=1)
     torch.testing.assert_close(weighed, thrice)
     for bad in ("1", "1,2,3", "1,x", "1,-1", "0,1", "1,inf"):
         with pytest.raises(vt.VitreousError, match="positive numbers"):
@@ -298,12 +300,12 @@ def test_a_method_that_others_are_made_of_runs_once(monkeypatch: pytest.MonkeyPa
     make = type(vt.get_method("coiba"))
     real = make.compute
 
-    def counted(self: Any, session: Any) -> Any:
+    def counted(self: Any, context: Any) -> Any:
         runs.append(self.spelling)
-        return real(self, session)
+        return real(self, context)
 
     monkeypatch.setattr(make, "compute", counted)
-    view = vt.wrap(FAMILIES["vit"]())
+    model = vt.wrap(FAMILIES["vit"]())
     how = "coiba(steps=2, samples=1, stats=own)"
-    vt.compare(view, images(view, 1)[0], [how, f"consensus({how}, ixg)", f"refine(consensus({how}, ixg), masks=8)"])
+    vt.compare(model, images(model, 1)[0], [how, f"consensus({how}, ixg)", f"refine(consensus({how}, ixg), masks=8)"])
     assert len(runs) == 1

@@ -24,34 +24,34 @@ def model() -> Any:
     return FAMILIES["vit"]()
 
 
-@pytest.mark.parametrize("memory", NO_BUDGETS)
-def test_a_budget_is_a_number_of_gib_above_zero(model: Any, memory: Any) -> None:
+@pytest.mark.parametrize("memory_gb", NO_BUDGETS)
+def test_a_budget_is_a_number_of_gib_above_zero(model: Any, memory_gb: Any) -> None:
     x = images(model, 1)
     photo = np.zeros((40, 40, 3), np.uint8)
     for ask in (
-        lambda: vt.explain(model, x, "random", memory=memory),
-        lambda: vt.compare(model, x, "random", memory=memory),
-        lambda: vt.evaluate(model, x, "random", "sparseness", memory=memory, baselines=False),
-        lambda: vt.why(model, photo, memory=memory),
-        lambda: vt.check(vt.explain(model, photo, "random"), model, memory=memory),
-        lambda: budget_bytes(torch.device("cpu"), memory),
+        lambda: vt.explain(model, x, "random", memory_gb=memory_gb),
+        lambda: vt.compare(model, x, "random", memory_gb=memory_gb),
+        lambda: vt.evaluate(model, x, "random", "sparseness", memory_gb=memory_gb, controls=False),
+        lambda: vt.why(model, photo, memory_gb=memory_gb),
+        lambda: vt.check(vt.explain(model, photo, "random"), model, memory_gb=memory_gb),
+        lambda: budget_bytes(torch.device("cpu"), memory_gb),
     ):
         with pytest.raises(VitreousError, match="is not a number of GiB"):
             ask()
 
 
 def test_budgets_of_any_kind_of_number_are_taken() -> None:
-    for memory in (1, 0.5, np.float32(0.5), np.int64(2), 2**20):
-        assert budget_bytes(torch.device("cpu"), memory) == float(memory) * 2**30
+    for memory_gb in (1, 0.5, np.float32(0.5), np.int64(2), 2**20):
+        assert budget_bytes(torch.device("cpu"), memory_gb) == float(memory_gb) * 2**30
 
 
-@pytest.mark.parametrize("memory", NO_BUDGETS)
-def test_the_explorer_refuses_the_same_budgets(memory: Any) -> None:
+@pytest.mark.parametrize("memory_gb", NO_BUDGETS)
+def test_the_explorer_refuses_the_same_budgets(memory_gb: Any) -> None:
     pytest.importorskip("fastapi")
     from vitreous.web.session import Desk
 
     with pytest.raises(VitreousError, match="is not a number of GiB"):
-        Desk({}, memory)
+        Desk({}, memory_gb)
 
 
 @pytest.mark.parametrize(
@@ -83,17 +83,17 @@ def test_preprocessing_that_makes_no_input_is_refused(given: dict[str, Any], nam
 
 def test_what_is_on_the_meta_device_has_no_values() -> None:
     plain = timm.create_model("test_vit", img_size=32)
-    looked_at = vt.wrap(plain)
+    model = vt.wrap(plain)
     inputs = torch.zeros(1, 3, 32, 32)
     for ask in (
-        lambda: vt.explain(looked_at, inputs.to("meta"), "random"),
-        lambda: vt.evaluate(looked_at, inputs.to("meta"), "random", "sparseness"),
-        lambda: looked_at.logits(inputs.to("meta")),
+        lambda: vt.explain(model, inputs.to("meta"), "random"),
+        lambda: vt.evaluate(model, inputs.to("meta"), "random", "sparseness"),
+        lambda: model.logits(inputs.to("meta")),
     ):
         with pytest.raises(ModelError, match="the inputs have no values: they are on the meta device"):
             ask()
     plain.to("meta")
-    for asked in (looked_at, plain):
+    for asked in (model, plain):
         for ask in (
             lambda asked=asked: vt.explain(asked, inputs, "ixg"),
             lambda asked=asked: vt.evaluate(asked, inputs, "random", "insertion(steps=2)"),

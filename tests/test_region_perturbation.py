@@ -55,7 +55,7 @@ def curve_without(model: Any, image: Tensor, order: list[tuple[int, int]], side:
 
 
 def scores(model: Any, x: Tensor, maps: Any, name: str, **options: Any) -> np.ndarray:
-    return vt.evaluate(model, x, {"it": maps}, name, baselines=False, samples=3, **options)["it", name]
+    return vt.evaluate(model, x, {"it": maps}, name, controls=False, n_bootstrap=3, **options)["it", name]
 
 
 @pytest.mark.parametrize("side", [4, 8, 16])
@@ -86,7 +86,7 @@ def test_random_order(model: Any, x: Tensor, maps: Tensor) -> None:
     name = "region_perturbation(steps=4, order=random)"
     sick = maps.clone()
     sick[1, 2, 3] = float("nan")
-    table = vt.evaluate(model, x, {"a": maps, "b": sick}, name, baselines=False, samples=3)
+    table = vt.evaluate(model, x, {"a": maps, "b": sick}, name, controls=False, n_bootstrap=3)
     np.testing.assert_array_equal(table["a", name][[0, 2]], table["b", name][[0, 2]])
     assert np.isnan(table["b", name][1])
     assert table.plan["states"] == 3 * (3 + 1 + 1), "once for both methods"
@@ -102,7 +102,7 @@ def test_a_map_on_just_these_cells_is_taken_as_it_is(model: Any, x: Tensor) -> N
     name = "region_perturbation(steps=5)"
     np.testing.assert_array_equal(scores(model, x, coarse, name), scores(model, x, whole, name))
     other = "region_perturbation(region=16, steps=4)"
-    wide = scores(model, x, coarse, other, upsample="nearest")
+    wide = scores(model, x, coarse, other, interpolation="nearest")
     np.testing.assert_array_equal(wide, scores(model, x, whole, other))
 
 
@@ -132,7 +132,7 @@ def test_regions_that_do_not_fit(model: Any, x: Tensor, maps: Tensor) -> None:
 
 
 def test_monotonicity(model: Any, x: Tensor, maps: Tensor) -> None:
-    found = scores(model, x, maps, "monotonicity(steps=8, substrate=zero_norm)")
+    found = scores(model, x, maps, "monotonicity(steps=8, baseline=zero_norm)")
     for image, values, score in zip(x, maps, found, strict=True):
         with torch.no_grad():
             scored = int(model(image[None]).argmax())
@@ -146,7 +146,7 @@ def test_monotonicity(model: Any, x: Tensor, maps: Tensor) -> None:
 
 def test_monotonicity_costs_nothing_beside_insertion(model: Any, x: Tensor, maps: Tensor) -> None:
     def states(*names: str) -> int:
-        return int(vt.evaluate(model, x, {"a": maps}, list(names), baselines=False, samples=1).plan["states"])
+        return int(vt.evaluate(model, x, {"a": maps}, list(names), controls=False, n_bootstrap=1).plan["states"])
 
     assert states("insertion", "monotonicity") == states("insertion")
     assert states("region_perturbation", "selectivity") == states("selectivity") == 3 * (15 + 1 + 1)

@@ -20,13 +20,13 @@ ONLY = [1, 2, 4]
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.VisionModel) -> Tensor:
-    return images(view, 6)
+def x(model: vt.VisionModel) -> Tensor:
+    return images(model, 6)
 
 
 def restricted(model: Any, x: Tensor) -> Tensor:
@@ -35,37 +35,37 @@ def restricted(model: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("value", ["prob", "logprob"])
-def test_the_value_is_that_among_the_classes(view: vt.VisionModel, x: Tensor, value: str) -> None:
-    found = vt.get_method("input_x_gradient").attribute(view, x, target=2, value=value, classes=ONLY)
+def test_the_value_is_that_among_the_classes(model: vt.VisionModel, x: Tensor, value: str) -> None:
+    found = vt.get_method("input_x_gradient").attribute(model, x, target=2, output=value, class_subset=ONLY)
     given = x.clone().requires_grad_()
-    log = restricted(view.module, given)[:, 1]
+    log = restricted(model.module, given)[:, 1]
     score = log if value == "logprob" else log.exp()
     (gradient,) = torch.autograd.grad(score.sum(), given)
     torch.testing.assert_close(found, (gradient * given).sum(dim=1).detach(), rtol=1e-4, atol=1e-7)
 
 
-def test_the_prediction_and_its_probability_are_among_them(view: vt.VisionModel, x: Tensor) -> None:
+def test_the_prediction_and_its_probability_are_among_them(model: vt.VisionModel, x: Tensor) -> None:
     with torch.no_grad():
-        log, free = restricted(view.module, x), view.module(x).argmax(dim=1)
-    found = vt.explain(view, x, "ixg", classes=ONLY)
+        log, free = restricted(model.module, x), model.module(x).argmax(dim=1)
+    found = vt.explain(model, x, "ixg", class_subset=ONLY)
     assert [e.target for e in found] == [ONLY[best] for best in log.argmax(dim=1).tolist()]
     np.testing.assert_allclose([e.probability for e in found], log.exp().amax(dim=1), rtol=1e-4)
     assert {e.only for e in found} == {tuple(ONLY)}
     assert [e.target for e in found] != free.tolist(), "of these images some are predicted otherwise"
 
 
-def test_coibas_cross_entropy_is_among_them(view: vt.VisionModel, x: Tensor) -> None:
+def test_coibas_cross_entropy_is_among_them(model: vt.VisionModel, x: Tensor) -> None:
     """Among two classes it is another map; among all of them it is the same."""
     how = "coiba(steps=3, samples=2)"
-    free = vt.get_method(how).attribute(view, x, target=2)
-    every = vt.get_method(how).attribute(view, x, target=2, classes=range(5))
-    two = vt.get_method(how).attribute(view, x, target=2, classes=[2, 4])
+    free = vt.get_method(how).attribute(model, x, target=2)
+    every = vt.get_method(how).attribute(model, x, target=2, class_subset=range(5))
+    two = vt.get_method(how).attribute(model, x, target=2, class_subset=[2, 4])
     torch.testing.assert_close(every, free)
     assert not torch.allclose(two, free, rtol=1e-3)
 
 
-def test_sets_of_probable_classes_are_among_them(view: vt.VisionModel, x: Tensor) -> None:
-    for e in vt.explain(view, x, "var(ixg, classes=top:2)", classes=ONLY):
+def test_sets_of_probable_classes_are_among_them(model: vt.VisionModel, x: Tensor) -> None:
+    for e in vt.explain(model, x, "var(ixg, classes=top:2)", class_subset=ONLY):
         assert set(e.extras["classes"].tolist()) <= set(ONLY)
 
 
@@ -78,9 +78,9 @@ def test_sets_of_probable_classes_are_among_them(view: vt.VisionModel, x: Tensor
         ([0, 1], 3, "target class is not among the 2 classes"),
     ],
 )
-def test_bad_restrictions(view: vt.VisionModel, x: Tensor, classes: Any, target: Any, said: str) -> None:
+def test_bad_restrictions(model: vt.VisionModel, x: Tensor, classes: Any, target: Any, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
-        vt.explain(view, x, "ixg", target=target, classes=classes)
+        vt.explain(model, x, "ixg", target=target, class_subset=classes)
 
 
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +88,12 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
         Image.fromarray(rng.integers(0, 255, (64, 64, 3), np.uint8)).save(f"{name}.png")
-    view = vt.load("world")
+    model = vt.load("world")
     told = json.loads(
         run("explain", "a.png", "--model", "world", "--method", "logprob(ixg)", "--classes", "3,5,8", "--json").out
     )
     (told,) = told["explanations"]
-    e = vt.explain(view, "a.png", "logprob(ixg)", classes=[3, 5, 8])
+    e = vt.explain(model, "a.png", "logprob(ixg)", class_subset=[3, 5, 8])
     assert told["target"] == e.target
     assert e.target in (3, 5, 8)
     assert told["probability"] == pytest.approx(e.probability, rel=1e-4)
@@ -120,7 +120,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("spelling", "value"),
+    ("spec", "value"),
     [
         ("ixg", "logit"),
         ("logprob(ixg)", "logprob"),
@@ -132,8 +132,8 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("vtranm", "prob"),
     ],
 )
-def test_captions_name_the_value_that_was_explained(view: vt.VisionModel, x: Tensor, spelling: str, value: str) -> None:
-    e = vt.explain(view, x[0], spelling)
+def test_captions_name_the_value_that_was_explained(model: vt.VisionModel, x: Tensor, spec: str, value: str) -> None:
+    e = vt.explain(model, x[0], spec)
     assert e.value == value
     assert f", {value} of " in e.caption
-    assert vt.compare(view, x[0], [spelling]).rows[0][0].value == value
+    assert vt.compare(model, x[0], [spec]).rows[0][0].output == value

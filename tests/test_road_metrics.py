@@ -34,7 +34,7 @@ def ranked_maps() -> Tensor:
 
 def found(model: Any, inputs: Tensor, maps: Any, *names: str, **options: Any) -> vt.ScoreTable:
     options.setdefault("labels", LABELS)
-    return vt.evaluate(model, inputs, {"it": maps}, list(names), baselines=False, samples=5, **options)
+    return vt.evaluate(model, inputs, {"it": maps}, list(names), controls=False, n_bootstrap=5, **options)
 
 
 def logits_without(model: Any, inputs: Tensor, maps: Tensor, steps: int) -> list[list[Tensor]]:
@@ -85,7 +85,7 @@ def test_accuracy(model: Any, inputs: Tensor) -> None:
 def test_a_fraction_is_what_is_removed_in_both_orders(model: Any, inputs: Tensor) -> None:
     """The least relevant 20 % of a map are the most relevant 20 % of its negative."""
     maps = ranked_maps()
-    table = vt.evaluate(model, inputs, {"a": maps, "b": -maps}, ["road"], baselines=False, samples=5)
+    table = vt.evaluate(model, inputs, {"a": maps, "b": -maps}, ["road"], controls=False, n_bootstrap=5)
     for one, other in (
         ("least relevant first", "most relevant first"),
         ("most relevant first", "least relevant first"),

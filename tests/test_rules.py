@@ -20,12 +20,12 @@ from vitreous.tracing.rules import FROZEN, PLAIN, AttentionRule, Call, Composite
 from vitreous.tracing.rules.gradient import Hold, HoldAttention, HoldDeviation, HoldGate
 from vitreous.tracing.runner import merge
 
-INPUT = Record("input", whole, (0,), grad=True)
+INPUT = Record("resid_pre", whole, (0,), grad=True)
 
 
 def session(model: Any, batch: int = 2) -> Context:
-    view = vt.wrap(model)
-    return Context(view, images(model, batch), Target.of(view, batch, 1))
+    vision_model = vt.wrap(model)
+    return Context(vision_model, images(model, batch), Target.of(vision_model, batch, 1))
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -39,8 +39,8 @@ def test_a_table_is_a_value() -> None:
     assert one != FROZEN
     assert not PLAIN
     assert FROZEN.kinds == ("activation", "attention", "gate", "norm", "softmax")
-    passes = [Pass((INPUT,), one), Pass((Record("input", whole, (1,), grad=True),), one), Pass((INPUT,), FROZEN)]
-    assert [each.rules for each in merge(passes)] == [one, FROZEN]
+    passes = [Pass((INPUT,), one), Pass((Record("resid_pre", whole, (1,), grad=True),), one), Pass((INPUT,), FROZEN)]
+    assert [each.composite for each in merge(passes)] == [one, FROZEN]
     assert set(OPERATIONS.values()) <= set(KINDS)
 
 
@@ -70,12 +70,12 @@ class Seen(Rule):
 def test_every_kind_of_operation_can_be_given_a_rule(family: str) -> None:
     """Whatever a rule leaves as it is, the gradient is the model's own."""
     model = EVERY[family]()
-    expected = session(model).trace(Pass((INPUT,)))[INPUT][0]
+    expected = session(model).run_pass(Pass((INPUT,)))[INPUT][0]
     seen: list[str] = []
     kinds = {"linear", "matmul", "add", "norm", "activation", "gate", "softmax", "conv", "embedding"}
     table = Composite.of(**{kind: Seen(kind, seen) for kind in kinds})
-    with_image = Record("image", whole, grad=True)  # so that the embedding runs with a graph too
-    found = session(model).trace(Pass((INPUT, with_image), table))
+    with_image = Record("pixels", whole, grad=True)  # so that the embedding runs with a graph too
+    found = session(model).run_pass(Pass((INPUT, with_image), table))
     torch.testing.assert_close(found[INPUT][0], expected, rtol=1e-4, atol=1e-5)
     met = {each.split()[0] for each in seen}
     assert {"linear", "add", "norm", "embedding"} <= met
@@ -87,9 +87,9 @@ def test_operations_that_no_rule_asked_for_need_not_be_counted() -> None:
     """An activation that nobody recognises disturbs only those who steer activations."""
     model = FAMILIES["vit"]()
     model.blocks[0].mlp.act = torch.nn.Mish()
-    session(model).trace(Pass((INPUT,), Composite.of(norm=HoldDeviation())))
+    session(model).run_pass(Pass((INPUT,), Composite.of(norm=HoldDeviation())))
     with pytest.raises(TracingError, match="saw 0 activation calls in block 0, expected 1"):
-        session(model).trace(Pass((INPUT,), Composite.of(activation=HoldGate())))
+        session(model).run_pass(Pass((INPUT,), Composite.of(activation=HoldGate())))
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Damped(Rule):
 def test_a_modified_gradient(factor: float) -> None:
     """Against the model with its activations exchanged by hand."""
     model = FAMILIES["vit"]().double()
-    found = session(model).trace(Pass((INPUT,), Composite.of(activation=Damped(factor))))
+    found = session(model).run_pass(Pass((INPUT,), Composite.of(activation=Damped(factor))))
 
     class Exchanged(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -119,9 +119,9 @@ def test_a_modified_gradient(factor: float) -> None:
 
     for block in model.blocks:
         block.mlp.act = Exchanged()
-    view = vt.wrap(model)
-    tokens = view.embed(images(model, 2)).detach().requires_grad_()
-    logits = view.forward_head(view.forward_blocks(tokens))
+    vision_model = vt.wrap(model)
+    tokens = vision_model.embed(images(model, 2)).detach().requires_grad_()
+    logits = vision_model.forward_head(vision_model.forward_blocks(tokens))
     (expected,) = torch.autograd.grad(logits[:, 1].sum(), tokens)
     torch.testing.assert_close(found[INPUT][0], expected)
     torch.testing.assert_close(found.logits, logits.detach())
@@ -139,9 +139,9 @@ class HalfEach(Rule):
 def test_rules_for_the_parts_of_attention() -> None:
     """The products and the softmax inside a fused attention, each under a rule of its own, against the same by hand."""
     model: Any = FAMILIES["vit"]().double()
-    found = session(model).trace(Pass((INPUT,), Composite.of(matmul=HalfEach(), softmax=Hold())))
-    view = vt.wrap(model)
-    tokens = first = view.embed(images(model, 2)).detach().requires_grad_()
+    found = session(model).run_pass(Pass((INPUT,), Composite.of(matmul=HalfEach(), softmax=Hold())))
+    vision_model = vt.wrap(model)
+    tokens = first = vision_model.embed(images(model, 2)).detach().requires_grad_()
     for block in model.blocks:
         x = block.norm1(tokens)
         q, k, v = block.attn.qkv(x).reshape(2, -1, 3, 3, 8).permute(2, 0, 3, 1, 4)
@@ -150,7 +150,7 @@ def test_rules_for_the_parts_of_attention() -> None:
         mixed = 0.5 * mixed + 0.5 * mixed.detach()
         tokens = tokens + block.attn.proj(mixed.transpose(1, 2).flatten(2))
         tokens = tokens + block.mlp(block.norm2(tokens))
-    (expected,) = torch.autograd.grad(view.forward_head(tokens)[:, 1].sum(), first)
+    (expected,) = torch.autograd.grad(vision_model.forward_head(tokens)[:, 1].sum(), first)
     torch.testing.assert_close(found[INPUT][0], expected)
 
 
@@ -244,11 +244,11 @@ def test_relevance_is_neither_made_nor_lost(family: str) -> None:
         model = FAMILIES["clip"]().double()
         for block in model.blocks:
             block.mlp.act = torch.nn.GELU()
-    keep = Record("input", whole, (0, 1, 2), grad=True)
-    trace = session(model).trace(Pass((keep,), RELEVANCE))
-    for relevance in trace[keep]:
+    keep = Record("resid_pre", whole, (0, 1, 2), grad=True)
+    cache = session(model).run_pass(Pass((keep,), RELEVANCE))
+    for relevance in cache[keep]:
         torch.testing.assert_close(relevance.sum(dim=(1, 2)), torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-3)
-    torch.testing.assert_close(trace.logits, vt.wrap(model).logits(images(model, 2)))
+    torch.testing.assert_close(cache.logits, vt.wrap(model).logits(images(model, 2)))
 
 
 def test_relevance_without_a_rule_is_an_error_and_not_a_gradient() -> None:
@@ -256,9 +256,9 @@ def test_relevance_without_a_rule_is_an_error_and_not_a_gradient() -> None:
     for kind in RELEVANCE.kinds:
         rest = Composite(tuple(pair for pair in RELEVANCE.table if pair[0] != kind), "relevance")
         with pytest.raises(TracingError, match="no rule says how relevance passes"):
-            session(model).trace(Pass((INPUT,), rest))
+            session(model).run_pass(Pass((INPUT,), rest))
     with pytest.raises(TracingError, match="no rule says how relevance passes mul in block 0"):
-        session(FAMILIES["deit3"]()).trace(Pass((INPUT,), RELEVANCE))  # LayerScale
+        session(FAMILIES["deit3"]()).run_pass(Pass((INPUT,), RELEVANCE))  # LayerScale
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_relevance_without_a_rule_is_an_error_and_not_a_gradient() -> None:
 
 def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
     ran: list[Pass] = []
-    run = Context._run
+    run = Context._execute
 
     def counted(self: Context, ask: Pass) -> None:
         ran.append(ask)
@@ -281,12 +281,12 @@ def test_a_value_is_part_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     live = session(model)
     ran = count_passes(monkeypatch)
     for value in ("prob", "logprob", "logit", "prob"):
-        found = live.trace(Pass((INPUT,), value=value))[INPUT][0]
-        alone = Context(live.view, live.inputs, Target.of(live.view, 2, 1, value=value)).trace(Pass((INPUT,)))
+        found = live.run_pass(Pass((INPUT,), output=value))[INPUT][0]
+        alone = Context(live.model, live.inputs, Target.of(live.model, 2, 1, output=value)).run_pass(Pass((INPUT,)))
         torch.testing.assert_close(found, alone[INPUT][0])
     assert len(ran) == 3 + 4
     with pytest.raises(vt.VitreousError, match="is not one of"):
-        Pass(value="probability")
+        Pass(output="probability")
 
 
 def test_methods_of_one_value_share_their_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def test_methods_of_one_value_share_their_pass(monkeypatch: pytest.MonkeyPatch) 
     model = FAMILIES["vit"]()
     for spelled, count in (
         (["vtranm", "vtranm(necc=false)"], 1),
-        (["vtranm(value=logprob)", "logprob(ixg)", "logprob(generic)", "rollout"], 1),
+        (["vtranm(output=logprob)", "logprob(ixg)", "logprob(generic)", "rollout"], 1),
         (["vtranm", "generic"], 2),
         (["consensus(logprob(ixg), logprob(rollout))", "logprob(plus(ixg))"], 1),
     ):
@@ -306,7 +306,7 @@ def test_methods_of_one_value_share_their_pass(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("spelling", "asked", "value"),
+    ("spec", "asked", "value"),
     [
         ("ixg", "logit", "logit"),
         ("smooth(logprob(ixg), samples=2)", "logit", "logprob"),
@@ -317,12 +317,12 @@ def test_methods_of_one_value_share_their_pass(monkeypatch: pytest.MonkeyPatch) 
         ("consensus(logprob(ixg), generic)", "logit", "logprob and logit"),
         ("consensus(logprob(ixg), generic)", "logprob", "logprob"),
         ("vtranm", "logit", "prob"),
-        ("vtranm(value=none)", "logit", "logit"),
+        ("vtranm(output=none)", "logit", "logit"),
         ("consensus(coiba(steps=2), tis(masks=4))", "logit", "logprob and prob"),
     ],
 )
-def test_captions_name_the_value_that_was_explained(spelling: str, asked: str, value: str) -> None:
+def test_captions_name_the_value_that_was_explained(spec: str, asked: str, value: str) -> None:
     model = FAMILIES["vit"]()
-    found = vt.explain(model, images(model, 1)[0], spelling, 1, value=asked)
+    found = vt.explain(model, images(model, 1)[0], spec, 1, output=asked)
     assert (found.value, found.asked) == (value, asked)
     assert f", {value} of " in found.caption

@@ -56,9 +56,9 @@ def read_row(family: str, model: Any, matrix: Tensor) -> Tensor:
 
 
 def kept(model: Any, x: Tensor, reduce: Any) -> list[Tensor]:
-    view = vt.wrap(model)
-    keep = Record("block", reduce, tuple(range(view.depth)))
-    return Context(view, x, Target.of(view, len(x), 1)).trace(Pass((keep,)))[keep]
+    vision_model = vt.wrap(model)
+    keep = Record("block", reduce, tuple(range(vision_model.depth)))
+    return Context(vision_model, x, Target.of(vision_model, len(x), 1)).run_pass(Pass((keep,)))[keep]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -145,10 +145,10 @@ def test_rollouts_equal_the_full_product(family: str, start: int, residual: floa
 @pytest.mark.parametrize("family", EVERY)
 @torch.no_grad()
 def test_rows_of_alti_sum_to_one_or_are_zero(family: str) -> None:
-    view = vt.wrap(EVERY[family]())
-    if view.attention == "windows":
+    model = vt.wrap(EVERY[family]())
+    if model.attention == "windowed":
         pytest.skip("attends inside windows")
-    for matrix in kept(view, images(view, 2), Matrix(mixing.agreed)):
+    for matrix in kept(model, images(model, 2), Matrix(mixing.agreed)):
         total = matrix.sum(dim=-1)
         assert (((total - 1).abs() < 1e-5) | (total == 0)).all()
         assert (matrix >= 0).all()
@@ -160,16 +160,16 @@ def test_rows_of_alti_sum_to_one_or_are_zero(family: str) -> None:
 @torch.no_grad()
 def test_other_libraries_agree_with_shares_written_out(family: str) -> None:
     """From the parts that a pass shows and the weights that a view tells: every share in the open."""
-    view = vt.wrap(EVERY[family]())
-    view.module.double()
-    x = images(view, 2)
-    found = kept(view, x, Matrix(mixing.through_block))
-    for layer, matrix in enumerate(kept(view, x, explicit_lengths)):
+    model = vt.wrap(EVERY[family]())
+    model.module.double()
+    x = images(model, 2)
+    found = kept(model, x, Matrix(mixing.through_block))
+    for layer, matrix in enumerate(kept(model, x, explicit_lengths)):
         torch.testing.assert_close(found[layer], matrix, rtol=0, atol=1e-7)
 
 
-def explicit_lengths(view: vt.VisionModel, block: Any, gradient: Tensor | None) -> Tensor:
-    told = view.weights(block.layer)
+def explicit_lengths(model: vt.VisionModel, block: Any, gradient: Tensor | None) -> Tensor:
+    told = model.weights(block.layer)
     mixed = (block.attention @ block.values).transpose(1, 2).flatten(2)
     moved = torch.einsum("bhij,bhjd->bijhd", block.attention, block.values).flatten(3)
     if told.inner is not None:
@@ -202,9 +202,9 @@ def test_layer_terms_are_rows_and_cost_nothing_more() -> None:
         "plus(alti)": "agreed",
         "plus(attin(residual=true))": "brought_or_kept",
     }
-    for spelling, measure in spelled.items():
+    for spec, measure in spelled.items():
         runs.clear()
-        found = vt.get_method(spelling).attribute(model, x, target=1).flatten(1)
+        found = vt.get_method(spec).attribute(model, x, target=1).flatten(1)
         assert len(runs) == 1
         expected = sum(matrices(m, run, layer)[measure][:, 0, 1:] for layer, m in enumerate(model.blocks))
         torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-7)

@@ -113,25 +113,25 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_explanations_have_it(tmp_path):
-    view = vt.wrap(FAMILIES["vit"](), labels=["ash", "birch", "cedar", "elm", "fir"])
-    e = vt.explain(view, images(view, 3), "var(generic, classes='birch,fir')", target="ash")[1]
+    model = vt.wrap(FAMILIES["vit"](), class_names=["ash", "birch", "cedar", "elm", "fir"])
+    e = vt.explain(model, images(model, 3), "var(generic, classes='birch,fir')", target="ash")[1]
     assert e.names == ("ash", "birch", "fir")
     picture = e.picture("owners", tile=96)
     assert "owns" in e._repr_html_()
     saved = e.save(tmp_path / "e")
     assert (saved / "owners.png").exists()
     again = vt.Explanation.load(saved)
-    assert again.names == e.names
-    assert again.picture("owners", tile=96).tobytes() == picture.tobytes()
-    plain = vt.explain(view, images(view, 1)[0], "generic")
+    assert again.class_names == e.names
+    assert again.extra_image("owners", tile=96).tobytes() == picture.tobytes()
+    plain = vt.explain(model, images(model, 1)[0], "generic")
     assert not plain.names
     with pytest.raises(vt.VitreousError, match=r"var\(generic\)"):
         plain.picture("owners")
 
 
 def test_images_with_fewer_classes_show_their_own():
-    view = vt.wrap(FAMILIES["vit"]())
-    found = vt.explain(view, images(view, 6), "var(generic, classes=top:1)", target=0)
+    model = vt.wrap(FAMILIES["vit"]())
+    found = vt.explain(model, images(model, 6), "var(generic, classes=top:1)", target=0)
     assert {len(e.names) for e in found} == {2, 3}
     for e in found:
         assert e.picture("owners", tile=64).width > 0
@@ -146,16 +146,16 @@ def test_a_method_of_ones_own_may_have_a_picture_of_its_own(tmp_path, monkeypatc
     def layers(shown, tile):
         return Image.new("RGB", (tile * len(shown.extras["layers"]), tile), "red")
 
-    view = vt.wrap(FAMILIES["vit"]())
-    e = vt.explain(view, images(view, 1)[0], "plus(ixg)")
+    model = vt.wrap(FAMILIES["vit"]())
+    e = vt.explain(model, images(model, 1)[0], "plus(ixg)")
     assert e.pictures == ("layers",)
-    assert e.picture("layers", tile=10).size == (10 * view.depth, 10)
+    assert e.picture("layers", tile=10).size == (10 * model.depth, 10)
     assert "Layer by layer" in e._repr_html_()
     assert (e.save(tmp_path / "e") / "layers.png").exists()
     assert (
         "layers.png" in vt.Explanation.load(tmp_path / "e").save(tmp_path / "f").joinpath("manifest.json").read_text()
     )
-    plain = vt.explain(view, images(view, 1)[0], "ixg")
+    plain = vt.explain(model, images(model, 1)[0], "ixg")
     assert not plain.pictures
     with pytest.raises(vt.VitreousError, match=r"has no picture 'layers'; explain with plus\(ixg\) to see it"):
         plain.picture("layers")

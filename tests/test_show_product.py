@@ -67,15 +67,15 @@ def test_scales_are_written(monkeypatch):
 
 
 def test_explanations_have_it(tmp_path, monkeypatch):
-    view = vt.wrap(FAMILIES["vit"](), labels=["ash", "birch", "cedar", "elm", "fir"])
-    e = vt.explain(view, images(view, 3), "var(ixg, classes='birch,fir')", target="ash")[1]
+    model = vt.wrap(FAMILIES["vit"](), class_names=["ash", "birch", "cedar", "elm", "fir"])
+    e = vt.explain(model, images(model, 3), "var(ixg, classes='birch,fir')", target="ash")[1]
     assert e.pictures == ("owners", "times_input")
     picture = e.picture("times_input", tile=96)
     assert "Map times input" in e._repr_html_()
     saved = e.save(tmp_path / "e")
     assert (saved / "times_input.png").exists()
-    assert vt.Explanation.load(saved).picture("times_input", tile=96).tobytes() == picture.tobytes()
-    plain = vt.explain(view, images(view, 1)[0], "ixg")
+    assert vt.Explanation.load(saved).extra_image("times_input", tile=96).tobytes() == picture.tobytes()
+    plain = vt.explain(model, images(model, 1)[0], "ixg")
     with pytest.raises(vt.VitreousError, match=r"var\(ixg\)"):
         plain.picture("times_input")
 
@@ -85,7 +85,7 @@ def test_explanations_have_it(tmp_path, monkeypatch):
     e.picture("times_input", tile=96)
     before, after, titles, caption, tile = maps
     assert np.array_equal(after, e.map.numpy())
-    alone = vt.explain(view, images(view, 3), "ixg", target="ash")[1]
+    alone = vt.explain(model, images(model, 3), "ixg", target="ash")[1]
     assert np.allclose(before, alone.map.numpy(), atol=1e-6)
     assert titles == ("ash: the base alone", "ash: with var")
     assert (caption, tile) == (e.source_line, 96)

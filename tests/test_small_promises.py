@@ -28,11 +28,11 @@ def test_no_p_value_is_zero() -> None:
     assert difference(gaps, np.zeros(30), samples=500).p == pytest.approx(2 * (tail + 1) / 501)
 
 
-@pytest.mark.parametrize("spelling", ["legrad", "coiba(steps=2, samples=2)", "smooth(legrad, samples=3)"])
-def test_progress_reaches_its_end_and_not_more(spelling: str) -> None:
-    view = vt.wrap(FAMILIES["vit"]())
+@pytest.mark.parametrize("spec", ["legrad", "coiba(steps=2, samples=2)", "smooth(legrad, samples=3)"])
+def test_progress_reaches_its_end_and_not_more(spec: str) -> None:
+    model = vt.wrap(FAMILIES["vit"]())
     told: list[tuple[float, Any]] = []
-    list(vt.iter_explanations(view, images(view, 3), spelling, progress=lambda *each: told.append(each)))
+    list(vt.iter_explanations(model, images(model, 3), spec, progress=lambda *each: told.append(each)))
     done = [each for each, _ in told]
     assert done == sorted(done)
     assert told[-1] == (3, 3)
@@ -50,7 +50,7 @@ def test_progress_reaches_its_end_and_not_more(spelling: str) -> None:
 )
 def test_metric_spellings_give_the_metric_again(name: str, given: dict[str, Any]) -> None:
     metric = type(vt.get_metric(name))(**given)
-    assert vt.get_metric(metric.spelling).settings == metric.settings
+    assert vt.get_metric(metric.spec).settings == metric.settings
 
 
 @pytest.mark.parametrize("text", ["a b", "a/b", "path/to a file.npz", 'say "so"', "it's", "a,b", "(x)", "ä=1", ""])
@@ -69,12 +69,12 @@ def test_words_with_spaces_and_slashes_survive_in_metrics_as_in_methods(text: st
     Named.info = registry.Info("named_here", "test", Named)
     registry.SHELF.by_name["named_here"] = Named.info
     try:
-        assert vt.get_metric(Named(word=text).spelling).settings["word"] == text
+        assert vt.get_metric(Named(word=text).spec).settings["word"] == text
     finally:
         del registry.SHELF.by_name["named_here"]
     how = vt.get_method("coiba")
     again = type(how)(**{**{p.name: getattr(how, p.name) for p in how.info.parameters}, "stats": text or "own"})
-    assert vt.get_method(again.spelling) == again
+    assert vt.get_method(again.spec) == again
 
 
 @pytest.mark.parametrize("size", [(4, 4), (3, 5), (7, 2), (1, 1), (30, 31)])
@@ -102,14 +102,14 @@ def test_to_grid_and_consensus_agree_where_patches_do_not_divide_the_image() -> 
     torch.manual_seed(0)
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     config = transformers.ViTConfig(image_size=42, patch_size=16, num_labels=5, **sizes)
-    view = vt.wrap(transformers.ViTForImageClassification(config).eval())
+    model = vt.wrap(transformers.ViTForImageClassification(config).eval())
     x = torch.randn(2, 3, 42, 42, generator=torch.Generator().manual_seed(1))
-    grid = view.grid(x)
+    grid = model.grid(x)
     assert grid == (2, 2), "ten pixels are left over"
-    pixels = vt.get_method("saliency").attribute(view, x, target=1)
-    tokens = to_grid(pixels, "token", view, x)
+    pixels = vt.get_method("saliency").attribute(model, x, target=1)
+    tokens = to_grid(pixels, "token", model, x)
     torch.testing.assert_close(tokens, resized(pixels, grid))
-    alone = vt.get_method("consensus(saliency, saliency)").attribute(view, x, target=1)
+    alone = vt.get_method("consensus(saliency, saliency)").attribute(model, x, target=1)
     order = tokens.flatten(1).argsort(dim=1)
     assert torch.equal(alone.flatten(1).argsort(dim=1), order)
 
@@ -117,24 +117,24 @@ def test_to_grid_and_consensus_agree_where_patches_do_not_divide_the_image() -> 
 @pytest.mark.parametrize("family", EVERY)
 def test_sites_are_facts(family: str) -> None:
     """What a view says it can show it shows; of what it cannot show it says why."""
-    view = vt.wrap(EVERY[family]())
-    assert set(view.hook_points) | set(view.unavailable_points) == {"norm1", "attn", "norm2", "mlp"}
-    assert not set(view.hook_points) & set(view.unavailable_points)
-    assert view.branch_point in view.hook_points
-    for name in view.hook_points:
-        assert isinstance(view.hook_point(0, name), torch.nn.Module)
-    for name, why in view.unavailable_points.items():
+    model = vt.wrap(EVERY[family]())
+    assert set(model.hook_points) | set(model.unavailable_points) == {"norm1", "attn", "norm2", "mlp"}
+    assert not set(model.hook_points) & set(model.unavailable_points)
+    assert model.branch_point in model.hook_points
+    for name in model.hook_points:
+        assert isinstance(model.hook_point(0, name), torch.nn.Module)
+    for name, why in model.unavailable_points.items():
         with pytest.raises(ModelError, match=f"cannot show {name} of block 0: "):
-            view.hook_point(0, name)
+            model.hook_point(0, name)
         assert why
     with pytest.raises(ModelError, match=r"it has (norm1|attn)"):
-        view.hook_point(0, "luck")
+        model.hook_point(0, "luck")
 
 
 @pytest.mark.parametrize("family", EVERY)
 def test_what_attends_is_a_fact(family: str) -> None:
-    view = vt.wrap(EVERY[family]())
-    assert view.attention == ("windows" if "swin" in family else "everywhere")
+    model = vt.wrap(EVERY[family]())
+    assert model.attention == ("windowed" if "swin" in family else "global")
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ def test_what_attends_is_a_fact(family: str) -> None:
     [(range(3), "there is no label for input-3"), (range(5), "5 labels for 4 pictures"), ("abcd", "no list of labels")],
 )
 def test_labels_from_any_iterable(labels: Any, said: str) -> None:
-    view = vt.wrap(FAMILIES["vit"]())
-    x = images(view, 4)
+    model = vt.wrap(FAMILIES["vit"]())
+    x = images(model, 4)
     options: dict[str, Any] = {"baselines": False, "samples": 1}
     made = (each % 5 for each in range(4))
-    one = vt.evaluate(view, x, "ixg", "insertion@coiba(steps=2)", labels=made, **options)
-    other = vt.evaluate(view, x, "ixg", "insertion@coiba(steps=2)", labels=[0, 1, 2, 3], **options)
+    one = vt.evaluate(model, x, "ixg", "insertion@coiba(steps=2)", labels=made, **options)
+    other = vt.evaluate(model, x, "ixg", "insertion@coiba(steps=2)", labels=[0, 1, 2, 3], **options)
     np.testing.assert_array_equal(one["ixg", one.metrics[0]], other["ixg", one.metrics[0]])
     given = labels if isinstance(labels, str) else (each for each in labels)
     with pytest.raises(TargetError, match=said):
-        vt.evaluate(view, x, "ixg", "insertion@coiba(steps=2)", labels=given, **options)
+        vt.evaluate(model, x, "ixg", "insertion@coiba(steps=2)", labels=given, **options)

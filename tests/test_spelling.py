@@ -32,18 +32,16 @@ UNDERSTOOD = {
 }
 
 
-@pytest.mark.parametrize("spelling", UNDERSTOOD)
-def test_understood(spelling):
-    assert vt.get_method(spelling) == UNDERSTOOD[spelling]
-    assert vt.get_method(UNDERSTOOD[spelling].spelling) == UNDERSTOOD[spelling]
+@pytest.mark.parametrize("spec", UNDERSTOOD)
+def test_understood(spec):
+    assert vt.get_method(spec) == UNDERSTOOD[spec]
+    assert vt.get_method(UNDERSTOOD[spec].spec) == UNDERSTOOD[spec]
 
 
 def test_canonical_spelling_is_the_shortest():
-    assert (
-        vt.get_method("smooth( skipplus(base=decompx ,start=none), samples=10)").spelling == "smooth(skipplus(decompx))"
-    )
-    assert vt.get_method("ig(steps=7)").spelling == "integrated_gradients(steps=7)"
-    assert vt.get_method("plus(ixg(layer=0), via=layers)").spelling == "plus(ixg, via=layers)"
+    assert vt.get_method("smooth( skipplus(base=decompx ,start=none), samples=10)").spec == "smooth(skipplus(decompx))"
+    assert vt.get_method("ig(steps=7)").spec == "integrated_gradients(steps=7)"
+    assert vt.get_method("plus(ixg(layer=0), via=layers)").spec == "plus(ixg, via=layers)"
 
 
 # spelling, the character the complaint points at (1-based), part of the complaint
@@ -75,15 +73,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("spelling", "place", "complaint"), REFUSED)
-def test_refused_with_the_place(spelling, place, complaint):
+@pytest.mark.parametrize(("spec", "place", "complaint"), REFUSED)
+def test_refused_with_the_place(spec, place, complaint):
     with pytest.raises(SpecError) as caught:
-        vt.get_method(spelling)
+        vt.get_method(spec)
     text = str(caught.value)
     assert complaint in text
     assert f"at character {place}:" in text
     assert "\n" not in text
-    assert spelling[: place - 1] + "▸" in text
+    assert spec[: place - 1] + "▸" in text
 
 
 def test_deep_nesting_is_refused_and_not_a_stack_overflow():
@@ -122,7 +120,7 @@ def method_or_one_line(text):
     except SpecError as error:
         assert_one_line(str(error))
     else:
-        assert vt.get_method(method.spelling) == method
+        assert vt.get_method(method.spec) == method
 
 
 def nested():
@@ -132,7 +130,7 @@ def nested():
         lambda inner: st.one_of(
             inner.map(lambda s: f"plus({s})"),
             st.tuples(inner, inner, st.sampled_from(["rank", "mean"])).map(
-                lambda t: f"consensus({t[0]}, {t[1]}, how={t[2]})"
+                lambda t: f"consensus({t[0]}, {t[1]}, combine={t[2]})"
             ),
             st.sampled_from(
                 ["top:3", "best-worst", "7", '"7"', "'lynx, cougar'", "'true'", '"jack-o\'-lantern|pan"']
@@ -145,10 +143,10 @@ def nested():
 
 
 @given(nested())
-def test_every_composition_survives_its_spelling(spelling):
-    method = vt.get_method(spelling)
-    assert vt.get_method(method.spelling) == method
-    assert vt.get_method(method.spelling).spelling == method.spelling
+def test_every_composition_survives_its_spelling(spec):
+    method = vt.get_method(spec)
+    assert vt.get_method(method.spec) == method
+    assert vt.get_method(method.spec).spec == method.spec
 
 
 # -- the registry --------------------------------------------------------------------------------------------------
@@ -161,7 +159,7 @@ def test_the_list_is_complete_data():
     smooth plus skipplus random constant centre edges"""
     assert set(asked.split()) <= set(names)
     for info in vt.list_methods():
-        if not info.make.__module__.startswith("vitreous."):
+        if not info.factory.__module__.startswith("vitreous."):
             continue  # registered by another test
         assert info.family
         assert info.summary
@@ -182,7 +180,7 @@ def test_what_is_our_own_names_no_paper_as_its_proposer():
         ("consensus", "bhatt2020evaluating"),
     ):
         assert [paper.key for paper in own[name].builds_on] == [key]
-        text = " ".join((own[name].make.__doc__ or "").split())
+        text = " ".join((own[name].factory.__doc__ or "").split())
         assert "Our own; it builds on" in text
         assert own[name].builds_on[0].authors.split(",")[0] in text
     assert not vt.list_methods()[0].builds_on

@@ -24,7 +24,7 @@ from vitreous.tracing.statistics import Moments
 MODEL = ("timm/test_vit", "--no-pretrained", "--img-size", "32", "--device", "cpu")
 
 
-def plain(view: vt.VisionModel, inputs: Tensor) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
+def plain(model: vt.VisionModel, inputs: Tensor) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
     """Mean and unbiased deviation over the images, of every token and channel, from a bare forward with hooks."""
     kept: dict[tuple[str, int], Tensor] = {}
 
@@ -35,12 +35,12 @@ def plain(view: vt.VisionModel, inputs: Tensor) -> dict[tuple[str, int], tuple[T
         return hook
 
     norms = [
-        view.hook_point(layer, "norm1").register_forward_hook(keep(("norm1", layer))) for layer in range(view.depth)
+        model.hook_point(layer, "norm1").register_forward_hook(keep(("norm1", layer))) for layer in range(model.depth)
     ]
     with torch.no_grad():
-        tokens = view.embed(inputs)
-        for layer in range(view.depth):
-            tokens = view.forward_block(layer, tokens)
+        tokens = model.embed(inputs)
+        for layer in range(model.depth):
+            tokens = model.forward_block(layer, tokens)
             kept["output", layer] = tokens
     for handle in norms:
         handle.remove()
@@ -57,7 +57,7 @@ def assert_same(found: vt.ActivationStats, expected: vt.ActivationStats) -> None
 
 
 @pytest.fixture
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return vt.load("timm/test_vit", pretrained=False, img_size=32)
@@ -79,10 +79,10 @@ def photos(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("family", ["vit", "deit_distilled", "registers", "gap", "nonsquare", "swin", "tv_vit"])
 @pytest.mark.parametrize("batch", [1, 5, 13])
 def test_merged_batches_are_a_plain_deviation(family: str, batch: int) -> None:
-    view = vt.wrap(EVERY[family]().double())
-    inputs = images(view, 13)
-    found = vt.collect_activation_stats(view, inputs, batch_size=batch)
-    expected = plain(view, inputs)
+    model = vt.wrap(EVERY[family]().double())
+    inputs = images(model, 13)
+    found = vt.collect_activation_stats(model, inputs, batch_size=batch)
+    expected = plain(model, inputs)
     assert found.told == "images:13"
     assert found.size == tuple(inputs.shape[-2:])
     assert found.moments.keys() == expected.keys()
@@ -93,7 +93,7 @@ def test_merged_batches_are_a_plain_deviation(family: str, batch: int) -> None:
 
 def test_a_norm_that_ends_its_branch_is_found_too() -> None:
     found = vt.collect_activation_stats(EVERY["tv_swin_v2"](), images(EVERY["tv_swin_v2"](), 12))
-    assert {site for site, _ in found.moments} == {"attn", "output"}
+    assert {point for point, _ in found.moments} == {"attn", "output"}
 
 
 def test_far_from_zero_the_deviation_keeps_its_digits() -> None:
@@ -106,43 +106,43 @@ def test_far_from_zero_the_deviation_keeps_its_digits() -> None:
 
 
 def test_pooled_statistics_see_all_tokens() -> None:
-    view = vt.wrap(FAMILIES["registers"]().double())
-    inputs = images(view, 11)
+    model = vt.wrap(FAMILIES["registers"]().double())
+    inputs = images(model, 11)
     kept: list[Tensor] = []
-    view.module.blocks[2].norm1.register_forward_hook(lambda m, a, out: kept.append(out))
-    proven(view)
+    model.module.blocks[2].norm1.register_forward_hook(lambda m, a, out: kept.append(out))
+    proven(model)
     kept.clear()
-    pooled = vt.collect_activation_stats(view, inputs, batch_size=11).pooled().moments["norm1", 2]
+    pooled = vt.collect_activation_stats(model, inputs, batch_size=11).pooled().moments["norm1", 2]
     everything = kept[0].flatten(0, 1)
     assert pooled.n == len(everything)
     assert torch.allclose(pooled.mean[0], everything.mean(dim=0))
     assert torch.allclose(pooled.std[0], everything.std(dim=0))
 
 
-def test_noise_is_uniform_in_pixels_and_seeded(view: vt.VisionModel) -> None:
+def test_noise_is_uniform_in_pixels_and_seeded(model: vt.VisionModel) -> None:
     seen: list[Tensor] = []
-    handle = view.module.patch_embed.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
-    proven(view)
+    handle = model.module.patch_embed.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+    proven(model)
     seen.clear()
-    found = vt.collect_activation_stats(view, noise=40, batch_size=16)
+    found = vt.collect_activation_stats(model, noise=40, batch_size=16)
     handle.remove()
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (view.preprocess.mean, view.preprocess.std))
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (model.preprocess.mean, model.preprocess.std))
     pixels = torch.cat(seen) * std + mean
     assert found.told == "noise:40"
     assert pixels.shape == (40, 3, 32, 32)
     assert -1e-5 < pixels.min() < 0.001
     assert 0.999 < pixels.max() < 1 + 1e-5
     assert pixels.var().item() == pytest.approx(1 / 12, rel=0.02)
-    assert_same(vt.collect_activation_stats(view, noise=40, batch_size=7), found)
-    assert vt.collect_activation_stats(view, noise=40, seed=1) != found
+    assert_same(vt.collect_activation_stats(model, noise=40, batch_size=7), found)
+    assert vt.collect_activation_stats(model, noise=40, seed=1) != found
 
 
-def test_merging_needs_the_same_model_and_size(view: vt.VisionModel) -> None:
+def test_merging_needs_the_same_model_and_size(model: vt.VisionModel) -> None:
     one, other = (
-        vt.collect_activation_stats(view, images(view, 10)),
-        vt.collect_activation_stats(view, images(view, 10, seed=1)),
+        vt.collect_activation_stats(model, images(model, 10)),
+        vt.collect_activation_stats(model, images(model, 10, seed=1)),
     )
-    both = vt.collect_activation_stats(view, torch.cat([images(view, 10), images(view, 10, seed=1)]))
+    both = vt.collect_activation_stats(model, torch.cat([images(model, 10), images(model, 10, seed=1)]))
     assert_same(one.merge(other), both)
     with pytest.raises(vt.VitreousError, match="cannot be merged"):
         one.merge(replace(other, model="another"))
@@ -151,8 +151,8 @@ def test_merging_needs_the_same_model_and_size(view: vt.VisionModel) -> None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_gives_the_same_back(view: vt.VisionModel, tmp_path: Path) -> None:
-    made = vt.collect_activation_stats(view, images(view, 12))
+def test_a_file_gives_the_same_back(model: vt.VisionModel, tmp_path: Path) -> None:
+    made = vt.collect_activation_stats(model, images(model, 12))
     for each in (made, made.pooled()):
         read = vt.ActivationStats.load(each.save(tmp_path / "deep" / "s.safetensors", overwrite=True))
         assert read == each
@@ -176,13 +176,13 @@ def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
     assert "\n" not in str(told.value)
 
 
-def test_a_place_that_cannot_be_written_is_named(view: vt.VisionModel, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named(model: vt.VisionModel, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(vt.VitreousError, match="could not write"):
-        vt.collect_activation_stats(view, images(view, 12)).save(tmp_path / "file" / "s.safetensors")
+        vt.collect_activation_stats(model, images(model, 12)).save(tmp_path / "file" / "s.safetensors")
     for out in (tmp_path, tmp_path / "file" / "s.safetensors"):  # before any work
         with pytest.raises(vt.VitreousError, match="could not write"):
-            vt.collect_activation_stats(view, "nothing is read", out=out)
+            vt.collect_activation_stats(model, "nothing is read", out=out)
 
 
 # -- stopping and going on ---------------------------------------------------------------------------------------------
@@ -196,59 +196,59 @@ def stop_after(count: int) -> Any:
     return progress
 
 
-def test_a_stopped_collection_goes_on(view: vt.VisionModel, photos: Path, tmp_path: Path) -> None:
-    whole = vt.collect_activation_stats(view, photos)
+def test_a_stopped_collection_goes_on(model: vt.VisionModel, photos: Path, tmp_path: Path) -> None:
+    whole = vt.collect_activation_stats(model, photos)
     out = tmp_path / "s.safetensors"
     with pytest.raises(KeyboardInterrupt):
-        vt.collect_activation_stats(view, photos, out=out, batch_size=4, progress=stop_after(8))
+        vt.collect_activation_stats(model, photos, out=out, batch_size=4, progress=stop_after(8))
     assert not out.exists()
     assert vt.ActivationStats.load(f"{out}.partial").taken == 8
     told: list[float] = []
     found = vt.collect_activation_stats(
-        view, photos, out=out, resume=True, batch_size=3, progress=lambda done, total: told.append(done)
+        model, photos, out=out, resume=True, batch_size=3, progress=lambda done, total: told.append(done)
     )
     assert told == [11, 13]
     assert_same(found, whole)
     assert_same(vt.ActivationStats.load(out), whole)
     assert [path.name for path in tmp_path.glob("s.*")] == ["s.safetensors"]
-    assert vt.collect_activation_stats(view, photos, out=out, resume=True) == found  # nothing is left to do
+    assert vt.collect_activation_stats(model, photos, out=out, resume=True) == found  # nothing is left to do
 
 
-def test_noise_and_tensors_go_on_too(view: vt.VisionModel, tmp_path: Path) -> None:
-    for source in ({"noise": 20}, {"images": images(view, 20)}):
+def test_noise_and_tensors_go_on_too(model: vt.VisionModel, tmp_path: Path) -> None:
+    for source in ({"noise": 20}, {"images": images(model, 20)}):
         out = tmp_path / f"{next(iter(source))}.safetensors"
         with pytest.raises(KeyboardInterrupt):
-            vt.collect_activation_stats(view, **source, out=out, batch_size=6, progress=stop_after(12))
+            vt.collect_activation_stats(model, **source, out=out, batch_size=6, progress=stop_after(12))
         assert_same(
-            vt.collect_activation_stats(view, **source, out=out, resume=True),
-            vt.collect_activation_stats(view, **source),
+            vt.collect_activation_stats(model, **source, out=out, resume=True),
+            vt.collect_activation_stats(model, **source),
         )
 
 
 def test_other_pictures_or_another_model_are_not_gone_on_with(
-    view: vt.VisionModel, photos: Path, tmp_path: Path
+    model: vt.VisionModel, photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "s.safetensors"
-    vt.collect_activation_stats(view, photos, out=out)
+    vt.collect_activation_stats(model, photos, out=out)
     with pytest.raises(vt.VitreousError, match="is there already"):
-        vt.collect_activation_stats(view, photos, out=out)
+        vt.collect_activation_stats(model, photos, out=out)
     shutil.copytree(photos, tmp_path / "more")
     (tmp_path / "more" / "05.png").write_bytes((tmp_path / "more" / "06.png").read_bytes())
     with pytest.raises(vt.VitreousError, match="was made from other pictures"):
-        vt.collect_activation_stats(view, tmp_path / "more", out=out, resume=True)
+        vt.collect_activation_stats(model, tmp_path / "more", out=out, resume=True)
     with pytest.raises(vt.VitreousError, match="it cannot be resumed here"):
-        vt.collect_activation_stats(view, noise=20, out=out, resume=True)
+        vt.collect_activation_stats(model, noise=20, out=out, resume=True)
     (photos / "99.png").write_bytes((photos / "00.png").read_bytes())
-    assert vt.collect_activation_stats(view, photos, out=out, resume=True).count == 14
-    assert vt.collect_activation_stats(view, photos, out=out, overwrite=True).count == 14
+    assert vt.collect_activation_stats(model, photos, out=out, resume=True).count == 14
+    assert vt.collect_activation_stats(model, photos, out=out, overwrite=True).count == 14
 
 
-def test_pictures_that_cannot_be_read_are_told_or_raised(view: vt.VisionModel, photos: Path, tmp_path: Path) -> None:
+def test_pictures_that_cannot_be_read_are_told_or_raised(model: vt.VisionModel, photos: Path, tmp_path: Path) -> None:
     (photos / "03.png").write_bytes(b"broken")
     with pytest.raises(vt.VitreousError, match=r"03\.png"):
-        vt.collect_activation_stats(view, photos)
+        vt.collect_activation_stats(model, photos)
     lost: list[str] = []
-    found = vt.collect_activation_stats(view, photos, on_error=lambda path, error: lost.append(path.name))
+    found = vt.collect_activation_stats(model, photos, on_error=lambda path, error: lost.append(path.name))
     assert lost == ["03.png"]
     assert (found.count, found.taken) == (12, 13)
 
@@ -263,24 +263,24 @@ def test_pictures_that_cannot_be_read_are_told_or_raised(view: vt.VisionModel, p
         ({"images": "nowhere"}, "nowhere"),
     ],
 )
-def test_bad_wishes_are_named(view: vt.VisionModel, source: dict[str, Any], complaint: str) -> None:
+def test_bad_wishes_are_named(model: vt.VisionModel, source: dict[str, Any], complaint: str) -> None:
     with pytest.raises(vt.VitreousError, match=complaint):
-        vt.collect_activation_stats(view, **source)
+        vt.collect_activation_stats(model, **source)
 
 
-def test_few_images(view: vt.VisionModel) -> None:
+def test_few_images(model: vt.VisionModel) -> None:
     with pytest.raises(vt.VitreousError, match="statistics of 1 pictures have no deviation"):
-        vt.collect_activation_stats(view, images(view, 1))
+        vt.collect_activation_stats(model, images(model, 1))
     with pytest.warns(vt.VitreousWarning, match="statistics of 4 images are rough"):
-        vt.collect_activation_stats(view, images(view, 4))
+        vt.collect_activation_stats(model, images(model, 4))
 
 
-def test_nothing_is_left_behind(view: vt.VisionModel) -> None:
-    view.module.train()
-    before = [(len(m._forward_hooks), m.training) for m in view.module.modules()]
-    vt.collect_activation_stats(view, images(view, 12))
-    assert [(len(m._forward_hooks), m.training) for m in view.module.modules()] == before
-    assert all(weight.grad is None and weight.requires_grad for weight in view.module.parameters())
+def test_nothing_is_left_behind(model: vt.VisionModel) -> None:
+    model.module.train()
+    before = [(len(m._forward_hooks), m.training) for m in model.module.modules()]
+    vt.collect_activation_stats(model, images(model, 12))
+    assert [(len(m._forward_hooks), m.training) for m in model.module.modules()] == before
+    assert all(weight.grad is None and weight.requires_grad for weight in model.module.parameters())
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

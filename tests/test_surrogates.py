@@ -22,9 +22,9 @@ from vitreous.tracing.prng import PRNGKey
 KINDS = ["vit", "registers", "gap", "siglip", "nonsquare", "swin", "hf_vit", "tv_vit"]
 
 
-def painted(view: vt.VisionModel, image: Tensor, kept: list[bool], fill: str) -> Tensor:
+def painted(model: vt.VisionModel, image: Tensor, kept: list[bool], fill: str) -> Tensor:
     """One image [3, H, W] with the patches that are not kept painted over, patch by patch."""
-    high, wide = view.grid(image[None])
+    high, wide = model.grid(image[None])
     step = (image.shape[1] // high, image.shape[2] // wide)
     line = torch.exp(-0.5 * (torch.arange(-5, 6).double() / 5) ** 2)
     kernel = (torch.outer(line, line) / line.sum() ** 2).expand(3, 1, 11, 11)
@@ -64,92 +64,92 @@ def augmented(sets: list[list[bool]], scores: np.ndarray, weights: np.ndarray, a
 @torch.no_grad()
 def test_lime(family):
     """As in lime_image: first all patches, cosine distance of the indicators, ridge on probabilities."""
-    view, x = look_at(family)
-    found = vt.get_method("lime(samples=30)").attribute(view, x, CLASS, seed=5)
-    sets = lime_sets(30, math.prod(view.grid(x)), True, seed=5)
+    model, x = look_at(family)
+    found = vt.get_method("lime(samples=30)").attribute(model, x, CLASS, seed=5)
+    sets = lime_sets(30, math.prod(model.grid(x)), True, seed=5)
     distances = [1 - math.sqrt(sum(kept) / len(kept)) for kept in sets]
     weights = np.array([math.sqrt(math.exp(-(d**2) / 0.25**2)) for d in distances])
     for image, own in zip(x, found, strict=True):
-        scores = value_of(view.logits(torch.stack([painted(view, image, kept, "own") for kept in sets])), "prob")
+        scores = value_of(model.logits(torch.stack([painted(model, image, kept, "own") for kept in sets])), "prob")
         assert np.allclose(own.flatten(), augmented(sets, scores.numpy(), weights, 1.0), atol=1e-10)
 
 
 @pytest.mark.parametrize("fill", ["zero", "mean", "blur"])
 @torch.no_grad()
 def test_lime_options(fill):
-    view, x = look_at("nonsquare", 1)
-    found = vt.get_method(f"lime(25, {fill}, score=logprob, width=0.5, alpha=0.3, whole=false)").attribute(
-        view, x, CLASS
+    model, x = look_at("nonsquare", 1)
+    found = vt.get_method(f"lime(25, {fill}, output=logprob, width=0.5, alpha=0.3, include_full=false)").attribute(
+        model, x, CLASS
     )
     sets = lime_sets(25, 12, False)
     weights = np.array([math.exp(-((1 - math.sqrt(sum(kept) / 12)) ** 2) / 0.5) for kept in sets])
-    scores = value_of(view.logits(torch.stack([painted(view, x[0], kept, fill) for kept in sets])), "logprob")
+    scores = value_of(model.logits(torch.stack([painted(model, x[0], kept, fill) for kept in sets])), "logprob")
     assert np.allclose(found.flatten(), augmented(sets, scores.numpy(), weights, 0.3), atol=1e-10)
 
 
 @torch.no_grad()
 def test_lime_as_in_captum():
     """No sample of the whole image, cosine distance of the pixels, lasso on logits."""
-    view, x = look_at("vit")
-    found = vt.get_method("lime@captum(alpha=0.05)").attribute(view, x, CLASS)
+    model, x = look_at("vit")
+    found = vt.get_method("lime@captum(alpha=0.05)").attribute(model, x, CLASS)
     sets = lime_sets(25, 16, False)
     for image, own in zip(x, found, strict=True):
-        copies = torch.stack([painted(view, image, kept, "zero") for kept in sets])
+        copies = torch.stack([painted(model, image, kept, "zero") for kept in sets])
         cosines = F.cosine_similarity(copies.flatten(1), image.flatten()[None])
         weights = torch.exp(-((1 - cosines) ** 2) / 2)
-        optimal(torch.tensor(sets).double(), value_of(view.logits(copies)), weights, 0.05, own.flatten())
-    assert vt.get_method("lime@captum").own_value == "logit"
+        optimal(torch.tensor(sets).double(), value_of(model.logits(copies)), weights, 0.05, own.flatten())
+    assert vt.get_method("lime@captum").fixed_output == "logit"
     assert vt.get_method("lime@lime_image") == vt.get_method("lime")
     assert vt.get_method("lime@captum") != vt.get_method("lime")
 
 
 @torch.no_grad()
 def test_the_pixels_of_every_filling_are_compared():
-    view, x = look_at("nonsquare", 1)
-    found = vt.get_method("lime(20, mean, distance=pixels, width=0.7)").attribute(view, x, CLASS)
+    model, x = look_at("nonsquare", 1)
+    found = vt.get_method("lime(20, mean, distance=pixels, width=0.7)").attribute(model, x, CLASS)
     sets = lime_sets(20, 12, True)
-    copies = torch.stack([painted(view, x[0], kept, "mean") for kept in sets])
+    copies = torch.stack([painted(model, x[0], kept, "mean") for kept in sets])
     weights = torch.exp(-((1 - F.cosine_similarity(copies.flatten(1), x[0].flatten()[None])) ** 2) / (2 * 0.7**2))
-    scores = value_of(view.logits(copies), "prob")
+    scores = value_of(model.logits(copies), "prob")
     assert np.allclose(found.flatten(), augmented(sets, scores.numpy(), weights.numpy(), 1.0), atol=1e-10)
 
 
 @torch.no_grad()
 def test_lime_of_tokens():
-    view, x = look_at("registers", 1)
-    sub, tokens = view.suffix(1, x), view.forward_blocks(view.embed(x), 0, 1)
+    model, x = look_at("registers", 1)
+    sub, tokens = model.suffix(1, x), model.forward_blocks(model.embed(x), 0, 1)
     found = vt.get_method("lime(20, zero, distance=pixels)").attribute(sub, tokens, CLASS)
     sets = lime_sets(20, 16, True)
     copies = torch.cat([tokens] * 20)
     for copy, kept in zip(copies, sets, strict=True):
-        copy[view.num_prefix_tokens :][~torch.tensor(kept)] = 0
+        copy[model.num_prefix_tokens :][~torch.tensor(kept)] = 0
     weights = torch.exp(-((1 - F.cosine_similarity(copies.flatten(1), tokens.flatten()[None])) ** 2) / (2 * 0.25**2))
     scores = value_of(sub.logits(copies), "prob")
     assert np.allclose(found.flatten(), augmented(sets, scores.numpy(), weights.numpy(), 1.0), atol=1e-10)
     with pytest.raises(vt.VitreousError, match="fill=own is for images"):
-        vt.get_method("plus(lime)").attribute(view, x, CLASS)
+        vt.get_method("plus(lime)").attribute(model, x, CLASS)
 
 
 @pytest.mark.parametrize("family", ["vit", "gap", "siglip", "eva02", "hf_vit"])
 @torch.no_grad()
 def test_lime_without_tokens(family):
     """Sets of different sizes: each by itself here, those of one size together there."""
-    view, x = look_at(family)
-    found = vt.get_method("lime(samples=24, drop=true)").attribute(view, x, CLASS, internal_batch_size=3)
+    model, x = look_at(family)
+    found = vt.get_method("lime(samples=24, drop=true)").attribute(model, x, CLASS, batch_size=3)
     sets = lime_sets(24, 16, True)
     assert len({sum(kept) for kept in sets}) > 4
     weights = np.array([math.exp(-((1 - math.sqrt(sum(kept) / 16)) ** 2) / (2 * 0.25**2)) for kept in sets])
     for image, own in zip(x, found, strict=True):
-        scores = [value_of(view.logits(image[None], keep=torch.tensor([kept]).nonzero()[:, 1][None]), "prob")
+        scores = [value_of(model.logits(image[None], keep=torch.tensor([kept]).nonzero()[:, 1][None]), "prob")
                   for kept in sets]  # fmt: skip
         assert np.allclose(own.flatten(), augmented(sets, torch.cat(scores).numpy(), weights, 1.0), atol=1e-10)
 
 
 def test_an_image_of_zeros_has_no_direction():
-    view, _ = look_at("vit")
+    model, _ = look_at("vit")
     found = vt.get_method("lime@captum(fill=mean, alpha=0.001)")
     with pytest.warns(vt.VitreousWarning, match="zero everywhere"):  # all copies are the same
-        assert torch.isfinite(found.attribute(view, torch.zeros(1, 3, 32, 32).double(), CLASS)).all()
+        assert torch.isfinite(found.attribute(model, torch.zeros(1, 3, 32, 32).double(), CLASS)).all()
 
 
 # -- KernelSHAP ----------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def shap_sets(count: int, patches: int, seed: int = 0) -> list[list[bool]]:
     sets = [[True] * patches, [False] * patches]
     for index in range(2, count):
         draws = PRNGKey.of(seed, "kernel_shap").at(index)
-        drawn, size = draws.named("size").uniform(1).item(), 0
+        drawn, size = draws.fold_in("size").uniform(1).item(), 0
         while drawn >= chances[: size + 1].sum() and size < len(sizes) - 1:
             size += 1
         first = set(draws.permutation(patches)[0, : sizes[size]].tolist())
@@ -183,12 +183,12 @@ def fitted(sets: list[list[bool]], scores: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("family", KINDS)
 @torch.no_grad()
 def test_kernel_shap(family):
-    view, x = look_at(family)
-    patches = math.prod(view.grid(x))
-    found = vt.get_method("kernel_shap(samples=80)").attribute(view, x, CLASS, seed=2)
+    model, x = look_at(family)
+    patches = math.prod(model.grid(x))
+    found = vt.get_method("kernel_shap(samples=80)").attribute(model, x, CLASS, seed=2)
     sets = shap_sets(80, patches, seed=2)
     for image, own in zip(x, found, strict=True):
-        scores = value_of(view.logits(torch.stack([painted(view, image, kept, "zero") for kept in sets])))
+        scores = value_of(model.logits(torch.stack([painted(model, image, kept, "zero") for kept in sets])))
         assert np.allclose(own.flatten(), fitted(sets, scores.numpy()), atol=1e-8)
         assert own.sum().item() == pytest.approx((scores[0] - scores[1]).item(), abs=1e-4)
 
@@ -197,10 +197,10 @@ def test_kernel_shap(family):
 @torch.no_grad()
 def test_kernel_shap_without_tokens(samples):
     """With fewer samples than patches too; the sum is what all patches give together."""
-    view, x = look_at("registers", 1)
-    found = vt.get_method(f"kernel_shap({samples}, drop=true)").attribute(view, x, CLASS)
+    model, x = look_at("registers", 1)
+    found = vt.get_method(f"kernel_shap({samples}, drop=true)").attribute(model, x, CLASS)
     sets = shap_sets(samples, 16)
-    scores = [value_of(view.logits(x, keep=torch.tensor([kept]).nonzero()[:, 1][None])) for kept in sets]
+    scores = [value_of(model.logits(x, keep=torch.tensor([kept]).nonzero()[:, 1][None])) for kept in sets]
     assert np.allclose(found.flatten(), fitted(sets, torch.cat(scores).numpy()), atol=1e-8)
     assert found.sum().item() == pytest.approx((scores[0] - scores[1]).item(), abs=1e-4)
 
@@ -213,11 +213,11 @@ def test_kernel_shap_finds_shapley_values():
         model = VisionTransformer(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=2, num_classes=3)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.4)
-    view = vt.wrap(model.double().eval())
-    x = images(view, 1)
+    vision_model = vt.wrap(model.double().eval())
+    x = images(vision_model, 1)
     worth = {}
     for kept in itertools.product([False, True], repeat=4):
-        worth[kept] = value_of(view.logits(painted(view, x[0], list(kept), "mean")[None])).item()
+        worth[kept] = value_of(vision_model.logits(painted(vision_model, x[0], list(kept), "mean")[None])).item()
     values = np.zeros(4)
     for order in itertools.permutations(range(4)):
         kept = [False] * 4
@@ -225,30 +225,30 @@ def test_kernel_shap_finds_shapley_values():
             before = worth[tuple(kept)]
             kept[patch] = True
             values[patch] += (worth[tuple(kept)] - before) / 24
-    found = vt.get_method("kernel_shap(samples=20000, fill=mean)").attribute(view, x, CLASS).flatten()
+    found = vt.get_method("kernel_shap(samples=20000, fill=mean)").attribute(vision_model, x, CLASS).flatten()
     assert np.abs(found.numpy() - values).max() < 0.02 * np.abs(values).max()
     assert found.sum().item() == pytest.approx(values.sum(), rel=1e-3)
 
 
 @torch.no_grad()
 def test_kernel_shap_of_tokens():
-    view, x = look_at("deit_distilled", 1)
-    sub, tokens = view.suffix(1, x), view.forward_blocks(view.embed(x), 0, 1)
+    model, x = look_at("deit_distilled", 1)
+    sub, tokens = model.suffix(1, x), model.forward_blocks(model.embed(x), 0, 1)
     found = vt.get_method("kernel_shap(50, mean)").attribute(sub, tokens, CLASS)
     sets = shap_sets(50, 16)
     copies = torch.cat([tokens] * 50)
     for copy, kept in zip(copies, sets, strict=True):
-        copy[view.num_prefix_tokens :][~torch.tensor(kept)] = tokens[0, view.num_prefix_tokens :].mean(dim=0)
+        copy[model.num_prefix_tokens :][~torch.tensor(kept)] = tokens[0, model.num_prefix_tokens :].mean(dim=0)
     assert np.allclose(found.flatten(), fitted(sets, value_of(sub.logits(copies)).numpy()), atol=1e-8)
 
 
 def test_settings():
-    assert vt.get_method("kernel_shap@captum").spelling == "kernel_shap(samples=25)"
+    assert vt.get_method("kernel_shap@captum").spec == "kernel_shap(samples=25)"
     assert vt.get_method("kernel_shap(samples=99)").cost == vt.get_method("lime(samples=99)").cost == (99, 0)
-    assert vt.get_method("kernel_shap(samples=99, drop=true)").forwards(vt.wrap(FAMILIES["vit"]())) == 100
-    view, x = look_at("vit", 1)
+    assert vt.get_method("kernel_shap(samples=99, drop=true)").num_forwards(vt.wrap(FAMILIES["vit"]())) == 100
+    model, x = look_at("vit", 1)
     for name in ("lime(samples=30)", "kernel_shap(samples=30)"):
-        first, other = (vt.get_method(name).attribute(view, x, CLASS, seed=seed) for seed in (0, 1))
+        first, other = (vt.get_method(name).attribute(model, x, CLASS, seed=seed) for seed in (0, 1))
         assert not torch.allclose(first, other, atol=1e-6)
 
 
@@ -313,11 +313,11 @@ def test_ridge_and_least_squares():
 
 
 @pytest.mark.parametrize(
-    ("spelling", "complaint"),
+    ("spec", "complaint"),
     [
         ("lime(samples=1)", "samples=1"),
         ("lime(fill=black)", "'black' is not one of"),
-        ("lime(score=rank)", "'rank' is not one of"),
+        ("lime(output=rank)", "'rank' is not one of"),
         ("lime(distance=l2)", "'l2' is not one of"),
         ("lime(surrogate=tree)", "'tree' is not one of"),
         ("lime(width=0)", "width=0.0"),
@@ -327,22 +327,22 @@ def test_ridge_and_least_squares():
         ("kernel_shap(fill=black)", "'black' is not one of"),
     ],
 )
-def test_refused_when_spelled(spelling, complaint):
+def test_refused_when_spelled(spec, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
-        vt.get_method(spelling)
+        vt.get_method(spec)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("family", ["gap", "siglip"])
 def test_no_patches_at_all_needs_a_class_token(family):
-    view, x = look_at(family)
+    model, x = look_at(family)
     with pytest.raises(vt.VitreousError, match="reads its answer from the patches"):
-        vt.get_method("kernel_shap(samples=20, drop=true)").attribute(view, x, CLASS)
+        vt.get_method("kernel_shap(samples=20, drop=true)").attribute(model, x, CLASS)
 
 
 def test_leaving_tokens_out_needs_a_model_that_can():
-    view, x = look_at("swin")
+    model, x = look_at("swin")
     for name in ("lime", "kernel_shap", "plus(lime", "plus(kernel_shap"):
-        spelling = f"{name}(drop=true){')' * name.count('(')}"
+        spec = f"{name}(drop=true){')' * name.count('(')}"
         with pytest.raises(vt.VitreousError, match=r"leaves tokens out, and .* cannot"):
-            vt.get_method(spelling).attribute(view, x, CLASS)
+            vt.get_method(spec).attribute(model, x, CLASS)

@@ -12,12 +12,12 @@ from vitreous.errors import TargetError
 from vitreous.tracing import Context, Target, probabilities
 
 MODEL = FAMILIES["vit"]()
-VIEW = vt.wrap(MODEL, labels=["tabby, tabby cat", "boxer", "crane", "lynx, catamount", "cougar"])
+VIEW = vt.wrap(MODEL, class_names=["tabby, tabby cat", "boxer", "crane", "lynx, catamount", "cougar"])
 LOGITS = torch.tensor([[1.0, -2.0, 0.5, 3.0, 0.0], [0.2, 0.1, 4.0, -1.0, 2.0]], dtype=torch.float64)
 
 
-def score(target=None, against=None, value="logit", logits=LOGITS):
-    return Target.of(VIEW, len(logits), target, against, value).score(logits)
+def score(target=None, contrast=None, output="logit", logits=LOGITS):
+    return Target.of(VIEW, len(logits), target, contrast, value).score(logits)
 
 
 @pytest.mark.parametrize(
@@ -42,19 +42,19 @@ def test_classes(target, classes):
 
 def test_values_are_logit_probability_and_its_logarithm():
     weights = [np.exp(row) / np.exp(row).sum() for row in LOGITS.numpy()]
-    assert score(0, value="prob").tolist() == pytest.approx([row[0] for row in weights])
-    assert score(0, value="logprob").tolist() == pytest.approx([np.log(row[0]) for row in weights])
+    assert score(0, output="prob").tolist() == pytest.approx([row[0] for row in weights])
+    assert score(0, output="logprob").tolist() == pytest.approx([np.log(row[0]) for row in weights])
 
 
 @pytest.mark.parametrize("value", ["logit", "prob", "logprob"])
 def test_against_subtracts_the_mean_of_the_rivals(value):
     each = [score(c, value=value) for c in range(5)]
-    assert torch.allclose(score("lynx", against="cougar", value=value), each[3] - each[4])
+    assert torch.allclose(score("lynx", contrast="cougar", value=value), each[3] - each[4])
     assert torch.allclose(score("lynx", ["cougar", 0], value), each[3] - (each[4] + each[0]) / 2)
 
 
 def test_against_one_class_is_the_same_for_logits_and_log_probabilities():
-    assert torch.allclose(score(3, against=4), score(3, against=4, value="logprob"))
+    assert torch.allclose(score(3, contrast=4), score(3, contrast=4, output="logprob"))
 
 
 def test_a_head_of_one_logit_tells_two_classes_apart():
@@ -63,8 +63,8 @@ def test_a_head_of_one_logit_tells_two_classes_apart():
     assert score(1, logits=one).tolist() == [2.0, -1.0]
     assert score(0, logits=one).tolist() == [-2.0, 1.0]
     assert score(logits=one).tolist() == [2.0, 1.0]  # the predicted class of each
-    assert score(1, value="prob", logits=one).tolist() == pytest.approx(sigmoid)
-    assert score(0, value="logprob", logits=one).tolist() == pytest.approx(np.log(1 - np.array(sigmoid)))
+    assert score(1, output="prob", logits=one).tolist() == pytest.approx(sigmoid)
+    assert score(0, output="logprob", logits=one).tolist() == pytest.approx(np.log(1 - np.array(sigmoid)))
     assert probabilities(one).shape == (2, 2)
     assert probabilities(one).sum(dim=1).tolist() == pytest.approx([1, 1])
 
@@ -85,14 +85,14 @@ def test_a_callable_target_reads_the_logits():
     assert found.tolist() == [3.0, pytest.approx(0.1)]
     x = images(MODEL, 2)
     difference = vt.get_method("ixg").attribute(VIEW, x, target=lambda logits: logits[:, 3] - logits[:, 4])
-    assert torch.allclose(difference, vt.get_method("ixg").attribute(VIEW, x, target=3, against=4), atol=1e-5)
+    assert torch.allclose(difference, vt.get_method("ixg").attribute(VIEW, x, target=3, contrast=4), atol=1e-5)
 
 
 def test_gradients_follow_the_value():
     """d p_c = p_c d log p_c: maps of the two differ by that factor."""
     x = images(MODEL, 2)
-    prob = vt.get_method("ixg").attribute(VIEW, x, target=2, value="prob")
-    log = vt.get_method("ixg").attribute(VIEW, x, target=2, value="logprob")
+    prob = vt.get_method("ixg").attribute(VIEW, x, target=2, output="prob")
+    log = vt.get_method("ixg").attribute(VIEW, x, target=2, output="logprob")
     factor = probabilities(MODEL(x))[:, 2].detach().view(-1, 1, 1)
     assert torch.allclose(prob, factor * log, atol=1e-6)
 
@@ -127,6 +127,6 @@ def test_a_callable_of_the_wrong_shape_is_refused():
 def test_the_prediction_is_fixed_on_the_clean_image():
     """Noisy copies explain the class of the image itself, not their own."""
     live = Context(VIEW, images(MODEL, 2), Target.of(VIEW, 2))
-    fork = live.fork(torch.randn(6, 3, 32, 32), repeat=3)
+    fork = live.with_inputs(torch.randn(6, 3, 32, 32), repeat=3)
     predicted = MODEL(images(MODEL, 2)).argmax(dim=1)
     assert fork.target.classes.tolist() == predicted.repeat_interleave(3).tolist()

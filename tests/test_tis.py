@@ -32,14 +32,14 @@ def lloyd(rows: np.ndarray, first: list[int], iterations: int) -> np.ndarray:
 
 
 def reference(
-    view: vt.VisionModel, image: Tensor, masks: int, ratio: float, score: str = "prob", seed: int = 0
+    model: vt.VisionModel, image: Tensor, masks: int, ratio: float, score: str = "prob", seed: int = 0
 ) -> np.ndarray:
     """The map of one image [3, H, W] and class, sample by sample, none left out."""
     outputs = []
-    tokens = view.embed(image[None])
-    for layer in range(view.depth):
-        tokens = view.forward_block(layer, tokens)
-        outputs.append(tokens[0, view.num_prefix_tokens :].T.numpy())
+    tokens = model.embed(image[None])
+    for layer in range(model.depth):
+        tokens = model.forward_block(layer, tokens)
+        outputs.append(tokens[0, model.num_prefix_tokens :].T.numpy())
     rows = np.concatenate(outputs)
     order = PRNGKey.of_images(seed, "tis", image[None]).permutation(len(rows))[0]
     first = order[: min(masks, len(rows))].tolist()
@@ -49,21 +49,21 @@ def reference(
     total, count = np.zeros(patches), np.zeros(patches)
     for centre in centres:
         best = sorted(range(patches), key=lambda i: -centre[i])[:keep]  # sorted is stable
-        logits = view.logits(image[None], keep=torch.tensor([best]))[0]
+        logits = model.logits(image[None], keep=torch.tensor([best]))[0]
         values = {"prob": logits.softmax(0), "logit": logits, "logprob": logits.log_softmax(0)}[score]
         total[best] += values[CLASS].item()
         count[best] += 1
     mean = np.divide(total, count, out=np.full(patches, np.inf), where=count > 0)
     mean[count == 0] = mean.min()
-    return mean.reshape(view.grid(image[None]))
+    return mean.reshape(model.grid(image[None]))
 
 
 def look_at(family: str) -> tuple[vt.VisionModel, Tensor]:
     if family not in EVERY:
         pytest.skip("its library is not installed")
-    view = vt.wrap(EVERY[family]())
-    view.module.double()
-    return view, images(view, 2)
+    model = vt.wrap(EVERY[family]())
+    model.module.double()
+    return model, images(model, 2)
 
 
 # prefixes of 1, 2, 5 and none, both kinds of pooling, a grid that is not square, rotary positions, three libraries
@@ -72,63 +72,63 @@ def look_at(family: str) -> tuple[vt.VisionModel, Tensor]:
 )
 @torch.no_grad()
 def test_definition(family):
-    view, x = look_at(family)
-    found = vt.get_method("tis(masks=12, ratio=0.4)").attribute(view, x, CLASS, seed=3)
+    model, x = look_at(family)
+    found = vt.get_method("tis(masks=12, ratio=0.4)").attribute(model, x, CLASS, seed=3)
     for image, own in zip(x, found, strict=True):
-        assert np.allclose(own, reference(view, image, 12, 0.4, seed=3), atol=1e-12)
+        assert np.allclose(own, reference(model, image, 12, 0.4, seed=3), atol=1e-12)
         assert own.max() > own.min()
 
 
 @pytest.mark.parametrize("score", ["prob", "logit", "logprob"])
 @torch.no_grad()
 def test_scores(score):
-    view, x = look_at("vit")
-    found = vt.get_method(f"tis(masks=9, score={score})").attribute(view, x, CLASS)
-    assert np.allclose(found[0], reference(view, x[0], 9, 0.5, score), atol=1e-12)
-    by_value = vt.get_method(f"tis(masks=9, score={score})").attribute(view, x, CLASS, value="logit")
+    model, x = look_at("vit")
+    found = vt.get_method(f"tis(masks=9, score={score})").attribute(model, x, CLASS)
+    assert np.allclose(found[0], reference(model, x[0], 9, 0.5, score), atol=1e-12)
+    by_value = vt.get_method(f"tis(masks=9, score={score})").attribute(model, x, CLASS, output="logit")
     assert torch.equal(found, by_value)
 
 
 def test_the_caption_says_which_value_is_explained(tmp_path):
-    view = vt.wrap(FAMILIES["vit"]())
-    explained = vt.explain(view, images(view, 1)[0], "tis(masks=5)")
+    model = vt.wrap(FAMILIES["vit"]())
+    explained = vt.explain(model, images(model, 1)[0], "tis(masks=5)")
     assert explained.value == "prob"
-    assert vt.explain(view, images(view, 1)[0], "plus(tis(masks=5, score=logit))").value == "logit"
-    assert vt.explain(view, images(view, 1)[0], "plus(ixg)", value="logprob").value == "logprob"
+    assert vt.explain(model, images(model, 1)[0], "plus(tis(masks=5, output=logit))").value == "logit"
+    assert vt.explain(model, images(model, 1)[0], "plus(ixg)", output="logprob").value == "logprob"
 
 
 @torch.no_grad()
 def test_targets():
     """A class per image, rivals, and a function of one's own."""
-    view, x = look_at("vit")
-    how = vt.get_method("tis(masks=7, score=logit)")
-    apart = [how.attribute(view, x, c) for c in range(3)]
-    assert torch.allclose(how.attribute(view, x, [2, 0]), torch.stack([apart[2][0], apart[0][1]]), atol=1e-12)
-    against = how.attribute(view, x, 0, against=[1, 2])
-    assert torch.allclose(against, apart[0] - (apart[1] + apart[2]) / 2, atol=1e-10)
-    own = how.attribute(view, x, lambda logits: logits[:, 1] * 2)
+    model, x = look_at("vit")
+    how = vt.get_method("tis(masks=7, output=logit)")
+    apart = [how.attribute(model, x, c) for c in range(3)]
+    assert torch.allclose(how.attribute(model, x, [2, 0]), torch.stack([apart[2][0], apart[0][1]]), atol=1e-12)
+    contrast = how.attribute(model, x, 0, contrast=[1, 2])
+    assert torch.allclose(contrast, apart[0] - (apart[1] + apart[2]) / 2, atol=1e-10)
+    own = how.attribute(model, x, lambda logits: logits[:, 1] * 2)
     assert torch.allclose(own, apart[1] * 2, atol=1e-10)
 
 
 class Spy:
     """Writes down every sample that is scored."""
 
-    def __init__(self, view: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, model: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
         self.samples: list[tuple[int, ...]] = []
-        pick = type(view).select_tokens
+        pick = type(model).select_tokens
 
-        def spying(view, tokens, keep):
+        def spying(model, tokens, keep):
             self.samples += [tuple(row) for row in keep.tolist()]
-            return pick(view, tokens, keep)
+            return pick(model, tokens, keep)
 
-        monkeypatch.setattr(type(view), "pick", spying)
+        monkeypatch.setattr(type(model), "pick", spying)
 
 
 @pytest.mark.parametrize("ratio", [0.07, 0.3, 0.5, 0.99, 1.0])
 def test_every_sample_has_the_exact_number_of_patches(monkeypatch, ratio):
-    view, x = look_at("vit")
-    spy = Spy(view, monkeypatch)
-    found, extras = vt.get_method(f"tis(masks=30, ratio={ratio})").attribute(view, x, CLASS, extras=True)
+    model, x = look_at("vit")
+    spy = Spy(model, monkeypatch)
+    found, extras = vt.get_method(f"tis(masks=30, ratio={ratio})").attribute(model, x, CLASS, extras=True)
     assert all(len(set(sample)) == len(sample) == int(ratio * 16) for sample in spy.samples)
     assert torch.isfinite(found).all()
     assert extras["kept"].sum(dim=(1, 2)).tolist() == pytest.approx([int(ratio * 16)] * 2)
@@ -136,55 +136,55 @@ def test_every_sample_has_the_exact_number_of_patches(monkeypatch, ratio):
 
 def test_equal_samples_are_scored_once(monkeypatch):
     """One patch each: 72 masks can be no more than 16 different samples, and some patches are in none."""
-    view, x = look_at("vit")
-    spy = Spy(view, monkeypatch)
-    found, extras = vt.get_method("tis(masks=72, ratio=0.07)").attribute(view, x[:1], CLASS, extras=True)
+    model, x = look_at("vit")
+    spy = Spy(model, monkeypatch)
+    found, extras = vt.get_method("tis(masks=72, ratio=0.07)").attribute(model, x[:1], CLASS, extras=True)
     assert len(spy.samples) == len(set(spy.samples)) <= 16
     with torch.no_grad():
-        assert np.allclose(found[0], reference(view, x[0], 72, 0.07), atol=1e-12)
+        assert np.allclose(found[0], reference(model, x[0], 72, 0.07), atol=1e-12)
     kept = extras["kept"][0]
     if (kept == 0).any():
         assert (found[0][kept == 0] == found[0][kept > 0].min()).all()
 
 
 def test_a_patch_in_no_sample_gets_the_lowest_value():
-    view, x = look_at("vit")
-    found, extras = vt.get_method("tis(masks=2, ratio=0.2)").attribute(view, x, CLASS, extras=True)
+    model, x = look_at("vit")
+    found, extras = vt.get_method("tis(masks=2, ratio=0.2)").attribute(model, x, CLASS, extras=True)
     for own, kept in zip(found, extras["kept"], strict=True):
         assert (kept == 0).any()
         assert (own[kept == 0] == own[kept > 0].min()).all()
 
 
 def test_all_patches_give_the_plain_probability():
-    view, x = look_at("registers")
+    model, x = look_at("registers")
     with pytest.warns(vt.VitreousWarning, match="constant everywhere"):
-        found = vt.get_method("tis(masks=8, ratio=1.0)").attribute(view, x, CLASS)
-    plain = view.logits(x).softmax(dim=1)[:, CLASS]
+        found = vt.get_method("tis(masks=8, ratio=1.0)").attribute(model, x, CLASS)
+    plain = model.logits(x).softmax(dim=1)[:, CLASS]
     assert torch.allclose(found, plain.view(2, 1, 1).expand_as(found), atol=1e-12)
 
 
 def test_the_batch_size_changes_nothing():
-    view, x = look_at("deit_distilled")
+    model, x = look_at("deit_distilled")
     how = vt.get_method("tis(masks=20)")
-    whole = how.attribute(view, x, CLASS)
+    whole = how.attribute(model, x, CLASS)
     for size in (1, 3, 7, 1000):
-        assert torch.allclose(how.attribute(view, x, CLASS, internal_batch_size=size), whole, atol=1e-12)
-    assert torch.allclose(how.attribute(view, x, CLASS, memory=1e-6), whole, atol=1e-12)
+        assert torch.allclose(how.attribute(model, x, CLASS, batch_size=size), whole, atol=1e-12)
+    assert torch.allclose(how.attribute(model, x, CLASS, memory_gb=1e-6), whole, atol=1e-12)
 
 
 def test_fewer_rows_than_masks_is_one_sample_per_row():
-    view, x = look_at("vit")
-    rows = view.depth * view.embed_dim
-    full = vt.get_method(f"tis(masks={rows})").attribute(view, x, CLASS)
-    assert torch.allclose(vt.get_method("tis(masks=4000)").attribute(view, x, CLASS, seed=9), full, atol=1e-12)
+    model, x = look_at("vit")
+    rows = model.depth * model.embed_dim
+    full = vt.get_method(f"tis(masks={rows})").attribute(model, x, CLASS)
+    assert torch.allclose(vt.get_method("tis(masks=4000)").attribute(model, x, CLASS, seed=9), full, atol=1e-12)
 
 
 def test_seeds_differ_and_agree():
-    view, x = look_at("vit")
+    model, x = look_at("vit")
     how = vt.get_method("tis(masks=10)")
-    first, second = (how.attribute(view, x, CLASS, seed=seed) for seed in (1, 2))
+    first, second = (how.attribute(model, x, CLASS, seed=seed) for seed in (1, 2))
     assert not torch.equal(first, second)
-    assert torch.equal(first, how.attribute(view, x, CLASS, seed=1))
+    assert torch.equal(first, how.attribute(model, x, CLASS, seed=1))
 
 
 # -- k-means -------------------------------------------------------------------------------------------------------
@@ -217,28 +217,28 @@ def test_kmeans_of_one_set_does_not_depend_on_the_others():
 
 
 @pytest.mark.parametrize(
-    ("spelling", "complaint"),
+    ("spec", "complaint"),
     [
         ("tis(masks=0)", "masks=0"),
         ("tis(ratio=0)", "ratio=0.0"),
         ("tis(ratio=1.01)", "ratio=1.01"),
         ("tis(ratio=-0.5)", "ratio=-0.5"),
-        ("tis(score=rank)", "'rank' is not one of"),
+        ("tis(output=rank)", "'rank' is not one of"),
         ("tis(iterations=-1)", "iterations=-1"),
     ],
 )
-def test_refused_when_spelled(spelling, complaint):
+def test_refused_when_spelled(spec, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
-        vt.get_method(spelling)
+        vt.get_method(spec)
     assert "\n" not in str(caught.value)
 
 
 def test_refused_when_run():
-    view, x = look_at("vit")
+    model, x = look_at("vit")
     with pytest.raises(vt.VitreousError, match="less than one patch"):
-        vt.get_method("tis(ratio=0.01)").attribute(view, x)
+        vt.get_method("tis(ratio=0.01)").attribute(model, x)
     with pytest.raises(vt.VitreousError, match="half=true scores in float16 on a GPU"):
-        vt.get_method("tis(half=true)").attribute(view, x)
+        vt.get_method("tis(half=true)").attribute(model, x)
     swin, x = look_at("swin")
     with pytest.raises(vt.VitreousError, match=r"tis leaves tokens out, and .* cannot"):
         vt.get_method("tis").attribute(swin, x)
@@ -250,7 +250,7 @@ def test_refused_when_run():
 @pytest.mark.slow
 def test_two_seeds_agree(shared):
     """Spearman's correlation of two seeds with all 1,024 masks."""
-    view = vt.load("timm/deit_tiny_patch16_224", checkpoint=shared / "deit_tiny_patch16_224.fp16.safetensors")
-    first, second = (vt.explain(view, shared / "photos/catdog.jpg", "tis", seed=seed).map.flatten() for seed in (0, 1))
+    model = vt.load("timm/deit_tiny_patch16_224", checkpoint=shared / "deit_tiny_patch16_224.fp16.safetensors")
+    first, second = (vt.explain(model, shared / "photos/catdog.jpg", "tis", seed=seed).map.flatten() for seed in (0, 1))
     ranks = [each.argsort().argsort().double() for each in (first, second)]
     assert torch.corrcoef(torch.stack(ranks))[0, 1] > 0.95

@@ -31,9 +31,9 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def inputs_of(view: vt.VisionModel, batch: int = 2) -> Tensor:
+def inputs_of(model: vt.VisionModel, batch: int = 2) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(batch, 3, *view.preprocess.size, generator=generator).to(view.dtype)
+    return torch.randn(batch, 3, *model.preprocess.size, generator=generator).to(model.dtype)
 
 
 # -- the three verbs -----------------------------------------------------------------------------------
@@ -42,12 +42,12 @@ def inputs_of(view: vt.VisionModel, batch: int = 2) -> Tensor:
 @torch.no_grad()
 def test_embed_run_finish_is_the_model(kind: str) -> None:
     model = MODELS[kind]()
-    view = vt.wrap(model)
-    inputs = inputs_of(view, 3)
+    vision_model = vt.wrap(model)
+    inputs = inputs_of(vision_model, 3)
     expected = model(inputs)
-    torch.testing.assert_close(view.logits(inputs), expected, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(vision_model.logits(inputs), expected, rtol=1e-6, atol=1e-5)
     double = vt.wrap(model.double())
-    for layer in range(view.depth + 1):
+    for layer in range(vision_model.depth + 1):
         head = double.forward_blocks(double.embed(inputs.double()), 0, layer)
         found = double.forward_head(double.forward_blocks(head, layer))
         torch.testing.assert_close(found, model(inputs.double()), rtol=0, atol=1e-10)
@@ -55,34 +55,34 @@ def test_embed_run_finish_is_the_model(kind: str) -> None:
 
 @torch.no_grad()
 def test_blocks_lie_on_their_grids(kind: str) -> None:
-    view = vt.wrap(MODELS[kind]())
-    tokens = view.embed(inputs_of(view))
-    for layer in range(view.depth):
-        high, wide = view.grid(layer=layer)
-        assert tokens.shape[:2] == (2, high * wide + view.num_prefix_tokens)
-        tokens = view.forward_block(layer, tokens)
+    model = vt.wrap(MODELS[kind]())
+    tokens = model.embed(inputs_of(model))
+    for layer in range(model.depth):
+        high, wide = model.grid(layer=layer)
+        assert tokens.shape[:2] == (2, high * wide + model.num_prefix_tokens)
+        tokens = model.forward_block(layer, tokens)
 
 
 @pytest.mark.parametrize("name", ["vit_b_16", "vit_b_32", "swin_t", "swin_v2_t"])
 @torch.no_grad()
 def test_published_architectures(name: str) -> None:
     torch.manual_seed(0)
-    view = vt.load(f"torchvision/{name}", pretrained=False, img_size=64)
+    model = vt.load(f"torchvision/{name}", pretrained=False, img_size=64)
     inputs = torch.randn(1, 3, 64, 64)
-    for parameter in view.module.parameters():  # torchvision starts a head at zero
+    for parameter in model.module.parameters():  # torchvision starts a head at zero
         if parameter.ndim == 2 and len(parameter) == 1000:
             nn.init.normal_(parameter, std=0.02)
-    torch.testing.assert_close(view.logits(inputs), view.module(inputs), rtol=0, atol=1e-6)
-    assert (view.num_classes, view.label(281), view.depth) == (1000, "tabby", 12)
-    found = vt.get_method("decompx").attribute(view, inputs, 281)
-    assert found.shape == (1, *view.grid())
+    torch.testing.assert_close(model.logits(inputs), model.module(inputs), rtol=0, atol=1e-6)
+    assert (model.num_classes, model.label(281), model.depth) == (1000, "tabby", 12)
+    found = vt.get_method("decompx").attribute(model, inputs, 281)
+    assert found.shape == (1, *model.grid())
 
 
 def test_leaving_patches_out() -> None:
-    view = vt.wrap(MODELS["vit"]())
-    inputs, everything = inputs_of(view), torch.arange(16).expand(2, -1)
-    torch.testing.assert_close(view.logits(inputs, everything), view.logits(inputs))
-    assert not torch.allclose(view.logits(inputs, everything[:, :5]), view.logits(inputs))
+    model = vt.wrap(MODELS["vit"]())
+    inputs, everything = inputs_of(model), torch.arange(16).expand(2, -1)
+    torch.testing.assert_close(model.logits(inputs, everything), model.logits(inputs))
+    assert not torch.allclose(model.logits(inputs, everything[:, :5]), model.logits(inputs))
     swin = vt.wrap(MODELS["swin"]())
     with pytest.raises(ModelError, match="cannot leave tokens out"):
         swin.logits(inputs, everything)
@@ -92,44 +92,44 @@ def test_leaving_patches_out() -> None:
 
 
 def test_facts(kind: str) -> None:
-    view = vt.wrap(MODELS[kind]())
-    assert (view.family, view.num_classes, view.class_names) == ("torchvision", 5, None)
+    model = vt.wrap(MODELS[kind]())
+    assert (model.family, model.num_classes, model.class_names) == ("torchvision", 5, None)
     if kind in VITS:
-        assert (view.depth, view.embed_dim, view.num_heads, view.num_prefix_tokens, view.grid()) == (
+        assert (model.depth, model.embed_dim, model.num_heads, model.num_prefix_tokens, model.grid()) == (
             3,
             24,
             3,
             1,
             (4, 4),
         )
-        assert ((view.attention == "windows"), view.can_drop_tokens, view.pooling.kind, view.stages) == (
+        assert ((model.attention == "windowed"), model.can_drop_tokens, model.pooling.kind, model.stages) == (
             False,
             True,
             "token",
             (),
         )
-        assert view.cam_point == "norm1"
+        assert model.cam_point == "norm1"
     else:
-        assert (view.depth, view.embed_dim, view.num_heads, view.num_prefix_tokens) == (4, 12, 2, 0)
-        assert ((view.attention == "windows"), view.can_drop_tokens, view.pooling.kind) == (True, False, "avg")
-        assert view.stages == (range(0, 2), range(2, 4))
-        assert [view.grid(layer=stage[0]) for stage in view.stages] == GRIDS[kind]
-        assert view.cam_point == ("input" if kind == "swin_v2" else "norm2")
+        assert (model.depth, model.embed_dim, model.num_heads, model.num_prefix_tokens) == (4, 12, 2, 0)
+        assert ((model.attention == "windowed"), model.can_drop_tokens, model.pooling.kind) == (True, False, "avg")
+        assert model.stages == (range(0, 2), range(2, 4))
+        assert [model.grid(layer=stage[0]) for stage in model.stages] == GRIDS[kind]
+        assert model.cam_point == ("resid_pre" if kind == "swin_v2" else "norm2")
 
 
 def test_sites_are_what_is_added(kind: str) -> None:
     """The residual stream grows by exactly the sites ``attn`` and ``mlp``; a merging comes after that."""
     model = MODELS[kind]().double()
-    view = vt.wrap(model)
+    vision_model = vt.wrap(model)
     seen: list[Tensor] = []
 
     def note(module: nn.Module, given: Any, output: Any) -> None:
         seen.append(output if isinstance(output, Tensor) else output[0])
 
-    hooks = [view.hook_point(0, name).register_forward_hook(note) for name in ("attn", "mlp")]
+    hooks = [vision_model.hook_point(0, name).register_forward_hook(note) for name in ("attn", "mlp")]
     with torch.no_grad():
-        tokens = view.embed(inputs_of(view))
-        after = view.forward_block(0, tokens)
+        tokens = vision_model.embed(inputs_of(vision_model))
+        after = vision_model.forward_block(0, tokens)
     for hook in hooks:
         hook.remove()
     added = sum(each.flatten(1, 2) if each.ndim == 4 else each for each in seen)
@@ -143,24 +143,24 @@ def test_no_norm_before_a_branch_of_version_2() -> None:
 
 def test_rules_see_every_call(kind: str) -> None:
     """The frozen pass compares what it saw with what the view declares, block by block."""
-    view = vt.wrap(MODELS[kind]())
-    inputs = inputs_of(view)
-    target = Target.of(view, 2, 1, None, "logit")
-    keep = Record("input", lambda view, value, gradient: gradient, tuple(range(view.depth)), grad=True)
-    frozen = run(view, inputs, Pass((keep,), FROZEN), target)
-    plain = run(view, inputs, Pass((keep,)), target)
+    model = vt.wrap(MODELS[kind]())
+    inputs = inputs_of(model)
+    target = Target.of(model, 2, 1, None, "logit")
+    keep = Record("resid_pre", lambda model, value, gradient: gradient, tuple(range(model.depth)), grad=True)
+    frozen = run(model, inputs, Pass((keep,), FROZEN), target)
+    plain = run(model, inputs, Pass((keep,)), target)
     torch.testing.assert_close(frozen.logits, plain.logits, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(plain.logits, view.module(inputs), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(plain.logits, model.module(inputs), rtol=1e-5, atol=1e-5)
     assert not torch.allclose(frozen[keep][0], plain[keep][0])
 
 
 def test_an_unknown_activation_in_the_head_is_loud() -> None:
     model = build(VisionTransformer, **VIT, representation_size=7)  # torchvision puts a tanh there
-    view = vt.wrap(model)
-    assert vt.get_method("ixg").attribute(view, inputs_of(view)).shape == (2, 4, 4)
+    vision_model = vt.wrap(model)
+    assert vt.get_method("ixg").attribute(vision_model, inputs_of(vision_model)).shape == (2, 4, 4)
     with pytest.raises(TracingError, match="0 activation calls in the head, expected 1"):
-        vt.get_method("decompx").attribute(view, inputs_of(view))
+        vt.get_method("decompx").attribute(vision_model, inputs_of(vision_model))
 
 
 # -- attention -----------------------------------------------------------------------------------------
@@ -170,51 +170,51 @@ def test_an_unknown_activation_in_the_head_is_loud() -> None:
 def test_attention_of_torch_itself(kind: str) -> None:
     """What is recorded equals the weights that ``nn.MultiheadAttention`` gives when asked, one block after another."""
     model: Any = MODELS[kind]().double()
-    view = vt.wrap(model)
-    keep = Record("attention", lambda view, attention, gradient: attention, tuple(range(view.depth)))
-    trace = run(view, inputs_of(view), Pass((keep,)), Target.of(view, 2, 1, None, "logit"))
+    vision_model = vt.wrap(model)
+    keep = Record("attn_weights", lambda model, attention, gradient: attention, tuple(range(vision_model.depth)))
+    cache = run(vision_model, inputs_of(vision_model), Pass((keep,)), Target.of(vision_model, 2, 1, None, "logit"))
     with torch.no_grad():
-        tokens = view.embed(inputs_of(view))
-        for layer, found in enumerate(trace[keep]):
+        tokens = vision_model.embed(inputs_of(vision_model))
+        for layer, found in enumerate(cache[keep]):
             block = model.encoder.layers[layer]
             normed = block.ln_1(tokens)
             expected = block.self_attention(normed, normed, normed, average_attn_weights=False)[1]
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-            tokens = view.forward_block(layer, tokens)
+            tokens = vision_model.forward_block(layer, tokens)
 
 
 def test_gradients_of_autograd_itself(kind: str) -> None:
     model = MODELS[kind]().double()
-    view = vt.wrap(model)
-    inputs = inputs_of(view).requires_grad_()
+    vision_model = vt.wrap(model)
+    inputs = inputs_of(vision_model).requires_grad_()
     model(inputs)[:, 3].sum().backward()
     assert inputs.grad is not None
-    found = vt.get_method("saliency").attribute(view, inputs.detach(), 3)
+    found = vt.get_method("saliency").attribute(vision_model, inputs.detach(), 3)
     torch.testing.assert_close(found, inputs.grad.abs().sum(dim=1))
 
 
 @pytest.mark.parametrize("kind", SWINS)
 def test_class_activation_maps_lie_on_the_last_grid(kind: str) -> None:
-    view = vt.wrap(MODELS[kind]())
-    found = vt.get_method("gradcam").attribute(view, inputs_of(view), 1)
+    model = vt.wrap(MODELS[kind]())
+    found = vt.get_method("gradcam").attribute(model, inputs_of(model), 1)
     assert found.shape == (2, *GRIDS[kind][-1])
 
 
 @pytest.mark.parametrize("kind", SWINS)
 def test_windows_are_refused_for_methods_that_follow_vectors_between_all_tokens(kind: str) -> None:
-    view = vt.wrap(MODELS[kind]())
+    model = vt.wrap(MODELS[kind]())
     with pytest.raises(ModelError, match="inside windows"):
-        vt.get_method("globenc").attribute(view, inputs_of(view))
-    assert vt.get_method("rollout").attribute(view, inputs_of(view)).shape == (2, *GRIDS[kind][0])
+        vt.get_method("globenc").attribute(model, inputs_of(model))
+    assert vt.get_method("rollout").attribute(model, inputs_of(model)).shape == (2, *GRIDS[kind][0])
 
 
-@pytest.mark.parametrize("spelling", ["rollout", "generic", "gradcam", "ixg", "decompx", "saliency", "skipplus(ixg)"])
-def test_nothing_is_left_behind(spelling: str) -> None:
+@pytest.mark.parametrize("spec", ["rollout", "generic", "gradcam", "ixg", "decompx", "saliency", "skipplus(ixg)"])
+def test_nothing_is_left_behind(spec: str) -> None:
     model = MODELS["vit"]()
-    view = vt.wrap(model)
+    vision_model = vt.wrap(model)
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = vt.get_method(spelling).attribute(view, inputs_of(view), 1)
+    found = vt.get_method(spec).attribute(vision_model, inputs_of(vision_model), 1)
     assert torch.isfinite(found).all()
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
@@ -253,14 +253,14 @@ def test_preprocessing_is_torchvisions(name: str) -> None:
 
 
 def test_options_of_load() -> None:
-    view = vt.load("torchvision/vit_b_32", pretrained=False, img_size=64, num_classes=3, labels=list("abc"))
-    assert (view.name, view.grid(), view.num_classes, view.preprocess.size) == (
+    model = vt.load("torchvision/vit_b_32", pretrained=False, img_size=64, num_classes=3, class_names=list("abc"))
+    assert (model.name, model.grid(), model.num_classes, model.preprocess.size) == (
         "torchvision/vit_b_32",
         (2, 2),
         3,
         (64, 64),
     )
-    assert view.class_index("b") == 1
+    assert model.class_index("b") == 1
     swin = vt.load("torchvision/swin_t", pretrained=False, img_size=(64, 96), num_classes=3, dtype="float64")
     assert (swin.preprocess.size, swin.grid(layer=11), swin.class_names) == ((64, 96), (2, 3), None)
     assert swin.logits(torch.randn(1, 3, 64, 96)).shape == (1, 3)
@@ -313,9 +313,9 @@ def test_views_refuse() -> None:
 def test_another_head_has_its_own_classes() -> None:
     model = MODELS["vit"]()
     model.heads = nn.Sequential(nn.Dropout(0.5), nn.Linear(24, 6), nn.ReLU(), nn.Linear(6, 3))
-    view = vt.wrap(model)
-    assert view.num_classes == 3
-    assert vt.get_method("decompx").attribute(view, inputs_of(view), 2).shape == (2, 4, 4)
+    vision_model = vt.wrap(model)
+    assert vision_model.num_classes == 3
+    assert vt.get_method("decompx").attribute(vision_model, inputs_of(vision_model), 2).shape == (2, 4, 4)
 
 
 @torch.no_grad()
@@ -327,9 +327,9 @@ def test_checkpoints(tmp_path: Path) -> None:
         name: name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.") for name in model.state_dict()
     }
     torch.save({names[name]: value for name, value in model.state_dict().items()}, tmp_path / "old.pth")
-    view = vt.load("torchvision/vit_b_32", checkpoint=tmp_path / "old.pth", num_classes=3, img_size=64)
+    vision_model = vt.load("torchvision/vit_b_32", checkpoint=tmp_path / "old.pth", num_classes=3, img_size=64)
     inputs = torch.randn(1, 3, 64, 64)
-    torch.testing.assert_close(view.logits(inputs), model.eval()(inputs))
+    torch.testing.assert_close(vision_model.logits(inputs), model.eval()(inputs))
     larger = vt.load("torchvision/vit_b_32", checkpoint=tmp_path / "old.pth", num_classes=3, img_size=96)
     assert larger.grid() == (3, 3)
     assert vt.load("torchvision/vit_b_32", checkpoint=tmp_path / "old.pth", img_size=64).num_classes == 3
@@ -343,9 +343,9 @@ def test_fetched_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     model = get_model("vit_b_32")
     nn.init.normal_(model.heads.head.weight)
     monkeypatch.setattr(tv, "_fetch", lambda name, weights: dict(model.state_dict()))
-    view = vt.load("torchvision/vit_b_32")
-    assert torch.equal(view.module.heads.head.weight, model.heads.head.weight)
-    assert (view.class_names or [])[281] == "tabby"
+    vision_model = vt.load("torchvision/vit_b_32")
+    assert torch.equal(vision_model.module.heads.head.weight, model.heads.head.weight)
+    assert (vision_model.class_names or [])[281] == "tabby"
     few = vt.load("torchvision/vit_b_32", num_classes=3, img_size=64)
     assert (few.num_classes, few.class_names, few.grid()) == (3, None, (2, 2))
     first = "encoder.layers.encoder_layer_0.ln_1.weight"

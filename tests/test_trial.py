@@ -37,8 +37,8 @@ def found(world: vt.VisionModel) -> Iterator[vt.MetaEvaluation]:
             [f"planted_{each}" for each in PLANTED] + ["average_increase"],
             model=world,
             scenes=SCENES,
-            substrates=1,
-            samples=500,
+            baselines=1,
+            n_bootstrap=500,
         )
 
 
@@ -149,7 +149,7 @@ def test_printing_and_files(found: vt.MetaEvaluation, tmp_path: Path) -> None:
 
 def test_the_first_seed_is_the_houses_own_evaluation(world: vt.VisionModel, found: vt.MetaEvaluation) -> None:
     scenes = known(world, SCENES)
-    table = vt.evaluate(world, scenes.inputs, {"oracle": scenes.map()}, "average_increase", baselines=False)
+    table = vt.evaluate(world, scenes.inputs, {"oracle": scenes.map()}, "average_increase", controls=False)
     assert found["average_increase"].scores["oracle"] == pytest.approx(table.mean("oracle", "average_increase"))
 
 
@@ -168,12 +168,12 @@ def test_courses() -> None:
         (0, 14, 1),
         (0, 14, 1),
     ]
-    changed = [run.judges["insdel"].spelling for run in runs[3:]]
+    changed = [run.judges["insdel"].spec for run in runs[3:]]
     assert changed == [
-        f"insdel(insertion_substrate='{name}', deletion_substrate='{name}')".replace("'", "")
+        f"insdel(insertion_baseline='{name}', deletion_baseline='{name}')".replace("'", "")
         for name in ("black", "mean_channel")
     ]
-    own = get_metric("insdel").forwards(GEOMETRY) + get_metric("token_deletion_aopc").forwards(GEOMETRY)
+    own = get_metric("insdel").num_forwards(GEOMETRY) + get_metric("token_deletion_aopc").num_forwards(GEOMETRY)
     assert runs[0].states(GEOMETRY) == 1 + 19 * own
 
 

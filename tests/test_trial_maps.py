@@ -77,7 +77,7 @@ def test_the_oracle_is_what_removal_costs(world: vt.VisionModel, scenes: Known) 
 
 def test_probabilities_and_markers(world: vt.VisionModel) -> None:
     cheat = vt.load("world-shortcut", device="cpu")
-    found = known(cheat, 6, value="prob", shortcut=True)
+    found = known(cheat, 6, output="prob", shortcut=True)
     marker = found.drops[:, THINGS.index("marker")]
     assert (found.drops.abs() <= 1).all()
     assert marker.max() > 0.5

@@ -171,7 +171,7 @@ def test_what_is_shipped_is_sound() -> None:
     for name in told["metrics"]:
         found = verdicts.verdict(name)
         assert found is not None
-        assert found.metric == vt.get_metric(name).spelling == name
+        assert found.metric == vt.get_metric(name).spec == name
         assert found.verdict in verdicts.VERDICTS
         assert found.why
         assert (found.images > 0) == (found.verdict != "not tried")

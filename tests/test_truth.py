@@ -17,19 +17,19 @@ from vitreous.errors import ImageError
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
-def photo(view: vt.VisionModel, high: int = 60, wide: int = 100) -> LoadedImage:
+def photo(model: vt.VisionModel, high: int = 60, wide: int = 100) -> LoadedImage:
     """A photograph that is white in rows 20..39 and columns 40..69."""
     shown = np.zeros((high, wide, 3), np.uint8)
     shown[20:40, 40:70] = 255
-    return next(iter(pictures(Image.fromarray(shown), view)))
+    return next(iter(pictures(Image.fromarray(shown), model)))
 
 
 def white(picture: LoadedImage) -> Any:
-    return np.asarray(picture.seen)[..., 0] > 127
+    return np.asarray(picture.image)[..., 0] > 127
 
 
 def square(value: int = 1, other: int = 0, high: int = 60, wide: int = 100) -> Any:
@@ -109,8 +109,8 @@ def test_what_makes_no_sense_is_refused(truth: vt.Annotation, said: str) -> None
 # -- photographs -------------------------------------------------------------------------------------------
 
 
-def test_a_trimap_follows_the_crop(view: vt.VisionModel) -> None:
-    picture = photo(view)
+def test_a_trimap_follows_the_crop(model: vt.VisionModel) -> None:
+    picture = photo(model)
     numbers = square(1, 2)
     numbers[18:20, 38:72] = 3
     truth = vt.Annotation.of_trimap(picture, numbers)
@@ -124,8 +124,8 @@ def test_a_trimap_follows_the_crop(view: vt.VisionModel) -> None:
     assert (turned.mask == ~(truth.mask | truth.ignore)).all()
 
 
-def test_part_maps(view: vt.VisionModel) -> None:
-    picture = photo(view)
+def test_part_maps(model: vt.VisionModel) -> None:
+    picture = photo(model)
     numbers = square(7)
     numbers[20:40, 55:70] = 9
     truth = vt.Annotation.of_parts(picture, numbers, {"left": 7, "right": 9, "beak": 4}, ignore=0)
@@ -137,8 +137,8 @@ def test_part_maps(view: vt.VisionModel) -> None:
     assert (truth.region() == white(picture)).mean() > 0.97
 
 
-def test_boxes_that_the_crop_leaves_out_are_known_to_be_absent(view: vt.VisionModel) -> None:
-    picture = photo(view)
+def test_boxes_that_the_crop_leaves_out_are_known_to_be_absent(model: vt.VisionModel) -> None:
+    picture = photo(model)
     gone = vt.Annotation.of_photo(picture, boxes=[(0, 0, 4, 4)])
     assert gone.boxes == ()
     assert gone.has("region")
@@ -147,15 +147,15 @@ def test_boxes_that_the_crop_leaves_out_are_known_to_be_absent(view: vt.VisionMo
     assert vt.Annotation.of_photo(picture, boxes=[]).has("region")
 
 
-def test_padding_is_no_object(view: vt.VisionModel) -> None:
+def test_padding_is_no_object(model: vt.VisionModel) -> None:
     """Where the photograph is made smaller than the input, what is put around it is outside."""
     from dataclasses import replace
 
-    view.preprocess, before = replace(view.preprocess, mode="border", crop=1.0), view.preprocess
+    model.preprocess, before = replace(model.preprocess, mode="border", crop=1.0), model.preprocess
     try:
-        picture = photo(view, 60, 100)
+        picture = photo(model, 60, 100)
     finally:
-        view.preprocess = before
+        model.preprocess = before
     assert picture.box is not None
     assert picture.box[1] < 0
     truth = vt.Annotation.of_photo(picture, np.ones((60, 100)))
@@ -166,12 +166,12 @@ def test_padding_is_no_object(view: vt.VisionModel) -> None:
     assert (trimap.mask == truth.mask).all()
 
 
-def test_upright_photographs(view: vt.VisionModel, tmp_path: Path) -> None:
+def test_upright_photographs(model: vt.VisionModel, tmp_path: Path) -> None:
     """A mask is as large as the photograph that is seen, whichever way the camera was held."""
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (100, 60)).save(tmp_path / "turned.jpg", exif=exif)
-    (picture,) = pictures(tmp_path / "turned.jpg", view)
+    (picture,) = pictures(tmp_path / "turned.jpg", model)
     assert photo_size(picture) == (60, 100)
     assert vt.Annotation.of_photo(picture, np.ones((100, 60))).mask.all()
     with pytest.raises(ImageError, match=r"the mask of turned.jpg is \[60, 100\], the photograph is \[100, 60\]"):
@@ -197,15 +197,15 @@ def test_upright_photographs(view: vt.VisionModel, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_photographs(view: vt.VisionModel, make: Any, said: str) -> None:
+def test_bad_photographs(model: vt.VisionModel, make: Any, said: str) -> None:
     with pytest.raises(ImageError, match=said):
-        make(photo(view))
+        make(photo(model))
 
 
-def test_tensors_are_no_photographs(view: vt.VisionModel) -> None:
+def test_tensors_are_no_photographs(model: vt.VisionModel) -> None:
     import torch
 
-    (picture,) = pictures(torch.zeros(3, 32, 32), view)
+    (picture,) = pictures(torch.zeros(3, 32, 32), model)
     for make in (
         lambda: vt.Annotation.of_photo(picture, np.ones((32, 32))),
         lambda: vt.Annotation.of_photo(picture, boxes=[(0, 0, 1, 1)]),

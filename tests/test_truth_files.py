@@ -20,7 +20,7 @@ MODEL = (NAME, *MODEL[2:])
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
@@ -42,13 +42,13 @@ def shown(left: int) -> Any:
     return numbers
 
 
-def seen(view: vt.VisionModel) -> list[LoadedImage]:
-    return list(pictures(Path("photos"), view))
+def seen(model: vt.VisionModel) -> list[LoadedImage]:
+    return list(pictures(Path("photos"), model))
 
 
 def close(truth: vt.Annotation, picture: LoadedImage) -> bool:
     """Whether the region is where the picture is white."""
-    bright = np.asarray(picture.seen)[..., 0] > 127
+    bright = np.asarray(picture.image)[..., 0] > 127
     return bool((truth.region(size=bright.shape) == bright).mean() > 0.95 and bright.any())
 
 
@@ -65,18 +65,18 @@ def close(truth: vt.Annotation, picture: LoadedImage) -> bool:
     ],
     ids=["255", "1", "bit", "palette", "16 bits", "colour", "alpha"],
 )
-def test_masks_named_like_the_pictures(here: Path, view: vt.VisionModel, write: Any) -> None:
+def test_masks_named_like_the_pictures(here: Path, model: vt.VisionModel, write: Any) -> None:
     (here / "masks").mkdir()
     for name, left in (("a", 20), ("b", 50)):
         write(shown(left)).save(here / "masks" / f"{name}.png")
     known = vt.load_annotations("masks")
-    for picture in seen(view):
+    for picture in seen(model):
         truth = known(picture)
         assert close(truth, picture)
         assert truth.ignore is None
 
 
-def test_trimaps_are_recognised_beside_their_pictures(here: Path, view: vt.VisionModel) -> None:
+def test_trimaps_are_recognised_beside_their_pictures(here: Path, model: vt.VisionModel) -> None:
     """As the pets have them: in the folder of the photographs, and named in a table."""
     for name, left in (("a", 20), ("b", 50)):
         numbers = 2 - shown(left)
@@ -89,16 +89,16 @@ def test_trimaps_are_recognised_beside_their_pictures(here: Path, view: vt.Visio
         vt.load_annotations("photos.json"),
         vt.load_annotations("photos", trimap=True),
     ):
-        for picture in pictures(["photos/a.jpg", "photos/b.jpg"], view):
+        for picture in pictures(["photos/a.jpg", "photos/b.jpg"], model):
             truth = known(picture)
             assert close(truth, picture)
             assert truth.ignore[0].all()
             assert not truth.ignore[-1].any()
     plain = vt.load_annotations("photos", trimap=False)
-    assert all(plain(picture).mask.all() for picture in pictures(["photos/a.jpg"], view))
+    assert all(plain(picture).mask.all() for picture in pictures(["photos/a.jpg"], model))
 
 
-def test_ignored_numbers(here: Path, view: vt.VisionModel) -> None:
+def test_ignored_numbers(here: Path, model: vt.VisionModel) -> None:
     """ImageNet-S writes 1000 as a colour: 232 + 3 * 256."""
     (here / "masks").mkdir()
     for name, left in (("a", 20), ("b", 50)):
@@ -106,7 +106,7 @@ def test_ignored_numbers(here: Path, view: vt.VisionModel) -> None:
         colours[..., 0] = shown(left) * 17
         colours[:10] = (232, 3, 0)
         Image.fromarray(colours).save(here / "masks" / f"{name}.png")
-    for picture in seen(view):
+    for picture in seen(model):
         truth = vt.load_annotations("masks", ignore=1000)(picture)
         assert close(truth, picture)
         assert truth.ignore[0].all()
@@ -132,20 +132,20 @@ def fractions(boxes: Any) -> Any:
     ],
     ids=["pixels", "shares", "stems", "list", "list of shares", "objects"],
 )
-def test_boxes(here: Path, view: vt.VisionModel, told: Any) -> None:
+def test_boxes(here: Path, model: vt.VisionModel, told: Any) -> None:
     (here / "boxes.json").write_text(json.dumps(told))
     known = vt.load_annotations("boxes.json")
-    for picture in seen(view):
+    for picture in seen(model):
         assert close(known(picture), picture)
 
 
 def test_scenes_know_their_creatures(here: Path) -> None:
     """What is read from the files is what the world says."""
     assert run("world", "render", "--out", "rendered", "--n", 3, "-q").code == 0
-    view = vt.load("world")
+    model = vt.load("world")
     known = vt.load_annotations("rendered/scenes.json")
     owners = json.loads(Path("rendered/scenes.json").read_text())["owners"]
-    for picture in pictures(Path("rendered"), view):
+    for picture in pictures(Path("rendered"), model):
         numbers = np.asarray(Image.open(picture.path.with_name(picture.path.stem + "-mask.png")))
         truth = known(picture)
         creature = np.isin(numbers, [owners[name] for name in ("body", "horn", "eyes", "coat", "legs", "tail")])
@@ -170,18 +170,18 @@ def test_scenes_know_their_creatures(here: Path) -> None:
         ('{"a.jpg": [[9, 2, 3, 4]]}', "a box of a.jpg"),
     ],
 )
-def test_bad_tables(here: Path, view: vt.VisionModel, told: str, said: str) -> None:
+def test_bad_tables(here: Path, model: vt.VisionModel, told: str, said: str) -> None:
     (here / "boxes.json").write_text(told)
     with pytest.raises(ImageError, match=said):
-        vt.load_annotations("boxes.json")(seen(view)[0])
+        vt.load_annotations("boxes.json")(seen(model)[0])
 
 
-def test_bad_folders(here: Path, view: vt.VisionModel) -> None:
+def test_bad_folders(here: Path, model: vt.VisionModel) -> None:
     with pytest.raises(ImageError, match="no masks in the folder photos"):
         vt.load_annotations("photos")
     (here / "masks").mkdir()
     (here / "masks" / "b.png").write_bytes(b"nothing")
-    first, second = seen(view)
+    first, second = seen(model)
     with pytest.raises(ImageError, match=r"of the masks in masks, none is named like a\.jpg"):
         vt.load_annotations("masks")(first)
     with pytest.raises(ImageError, match=r"the mask masks/b\.png cannot be read"):
@@ -208,9 +208,9 @@ def test_score_with_regions(here: Path) -> None:
     import torch
 
     torch.manual_seed(0)
-    view = vt.load(NAME, pretrained=False, img_size=32)
+    model = vt.load(NAME, pretrained=False, img_size=32)
     truth = vt.load_annotations("boxes.json")
-    table = vt.evaluate(view, "photos", "ixg", ["iou", "miou"], truth=truth, baselines=False)
+    table = vt.evaluate(model, "photos", "ixg", ["iou", "miou"], annotations=truth, controls=False)
     for metric in ("iou", "miou"):
         np.testing.assert_allclose(found[metric]["per_image"], table["ixg", metric], atol=1e-4)
 

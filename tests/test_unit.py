@@ -24,32 +24,32 @@ from vitreous.metrics import Curve, Metric
 from vitreous.tracing import memory
 
 METHODS = ["generic", "smooth(ixg, samples=2)", "tis(masks=8)", "random"]
-METRICS = ["insdel(steps=6)", "srg(steps=5)", "token_insertion_aopc", "deletion(explain=label, steps=4)"]
+METRICS = ["insdel(steps=6)", "srg(steps=5)", "token_insertion_aopc", "deletion(explain_class=label, steps=4)"]
 
 
 @pytest.fixture(scope="module")
-def view() -> vt.VisionModel:
+def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
 @pytest.fixture(scope="module")
-def x(view: vt.VisionModel) -> Tensor:
-    return images(view, 12)
+def x(model: vt.VisionModel) -> Tensor:
+    return images(model, 12)
 
 
 LABELS = [index % 5 for index in range(12)]
 
 
-def samples(view: vt.VisionModel, x: Tensor) -> list[Sample]:
-    return list(read_samples(x, view, LABELS[: len(x)]))
+def samples(model: vt.VisionModel, x: Tensor) -> list[Sample]:
+    return list(read_samples(x, model, LABELS[: len(x)]))
 
 
 def plan(
-    view: vt.VisionModel, methods: Sequence[str] = METHODS, metrics: Sequence[Any] = METRICS, **how: Any
+    model: vt.VisionModel, methods: Sequence[str] = METHODS, metrics: Sequence[Any] = METRICS, **how: Any
 ) -> EvaluationConfig:
     judges = {str(each): vt.get_metric(each) for each in metrics}
     how = {"labelled": True, **how}
-    return EvaluationConfig.of(view, (32, 32), {name: vt.get_method(name) for name in methods}, judges, **how)
+    return EvaluationConfig.of(model, (32, 32), {name: vt.get_method(name) for name in methods}, judges, **how)
 
 
 def same(one: Judged, other: Judged) -> bool:
@@ -60,56 +60,60 @@ def same(one: Judged, other: Judged) -> bool:
 # -- a unit ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_unit_is_a_function_of_its_arguments(view: vt.VisionModel, x: Tensor) -> None:
+def test_a_unit_is_a_function_of_its_arguments(model: vt.VisionModel, x: Tensor) -> None:
     """The same bits again, after other units, whatever torch's own generator does, and nothing left on the model."""
-    group, how = samples(view, x)[:5], plan(view)
-    before = State(view.module)
-    first = unit(view, group, how)
-    unit(view, samples(view, x)[5:], how)
+    group, how = samples(model, x)[:5], plan(model)
+    before = State(model.module)
+    first = unit(model, group, how)
+    unit(model, samples(model, x)[5:], how)
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        assert same(first, unit(view, group, how))
+        assert same(first, unit(model, group, how))
     again = vt.wrap(FAMILIES["vit"]())
     assert same(first, unit(again, group, plan(again)))
-    before.assert_same(view.module)
+    before.assert_same(model.module)
 
 
-def test_a_table_is_a_loop_over_units(view: vt.VisionModel, x: Tensor) -> None:
+def test_a_table_is_a_loop_over_units(model: vt.VisionModel, x: Tensor) -> None:
     """The numbers of evaluate are those of its units, made anywhere and put together."""
-    table = vt.evaluate(view, x, METHODS, METRICS, labels=LABELS, baselines=False, samples=1, memory=0.001)
-    assert (table.plan["unit"], table.plan["images"]) == (table.plan["batch"], 12)
-    how = plan(view, memory=0.001)
-    assert table.plan["unit"] == how.images < 12, "the budget cuts the pictures into several units"
-    every = samples(view, x)
-    units = [unit(view, every[start : start + how.images], how) for start in range(0, 12, how.images)]
+    table = vt.evaluate(model, x, METHODS, METRICS, labels=LABELS, controls=False, n_bootstrap=1, memory_gb=0.001)
+    assert (table.plan["images_per_unit"], table.plan["images"]) == (table.plan["forward_batch"], 12)
+    how = plan(model, memory=0.001)
+    assert table.plan["images_per_unit"] == how.images_per_unit < 12, "the budget cuts the pictures into several units"
+    every = samples(model, x)
+    units = [
+        unit(model, every[start : start + how.images_per_unit], how) for start in range(0, 12, how.images_per_unit)
+    ]
     assert len(units) > 1
     for cell, parts in table.parts.items():
         np.testing.assert_array_equal(np.concatenate([each.parts[cell] for each in units]), parts)
     assert table.plan["states"] == sum(sum(each.states.values()) for each in units)
 
 
-def test_the_order_of_methods_is_not_part_of_a_plan(view: vt.VisionModel, x: Tensor) -> None:
-    group = samples(view, x)[:4]
-    assert same(unit(view, group, plan(view)), unit(view, group, plan(view, METHODS[::-1])))
+def test_the_order_of_methods_is_not_part_of_a_plan(model: vt.VisionModel, x: Tensor) -> None:
+    group = samples(model, x)[:4]
+    assert same(unit(model, group, plan(model)), unit(model, group, plan(model, METHODS[::-1])))
 
 
-def test_sizes_are_numbers_and_in_the_record(view: vt.VisionModel, x: Tensor) -> None:
+def test_sizes_are_numbers_and_in_the_record(model: vt.VisionModel, x: Tensor) -> None:
     """What the record says is enough to make the same bits again."""
-    table = vt.evaluate(view, x, METHODS, METRICS, labels=LABELS, baselines=False, samples=1, memory=0.01, batch=7)
+    table = vt.evaluate(
+        model, x, METHODS, METRICS, labels=LABELS, controls=False, n_bootstrap=1, memory_gb=0.01, batch_size=7
+    )
     said = table.plan
     assert (said["memory"], said["batch"]) == (0.01, 7)
     assert isinstance(said["inner"], int)
     told = json.loads(json.dumps(dict(said)))
     again = vt.evaluate(
-        view,
+        model,
         x,
         {name: each["spelling"] for name, each in told["methods"].items()},
         list(told["metrics"]),
         labels=LABELS,
-        baselines=False,
-        samples=1,
-        memory=told["memory"],
-        batch=told["batch"],
+        controls=False,
+        n_bootstrap=1,
+        memory_gb=told["memory"],
+        batch_size=told["batch"],
     )
     assert {key: again.plan[key] for key in ("unit", "inner", "batch", "memory")} == {
         key: said[key] for key in ("unit", "inner", "batch", "memory")
@@ -119,31 +123,31 @@ def test_sizes_are_numbers_and_in_the_record(view: vt.VisionModel, x: Tensor) ->
 
 
 def test_the_budget_reaches_engine_and_explainers(
-    view: vt.VisionModel, x: Tensor, monkeypatch: pytest.MonkeyPatch
+    model: vt.VisionModel, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: dict[str, list[int]] = {"states": [], "inputs": []}
-    embed = type(view).embed
-    from vitreous.tracing import context as sessions
+    embed = type(model).embed
+    from vitreous.tracing import context as contexts
 
-    run = sessions.run
+    run = contexts.run
 
-    class Watched(type(view)):
+    class Watched(type(model)):
         def embed(self, inputs: Tensor) -> Tensor:
             sizes["states"].append(len(inputs))
             return embed(self, inputs)
 
-    def watched(view: Any, inputs: Tensor, *rest: Any) -> Any:
+    def watched(model: Any, inputs: Tensor, *rest: Any) -> Any:
         sizes["inputs"].append(len(inputs))
-        return run(view, inputs, *rest)
+        return run(model, inputs, *rest)
 
     mine = vt.wrap(FAMILIES["vit"]())
     mine.__class__ = Watched
-    monkeypatch.setattr(sessions, "run", watched)
+    monkeypatch.setattr(contexts, "run", watched)
 
     def largest(budget: float | None) -> tuple[int, int]:
         for each in sizes.values():
             each.clear()
-        vt.evaluate(mine, x, "ixg", "insertion(steps=6)", baselines=False, samples=1, memory=budget)
+        vt.evaluate(mine, x, "ixg", "insertion(steps=6)", controls=False, n_bootstrap=1, memory_gb=budget)
         return max(sizes["states"]), max(sizes["inputs"])
 
     roomy, tight = largest(None), largest(0.0008)
@@ -152,14 +156,14 @@ def test_the_budget_reaches_engine_and_explainers(
     assert tight[1] < 4
 
 
-def test_a_unit_can_be_cancelled_between_inner_batches(view: vt.VisionModel, x: Tensor) -> None:
+def test_a_unit_can_be_cancelled_between_inner_batches(model: vt.VisionModel, x: Tensor) -> None:
     """While explaining and while judging; afterwards everything is as it was."""
-    group, how = samples(view, x)[:4], plan(view, metrics=["insdel(steps=6)"], batch=3)
+    group, how = samples(model, x)[:4], plan(model, metrics=["insdel(steps=6)"], batch=3)
     ticks: list[int] = []
-    expected = unit(view, group, how, ticks.append)
+    expected = unit(model, group, how, ticks.append)
     assert sum(ticks) == sum(expected.states.values())
     assert 0 in ticks, "explaining ticks too"
-    before = State(view.module)
+    before = State(model.module)
 
     class Stop(Exception):
         pass
@@ -174,20 +178,20 @@ def test_a_unit_can_be_cancelled_between_inner_batches(view: vt.VisionModel, x: 
             seen += 1
 
         with pytest.raises(Stop):
-            unit(view, group, how, tick)
+            unit(model, group, how, tick)
         assert seen == last
-        before.assert_same(view.module)
-    assert same(expected, unit(view, group, how))
+        before.assert_same(model.module)
+    assert same(expected, unit(model, group, how))
 
 
 def test_a_size_that_ran_out_of_memory_is_not_tried_again(
-    view: vt.VisionModel, x: Tensor, monkeypatch: pytest.MonkeyPatch
+    model: vt.VisionModel, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in the next batch nor in the next unit, and the record says so."""
     tried: list[int] = []
-    embed = type(view).embed
+    embed = type(model).embed
 
-    class Small(type(view)):
+    class Small(type(model)):
         def embed(self, inputs: Tensor) -> Tensor:
             tried.append(len(inputs))
             if len(inputs) > 5:
@@ -196,17 +200,21 @@ def test_a_size_that_ran_out_of_memory_is_not_tried_again(
 
     mine = vt.wrap(FAMILIES["vit"]())
     mine.__class__ = Small
-    table = vt.evaluate(mine, x, "random", "insertion(steps=9)", baselines=False, samples=1, batch=20, memory=0.002)
+    table = vt.evaluate(
+        mine, x, "random", "insertion(steps=9)", controls=False, n_bootstrap=1, batch_size=20, memory_gb=0.002
+    )
     too_large = [size for size in tried if size > 5]
     assert len(too_large) <= 4, too_large
-    assert table.plan["memory_ran_out"]["batch"] <= 5
-    plain = vt.evaluate(view, x, "random", "insertion(steps=9)", baselines=False, samples=1, batch=5, memory=0.002)
+    assert table.plan["memory_ran_out"]["forward_batch"] <= 5
+    plain = vt.evaluate(
+        model, x, "random", "insertion(steps=9)", controls=False, n_bootstrap=1, batch_size=5, memory_gb=0.002
+    )
     np.testing.assert_allclose(table["random", "insertion(steps=9)"], plain["random", "insertion(steps=9)"], atol=1e-5)
     assert "memory_ran_out" not in plain.plan
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_images(view: vt.VisionModel) -> None:
+def test_memory_does_not_grow_with_the_number_of_images(model: vt.VisionModel) -> None:
     """Bytes of tensors that are alive, at the most, in a run over 8 and over 64 images from a generator."""
 
     def run(count: int) -> int:
@@ -220,10 +228,10 @@ def test_memory_does_not_grow_with_the_number_of_images(view: vt.VisionModel) ->
                     alive[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
             most = max(most, sum(alive.values()))
 
-        stream = (images(view, 1, seed=seed)[0] for seed in range(count))
+        stream = (images(model, 1, seed=seed)[0] for seed in range(count))
         options: dict[str, Any] = {"baselines": False, "samples": 1, "memory": 0.001}
-        table = vt.evaluate(view, stream, ["ixg", "random"], ["insertion(steps=3)"], progress=look, **options)
-        assert table.plan["unit"] <= 8
+        table = vt.evaluate(model, stream, ["ixg", "random"], ["insertion(steps=3)"], progress=look, **options)
+        assert table.plan["images_per_unit"] <= 8
         return most
 
     run(2)
@@ -240,23 +248,23 @@ def test_memory_does_not_grow_with_the_number_of_images(view: vt.VisionModel) ->
         ({"explained": "given"}, "input-0 has no target"),
     ],
 )
-def test_bad_units(view: vt.VisionModel, x: Tensor, change: dict[str, Any], said: str) -> None:
+def test_bad_units(model: vt.VisionModel, x: Tensor, change: dict[str, Any], said: str) -> None:
     change = dict(change)
     kind = change.pop("samples", "")
-    group = [] if kind == "none" else samples(view, x)[:2]
+    group = [] if kind == "none" else samples(model, x)[:2]
     if kind == "unlabelled":
         group = [replace(each, label=None) for each in group]
     with pytest.raises(vt.VitreousError, match=said):
-        unit(view, group, replace(plan(view), **change))
+        unit(model, group, replace(plan(model), **change))
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def table(view: vt.VisionModel, x: Tensor) -> vt.ScoreTable:
+def table(model: vt.VisionModel, x: Tensor) -> vt.ScoreTable:
     metrics: list[str | Metric] = ["insertion(steps=6)", "insdel(steps=6)", "average_drop", Ratio()]
-    return vt.evaluate(view, x, ["ixg", "generic"], metrics, samples=200)
+    return vt.evaluate(model, x, ["ixg", "generic"], metrics, n_bootstrap=200)
 
 
 def test_a_metric_may_aggregate_for_itself(table: vt.ScoreTable) -> None:
@@ -282,7 +290,7 @@ def test_a_metric_may_aggregate_for_itself(table: vt.ScoreTable) -> None:
     assert gap.mean == pytest.approx(table.mean("ixg", "ratio") - table.mean("generic", "ratio"))
 
 
-def test_tables_keep_the_curves(view: vt.VisionModel, x: Tensor, table: vt.ScoreTable) -> None:
+def test_tables_keep_the_curves(model: vt.VisionModel, x: Tensor, table: vt.ScoreTable) -> None:
     curve = table.curve("ixg", "insertion(steps=6)")
     assert isinstance(curve, Curve)
     assert curve.y.shape == (12, len(curve.x))
@@ -294,7 +302,7 @@ def test_tables_keep_the_curves(view: vt.VisionModel, x: Tensor, table: vt.Score
     both = [table.curve("ixg", "insdel(steps=6)", name) for name in ("insertion", "deletion")]
     np.testing.assert_array_equal(both[0].y, curve.y)
     with torch.no_grad():
-        chance = view.logits(x).softmax(dim=1).amax(dim=1).numpy()
+        chance = model.logits(x).softmax(dim=1).amax(dim=1).numpy()
     np.testing.assert_allclose(both[1].y[:, 0], chance, rtol=1e-4)
 
 
@@ -312,11 +320,11 @@ def test_curves_that_are_not_there(table: vt.ScoreTable, cell: tuple[str, ...], 
         table.curve(*cell)
 
 
-def test_a_table_can_be_read_again(table: vt.ScoreTable, view: vt.VisionModel, x: Tensor, tmp_path: Any) -> None:
+def test_a_table_can_be_read_again(table: vt.ScoreTable, model: vt.VisionModel, x: Tensor, tmp_path: Any) -> None:
     metrics = ["insertion(steps=6)", "insdel(steps=6)", "token_deletion_accuracy"]
     broken = torch.randn(12, 4, 4)
     broken[3] = torch.nan
-    told = vt.evaluate(view, x, {"ixg": "ixg", "bad": broken}, metrics, labels=LABELS, samples=50)
+    told = vt.evaluate(model, x, {"ixg": "ixg", "bad": broken}, metrics, labels=LABELS, n_bootstrap=50)
     path = told.save(tmp_path / "table.json")
     again = vt.ScoreTable.load(path)
     assert str(again) == str(told)
@@ -339,38 +347,38 @@ def test_what_is_no_table(tmp_path: Any, text: str) -> None:
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_softmax_restriction_reaches_explainers(view: vt.VisionModel, x: Tensor) -> None:
+def test_the_softmax_restriction_reaches_explainers(model: vt.VisionModel, x: Tensor) -> None:
     """The maps judged are those of the log-probability among these classes, and the prediction is one of them."""
     only = [0, 2, 3]
     probe = Probe()
-    vt.evaluate(view, x, "logprob(ixg)", [probe], classes=only, baselines=False, samples=1)
+    vt.evaluate(model, x, "logprob(ixg)", [probe], class_subset=only, controls=False, n_bootstrap=1)
     with torch.no_grad():
-        best = torch.tensor(only)[view.logits(x)[:, only].argmax(dim=1)].tolist()
-    alone = vt.get_method("logprob(ixg)").attribute(view, x, target=best, classes=only)
+        best = torch.tensor(only)[model.logits(x)[:, only].argmax(dim=1)].tolist()
+    alone = vt.get_method("logprob(ixg)").attribute(model, x, target=best, class_subset=only)
     np.testing.assert_allclose(probe.heard[0].maps("given"), alone, rtol=1e-3, atol=1e-7)
-    free = vt.get_method("logprob(ixg)").attribute(view, x, target=best)
+    free = vt.get_method("logprob(ixg)").attribute(model, x, target=best)
     assert not np.allclose(alone, free, rtol=1e-2)
 
 
-def test_every_image_may_have_its_own_classes(view: vt.VisionModel, x: Tensor) -> None:
+def test_every_image_may_have_its_own_classes(model: vt.VisionModel, x: Tensor) -> None:
     """VAR's class set, image by image, in one evaluation."""
     sets = [[0, 1], [2, 3, 4], [1, 4], [0, 2, 3]] * 3
-    spelling = "var(ixg)"
+    spec = "var(ixg)"
     targets = [each[0] for each in sets]
     probe = Probe()
-    vt.evaluate(view, x, spelling, [probe], target=targets, among=sets, baselines=False, samples=1)
+    vt.evaluate(model, x, spec, [probe], target=targets, compare_classes=sets, controls=False, n_bootstrap=1)
     found = probe.heard[0].maps("given")
     for place, (image, own) in enumerate(zip(x, sets, strict=True)):
-        alone = vt.get_method(spelling).attribute(view, image[None], target=own[0], among=own)
+        alone = vt.get_method(spec).attribute(model, image[None], target=own[0], compare_classes=own)
         np.testing.assert_allclose(found[place], alone[0], rtol=1e-3, atol=1e-6)
     shared = Probe()
-    vt.evaluate(view, x, spelling, [shared], target=0, among=[0, 1], baselines=False, samples=1)
-    alone = vt.get_method(spelling).attribute(view, x, target=0, among=[0, 1])
+    vt.evaluate(model, x, spec, [shared], target=0, compare_classes=[0, 1], controls=False, n_bootstrap=1)
+    alone = vt.get_method(spec).attribute(model, x, target=0, compare_classes=[0, 1])
     np.testing.assert_allclose(shared.heard[0].maps("given"), alone, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("among", "said"),
+    ("compare_classes", "said"),
     [
         ([[0, 1]] * 11, "fewer sets of classes"),
         ([[0, 1]] * 13, "more sets of classes"),
@@ -379,9 +387,9 @@ def test_every_image_may_have_its_own_classes(view: vt.VisionModel, x: Tensor) -
         (3, "3"),
     ],
 )
-def test_bad_class_sets(view: vt.VisionModel, x: Tensor, among: Any, said: str) -> None:
+def test_bad_class_sets(model: vt.VisionModel, x: Tensor, compare_classes: Any, said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
-        vt.evaluate(view, x, "var(ixg)", "average_drop", target=0, among=among, samples=1)
+        vt.evaluate(model, x, "var(ixg)", "average_drop", target=0, compare_classes=compare_classes, n_bootstrap=1)
 
 
 def test_the_inner_batch_is_remembered() -> None:

@@ -13,7 +13,7 @@ from vitreous.registry.registry import MEANT, PLANNED, folded
 
 
 @pytest.mark.parametrize(
-    ("name", "spelling"),
+    ("name", "spec"),
     [
         ("GradCAM", "gradcam"),
         ("Grad-CAM", "gradcam"),
@@ -54,8 +54,8 @@ from vitreous.registry.registry import MEANT, PLANNED, folded
         ("consensus(SmoothGrad, IG)", "consensus(smooth(saliency), integrated_gradients)"),
     ],
 )
-def test_usual_ways_to_write_a_method(name: str, spelling: str) -> None:
-    assert vt.get_method(name).spelling == spelling
+def test_usual_ways_to_write_a_method(name: str, spec: str) -> None:
+    assert vt.get_method(name).spec == spec
 
 
 def test_every_name_is_found_in_capitals_and_with_hyphens() -> None:
@@ -64,7 +64,7 @@ def test_every_name_is_found_in_capitals_and_with_hyphens() -> None:
         ("metric", vt.list_metrics(), vt.get_metric),
     ):
         for info in infos:
-            if noun == "metric" or not info.combines:
+            if noun == "metric" or not info.is_combinator:
                 written = info.name.upper().replace("_", "-")
                 assert made(written).info is info
 
@@ -73,8 +73,8 @@ def test_no_two_names_sound_alike() -> None:
     words = [word for info in vt.list_methods() for word in (info.name, *info.aliases)]
     assert len({folded(word) for word in words}) == len(words)
     assert not {folded(word) for word in words} & set(MEANT)
-    for spelling in MEANT.values():
-        vt.get_method(spelling)
+    for spec in MEANT.values():
+        vt.get_method(spec)
 
 
 def test_planned_methods_say_so() -> None:
@@ -82,9 +82,9 @@ def test_planned_methods_say_so() -> None:
     assert PLANNED
     assert not PLANNED & (there | set(MEANT))
     for name in sorted(PLANNED):
-        for spelling in (name, f"plus({name.upper()})"):
+        for spec in (name, f"plus({name.upper()})"):
             with pytest.raises(SpecError, match="is planned, not there yet"):
-                vt.get_method(spelling)
+                vt.get_method(spec)
         assert "planned, not there yet" in run("methods", name).err
 
 

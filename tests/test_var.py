@@ -44,13 +44,13 @@ def planted(monkeypatch):
     class Planted(Method):
         """Maps from a table."""
 
-        def compute(self, session: Context) -> Attribution:
-            return Attribution(tables["maps"][session.target.classes].clone(), {})
+        def compute(self, context: Context) -> Attribution:
+            return Attribution(tables["maps"][context.target.classes].clone(), {})
 
-    def run(maps: Tensor, spelling: str = "var(planted)", target: int | list[int] = 1, batch: int = 1):
+    def run(maps: Tensor, spec: str = "var(planted)", target: int | list[int] = 1, batch: int = 1):
         tables["maps"] = maps
         model = FAMILIES["vit"]().double()
-        return vt.get_method(spelling).attribute(model, images(model, batch), target, extras=True)
+        return vt.get_method(spec).attribute(model, images(model, batch), target, extras=True)
 
     return run
 
@@ -97,10 +97,10 @@ def test_planted_maps(planted, preset):
 
 
 @pytest.mark.parametrize(
-    "spelling", ["var(planted)", "var@paper(planted)", "var@released(planted)", "var(planted, normalise=true)"]
+    "spec", ["var(planted)", "var@paper(planted)", "var@released(planted)", "var(planted, normalise=true)"]
 )
-def test_q_sums_to_one(planted, spelling):
-    _, extras = planted(class_maps(size=30), spelling)
+def test_q_sums_to_one(planted, spec):
+    _, extras = planted(class_maps(size=30), spec)
     assert torch.allclose(extras["distribution"].sum(dim=1), torch.ones(1, 4, 4, dtype=torch.float64))
 
 
@@ -116,12 +116,12 @@ def test_a_constant_added_to_all_maps_changes_no_distribution(planted, preset):
 
 @pytest.mark.parametrize("value", [0.0, 3.7, -1e3])
 @pytest.mark.parametrize(
-    "spelling", ["var(planted)", "var@paper(planted)", "var@released(planted)", "var(planted, normalise=true)"]
+    "spec", ["var(planted)", "var@paper(planted)", "var@released(planted)", "var(planted, normalise=true)"]
 )
-def test_equal_maps_give_zeros(planted, spelling, value):
+def test_equal_maps_give_zeros(planted, spec, value):
     maps = class_maps()[:1].expand(5, -1, -1) + value
     with pytest.warns(vt.VitreousWarning, match="zero everywhere"):
-        found, _ = planted(maps, spelling)
+        found, _ = planted(maps, spec)
     assert (found == 0).all()
 
 

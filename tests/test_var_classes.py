@@ -15,11 +15,11 @@ from vitreous.tracing import Context, Target, runner
 # -- which classes -------------------------------------------------------------------------------------------------
 
 
-def chosen(spelling: str, target=None, family: str = "vit", batch: int = 6) -> tuple[list[list[int]], list[list[int]]]:
+def chosen(spec: str, target=None, family: str = "vit", batch: int = 6) -> tuple[list[list[int]], list[list[int]]]:
     model = FAMILIES[family]()
-    view, x = vt.wrap(model), images(model, batch)
-    order = view.logits(x).argsort(dim=1, descending=True).tolist()
-    _, extras = vt.get_method(spelling).attribute(view, x, target, extras=True)
+    vision_model, x = vt.wrap(model), images(model, batch)
+    order = vision_model.logits(x).argsort(dim=1, descending=True).tolist()
+    _, extras = vt.get_method(spec).attribute(vision_model, x, target, extras=True)
     return extras["classes"].tolist(), order
 
 
@@ -68,28 +68,28 @@ def test_an_image_with_fewer_classes_is_what_it_is_alone():
 def test_inner_batches_change_nothing(size):
     model = FAMILIES["vit"]().double()
     x = images(model, 6)
-    for spelling in ("var(generic, classes=top:1)", "var(legrad)", "var(consensus(ixg, saliency))"):
-        how = vt.get_method(spelling)
+    for spec in ("var(generic, classes=top:1)", "var(legrad)", "var(consensus(ixg, saliency))"):
+        how = vt.get_method(spec)
         whole, extras = how.attribute(model, x, 1, extras=True)
-        found, pieces = how.attribute(model, x, 1, extras=True, internal_batch_size=size)
+        found, pieces = how.attribute(model, x, 1, extras=True, batch_size=size)
         assert torch.equal(extras["classes"], pieces["classes"])
         assert torch.allclose(whole, found, atol=1e-12)
 
 
 def test_labels_lists_and_numbers():
     names = ["tench, Tinca tinca", "lynx", "cougar", "cat", "dog"]
-    view = vt.wrap(FAMILIES["vit"](), labels=names)
-    x = images(view, 1)
+    model = vt.wrap(FAMILIES["vit"](), class_names=names)
+    x = images(model, 1)
     for written, expected in [
         ('"lynx, cougar"', [3, 1, 2]),
         ('"tench, Tinca tinca|dog"', [3, 0, 4]),
         ("2", [3, 2]),
         ("lynx", [3, 1]),
     ]:
-        _, extras = vt.get_method(f"var(ixg, classes={written})").attribute(view, x, "cat", extras=True)
+        _, extras = vt.get_method(f"var(ixg, classes={written})").attribute(model, x, "cat", extras=True)
         assert extras["classes"].tolist() == [expected]
     with pytest.raises(vt.VitreousError, match="lynks"):
-        vt.get_method("var(ixg, classes=lynks)").attribute(view, x)
+        vt.get_method("var(ixg, classes=lynks)").attribute(model, x)
 
 
 def test_a_head_of_one_logit_has_two_classes():
@@ -126,7 +126,7 @@ class Count:
 
 
 @pytest.mark.parametrize(
-    ("spelling", "target", "cost"),
+    ("spec", "target", "cost"),
     [
         ("var(generic, classes=top:3)", None, (1, 4)),
         ("var(skipplus(decompx), classes=top:3)", None, (1, 4)),
@@ -135,27 +135,27 @@ class Count:
         ("var(consensus(ixg, decompx))", None, (2, 6)),
     ],
 )
-def test_one_forward_and_k_backwards(monkeypatch, spelling, target, cost):
+def test_one_forward_and_k_backwards(monkeypatch, spec, target, cost):
     model = FAMILIES["vit"]()
     count = Count(model, monkeypatch)
-    vt.get_method(spelling).attribute(model, images(model, 2), target)
+    vt.get_method(spec).attribute(model, images(model, 2), target)
     assert (count.forwards, count.backwards) == cost
     assert vt.get_method("var(generic, classes=top:3)").cost == (1, 4)
 
 
 def test_the_explained_class_is_shared_with_the_base(monkeypatch):
     model = FAMILIES["vit"]()
-    view, x = vt.wrap(model), images(model, 2)
+    vision_model, x = vt.wrap(model), images(model, 2)
     count = Count(model, monkeypatch)
     base, var = compute_attributions(
-        Context(view, x, Target.of(view, 2)), [vt.get_method("generic"), vt.get_method("var(generic)")]
+        Context(vision_model, x, Target.of(vision_model, 2)), [vt.get_method("generic"), vt.get_method("var(generic)")]
     )
     assert (count.forwards, count.backwards) == (2, 3)  # the base's own, and one more for the other two classes
     assert torch.equal(var.extras["maps"][:, 0], base.map)
     count.forwards = count.backwards = 0
-    session = Context(view, x, Target.of(view, 2))
-    compute_attributions(session, [vt.get_method("var(generic)")])
-    compute_attributions(session, [vt.get_method("generic"), vt.get_method("rollout")])
+    context = Context(vision_model, x, Target.of(vision_model, 2))
+    compute_attributions(context, [vt.get_method("var(generic)")])
+    compute_attributions(context, [vt.get_method("generic"), vt.get_method("rollout")])
     assert (count.forwards, count.backwards) == (2, 3)  # rollout has a wish of its own
 
 
@@ -163,7 +163,7 @@ def test_the_explained_class_is_shared_with_the_base(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("spelling", "complaint"),
+    ("spec", "complaint"),
     [
         ("var(rollout)", "rollout is the same for all of them"),
         ("var(plus(raw_attention))", "the same for all of them"),
@@ -175,9 +175,9 @@ def test_the_explained_class_is_shared_with_the_base(monkeypatch):
         ("var", "var needs base"),
     ],
 )
-def test_refused_when_spelled(spelling, complaint):
+def test_refused_when_spelled(spec, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
-        vt.get_method(spelling)
+        vt.get_method(spec)
     assert "\n" not in str(caught.value)
 
 
@@ -186,8 +186,8 @@ def test_refused_when_run():
     x = images(model, 2)
     with pytest.raises(vt.VitreousError, match="at least two classes; classes='2' leaves 2 alone"):
         vt.get_method("var(ixg, classes=2)").attribute(model, x, 2)
-    with pytest.raises(vt.VitreousError, match="against="):
-        vt.get_method("var(ixg)").attribute(model, x, 2, against=1)
+    with pytest.raises(vt.VitreousError, match="contrast="):
+        vt.get_method("var(ixg)").attribute(model, x, 2, contrast=1)
     with pytest.raises(vt.VitreousError, match="callable"):
         vt.get_method("var(ixg)").attribute(model, x, lambda logits: logits[:, 0])
     with pytest.raises(vt.VitreousError, match="77"):
@@ -198,15 +198,15 @@ def test_refused_when_run():
 def test_other_values_are_compared_as_they_are(value):
     model = FAMILIES["vit"]().double()
     x = images(model, 1)
-    found = vt.get_method("var(ixg, classes='0,1')").attribute(model, x, 0, value=value)
-    apart = [vt.get_method("ixg").attribute(model, x, c, value=value)[0].numpy() for c in (0, 1)]
+    found = vt.get_method("var(ixg, classes='0,1')").attribute(model, x, 0, output=value)
+    apart = [vt.get_method("ixg").attribute(model, x, c, output=value)[0].numpy() for c in (0, 1)]
     assert np.allclose(found[0], definition(np.stack(apart), "paper")[0], atol=1e-10)
 
 
-@pytest.mark.parametrize("spelling", ['var(ixg, classes="12,99")', "var(ixg, classes=7)", "var(ixg, classes='7')"])
-def test_spellings_survive(spelling):
-    method = vt.get_method(spelling)
-    assert vt.get_method(method.spelling) == method
+@pytest.mark.parametrize("spec", ['var(ixg, classes="12,99")', "var(ixg, classes=7)", "var(ixg, classes='7')"])
+def test_spellings_survive(spec):
+    method = vt.get_method(spec)
+    assert vt.get_method(method.spec) == method
     assert vt.get_method("var@released(ixg)") == vt.get_method("var(ixg, preset=released)")
 
 
@@ -218,35 +218,35 @@ def test_every_image_has_a_set_of_its_own():
     model = FAMILIES["vit"]().double()
     x = images(model, 3)
     sets = [[1, 0], [2, 3, 4], [4, 1]]
-    together, extras = vt.get_method("var(generic)").attribute(model, x, [1, 2, 0], among=sets, extras=True)
+    together, extras = vt.get_method("var(generic)").attribute(model, x, [1, 2, 0], compare_classes=sets, extras=True)
     assert extras["classes"].tolist() == [[1, 0, -1], [2, 3, 4], [0, 4, 1]]
     for i, (target, own) in enumerate(zip([1, 2, 0], sets, strict=True)):
         spelled = ",".join(map(str, own))
         alone = vt.get_method(f"var(generic, classes='{spelled}')").attribute(model, x[i : i + 1], target)
         torch.testing.assert_close(together[i], alone[0])
     for size in (1, 2):
-        found = vt.explain(model, x, "var(generic)", [1, 2, 0], among=sets, batch_size=size)
+        found = vt.explain(model, x, "var(generic)", [1, 2, 0], compare_classes=sets, batch_size=size)
         assert [e.among for e in found] == [tuple(own) for own in sets]
         torch.testing.assert_close(torch.stack([e.map for e in found]), together)
-    one = vt.get_method("var(generic)").attribute(model, x, 1, among=[0, 1])
+    one = vt.get_method("var(generic)").attribute(model, x, 1, compare_classes=[0, 1])
     torch.testing.assert_close(one, vt.get_method("var(generic, classes='0,1')").attribute(model, x, 1))
 
 
 @pytest.mark.parametrize(
-    ("among", "complaint"),
+    ("compare_classes", "complaint"),
     [([[0, 1]], "1 sets of classes for 2"), ("01", "neither a list"), ([[0], [9]], "outside"), ([[], []], "no class")],
 )
-def test_bad_sets(among, complaint):
+def test_bad_sets(compare_classes, complaint):
     model = FAMILIES["vit"]()
     with pytest.raises(vt.VitreousError, match=complaint):
-        vt.get_method("var(generic)").attribute(model, images(model, 2), 1, among=among)
+        vt.get_method("var(generic)").attribute(model, images(model, 2), 1, compare_classes=compare_classes)
 
 
 def test_sets_that_are_left_over_are_not_ignored():
     """Of a list and of a stream of images whose number nobody knows beforehand."""
-    view = vt.wrap(FAMILIES["vit"]())
-    x = images(view, 2)
+    model = vt.wrap(FAMILIES["vit"]())
+    x = images(model, 2)
     with pytest.raises(vt.VitreousError, match="3 sets of classes for 2 images"):
-        vt.explain(view, x, "var(ixg)", target=0, among=[[0, 1]] * 3)
+        vt.explain(model, x, "var(ixg)", target=0, compare_classes=[[0, 1]] * 3)
     with pytest.raises(vt.VitreousError, match="more sets of classes than the 2 images"):
-        vt.explain(view, (each for each in x), "var(ixg)", target=0, among=[[0, 1]] * 3)
+        vt.explain(model, (each for each in x), "var(ixg)", target=0, compare_classes=[[0, 1]] * 3)

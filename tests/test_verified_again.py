@@ -117,34 +117,34 @@ def test_methods_that_a_forward_calls_are_part_of_the_trigger(monkeypatch: pytes
 def test_settings_are_part_of_the_trigger(change: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     odd = model()
     odd.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
-    view, x = vt.wrap(odd), images(odd, 1)
+    vision_model, x = vt.wrap(odd), images(odd, 1)
     seen: list[Any] = []
     monkeypatch.setattr("vitreous.models.shared_copy._compare", lambda *args: seen.append(args[3]))
     for count in (2, 0):
-        view.logits(x)
+        vision_model.logits(x)
         assert len(seen) == count
         seen.clear()
     odd.train().eval()
     with torch.no_grad():
         odd.head.weight.mul_(1.1)
         odd(x)
-    view.logits(x)
+    vision_model.logits(x)
     assert not seen  # neither the mode, nor weights, nor calls of the user's own
     change(odd)
-    view.logits(x)
+    vision_model.logits(x)
     assert len(seen) == 2
 
 
 def test_a_number_in_the_place_of_one_that_is_gone() -> None:
     """Changed twice between two calls: the second number may lie where the first one lay."""
     odd = model()
-    view, x = vt.wrap(odd), images(odd, 1)
+    vision_model, x = vt.wrap(odd), images(odd, 1)
     for _ in range(20):
-        view.logits(x)
+        vision_model.logits(x)
         (before,) = _proven[odd].values()
         for _ in range(2):
             odd.blocks[0].norm1.eps = odd.blocks[0].norm1.eps * 1.01
-        view.logits(x)
+        vision_model.logits(x)
         (after,) = _proven[odd].values()
         assert after is not before
 
@@ -183,7 +183,7 @@ def test_what_a_forward_writes_is_the_users(by_data: bool) -> None:
     with torch.no_grad():
         odd(x)
     before = {name: each.clone() for name, each in layer.named_buffers()} | {"total": layer.total.clone()}
-    found = [vt.get_method(spelling).attribute(odd, x, target=1) for spelling in ("ixg", "generic", "ixg", "generic")]
+    found = [vt.get_method(spec).attribute(odd, x, target=1) for spec in ("ixg", "generic", "ixg", "generic")]
     explained = [vt.explain(odd, x, "attcat", 1)[0].map for _ in range(2)]
     vt.diagnose(odd)
     for name, value in before.items():
@@ -208,9 +208,9 @@ def test_other_buffers_stay_shared() -> None:
     odd = model()
     odd.register_buffer("constant", torch.ones(3))
     odd.blocks[1].mlp.fc1 = Counting(odd.blocks[1].mlp.fc1)
-    view = vt.wrap(odd)
-    view.verify(images(odd, 1))
-    seen = view.shared_copy().module
+    vision_model = vt.wrap(odd)
+    vision_model.verify(images(odd, 1))
+    seen = vision_model.shared_copy().module
     assert seen.constant.data_ptr() == odd.constant.data_ptr()
     assert seen.blocks[1].mlp.fc1.count.data_ptr() != odd.blocks[1].mlp.fc1.count.data_ptr()
     assert seen.blocks[1].mlp.fc1.inner.weight.data_ptr() == odd.blocks[1].mlp.fc1.inner.weight.data_ptr()

@@ -81,11 +81,11 @@ def test_images_side_by_side_and_things_that_are_not_there():
 # -- the definition ---------------------------------------------------------------------------------------
 
 
-def features_of(view: vt.VisionModel, x: Tensor, layer: int, site: str, prefix: int, grid: tuple[int, int]) -> Tensor:
+def features_of(model: vt.VisionModel, x: Tensor, layer: int, point: str, prefix: int, grid: tuple[int, int]) -> Tensor:
     """Channels [C, h, w] of one place in the model's own forward."""
     kept = []
-    handle = view.hook_point(layer, site).register_forward_hook(lambda module, args, output: kept.append(output))
-    view.forward_head(view.forward_blocks(view.embed(x)))
+    handle = model.hook_point(layer, point).register_forward_hook(lambda module, args, output: kept.append(output))
+    model.forward_head(model.forward_blocks(model.embed(x)))
     handle.remove()
     tokens = kept[0][0].reshape(-1, kept[0].shape[-1])
     return tokens[prefix:].T.reshape(-1, *grid)
@@ -125,22 +125,22 @@ def reference(
 def look_at(family: str) -> tuple[vt.VisionModel, Tensor]:
     if family not in EVERY:
         pytest.skip("its library is not installed")
-    view = vt.wrap(EVERY[family]())
-    view.module.double()
-    return view, images(view, 3)
+    model = vt.wrap(EVERY[family]())
+    model.module.double()
+    return model, images(model, 3)
 
 
 # prefixes of 1, 2 and 5, a grid that is not square, three libraries
 @pytest.mark.parametrize("family", ["vit", "deit_distilled", "registers", "nonsquare", "hf_vit", "tv_vit"])
 @torch.no_grad()
 def test_definition(family):
-    view, x = look_at(family)
-    found, extras = vt.get_method("vit_cx").attribute(view, x, CLASS, seed=3, extras=True)
+    model, x = look_at(family)
+    found, extras = vt.get_method("vit_cx").attribute(model, x, CLASS, seed=3, extras=True)
     if family in FAMILIES:
         assert len(set(extras["clusters"].tolist())) > 1, "images with different numbers of masks share the batch"
     for i, image in enumerate(x.split(1)):
-        channels = features_of(view, image, view.depth - 1, "norm1", view.num_prefix_tokens, view.grid(image))
-        say = lambda seen: view.reference_forward(seen).softmax(1)[0, CLASS]  # noqa: E731
+        channels = features_of(model, image, model.depth - 1, "norm1", model.num_prefix_tokens, model.grid(image))
+        say = lambda seen: model.reference_forward(seen).softmax(1)[0, CLASS]  # noqa: E731
         expected, count = reference(image, channels, tuple(x.shape[2:]), say, seed=3)
         assert extras["clusters"][i] == count > 1
         assert torch.allclose(found[i], expected, atol=1e-12)
@@ -148,41 +148,41 @@ def test_definition(family):
 
 @torch.no_grad()
 def test_other_places_scores_and_settings():
-    view, x = look_at("vit")
-    how = vt.get_method("vit_cx(layer=0, site=norm2, threshold=0.2, noise=0.5, score=logit)")
-    channels = features_of(view, x[:1], 0, "norm2", 1, view.grid(x))
-    expected, _ = reference(x[:1], channels, (32, 32), lambda seen: view.module(seen)[0, 2], threshold=0.2, noise=0.5)
-    assert torch.allclose(how.attribute(view, x[:1], 2)[0], expected, atol=1e-12)
-    assert torch.equal(how.attribute(view, x[:1], 2, value="prob"), how.attribute(view, x[:1], 2))
-    assert vt.explain(view, x[0], how).value == "logit"
+    model, x = look_at("vit")
+    how = vt.get_method("vit_cx(layer=0, point=norm2, threshold=0.2, noise=0.5, output=logit)")
+    channels = features_of(model, x[:1], 0, "norm2", 1, model.grid(x))
+    expected, _ = reference(x[:1], channels, (32, 32), lambda seen: model.module(seen)[0, 2], threshold=0.2, noise=0.5)
+    assert torch.allclose(how.attribute(model, x[:1], 2)[0], expected, atol=1e-12)
+    assert torch.equal(how.attribute(model, x[:1], 2, output="prob"), how.attribute(model, x[:1], 2))
+    assert vt.explain(model, x[0], how).value == "logit"
 
 
 @torch.no_grad()
 def test_the_last_stage_of_a_hierarchical_model():
-    view, x = look_at("swin")
-    found = vt.get_method("vit_cx").attribute(view, x[:1], CLASS)
-    last, grid = view.depth - 1, view.grid(x, view.depth - 1)
-    assert grid != view.grid(x)
-    channels = features_of(view, x[:1], last, "norm2", 0, grid)
-    say = lambda seen: view.reference_forward(seen).softmax(1)[0, CLASS]  # noqa: E731
+    model, x = look_at("swin")
+    found = vt.get_method("vit_cx").attribute(model, x[:1], CLASS)
+    last, grid = model.depth - 1, model.grid(x, model.depth - 1)
+    assert grid != model.grid(x)
+    channels = features_of(model, x[:1], last, "norm2", 0, grid)
+    say = lambda seen: model.reference_forward(seen).softmax(1)[0, CLASS]  # noqa: E731
     assert torch.allclose(found[0], reference(x[:1], channels, tuple(x.shape[2:]), say)[0], atol=1e-12)
 
 
 @torch.no_grad()
 def test_tokens_of_a_sub_network():
     """Masks scale the tokens of the patches and leave the prefix alone."""
-    view, x = look_at("registers")
-    tokens = view.forward_blocks(view.embed(x[:1]), 0, 1)
-    part, grid = view.suffix(1, x), view.grid(x)
-    channels = features_of(part, tokens, 1, "norm1", view.num_prefix_tokens, grid)
+    model, x = look_at("registers")
+    tokens = model.forward_blocks(model.embed(x[:1]), 0, 1)
+    part, grid = model.suffix(1, x), model.grid(x)
+    channels = features_of(part, tokens, 1, "norm1", model.num_prefix_tokens, grid)
 
     def mask_of(mask: Tensor) -> Tensor:
-        return torch.cat([torch.ones(view.num_prefix_tokens).to(mask), mask.flatten()])[None, :, None]
+        return torch.cat([torch.ones(model.num_prefix_tokens).to(mask), mask.flatten()])[None, :, None]
 
-    say = lambda seen: view.forward_head(view.forward_blocks(seen, 1)).softmax(1)[0, CLASS]  # noqa: E731
+    say = lambda seen: model.forward_head(model.forward_blocks(seen, 1)).softmax(1)[0, CLASS]  # noqa: E731
     expected, _ = reference(tokens, channels, grid, say, mask_of)
     assert torch.allclose(vt.get_method("vit_cx").attribute(part, tokens, CLASS)[0], expected, atol=1e-12)
-    whole = vt.get_method("plus(vit_cx)").attribute(view, x, CLASS)
+    whole = vt.get_method("plus(vit_cx)").attribute(model, x, CLASS)
     assert tuple(whole.shape[1:]) in (grid, tuple(x.shape[2:]))
     assert torch.isfinite(whole).all()
 
@@ -202,26 +202,26 @@ def test_golden_numbers():
 
 @torch.no_grad()
 def test_channels_that_are_the_same_everywhere_are_left_out():
-    view, x = look_at("vit")
-    norm = view.module.blocks[-1].norm1
+    model, x = look_at("vit")
+    norm = model.module.blocks[-1].norm1
     norm.weight[:20], norm.bias[:20] = 0, 0.7
-    found, extras = vt.get_method("vit_cx").attribute(view, x[:1], CLASS, extras=True)
-    channels = features_of(view, x[:1], 2, "norm1", 1, view.grid(x))
-    say = lambda seen: view.module(seen).softmax(1)[0, CLASS]  # noqa: E731
+    found, extras = vt.get_method("vit_cx").attribute(model, x[:1], CLASS, extras=True)
+    channels = features_of(model, x[:1], 2, "norm1", 1, model.grid(x))
+    say = lambda seen: model.module(seen).softmax(1)[0, CLASS]  # noqa: E731
     assert extras["clusters"] <= 4
     assert torch.allclose(found[0], reference(x[:1], channels, (32, 32), say)[0], atol=1e-12)
     norm.weight[:] = 0
     with pytest.warns(vt.VitreousWarning, match="zero everywhere"):
-        found, extras = vt.get_method("vit_cx").attribute(view, x[:2], CLASS, extras=True)
+        found, extras = vt.get_method("vit_cx").attribute(model, x[:2], CLASS, extras=True)
     assert extras["clusters"].tolist() == [0, 0]
     assert not found.any()
 
 
 @torch.no_grad()
 def test_one_mask_gives_its_effect_wherever_it_reaches():
-    view, x = look_at("vit")
-    found, extras = vt.get_method("vit_cx(threshold=2, score=logit, noise=0)").attribute(
-        view, x[:1], CLASS, extras=True
+    model, x = look_at("vit")
+    found, extras = vt.get_method("vit_cx(threshold=2, output=logit, noise=0)").attribute(
+        model, x[:1], CLASS, extras=True
     )
     assert extras["clusters"].tolist() == [1]
     values = found[0][found[0] != 0]
@@ -230,45 +230,47 @@ def test_one_mask_gives_its_effect_wherever_it_reaches():
 
 
 def test_noise_depends_on_seed_and_image_only():
-    view, x = look_at("vit")
+    model, x = look_at("vit")
     how = vt.get_method("vit_cx(noise=1)")
-    assert not torch.allclose(how.attribute(view, x, CLASS, seed=1), how.attribute(view, x, CLASS))
-    cut = [how.attribute(view, x, CLASS, internal_batch_size=size) for size in (1, 3, 100)]
+    assert not torch.allclose(how.attribute(model, x, CLASS, seed=1), how.attribute(model, x, CLASS))
+    cut = [how.attribute(model, x, CLASS, batch_size=size) for size in (1, 3, 100)]
     assert torch.allclose(cut[0], cut[1], atol=1e-12)
     assert torch.allclose(cut[0], cut[2], atol=1e-12)
 
 
 def test_classes_that_are_compared_share_the_forwards(monkeypatch):
-    view, x = look_at("vit")
+    model, x = look_at("vit")
     rows: list[int] = []
-    embed = type(view).embed
-    monkeypatch.setattr(type(view), "embed", lambda self, inputs: rows.append(len(inputs)) or embed(self, inputs))
-    alone, extras = vt.get_method("vit_cx").attribute(view, x[:1], CLASS, extras=True)
+    embed = type(model).embed
+    monkeypatch.setattr(type(model), "embed", lambda self, inputs: rows.append(len(inputs)) or embed(self, inputs))
+    alone, extras = vt.get_method("vit_cx").attribute(model, x[:1], CLASS, extras=True)
     rows.clear()
-    found, more = vt.get_method('var(vit_cx, classes="1,3,4")').attribute(view, x[:1], CLASS, extras=True)
+    found, more = vt.get_method('var(vit_cx, classes="1,3,4")').attribute(model, x[:1], CLASS, extras=True)
     assert sum(rows) == 1 + 2 * int(extras["clusters"].sum())
     assert torch.allclose(more["maps"][:, 0], alone, atol=1e-12)
     monkeypatch.undo()
     for place, other in enumerate((1, 3, 4)):
-        assert torch.allclose(more["maps"][:, place], vt.get_method("vit_cx").attribute(view, x[:1], other), atol=1e-12)
+        assert torch.allclose(
+            more["maps"][:, place], vt.get_method("vit_cx").attribute(model, x[:1], other), atol=1e-12
+        )
     assert found.shape == (1, 32, 32)
 
 
 @pytest.mark.parametrize(
-    ("spelling", "named"),
+    ("spec", "named"),
     [
         ("vit_cx(threshold=-0.1)", "threshold=-0.1"),
         ("vit_cx(noise=-1)", "noise=-1"),
-        ("vit_cx(score=odds)", "odds"),
-        ("vit_cx(site=attn)", "attn"),
+        ("vit_cx(output=odds)", "odds"),
+        ("vit_cx(point=attn)", "attn"),
     ],
 )
-def test_bad_parameters_are_refused_by_name(spelling, named):
+def test_bad_parameters_are_refused_by_name(spec, named):
     with pytest.raises(vt.VitreousError, match=named):
-        vt.get_method(spelling)
+        vt.get_method(spec)
 
 
 def test_a_layer_that_is_not_there_is_refused():
-    view = vt.wrap(FAMILIES["vit"]())
+    model = vt.wrap(FAMILIES["vit"]())
     with pytest.raises(vt.VitreousError, match="layer 7"):
-        vt.get_method("vit_cx(layer=7)").attribute(view, images(view, 1))
+        vt.get_method("vit_cx(layer=7)").attribute(model, images(model, 1))

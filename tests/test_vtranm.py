@@ -17,8 +17,8 @@ from vitreous.methods.vtranm import MLPWeights, Update
 from vitreous.tracing import Context, Pass, Record, Target
 
 
-def attribute(spelling: str, model: Any, x: Tensor, **options: Any) -> Tensor:
-    return vt.get_method(spelling).attribute(model, x, target=2, **options)
+def attribute(spec: str, model: Any, x: Tensor, **options: Any) -> Tensor:
+    return vt.get_method(spec).attribute(model, x, target=2, **options)
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -83,20 +83,20 @@ def reference(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    ("spelling", "switches"),
+    ("spec", "switches"),
     [
         ("vtranm", {"value": "prob"}),
-        ("tokentm(value=logit)", {"value": "logit"}),
+        ("tokentm(output=logit)", {"value": "logit"}),
         ("vtranm(original=normalised)", {"value": "prob", "normalised": True}),
         ("vtranm(necc=false)", {"value": "prob", "necc": False}),
         ("vtranm(length=false)", {"value": "prob", "length": False}),
         ("vtranm(length=false, necc=false)", {"value": "prob", "length": False, "necc": False}),
     ],
 )
-def test_equals_the_full_product_of_explicit_maps(family: str, spelling: str, switches: dict[str, Any]) -> None:
+def test_equals_the_full_product_of_explicit_maps(family: str, spec: str, switches: dict[str, Any]) -> None:
     model = FAMILIES[family]().double()
     x = images(model, 2)
-    found = attribute(spelling, model, x)
+    found = attribute(spec, model, x)
     expected = reference(family, x, **switches)
     assert (found.flatten(1) - expected).abs().max() <= 1e-10 * expected.abs().max()
 
@@ -117,26 +117,26 @@ def test_aggregation_alone_is_generic(family: str) -> None:
     """Without lengths and cosines an MLP doubles everything and attention does what the generic method does."""
     model = FAMILIES[family]().double()
     x = images(model, 2)
-    found = attribute("vtranm(length=false, necc=false, value=logit)", model, x)
+    found = attribute("vtranm(length=false, necc=false, output=logit)", model, x)
     torch.testing.assert_close(found, attribute("generic", model, x) * 2**3, rtol=1e-10, atol=0)
 
 
 def test_update_map_of_the_mlp_is_diagonal_and_that_of_attention_is_not() -> None:
     model = FAMILIES["vit"]().double()
-    view, x = vt.wrap(model), images(model, 2)
+    vision_model, x = vt.wrap(model), images(model, 2)
     keeps = (
         Record("block", Update("residual", True, True), (1,), grad=True),
         Record("block", MLPWeights("residual", True, True), (1,)),
     )
-    trace = Context(view, x, Target.of(view, 2, 2, value="logit")).trace(Pass(keeps))
+    cache = Context(vision_model, x, Target.of(vision_model, 2, 2, output="logit")).run_pass(Pass(keeps))
     run = slow.forward(model, x)
     gradients = torch.autograd.grad(run.logits[:, 2].sum(), run.attention)
     maps = update_maps(model, run, list(gradients), normalised=False, length=True, necc=True)
     eye = torch.eye(17, dtype=torch.float64)
-    torch.testing.assert_close(trace[keeps[0]][0], (maps[2] - eye).detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(cache[keeps[0]][0], (maps[2] - eye).detach(), rtol=0, atol=1e-12)
     assert (maps[2] * (1 - eye)).abs().max() > 0
     assert torch.equal(maps[3], torch.diag_embed(maps[3].diagonal(dim1=1, dim2=2)))
-    torch.testing.assert_close(eye + torch.diag_embed(trace[keeps[1]][0]), maps[3].detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(eye + torch.diag_embed(cache[keeps[1]][0]), maps[3].detach(), rtol=0, atol=1e-12)
 
 
 def test_extras_are_attention_and_transformation_weights() -> None:
@@ -161,10 +161,10 @@ def test_the_value_is_a_parameter_of_the_method() -> None:
     model = FAMILIES["vit"]().double()
     x = images(model, 2)
     prob = attribute("vtranm", model, x)
-    assert torch.equal(prob, attribute("vtranm", model, x, value="logit"))
-    assert torch.equal(prob, attribute("vtranm(value=none)", model, x, value="prob"))
-    logit = attribute("vtranm(value=none)", model, x)
-    assert torch.equal(logit, attribute("vtranm(value=logit)", model, x, value="prob"))
+    assert torch.equal(prob, attribute("vtranm", model, x, output="logit"))
+    assert torch.equal(prob, attribute("vtranm(output=none)", model, x, output="prob"))
+    logit = attribute("vtranm(output=none)", model, x)
+    assert torch.equal(logit, attribute("vtranm(output=logit)", model, x, output="prob"))
     assert (logit - prob).abs().max() > 1e-3 * prob.abs().max()
     callable_target = vt.get_method("vtranm").attribute(model, x, target=lambda logits: logits[:, 2])
     torch.testing.assert_close(callable_target, logit, rtol=1e-10, atol=0)
@@ -190,32 +190,34 @@ def test_cost_is_one_forward_and_one_backward() -> None:
 @pytest.mark.parametrize("family", ["hf_vit", "hf_vit_eager", "hf_dinov2", "tv_vit", "beit", "eva02"])
 def test_other_libraries_agree_with_vectors_written_out(family: str) -> None:
     """One block's weights from the values and the projection of the view, each vector in the open."""
-    view = vt.wrap(EVERY[family]())
-    view.module.double()
-    x = images(view, 2)
-    _, extras = vt.get_method("vtranm(necc=false)").attribute(view, x, target=2, extras=True)
+    model = vt.wrap(EVERY[family]())
+    model.module.double()
+    x = images(model, 2)
+    _, extras = vt.get_method("vtranm(necc=false)").attribute(model, x, target=2, extras=True)
     keeps = (
-        Record("values", whole_values, (1,)),
-        Record("input", whole_values, (1,)),
-        Record("attention", whole_values, (1,)),
+        Record("attn_values", whole_values, (1,)),
+        Record("resid_pre", whole_values, (1,)),
+        Record("attn_weights", whole_values, (1,)),
     )
     values, stream, attention = (
-        part[0] for part in map(Context(view, x, Target.of(view, 2, 2)).trace(Pass(keeps)).__getitem__, keeps)
+        part[0] for part in map(Context(model, x, Target.of(model, 2, 2)).run_pass(Pass(keeps)).__getitem__, keeps)
     )
-    told = view.weights(1)
+    told = model.weights(1)
     mean = torch.zeros(stream.shape[:2], dtype=torch.float64)
-    for head in range(view.num_heads):
+    for head in range(model.num_heads):
         alone = torch.zeros_like(values)
         alone[:, head] = values[:, head]
         vectors = alone.transpose(1, 2).flatten(2)
         if told.inner is not None:
             deviation = told.inner.deviation((attention @ values).transpose(1, 2).flatten(2))
             vectors = told.inner.linear(vectors) / deviation
-        mean += (vectors @ told.projection.T).norm(dim=-1) / stream.norm(dim=-1) / view.num_heads
-    torch.testing.assert_close(extras["weights"][:, 1].flatten(1), mean[:, view.num_prefix_tokens :], rtol=1e-9, atol=0)
+        mean += (vectors @ told.projection.T).norm(dim=-1) / stream.norm(dim=-1) / model.num_heads
+    torch.testing.assert_close(
+        extras["weights"][:, 1].flatten(1), mean[:, model.num_prefix_tokens :], rtol=1e-9, atol=0
+    )
 
 
-def whole_values(view: vt.VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def whole_values(model: vt.VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     return value
 
 
@@ -233,7 +235,7 @@ def test_golden_model() -> None:
     assert (found.flatten(1) - expected).abs().max() <= 1e-12 * expected.max()
 
 
-@pytest.mark.parametrize("spelling", ["vtranm(original=other)", "vtranm(value=odds)"])
-def test_words_that_mean_nothing_are_refused(spelling: str) -> None:
+@pytest.mark.parametrize("spec", ["vtranm(original=other)", "vtranm(output=odds)"])
+def test_words_that_mean_nothing_are_refused(spec: str) -> None:
     with pytest.raises(SpecError, match="is not one of"):
-        vt.get_method(spelling)
+        vt.get_method(spec)

@@ -35,8 +35,8 @@ def found(world: vt.VisionModel) -> Any:
     return vt.why(world, scene())
 
 
-def chances(view: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
-    return view.logits(view.preprocess.tensor(picture)[None])[0].softmax(dim=0)
+def chances(model: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
+    return model.logits(model.preprocess.tensor(picture)[None])[0].softmax(dim=0)
 
 
 def test_what_it_says_is_what_the_model_says(world: vt.VisionModel, found: Any) -> None:
@@ -52,12 +52,12 @@ def test_what_it_says_is_what_the_model_says(world: vt.VisionModel, found: Any) 
 def test_the_contrast_is_about_what_the_model_saw() -> None:
     """Also where a picture is enlarged and its middle cut out: that is done once."""
     torch.manual_seed(0)
-    view = vt.load("timm/test_vit", pretrained=False, img_size=32, device="cpu")
-    assert view.preprocess.crop < 1
+    model = vt.load("timm/test_vit", pretrained=False, img_size=32, device="cpu")
+    assert model.preprocess.crop < 1
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8))
-    found = vt.why(view, photo, method="ixg")
-    rival = found.contrast.against[0]
-    expected = vt.explain(view, photo, "ixg", found.explanation.target, against=rival)
+    found = vt.why(model, photo, method="ixg")
+    rival = found.contrast.contrast[0]
+    expected = vt.explain(model, photo, "ixg", found.explanation.target, contrast=rival)
     assert np.array_equal(found.contrast.image, found.explanation.image)
     assert torch.allclose(found.contrast.map, expected.map, atol=1e-6)
 
@@ -110,7 +110,9 @@ def test_the_page_is_one_file_in_plain_words(found: Any, tmp_path: Path) -> None
 
 def test_labels_cannot_break_the_page(world: vt.VisionModel, tmp_path: Path) -> None:
     odd = vt.wrap(
-        world.module, labels=[f'<b>"{index}"</b>&' for index in range(world.num_classes)], preprocess=world.preprocess
+        world.module,
+        class_names=[f'<b>"{index}"</b>&' for index in range(world.num_classes)],
+        preprocess=world.preprocess,
     )
     text = vt.why(odd, scene()).html()
     assert "<b>&quot;" not in text.replace("<b>&lt;", "")
@@ -210,9 +212,9 @@ def test_a_convolutional_network_is_told_the_same_way() -> None:
     with torch.no_grad():
         model.fc.weight *= 0.01  # so that two classes are probable
         model.fc.bias.zero_()
-    view = vt.wrap(model)
+    vision_model = vt.wrap(model)
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-    found = vt.why(view, Image.fromarray(pixels))
+    found = vt.why(vision_model, Image.fromarray(pixels))
     assert found.owners is not None
     assert found.owners.method.startswith("var(gradcam")
     assert "Who owns which patch?" in found.html()

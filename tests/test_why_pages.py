@@ -49,30 +49,30 @@ def photo(seed: int = 0, size: tuple[int, int] = (40, 50)) -> Image.Image:
 
 @pytest.mark.parametrize("method", [None, "generic", "rollout", "random", "saliency"])
 def test_scenes_of_the_world(contradictions: Any, method: str | None) -> None:
-    view = vt.load("world")
+    model = vt.load("world")
     for image in World(n=2, start=7).pictures():
-        found = vt.why(view, image, method=method)
-        assert contradictions(found, view) == []
+        found = vt.why(model, image, method=method)
+        assert contradictions(found, model) == []
 
 
 def test_another_class_than_the_prediction(contradictions: Any) -> None:
-    view = vt.load("world")
+    model = vt.load("world")
     (image,) = World(n=1, start=3).pictures()
     for target in (3, 40):
-        found = vt.why(view, image, target, method="ixg")
-        assert contradictions(found, view) == []
+        found = vt.why(model, image, target, method="ixg")
+        assert contradictions(found, model) == []
         page = found.page()
-        assert page.title == f"What speaks for “{view.label(target)}”?"
+        assert page.title == f"What speaks for “{model.label(target)}”?"
         assert page.lead.startswith(f"world says “{found.explanation.prediction.label}” (")
-        assert f"“{view.label(target)}” rather than “{found.rival}”" in found.html()
+        assert f"“{model.label(target)}” rather than “{found.rival}”" in found.html()
         assert "Why not" not in found.html()
 
 
 @pytest.mark.parametrize("classes", [1, 2])
 def test_models_of_two_classes(contradictions: Any, classes: int) -> None:
-    view = vt.wrap(_build(num_classes=classes), name="two")
+    model = vt.wrap(_build(num_classes=classes), name="two")
     for target in (0, 1, None):
-        assert contradictions(vt.why(view, photo(), target, method="ixg"), view) == []
+        assert contradictions(vt.why(model, photo(), target, method="ixg"), model) == []
 
 
 def test_a_saturated_model(contradictions: Any) -> None:
@@ -80,10 +80,10 @@ def test_a_saturated_model(contradictions: Any) -> None:
     with torch.no_grad():
         model.head.weight *= 0.001
         model.head.bias.copy_(torch.tensor([40.0, 0, 0, 0, 0]))
-    view = vt.wrap(model, name="sure")
+    vision_model = vt.wrap(model, name="sure")
     for target in (0, 3):
-        found = vt.why(view, photo(), target, method="ixg")
-        assert contradictions(found, view) == []
+        found = vt.why(vision_model, photo(), target, method="ixg")
+        assert contradictions(found, vision_model) == []
         assert "cannot tell where the evidence is" in found.page().lead
         assert "faithful" not in found.html()
 
@@ -91,9 +91,9 @@ def test_a_saturated_model(contradictions: Any) -> None:
 @pytest.mark.parametrize("size", [8, 16])
 def test_tiny_grids(contradictions: Any, size: int) -> None:
     """One patch, and two by two: nothing to compare with, and no fifth."""
-    view = vt.wrap(_build(img_size=size), name="tiny")
-    found = vt.why(view, photo(), method="ixg")
-    assert contradictions(found, view) == []
+    model = vt.wrap(_build(img_size=size), name="tiny")
+    found = vt.why(model, photo(), method="ixg")
+    assert contradictions(found, model) == []
     if size == 8:
         assert found.without is None
         assert "the same everywhere" in found.page().lead
@@ -106,19 +106,19 @@ def test_tiny_grids(contradictions: Any, size: int) -> None:
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
 def test_a_flat_map(contradictions: Any) -> None:
-    view = vt.load("world")
-    found = vt.why(view, next(iter(World(n=1).pictures())), method="constant")
-    assert contradictions(found, view) == []
+    model = vt.load("world")
+    found = vt.why(model, next(iter(World(n=1).pictures())), method="constant")
+    assert contradictions(found, model) == []
     assert (found.without, found.alone) == (None, None)
     assert "Do not rely on this map: it is the same everywhere." in found.html()
 
 
 def test_a_map_without_a_sign_has_the_legend_of_its_colours(contradictions: Any) -> None:
     """Also where its values are below zero: the sign says nothing, and is not drawn."""
-    view = vt.load("world")
+    model = vt.load("world")
     image = next(iter(World(n=1).pictures()))
     for method in ("legrad", "saliency", "eigencam"):
-        found = vt.why(view, image, method=method)
+        found = vt.why(model, image, method=method)
         assert not found.explanation.scale.signed
         e = dataclasses.replace(found.explanation, map=found.explanation.map - found.explanation.map.mean())
         for each in (found, dataclasses.replace(found, explanation=e)):
@@ -126,13 +126,13 @@ def test_a_map_without_a_sign_has_the_legend_of_its_colours(contradictions: Any)
 
 
 def test_a_convolutional_network(contradictions: Any) -> None:
-    view = vt.wrap(CNNS["resnet"]())
-    assert contradictions(vt.why(view, photo(), method="gradcam"), view) == []
+    model = vt.wrap(CNNS["resnet"]())
+    assert contradictions(vt.why(model, photo(), method="gradcam"), model) == []
 
 
 def test_two_classes_of_one_name_are_told_apart() -> None:
-    view = vt.wrap(FAMILIES["vit"](), labels=["crane"] * 5)
-    found = vt.why(view, photo(), 2, method="ixg")
+    model = vt.wrap(FAMILIES["vit"](), class_names=["crane"] * 5)
+    found = vt.why(model, photo(), 2, method="ixg")
     for answer in (found.without, found.alone):
         assert answer is not None
         assert answer.label == ("crane" if answer.target == 2 else f"crane, class {answer.target}")
@@ -143,10 +143,10 @@ def test_two_classes_of_one_name_are_told_apart() -> None:
 
 @pytest.fixture(scope="module")
 def plain() -> tuple[vt.VisionModel, Why, torch.Tensor]:
-    view = vt.wrap(FAMILIES["vit"](), name="tiny")
-    found = vt.why(view, photo(), method="ixg")
-    chances = probabilities(view.logits(view.preprocess.tensor(found.explanation.image)[None]))[0]
-    return view, found, chances
+    model = vt.wrap(FAMILIES["vit"](), name="tiny")
+    found = vt.why(model, photo(), method="ixg")
+    chances = probabilities(model.logits(model.preprocess.tensor(found.explanation.image)[None]))[0]
+    return model, found, chances
 
 
 def drawn(draw: np.random.Generator, places: int) -> Evidence:
@@ -167,7 +167,7 @@ def drawn(draw: np.random.Generator, places: int) -> Evidence:
 def test_no_evidence_makes_a_page_that_contradicts_itself(
     contradictions: Any, plain: tuple[vt.VisionModel, Why, torch.Tensor], seed: int
 ) -> None:
-    view, found, chances = plain
+    model, found, chances = plain
     draw, sentences = np.random.default_rng(seed), set()
     for _ in range(40):
         evidence, other = drawn(draw, int(draw.choice([0, 3, 10, 15, 20]))), int(draw.integers(0, 5))
@@ -178,9 +178,9 @@ def test_no_evidence_makes_a_page_that_contradicts_itself(
         tests = (first, *found.checkup.tests[1:])
         verdict = max((test.verdict for test in tests if test.verdict != "-"), key=VERDICTS.index, default="weak")
         sentence = "nothing speaks against this map" if verdict == "good" else "take care"
-        said = Prediction(other, view.label(other), 0.8)
+        said = Prediction(other, model.label(other), 0.8)
         e = dataclasses.replace(found.explanation, probability=evidence.now, prediction=said)
-        made = assemble(view, e, chances, None, None, CheckResult(verdict, sentence, tests), "again")
+        made = assemble(model, e, chances, None, None, CheckResult(verdict, sentence, tests), "again")
         assert contradictions(made) == [], (evidence, made.page().lead)
         sentences.add(made.page().lead.split(" is ")[-1].split(":")[0])
     assert len(sentences) >= 3
@@ -188,7 +188,7 @@ def test_no_evidence_makes_a_page_that_contradicts_itself(
 
 def test_the_five_kinds_of_answers(plain: tuple[vt.VisionModel, Why, torch.Tensor]) -> None:
     """The headlines of the issue, each from its own numbers."""
-    view, found, chances = plain
+    model, found, chances = plain
     target = found.explanation.target
     assert target is not None
     other = (target + 1) % 5
@@ -197,11 +197,11 @@ def test_the_five_kinds_of_answers(plain: tuple[vt.VisionModel, Why, torch.Tenso
         others = (1.0,) * lower + (0.0,) * (20 - lower), (0.0,) * higher + (1.0,) * (20 - higher)
         predictions = (other, 0.5), (target if same else other, 0.5)
         evidence = Evidence(now, without, alone, predictions, *others, (51, 256), same)
-        said = Prediction(target, view.label(target), now)
+        said = Prediction(target, model.label(target), now)
         e = dataclasses.replace(found.explanation, probability=now, prediction=said)
         tests = (finding(evidence, e.label)[0], *found.checkup.tests[1:])
-        page = assemble(view, e, chances, None, None, CheckResult("weak", "care", tests), "").page()
-        return page.lead.split(f"{e.label}. ")[1].replace(view.label(target), "ski").replace(view.label(other), "alp")
+        page = assemble(model, e, chances, None, None, CheckResult("weak", "care", tests), "").page()
+        return page.lead.split(f"{e.label}. ")[1].replace(model.label(target), "ski").replace(model.label(other), "alp")
 
     assert lead(0.43, 0.015, 0.92, 20, 20) == (
         "The map's strongest fifth is needed and enough: without it ski has only 1.5 %, and the model says “alp”; "

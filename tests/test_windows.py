@@ -27,14 +27,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def test_a_patch_reaches_exactly_those_that_see_it(kind: str) -> None:
     """Change one patch: of a block's output, before patches are merged, those change that the windows say."""
-    view = vt.wrap(SWINS[kind]())
-    for layer in range(view.depth):
-        check_reach(view, layer)
+    model = vt.wrap(SWINS[kind]())
+    for layer in range(model.depth):
+        check_reach(model, layer)
 
 
 @torch.no_grad()
-def check_reach(view: vt.VisionModel, layer: int) -> None:
-    windows, (high, wide) = view.windows(layer), view.grid(layer=layer)
+def check_reach(model: vt.VisionModel, layer: int) -> None:
+    windows, (high, wide) = model.windows(layer), model.grid(layer=layer)
     patches = high * wide
     assert windows is not None
     assert sorted(windows.patches[windows.patches >= 0].tolist()) == list(range(patches))
@@ -46,12 +46,12 @@ def check_reach(view: vt.VisionModel, layer: int) -> None:
                 if seen:
                     expected[j, i] = True
     generator = torch.Generator().manual_seed(layer)
-    tokens = torch.randn(patches, view.embed_dim_at(layer), generator=generator, dtype=torch.float64)
+    tokens = torch.randn(patches, model.embed_dim_at(layer), generator=generator, dtype=torch.float64)
     changed = tokens.repeat(patches + 1, 1, 1)
     changed[range(patches), range(patches), 0] += 1
     seen = []
-    hook = view.get_block(layer).register_forward_hook(lambda block, args, out, seen=seen: seen.append(out))
-    view.forward_block(layer, changed)
+    hook = model.get_block(layer).register_forward_hook(lambda block, args, out, seen=seen: seen.append(out))
+    model.forward_block(layer, changed)
     hook.remove()
     out = seen[0] if isinstance(seen[0], Tensor) else seen[0][0]
     out = out.reshape(patches + 1, patches, -1)
@@ -65,30 +65,30 @@ def test_masks_are_those_that_a_changed_block_uses(dynamic: bool) -> None:
     model = timm(size=ODD, strict_img_size=dynamic)
     for block in (block for stage in model.layers for block in stage.blocks):
         block.dynamic_mask = dynamic
-    view = vt.wrap(model)
+    vision_model = vt.wrap(model)
     assert any(block.shift_size != (0, 0) for block in model.layers[0].blocks)
-    for layer in range(view.depth):
-        check_reach(view, layer)
+    for layer in range(vision_model.depth):
+        check_reach(vision_model, layer)
 
 
 @torch.no_grad()
 def test_grids_are_those_of_the_patches_that_enter_each_block(kind: str) -> None:
-    view, sizes = vt.wrap(SWINS[kind]()), list[tuple[int, ...]]()
+    model, sizes = vt.wrap(SWINS[kind]()), list[tuple[int, ...]]()
 
     def enter(block: nn.Module, args: tuple[Any, ...]) -> None:
         patches = args[0]
         sizes.append(tuple(args[1]) if patches.ndim == 3 else tuple(patches.shape[1:3]))
 
-    for layer in range(view.depth):
-        view.get_block(layer).register_forward_pre_hook(enter)
-    view.reference_forward(images(view, 1))
-    assert sizes == [view.grid(layer=layer) for layer in range(view.depth)]
+    for layer in range(model.depth):
+        model.get_block(layer).register_forward_pre_hook(enter)
+    model.reference_forward(images(model, 1))
+    assert sizes == [model.grid(layer=layer) for layer in range(model.depth)]
 
 
 @pytest.mark.parametrize("grid", [(8, 8), (9, 13)])
 def test_patches_come_back_from_their_places(grid: tuple[int, int]) -> None:
-    view = vt.wrap(torchvision((grid[0] * 4, grid[1] * 4)))
-    windows = view.windows(1)
+    model = vt.wrap(torchvision((grid[0] * 4, grid[1] * 4)))
+    windows = model.windows(1)
     row = torch.randn(2, math.prod(grid))
     assert torch.equal(windows.paste(windows.cut(row)), row)
     places = windows.cut(row)
@@ -161,15 +161,15 @@ def test_grad_sam_brings_every_block_to_the_first_grid(kind: str) -> None:
 
 def test_legrad_sums_the_blocks_whose_tokens_the_head_can_read(kind: str) -> None:
     slow = slow_of(kind)
-    view, grid = slow.view.shared_copy(), slow.grids[3]
+    model, grid = slow.view.shared_copy(), slow.grids[3]
     expected = torch.zeros(2, *grid, dtype=torch.float64)
     for layer in (2, 3):
         with torch.no_grad():
-            tokens = view.forward_blocks(view.embed(slow.x), 0, layer)
+            tokens = model.forward_blocks(model.embed(slow.x), 0, layer)
 
         def score(layer: int = layer, tokens: Tensor = tokens) -> Tensor:
-            out = view.forward_block(layer, tokens.clone().requires_grad_())
-            return view.forward_head(out.mean(dim=1, keepdim=True).expand_as(out))[:, 1].sum()
+            out = model.forward_block(layer, tokens.clone().requires_grad_())
+            return model.forward_head(out.mean(dim=1, keepdim=True).expand_as(out))[:, 1].sum()
 
         ((_, g),) = slow.pairs(score, [layer])
         last = g.clamp(min=0).mean(dim=(1, 2)).reshape(-1, *grid)
@@ -204,8 +204,8 @@ def test_fused_attention_gives_the_same(library: str) -> None:
             for block in (block for stage in stages for block in stage.blocks):
                 block.attn.fused_attn = fused
     x = images(one, 2)
-    for spelling in METHODS:
-        found, expected = (vt.get_method(spelling).attribute(model, x, target=2) for model in (one, other))
+    for spec in METHODS:
+        found, expected = (vt.get_method(spec).attribute(model, x, target=2) for model in (one, other))
         within = 1e-5 if library == "hf" else 1e-10  # whose written-out softmax is a float32 whatever the model is
         assert (found - expected).abs().max() <= within * expected.abs().max()
 
@@ -221,8 +221,8 @@ def test_equal_weights_give_equal_maps_in_timm_and_torchvision() -> None:
         state[(new + name[len(old) :]).replace("mlp.fc1", "mlp.0").replace("mlp.fc2", "mlp.3")] = weight
     assert not other.load_state_dict(state, strict=False).unexpected_keys
     x = images(one, 2)
-    for spelling in METHODS:
-        method = vt.get_method(spelling)
+    for spec in METHODS:
+        method = vt.get_method(spec)
         same(method.attribute(one, x, target=2), method.attribute(other, x, target=2))
 
 
@@ -237,8 +237,8 @@ def test_a_model_around_a_swin_is_looked_through() -> None:
 
     around = Around().eval()
     x = images(around.inner, 2)
-    for spelling in METHODS:
-        method = vt.get_method(spelling)
+    for spec in METHODS:
+        method = vt.get_method(spec)
         same(method.attribute(around, x, target=0), method.attribute(around.inner, x, target=0))
 
 
@@ -252,12 +252,12 @@ def test_sub_networks_have_the_windows_of_their_blocks() -> None:
         assert torch.equal(sub.windows(layer).patches, slow.view.windows(layer + 1).patches)
 
 
-@pytest.mark.parametrize("spelling", ["generic", "rollout", "gradsam"])
-def test_half_precision_keeps_small_numbers(spelling: str) -> None:
+@pytest.mark.parametrize("spec", ["generic", "rollout", "gradsam"])
+def test_half_precision_keeps_small_numbers(spec: str) -> None:
     model = timm()
     x = images(model, 1)
-    full = vt.get_method(spelling).attribute(model, x, target=1)
-    half = vt.get_method(spelling).attribute(model.half(), x.half(), target=1)
+    full = vt.get_method(spec).attribute(model, x, target=1)
+    half = vt.get_method(spec).attribute(model.half(), x.half(), target=1)
     assert half.dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(full.flatten(), half.double().flatten(), dim=0) > 0.999
 
@@ -267,10 +267,10 @@ def test_one_pass_answers_them_all() -> None:
     x = images(model, 2)
     vt.wrap(model).verify(x)
     methods = [vt.get_method(each) for each in METHODS if each != "legrad"]
-    session = Context(vt.wrap(model), x, Target.of(vt.wrap(model), 2, 1))
+    context = Context(vt.wrap(model), x, Target.of(vt.wrap(model), 2, 1))
     runs: list[int] = []
-    session.tick = runs.append
-    compute_attributions(session, methods)
+    context.on_progress = runs.append
+    compute_attributions(context, methods)
     assert runs == [2]
 
 
@@ -278,7 +278,7 @@ def test_one_pass_answers_them_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelling", "why"),
+    ("spec", "why"),
     [
         ("rollout@vit_explain", "discard=0.9"),
         ("rollout(discard=0.5)", "discard=0.5"),
@@ -289,19 +289,19 @@ def test_one_pass_answers_them_all() -> None:
         ("attcat", "between all tokens"),
     ],
 )
-def test_what_needs_all_pairs_is_refused(spelling: str, why: str) -> None:
+def test_what_needs_all_pairs_is_refused(spec: str, why: str) -> None:
     model = timm()
     with pytest.raises(ModelError, match=f"inside windows.*{why}"):
-        vt.get_method(spelling).attribute(model, images(model, 1))
+        vt.get_method(spec).attribute(model, images(model, 1))
 
 
 def test_windows_of_a_model_without_any_are_refused() -> None:
-    view = vt.wrap(FAMILIES["vit"]())
-    assert view.windows(0) is None
-    session = Context(view, images(view, 1), Target.of(view, 1, 0))
+    model = vt.wrap(FAMILIES["vit"]())
+    assert model.windows(0) is None
+    context = Context(model, images(model, 1), Target.of(model, 1, 0))
     with pytest.raises(ModelError, match="has no windows"):
-        session.trace(Pass((Record("windows", _anything),)))
+        context.run_pass(Pass((Record("window_weights", _anything),)))
 
 
-def _anything(view: vt.VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def _anything(model: vt.VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     return attention

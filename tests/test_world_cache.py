@@ -93,11 +93,11 @@ def test_a_name_is_nobody(ran: list[int]) -> None:
 def test_what_else_the_numbers_follow_from(fresh: Path, ran: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Precision, size, preprocessing, heads, the place, our version: each has a file of its own."""
     model = FAMILIES["vit"]()
-    view = vt.wrap(model)
-    world_statistics(view, (32, 32), "norm1")
-    other = vt.wrap(FAMILIES["vit"](), preprocess=replace(view.preprocess, mean=(0.5, 0.5, 0.5)))
+    vision_model = vt.wrap(model)
+    world_statistics(vision_model, (32, 32), "norm1")
+    other = vt.wrap(FAMILIES["vit"](), preprocess=replace(vision_model.preprocess, mean=(0.5, 0.5, 0.5)))
     world_statistics(other, (32, 32), "norm1")
-    world_statistics(view, (32, 32), "output")
+    world_statistics(vision_model, (32, 32), "output")
     world_statistics(vt.wrap(FAMILIES["vit"]().double()), (32, 32), "norm1")
     cut = FAMILIES["vit"]()
     for block in cut.blocks:
@@ -105,7 +105,7 @@ def test_what_else_the_numbers_follow_from(fresh: Path, ran: list[int], monkeypa
     world_statistics(vt.wrap(cut), (32, 32), "norm1")
     for name, value in (("__version__", "9.9"), ("VERSION", 99)):
         monkeypatch.setattr(scenes, name, value)
-        world_statistics(view, (32, 32), "norm1")
+        world_statistics(vision_model, (32, 32), "norm1")
     assert len(list(fresh.iterdir())) == 7
     assert sum(ran) == 7 * SCENES
 

@@ -54,18 +54,18 @@ def test_a_plain_timm_residual_network_with_relu_and_batch_norm():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_view_of_it(name):
-    view = load(name)
-    assert type(view.module) is ResNet
-    assert (view.name, view.family, view.num_classes, tuple(view.class_names)) == (name, "timm", 48, NAMES)
-    assert (view.has_residual_stream, view.attention, view.is_relu_only, view.can_drop_tokens) == (
+    model = load(name)
+    assert type(model.module) is ResNet
+    assert (model.name, model.family, model.num_classes, tuple(model.class_names)) == (name, "timm", 48, NAMES)
+    assert (model.has_residual_stream, model.attention, model.is_relu_only, model.can_drop_tokens) == (
         False,
         "nowhere",
         True,
         False,
     )
-    assert (view.dtype, view.module.training) == (torch.float32, False)
-    assert (view.preprocess.size, view.preprocess.crop) == ((128, 128), 1.0)
-    assert view.preprocess.mean == view.preprocess.std == (0.5, 0.5, 0.5)
+    assert (model.dtype, model.module.training) == (torch.float32, False)
+    assert (model.preprocess.size, model.preprocess.crop) == ((128, 128), 1.0)
+    assert model.preprocess.mean == model.preprocess.std == (0.5, 0.5, 0.5)
 
 
 def test_the_doctor_finds_it_healthy():
@@ -213,7 +213,7 @@ def test_the_maps_show_who_cheats():
     marked = World(n=8, shortcut=True)
     truths, methods = list(marked.truths()), ["gradcam", "ixg"]
     honest, cheat = (
-        vt.evaluate(load(name), list(marked.pictures()), methods, "shortcut", truth=truths, samples=10)
+        vt.evaluate(load(name), list(marked.pictures()), methods, "shortcut", annotations=truths, n_bootstrap=10)
         for name in MODELS
     )
     for method in methods:

@@ -44,17 +44,23 @@ def betrayed(n):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plain_timm_model_inside_a_view(name):
-    view = load(name)
-    assert type(view.module) is VisionTransformer
-    assert (view.name, view.family, view.depth, view.num_prefix_tokens, view.num_classes) == (name, "timm", 8, 1, 48)
-    assert view.pooling.kind == "token"
-    assert tuple(view.class_names) == NAMES
-    assert view.grid() == (16, 16)
-    assert view.dtype == torch.float32
-    assert not view.module.training
-    assert view.preprocess.size == (128, 128)
-    assert view.preprocess.mean == view.preprocess.std == (0.5, 0.5, 0.5)
-    assert view.preprocess.crop == 1.0
+    model = load(name)
+    assert type(model.module) is VisionTransformer
+    assert (model.name, model.family, model.depth, model.num_prefix_tokens, model.num_classes) == (
+        name,
+        "timm",
+        8,
+        1,
+        48,
+    )
+    assert model.pooling.kind == "token"
+    assert tuple(model.class_names) == NAMES
+    assert model.grid() == (16, 16)
+    assert model.dtype == torch.float32
+    assert not model.module.training
+    assert model.preprocess.size == (128, 128)
+    assert model.preprocess.mean == model.preprocess.std == (0.5, 0.5, 0.5)
+    assert model.preprocess.crop == 1.0
 
 
 def test_they_are_listed_and_differ():

@@ -175,8 +175,10 @@ def test_the_class_is_independent_of_everything_else(first):
     found = {name: dependence(label, other) for name, other in others.items()}
     assert all(abs(value) < 4.5 for value in found.values()), found
     assert dependence(label, drawn.parts[:, 0, 0]) > 1000  # it is noticed where it is there
-    among = {name: dependence(others["texture"], others[name]) for name in ("number of objects", "light", "x", "scale")}
-    assert all(abs(value) < 4.5 for value in among.values()), among
+    compare_classes = {
+        name: dependence(others["texture"], others[name]) for name in ("number of objects", "light", "x", "scale")
+    }
+    assert all(abs(value) < 4.5 for value in compare_classes.values()), compare_classes
 
 
 # -- changes by re-rendering -------------------------------------------------------------------------------------------

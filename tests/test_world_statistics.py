@@ -38,12 +38,14 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def slowly(model: nn.Module, size: tuple[int, int], modules: list[nn.Module]) -> list[tuple[Tensor, Tensor]]:
     """Mean and deviation of what these modules give, over the 64 scenes from seed 2^52 on, each on its own."""
-    view, kept = vt.wrap(model), [[] for _ in modules]
+    vision_model, kept = vt.wrap(model), [[] for _ in modules]
     handles = [
         module.register_forward_hook(lambda m, a, out, into=into: into.append(out[0]))
         for module, into in zip(modules, kept, strict=True)
     ]
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (view.preprocess.mean, view.preprocess.std))
+    mean, std = (
+        torch.tensor(each).view(3, 1, 1) for each in (vision_model.preprocess.mean, vision_model.preprocess.std)
+    )
     with torch.no_grad():
         for seed in range(2**52, 2**52 + 64):
             picture = render(Scene.of(seed), max(16, *size)).images
@@ -63,12 +65,14 @@ def slowly(model: nn.Module, size: tuple[int, int], modules: list[nn.Module]) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_they_are_those_of_a_plain_loop(family: str, dtype: torch.dtype) -> None:
     model = FAMILIES[family]().to(dtype)
-    view = vt.wrap(model)
-    size = view.preprocess.size
+    vision_model = vt.wrap(model)
+    size = vision_model.preprocess.size
     expected = slowly(model, size, [block.norm1 for block in model.blocks] + list(model.blocks))
-    found = [world_statistics(view, size, site) for site in ("norm1", "output")]
+    found = [world_statistics(vision_model, size, point) for point in ("norm1", "output")]
     both = [
-        each.moments[site, layer] for each, site in zip(found, ("norm1", "output"), strict=True) for layer in (0, 1, 2)
+        each.moments[point, layer]
+        for each, point in zip(found, ("norm1", "output"), strict=True)
+        for layer in (0, 1, 2)
     ]
     close = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
     for moments, (mean, std) in zip(both, expected, strict=True):
@@ -76,15 +80,15 @@ def test_they_are_those_of_a_plain_loop(family: str, dtype: torch.dtype) -> None
         assert moments.mean.dtype == dtype
         torch.testing.assert_close(moments.mean.double(), mean, **close)
         torch.testing.assert_close(moments.std.double(), std, **close)
-    assert [(each.told, each.size, each.model) for each in found] == [("world:64", size, view.name)] * 2
+    assert [(each.told, each.size, each.model) for each in found] == [("world:64", size, vision_model.name)] * 2
 
 
 def test_they_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch, ran: list[int]) -> None:
     monkeypatch.setenv("VITREOUS_CACHE", "")
-    view, made = vt.wrap(FAMILIES["vit"]().double()), []
+    model, made = vt.wrap(FAMILIES["vit"]().double()), []
     for at_once in (1, 7, 64):
         scenes._kept.clear()
-        made.append(world_statistics(view, (32, 32), "norm1", at_once))
+        made.append(world_statistics(model, (32, 32), "norm1", at_once))
     assert sum(ran) == 3 * 64
     assert ran[64:74] == [7] * 9 + [1]
     for other in made[1:]:
@@ -123,14 +127,14 @@ def test_coiba_is_its_definition_with_them(family: str) -> None:
 @pytest.mark.parametrize("name", ["coiba", "iba", "iba_star"])
 def test_they_are_the_default(name: str, ran: list[int]) -> None:
     model = FAMILIES["gap"]()
-    view, how = vt.wrap(model), vt.get_method(f"{name}(steps=3, samples=2)")
+    vision_model, how = vt.wrap(model), vt.get_method(f"{name}(steps=3, samples=2)")
     assert how.stats == "world"
     assert how.notes == {"statistics": "world:64"}
     assert how.settings["stats"] == "world"
     assert how == vt.get_method(f"{name}(steps=3, samples=2, stats=world)")
     found = how.attribute(model, images(model, 2), target=1)
     assert sum(ran) == SCENES
-    given = replace(how, stats=world_statistics(view, (32, 32), how.site(view)))
+    given = replace(how, stats=world_statistics(vision_model, (32, 32), how.site(vision_model)))
     assert torch.equal(found, given.attribute(model, images(model, 2), target=1))
     assert sum(ran) == SCENES
     own = replace(how, stats="own").attribute(model, images(model, 2), target=1)
@@ -159,21 +163,21 @@ def test_the_seed_is_not_theirs(seed: int, ran: list[int]) -> None:
 
 
 def test_hierarchical_models_have_them(ran: list[int]) -> None:
-    view = vt.wrap(EVERY["swin"]())
+    model = vt.wrap(EVERY["swin"]())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert vt.get_method(SHORT).attribute(view, images(view, 1)).isfinite().all()
+        assert vt.get_method(SHORT).attribute(model, images(model, 1)).isfinite().all()
     assert sum(ran) == SCENES
 
 
 def test_a_part_that_is_too_large_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     real, sizes = scenes.statistics_of, []
 
-    def narrow(view: vt.VisionModel, inputs: Tensor, *rest: Any) -> ActivationStats:
+    def narrow(model: vt.VisionModel, inputs: Tensor, *rest: Any) -> ActivationStats:
         sizes.append(len(inputs))
         if len(inputs) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(view, inputs, *rest)
+        return real(model, inputs, *rest)
 
     monkeypatch.setattr(scenes, "statistics_of", narrow)
     assert world_statistics(vt.wrap(FAMILIES["vit"]()), (32, 32), "norm1").count == 64
@@ -195,23 +199,23 @@ def test_progress_shows_the_first_use() -> None:
 # -- parts of models, and models of other things -----------------------------------------------------------------------
 
 
-def shifted(view: vt.VisionModel, first: int, like: Tensor) -> ActivationStats:
+def shifted(model: vt.VisionModel, first: int, like: Tensor) -> ActivationStats:
     """The statistics of a whole model as those of its part from a block on."""
-    made = world_statistics(view, view.preprocess.size, "norm1")
-    moments = {(site, layer - first): each for (site, layer), each in made.moments.items() if layer >= first}
-    return ActivationStats(f"{view.name}[{first}:]", tuple(like.shape[-2:]), "world", 64, moments)
+    made = world_statistics(model, model.preprocess.size, "norm1")
+    moments = {(point, layer - first): each for (point, layer), each in made.moments.items() if layer >= first}
+    return ActivationStats(f"{model.name}[{first}:]", tuple(like.shape[-2:]), "world", 64, moments)
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_sub_network_has_those_of_the_whole(told: bool) -> None:
     model = FAMILIES["vit"]()
-    view, inputs = vt.wrap(model), images(model, 2)
-    tokens = view.forward_blocks(view.embed(inputs), 0, 1).detach()
-    part = view.suffix(1, inputs if told else None)
+    vision_model, inputs = vt.wrap(model), images(model, 2)
+    tokens = vision_model.forward_blocks(vision_model.embed(inputs), 0, 1).detach()
+    part = vision_model.suffix(1, inputs if told else None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = vt.get_method(SHORT).attribute(part, tokens, 1)
-    given = replace(vt.get_method(SHORT), stats=shifted(view, 1, tokens))
+    given = replace(vt.get_method(SHORT), stats=shifted(vision_model, 1, tokens))
     assert torch.equal(found, given.attribute(part, tokens, 1))
 
 
@@ -229,10 +233,10 @@ def test_sums_over_sub_networks_make_them_once(ran: list[int]) -> None:
 
 def test_tokens_of_nobody_knows_what_get_their_own(ran: list[int]) -> None:
     """A model whose inputs are tokens from the start."""
-    view = vt.wrap(FAMILIES["vit"]())
-    tokens = view.embed(images(view, 2)).detach()
+    model = vt.wrap(FAMILIES["vit"]())
+    tokens = model.embed(images(model, 2)).detach()
 
-    class OfTokens(type(view)):  # type: ignore[misc]
+    class OfTokens(type(model)):  # type: ignore[misc]
         def check_inputs(self, inputs: Tensor) -> None:
             assert inputs.ndim == 3
 
@@ -245,22 +249,22 @@ def test_tokens_of_nobody_knows_what_get_their_own(ran: list[int]) -> None:
         def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
             return 4, 4
 
-    view.__class__ = OfTokens
+    model.__class__ = OfTokens
     with pytest.warns(vt.VitreousWarning, match=r"coiba: the inputs of .* are tokens, .* own tokens") as told:
-        found = vt.get_method(SHORT).attribute(view, tokens, 1)
+        found = vt.get_method(SHORT).attribute(model, tokens, 1)
     assert len(told) == 1
     assert "\n" not in str(told[0].message)
-    assert torch.equal(found, replace(vt.get_method(SHORT), stats="own").attribute(view, tokens, 1))
+    assert torch.equal(found, replace(vt.get_method(SHORT), stats="own").attribute(model, tokens, 1))
     assert not ran
 
 
 def test_a_part_of_a_part_knows_its_images() -> None:
     model = FAMILIES["vit"]()
     inputs = images(model, 1)
-    view = Context(vt.wrap(model), inputs, Target.of(vt.wrap(model), 1, 1)).view
-    inner = view.suffix(1, inputs).suffix(1, view.embed(inputs))
+    vision_model = Context(vt.wrap(model), inputs, Target.of(vt.wrap(model), 1, 1)).model
+    inner = vision_model.suffix(1, inputs).suffix(1, vision_model.embed(inputs))
     assert inner.image_size == (32, 32)
-    assert scenes._whole(inner) == (view, 2)
+    assert scenes._whole(inner) == (vision_model, 2)
 
 
 def test_models_of_one_channel_get_their_own(ran: list[int], fresh: Path) -> None:
@@ -269,20 +273,20 @@ def test_models_of_one_channel_get_their_own(ran: list[int], fresh: Path) -> Non
     torch.manual_seed(0)
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
     model = VisionTransformer(in_chans=1, **sizes).eval()
-    view = vt.wrap(model)
+    vision_model = vt.wrap(model)
 
-    class Grey(type(view)):  # type: ignore[misc]
+    class Grey(type(vision_model)):  # type: ignore[misc]
         def check_inputs(self, inputs: Tensor) -> None:
             assert inputs.shape[1] == 1
 
-    view.__class__ = Grey
+    vision_model.__class__ = Grey
     inputs = torch.randn(2, 1, 32, 32)
     for name in ("coiba", "iba", "iba_star"):
         how = vt.get_method(f"{name}(steps=3, samples=2)")
         with pytest.warns(vt.VitreousWarning, match=f"{name}: .* does not take images of three channels") as told:
-            found = how.attribute(view, inputs, 1)
+            found = how.attribute(vision_model, inputs, 1)
         assert len(told) == 1
-        assert torch.equal(found, replace(how, stats="own").attribute(view, inputs, 1))
+        assert torch.equal(found, replace(how, stats="own").attribute(vision_model, inputs, 1))
     assert not ran
     assert not fresh.exists()
 
@@ -300,9 +304,9 @@ def test_half_precision_is_refused_on_a_cpu() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("options", ["", "compress=layers, ", "damping=channel, "])
 def test_half_precision_is_close(options: str) -> None:
-    view = vt.load("world", device="cuda")
-    inputs = images(view, 4).cpu()
-    one, two = (vt.get_method(f"coiba({options}half={each})").attribute(view, inputs, 1) for each in ("true", "false"))
+    model = vt.load("world", device="cuda")
+    inputs = images(model, 4).cpu()
+    one, two = (vt.get_method(f"coiba({options}half={each})").attribute(model, inputs, 1) for each in ("true", "false"))
     assert one.dtype == torch.float32
     for a, b in zip(one.flatten(1), two.flatten(1), strict=True):
         assert torch.corrcoef(torch.stack([a.argsort().argsort(), b.argsort().argsort()]).double())[0, 1] > 0.99

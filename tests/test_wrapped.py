@@ -55,10 +55,10 @@ def test_the_map_of_the_model_inside(model: nn.Module, wrapper: str) -> None:
     assert vt.wrap(wrapped).module is model
     assert vt.wrap(wrapped).name == vt.wrap(model).name
     assert vt.wrap(wrapped, name="mine").name == "mine"
-    for spelling in METHODS:
-        method = vt.get_method(spelling)
+    for spec in METHODS:
+        method = vt.get_method(spec)
         expected = method.attribute(model, images(model, 2), 1)
-        assert torch.equal(method.attribute(wrapped, images(model, 2), 1), expected), spelling
+        assert torch.equal(method.attribute(wrapped, images(model, 2), 1), expected), spec
     assert {name: (module.training, type(module)) for name, module in wrapped.named_modules()} == before
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -74,9 +74,9 @@ def test_explain_takes_a_wrapped_model(model: nn.Module) -> None:
 # -- flags that change how a forward runs --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spelling", METHODS)
-def test_activation_checkpointing(model: Any, spelling: str) -> None:
-    method = vt.get_method(spelling)
+@pytest.mark.parametrize("spec", METHODS)
+def test_activation_checkpointing(model: Any, spec: str) -> None:
+    method = vt.get_method(spec)
     expected = method.attribute(model, images(model, 2), 1)
     model.set_grad_checkpointing(True)
     model.train()
@@ -86,9 +86,9 @@ def test_activation_checkpointing(model: Any, spelling: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("spelling", ["ixg", *METHODS[1:], "smooth(ixg, samples=2)", "skipplus(decompx)"])
-def test_autocast_around_the_call(model: nn.Module, spelling: str, dtype: torch.dtype) -> None:
-    method, inputs = vt.get_method(spelling), images(model, 2)
+@pytest.mark.parametrize("spec", ["ixg", *METHODS[1:], "smooth(ixg, samples=2)", "skipplus(decompx)"])
+def test_autocast_around_the_call(model: nn.Module, spec: str, dtype: torch.dtype) -> None:
+    method, inputs = vt.get_method(spec), images(model, 2)
     expected = method.attribute(model, inputs, 1)
     with torch.autocast("cpu", dtype):
         found = method.attribute(model, inputs, 1)
@@ -98,9 +98,9 @@ def test_autocast_around_the_call(model: nn.Module, spelling: str, dtype: torch.
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("spelling", ["generic", "rollout"])
-def test_autocast_around_a_recursion(model: nn.Module, spelling: str) -> None:
-    test_autocast_around_the_call(model, spelling, torch.bfloat16)
+@pytest.mark.parametrize("spec", ["generic", "rollout"])
+def test_autocast_around_a_recursion(model: nn.Module, spec: str) -> None:
+    test_autocast_around_the_call(model, spec, torch.bfloat16)
 
 
 # -- refusals ------------------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ def test_segments_are_made_once_for_all_classes_of_a_comparison(model, monkeypat
 
 def test_cost(model):
     assert vt.get_method("xrai").cost == (200, 200)
-    assert vt.get_method("xrai(steps=7)").forwards(vt.wrap(model)) == 14
+    assert vt.get_method("xrai(steps=7)").num_forwards(vt.wrap(model)) == 14
 
 
 # By the released code of PAIR saliency 0.2.1, which adds gradients up in float32, with scikit-image 0.25: class 2 of a
@@ -232,10 +232,10 @@ RELEASED = {
 }
 
 
-@pytest.mark.parametrize("spelling", RELEASED)
-def test_released_numbers(spelling):
+@pytest.mark.parametrize("spec", RELEASED)
+def test_released_numbers(spec):
     model, _ = golden()
     x = torch.from_numpy(picture(224, 224, 0.1, seed=1)).permute(2, 0, 1)[None]
-    found = vt.get_method(spelling).attribute(model, x, 2)[0]
+    found = vt.get_method(spec).attribute(model, x, 2)[0]
     told = found.sum().item(), found.max().item(), found.min().item(), found[100, 37].item()
-    assert told == pytest.approx(RELEASED[spelling], rel=1e-5)
+    assert told == pytest.approx(RELEASED[spec], rel=1e-5)

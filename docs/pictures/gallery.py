@@ -89,7 +89,7 @@ def families() -> dict[str, list[str]]:
     together = {"bottleneck": "bottleneck and sampling", "sampling": "bottleneck and sampling"}
     found: dict[str, list[str]] = {}
     for info in vt.list_methods():
-        if info.models != "ReLU" and info.make.__module__.startswith("vitreous."):
+        if info.models != "ReLU" and info.factory.__module__.startswith("vitreous."):
             found.setdefault(together.get(info.family, info.family), []).append(SPELLINGS.get(info.name, info.name))
     return found
 

@@ -30,7 +30,7 @@ def main() -> None:
     for scene, picture in zip(marked, pictures(render(marked).images), strict=True):
         cells = [show.Cell(picture, None, scene.name, "the marker gives the class away")]
         for view in views:
-            e = vt.explain(view, picture, METHOD, value=VALUE)
+            e = vt.explain(view, picture, METHOD, output=VALUE)
             said = f"said: {e.prediction.label} ({e.prediction.probability:.2f})"
             cells.append(show.Cell(picture, e.map.numpy(), view.name, said, group=view.name))
         rows.append(cells)

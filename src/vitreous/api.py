@@ -62,15 +62,15 @@ def explain(
     method: str | Method | None = None,
     target: TargetSpec = None,
     *,
-    against: TargetSpec = None,
-    value: str | None = None,
-    classes: Sequence[int | str] | None = None,
-    among: Any = None,
+    contrast: TargetSpec = None,
+    output: str | None = None,
+    class_subset: Sequence[int | str] | None = None,
+    compare_classes: Any = None,
     effort: str | None = None,
     grid: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,
-    memory: float | None = None,
+    memory_gb: float | None = None,
     progress: Progress | bool | None = None,
 ) -> Any:
     """Explain one picture (one ``Explanation``) or many (a list of them).
@@ -92,15 +92,15 @@ def explain(
             images,
             method,
             target,
-            against=against,
-            value=value,
-            classes=classes,
-            among=among,
+            contrast=contrast,
+            output=output,
+            class_subset=class_subset,
+            compare_classes=compare_classes,
             effort=effort,
             grid=grid,
             seed=seed,
             batch_size=batch_size,
-            memory=memory,
+            memory_gb=memory_gb,
             progress=progress,
         )
     )
@@ -113,15 +113,15 @@ def iter_explanations(
     method: str | Method | None = None,
     target: TargetSpec = None,
     *,
-    against: TargetSpec = None,
-    value: str | None = None,
-    classes: Sequence[int | str] | None = None,
-    among: Any = None,
+    contrast: TargetSpec = None,
+    output: str | None = None,
+    class_subset: Sequence[int | str] | None = None,
+    compare_classes: Any = None,
     effort: str | None = None,
     grid: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,
-    memory: float | None = None,
+    memory_gb: float | None = None,
     progress: Progress | bool | None = None,
     on_error: OnError | None = None,
 ) -> Iterator[Explanation]:
@@ -130,32 +130,40 @@ def iter_explanations(
     A file that cannot be read is an error. With ``on_error``, it is called with the path and the error instead, and the
     other pictures go on, each with its own target.
     """
-    check_memory(memory)
-    looked_at = wrap(model)
-    how = _method(method, effort, looked_at)
-    heeded([how], target, value)
+    check_memory(memory_gb)
+    vision_model = wrap(model)
+    how = _method(method, effort, vision_model)
+    heeded([how], target, output)
     if batch_size is not None and batch_size < 1:
         raise VitreousError(f"batch_size={batch_size} must be at least 1")
     total = count(images)
-    targets, sets, done = Targets(target, total), ClassSets(among, total), 0
+    targets, sets, done = Targets(target, total), ClassSets(compare_classes, total), 0
     inner: InnerBatch | None = None
-    source, at_once = _Numbered(images, looked_at, on_error), batch_size or _at_once(looked_at, how, memory)
+    source, at_once = _Numbered(images, vision_model, on_error), batch_size or _at_once(vision_model, how, memory_gb)
     with followed(progress, "explaining") as tell:
         for numbered in cut(source, at_once):
             places, batch = [place for place, _ in numbered], [picture for _, picture in numbered]
-            asked = (targets.at(places), against, "logit" if value is None else value, classes, sets.at(places))
-            session = _session(looked_at, batch, Target.of(looked_at, len(batch), *asked), seed, memory, grid, inner)
-            inner = session.inner  # what ran out of memory once is not tried again
+            asked = (
+                targets.take(places),
+                contrast,
+                "logit" if output is None else output,
+                class_subset,
+                sets.take(places),
+            )
+            context = _session(
+                vision_model, batch, Target.of(vision_model, len(batch), *asked), seed, memory_gb, grid, inner
+            )
+            inner = context.batching  # what ran out of memory once is not tried again
             if tell is not None:
-                session.tick = _Ticker(tell, done, len(batch), total, how.forwards(looked_at))
-            (answered,) = compute_attributions(session, [how])
+                context.on_progress = _Ticker(tell, done, len(batch), total, how.num_forwards(vision_model))
+            (answered,) = compute_attributions(context, [how])
             done = places[-1] + 1
             if tell is not None:
                 tell(done, total)
             origin = Origin(ref(model), how)
-            yield from _explanations(session, looked_at.snapshot(), looked_at, batch, origin, answered, grid)
-    targets.finish(source.place)
-    sets.finish(source.place)
+            yield from _explanations(context, vision_model.snapshot(), vision_model, batch, origin, answered, grid)
+    targets.check_exhausted(source.place)
+    sets.check_exhausted(source.place)
 
 
 def question(
@@ -163,22 +171,22 @@ def question(
     method: str | Method | None = None,
     target: int | str | None = None,
     *,
-    against: TargetSpec = None,
-    value: str | None = None,
-    classes: Sequence[int | str] | None = None,
+    contrast: TargetSpec = None,
+    output: str | None = None,
+    class_subset: Sequence[int | str] | None = None,
     effort: str | None = None,
     grid: str | None = None,
     seed: int = 0,
 ) -> Question:
     """Return what ``explain`` with these arguments would be an answer to: see ``Archive.find``."""
-    looked_at = wrap(model)
-    aim = Target.of(looked_at, 1, target, against, "logit" if value is None else value, classes)
+    vision_model = wrap(model)
+    aim = Target.of(vision_model, 1, target, contrast, "logit" if output is None else output, class_subset)
     if aim.function is not None:
         raise TargetError("a callable target has no identity; ask for a class")
     explained = None if aim.classes is None else int(aim.classes[0])
-    rivals = () if aim.against is None else tuple(aim.against[0].tolist())
-    how = _method(method, effort, looked_at)
-    return Question.of(looked_at, how, explained, rivals, aim.value, aim.only, grid=grid, seed=seed)
+    rivals = () if aim.contrast is None else tuple(aim.contrast[0].tolist())
+    how = _method(method, effort, vision_model)
+    return Question.of(vision_model, how, explained, rivals, aim.output, aim.class_subset, grid=grid, seed=seed)
 
 
 def compare(
@@ -188,12 +196,12 @@ def compare(
     target: Any = None,
     *,
     effort: str | None = None,
-    against: TargetSpec = None,
-    value: str | None = None,
-    classes: Sequence[int | str] | None = None,
-    among: Sequence[int | str] | None = None,
+    contrast: TargetSpec = None,
+    output: str | None = None,
+    class_subset: Sequence[int | str] | None = None,
+    compare_classes: Sequence[int | str] | None = None,
     seed: int = 0,
-    memory: float | None = None,
+    memory_gb: float | None = None,
     progress: Progress | bool | None = None,
 ) -> Comparison:
     """Explain one picture with several methods, their passes shared; a list of targets gives one row each.
@@ -201,35 +209,37 @@ def compare(
     ``methods``: a list, one, or a text of several with commas between them. Without them: some well-known ones, and
     what ``effort`` means for this model. Both may be given.
     """
-    check_memory(memory)
-    looked_at = wrap(model)
+    check_memory(memory_gb)
+    vision_model = wrap(model)
     named: list[str | Method] = []
-    given = defaults.compared(looked_at.has_residual_stream) if methods is None else methods
+    given = defaults.compared(vision_model.has_residual_stream) if methods is None else methods
     for each in (given,) if isinstance(given, str | Method) else given:
         named += (split(each) or [each]) if isinstance(each, str) else [each]
-    hows = [_method(each, None, looked_at) for each in named]
+    hows = [_method(each, None, vision_model) for each in named]
     if methods is None or effort is not None:
-        hows.append(_method(None, effort, looked_at))
-    found_pictures = list(islice(pictures(image, looked_at), 2))
+        hows.append(_method(None, effort, vision_model))
+    found_pictures = list(islice(pictures(image, vision_model), 2))
     if len(found_pictures) != 1:
         raise ImageError("compare takes one picture, got several")
     picture, targets = found_pictures[0], Targets(target).all()
     if not hows or not targets:
         raise VitreousError("there is nothing to compare: give at least one method and one target")
     if methods is not None:
-        heeded(hows, None, value)  # a tile of a method that knows no class names none
-    rows, snapshot = [], looked_at.snapshot()
-    work = sum(how.forwards(looked_at) for how in hows)
+        heeded(hows, None, output)  # a tile of a method that knows no class names none
+    rows, snapshot = [], vision_model.snapshot()
+    work = sum(how.num_forwards(vision_model) for how in hows)
     with followed(progress, "comparing") as tell:
         for done, each in enumerate(targets):
-            aim = Target.of(looked_at, 1, each, against, "logit" if value is None else value, classes, among)
-            session = _session(looked_at, [picture], aim, seed, memory)
+            aim = Target.of(
+                vision_model, 1, each, contrast, "logit" if output is None else output, class_subset, compare_classes
+            )
+            context = _session(vision_model, [picture], aim, seed, memory_gb)
             if tell is not None:
-                session.tick = _Ticker(tell, done, 1, len(targets), work)
-            answers = compute_attributions(session, hows)
+                context.on_progress = _Ticker(tell, done, 1, len(targets), work)
+            answers = compute_attributions(context, hows)
             rows.append(
                 [
-                    _explanations(session, snapshot, looked_at, [picture], Origin(ref(model), how), one, None)[0]
+                    _explanations(context, snapshot, vision_model, [picture], Origin(ref(model), how), one, None)[0]
                     for how, one in zip(hows, answers, strict=True)
                 ]
             )
@@ -238,19 +248,19 @@ def compare(
     return Comparison(rows)
 
 
-def _at_once(looked_at: VisionModel, how: Method, memory: float | None) -> int:
+def _at_once(model: VisionModel, how: Method, memory_gb: float | None) -> int:
     """How many pictures to explain together: as many as have room for their results, and no more than 32."""
-    high, wide = looked_at.preprocess.size if how.grid == "pixel" else looked_at.grid()
-    bytes_each = how.held(looked_at) * high * wide * 4
-    return max(1, min(_MOST_AT_ONCE, int(budget_bytes(looked_at.device, memory) / bytes_each)))
+    high, wide = model.preprocess.size if how.grid == "pixel" else model.grid()
+    bytes_each = how.num_maps(model) * high * wide * 4
+    return max(1, min(_MOST_AT_ONCE, int(budget_bytes(model.device, memory_gb) / bytes_each)))
 
 
 class _Numbered(Iterator[tuple[int, LoadedImage]]):
     """Yields every picture with its place in the source; one that cannot be read keeps its place."""
 
-    def __init__(self, images: Any, looked_at: VisionModel, on_error: OnError | None) -> None:
+    def __init__(self, images: Any, model: VisionModel, on_error: OnError | None) -> None:
         self.place, self.on_error = 0, on_error
-        self.pictures = pictures(images, looked_at, None if on_error is None else self._lost)
+        self.pictures = pictures(images, model, None if on_error is None else self._lost)
 
     def __next__(self) -> tuple[int, LoadedImage]:
         picture = next(self.pictures)
@@ -263,11 +273,11 @@ class _Numbered(Iterator[tuple[int, LoadedImage]]):
             self.on_error(path, error)
 
 
-def _method(spelled: str | Method | None, step: str | None, looked_at: VisionModel) -> Method:
+def _method(spelled: str | Method | None, step: str | None, model: VisionModel) -> Method:
     """Return the method that is named, or else the one for some effort."""
     if spelled is not None and step is not None:
         raise VitreousError(f"give a method or an effort, not both: {spelled} and {step}")
-    return get_method(recommended_method("quick" if step is None else step, looked_at) if spelled is None else spelled)
+    return get_method(recommended_method("quick" if step is None else step, model) if spelled is None else spelled)
 
 
 class _Ticker:
@@ -290,11 +300,11 @@ class _Ticker:
 
 
 def _session(
-    looked_at: VisionModel,
+    model: VisionModel,
     batch: Sequence[LoadedImage],
     aim: Target,
     seed: int = 0,
-    memory: float | None = None,
+    memory_gb: float | None = None,
     grid: str | None = None,
     inner: InnerBatch | None = None,
 ) -> Context:
@@ -302,64 +312,68 @@ def _session(
     if len(sizes) > 1:
         raise ImageError(f"tensors of different sizes cannot be explained together: {sorted(sizes)}")
     inputs = torch.stack([picture.tensor for picture in batch])
-    return Context(looked_at, inputs, aim, seed, inner, memory, grid=grid)
+    return Context(model, inputs, aim, seed, inner, memory_gb, grid=grid)
 
 
 def _explanations(
-    session: Context,
+    context: Context,
     snapshot: Snapshot,
-    looked_at: VisionModel,
+    model: VisionModel,
     batch: Sequence[LoadedImage],
     origin: Origin,
     answered: Attribution,
     grid: str | None,
 ) -> list[Explanation]:
-    target, how = session.target, origin.method
-    maps = to_grid(answered.map, grid, looked_at, session.inputs).cpu()
-    probabilities = session.probabilities.cpu()
+    target, how = context.target, origin.method
+    maps = to_grid(answered.map, grid, model, context.inputs).cpu()
+    probabilities = context.probabilities.cpu()
     best = probabilities.argmax(dim=1)
     asked = None
     if target.function is None:
         asked = Question.of(
-            looked_at, how, None, (), target.value, target.only, grid=grid, seed=session.seed, snapshot=snapshot
+            model, how, None, (), target.output, target.class_subset, grid=grid, seed=context.seed, snapshot=snapshot
         )
     made = []
     for i, picture in enumerate(batch):
         explained = None if target.classes is None else int(target.classes[i])
         predicted = int(best[i])
         extras = {name: value[i].cpu().clone() for name, value in answered.extras.items()}
-        rivals = () if target.against is None else tuple(target.against[i].tolist())
-        among = () if target.among is None else tuple(c for c in target.among[i].tolist() if c >= 0)
-        name = getattr(target.function, "__name__", "callable") if explained is None else looked_at.label(explained)
+        rivals = () if target.contrast is None else tuple(target.contrast[i].tolist())
+        compare_classes = (
+            () if target.compare_classes is None else tuple(c for c in target.compare_classes[i].tolist() if c >= 0)
+        )
+        name = getattr(target.function, "__name__", "callable") if explained is None else model.label(explained)
         made.append(
             Explanation(
                 map=maps[i].clone(),
                 target=explained,
                 label=name,
                 probability=None if explained is None else float(probabilities[i, explained]),
-                method=how.spelling,
+                method=how.spec,
                 settings=how.settings,
-                seed=session.seed,
-                model=looked_at.name,
-                prediction=Prediction(predicted, looked_at.label(predicted), float(probabilities[i, predicted])),
-                image=picture.seen,
+                seed=context.seed,
+                model=model.name,
+                prediction=Prediction(predicted, model.label(predicted), float(probabilities[i, predicted])),
+                image=picture.image,
                 name=picture.name,
-                value="callable" if target.function is not None else " and ".join(how.values(target.value)),
-                asked=target.value,
+                output="callable" if target.function is not None else " and ".join(how.outputs(target.output)),
+                asked=target.output,
                 identity=None
                 if asked is None
-                else Identity(replace(asked, against=rivals, among=among), picture.digest, explained),
-                only=target.only or (),
-                among=among,
-                against=rivals,
-                rivals=tuple(looked_at.label(each) for each in rivals),
+                else Identity(
+                    replace(asked, contrast=rivals, compare_classes=compare_classes), picture.digest, explained
+                ),
+                class_subset=target.class_subset or (),
+                compare_classes=compare_classes,
+                contrast=rivals,
+                contrast_classes=tuple(model.label(each) for each in rivals),
                 extras=extras,
-                names=tuple(looked_at.label(c) for c in extras["classes"].tolist() if c >= 0)
+                class_names=tuple(model.label(c) for c in extras["classes"].tolist() if c >= 0)
                 if "classes" in extras
                 else (),
                 box=picture.box,
                 source=None if picture.path is None else str(picture.path),
-                photo=picture.photo,
+                original_image=picture.original,
                 origin=origin,
             )
         )

@@ -290,7 +290,7 @@ def why(
     effort: str | None = None,
     method: Any = None,
     seed: int = 0,
-    memory: float | None = None,
+    memory_gb: float | None = None,
     command: str | None = None,
 ) -> Why:
     """Return why a model says what it says about one picture: the answer to show to someone who asks.
@@ -299,31 +299,36 @@ def why(
     print as the way to make the page again, where that is not this call. Cost: up to two explanations and one by VAR,
     and those of ``check``.
     """
-    looked_at = wrap(model)
-    how: dict[str, Any] = {"effort": effort, "method": method, "seed": seed, "memory": memory}
-    e = explain(looked_at, image, target=target, **how)
+    vision_model = wrap(model)
+    how: dict[str, Any] = {"effort": effort, "method": method, "seed": seed, "memory_gb": memory_gb}
+    e = explain(vision_model, image, target=target, **how)
     if not isinstance(e, Explanation):
         raise VitreousError("why takes one picture, got several")
     if e.target is None:
         raise VitreousError("why asks about a class, not about a function")
-    chances = _chances(looked_at, e.image)
+    chances = _chances(vision_model, e.image)
     if abs(float(chances[e.target]) - (e.probability or 0.0)) > _OTHER:
         what = "this tensor holds what no picture of 8 bits can"
         raise VitreousError(f"why shows pictures, and {what}; give the photograph")
     rival = _rival(chances, e.target)
     contrast = owners = None
-    seen = looked_at.preprocess.tensor(e.image)  # as it is: a picture would be cut to size once more
+    seen = vision_model.preprocess.tensor(e.image)  # as it is: a picture would be cut to size once more
     if rival is not None and read(e.method).class_specific:
-        contrast = explain(looked_at, seen, target=e.target, against=[rival], **how)
+        contrast = explain(vision_model, seen, target=e.target, contrast=[rival], **how)
         if min(float(chances[rival]), float(chances[e.target])) >= COMPETES:
-            both: dict[str, Any] = {"among": [[e.target, rival]], "value": "logprob", "seed": seed, "memory": memory}
-            owners = explain(looked_at, seen[None], owning(looked_at), [e.target], **both)[0]
-    command = command or again(looked_at, e, {"target": target, **how})
-    return assemble(looked_at, e, chances, contrast, owners, check(e, looked_at, memory=memory), command)
+            both: dict[str, Any] = {
+                "compare_classes": [[e.target, rival]],
+                "output": "logprob",
+                "seed": seed,
+                "memory_gb": memory_gb,
+            }
+            owners = explain(vision_model, seen[None], owning(vision_model), [e.target], **both)[0]
+    command = command or again(vision_model, e, {"target": target, **how})
+    return assemble(vision_model, e, chances, contrast, owners, check(e, vision_model, memory_gb=memory_gb), command)
 
 
 def assemble(
-    looked_at: VisionModel,
+    model: VisionModel,
     e: Explanation,
     chances: Tensor,
     contrast: Explanation | None,
@@ -337,21 +342,21 @@ def assemble(
     rival = _rival(chances, e.target)
     without = alone = None
     if n:
-        seen = looked_at.preprocess.tensor(e.image)[None]
-        mask = strongest(to_grid(e.map[None], "token", looked_at, seen)[0])
+        seen = model.preprocess.tensor(e.image)[None]
+        mask = strongest(to_grid(e.map[None], "token", model, seen)[0])
         blur = blurred(e.image)
 
         def answer(gone: Tensor, name: str) -> Answer:
             index = int(n[f"class_{name}"])
-            label = looked_at.label(index)
+            label = model.label(index)
             same = label == e.label and index != e.target  # some classes share their name
             picture = replaced(e.image, blur, gone)
             return Answer(picture, index, f"{label}, class {index}" if same else label, n[f"top_{name}"], n[name])
 
         without, alone = answer(mask, "without"), answer(~mask, "alone")
     own = {} if not n else {e.target: n["now"]}
-    said = tuple((looked_at.label(each), own.get(each, float(chances[each]))) for each in order[:_SAID])
-    named = None if rival is None else looked_at.label(rival)
+    said = tuple((model.label(each), own.get(each, float(chances[each]))) for each in order[:_SAID])
+    named = None if rival is None else model.label(rival)
     return Why(e, said, named, contrast, owners, without, alone, checkup, command)
 
 
@@ -361,9 +366,9 @@ def _plainly(verb: str, chance: float) -> str:
     return f"{verb.removesuffix(' only') if words.startswith('under') else verb} {words}"
 
 
-def owning(looked_at: VisionModel) -> str:
+def owning(model: VisionModel) -> str:
     """Return the method that tells which class owns which patch: over a decomposition, where there is a stream."""
-    return f"var@sharp({'plus(decompx)' if looked_at.has_residual_stream else 'gradcam'})"
+    return f"var@sharp({'plus(decompx)' if model.has_residual_stream else 'gradcam'})"
 
 
 def _rival(chances: Tensor, target: int) -> int | None:
@@ -372,9 +377,9 @@ def _rival(chances: Tensor, target: int) -> int | None:
     return next((each for each in order if each != target), None)
 
 
-def _chances(looked_at: VisionModel, picture: Image.Image) -> Tensor:
+def _chances(model: VisionModel, picture: Image.Image) -> Tensor:
     """Return the probability of every class for exactly this picture."""
-    return probabilities(looked_at.logits(looked_at.preprocess.tensor(picture)[None]), None)[0].cpu()
+    return probabilities(model.logits(model.preprocess.tensor(picture)[None]), None)[0].cpu()
 
 
 def _legend(e: Explanation, low: str, high: str) -> Legend:
@@ -385,7 +390,12 @@ def _owned(e: Explanation) -> tuple[Image.Image, None, str, list[tuple[str, str]
     """Return the picture of who owns which patch, no scale, no note, and what its colours mean."""
     shares, maps = (e.extras[name].double().numpy() for name in ("distribution", "maps"))
     colours = ["#" + bytes(colour).hex() for colour in show.class_colours(len(shares))]
-    return show.owner_overlay(e.image, shares, strength(maps)), None, "", list(zip(colours, e.names, strict=False))
+    return (
+        show.owner_overlay(e.image, shares, strength(maps)),
+        None,
+        "",
+        list(zip(colours, e.class_names, strict=False)),
+    )
 
 
 def trust(finding: Finding) -> Trust:

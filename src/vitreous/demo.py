@@ -114,13 +114,13 @@ def _why(model: VisionModel, scene: Scene, keep: Keeper) -> Section:
     keep(f"{name}.png", picture)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", VitreousWarning)  # TIS explains the probability, and says so under its map
-        compared = compare(model, picture, METHODS, value=_VALUE)
+        compared = compare(model, picture, METHODS, output=_VALUE)
     keep(f"{name}-panel.png", compared.panel())
     part = telling_part(scene.label)
     siblings = [kind.name for kind in CLASSES if kind.family == CLASSES[scene.label].family and kind.name != scene.name]
-    plain = explain(model, picture, _JUDGED, value=_VALUE)
-    rather = explain(model, picture, "plus(decompx)", scene.name, against=siblings)
-    shared = explain(model, picture, f"var@sharp(decompx, classes={'|'.join(siblings)!r})", scene.name, value=_VALUE)
+    plain = explain(model, picture, _JUDGED, output=_VALUE)
+    rather = explain(model, picture, "plus(decompx)", scene.name, contrast=siblings)
+    shared = explain(model, picture, f"var@sharp(decompx, classes={'|'.join(siblings)!r})", scene.name, output=_VALUE)
     owners = keep(f"{name}-owners.png", shared.picture("owners", tile=168))
     without = predictions(model, [scene, scene.without(part)])[:, scene.label].tolist()
     row = [
@@ -157,7 +157,7 @@ def _story(honest: VisionModel, cheat: VisionModel, keep: Keeper) -> Section:
     marked = unpack(betray(drawn[:_STORY]))
     rendered, shown = _drawn(marked)
     models = (honest, cheat)
-    explained = [explain(model, shown, _JUDGED, value=_VALUE) for model in models]
+    explained = [explain(model, shown, _JUDGED, output=_VALUE) for model in models]
     on_marker, on_creature = (
         [_share(maps, mask) for maps in explained] for mask in (rendered.marker, rendered.creature)
     )

@@ -49,8 +49,8 @@ def followed(progress: Followed, what: str) -> Iterator[Tick | None]:
     """Give the function to call on the way: the user's own, that of a bar, or none."""
     if isinstance(progress, bool):
         if progress:
-            with bar(what) as tick:
-                yield tick
+            with bar(what) as on_progress:
+                yield on_progress
         else:
             yield None
     elif progress is None or callable(progress):

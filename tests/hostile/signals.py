@@ -37,13 +37,13 @@ def state(model: nn.Module) -> Any:
     )
 
 
-def main(spelling: str, count: int) -> None:
+def main(spec: str, count: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     model = FAMILIES["vit"]().train()
     model.blocks[1].eval()
     model.blocks[0].mlp.fc1.weight.requires_grad_(False)
     model.blocks[2].register_forward_hook(lambda *_: None)
-    inputs, method, draw = images(model, 2), vt.get_method(spelling), random.Random(0)
+    inputs, method, draw = images(model, 2), vt.get_method(spec), random.Random(0)
     began = time.monotonic()
     expected = method.attribute(model, inputs, 1)
     method.attribute(model, inputs, 1)

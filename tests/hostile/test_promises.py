@@ -65,9 +65,9 @@ print((most - before) / 2**30)
 """
 
 
-def peak(spelling: str, batch: int) -> float:
+def peak(spec: str, batch: int) -> float:
     """GiB that a method takes at ``memory=0.1``, in a process of its own."""
-    code = PEAK.format(spelling=spelling, batch=batch)
+    code = PEAK.format(spelling=spec, batch=batch)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     return float(done.stdout)
@@ -75,15 +75,15 @@ def peak(spelling: str, batch: int) -> float:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the memory of a process from /proc")
 @pytest.mark.parametrize(
-    ("spelling", "batch", "most"),
+    ("spec", "batch", "most"),
     [
         pytest.param("smooth(saliency, samples=100)", 4, 0.2, marks=pytest.mark.slow),
         pytest.param("integrated_gradients(steps=200)", 4, 0.2, marks=pytest.mark.slow),
         ("var(saliency, classes='top:30')", 4, 0.25),
     ],
 )
-def test_memory_does_not_grow_with_the_job(spelling: str, batch: int, most: float) -> None:
-    assert peak(spelling, batch) < most
+def test_memory_does_not_grow_with_the_job(spec: str, batch: int, most: float) -> None:
+    assert peak(spec, batch) < most
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_memory_does_not_grow_with_the_job(spelling: str, batch: int, most: floa
 def test_a_pass_is_forgotten_without_the_garbage_collector(how: str) -> None:
     """Circles of references would keep the tensors of every pass until Python happens to look for them."""
     model = FAMILIES["vit"]()
-    view, x = vt.wrap(model), images(model, 2)
-    vt.get_method(how).attribute(view, x, 1)
+    vision_model, x = vt.wrap(model), images(model, 2)
+    vt.get_method(how).attribute(vision_model, x, 1)
     made: list[weakref.ref[Observer]] = []
     begin = Observer.__init__
 
@@ -107,7 +107,7 @@ def test_a_pass_is_forgotten_without_the_garbage_collector(how: str) -> None:
     try:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Observer, "__init__", noted)
-            vt.get_method(how).attribute(view, x, 1)
+            vt.get_method(how).attribute(vision_model, x, 1)
         assert made
         assert [each for each in made if each() is not None] == []
     finally:
@@ -118,9 +118,9 @@ def test_var_in_parts_is_var(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few classes for some images, so that the parts have to be filled up."""
     model = FAMILIES["vit"]().double()
     x = images(model, 5)
-    for spelling in ("var(generic, classes='top:2')", "var(saliency, classes='0,1,2')"):
-        whole, extras = vt.get_method(spelling).attribute(model, x, extras=True)
-        cut, parts = vt.get_method(spelling).attribute(model, x, extras=True, memory=1e-6)
+    for spec in ("var(generic, classes='top:2')", "var(saliency, classes='0,1,2')"):
+        whole, extras = vt.get_method(spec).attribute(model, x, extras=True)
+        cut, parts = vt.get_method(spec).attribute(model, x, extras=True, memory_gb=1e-6)
         torch.testing.assert_close(cut, whole)
         assert extras.keys() == parts.keys()
         for name, value in extras.items():
@@ -132,7 +132,7 @@ def test_smooth_in_parts_has_the_mean_and_deviation_of_all_copies() -> None:
     x, how = images(model, 2), vt.get_method("smooth(ixg, samples=7)")
     whole, extras = how.attribute(model, x, 1, extras=True)
     for size in (1, 2, 6):
-        cut, parts = how.attribute(model, x, 1, extras=True, internal_batch_size=size)
+        cut, parts = how.attribute(model, x, 1, extras=True, batch_size=size)
         torch.testing.assert_close(cut, whole)
         torch.testing.assert_close(parts["deviation"], extras["deviation"])
 
@@ -248,8 +248,8 @@ def test_odd_targets_on_the_command_line(here: Path) -> None:
 
 
 def test_sub_networks_say_what_they_take() -> None:
-    view = vt.wrap(FAMILIES["vit"]())
-    part = view.suffix(1)
+    model = vt.wrap(FAMILIES["vit"]())
+    part = model.suffix(1)
     for tokens in (torch.zeros(0, 17, 24), torch.zeros(2, 17, 25), torch.zeros(2, 17), torch.zeros(2, 1, 24)):
         lines(lambda tokens=tokens: Context(part, tokens, Target.of(part, len(tokens), 1)).logits, "takes tokens|empty")
 
@@ -264,15 +264,15 @@ def test_a_model_made_in_inference_mode_is_explained() -> None:
 
 def test_statistics_of_a_wrong_shape_are_refused(tmp_path: Path) -> None:
     model = FAMILIES["vit"]()
-    view, x = vt.wrap(model), images(model, 12)
-    made = vt.collect_activation_stats(view, x)
+    vision_model, x = vt.wrap(model), images(model, 12)
+    made = vt.collect_activation_stats(vision_model, x)
     from dataclasses import replace
 
     for cut in (lambda m: m[:, :5], lambda m: m[:3]):
         moments = {key: type(each)(cut(each.mean), cut(each.square), each.n) for key, each in made.moments.items()}
         how = vt.get_method("coiba(steps=3)")
         bad = replace(how, stats=replace(made, moments=moments))
-        lines(lambda bad=bad: bad.attribute(view, x[:1]), "do not fit tokens of shape")
+        lines(lambda bad=bad: bad.attribute(vision_model, x[:1]), "do not fit tokens of shape")
     nothing = {key: type(each)(each.mean * float("nan"), each.square, each.n) for key, each in made.moments.items()}
     path = replace(made, moments=nothing).save(tmp_path / "s.safetensors")
     lines(lambda: vt.ActivationStats.load(path), "holds no statistics that can be read")
@@ -290,8 +290,8 @@ def test_deep_spellings_are_read_at_once() -> None:
     for _ in range(19):
         spelled = f"consensus({spelled}, generic)"
     method = vt.get_method(spelled)
-    assert method.values("logit") == ("logit",)
-    assert len(method.parts()) == 39
+    assert method.outputs("logit") == ("logit",)
+    assert len(method.components()) == 39
     assert len(method.fingerprint) == 32
 
 

@@ -61,13 +61,13 @@ def test_a_forward_of_the_users_own_is_not_ignored(own: Any, training: bool) -> 
     x = images(model, 2)
     vt.explain(model, x, "rollout")
     own(model)  # also after the model was found good
-    view = vt.wrap(model)
+    vision_model = vt.wrap(model)
     asked = (
         lambda: vt.explain(model, x, "rollout"),
-        lambda: vt.get_method("coiba").attribute(view, x),
-        lambda: vt.evaluate(view, x, "ixg", "deletion(steps=2)"),
-        lambda: view.logits(x),
-        lambda: vt.collect_activation_stats(view, x),
+        lambda: vt.get_method("coiba").attribute(vision_model, x),
+        lambda: vt.evaluate(vision_model, x, "ixg", "deletion(steps=2)"),
+        lambda: vision_model.logits(x),
+        lambda: vt.collect_activation_stats(vision_model, x),
     )
     for ask in asked:
         with pytest.raises(vt.VitreousError, match="computes something else than its parts"):
@@ -84,10 +84,10 @@ def test_a_forward_that_only_looks_is_followed() -> None:
 
 @pytest.mark.parametrize("family", EVERY)
 def test_every_family_is_proven(family: str) -> None:
-    view = vt.wrap(EVERY[family]())
-    view.verify(images(view, 2))
-    nn.init.constant_(next(p for p in view.module.parameters() if p.ndim > 1), 0.3)
-    view.verify(images(view, 2))
+    model = vt.wrap(EVERY[family]())
+    model.verify(images(model, 2))
+    nn.init.constant_(next(p for p in model.module.parameters() if p.ndim > 1), 0.3)
+    model.verify(images(model, 2))
 
 
 def test_a_block_used_six_times_is_six_blocks() -> None:
@@ -112,7 +112,7 @@ def test_noise_depends_on_no_neighbour_and_no_cut(how: str) -> None:
     together = method.attribute(model, x, target=1)
     torch.testing.assert_close(method.attribute(model, x[1:2], target=1)[0], together[1], rtol=1e-6, atol=1e-8)
     for size in (1, 2, 4):
-        cut = method.attribute(model, x, target=1, internal_batch_size=size)
+        cut = method.attribute(model, x, target=1, batch_size=size)
         torch.testing.assert_close(cut, together, rtol=1e-6, atol=1e-8)
 
 
@@ -140,9 +140,9 @@ def test_pictures_without_names_are_counted_through_the_whole_source(tmp_path: P
     maps = torch.rand(5, 4, 4, generator=torch.Generator().manual_seed(0))
     for place, each in enumerate(maps):
         np.save(tmp_path / f"input-{place}.npy", each.numpy())
-    whole = vt.evaluate(model, x, {"maps": tmp_path}, "deletion(steps=4)", baselines=False)
+    whole = vt.evaluate(model, x, {"maps": tmp_path}, "deletion(steps=4)", controls=False)
     for source in ([x[:2], x[2:4], x[4:]], list(x), iter([x[:3], x[3:]]), [(x[:2], [0, 1]), (x[2:], [1, 2, 3])]):
-        found = vt.evaluate(model, source, {"maps": tmp_path}, "deletion(steps=4)", baselines=False)
+        found = vt.evaluate(model, source, {"maps": tmp_path}, "deletion(steps=4)", controls=False)
         assert found.images == whole.images == tuple(f"input-{place}" for place in range(5))
         np.testing.assert_allclose(found["maps", "deletion(steps=4)"], whole["maps", "deletion(steps=4)"], atol=1e-6)
     photos = [Image.new("RGB", (40, 40), (i, i, i)) for i in range(3)]
@@ -155,10 +155,13 @@ def test_pictures_without_names_are_counted_through_the_whole_source(tmp_path: P
 def test_a_value_that_is_none_is_refused_everywhere(value: Any) -> None:
     model = FAMILIES["vit"]()
     x = images(model, 1)
-    asks = [lambda: vt.get_method("ixg").attribute(model, x, value=value), lambda: Target(value=value)]
+    asks = [lambda: vt.get_method("ixg").attribute(model, x, output=value), lambda: Target(output=value)]
     if value is not None:  # which is the default of these
-        asks += [lambda: vt.explain(model, x, "ixg", value=value), lambda: vt.compare(model, x[0], "ixg", value=value)]
-        asks += [lambda: vt.evaluate(model, x, "ixg", "deletion", value=value)]
+        asks += [
+            lambda: vt.explain(model, x, "ixg", output=value),
+            lambda: vt.compare(model, x[0], "ixg", output=value),
+        ]
+        asks += [lambda: vt.evaluate(model, x, "ixg", "deletion", output=value)]
     for ask in asks:
         with pytest.raises(vt.VitreousError, match="is not one of logit, prob, logprob"):
             ask()
@@ -202,7 +205,9 @@ def test_a_number_means_the_same_in_every_command(here: Path) -> None:
     scored = run("score", MODEL[1], "a.png", *given, "--names", "names.json", "--target", "1", "--method", "ixg",
                  "--metric", "deletion(steps=2)", "--json")  # fmt: skip
     assert json.loads(scored.out)["plan"]["target"] == "1"
-    model = vt.load(MODEL[1], pretrained=False, img_size=32, num_classes=3, checkpoint="w.pth", labels=["0", "2", "1"])
+    model = vt.load(
+        MODEL[1], pretrained=False, img_size=32, num_classes=3, checkpoint="w.pth", class_names=["0", "2", "1"]
+    )
     expected = vt.evaluate(model, "a.png", "ixg", "deletion(steps=2)", target=2)
     found = json.loads(scored.out)["methods"][0]["scores"]["deletion(steps=2)"]["mean"]
     assert found == pytest.approx(expected.mean("ixg", "deletion(steps=2)"), abs=1e-6)
@@ -213,14 +218,14 @@ def test_a_number_means_the_same_in_every_command(here: Path) -> None:
 
 def test_a_surrounding_autocast_changes_nothing() -> None:
     model = FAMILIES["vit"]()
-    view, x = vt.wrap(model), images(model, 2)
-    e = vt.explain(view, x, "ixg", 1)[0]
+    vision_model, x = vt.wrap(model), images(model, 2)
+    e = vt.explain(vision_model, x, "ixg", 1)[0]
 
     def everything() -> list[Any]:
-        table = vt.evaluate(view, x, "ixg", ["deletion(steps=4)", "token_deletion_aopc"])
+        table = vt.evaluate(vision_model, x, "ixg", ["deletion(steps=4)", "token_deletion_aopc"])
         scores = [table["ixg", metric].tolist() for metric in table.metrics]
-        checked = e.check(view, inputs=x[0]).to_json()
-        return [view.logits(x), view.logits(x, keep=torch.tensor([[0, 3], [1, 2]])), scores, checked]
+        checked = e.check(vision_model, inputs=x[0]).to_json()
+        return [vision_model.logits(x), vision_model.logits(x, keep=torch.tensor([[0, 3], [1, 2]])), scores, checked]
 
     plain = everything()
     with torch.autocast("cpu", torch.float16):
@@ -321,9 +326,9 @@ def test_weights_that_are_not_there_are_refused(make: Any, tmp_path: Path) -> No
 
 def test_sessions_keep_the_users_view_out_of_their_work() -> None:
     model = FAMILIES["vit"]()
-    view, x = vt.wrap(model), images(model, 1)
-    session = Context(view, x, Target.of(view, 1))
-    assert session.view is not view
-    assert session.view.source_model is view
-    assert session.view.fingerprint == view.fingerprint
-    assert session.fork(x).view is session.view
+    vision_model, x = vt.wrap(model), images(model, 1)
+    context = Context(vision_model, x, Target.of(vision_model, 1))
+    assert context.model is not vision_model
+    assert context.model.source_model is vision_model
+    assert context.model.fingerprint == vision_model.fingerprint
+    assert context.with_inputs(x).model is context.model

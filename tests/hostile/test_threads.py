@@ -105,21 +105,21 @@ def test_a_plain_call_beside_coiba_in_training_mode() -> None:
 
 @pytest.mark.parametrize("family", EVERY)
 def test_a_twin_is_the_model_and_shares_its_weights(family: str) -> None:
-    view = vt.wrap(EVERY[family]())
-    view.module.requires_grad_(False)  # it decides which kernel a product takes
-    inputs, twin = images(view, 2), view.shared_copy()
+    model = vt.wrap(EVERY[family]())
+    model.module.requires_grad_(False)  # it decides which kernel a product takes
+    inputs, twin = images(model, 2), model.shared_copy()
     with torch.no_grad():
         assert torch.equal(
             twin.forward_head(twin.forward_blocks(twin.embed(inputs))),
-            view.forward_head(view.forward_blocks(view.embed(inputs))),
+            model.forward_head(model.forward_blocks(model.embed(inputs))),
         )
-    ours, theirs = dict(twin.module.named_parameters()), dict(view.module.named_parameters())
+    ours, theirs = dict(twin.module.named_parameters()), dict(model.module.named_parameters())
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
         assert weight.data_ptr() == theirs[name].data_ptr()
         assert weight is not theirs[name]
         assert not weight.requires_grad
-    assert not {id(each) for each in twin.module.modules()} & {id(each) for each in view.module.modules()}
+    assert not {id(each) for each in twin.module.modules()} & {id(each) for each in model.module.modules()}
     with torch.no_grad():
         next(iter(theirs.values())).mul_(1.5)  # training goes on, and is seen
-        assert torch.equal(twin.embed(inputs), view.embed(inputs))
+        assert torch.equal(twin.embed(inputs), model.embed(inputs))

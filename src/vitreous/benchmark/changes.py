@@ -109,11 +109,11 @@ def apply_changes(
 def refuse_unnamed_code(protocol: Protocol, named: Protocol, changes: Changes) -> None:
     """Refuse rows whose code only the files of the run name: they may be from anybody, and importing runs code."""
     texts = {part for text in changes.methods for part in (text.lstrip("+"), *split(text.lstrip("+")))}
-    for label, spelling in protocol.methods.items():
-        if is_code(spelling) and spelling not in named.methods.values() and not texts & {label, spelling}:
+    for label, spec in protocol.methods.items():
+        if is_code(spec) and spec not in named.methods.values() and not texts & {label, spec}:
             text = one_line(label)
             raise VitreousError(
-                f"the run has the row {text}, which imports {one_line(spelling)}, and this command does not name it: "
+                f"the run has the row {text}, which imports {one_line(spec)}, and this command does not name it: "
                 f"add --method '+{text}' if you trust that code, or --method='-{text}' to go on without"
             )
 
@@ -171,17 +171,17 @@ def _change_methods(
     protocol: Protocol, known: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]
 ) -> Protocol:
     rows = {**known.methods, **protocol.methods}
-    meant = _meanings(rows, lambda spelling: get_method(spelling).spelling)
+    meant = _meanings(rows, lambda spec: get_method(spec).spec)
     listed = _Listed.of("method", texts, meant, rows)
     past = {*known.methods, *(name for plan in plans for each in plan.settings for name in each.methods)}
     names = listed.applied(list(protocol.methods), protocol.name, past - set(BASELINES))
     if names == list(protocol.methods):
         return protocol
-    reference = protocol.judge.reference if protocol.judge.reference in names else None
+    reference = protocol.evaluation.reference if protocol.evaluation.reference in names else None
     return replace(
         protocol,
         methods={name: rows.get(name, name) for name in names},
-        judge=replace(protocol.judge, reference=reference),
+        evaluation=replace(protocol.evaluation, reference=reference),
         models=tuple(replace(each, methods=listed.narrowed(each.methods, each.label)) for each in protocol.models),
     )
 
@@ -189,15 +189,15 @@ def _change_methods(
 def _change_metrics(
     protocol: Protocol, known: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]
 ) -> Protocol:
-    own = protocol.judge.metrics
-    past = {*known.judge.metrics, *(name for plan in plans for each in plan.settings for name in each.metrics)}
-    columns = dict.fromkeys([*own, *known.judge.metrics, *sorted(past)], "")
-    listed = _Listed.of("metric", texts, _meanings(columns, lambda each: get_metric(each).spelling), columns)
+    own = protocol.evaluation.metrics
+    past = {*known.evaluation.metrics, *(name for plan in plans for each in plan.settings for name in each.metrics)}
+    columns = dict.fromkeys([*own, *known.evaluation.metrics, *sorted(past)], "")
+    listed = _Listed.of("metric", texts, _meanings(columns, lambda each: get_metric(each).spec), columns)
     names = tuple(listed.applied(own, protocol.name, past))
     if names == own:
         return protocol
     sets = [_narrowed_data(each, listed) for each in (protocol.data, *protocol.also)]
-    return replace(protocol, judge=replace(protocol.judge, metrics=names), data=sets[0], also=tuple(sets[1:]))
+    return replace(protocol, evaluation=replace(protocol.evaluation, metrics=names), data=sets[0], also=tuple(sets[1:]))
 
 
 def _narrowed_data(data: DataSpec, listed: _Listed) -> DataSpec:
@@ -210,10 +210,10 @@ def _change_seeds(protocol: Protocol, known: Protocol, texts: Sequence[str], pla
             raise VitreousError(f"--seed {one_line(text)} is no whole number from 0 on")
         return str(int(text))
 
-    own = list(map(str, protocol.judge.seeds))
-    past = {*map(str, known.judge.seeds), *(str(unit.seed) for plan in plans for unit in plan.units)}
+    own = list(map(str, protocol.evaluation.seeds))
+    past = {*map(str, known.evaluation.seeds), *(str(unit.seed) for plan in plans for unit in plan.units)}
     seeds = _Listed.of("seed", texts, seed).applied(own, protocol.name, past)
-    return replace(protocol, judge=replace(protocol.judge, seeds=tuple(map(int, seeds))))
+    return replace(protocol, evaluation=replace(protocol.evaluation, seeds=tuple(map(int, seeds))))
 
 
 def _change_models(protocol: Protocol, known: Protocol, changes: Changes, plans: Sequence[RecordedPlan]) -> Protocol:
@@ -248,13 +248,17 @@ def _only_model(known: Protocol, protocol: Protocol, spec: ModelSpec) -> Protoco
 
 
 def _with_precision(protocol: Protocol, precision: str | None) -> Protocol:
-    return protocol if precision is None else replace(protocol, judge=replace(protocol.judge, precision=precision))
+    return (
+        protocol
+        if precision is None
+        else replace(protocol, evaluation=replace(protocol.evaluation, precision=precision))
+    )
 
 
 def _meanings(rows: Mapping[str, str], canonical: Callable[[str], str]) -> Callable[[str], str]:
     """Return what gives the label of a text: itself, or the row that means the same in another spelling."""
 
-    def spelling(text: str) -> str:
+    def spec(text: str) -> str:
         try:
             return canonical(text)
         except VitreousError:  # a folder of maps, a callable; or a mistake, which the run refuses by name
@@ -262,8 +266,8 @@ def _meanings(rows: Mapping[str, str], canonical: Callable[[str], str]) -> Calla
 
     by_meaning: dict[str, str] = {}
     for label, how in rows.items():
-        by_meaning.setdefault(spelling(how or label), label)
-    return lambda text: text if text in rows else by_meaning.get(spelling(text), text)
+        by_meaning.setdefault(spec(how or label), label)
+    return lambda text: text if text in rows else by_meaning.get(spec(text), text)
 
 
 # -- protocols beside each other ---------------------------------------------------------------------------
@@ -273,9 +277,9 @@ def _merged(began: Protocol, run: Protocol, named: Protocol) -> Protocol:
     """Return the named protocol with what the run has changed of the one that it was begun with."""
     methods = _merged_list(list(began.methods), list(run.methods), list(named.methods))
     rows = {**run.methods, **named.methods}
-    judge = _merged_fields(began.judge, run.judge, named.judge)
+    judge = _merged_fields(began.evaluation, run.evaluation, named.evaluation)
     lists: dict[str, Any] = {
-        name: tuple(_merged_list(*(list(getattr(each.judge, name)) for each in (began, run, named))))
+        name: tuple(_merged_list(*(list(getattr(each.evaluation, name)) for each in (began, run, named))))
         for name in ("metrics", "seeds")
     }
     reference = judge.reference if judge.reference in methods else None
@@ -284,7 +288,7 @@ def _merged(began: Protocol, run: Protocol, named: Protocol) -> Protocol:
     return replace(
         named,
         methods={label: rows[label] for label in methods},
-        judge=replace(judge, reference=reference, **lists),
+        evaluation=replace(judge, reference=reference, **lists),
         models=tuple(replace(each, methods=tuple(m for m in each.methods if m in methods)) for each in models),
         data=replace(data, metrics=tuple(m for m in data.metrics if m in lists["metrics"])),
         also=tuple(replace(each, metrics=tuple(m for m in each.metrics if m in lists["metrics"])) for each in also),
@@ -319,8 +323,8 @@ def _differences(before: Protocol, after: Protocol, dropped_only: bool = False) 
     for noun, old, new in (
         ("models", [each.label for each in before.models], [each.label for each in after.models]),
         ("methods", list(before.methods), list(after.methods)),
-        ("metrics", list(before.judge.metrics), list(after.judge.metrics)),
-        ("seeds", list(map(str, before.judge.seeds)), list(map(str, after.judge.seeds))),
+        ("metrics", list(before.evaluation.metrics), list(after.evaluation.metrics)),
+        ("seeds", list(map(str, before.evaluation.seeds)), list(map(str, after.evaluation.seeds))),
     ):
         for word, some in (
             ("dropped", [each for each in old if each not in new]),
@@ -331,30 +335,30 @@ def _differences(before: Protocol, after: Protocol, dropped_only: bool = False) 
     other = [each for each, how in after.methods.items() if before.methods.get(each, how) != how]
     if other:
         told.append(f"methods with another meaning: {', '.join(map(one_line, other))}")
-    if before.judge.reference is not None and after.judge.reference is None:
-        told.append(f"reference dropped: {one_line(before.judge.reference)}")
+    if before.evaluation.reference is not None and after.evaluation.reference is None:
+        told.append(f"reference dropped: {one_line(before.evaluation.reference)}")
     return told
 
 
 def stale_units(settings: Sequence[RunConfig], plans: Sequence[RecordedPlan], finished: Collection[str]) -> list[str]:
     """Return the units that are left and were planned with other code than is here: nobody can do them any more."""
-    marks = {spelling: each.marks[name] for each in settings for name, spelling in each.methods.items()}
+    marks = {spec: each.method_digests[name] for each in settings for name, spec in each.methods.items()}
     models = {each.label: each.fingerprint for each in settings}
 
     @cache
-    def is_changed(noun: str, spelling: str, planned: str) -> bool:
+    def is_changed(noun: str, spec: str, planned: str) -> bool:
         try:
             if noun == "metric":
-                return get_metric(spelling).code != planned
-            return (marks.get(spelling) or mark_of(spelling, method_of(spelling))) != planned
+                return get_metric(spec).code != planned
+            return (marks.get(spec) or mark_of(spec, method_of(spec))) != planned
         except VitreousError:  # what is not there any more is reported by whoever tries to do the unit
             return False
 
     def is_stale(setting: RunConfig, unit: Unit) -> bool:
         return (
             models.get(setting.label, setting.fingerprint) != setting.fingerprint
-            or any(is_changed("method", setting.methods[name], setting.marks[name]) for name in unit.methods)
-            or any(is_changed("metric", setting.metrics[name], setting.metric_mark(name)) for name in unit.metrics)
+            or any(is_changed("method", setting.methods[name], setting.method_digests[name]) for name in unit.methods)
+            or any(is_changed("metric", setting.metrics[name], setting.metric_digest(name)) for name in unit.metrics)
         )
 
     left = [(plan.settings[unit.setting], unit) for plan, unit in wanted_units(plans) if unit.id not in finished]
@@ -390,10 +394,10 @@ def change_messages(settings: Sequence[RunConfig], units: Iterable[Unit], plans:
 
 def _cells(setting: RunConfig, unit: Unit) -> Iterator[tuple[Any, tuple[str, str, str], str, str]]:
     """Yield every cell of a unit, the digests of model, method and metric, and the labels of the last two."""
-    columns = [(name, setting.metrics[name], setting.metric_mark(name)) for name in unit.metrics]
+    columns = [(name, setting.metrics[name], setting.metric_digest(name)) for name in unit.metrics]
     for label in unit.methods:
         for name, what, mark in columns or [("", mode, "") for mode in unit.modes]:
-            marks = (setting.fingerprint, setting.marks[label], mark)
+            marks = (setting.fingerprint, setting.method_digests[label], mark)
             for picture in unit.pictures:
                 yield (picture, unit.seed, setting.methods[label], what), marks, label, name
 
@@ -403,19 +407,21 @@ def _may(mark: str) -> str:
 
 
 @cache
-def _owner(spelling: str) -> str:
-    how = method_of(spelling, [spelling])  # of a setting that was just decided, by what the user names
+def _owner(spec: str) -> str:
+    how = method_of(spec, [spec])  # of a setting that was just decided, by what the user names
     return (
-        "your" if isinstance(how, ExternalExplainer) or any(is_external(type(part)) for part in how.parts()) else "the"
+        "your"
+        if isinstance(how, ExternalExplainer) or any(is_external(type(part)) for part in how.components())
+        else "the"
     )
 
 
 def check_code(setting: RunConfig, unit: Unit, method: Callable[[RunConfig, str], Any]) -> None:
     """Refuse to do a unit with another method or metric than it was planned with, such as on a machine of a cluster."""
     for name in unit.methods:
-        _refuse(name, setting.marks[name], mark_of(setting.methods[name], method(setting, name)))
+        _refuse(name, setting.method_digests[name], mark_of(setting.methods[name], method(setting, name)))
     for name in unit.metrics:
-        _refuse(name, setting.metric_mark(name), get_metric(setting.metrics[name]).code)
+        _refuse(name, setting.metric_digest(name), get_metric(setting.metrics[name]).code)
 
 
 def _refuse(name: str, planned: str, here: str) -> None:

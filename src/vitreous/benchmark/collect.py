@@ -46,7 +46,7 @@ def settings_of(plans: Sequence[RecordedPlan], wanted: Mapping[str, Any]) -> lis
     """Return one setting for each model and data set that is wanted: the last one, with all methods planned for it."""
     protocol = wanted.get("protocol", {})
     specs = {each["label"]: each for each in protocol.get("models", ())}
-    target = protocol.get("judge", {}).get("target")
+    target = protocol.get("evaluation", {}).get("target")
     last: dict[tuple[str, str], RunConfig] = {}
     for fits in (False, True):  # what fits the protocol as it is now counts more
         for setting in (each for plan in plans for each in plan.settings):
@@ -73,11 +73,13 @@ def _merged(setting: RunConfig, plans: Iterable[RecordedPlan]) -> RunConfig:
     same = [each for plan in plans for each in plan.settings if each.identity == setting.identity]
     same = [each for each in same if (each.label, each.data) == (setting.label, setting.data)]
     methods = {name: how for each in [*same, setting] for name, how in each.methods.items()}
-    marks = {name: how for each in [*same, setting] for name, how in each.marks.items()}
+    marks = {name: how for each in [*same, setting] for name, how in each.method_digests.items()}
     metrics = {name: how for each in [*same, setting] for name, how in each.metrics.items()}
-    metric_marks = {name: each.metric_mark(name) for each in [*same, setting] for name in each.metrics}
+    metric_marks = {name: each.metric_digest(name) for each in [*same, setting] for name in each.metrics}
     modes = tuple(sorted({mode for each in same for mode in each.modes}))
-    return replace(setting, methods=methods, marks=marks, metrics=metrics, metric_marks=metric_marks, modes=modes)
+    return replace(
+        setting, methods=methods, method_digests=marks, metrics=metrics, metric_digests=metric_marks, modes=modes
+    )
 
 
 def _narrowed(setting: RunConfig, protocol: Mapping[str, Any]) -> RunConfig:
@@ -85,15 +87,15 @@ def _narrowed(setting: RunConfig, protocol: Mapping[str, Any]) -> RunConfig:
     spec = next(each for each in protocol["models"] if each["label"] == setting.label)
     data = next(each for each in (protocol["data"], *protocol.get("also", ())) if each.get("label", "") == setting.data)
     rows = [name for name in protocol["methods"] if not spec.get("methods") or name in spec["methods"]]
-    beside = [name for name in BASELINES if protocol["judge"].get("baselines", True) and name not in rows]
+    beside = [name for name in BASELINES if protocol["evaluation"].get("controls", True) and name not in rows]
     names = [name for name in (*rows, *beside) if name in setting.methods]
-    columns = [name for name in (data.get("metrics") or protocol["judge"]["metrics"]) if name in setting.metrics]
+    columns = [name for name in (data.get("metrics") or protocol["evaluation"]["metrics"]) if name in setting.metrics]
     return replace(
         setting,
         methods={name: setting.methods[name] for name in names},
-        marks={name: setting.marks[name] for name in names},
+        method_digests={name: setting.method_digests[name] for name in names},
         metrics={name: setting.metrics[name] for name in columns},
-        metric_marks={name: setting.metric_mark(name) for name in columns},
+        metric_digests={name: setting.metric_digest(name) for name in columns},
     )
 
 
@@ -105,7 +107,7 @@ class Known(Protocol):
 
     def entry(self, digest: str) -> Any: ...
 
-    def sample(self, digest: str, view: VisionModel) -> Sample: ...
+    def sample(self, digest: str, model: VisionModel) -> Sample: ...
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,7 @@ class _Reader:
 
 
 def _made_of(setting: RunConfig, label: str) -> tuple[str, str]:
-    return setting.methods[label], setting.marks[label]
+    return setting.methods[label], setting.method_digests[label]
 
 
 class _Part:
@@ -241,7 +243,7 @@ class _Part:
         same = [(plan, unit) for plan in reader.plans for unit in plan.units if self._is_own(plan, unit)]
         own = [(plan, unit) for plan, unit in same if plan.settings[unit.setting].data == setting.data]
         own = own or same  # a later data set of the same pictures: nothing of it had to be planned
-        asked = wanted.get("protocol", {}).get("judge", {}).get("seeds")
+        asked = wanted.get("protocol", {}).get("evaluation", {}).get("seeds")
         planned = dict.fromkeys(unit.seed for _, unit in own)
         self.seeds = tuple(seed for seed in (asked or planned) if seed in planned)
         self.planned = tuple(dict.fromkeys(picture for _, unit in own for picture in unit.pictures))
@@ -331,8 +333,8 @@ class _Part:
         return [name for name in self.setting.methods if _made_of(self.setting, name) == made]
 
     def _columns(self, theirs: RunConfig, label: str) -> list[str]:
-        made = theirs.metrics[label], theirs.metric_mark(label)
-        return [name for name, how in self.setting.metrics.items() if (how, self.setting.metric_mark(name)) == made]
+        made = theirs.metrics[label], theirs.metric_digest(label)
+        return [name for name, how in self.setting.metrics.items() if (how, self.setting.metric_digest(name)) == made]
 
     def _explained(self, unit: Unit, theirs: RunConfig, said: Mapping[str, Any]) -> None:
         self.seconds["explaining"] += said.get("seconds", 0.0)
@@ -439,7 +441,18 @@ class _Part:
     def _plan(self, seed: int, columns: Sequence[str]) -> dict[str, Any]:
         setting = self.setting
         spelled = {name: {"spelling": how} for name, how in setting.methods.items()}
-        kept = ("size", "value", "classes", "precision", "upsample", "ties", "nonfinite", "target", "device", "dtype")
+        kept = (
+            "size",
+            "output",
+            "class_subset",
+            "precision",
+            "interpolation",
+            "tie_breaking",
+            "nan_policy",
+            "target",
+            "device",
+            "dtype",
+        )
         return {
             "methods": spelled,
             "metrics": {name: {"spelling": setting.metrics[name]} for name in columns},

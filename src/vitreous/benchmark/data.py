@@ -64,15 +64,15 @@ class SourceImages:
             raise VitreousError(f"picture {digest} of this run is not in {self.source.word} any more: was it changed?")
         return self.source.entries[self.places[digest]]
 
-    def sample(self, digest: str, view: VisionModel) -> Sample:
+    def sample(self, digest: str, model: VisionModel) -> Sample:
         self.entry(digest)
-        return self.source.sample(view, self.places[digest])
+        return self.source.sample(model, self.places[digest])
 
 
 def digest_of_entry(entry: Entry) -> str:
-    facts = [entry.name, entry.label, entry.boxes, entry.shares, entry.group, entry.among]
-    if entry.ingredients is not None:
-        facts += [entry.recipe, _of_ingredients(entry.ingredients)]
+    facts = [entry.name, entry.label, entry.boxes, entry.shares, entry.group, entry.compare_classes]
+    if entry.source is not None:
+        facts += [entry.build_steps, _of_ingredients(entry.source)]
     told = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     for path in (entry.path if entry.opener is None else None, entry.mask):
         if path is not None:
@@ -111,7 +111,7 @@ class Options:
     data: str | Mapping[str, str] | None = None
     device: str = "auto"
     threads: int = 1
-    memory: float | None = None
+    memory_gb: float | None = None
     images: int | None = None
     checkpoint: Mapping[str, str] | None = None
     """Files of weights by the label of a model, where no hub can be reached."""
@@ -161,12 +161,12 @@ class Part:
         """Where in the source each name is; nothing is read for it."""
         return {entry.name: number for number, entry in enumerate(self.pictures.source.entries)}
 
-    def sample(self, name: str, digest: str, view: VisionModel) -> Sample:
+    def sample(self, name: str, digest: str, model: VisionModel) -> Sample:
         """Read a picture, which must be the one that was planned with."""
         source, number = self.pictures.source, self.numbers.get(name)
         if number is None or digest_of_entry(source.entries[number]) != digest:
             raise VitreousError(changed(name, source.word, number is None))
-        return source.sample(view, number)
+        return source.sample(model, number)
 
     def method(self, text: str) -> Method | ExternalExplainer:
         """Return what a row of this protocol means; what only the files of a run name is not imported."""
@@ -176,45 +176,48 @@ class Part:
         """Refuse what cannot be understood before a model is loaded."""
         for text in self.protocol.methods.values():
             self.method(text)
-        for text in self.protocol.judge.metrics:
+        for text in self.protocol.evaluation.metrics:
             get_metric(text)
 
-    def setting(self, spec: ModelSpec, view: VisionModel) -> RunConfig:
+    def setting(self, spec: ModelSpec, model: VisionModel) -> RunConfig:
         """Fix every number of the units of one model."""
-        judge, source, size = self.protocol.judge, self.pictures.source, view.preprocess.size
+        judge, source, size = self.protocol.evaluation, self.pictures.source, model.preprocess.size
         methods = self.protocol.methods_of(spec)
-        methods |= {name: name for name in defaults.BASELINES if judge.baselines and name not in methods}
-        hows = {name: self.method(spelling) for name, spelling in methods.items()}
-        metrics = {spelling: get_metric(spelling) for spelling in judge.metrics}
-        memory = judge.memory if self.options.memory is None else self.options.memory
-        plan = EvaluationConfig.of(view, (size[0], size[1]), hows, metrics, batch=judge.batch, memory=memory)
+        methods |= {name: name for name in defaults.BASELINES if judge.controls and name not in methods}
+        hows = {name: self.method(spec) for name, spec in methods.items()}
+        metrics = {spec: get_metric(spec) for spec in judge.metrics}
+        memory_gb = judge.memory_gb if self.options.memory_gb is None else self.options.memory_gb
+        plan = EvaluationConfig.of(
+            model, (size[0], size[1]), hows, metrics, batch_size=judge.batch_size, memory_gb=memory_gb
+        )
         return RunConfig(
             label=spec.label,
             data=self.protocol.data.label,
             model=dataclasses.asdict(spec),
-            fingerprint=view.fingerprint,
-            dtype=str(view.dtype).removeprefix("torch."),
-            device=view.device.type,
+            fingerprint=model.fingerprint,
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=model.device.type,
             size=(size[0], size[1]),
-            preprocess=view.preprocess.to_json(),
+            preprocess=model.preprocess.to_json(),
             methods=methods,
-            marks={name: mark_of(methods[name], how) for name, how in hows.items()},
-            metrics={name: judged.spelling for name, judged in metrics.items()},
-            metric_marks={name: judged.code for name, judged in metrics.items() if judged.code},
-            modes=tuple(sorted({judged.explain for judged in metrics.values()})),
+            method_digests={name: mark_of(methods[name], how) for name, how in hows.items()},
+            metrics={name: judged.spec for name, judged in metrics.items()},
+            metric_digests={name: judged.code for name, judged in metrics.items() if judged.code},
+            modes=tuple(sorted({judged.explain_class for judged in metrics.values()})),
             target=judge.target,
-            labelled=source.has_labels,
-            value=judge.value,
-            classes=source.classes if self.protocol.data.classes == "own" else None,
-            precision=judge.precision if view.device.type == "cuda" else "float32",
-            upsample=judge.upsample,
-            ties=judge.ties,
-            nonfinite=judge.nonfinite,
+            has_labels=source.has_labels,
+            output=judge.output,
+            class_subset=source.classes if self.protocol.data.class_subset == "own" else None,
+            precision=judge.precision if model.device.type == "cuda" else "float32",
+            interpolation=judge.interpolation,
+            tie_breaking=judge.tie_breaking,
+            nan_policy=judge.nan_policy,
             least_confidence=self.protocol.data.least_confidence,
-            memory=plan.memory,
-            images=judge.unit or (min(plan.images, _ON_A_CPU) if view.device.type == "cpu" else plan.images),
-            inner=plan.inner,
-            states=plan.states,
+            memory_gb=plan.memory_gb,
+            images_per_unit=judge.images_per_unit
+            or (min(plan.images_per_unit, _ON_A_CPU) if model.device.type == "cpu" else plan.images_per_unit),
+            attribution_batch=plan.attribution_batch,
+            forward_batch=plan.forward_batch,
             threads=self.options.threads,
         )
 

@@ -84,10 +84,10 @@ class Careful(ExternalExplainer):
 
     raised: dict[str, str] = field(default_factory=dict)
 
-    def maps(self, name: str, view: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Tensor:
+    def maps(self, name: str, model: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Tensor:
         """Return maps ``[B, h, w]``, all at once or, if that fails, one by one."""
         try:
-            return super().maps(name, view, samples, inputs, classes)
+            return super().maps(name, model, samples, inputs, classes)
         except (torch.OutOfMemoryError, ModelChangedError):
             raise
         except Exception as error:
@@ -97,7 +97,7 @@ class Careful(ExternalExplainer):
         for at, sample in enumerate(samples):
             own = slice(at, at + 1)
             try:
-                found.append(super().maps(name, view, [sample], inputs[own], classes[own]))
+                found.append(super().maps(name, model, [sample], inputs[own], classes[own]))
             except (torch.OutOfMemoryError, ModelChangedError):
                 raise
             except Exception as error:

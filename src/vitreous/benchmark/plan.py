@@ -60,7 +60,7 @@ def _groups(setting: RunConfig, seed: int, pictures: Sequence[str], known: set[C
         missing = tuple(cell[1:] for cell in _wanted(setting, seed, picture) if cell not in known)
         if missing:
             gaps.setdefault(missing, []).append(picture)
-    size = setting.images
+    size = setting.images_per_unit
     return [some[at : at + size] for some in gaps.values() for at in range(0, len(some), size)]
 
 
@@ -102,7 +102,7 @@ def _cells(setting: RunConfig, unit: Unit) -> list[Cell]:
 
 
 def _map(setting: RunConfig, seed: int, picture: str, method: str, mode: str) -> Cell:
-    return picture, setting.identity, str(seed), setting.methods[method], setting.marks[method], mode
+    return picture, setting.identity, str(seed), setting.methods[method], setting.method_digests[method], mode
 
 
 def _score(setting: RunConfig, seed: int, picture: str, method: str, metric: str) -> Cell:
@@ -111,10 +111,10 @@ def _score(setting: RunConfig, seed: int, picture: str, method: str, metric: str
         setting.identity,
         str(seed),
         setting.methods[method],
-        setting.marks[method],
+        setting.method_digests[method],
         "",
         setting.metrics[metric],
-        setting.metric_mark(metric),
+        setting.metric_digest(metric),
     )
 
 
@@ -206,7 +206,10 @@ def as_before(setting: RunConfig, plans: Sequence[RecordedPlan]) -> RunConfig:
     for plan in reversed(plans):
         for known in plan.settings:
             if known.identity == setting.identity and known.device == setting.device:
-                sizes = {name: getattr(known, name) for name in ("images", "inner", "states", "threads", "memory")}
+                sizes = {
+                    name: getattr(known, name)
+                    for name in ("images_per_unit", "attribution_batch", "forward_batch", "threads", "memory_gb")
+                }
                 return replace(setting, **sizes)
     return setting
 
@@ -222,8 +225,8 @@ def asks_more(setting: RunConfig, plans: Sequence[RecordedPlan]) -> bool:
 
 
 def _rows_and_columns(setting: RunConfig) -> set[tuple[Any, ...]]:
-    rows = {(("method", name, how), setting.marks[name]) for name, how in setting.methods.items()}
-    return rows | {(("metric", name, how), setting.metric_mark(name)) for name, how in setting.metrics.items()}
+    rows = {(("method", name, how), setting.method_digests[name]) for name, how in setting.methods.items()}
+    return rows | {(("metric", name, how), setting.metric_digest(name)) for name, how in setting.metrics.items()}
 
 
 def _who(setting: RunConfig) -> tuple[str, str, str]:

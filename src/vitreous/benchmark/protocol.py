@@ -91,7 +91,7 @@ class DataSpec:
     path: str | None = None
     split: str | None = None
     names: str | None = None
-    classes: str | None = None
+    class_subset: str | None = None
     least_confidence: float | None = None
     models: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
@@ -108,15 +108,15 @@ class EvaluationSpec:
     target: str = "pred"
     seeds: tuple[int, ...] = (0,)
     reference: str | None = None
-    baselines: bool = True
-    value: str = "logit"
+    controls: bool = True
+    output: str = "logit"
     precision: str = "float32"
-    upsample: str = "bilinear"
-    ties: str = "random"
-    nonfinite: str = "exclude"
-    unit: int | None = None
-    batch: int | None = None
-    memory: float | None = None
+    interpolation: str = "bilinear"
+    tie_breaking: str = "random"
+    nan_policy: str = "exclude"
+    images_per_unit: int | None = None
+    batch_size: int | None = None
+    memory_gb: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Protocol:
     title: str
     models: tuple[ModelSpec, ...]
     data: DataSpec
-    judge: EvaluationSpec
+    evaluation: EvaluationSpec
     methods: Mapping[str, str]
     paper: str | None = None
     table: str | None = None
@@ -214,7 +214,7 @@ class Protocol:
             data=data,
             also=(),
             models=tuple(model for model in self.models if not data.models or model.label in data.models),
-            judge=replace(self.judge, metrics=data.metrics or self.judge.metrics),
+            evaluation=replace(self.evaluation, metrics=data.metrics or self.evaluation.metrics),
             published=tuple(cell for cell in self.published if cell.data == data.label),
         )
 

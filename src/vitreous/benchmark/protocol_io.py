@@ -88,7 +88,7 @@ class _Whole:
     scale: float = 1.0
 
 
-_TABLES = ("models", "data", "also", "judge", "methods", "absent", "layout", "published")
+_TABLES = ("models", "data", "also", "evaluation", "methods", "absent", "layout", "published")
 
 
 class _File(Checker):
@@ -113,7 +113,7 @@ class _File(Checker):
             title=whole.title,
             models=self._records(ModelSpec, "models", least=1),
             data=data,
-            judge=self.record(EvaluationSpec, self._table("judge", needed=True), "judge"),
+            evaluation=self.record(EvaluationSpec, self._table("evaluation", needed=True), "evaluation"),
             methods=self._texts("methods", needed=True),
             paper=whole.paper,
             table=whole.table,
@@ -135,7 +135,7 @@ class _File(Checker):
             "models": self._records(ModelSpec, "models", least=1),
             "data": self.record(DataSpec, self._table("data", needed=True), "data"),
             "also": self._records(DataSpec, "also"),
-            "judge": self.record(EvaluationSpec, self._table("judge", needed=True), "judge"),
+            "evaluation": self.record(EvaluationSpec, self._table("evaluation", needed=True), "evaluation"),
             "published": self._records(Published, "published"),
             "methods": self._texts("methods", needed=True),
             "absent": self._texts("absent"),
@@ -221,8 +221,8 @@ class _Check:
             self.data(where, data)
             for label in data.models:
                 self.file.choice(f"{where}.models", label, self.labels)
-            for spelling in data.metrics:
-                self.file.choice(f"{where}.metrics", spelling, self.protocol.judge.metrics)
+            for spec in data.metrics:
+                self.file.choice(f"{where}.metrics", spec, self.protocol.evaluation.metrics)
         self._once("models", self.labels)
         self._once("data", [data.label for data in (self.protocol.data, *self.protocol.also)])
         self._cells()
@@ -231,7 +231,7 @@ class _Check:
         from vitreous.registry.citations import PAPERS
         from vitreous.results.table_plots import KINDS
 
-        made, judge, choice = self.protocol, self.protocol.judge, self.file.choice
+        made, judge, choice = self.protocol, self.protocol.evaluation, self.file.choice
         if made.paper is not None:
             choice("paper", made.paper, PAPERS)
         for key, given, known in (
@@ -240,19 +240,19 @@ class _Check:
             ("layout.columns", made.columns, _AXES),
             ("layout.figures", made.figures, KINDS),
             ("judge.target", (judge.target,), ("pred", "label", "given")),
-            ("judge.value", (judge.value,), ("logit", "prob", "logprob")),
+            ("judge.value", (judge.output,), ("logit", "prob", "logprob")),
             ("judge.precision", (judge.precision,), PRECISIONS),
-            ("judge.upsample", (judge.upsample,), ("bilinear", "nearest")),
-            ("judge.ties", (judge.ties,), ("random", "raster", "reverse_raster")),
-            ("judge.nonfinite", (judge.nonfinite,), ("exclude", "lowest", "raise")),
+            ("judge.upsample", (judge.interpolation,), ("bilinear", "nearest")),
+            ("judge.ties", (judge.tie_breaking,), ("random", "raster", "reverse_raster")),
+            ("judge.nonfinite", (judge.nan_policy,), ("exclude", "lowest", "raise")),
             ("judge.reference", (judge.reference,) if judge.reference and self.file.strict else (), made.methods),
         ):
             for word in given:
                 choice(key, word, known)
-        for key, number in (("unit", judge.unit), ("batch", judge.batch)):
+        for key, number in (("images_per_unit", judge.images_per_unit), ("batch_size", judge.batch_size)):
             self._least(f"judge.{key}", number, 1)
-        if judge.memory is not None and judge.memory <= 0:
-            raise self.file.wrong("judge.memory", judge.memory, "must be above 0, in GiB")
+        if judge.memory_gb is not None and judge.memory_gb <= 0:
+            raise self.file.wrong("judge.memory", judge.memory_gb, "must be above 0, in GiB")
         for key, count in (("metrics", len(judge.metrics)), ("seeds", len(judge.seeds))):
             if not count:
                 raise self.file.wrong(f"judge.{key}", [], "is empty")
@@ -270,17 +270,17 @@ class _Check:
         for label in self.protocol.absent:
             if label in self.protocol.methods:
                 raise self.file.wrong("absent", label, "is one of the methods")
-        for label, spelling in self.protocol.methods.items():
-            self._understood(f"methods.{one_line(repr(label))}", spelling, get_method)
-        metrics = self.protocol.judge.metrics
+        for label, spec in self.protocol.methods.items():
+            self._understood(f"methods.{one_line(repr(label))}", spec, get_method)
+        metrics = self.protocol.evaluation.metrics
         meant = [self._understood(f"judge.metrics[{place}]", each, get_metric) for place, each in enumerate(metrics)]
         self._once("judge.metrics", meant)
 
-    def _understood(self, key: str, spelling: str, understand: Any) -> str:
+    def _understood(self, key: str, spec: str, understand: Any) -> str:
         try:
-            return str(understand(spelling).spelling)
+            return str(understand(spec).spelling)
         except VitreousError as error:
-            raise self.file.wrong(key, spelling, str(error)) from None
+            raise self.file.wrong(key, spec, str(error)) from None
 
     def _label(self, key: str, label: str) -> None:
         if not label.isprintable() or not label.strip():
@@ -314,8 +314,8 @@ class _Check:
         self.file.choice(f"{where}.choose", data.choose, CHOOSE)
         for key, number in (("images", data.images), ("seed", data.seed)):
             self._least(f"{where}.{key}", number, 0)
-        if data.classes is not None:
-            self.file.choice(f"{where}.classes", data.classes, ("own",))
+        if data.class_subset is not None:
+            self.file.choice(f"{where}.classes", data.class_subset, ("own",))
         if data.least_confidence is not None and not 0 < data.least_confidence <= 1:
             complaint = "is a probability, above 0 and at most 1"
             raise self.file.wrong(f"{where}.least_confidence", data.least_confidence, complaint)
@@ -332,7 +332,7 @@ class _Check:
                 raise VitreousError(f"{self.file.path}: {where} has neither a value nor a source")
             self.file.choice(f"{where}.data", cell.data, sets)
             data = sets[cell.data]
-            self.file.choice(f"{where}.metric", cell.metric, data.metrics or self.protocol.judge.metrics)
+            self.file.choice(f"{where}.metric", cell.metric, data.metrics or self.protocol.evaluation.metrics)
             for key, label, known in (
                 ("model", cell.model, data.models or tuple(models)),
                 ("method", cell.method, models[cell.model].methods if cell.model in models else ()),

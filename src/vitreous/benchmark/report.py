@@ -126,7 +126,9 @@ def lead(findings: Sequence[Finding]) -> str:
     largest = max(findings, key=lambda each: len(each.table.images)).table
     count = _count(len(largest.images), "picture")
     count += f" in {_count(len(set(largest.groups)), 'group')}" if largest.groups is not None else ""
-    explained = {"pred": "the predicted class", "label": "the true class"}.get(protocol.judge.target, "a given class")
+    explained = {"pred": "the predicted class", "label": "the true class"}.get(
+        protocol.evaluation.target, "a given class"
+    )
     many = f"{len(findings[0].gathered.seeds)} seeds" if len(findings[0].gathered.seeds) > 1 else "one seed"
     seen = f"{explained} of {count} ({', '.join(sets)})"
     who = models[0] if len(models) == 1 else _count(len(models), "model")
@@ -195,10 +197,10 @@ def _options_of(ran: Protocol) -> list[str] | None:
     usual = read(ran.name)
     models = [] if set(_labels(ran)) <= set(_labels(usual)) and _labels(ran) else _labels(ran)
     size = next((each.size for each in ran.models if each.label in models), None)
-    seeds = [] if ran.judge.seeds == usual.judge.seeds else list(map(str, ran.judge.seeds))
-    precision = None if ran.judge.precision == usual.judge.precision else ran.judge.precision
+    seeds = [] if ran.evaluation.seeds == usual.evaluation.seeds else list(map(str, ran.evaluation.seeds))
+    precision = None if ran.evaluation.precision == usual.evaluation.precision else ran.evaluation.precision
     for methods in _ways(list(ran.methods), list(usual.methods)):
-        for metrics in _ways(list(ran.judge.metrics), list(usual.judge.metrics)):
+        for metrics in _ways(list(ran.evaluation.metrics), list(usual.evaluation.metrics)):
             tried = Changes(methods, metrics, seeds, models, size, precision)
             if _makes(usual, tried, ran):
                 return _in_words(tried)

@@ -56,8 +56,8 @@ class Sight:
         known = self.known[setting.data]
         entry = known.entry(digest)
         if entry.ingredients is not None and self.view is not None:
-            view = self.view(setting)
-            return view.preprocess.picture(known.sample(digest, view).picture.tensor)
+            model = self.view(setting)
+            return model.preprocess.picture(known.sample(digest, model).picture.tensor)
         is_own = setting.preprocess["mode"] == OWN
         how = self.view(setting).preprocess if is_own and self.view is not None else _preprocess(setting)
         photo = entry.open()
@@ -134,47 +134,49 @@ def _strips(finding: Finding, sight: Sight, name: str, first: str, rows: list[in
     if sight.view is None or not rows:
         return ""
     try:
-        view = sight.view(finding.gathered.setting)
+        model = sight.view(finding.gathered.setting)
     except VitreousError as error:
         return card(note(f"Strips are not shown: {one_line(str(error))}."), "What the model was shown")
     for metric in dict.fromkeys([first, *finding.table.metrics]):
-        needs = finding.table.judges[metric].needs(_geometry(view, finding.gathered.setting))
+        needs = finding.table.judges[metric].requests(_geometry(model, finding.gathered.setting))
         states = [
             each for each in needs if isinstance(each, RankedRemoval) and each.by == "map" and len(each.spans) > 2
         ]
         if states:
-            drawn = "".join(_strip(finding, sight, view, name, metric, states, row) for row in rows)
+            drawn = "".join(_strip(finding, sight, model, name, metric, states, row) for row in rows)
             text = f"In the order of {known_as(name)}'s map, as {metric} changes the picture; "
             text += "below each, the value that the stored curve has there."
             return card(note(text) + drawn, "What the model was shown")
     return ""
 
 
-def _geometry(view: VisionModel, setting: RunConfig) -> ImageShape:
-    probe = torch.empty(1, 3, *setting.size, dtype=view.dtype, device=view.device)
-    return ImageShape(setting.size, view.grid(probe), view.depth)
+def _geometry(model: VisionModel, setting: RunConfig) -> ImageShape:
+    probe = torch.empty(1, 3, *setting.size, dtype=model.dtype, device=model.device)
+    return ImageShape(setting.size, model.grid(probe), model.depth)
 
 
 def _strip(
-    finding: Finding, sight: Sight, view: VisionModel, name: str, metric: str, states: list[RankedRemoval], row: int
+    finding: Finding, sight: Sight, model: VisionModel, name: str, metric: str, states: list[RankedRemoval], row: int
 ) -> str:
     gathered, need = finding.gathered, states[0]
-    map = gathered.map(gathered.pictures[row], name, finding.table.judges[metric].explain)
+    map = gathered.map(gathered.pictures[row], name, finding.table.judges[metric].explain_class)
     if map is None:
         return ""
     seen = sight.seen(gathered.setting, gathered.pictures[row])
     steps = sorted({round(at) for at in np.linspace(0, len(need.spans) - 1, _STEPS)})
-    some = RankedRemoval(need.unit, need.substrate, need.keep, tuple(need.spans[step] for step in steps))
-    inputs, own = view.preprocess.tensor(seen)[None], torch.as_tensor(np.asarray(map))[None]
+    some = RankedRemoval(need.unit, need.baseline, need.keep, tuple(need.spans[step] for step in steps))
+    inputs, own = model.preprocess.tensor(seen)[None], torch.as_tensor(np.asarray(map))[None]
     setting = gathered.setting
-    shown = perturbed(view, inputs, own, some, upsample=setting.upsample, ties=setting.ties, seed=gathered.seeds[0])[0]
+    shown = perturbed(
+        model, inputs, own, some, upsample=setting.interpolation, ties=setting.tie_breaking, seed=gathered.seeds[0]
+    )[0]
     kept = [c for c in gathered.tables[0].curves.get((name, metric), {}).values() if len(c.x) == len(need.spans)]
     whole = math.prod(setting.size) if need.unit == "pixel" else max(max(span) for span in need.spans)
     tiles = []
     for step, state, count in zip(steps, shown, some.counts, strict=True):
         value = "" if not kept else number(float(kept[0].y[row, step]), 2)
         word = "put back" if need.keep else "removed"
-        tiles.append(_tile(view.preprocess.picture(state), f"{count / whole:.0%} {word}", value))
+        tiles.append(_tile(model.preprocess.picture(state), f"{count / whole:.0%} {word}", value))
     return f'<h3 class="gap">{escape(finding.table.images[row])}</h3><div class="tiles">{"".join(tiles)}</div>'
 
 
@@ -262,9 +264,9 @@ def _bins(finding: Finding) -> dict[str, Any]:
 
 def _sweeps(finding: Finding) -> list[tuple[list[str], dict[str, Any]]]:
     """Return the rows of each sweep and where they stand in it, by their spellings: labels may say anything."""
-    rows = {spelling: label for label, spelling in finding.gathered.setting.methods.items()}
+    rows = {spec: label for label, spec in finding.gathered.setting.methods.items()}
     return [
-        ([rows[spelling] for spelling in each.methods], {"x": list(each.x), "across": each.across, "name": each.name})
+        ([rows[spec] for spec in each.methods], {"x": list(each.x), "across": each.across, "name": each.name})
         for each in sweeps(list(rows))
     ]
 

@@ -108,8 +108,8 @@ def _head(finding: Finding, metric: str) -> Cell:
 
 
 def _named(finding: Finding, name: str) -> str:
-    spelling = finding.gathered.setting.methods[name]
-    title = f' title="{escape(spelling)}"' if spelling != name else ""
+    spec = finding.gathered.setting.methods[name]
+    title = f' title="{escape(spec)}"' if spec != name else ""
     reference = "<small>reference</small>" if name == finding.reference else ""
     return f"<span{title}>{escape(known_as(name))}</span>{reference}"
 
@@ -320,9 +320,9 @@ def _brief(seconds: float) -> str:
     return f"{size:.0f} {unit}" if size >= 10 else f"{size:.1f} {unit}"
 
 
-def _passes(spelling: str) -> tuple[float, float, str]:
+def _passes(spec: str) -> tuple[float, float, str]:
     try:
-        how = get_method(spelling)
+        how = get_method(spec)
     except VitreousError:  # maps of others, or a plugin that is not here
         return math.nan, math.nan, "not ours"
     return (*how.cost, "" if how.info.cost_note == "base" else how.info.cost_note)
@@ -458,11 +458,11 @@ def _settings(finding: Finding) -> dict[str, str]:
         "left out": f"{unsure} pictures to whose true class the model gives less than {setting.least_confidence:g}"
         if setting.least_confidence is not None
         else "",
-        "explained": f"{setting.target} class, {setting.value}",
-        "ranking": f"upsample {setting.upsample}, ties {setting.ties}, non-finite maps: {setting.nonfinite}",
+        "explained": f"{setting.target} class, {setting.output}",
+        "ranking": f"upsample {setting.interpolation}, ties {setting.tie_breaking}, non-finite maps: {setting.nan_policy}",
         "numbers": f"{setting.dtype} to explain, {setting.precision} to judge"
         + (" (audited)" if facts["audits"] else ""),
-        "sizes": f"{setting.images} pictures in a unit, {setting.inner} inputs in a pass, {setting.states} states",
+        "sizes": f"{setting.images_per_unit} pictures in a unit, {setting.attribution_batch} inputs in a pass, {setting.forward_batch} states",
         "plan": "; ".join(f"revision {n} ({each['why']}): {each['units']} units" for n, each in revisions),
         "retried": f"{facts['retried']} units, after a failure or the loss of a worker" if facts["retried"] else "",
         "ran on": ", ".join(f"{name} ({count} units)" for name, count in facts["devices"].items()),

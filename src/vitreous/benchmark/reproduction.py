@@ -326,9 +326,9 @@ class _Pair:
             how = get_method(ours)
         except VitreousError:
             return [f"other method: {ours} instead of {theirs}"] if ours != theirs else []
-        if theirs is not None and how.spelling != get_method(theirs).spelling:
+        if theirs is not None and how.spec != get_method(theirs).spec:
             causes.append(f"other method setting: {ours} instead of {theirs}")
-        for part in how.parts():
+        for part in how.components():
             told = str(getattr(part, "notes", {}).get("statistics", ""))
             if told.startswith(("world", "noise", "own")):
                 causes.append(f"other statistics: noise of {part.info.name} from {told}")
@@ -339,13 +339,13 @@ class _Pair:
         assert self.metric is not None
         setting, causes = self.finding.gathered.setting, []
         ours, theirs = get_metric(setting.metrics[self.metric]), get_metric(self.cell.metric)
-        if ours.spelling != theirs.spelling:
-            causes.append(f"other metric setting: {ours.spelling} instead of {theirs.spelling}")
-        if setting.target != self.paper.judge.target:
-            causes.append(f"other class explained: {setting.target} instead of {self.paper.judge.target}")
-        if (setting.classes is not None) != (self._data.classes == "own"):
+        if ours.spec != theirs.spec:
+            causes.append(f"other metric setting: {ours.spec} instead of {theirs.spec}")
+        if setting.target != self.paper.evaluation.target:
+            causes.append(f"other class explained: {setting.target} instead of {self.paper.evaluation.target}")
+        if (setting.class_subset is not None) != (self._data.class_subset == "own"):
             causes.append("other softmax: over other classes")
-        if setting.precision != self.paper.judge.precision:
+        if setting.precision != self.paper.evaluation.precision:
             causes.append(f"other precision: {setting.precision}")
         return causes
 

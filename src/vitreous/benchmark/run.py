@@ -119,7 +119,7 @@ class BenchmarkRun:
             stale = stale_units(settings, plans, self.store.finished())
             units: list[Unit] = []
             for number, (setting, (_, part)) in enumerate(zip(settings, decided, strict=True)):
-                seeds, pictures = part.protocol.judge.seeds, part.pictures.digests
+                seeds, pictures = part.protocol.evaluation.seeds, part.pictures.digests
                 units += missing_units(setting, number, seeds, pictures, plans, stale)
             changes = change_messages(settings, units, plans)
             if units or stale or any(asks_more(setting, plans) for setting in settings):
@@ -172,8 +172,8 @@ class BenchmarkRun:
             return f"the pictures {one_line(setting.data)} are not wanted now"
         return ""
 
-    def _is_foreign(self, spelling: str) -> bool:
-        return is_code(spelling) and spelling not in self.protocol.methods.values()
+    def _is_foreign(self, spec: str) -> bool:
+        return is_code(spec) and spec not in self.protocol.methods.values()
 
     def _tell_versions(self) -> None:
         """Say so where another version goes on with what is there."""
@@ -186,8 +186,8 @@ class BenchmarkRun:
         found = []
         for spec in self.protocol.models:
             parts = [part for part in self.parts if spec in part.protocol.models]
-            view = self._load(spec)
-            found += [(part.setting(spec, view), part) for part in parts]
+            model = self._load(spec)
+            found += [(part.setting(spec, model), part) for part in parts]
         return found
 
     def _refuse_changes(self, settings: Sequence[RunConfig], plans: Sequence[RecordedPlan]) -> None:
@@ -347,7 +347,7 @@ class BenchmarkRun:
             smaller = smaller.narrowed({m for u in left for m in u.methods}, {m for u in left for m in u.metrics})
             less = [Unit.of(smaller, 0, u.seed, u.pictures, u.methods, u.modes, u.metrics) for u in left]
             names = {picture: plan.names[picture] for unit in left for picture in unit.pictures}
-            sizes = f"inner {job.setting.inner} to {smaller.inner}, states {job.setting.states} to {smaller.states}"
+            sizes = f"inner {job.setting.attribution_batch} to {smaller.attribution_batch}, states {job.setting.forward_batch} to {smaller.forward_batch}"
             why = f"out of memory on {smaller.label}: {sizes}"
             self.store.add_plan([smaller], less, why, names, [each.id for each in left], self._versions)
 
@@ -367,8 +367,8 @@ class _Everywhere:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
 
-    def sample(self, data: str, name: str, digest: str, view: VisionModel) -> Sample:
-        return next(part for part in self.parts if part.protocol.data.label == data).sample(name, digest, view)
+    def sample(self, data: str, name: str, digest: str, model: VisionModel) -> Sample:
+        return next(part for part in self.parts if part.protocol.data.label == data).sample(name, digest, model)
 
 
 def _part_of(parts: Sequence[Part], label: str, pictures: Sequence[str]) -> Part | None:

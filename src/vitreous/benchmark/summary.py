@@ -93,7 +93,7 @@ def own_perturbation(method: Method, metric: Metric) -> str | None:
     """Say what a method, or a part of it, shares with the perturbation of a metric; ``None`` if nothing."""
     removed = _removals(metric)
     shared: dict[str, list[str]] = {}
-    for part in method.parts():
+    for part in method.components():
         what = _perturbed(part)
         if what in removed:
             shared.setdefault(what, []).append(part.info.name)
@@ -111,8 +111,8 @@ def _perturbed(part: Method) -> str:
 
 def _removals(metric: Metric) -> set[str]:
     """Return what takes the place of what a metric removes, in all its states."""
-    needs = metric.needs(_USUAL)
-    return {need.substrate for need in needs if isinstance(need, RankedRemoval | Masks | WithoutParts)} & set(SHARED)
+    needs = metric.requests(_USUAL)
+    return {need.baseline for need in needs if isinstance(need, RankedRemoval | Masks | WithoutParts)} & set(SHARED)
 
 
 def marks(methods: Mapping[str, Method], metrics: Mapping[str, Metric]) -> tuple[Flag, ...]:
@@ -402,7 +402,7 @@ class Finding:
         known = gathered.table.methods
         if reference is not None and reference not in known:
             raise VitreousError(f"reference {reference!r} is no row of {gathered.label}{nearest(reference, known)}")
-        usual = protocol.judge.reference
+        usual = protocol.evaluation.reference
         return cls(gathered, protocol, reference or (usual if usual in known else None))
 
     @property

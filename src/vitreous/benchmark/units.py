@@ -35,14 +35,14 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 _PICTURE = re.compile(r"[^\W_]{8,64}")
 _CHOICES = {
     "target": ("pred", "label", "given"),
-    "value": ("logit", "prob", "logprob"),
+    "output": ("logit", "prob", "logprob"),
     "precision": ("float32", "float16", "bfloat16"),
-    "upsample": ("bilinear", "nearest"),
-    "ties": ("random", "raster", "reverse_raster"),
-    "nonfinite": ("exclude", "lowest", "raise"),
+    "interpolation": ("bilinear", "nearest"),
+    "tie_breaking": ("random", "raster", "reverse_raster"),
+    "nan_policy": ("exclude", "lowest", "raise"),
 }
 _MODES = ("given", "pred", "label")
-_RANGES = {"images": 2**31, "inner": 2**31, "states": 2**31, "threads": 2**12}
+_RANGES = {"images_per_unit": 2**31, "attribution_batch": 2**31, "forward_batch": 2**31, "threads": 2**12}
 _MOST_SIDE = 2**15
 
 
@@ -87,46 +87,54 @@ class RunConfig:
     size: tuple[int, int]
     preprocess: Mapping[str, Any]
     methods: Mapping[str, str]
-    marks: Mapping[str, str]
+    method_digests: Mapping[str, str]
     metrics: Mapping[str, str]
     modes: tuple[str, ...] = ("given",)
     data: str = ""
     target: str = "pred"
-    labelled: bool = False
-    value: str = "logit"
-    classes: tuple[int, ...] | None = None
+    has_labels: bool = False
+    output: str = "logit"
+    class_subset: tuple[int, ...] | None = None
     precision: str = "float32"
-    upsample: str = "bilinear"
-    ties: str = "random"
-    nonfinite: str = "exclude"
+    interpolation: str = "bilinear"
+    tie_breaking: str = "random"
+    nan_policy: str = "exclude"
     least_confidence: float | None = None
-    memory: float = 4.0
-    images: int = 32
-    inner: int = 32
-    states: int = 32
+    memory_gb: float = 4.0
+    images_per_unit: int = 32
+    attribution_batch: int = 32
+    forward_batch: int = 32
     threads: int = 1
-    metric_marks: Mapping[str, str] = field(default_factory=dict)
+    metric_digests: Mapping[str, str] = field(default_factory=dict)
 
-    def metric_mark(self, label: str) -> str:
+    def metric_digest(self, label: str) -> str:
         """Return the digest of a metric's code; nothing for those of Vitreous."""
-        return self.metric_marks.get(label, "")
+        return self.metric_digests.get(label, "")
 
     def narrowed(self, methods: Collection[str], metrics: Collection[str]) -> RunConfig:
         """Return the setting with these methods and metrics alone, by label."""
         return replace(
             self,
             methods={name: how for name, how in self.methods.items() if name in methods},
-            marks={name: mark for name, mark in self.marks.items() if name in methods},
+            method_digests={name: mark for name, mark in self.method_digests.items() if name in methods},
             metrics={name: how for name, how in self.metrics.items() if name in metrics},
-            metric_marks={name: mark for name, mark in self.metric_marks.items() if name in metrics},
+            metric_digests={name: mark for name, mark in self.metric_digests.items() if name in metrics},
         )
 
     @cached_property
     def identity(self) -> str:
         """A digest of what numbers depend on beyond rounding, beside methods, metrics, seed and pictures."""
-        left_out = {"images", "inner", "states", "threads", "memory", "device", "metric_marks"}
+        left_out = {
+            "images_per_unit",
+            "attribution_batch",
+            "forward_batch",
+            "threads",
+            "memory_gb",
+            "device",
+            "metric_digests",
+        }
         facts = {name: value for name, value in asdict(self).items() if name not in left_out}
-        apart = ("methods", "marks", "metrics", "modes", "label", "model", "data")
+        apart = ("methods", "method_digests", "metrics", "modes", "label", "model", "data")
         return digest_of({**facts, **dict.fromkeys(apart)})
 
     def to_json(self) -> dict[str, Any]:
@@ -149,8 +157,10 @@ class RunConfig:
             raise check.wrong(f"{key}.size", [*made.size, *size], f"must be from 1 to {_MOST_SIDE}")
         if not made.modes or not set(made.modes) <= set(_MODES):
             raise check.wrong(f"{key}.modes", list(made.modes), f"are kinds of class, of {', '.join(_MODES)}")
-        if made.marks.keys() != made.methods.keys():
-            raise check.wrong(f"{key}.marks", sorted(made.marks), "must be there for each of the methods and no other")
+        if made.method_digests.keys() != made.methods.keys():
+            raise check.wrong(
+                f"{key}.marks", sorted(made.method_digests), "must be there for each of the methods and no other"
+            )
         return made
 
 
@@ -195,15 +205,17 @@ class Unit:
         facts = {
             **recorded,
             **dict.fromkeys(("label", "model", "data")),  # words for it: weights and pictures have digests
-            "methods": {name: [setting.methods[name], setting.marks[name]] for name in sorted(self.methods)},
-            "marks": None,
+            "methods": {name: [setting.methods[name], setting.method_digests[name]] for name in sorted(self.methods)},
+            "method_digests": None,
             "modes": list(self.modes),
             "metrics": {name: setting.metrics[name] for name in sorted(self.metrics)},
-            "metric_marks": {name: setting.metric_mark(name) for name in self.metrics if setting.metric_mark(name)},
+            "metric_digests": {
+                name: setting.metric_digest(name) for name in self.metrics if setting.metric_digest(name)
+            },
             "seed": self.seed,
             "pictures": list(self.pictures),
         }
-        return digest_of({name: fact for name, fact in facts.items() if fact or name != "metric_marks"})
+        return digest_of({name: fact for name, fact in facts.items() if fact or name != "metric_digests"})
 
     @property
     def judges(self) -> bool:

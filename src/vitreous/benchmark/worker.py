@@ -79,7 +79,7 @@ def _own() -> str:
 def _packages(text: str, how: Method | ExternalExplainer) -> set[str]:
     """Return the packages that a method is from, but for our own."""
     if isinstance(how, Method):
-        places = {type(part).__module__ for part in how.parts()}
+        places = {type(part).__module__ for part in how.components()}
     else:
         places = {text.partition(":")[0]} if how.live else set()
     return {place.partition(".")[0] for place in places} - {"vitreous"}
@@ -120,7 +120,7 @@ Read = Callable[[str], "Found | None"]
 class Pictures(Protocol):
     """Where the pictures of a run come from; each is known by a digest of its content, label and truth."""
 
-    def sample(self, data: str, name: str, digest: str, view: VisionModel) -> Sample:
+    def sample(self, data: str, name: str, digest: str, model: VisionModel) -> Sample:
         """Read one picture of a data set; an ``ImageError`` says why it cannot be."""
 
 
@@ -149,7 +149,7 @@ class Job:
 
     @property
     def _sizes(self) -> dict[str, int]:
-        return {"inner": self.setting.inner, "states": self.setting.states}
+        return {"attribution_batch": self.setting.attribution_batch, "forward_batch": self.setting.forward_batch}
 
 
 @dataclass
@@ -170,7 +170,7 @@ class Worker:
         """Return what a unit finds; ``read`` gives what earlier units found. Threads are those of the plan."""
         setting, before = job.setting, torch.get_num_threads()
         self._check(setting, job.unit)
-        view = self.view(setting)
+        model = self.view(setting)
         torch.set_num_threads(setting.threads)
         began = time.perf_counter()
         try:
@@ -183,8 +183,8 @@ class Worker:
             "spellings": [setting.methods[name] for name in job.unit.methods],
             "revision": job.revision,
             "seconds": time.perf_counter() - began,
-            "device": view.device.type,
-            "hardware": torch.cuda.get_device_name(view.device) if view.device.type == "cuda" else platform.machine(),
+            "device": model.device.type,
+            "hardware": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.machine(),
             "threads": setting.threads,
             "versions": versions({setting.methods[name]: self.how(setting, name) for name in job.unit.methods}),
         }
@@ -192,7 +192,10 @@ class Worker:
 
     def _check(self, setting: RunConfig, piece: Unit) -> None:
         """Refuse other code than this unit was planned with: looked at once, since files of maps are read for it."""
-        key = (*(setting.marks[name] for name in piece.methods), *(setting.metric_mark(name) for name in piece.metrics))
+        key = (
+            *(setting.method_digests[name] for name in piece.methods),
+            *(setting.metric_digest(name) for name in piece.metrics),
+        )
         if key not in self._checked:
             check_code(setting, piece, self.how)
             self._checked.add(key)
@@ -209,14 +212,14 @@ class Worker:
     # -- explaining --------------------------------------------------------------------------------------
 
     def _mapped(self, job: Job) -> tuple[Arrays, dict[str, Any]]:
-        view, piece = self.view(job.setting), job.unit
+        model, piece = self.view(job.setting), job.unit
         samples, there, unreadable = self._samples(job, piece.pictures)
         arrays: Arrays = {}
         samples, there, unsure = self._sure(job, samples, there)
         said: dict[str, Any] = {"pictures": there, "unreadable": unreadable, "unsure": unsure}
         if samples:
-            plan = self._plan(job.setting, piece, view, ())
-            found = mapped(view, samples, plan, piece.modes, self.tick)
+            plan = self._plan(job.setting, piece, model, ())
+            found = mapped(model, samples, plan, piece.modes, self.tick)
             for number, name in enumerate(piece.methods):
                 maps = found.maps[name]
                 arrays[f"maps/{number}"] = maps.values.detach().float().cpu().numpy()
@@ -231,8 +234,8 @@ class Worker:
     # -- judging -----------------------------------------------------------------------------------------
 
     def _judged(self, job: Job, stored: _Stored) -> tuple[Arrays, dict[str, Any]]:
-        view, piece = self.view(job.setting), job.unit
-        plan = self._plan(job.setting, piece, view, piece.metrics)
+        model, piece = self.view(job.setting), job.unit
+        plan = self._plan(job.setting, piece, model, piece.metrics)
         readable = [picture for picture in piece.pictures if stored.has(picture)]
         samples, there, unreadable = self._samples(job, readable)
         missing = {what: stored.left_out(what, piece.pictures) for what in ("unreadable", "unsure")}
@@ -240,16 +243,16 @@ class Worker:
         if not samples:
             return {}, said
         maps = {name: stored.maps(name, there) for name in piece.methods}
-        judged = unit(view, samples, plan, self.tick, maps)
+        judged = unit(model, samples, plan, self.tick, maps)
         return _arrays(piece, judged), {**said, **_words(judged), "raised": _raised(plan)}
 
     def _samples(self, job: Job, pictures: Sequence[str]) -> tuple[list[Sample], list[str], dict[str, str]]:
         """Return the pictures that can be read, their digests, and why the others cannot."""
         samples, there, unreadable = [], [], {}
-        view, data = self.view(job.setting), job.setting.data
+        model, data = self.view(job.setting), job.setting.data
         for picture in pictures:
             try:
-                samples.append(self.pictures.sample(data, job.names[picture], picture, view))
+                samples.append(self.pictures.sample(data, job.names[picture], picture, model))
                 there.append(picture)
             except ImageError as error:
                 unreadable[picture] = str(error)
@@ -261,38 +264,40 @@ class Worker:
         self, job: Job, samples: list[Sample], there: list[str]
     ) -> tuple[list[Sample], list[str], dict[str, str]]:
         """Return the pictures to whose true class the model gives enough, their digests, and why the others go."""
-        setting, view, unsure = job.setting, self.view(job.setting), dict[str, str]()
+        setting, model, unsure = job.setting, self.view(job.setting), dict[str, str]()
         if setting.least_confidence is None or not samples:
             return samples, there, unsure
         for sample, picture in zip(samples, there, strict=True):
             if sample.label is None:
                 raise VitreousError(f"least_confidence needs the true class of {sample.picture.name}: give labels")
-            logits = view.logits(view.cast(sample.picture.tensor[None]))
-            chance = float(probabilities(logits, setting.classes)[0, sample.label])
+            logits = model.logits(model.cast(sample.picture.tensor[None]))
+            chance = float(probabilities(logits, setting.class_subset)[0, sample.label])
             if chance < setting.least_confidence:
-                unsure[picture] = f"{view.label(sample.label)} has {chance:.2g}, less than {setting.least_confidence:g}"
+                unsure[picture] = (
+                    f"{model.label(sample.label)} has {chance:.2g}, less than {setting.least_confidence:g}"
+                )
         kept = [at for at, picture in enumerate(there) if picture not in unsure]
         return [samples[at] for at in kept], [there[at] for at in kept], unsure
 
-    def _plan(self, setting: RunConfig, piece: Unit, view: VisionModel, metrics: Sequence[str]) -> EvaluationConfig:
-        probe = torch.empty(1, 3, *setting.size, dtype=view.dtype, device=view.device)
+    def _plan(self, setting: RunConfig, piece: Unit, model: VisionModel, metrics: Sequence[str]) -> EvaluationConfig:
+        probe = torch.empty(1, 3, *setting.size, dtype=model.dtype, device=model.device)
         return EvaluationConfig(
             {name: careful(self.how(setting, name)) for name in piece.methods},
             {name: get_metric(setting.metrics[name]) for name in metrics},
-            ImageShape(setting.size, view.grid(probe), view.depth),
-            explained=setting.target,
-            labelled=setting.labelled,
-            value=setting.value,
-            only=setting.classes,
+            ImageShape(setting.size, model.grid(probe), model.depth),
+            target=setting.target,
+            has_labels=setting.has_labels,
+            output=setting.output,
+            class_subset=setting.class_subset,
             precision=setting.precision,
-            upsample=setting.upsample,
-            ties=setting.ties,
-            nonfinite=setting.nonfinite,
+            interpolation=setting.interpolation,
+            tie_breaking=setting.tie_breaking,
+            nan_policy=setting.nan_policy,
             seed=piece.seed,
-            memory=setting.memory,
-            images=setting.images,
-            inner=setting.inner,
-            states=setting.states,
+            memory_gb=setting.memory_gb,
+            images_per_unit=setting.images_per_unit,
+            attribution_batch=setting.attribution_batch,
+            forward_batch=setting.forward_batch,
         )
 
 
@@ -303,7 +308,7 @@ def _raised(plan: EvaluationConfig) -> dict[str, dict[str, str]]:
 
 def modes_of(setting: RunConfig, piece: Unit) -> tuple[str, ...]:
     """Return the kinds of class whose maps a judging unit reads."""
-    return tuple(dict.fromkeys(get_metric(setting.metrics[name]).explain for name in piece.metrics))
+    return tuple(dict.fromkeys(get_metric(setting.metrics[name]).explain_class for name in piece.metrics))
 
 
 @dataclass

@@ -101,7 +101,7 @@ def run(
         Optional[str],  # noqa: UP045
         typer.Option(help="Of perturbed images on a GPU: float32, float16 or bfloat16.", show_default="the protocol's"),
     ] = None,
-    memory: options.Memory = None,
+    memory_gb: options.Memory = None,
     workers: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(min=1, help="Processes, or actors.", show_default="one per GPU, or per core up to 8"),
@@ -149,7 +149,7 @@ def run(
         data=places,
         device=device,
         threads=threads,
-        memory=memory,
+        memory_gb=memory_gb,
         images=images,
         checkpoint=options.pairs(checkpoint, "checkpoint"),
     )
@@ -324,8 +324,8 @@ def _shard(given: str | None) -> tuple[int, int] | None:
 def _progress(quiet: bool) -> Iterator[Any]:
     """Give a callback that draws a bar, or writes a line from time to time where there is no terminal."""
     if quiet or options.ERR.is_terminal:
-        with options.progress_bar("units", quiet) as tick:
-            yield tick
+        with options.progress_bar("units", quiet) as on_progress:
+            yield on_progress
         return
     from vitreous.benchmark.store import Pace
 
@@ -393,7 +393,7 @@ def reproduce(
         Optional[str],  # noqa: UP045
         typer.Option(help="Of perturbed images on a GPU: float32, float16 or bfloat16.", show_default="the protocol's"),
     ] = None,
-    memory: options.Memory = None,
+    memory_gb: options.Memory = None,
     workers: Annotated[Optional[int], typer.Option(min=1, help="Processes.")] = None,  # noqa: UP045
     reference: _Reference = None,
     open_it: _Open = False,
@@ -423,7 +423,7 @@ def reproduce(
         device=device,
         threads=threads,
         precision=precision,
-        memory=memory,
+        memory_gb=memory_gb,
         workers=workers,
         quiet=quiet,
     )

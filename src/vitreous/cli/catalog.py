@@ -104,7 +104,7 @@ def cite(method: Annotated[str, typer.Argument(help="A name or a whole spelling.
 
     name = folded(method.strip())
     bare = [info for info in vt.list_methods() if name in map(folded, (info.name, *info.aliases))]
-    infos = bare or [part.info for part in vt.get_method(method).parts()]
+    infos = bare or [part.info for part in vt.get_method(method).components()]
     papers = {paper.key: paper for info in infos for paper in info.papers}
     found = [paper.bibtex() for paper in papers.values()]
     for info in infos:
@@ -181,7 +181,7 @@ def _describe_metric(info: Any) -> None:
 
 def _print(info: Any, needed: str, facts: dict[str, str]) -> None:
     options.say(f"{', '.join([info.name, *info.aliases])}  ({info.family})", style="bold")
-    options.say(inspect.cleandoc(info.make.__doc__ or ""))
+    options.say(inspect.cleandoc(info.factory.__doc__ or ""))
     table = Table(box=None, pad_edge=False, show_header=False)
     for parameter in info.parameters:
         table.add_row(parameter.name, needed if parameter.required else f"default {parameter.default}")
@@ -292,8 +292,10 @@ def doctor(
     model, more = options.model_first(model, [] if word is None else [word])
     if more:
         raise VitreousError(f"there are two models: {more[0]} and --model {model}")
-    view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt)
-    diagnosis = vt.diagnose(view, seed=seed)
+    vision_model = options.load(
+        model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt
+    )
+    diagnosis = vt.diagnose(vision_model, seed=seed)
     if as_json:
         options.print_json({"schema": "vitreous.doctor/1", **diagnosis.to_json()})
     elif not quiet:
@@ -331,7 +333,7 @@ def stats(
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     batch_size: options.BatchSize = None,
-    memory: options.Memory = None,
+    memory_gb: options.Memory = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     resume: Annotated[bool, typer.Option(help="Go on where an earlier run over the same pictures stopped.")] = False,
@@ -351,10 +353,12 @@ def stats(
     files = [each for path in images for each in vt.image_files(path)] or None
     if (files is None) == (noise is None):
         raise VitreousError("give either pictures or --noise N")
-    view = options.load(model, checkpoint, pretrained, img_size, num_classes, None, device, dtype, quiet, prompt)
+    vision_model = options.load(
+        model, checkpoint, pretrained, img_size, num_classes, None, device, dtype, quiet, prompt
+    )
     with options.progress_bar("statistics", quiet or as_json) as bar:
         written = vt.collect_activation_stats(
-            view,
+            vision_model,
             files,
             noise=noise,
             out=out,
@@ -362,7 +366,7 @@ def stats(
             resume=resume,
             seed=seed,
             batch_size=batch_size,
-            memory=memory,
+            memory_gb=memory_gb,
             progress=bar,
             on_error=options.skipped,
         )

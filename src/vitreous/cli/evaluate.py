@@ -41,7 +41,7 @@ def score(
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="A spelling such as insertion or deletion@coiba; may be repeated."),
     ] = None,
-    truth: Annotated[
+    annotations: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             help="True classes, JSON: {file: class}, a list in order, or a list of {file, label}; or a scenes.json."
@@ -52,8 +52,8 @@ def score(
         typer.Option(help="Where the objects are: a folder of masks named like the pictures, or a JSON of boxes."),
     ] = None,
     target: Annotated[str, typer.Option(help="The explained class: pred, label, an index or a name.")] = "pred",
-    classes: options.Classes = None,
-    baselines: Annotated[bool, typer.Option(help="Random, constant and centre maps for comparison.")] = True,
+    class_subset: options.Classes = None,
+    controls: Annotated[bool, typer.Option(help="Random, constant and centre maps for comparison.")] = True,
     out: Annotated[Optional[Path], typer.Option(help="Write the table as .json or .csv.")] = None,  # noqa: UP045
     figures: Annotated[
         Optional[Path],  # noqa: UP045
@@ -68,7 +68,7 @@ def score(
     names: options.Names = None,
     prompt: options.Prompts = None,
     device: options.Device = "auto",
-    memory: options.Memory = None,
+    memory_gb: options.Memory = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     no_cache: options.NoCache = False,
@@ -94,29 +94,42 @@ def score(
     if figures is not None:
         _check_figures(figures, overwrite)
     files = [each for path in images for each in vt.image_files(path)]
-    labels = None if truth is None else _classes(truth)
+    labels = None if annotations is None else _classes(annotations)
     wanting = [name for name, judge in zip(metrics, judges, strict=True) if judge.needs_labels]
     if labels is None and (wanting or target == "label"):
         raise VitreousError(f"{wanting[0] if wanting else '--target label'} needs the true classes: give --truth")
     known = None if regions is None else vt.load_annotations(regions)
-    lost = next((name for name, judge in zip(metrics, judges, strict=True) if judge.truth), None)
+    lost = next((name for name, judge in zip(metrics, judges, strict=True) if judge.annotation_kinds), None)
     if known is None and lost is not None:
         raise VitreousError(f"{lost} needs to know where the objects are: give --regions")
-    view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, "float32", quiet, prompt)
-    methods = methods or [vt.recommended_method("quick", view), *defaults.judged(view.has_residual_stream)]
+    vision_model = options.load(
+        model, checkpoint, pretrained, img_size, num_classes, names, device, "float32", quiet, prompt
+    )
+    methods = methods or [
+        vt.recommended_method("quick", vision_model),
+        *defaults.judged(vision_model.has_residual_stream),
+    ]
     precision = "float16" if half else "float32"
-    asked: dict[str, Any] = {"precision": precision, "batch": batch_size, "seed": seed, "baselines": baselines}
-    asked |= {"classes": options.classes(classes), "memory": memory}
+    asked: dict[str, Any] = {"precision": precision, "batch_size": batch_size, "seed": seed, "controls": controls}
+    asked |= {"class_subset": options.classes(class_subset), "memory_gb": memory_gb}
     with options.progress_bar("states", quiet or as_json) as bar:
         table = vt.evaluate(
-            view, files, methods, metrics, labels=labels, truth=known, target=target, progress=bar, **asked
+            vision_model,
+            files,
+            methods,
+            metrics,
+            labels=labels,
+            annotations=known,
+            target=target,
+            progress=bar,
+            **asked,
         )
     if as_json:
         options.print_json(table.to_json())
     elif not quiet:
         options.say(str(table))
         plan = table.plan
-        options.say(f"{plan['images']} pictures, {plan['states']} states, batch {plan['batch']}, {precision}")
+        options.say(f"{plan['images']} pictures, {plan['states']} states, batch {plan['forward_batch']}, {precision}")
         if plan["audit"] is not None:
             audit = plan["audit"]
             options.say(
@@ -186,7 +199,7 @@ def birds(
         typer.Option(min=1, help="Width of the dilation of masks in pixels, odd.", show_default="5 at 256 pixels"),
     ] = None,
     oracle: Annotated[bool, typer.Option(help="Maps made of the interventions themselves: what can be had.")] = False,
-    baselines: Annotated[bool, typer.Option(help="Random, constant and centre maps for comparison.")] = True,
+    controls: Annotated[bool, typer.Option(help="Random, constant and centre maps for comparison.")] = True,
     out: Annotated[Optional[Path], typer.Option(help="Write the results as .json or .csv.")] = None,  # noqa: UP045
     batch_size: options.BatchSize = None,
     checkpoint: options.Checkpoint = None,
@@ -194,7 +207,7 @@ def birds(
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
     device: options.Device = "auto",
-    memory: options.Memory = None,
+    memory_gb: options.Memory = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
@@ -221,18 +234,20 @@ def birds(
         raise VitreousError(f"no such folder of birds: {folder}")
     source: Any = folder or vt.world.World(n=scenes, start=start, shortcut=shortcut)
     name = model or word or "world"
-    view = options.load(name, checkpoint, pretrained, img_size, num_classes, None, device, "float32", quiet)
-    chosen = asked_for or ["quick", *defaults.judged(view.has_residual_stream)]
-    methods = {each: vt.recommended_method(each, view) if each in STEPS else each for each in chosen}
-    asked: dict[str, Any] = {"fixed": fixed, "dilation": dilation, "oracle": oracle, "baselines": baselines}
-    asked |= {"batch": batch_size, "memory": memory, "seed": seed}
+    vision_model = options.load(name, checkpoint, pretrained, img_size, num_classes, None, device, "float32", quiet)
+    chosen = asked_for or ["quick", *defaults.judged(vision_model.has_residual_stream)]
+    methods = {each: vt.recommended_method(each, vision_model) if each in STEPS else each for each in chosen}
+    asked: dict[str, Any] = {"fixed": fixed, "dilation": dilation, "oracle": oracle, "controls": controls}
+    asked |= {"batch_size": batch_size, "memory_gb": memory_gb, "seed": seed}
     with options.progress_bar("states", quiet or as_json) as bar:
-        found = vt.funnybirds(view, methods, source, progress=bar, **asked)
+        found = vt.funnybirds(vision_model, methods, source, progress=bar, **asked)
     if as_json:
         options.print_json(found.to_json())
     elif not quiet:
         options.say(str(found))
-        options.say(f"{found.plan['states']} states, dilation {found.plan['dilation']}, batch {found.plan['batch']}")
+        options.say(
+            f"{found.plan['states']} states, dilation {found.plan['dilation']}, batch {found.plan['forward_batch']}"
+        )
     if out is not None:  # what could not be written has been printed
         found.save(out, overwrite=overwrite)
         if not (quiet or as_json):
@@ -246,17 +261,17 @@ def trial(
     ] = None,
     scenes: Annotated[int, typer.Option(min=2, help="How many scenes of the test split; 500 for a verdict.")] = 24,
     seeds: Annotated[int, typer.Option(min=1, help="Runs that differ in ties, masks and noise.")] = 2,
-    substrates: Annotated[int, typer.Option(min=0, help="Further substrates for metrics that have one.")] = 2,
+    baselines: Annotated[int, typer.Option(min=0, help="Further substrates for metrics that have one.")] = 2,
     model: Annotated[
         str, typer.Option("--model", "-m", help="world or world-cnn; those that cheat end in -shortcut.")
     ] = "world",
     shortcut: Annotated[bool, typer.Option("--shortcut", help="Scenes with a marker that betrays the class.")] = False,
-    value: Annotated[str, typer.Option(help="What the oracle measures the loss of: logit or prob.")] = "logit",
+    output: Annotated[str, typer.Option(help="What the oracle measures the loss of: logit or prob.")] = "logit",
     out: Annotated[Optional[Path], typer.Option(help="Write the trial as .json.")] = None,  # noqa: UP045
     half: Annotated[bool, typer.Option(help="Half precision.")] = False,
     batch_size: options.BatchSize = None,
     device: options.Device = "auto",
-    memory: options.Memory = None,
+    memory_gb: options.Memory = None,
     overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -278,12 +293,12 @@ def trial(
             model=model,
             scenes=scenes,
             seeds=seeds,
-            substrates=substrates,
+            baselines=baselines,
             shortcut=shortcut,
-            value=value,
+            output=output,
             device=device,
-            batch=batch_size,
-            memory=memory,
+            batch_size=batch_size,
+            memory_gb=memory_gb,
             precision="float16" if half else "float32",
             progress=bar,
         )

@@ -44,9 +44,9 @@ def explain(
     ] = None,
     effort: options.Effort = None,
     target: options.Targets = None,
-    against: options.Against = None,
-    value: options.Value = None,
-    classes: options.Classes = None,
+    contrast: options.Against = None,
+    output: options.Value = None,
+    class_subset: options.Classes = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Folder for the results: PICTURE/METHOD/CLASS.", show_default="explanations"),
@@ -63,7 +63,7 @@ def explain(
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     batch_size: options.BatchSize = None,
-    memory: options.Memory = None,
+    memory_gb: options.Memory = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     resume: Annotated[bool, typer.Option(help="Do what is missing: leave out what was asked before.")] = False,
@@ -88,10 +88,16 @@ def explain(
     if archive is not None:
         archive.check()
         wanted = archive.once(wanted)
-    view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt)
-    hows = hows or [vt.get_method(vt.recommended_method("quick" if effort is None else effort, view))]
-    aim: dict[str, Any] = {"against": against or None, "value": value, "classes": options.classes(classes)}
-    rounds = _rounds(view, hows, target or [None], {**aim, "seed": seed})
+    vision_model = options.load(
+        model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt
+    )
+    hows = hows or [vt.get_method(vt.recommended_method("quick" if effort is None else effort, vision_model))]
+    aim: dict[str, Any] = {
+        "contrast": contrast or None,
+        "output": output,
+        "class_subset": options.classes(class_subset),
+    }
+    rounds = _rounds(vision_model, hows, target or [None], {**aim, "seed": seed})
     kept: set[tuple[int, Path]] = set()
     for number, asked in enumerate(rounds):
         there = {} if archive is None else _answered(archive, wanted, asked.question)
@@ -111,20 +117,24 @@ def explain(
         lost.add(path)
         options.skipped(path, error)
 
-    budget: dict[str, Any] = {"memory": memory, "batch_size": batch_size, "on_error": skip if len(wanted) > 1 else None}
+    budget: dict[str, Any] = {
+        "memory_gb": memory_gb,
+        "batch_size": batch_size,
+        "on_error": skip if len(wanted) > 1 else None,
+    }
     for number, asked in enumerate(rounds):
         left = [path for path in wanted if (number, path) not in kept and path not in lost]
         with options.progress_bar(known_as(asked.how.spelling), quiet or as_json) as bar:
             given = {**aim, **budget, "seed": seed, "progress": bar}
-            for each in vt.iter_explanations(view, left, asked.how, asked.target, **given) if left else ():
+            for each in vt.iter_explanations(vision_model, left, asked.how, asked.target, **given) if left else ():
                 answer = each.identity["question"] if each.identity and archive is not None else ""
                 if answer in done:
                     continue  # the class that was named is the predicted one, which was asked for too
                 done |= {answer} - {""}
                 if check:
-                    each = replace(each, checkup=vt.check(each, view, memory=memory))
+                    each = replace(each, check_result=vt.check(each, vision_model, memory_gb=memory_gb))
                     which = f", {known_as(each.method)}, {each.label}" if len(rounds) > 1 else ""
-                    verdicts.append(f"{each.name}{which}: {each.checkup}")
+                    verdicts.append(f"{each.name}{which}: {each.check_result}")
                 saved = None if archive is None else archive.save(each, overwrite=overwrite, original=original)
                 rows.append(_row(each, saved))
                 shown += [each] if html is not None else []
@@ -159,9 +169,9 @@ def compare(
     model: options.Model = defaults.MODEL,
     effort: options.Effort = None,
     target: options.Targets = None,
-    against: options.Against = None,
-    value: options.Value = None,
-    classes: options.Classes = None,
+    contrast: options.Against = None,
+    output: options.Value = None,
+    class_subset: options.Classes = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="The panel, a picture file.", show_default="IMAGE-compare.png"),
@@ -176,7 +186,7 @@ def compare(
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    memory: options.Memory = None,
+    memory_gb: options.Memory = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     no_cache: options.NoCache = False,
@@ -197,11 +207,13 @@ def compare(
     place = out or Path(f"{disk.safe_name(image.stem)}-compare.png")
     if options.is_there(place) and not overwrite:
         raise VitreousError(f"{place} is there already; choose another --out or add --overwrite")
-    view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt)
-    asked: dict[str, Any] = {"against": against or None, "value": value, "seed": seed, "memory": memory}
-    asked["classes"] = options.classes(classes)
+    vision_model = options.load(
+        model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt
+    )
+    asked: dict[str, Any] = {"contrast": contrast or None, "output": output, "seed": seed, "memory_gb": memory_gb}
+    asked["classes"] = options.classes(class_subset)
     with options.progress_bar("comparing", quiet or as_json) as bar:
-        comparison = vt.compare(view, image, hows, target or None, effort=effort, progress=bar, **asked)
+        comparison = vt.compare(vision_model, image, hows, target or None, effort=effort, progress=bar, **asked)
     comparison.save(place, overwrite=overwrite, tile=tile)
     if html is not None:
         disk.write_file(html, vt.to_html(comparison).encode(), overwrite=overwrite)
@@ -210,7 +222,9 @@ def compare(
         options.print_json({"schema": "vitreous.compare/1", "panel": str(place), "explanations": rows})
     elif not quiet:
         said = comparison[0].prediction
-        options.say(f"{view.name} said {said.label} ({said.probability:.3f}); {len(comparison)} maps in {place}")
+        options.say(
+            f"{vision_model.name} said {said.label} ({said.probability:.3f}); {len(comparison)} maps in {place}"
+        )
 
 
 class _Round(NamedTuple):
@@ -222,7 +236,7 @@ class _Round(NamedTuple):
 
 
 def _rounds(
-    view: VisionModel, hows: Sequence[Any], targets: Sequence[str | None], asked: dict[str, Any]
+    model: VisionModel, hows: Sequence[Any], targets: Sequence[str | None], asked: dict[str, Any]
 ) -> list[_Round]:
     """Return every method with every target, each question once."""
     import vitreous as vt
@@ -230,7 +244,7 @@ def _rounds(
     rounds: list[_Round] = []
     for how in hows:
         for target in targets:
-            question = vt.question(view, how, target, **asked)
+            question = vt.question(model, how, target, **asked)
             if all(question != each.question for each in rounds):
                 rounds.append(_Round(how, target, question))
     return rounds
@@ -282,7 +296,7 @@ def why(
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    memory: options.Memory = None,
+    memory_gb: options.Memory = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     no_cache: options.NoCache = False,
@@ -304,9 +318,13 @@ def why(
     files = vt.image_files(image)
     if len(files) != 1:
         raise VitreousError(f"why takes one picture, {image} has {len(files)}")
-    view = options.load(model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt)
+    vision_model = options.load(
+        model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt
+    )
     typed = shlex.join(["vitreous", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("vitreous", "__main__") else None
-    found = vt.why(view, files[0], target, effort=effort, method=method, seed=seed, memory=memory, command=typed)
+    found = vt.why(
+        vision_model, files[0], target, effort=effort, method=method, seed=seed, memory_gb=memory_gb, command=typed
+    )
     saved = found.save(place, overwrite=overwrite)
     if not quiet:
         options.say(str(found))

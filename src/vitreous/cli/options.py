@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from vitreous.models import VisionModel
 
 
-def _checked_memory(memory: Optional[float]) -> Optional[float]:  # noqa: UP045
-    check_memory(memory)
-    return memory
+def _checked_memory(memory_gb: Optional[float]) -> Optional[float]:  # noqa: UP045
+    check_memory(memory_gb)
+    return memory_gb
 
 
 # typer reads these at run time, on Python 3.10 too, hence Optional
@@ -111,7 +111,7 @@ def load(
         options["pretrained"] = False
     status = ERR.status(f"loading {model}") if ERR.is_terminal and not quiet else _nothing()
     with telling(quiet or checkpoint is None), status:
-        return vitreous.load(model, labels=names, device=device, dtype=dtype, **options)
+        return vitreous.load(model, class_names=names, device=device, dtype=dtype, **options)
 
 
 class _Lines(logging.Handler):
@@ -158,8 +158,8 @@ def progress_bar(what: str, quiet: bool) -> Iterator[Any]:
     """Give a callback that draws a bar on standard error, where that is a terminal."""
     from vitreous.progress import bar
 
-    with bar(what, ERR, hidden=quiet or not ERR.is_terminal) as tick:
-        yield tick
+    with bar(what, ERR, hidden=quiet or not ERR.is_terminal) as on_progress:
+        yield on_progress
 
 
 def spelled(given: Sequence[str], noun: str) -> list[str]:

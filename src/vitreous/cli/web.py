@@ -41,7 +41,7 @@ def explore(
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    memory: options.Memory = None,
+    memory_gb: options.Memory = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Open a page on this machine to look at explanations, and at benchmark runs.
@@ -72,7 +72,7 @@ def explore(
     found, places, socket = named_runs(runs or []), options.places(data), bound(host, port)
     how = checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt
     models = {name: options.load(name, *how) for name in wanted}
-    server = Server(socket, host, models, found, memory, own, places)
+    server = Server(socket, host, models, found, memory_gb, own, places)
     options.say(f"the explorer is at {server.address}")
     if not quiet:
         options.say("Ctrl-C stops it")

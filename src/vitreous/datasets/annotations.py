@@ -184,8 +184,8 @@ class Annotation:
 
 def photo_size(picture: LoadedImage) -> tuple[int, int]:
     """Return width and height of the photograph that a picture was cut from, held upright."""
-    if picture.photo is not None:
-        return picture.photo.size
+    if picture.original is not None:
+        return picture.original.size
     if picture.path is None:
         raise ImageError(f"{picture.name} is no photograph: give what is known in the pixels of the tensor")
     with disk.open_file(picture.path) as file, Image.open(file) as opened:

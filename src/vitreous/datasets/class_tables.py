@@ -62,7 +62,7 @@ class _Labelled(Protocol):
     @property
     def label(self) -> Label | None: ...
     @property
-    def among(self) -> tuple[Label, ...]: ...
+    def compare_classes(self) -> tuple[Label, ...]: ...
 
 
 class Classes:
@@ -73,15 +73,15 @@ class Classes:
     the same (alphabetical) order, as class folders are everywhere.
     """
 
-    def __init__(self, view: VisionModel, names: Sequence[str]) -> None:
-        self.view, self.names = view, tuple(names)
+    def __init__(self, model: VisionModel, names: Sequence[str]) -> None:
+        self.view, self.names = model, tuple(names)
         self._known: dict[Label, int | tuple[int, ...]] = {}
         self._seen: tuple[Tensor, Tensor] | None = None
 
     def check(self, entries: Iterable[_Labelled]) -> None:
         """Refuse labels that the model does not have, before anything is opened."""
         for entry in entries:
-            for label in (entry.label, *entry.among):
+            for label in (entry.label, *entry.compare_classes):
                 if label is not None:
                     self._found(label)
 

@@ -95,7 +95,7 @@ def _entries(told: Mapping[str, Any], root: Path, split: str, least: float, mapp
                     label=label,
                     boxes=boxes,
                     group=number,
-                    among=tuple(other for other, _, _ in here.values()),
+                    compare_classes=tuple(other for other, _, _ in here.values()),
                     known=partial(_truth, some, boxes, photo),
                 )
             )

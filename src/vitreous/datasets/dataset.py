@@ -135,11 +135,11 @@ class Entry:
     shares: bool = False
     mask: Path | None = None
     group: int | None = None
-    among: tuple[Label, ...] = ()
+    compare_classes: tuple[Label, ...] = ()
     opener: Callable[[], Image.Image | Tensor] | None = field(default=None, repr=False)
     known: Callable[[LoadedImage], Annotation] | None = field(default=None, repr=False)
-    ingredients: DataSource | None = field(default=None, repr=False)
-    recipe: tuple[Any, ...] = ()
+    source: DataSource | None = field(default=None, repr=False)
+    build_steps: tuple[Any, ...] = ()
 
     @property
     def photo(self) -> str:
@@ -149,7 +149,7 @@ class Entry:
     def open(self) -> Image.Image | Tensor:
         """Read the picture: an image upright and in RGB, or a tensor where that is what the source renders."""
         if self.opener is None:
-            if self.ingredients is not None:
+            if self.source is not None:
                 raise ImageError(f"{self.name} is put together for one model, which is not at hand")
             if self.path is None:
                 raise ImageError(f"{self.name} has neither a file nor anything that renders it")
@@ -166,7 +166,7 @@ class Entry:
         """Whether anything is known about where things are in it."""
         return self.known is not None or self.mask is not None or bool(self.boxes)
 
-    def truth(self, picture: LoadedImage) -> Annotation | None:
+    def annotation(self, picture: LoadedImage) -> Annotation | None:
         """Return what is known, in the pixels that the model sees."""
         if self.known is not None:
             return self.known(picture)
@@ -206,7 +206,7 @@ class DataSource:
         told = hashlib.blake2b(self.word.encode(), digest_size=16)
         for each in self.entries:
             mask = None if each.mask is None else each.mask.name
-            row = [each.name, each.label, each.boxes, each.shares, mask, each.group, each.among]
+            row = [each.name, each.label, each.boxes, each.shares, mask, each.group, each.compare_classes]
             told.update(json.dumps(row).encode() + b"\n")  # JSON writes every character in ASCII
         return told.hexdigest()
 
@@ -221,19 +221,19 @@ class DataSource:
         numbers = [each.group for each in self.entries]
         return None if None in numbers else tuple(number for number in numbers if number is not None)
 
-    def sample(self, view: VisionModel, place: int) -> Sample:
+    def sample(self, model: VisionModel, place: int) -> Sample:
         """Return one picture as an input of this model, with its class and what else is known about it."""
-        return self._sample(view, place, Classes(view, self.names))
+        return self._sample(model, place, Classes(model, self.names))
 
     def samples(
-        self, view: VisionModel, on_error: Unreadable | None = None, places: Iterable[int] | None = None
+        self, model: VisionModel, on_error: Unreadable | None = None, places: Iterable[int] | None = None
     ) -> Iterator[Sample]:
         """Yield every picture that can be used, or those at some places, as inputs of this model.
 
         The others are told to ``on_error`` and left out; without it, one warning counts and names them. Labels that the
         model does not have are an error before anything is opened.
         """
-        read = self._reader(view, on_error)
+        read = self._reader(model, on_error)
         left_out = _LeftOut(self.word, on_error)
         try:
             for place in range(len(self.entries)) if places is None else places:
@@ -246,15 +246,15 @@ class DataSource:
         finally:  # also where the caller has seen enough
             left_out.finish()
 
-    def given(self, view: VisionModel, on_error: Unreadable | None = None) -> dict[str, Any]:
+    def loaded_images(self, model: VisionModel, on_error: Unreadable | None = None) -> dict[str, Any]:
         """Return what ``evaluate`` takes: data, labels, truth, groups, among, classes; what is not there is left out.
 
         ``evaluate`` stops at a picture that cannot be read, so each is opened here once; they stay closed afterwards.
         """
-        good = [(sample.place, sample.label, sample.among) for sample in self.samples(view, on_error)]
+        good = [(sample.place, sample.label, sample.compare_classes) for sample in self.samples(model, on_error)]
         if not good:
             raise ImageError(f"{self.word}: none of the {len(self.entries)} pictures can be read")
-        places, labels, among = zip(*good, strict=True)
+        places, labels, compare_classes = zip(*good, strict=True)
         if None in labels and any(label is not None for label in labels):
             bare = self.entries[places[labels.index(None)]].name
             raise TargetError(f"{self.word}: {one_line(bare)} has no label, but others have")
@@ -265,7 +265,7 @@ class DataSource:
             "labels": None if None in labels else list(labels),
             "truth": [each.truth for each in kept] if any(each.is_known for each in kept) else None,
             "groups": None if groups is None else [groups[place] for place in places],
-            "among": None if None in among else list(among),
+            "among": None if None in compare_classes else list(compare_classes),
             "classes": self.classes,
         }
         return {name: value for name, value in found.items() if value is not None}
@@ -281,25 +281,34 @@ class DataSource:
             "note": self.note,
         }
 
-    def _reader(self, view: VisionModel, on_error: Unreadable | None) -> Callable[[int], Sample]:
+    def _reader(self, model: VisionModel, on_error: Unreadable | None) -> Callable[[int], Sample]:
         """Check what can be checked before anything is opened; return what reads one picture."""
-        known = Classes(view, self.names)
+        known = Classes(model, self.names)
         known.check(self.entries)
-        return lambda place: self._sample(view, place, known)
+        return lambda place: self._sample(model, place, known)
 
-    def _sample(self, view: VisionModel, place: int, known: Classes) -> Sample:
+    def _sample(self, model: VisionModel, place: int, known: Classes) -> Sample:
         entry = self.entries[place]
         source: Any = entry.path if entry.opener is None and entry.path is not None else entry.open()
-        shown = list(pictures(source, view, at=place, seen=False))
+        shown = list(pictures(source, model, at=place, seen=False))
         if len(shown) != 1:
             raise ImageError(f"{entry.name} is {len(shown)} pictures, not one")
         picture = replace(shown[0], name=entry.name)
-        label, among = known.of(entry.label, picture), tuple(known.of(each, picture) for each in entry.among)
+        label, compare_classes = (
+            known.of(entry.label, picture),
+            tuple(known.of(each, picture) for each in entry.compare_classes),
+        )
         try:
-            truth = as_truth(entry.truth, picture)
+            truth = as_truth(entry.annotation, picture)
         except (OSError, ValueError, SyntaxError) as error:  # PIL calls a broken file any of these
             raise ImageError(f"what is known about {entry.name} cannot be read: {one_line(str(error))}") from None
-        return Sample(picture, place, label, truth, among=tuple(each for each in among if each is not None) or None)
+        return Sample(
+            picture,
+            place,
+            label,
+            truth,
+            compare_classes=tuple(each for each in compare_classes if each is not None) or None,
+        )
 
 
 class _Opened(Sequence[Any]):

@@ -57,7 +57,7 @@ def _made(
     ingredients = DataSource(word, tuple(taken), path)
     recipe = (rows, seed, least)
     cells = [
-        Entry(f"grid-{grid:05d}/{cell}", group=grid, ingredients=ingredients, recipe=recipe)
+        Entry(f"grid-{grid:05d}/{cell}", group=grid, source=ingredients, build_steps=recipe)
         for grid in range(images or most)
         for cell in range(rows**2)
     ]
@@ -103,54 +103,54 @@ class GridSource(DataSource):
         told = f"{self.ingredients.digest} {self.rows} {self.count} {self.seed} {self.least}"
         return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
-    def grids(self, view: VisionModel, on_error: Unreadable | None = None) -> Grids:
+    def grids(self, model: VisionModel, on_error: Unreadable | None = None) -> Grids:
         """Put the grids together: every picture is read once. Fewer than were asked for are an error."""
-        made = self._made(view, on_error)
+        made = self._made(model, on_error)
         check_count(len(made) // self.rows**2, self.count or None, self.rows)
         return made
 
-    def _made(self, view: VisionModel, on_error: Unreadable | None = None) -> Grids:
-        if not self._kept or self._kept[0][0] is not view:
+    def _made(self, model: VisionModel, on_error: Unreadable | None = None) -> Grids:
+        if not self._kept or self._kept[0][0] is not model:
             truths: deque[Annotation | None] = deque()
             known = any(each.is_known for each in self.ingredients.entries)
             parts: Any = _in_step(truths) if known else None
-            shown = self._pairs(view, on_error, truths if known else None)
-            made = possible_grids(view, shown, None, self.rows, self.count or None, self.seed, self.least, parts)
-            self._kept[:] = [(view, made)]
+            shown = self._pairs(model, on_error, truths if known else None)
+            made = possible_grids(model, shown, None, self.rows, self.count or None, self.seed, self.least, parts)
+            self._kept[:] = [(model, made)]
         return self._kept[0][1]
 
     def _pairs(
-        self, view: VisionModel, on_error: Unreadable | None, truths: deque[Annotation | None] | None
+        self, model: VisionModel, on_error: Unreadable | None, truths: deque[Annotation | None] | None
     ) -> Iterator[Any]:
-        for sample in self.ingredients.samples(view, on_error):
+        for sample in self.ingredients.samples(model, on_error):
             if truths is not None:
-                truths.append(sample.truth)
+                truths.append(sample.annotation)
             yield sample.picture.tensor, sample.label
 
-    def sample(self, view: VisionModel, place: int) -> Sample:
+    def sample(self, model: VisionModel, place: int) -> Sample:
         """Return one cell of a grid: the grid as an input, the class of the cell, and where it is."""
-        made, name = self._made(view), self.entries[place].name
+        made, name = self._made(model), self.entries[place].name
         if place >= len(made):
             count = len(made) // self.rows**2
             raise ImageError(f"{self.word}: the pictures that can be used make {count} grids, so there is no {name}")
         tensor: Tensor = made.pictures[place]
-        (picture,) = pictures(tensor, view, at=place, seen=False)
-        label, truth, among = made.targets[place], made.truths[place], made.among[place]
-        return Sample(replace(picture, name=name), place, label, truth, target=label, among=among)
+        (picture,) = pictures(tensor, model, at=place, seen=False)
+        label, truth, compare_classes = made.targets[place], made.truths[place], made.compare_classes[place]
+        return Sample(replace(picture, name=name), place, label, truth, target=label, compare_classes=compare_classes)
 
-    def _reader(self, view: VisionModel, on_error: Unreadable | None) -> Callable[[int], Sample]:
-        self.grids(view, on_error)
-        return partial(self.sample, view)
+    def _reader(self, model: VisionModel, on_error: Unreadable | None) -> Callable[[int], Sample]:
+        self.grids(model, on_error)
+        return partial(self.sample, model)
 
-    def given(self, view: VisionModel, on_error: Unreadable | None = None) -> dict[str, Any]:
+    def loaded_images(self, model: VisionModel, on_error: Unreadable | None = None) -> dict[str, Any]:
         """Return what ``evaluate`` takes: data, target, labels, truth, among, groups."""
-        made = self.grids(view, on_error)
+        made = self.grids(model, on_error)
         return {
             "data": made.pictures,
             "labels": list(made.targets),
             "target": list(made.targets),
             "truth": list(made.truths),
-            "among": [list(each) for each in made.among],
+            "among": [list(each) for each in made.compare_classes],
             "groups": list(made.groups),
         }
 

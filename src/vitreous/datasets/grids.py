@@ -46,7 +46,7 @@ class Grids:
     pictures: Sequence[Tensor]
     targets: tuple[int, ...]
     truths: tuple[Annotation, ...]
-    among: tuple[tuple[int, ...], ...]
+    compare_classes: tuple[tuple[int, ...], ...]
     groups: tuple[int, ...]
     rows: int
 
@@ -72,7 +72,7 @@ class _Drawn(Sequence[Tensor]):
 
 
 def grids(
-    view: VisionModel,
+    model: VisionModel,
     pictures: Any,
     labels: Any = None,
     rows: int = 2,
@@ -89,13 +89,13 @@ def grids(
     paper). The truth of an entry is its cell; with ``truth`` (as ``evaluate`` takes it), the object in its cell. Which
     pictures meet follows from ``seed`` and what they show, not from their order.
     """
-    found = possible_grids(view, pictures, labels, rows, count, seed, least_confidence, truth)
+    found = possible_grids(model, pictures, labels, rows, count, seed, least_confidence, truth)
     check_count(len(found) // rows**2, count, rows)
     return found
 
 
 def possible_grids(
-    view: VisionModel,
+    model: VisionModel,
     pictures: Any,
     labels: Any,
     rows: int,
@@ -105,7 +105,7 @@ def possible_grids(
     truth: Any,
 ) -> Grids:
     """Return the same, or as many as the pictures suffice for where that is fewer."""
-    waiting = _Waiting(_cells(view, pictures, labels, truth, rows, least_confidence, seed))
+    waiting = _Waiting(_cells(model, pictures, labels, truth, rows, least_confidence, seed))
     made: list[list[_Cell]] = []
     while len(waiting) >= rows**2 and (count is None or len(made) < count):
         chosen = [waiting.take(queue) for queue in waiting.fullest(rows**2)]
@@ -120,7 +120,7 @@ def check_count(made: int, count: int | None, rows: int) -> None:
 
 
 def mosaics(
-    view: VisionModel,
+    model: VisionModel,
     pictures: Any,
     labels: Any = None,
     count: int | None = None,
@@ -133,7 +133,7 @@ def mosaics(
     One entry each, whose truth is both cells of the first class; the rest as for ``grids``, the classes with the most
     pictures left going first until they do not suffice.
     """
-    waiting = _Waiting(_cells(view, pictures, labels, truth, 2, least_confidence, seed))
+    waiting = _Waiting(_cells(model, pictures, labels, truth, 2, least_confidence, seed))
     made: list[list[_Cell]] = []
     places: list[list[int]] = []
     while len(waiting) >= 3 and (count is None or len(made) < count):
@@ -155,7 +155,7 @@ def _entries(made: Sequence[Sequence[_Cell]], entries: Sequence[tuple[int, list[
         pictures=_Drawn(made, groups, rows),
         targets=tuple(made[number][places[0]].label for number, places in entries),
         truths=tuple(_truth(made[number], places, rows) for number, places in entries),
-        among=tuple(tuple(sorted({cell.label for cell in made[number]})) for number in groups),
+        compare_classes=tuple(tuple(sorted({cell.label for cell in made[number]})) for number in groups),
         groups=groups,
         rows=rows,
     )
@@ -174,32 +174,32 @@ def _truth(cells: Sequence[_Cell], places: Sequence[int], rows: int) -> Annotati
 
 
 def _cells(
-    view: VisionModel, pictures: Any, labels: Any, truth: Any, rows: int, least: float | None, seed: int
+    model: VisionModel, pictures: Any, labels: Any, truth: Any, rows: int, least: float | None, seed: int
 ) -> Iterator[_Cell]:
     if not isinstance(rows, int) or rows < 2:
         raise VitreousError(f"rows={rows} must be at least 2")
     if least is not None and not 0 <= least <= 1:
         raise VitreousError(f"least_confidence={least} must lie between 0 and 1")
-    for samples in cut(read_samples(pictures, view, labels, truth), _AT_ONCE):
+    for samples in cut(read_samples(pictures, model, labels, truth), _AT_ONCE):
         for sample in samples:
             if sample.label is None:
                 raise TargetError(f"{sample.picture.name} has no class: grids need labels")
-        yield from (_small(sample, rows, seed) for sample in _sure(view, samples, least))
+        yield from (_small(sample, rows, seed) for sample in _sure(model, samples, least))
 
 
-def _sure(view: VisionModel, samples: list[Sample], least: float | None) -> list[Sample]:
+def _sure(model: VisionModel, samples: list[Sample], least: float | None) -> list[Sample]:
     """Return the pictures that the model classifies rightly, with enough confidence."""
     if least is None:
         return samples
     with torch.no_grad():
-        told = view.logits(view.cast(torch.stack([each.picture.tensor for each in samples]))).float().softmax(dim=1)
+        told = model.logits(model.cast(torch.stack([each.picture.tensor for each in samples]))).float().softmax(dim=1)
     best, classes = (each.tolist() for each in told.max(dim=1))
     return [s for s, p, c in zip(samples, best, classes, strict=True) if c == s.label and p >= least]
 
 
 def _small(sample: Sample, rows: int, seed: int) -> _Cell:
     """Make a picture as small as a cell, and what is known about it."""
-    tensor, truth = sample.picture.tensor, sample.truth
+    tensor, truth = sample.picture.tensor, sample.annotation
     high, wide = tensor.shape[-2:]
     if high % rows or wide % rows:
         raise ImageError(f"{high} x {wide} pixels cannot be cut into {rows} x {rows} equal cells")

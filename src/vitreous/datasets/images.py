@@ -93,9 +93,9 @@ _SPREAD = 0.5
 class Colours:
     """Looks at the first tensors of one source."""
 
-    def __init__(self, view: VisionModel) -> None:
-        how = view.preprocess
-        self.name, self.looked = view.name, not any(how.mean) and all(value == 1 for value in how.std)
+    def __init__(self, model: VisionModel) -> None:
+        how = model.preprocess
+        self.name, self.looked = model.name, not any(how.mean) and all(value == 1 for value in how.std)
         colours = list(zip(how.mean, how.std, strict=False))
         self.low = min((0 - mean) / (std or 1) for mean, std in colours)
         self.high = max((1 - mean) / (std or 1) for mean, std in colours)
@@ -185,12 +185,12 @@ class LoadedImage:
     """One input: the tensor, the picture the model sees, and where both come from."""
 
     tensor: torch.Tensor
-    seen: Image.Image
+    image: Image.Image
     name: str
     box: Box | None = None
     """Where ``seen`` lies in the original photograph; None where only a tensor was given."""
     path: Path | None = None
-    photo: Image.Image | None = None
+    original: Image.Image | None = None
     """The photograph itself, where it cannot be read from ``path`` again."""
 
     @cached_property
@@ -299,7 +299,7 @@ def count(source: Any) -> int | None:
 
 def pictures(
     source: Any,
-    view: VisionModel,
+    model: VisionModel,
     on_error: OnError | None = None,
     at: int | None = None,
     seen: bool = True,
@@ -311,32 +311,32 @@ def pictures(
     called by their place in the whole source, which begins ``at`` here. Without ``seen``, no image is made of a tensor.
     Tensors that look as if they were not normalised are warned about once; ``colours`` remembers that between calls.
     """
-    colours = colours or Colours(view)
+    colours = colours or Colours(model)
     if isinstance(source, str | Path):
         if not str(source):  # which Path would take for the current folder
             raise ImageError("the path of a picture is empty")
-        yield from _from_files(Path(source), view, on_error)
+        yield from _from_files(Path(source), model, on_error)
     elif isinstance(source, Image.Image):
-        yield _from_photo(_upright(source, "the picture"), view, "image" if at is None else f"image-{at}")
+        yield _from_photo(_upright(source, "the picture"), model, "image" if at is None else f"image-{at}")
     elif isinstance(source, np.ndarray):
         if source.ndim == 4 and not len(source):
             raise ImageError("there are no pictures in the array")
         for index, array in enumerate(source if source.ndim == 4 else [source], at or 0):
-            yield _from_photo(_from_array(array), view, f"image-{index}")
+            yield _from_photo(_from_array(array), model, f"image-{index}")
     elif isinstance(source, torch.Tensor):
-        yield from _from_tensor(source, view, at or 0, seen, colours)
+        yield from _from_tensor(source, model, at or 0, seen, colours)
     elif is_table(source):
-        yield from pictures(without_labels(source), view, on_error, at, seen, colours)
+        yield from pictures(without_labels(source), model, on_error, at, seen, colours)
     elif (items := each_of(source)) is not None:
-        yield from _from_many(items, view, on_error, at or 0, seen, colours)
+        yield from _from_many(items, model, on_error, at or 0, seen, colours)
     else:
         raise ImageError(f"a {type(source).__name__} is not a picture; give a path, PIL image, array, tensor or list")
 
 
-def _from_files(path: Path, view: VisionModel, on_error: OnError | None) -> Iterator[LoadedImage]:
+def _from_files(path: Path, model: VisionModel, on_error: OnError | None) -> Iterator[LoadedImage]:
     for each in image_files(path) if os.path.isdir(path) else [path]:
         try:
-            picture = _from_photo(open_photo(each), view, each.name, each)
+            picture = _from_photo(open_photo(each), model, each.name, each)
         except ImageError as error:
             if on_error is None:
                 raise
@@ -345,9 +345,9 @@ def _from_files(path: Path, view: VisionModel, on_error: OnError | None) -> Iter
             yield picture
 
 
-def _from_photo(photo: Image.Image, view: VisionModel, name: str, path: Path | None = None) -> LoadedImage:
+def _from_photo(photo: Image.Image, model: VisionModel, name: str, path: Path | None = None) -> LoadedImage:
     try:
-        tensor, seen, box = view.preprocess.inputs(photo)
+        tensor, seen, box = model.preprocess.inputs(photo)
     except ImageError as error:
         raise ImageError(f"{path}: {error}" if path else str(error)) from None
     return LoadedImage(tensor, seen, name, box, path, photo if path is None else None)
@@ -364,17 +364,17 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
 
 
 def _from_tensor(
-    tensor: torch.Tensor, view: VisionModel, at: int, seen: bool, colours: Colours
+    tensor: torch.Tensor, model: VisionModel, at: int, seen: bool, colours: Colours
 ) -> Iterator[LoadedImage]:
     batch = tensor.unsqueeze(0) if tensor.ndim == 3 else tensor
-    view.check_inputs(batch)
+    model.check_inputs(batch)
     colours.look(batch)
     for index, each in enumerate(batch, at):
-        yield LoadedImage(each, view.preprocess.picture(each) if seen else _UNSEEN, f"input-{index}")
+        yield LoadedImage(each, model.preprocess.picture(each) if seen else _UNSEEN, f"input-{index}")
 
 
 def _from_many(
-    source: Iterator[Any], view: VisionModel, on_error: OnError | None, at: int, seen: bool, colours: Colours
+    source: Iterator[Any], model: VisionModel, on_error: OnError | None, at: int, seen: bool, colours: Colours
 ) -> Iterator[LoadedImage]:
     place = at
 
@@ -385,7 +385,7 @@ def _from_many(
         on_error(path, error)
 
     for item in source:
-        for picture in pictures(without_labels(item), view, None if on_error is None else told, place, seen, colours):
+        for picture in pictures(without_labels(item), model, None if on_error is None else told, place, seen, colours):
             place += 1
             yield picture
     if place == at:

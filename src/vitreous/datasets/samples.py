@@ -30,9 +30,9 @@ class Sample:
     picture: LoadedImage
     place: int = 0
     label: int | None = None
-    truth: Annotation | None = None
+    annotation: Annotation | None = None
     target: int | None = None
-    among: tuple[int, ...] | None = None
+    compare_classes: tuple[int, ...] | None = None
 
 
 def how_many(data: Any) -> int | None:
@@ -40,7 +40,7 @@ def how_many(data: Any) -> int | None:
     return count([paired(each)[0] for each in data] if isinstance(data, list | tuple) else data)
 
 
-def read_samples(data: Any, looked_at: VisionModel, labels: Any = None, truth: Any = None) -> Iterator[Sample]:
+def read_samples(data: Any, model: VisionModel, labels: Any = None, truth: Any = None) -> Iterator[Sample]:
     """Yield every picture with its true class and what else is known about it, where there is something.
 
     ``labels`` and ``truth`` are in the order of the pictures or by name; ``truth`` may be a function of the picture.
@@ -48,10 +48,10 @@ def read_samples(data: Any, looked_at: VisionModel, labels: Any = None, truth: A
     class_of = _Beside(labels, "label") if labels is not None else None
     known = None if truth is None or callable(truth) else _Beside(truth, "truth")
     total = 0
-    for place, (picture, word) in enumerate(_paired(data, looked_at, labels is None)):
+    for place, (picture, word) in enumerate(_paired(data, model, labels is None)):
         word = word if class_of is None else class_of(picture, place)
         told = truth if known is None else known(picture, place)
-        label = None if word is None else looked_at.class_index(word)
+        label = None if word is None else model.class_index(word)
         yield Sample(picture, place, label, as_truth(told, picture))
         total += 1
     for beside in (class_of, known):
@@ -85,17 +85,17 @@ class _Beside:
             )
 
 
-def _paired(data: Any, looked_at: VisionModel, split: bool) -> Iterator[tuple[LoadedImage, Any]]:
+def _paired(data: Any, model: VisionModel, split: bool) -> Iterator[tuple[LoadedImage, Any]]:
     """Yield every picture, with its class if the source pairs them and nothing else does."""
     alone = isinstance(data, str | Path | Image.Image | np.ndarray | Tensor) or (is_table(data) and not split)
     items = None if alone or not split else iter([data]) if is_table(data) else each_of(data)
     if items is None:
-        yield from ((picture, None) for picture in pictures(data, looked_at, seen=False))
+        yield from ((picture, None) for picture in pictures(data, model, seen=False))
         return
-    at, colours = 0, Colours(looked_at)
+    at, colours = 0, Colours(model)
     for item in items:
         source, told = paired(item)
-        shown = pictures(source, looked_at, at=at, seen=False, colours=colours)
+        shown = pictures(source, model, at=at, seen=False, colours=colours)
         words: Callable[[LoadedImage, int], Any] = (lambda picture, place: None) if told is None else _each(told)
         here = -1
         for here, picture in enumerate(shown):

@@ -36,12 +36,12 @@ def agreement(
     grid: str = "token",
     target: Any = "pred",
     labels: Any = None,
-    value: str | None = None,
-    classes: Sequence[int | str] | None = None,
-    among: Any = None,
-    samples: int = 1000,
+    output: str | None = None,
+    class_subset: Sequence[int | str] | None = None,
+    compare_classes: Any = None,
+    n_bootstrap: int = 1000,
     seed: int = 0,
-    memory: float | None = None,
+    memory_gb: float | None = None,
     progress: Progress | bool | None = None,
 ) -> Agreement:
     """Return how alike the maps of several methods are, for every pair of them, with bootstrap intervals over images.
@@ -55,9 +55,15 @@ def agreement(
     check_choice("grid", grid, ("token", "pixel"))
     if len(named(methods)) < 2:
         raise VitreousError(f"agreement needs at least two methods, got {len(named(methods))}")
-    asked: dict[str, Any] = {"target": target, "labels": labels, "value": value, "classes": classes, "among": among}
-    how: dict[str, Any] = {"seed": seed, "memory": memory, "progress": progress, "samples": samples}
-    table = evaluate(model, data, methods, _Kept(grid=grid), baselines=False, **asked, **how)
+    asked: dict[str, Any] = {
+        "target": target,
+        "labels": labels,
+        "output": output,
+        "class_subset": class_subset,
+        "compare_classes": compare_classes,
+    }
+    how: dict[str, Any] = {"seed": seed, "memory_gb": memory_gb, "progress": progress, "n_bootstrap": n_bootstrap}
+    table = evaluate(model, data, methods, _Kept(grid=grid), controls=False, **asked, **how)
     maps = [_maps(table.parts[name, table.metrics[0]]) for name in table.methods]
     count = len(maps)
     pairs = [(i, j) for i in range(count) for j in range(i, count)]
@@ -65,7 +71,7 @@ def agreement(
         cells = [_cka_cell(maps[i], maps[j]) for i, j in pairs]
     else:
         cells = [(_similarities(by, maps[i], maps[j])[:, None], mean) for i, j in pairs]
-    resamples, ones = resampled(cells, samples, seed), np.ones((1, len(table.images)))
+    resamples, ones = resampled(cells, n_bootstrap, seed), np.ones((1, len(table.images)))
     ends = [interval(column) for column in resamples.T]
     whole = [float(aggregate(parts, ones)[0]) for parts, aggregate in cells]
     return Agreement(
@@ -77,7 +83,7 @@ def agreement(
         low=_square(pairs, np.array([each.low for each in ends])),
         high=_square(pairs, np.array([each.high for each in ends])),
         per_image=None if by == "cka" else _square(pairs, np.stack([parts[:, 0] for parts, _ in cells], axis=-1)),
-        plan={**table.plan, "metrics": {}, "resampling": {"samples": samples, "seed": seed}},
+        plan={**table.plan, "metrics": {}, "resampling": {"n_bootstrap": n_bootstrap, "seed": seed}},
     )
 
 
@@ -89,8 +95,8 @@ def layer_methods(of: str | Method, model: VisionModel | nn.Module) -> dict[str,
     """
     how, seen = get_method(of), wrap(model)
     if "layer" not in {each.name for each in how.info.parameters}:
-        raise SpecError(f"{how.spelling} has no layer that could be another one")
-    layers = [layer for layer in range(seen.depth) if not how.moves or how.at_layer(seen, layer) is not None]
+        raise SpecError(f"{how.spec} has no layer that could be another one")
+    layers = [layer for layer in range(seen.depth) if not how.has_layer_choice or how.at_layer(seen, layer) is not None]
     moved: Any = how
     return {f"layer {layer}": replace(moved, layer=layer) for layer in layers}
 
@@ -115,11 +121,11 @@ class _Kept(Metric):
 
     grid: str = "token"
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
         return []
 
-    def read(self, answers: Evaluation) -> Array:
-        values = answers.values(self.explain, self.grid)
+    def score(self, answers: Evaluation) -> Array:
+        values = answers.values(self.explain_class, self.grid)
         size = np.tile(np.array(values.shape[1:], np.float64), (len(values), 1))
         return np.concatenate([size, values.reshape(len(values), -1)], axis=1)
 

@@ -42,7 +42,7 @@ def check(
     model: VisionModel | nn.Module | None = None,
     *,
     inputs: Tensor | None = None,
-    memory: float | None = None,
+    memory_gb: float | None = None,
     progress: Progress | None = None,
 ) -> CheckResult:
     """Return what cheap tests say about one explanation; they can condemn it, not acquit it.
@@ -66,8 +66,8 @@ def check(
     methods that draw nothing at random, two less for those that know no class).
     """
     seen, how = _maker(explanation, model)
-    tick = None if progress is None else _Counted(progress, _FORWARDS + _AGAIN * how.forwards(seen))
-    case = _Case(explanation, seen, how, inputs, memory, tick)
+    on_progress = None if progress is None else _Counted(progress, _FORWARDS + _AGAIN * how.num_forwards(seen))
+    case = _Case(explanation, seen, how, inputs, memory_gb, on_progress)
     tests = list(case.tests())
     findings = tuple(test for test, _ in tests)
     verdict = max((f.verdict for f in findings if f.verdict != "-"), key=CHECK_VERDICTS.index, default="weak")
@@ -148,8 +148,8 @@ class _Case:
         if not self.how.class_specific:
             sentence = "the method knows no class: the map would be the same for any"
             return Finding(name, "weak", sentence), f"it would be the same for any class, not for {label} alone"
-        taken = {self.explanation.target, *self.explanation.against}
-        allowed = self.explanation.only or range(len(self.chances))
+        taken = {self.explanation.target, *self.explanation.contrast}
+        allowed = self.explanation.class_subset or range(len(self.chances))
         others = [c for c in self.chances.argsort(descending=True).tolist() if c in allowed and c not in taken]
         if not others:
             return Finding(name, "-", "there is no other class"), ""
@@ -185,7 +185,7 @@ class _Case:
     @cached_property
     def chances(self) -> Tensor:
         """The probability of every class."""
-        return probabilities(self.view.logits(self.inputs), self.explanation.only or None)[0].cpu()
+        return probabilities(self.view.logits(self.inputs), self.explanation.class_subset or None)[0].cpu()
 
     @cached_property
     def map(self) -> Tensor:
@@ -198,9 +198,9 @@ class _Case:
     @cached_property
     def _other_seed(self) -> tuple[Tensor, list[Tensor]]:
         """The map of the next seed, and the maps ``[2, h, w]`` of halves of samples that any part of it had."""
-        session = self._session(seed=self.explanation.seed + 1)
-        found = self._found(session)
-        answers = [each for each in session.memo.values() if isinstance(each, Attribution)]
+        context = self._session(seed=self.explanation.seed + 1)
+        found = self._found(context)
+        answers = [each for each in context.memo.values() if isinstance(each, Attribution)]
         return found, [each.extras["halves"][0].cpu() for each in answers if "halves" in each.extras]
 
     def _again(self, seen: VisionModel | None = None, target: int | None = None, seed: int | None = None) -> Tensor:
@@ -209,27 +209,31 @@ class _Case:
 
     def _session(self, seen: VisionModel | None = None, target: int | None = None, seed: int | None = None) -> Context:
         e, seen = self.explanation, seen or self.view
-        asked, rivals = e.target if target is None else target, list(e.against) or None
-        aim = Target.of(seen, 1, asked, rivals, e.asked, e.only or None, [e.among] if e.among else None)
-        return Context(seen, self.inputs, aim, e.seed if seed is None else seed, memory=self.memory, tick=self.tick)
+        asked, rivals = e.target if target is None else target, list(e.contrast) or None
+        aim = Target.of(
+            seen, 1, asked, rivals, e.asked, e.class_subset or None, [e.compare_classes] if e.compare_classes else None
+        )
+        return Context(
+            seen, self.inputs, aim, e.seed if seed is None else seed, memory_gb=self.memory, on_progress=self.tick
+        )
 
-    def _found(self, session: Context) -> Tensor:
+    def _found(self, context: Context) -> Tensor:
         """Return the method's map in a session, on the grid of the explanation's own and then in patches."""
-        (answered,) = compute_attributions(session, [self.how], check=False)
+        (answered,) = compute_attributions(context, [self.how], check=False)
         fine = self.explanation.map.shape == self.inputs.shape[-2:]
-        found_map = to_grid(answered.map, "pixel" if fine else "token", session.view, self.inputs)
-        return to_grid(found_map, "token", session.view, self.inputs).cpu()
+        found_map = to_grid(answered.map, "pixel" if fine else "token", context.model, self.inputs)
+        return to_grid(found_map, "token", context.model, self.inputs).cpu()
 
     @cached_property
     def evidence(self) -> Evidence:
         """What the model says with the strongest patches blurred, with them alone, and with others."""
         e = self.explanation
         assert e.target is not None
-        among = sorted({e.target, *e.against}) if e.against else list(e.only) or None
+        compare_classes = sorted({e.target, *e.contrast}) if e.contrast else list(e.class_subset) or None
         draws = PRNGKey.of_images(e.seed, "check", self.inputs.cpu())
         return measure(
             self.view, self.inputs, e.image, self.map[0], e.target, draws,
-            among=among, only=e.only or None, memory=self.memory, tick=self.tick,
+            compare_classes=compare_classes, class_subset=e.class_subset or None, memory_gb=self.memory, on_progress=self.tick,
         )  # fmt: skip
 
     def _same_model(self) -> None:

@@ -32,78 +32,78 @@ class EvaluationConfig:
 
     methods: Mapping[str, Method | ExternalExplainer]
     metrics: Mapping[str, Metric]
-    geometry: ImageShape
-    explained: str = "pred"
-    labelled: bool = False
-    value: str = "logit"
-    only: tuple[int, ...] | None = None
+    image_shape: ImageShape
+    target: str = "pred"
+    has_labels: bool = False
+    output: str = "logit"
+    class_subset: tuple[int, ...] | None = None
     precision: str = "float32"
-    upsample: str = "bilinear"
-    ties: str = "random"
-    nonfinite: str = "exclude"
+    interpolation: str = "bilinear"
+    tie_breaking: str = "random"
+    nan_policy: str = "exclude"
     seed: int = 0
-    memory: float = 4.0
-    images: int = 32
-    inner: int = 32
-    states: int = 32
+    memory_gb: float = 4.0
+    images_per_unit: int = 32
+    attribution_batch: int = 32
+    forward_batch: int = 32
 
     @classmethod
     def of(
         cls,
-        view: VisionModel,
+        model: VisionModel,
         size: tuple[int, int],
         methods: Mapping[str, Method | ExternalExplainer],
         metrics: Mapping[str, Metric],
         *,
-        batch: int | None = None,
-        memory: float | None = None,
+        batch_size: int | None = None,
+        memory_gb: float | None = None,
         **how: Any,
     ) -> EvaluationConfig:
         """Fix every number for pictures of one size: ``batch`` states at once, or what the device and memory allow."""
-        if batch is not None and batch < 1:
-            raise VitreousError(f"batch={batch} must be at least 1")
-        probe = torch.empty(1, 3, *size, dtype=view.dtype, device=view.device)
-        usual, budget = default_forward_batch(view, memory, size), budget_bytes(view.device, memory) / 2**30
+        if batch_size is not None and batch_size < 1:
+            raise VitreousError(f"batch_size={batch_size} must be at least 1")
+        probe = torch.empty(1, 3, *size, dtype=model.dtype, device=model.device)
+        usual, budget = default_forward_batch(model, memory_gb, size), budget_bytes(model.device, memory_gb) / 2**30
         ordered = {name: methods[name] for name in sorted(methods)}
         return cls(
             ordered,
             metrics,
-            ImageShape(size, view.grid(probe), view.depth),
-            memory=budget,
-            images=usual,
-            inner=inner_batch(view, probe, budget),
-            states=batch or usual,
+            ImageShape(size, model.grid(probe), model.depth),
+            memory_gb=budget,
+            images_per_unit=usual,
+            attribution_batch=inner_batch(model, probe, budget),
+            forward_batch=batch_size or usual,
             **how,
         )
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The classes whose probability is read in every state."""
-        given = self.explained != "pred"
-        return ("pred", *(["label"] if self.labelled else []), *(["given"] if given else []))
+        given = self.target != "pred"
+        return ("pred", *(["label"] if self.has_labels else []), *(["given"] if given else []))
 
     @property
-    def needs(self) -> list[Request]:
+    def requests(self) -> list[Request]:
         """Everything that the metrics ask for."""
-        return [need for judge in self.metrics.values() for need in judge.needs(self.geometry)]
+        return [need for judge in self.metrics.values() for need in judge.requests(self.image_shape)]
 
     @property
-    def substrates(self) -> list[str]:
+    def baselines(self) -> list[str]:
         """What takes the place of removed pixels."""
-        return baselines_of(self.needs, self.geometry)
+        return baselines_of(self.requests, self.image_shape)
 
-    def states_per_picture(self) -> int | None:
+    def forwards_per_image(self) -> int | None:
         """Return how many states a picture takes; ``None`` where that depends on its classes or its parts."""
-        needs = self.needs
-        if len({judge.explain for judge in self.metrics.values()}) > 1 or any(
+        needs = self.requests
+        if len({judge.explain_class for judge in self.metrics.values()}) > 1 or any(
             isinstance(need, WithoutParts) for need in needs
         ):
             return None
-        own = Layout([need for need in needs if isinstance(need, RankedRemoval) and need.by == "map"], self.geometry)
+        own = Layout([need for need in needs if isinstance(need, RankedRemoval) and need.by == "map"], self.image_shape)
         orders = {need for need in needs if isinstance(need, RankedRemoval) and need.by != "map"}
         others = {need for need in needs if isinstance(need, Masks | Images | RenderedStates)}
         drawn = {need for need in others if isinstance(need, RenderedStates) and need.by == "map"}
-        shared = sum(Layout([need], self.geometry).length for need in orders)
+        shared = sum(Layout([need], self.image_shape).length for need in orders)
         shared += sum(need.count for need in others - drawn)
         return 1 + shared + len(self.methods) * (own.length + sum(need.count for need in drawn))
 
@@ -111,20 +111,20 @@ class EvaluationConfig:
         """Return the plan as plain data."""
         return {
             "methods": {
-                name: {"spelling": how.spelling, **how.settings} if isinstance(how, Method) else {"what": how.what}
+                name: {"spec": how.spec, **how.settings} if isinstance(how, Method) else {"what": how.what}
                 for name, how in self.methods.items()
             },
-            "metrics": {label: {"spelling": m.spelling, **m.settings} for label, m in self.metrics.items()},
-            "size": list(self.geometry.pixels),
-            "value": self.value,
-            "classes": None if self.only is None else list(self.only),
+            "metrics": {label: {"spec": m.spec, **m.settings} for label, m in self.metrics.items()},
+            "size": list(self.image_shape.pixels),
+            "output": self.output,
+            "class_subset": None if self.class_subset is None else list(self.class_subset),
             "precision": self.precision,
-            "upsample": self.upsample,
-            "ties": self.ties,
-            "nonfinite": self.nonfinite,
+            "interpolation": self.interpolation,
+            "tie_breaking": self.tie_breaking,
+            "nan_policy": self.nan_policy,
             "seed": self.seed,
-            "memory": self.memory,
-            "unit": self.images,
-            "inner": self.inner,
-            "batch": self.states,
+            "memory_gb": self.memory_gb,
+            "images_per_unit": self.images_per_unit,
+            "attribution_batch": self.attribution_batch,
+            "forward_batch": self.forward_batch,
         }

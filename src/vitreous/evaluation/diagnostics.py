@@ -80,20 +80,20 @@ def diagnose(model: VisionModel | nn.Module, *, seed: int = 0, **facts: Any) -> 
     first = _safely("a view of the model", look)
     if first.verdict == "failed":
         return Diagnosis(type(model).__name__, (first,))
-    (looked_at,), (high, wide) = seen, seen[0].preprocess.size
+    (vision_model,), (high, wide) = seen, seen[0].preprocess.size
     inputs = PRNGKey.of(seed, "doctor").at(torch.arange(2)).normal(3, high, wide)
-    examiner = _Examiner(looked_at, looked_at.cast(inputs))
+    examiner = _Examiner(vision_model, vision_model.cast(inputs))
     checks = tuple(_safely(name, look) for name, look in examiner.checks())
-    tried = tuple(_try(looked_at, inputs[:1], name) for name in _spellings())
-    return Diagnosis(looked_at.name, (first, *checks), tried)
+    tried = tuple(_try(vision_model, inputs[:1], name) for name in _spellings())
+    return Diagnosis(vision_model.name, (first, *checks), tried)
 
 
 class _Examiner:
     """The checks, each returning a detail, or raising ``VitreousError`` with what is wrong."""
 
-    def __init__(self, view: VisionModel, inputs: Tensor) -> None:
-        self.view, self.inputs = view, inputs
-        self.layers = tuple(range(view.depth))
+    def __init__(self, model: VisionModel, inputs: Tensor) -> None:
+        self.view, self.inputs = model, inputs
+        self.layers = tuple(range(model.depth))
 
     def checks(self) -> Iterator[tuple[str, Callable[[], str | None]]]:
         yield "forward through the view equals the model", self.forward
@@ -115,21 +115,21 @@ class _Examiner:
             )
 
     def attention(self) -> str | None:
-        if self.view.attention != "everywhere":
+        if self.view.attention != "global":
             return None
-        keep = Record("attention", _row_sums, self.layers)
-        sums = self._session().trace(Pass((keep,)))[keep]
+        keep = Record("attn_weights", _row_sums, self.layers)
+        sums = self._session().run_pass(Pass((keep,)))[keep]
         worst = max(float((row - 1).abs().max()) for row in sums)
         if worst > 1e-2:
             raise VitreousError(f"a row of attention sums to {1 + worst:.3f}")
         return f"{len(sums)} blocks, rows off by at most {worst:.0e}"
 
     def rules(self) -> str:
-        keep = Record("input", whole, (0,), grad=True)
-        trace = self._session().trace(Pass((keep,), FROZEN))
+        keep = Record("resid_pre", whole, (0,), grad=True)
+        cache = self._session().run_pass(Pass((keep,), FROZEN))
         total = self.view.total_operations()
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(total.items()) if count)
-        return f"{counts}; frozen {self._same(trace.logits, self.view.logits(self.inputs))}"
+        return f"{counts}; frozen {self._same(cache.logits, self.view.logits(self.inputs))}"
 
     def deviations(self) -> str | None:
         odd = deviations(self.view.module)
@@ -140,14 +140,14 @@ class _Examiner:
         more = [f"{len(odd) - _MOST_NAMED} more"] if len(odd) > _MOST_NAMED else []
         kind, reason = self.view.pooling.kind, self.view.pooling.reason
         told = f"{'; '.join([*listed, *more])}. Weights there are taken from what each module does, and compared."
-        if self.view.attention == "nowhere":
+        if self.view.attention == "none":
             return told
         if kind == "unknown":
             return f"{told} {reason}: methods that begin at the tokens that are read do not apply"
         return f"{told} Pooling as it is found: {kind}"
 
     def shares(self) -> str | None:
-        if self.view.attention != "everywhere":
+        if self.view.attention != "global":
             return None
         self.view.verify(self.inputs)
         try:
@@ -158,12 +158,12 @@ class _Examiner:
         except ModelError:
             return None  # of a family that has no such shares
         keep = Record("block", _checked_width, self.layers)
-        self._session().trace(Pass((keep,)))
+        self._session().run_pass(Pass((keep,)))
         return f"in each of {len(self.layers)} blocks"
 
     def gradients(self) -> str:
-        keep = Record("input", _largest, self.layers, grad=True)
-        sizes = [float(size.max()) for size in self._session().trace(Pass((keep,)))[keep]]
+        keep = Record("resid_pre", _largest, self.layers, grad=True)
+        sizes = [float(size.max()) for size in self._session().run_pass(Pass((keep,)))[keep]]
         dead = [layer for layer, size in enumerate(sizes) if not size > 0]
         if len(dead) == len(sizes):
             raise VitreousError("no gradient arrives at any block; is the head untrained, all zeros?")
@@ -209,16 +209,16 @@ class _Examiner:
         return "logits bit-equal" if off == 0 else f"logits within {off:.0e}"
 
 
-def _row_sums(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def _row_sums(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     return attention.sum(dim=-1).flatten(1)
 
 
-def _checked_width(view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
-    block_weights(view, block, always=True)
-    return block.input[:, 0, 0]
+def _checked_width(model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+    block_weights(model, block, always=True)
+    return block.resid_pre[:, 0, 0]
 
 
-def _largest(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def _largest(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     assert gradient is not None
     return gradient.float().flatten(1).abs().amax(dim=1)
 
@@ -234,19 +234,19 @@ def _safely(name: str, look: Callable[[], str | None]) -> Finding:
 
 def _spellings() -> list[str]:
     return [
-        f"{info.name}({', '.join(['ixg', 'gradcam'][: info.bases])})" if info.combines else info.name
+        f"{info.name}({', '.join(['ixg', 'gradcam'][: info.num_bases])})" if info.is_combinator else info.name
         for info in list_methods()
     ]
 
 
-def _try(looked_at: VisionModel, inputs: Tensor, spelling: str) -> Finding:
-    how: Method = get_method(spelling)
-    if how.forwards(looked_at) > _MOST_FORWARDS or how.info.slow:
+def _try(model: VisionModel, inputs: Tensor, spec: str) -> Finding:
+    how: Method = get_method(spec)
+    if how.num_forwards(model) > _MOST_FORWARDS or how.info.is_slow:
         return Finding(how.info.name, "-", f"not tried: {how.info.cost_text}")
 
     def look() -> str:
-        session = Context(looked_at, inputs, Target.of(looked_at, len(inputs)))
-        (answered,) = compute_attributions(session, [how], check=False)
+        context = Context(model, inputs, Target.of(model, len(inputs)))
+        (answered,) = compute_attributions(context, [how], check=False)
         if not torch.isfinite(answered.map).all():
             raise VitreousError("its map is not finite")
         return f"{answered.map.shape[1]} x {answered.map.shape[2]} map"

@@ -46,20 +46,20 @@ __all__ = [
 ]
 
 
-def heeded(hows: Sequence[Method], target: Any, value: str | None) -> None:
+def heeded(hows: Sequence[Method], target: Any, output: str | None) -> None:
     """Warn of a value that some methods replace by their own, and of a class that cannot change their maps.
 
     ``target`` and ``value`` are as the user gave them; what was not given is not warned about.
     """
-    if value is not None:
-        check_value(value)
-        own = {how.spelling: how.values(value) for how in hows if how.values(value) != (value,)}
+    if output is not None:
+        check_value(output)
+        own = {how.spec: how.outputs(output) for how in hows if how.outputs(output) != (output,)}
         if own:
             told = ", ".join(f"{known_as(name)} explains {' and '.join(values)}" for name, values in own.items())
-            _warn(f"value={value!r} is not what is explained: {told}, whatever is asked for")
+            _warn(f"value={output!r} is not what is explained: {told}, whatever is asked for")
     target = plain_target(target)
     if target is not None and not (isinstance(target, str) and target == "pred"):
-        blind = [known_as(how.spelling) for how in hows if not how.class_specific]
+        blind = [known_as(how.spec) for how in hows if not how.class_specific]
         if blind:
             verb = "knows" if len(blind) == 1 else "know"
             _warn(f"{', '.join(blind)} {verb} no class: the map is the same for any target")
@@ -80,21 +80,21 @@ def evaluate(
     metrics: Sequence[str | Metric] | str | Metric = defaults.METRICS,
     *,
     labels: Any = None,
-    truth: Any = None,
+    annotations: Any = None,
     target: Any = "pred",
-    baselines: bool = True,
-    value: str | None = None,
-    classes: Sequence[int | str] | None = None,
-    among: Any = None,
+    controls: bool = True,
+    output: str | None = None,
+    class_subset: Sequence[int | str] | None = None,
+    compare_classes: Any = None,
     groups: Sequence[int] | None = None,
     precision: str = "float32",
-    batch: int | None = None,
-    upsample: str = "bilinear",
-    ties: str = "random",
-    nonfinite: str = "exclude",
-    samples: int = SAMPLES,
+    batch_size: int | None = None,
+    interpolation: str = "bilinear",
+    tie_breaking: str = "random",
+    nan_policy: str = "exclude",
+    n_bootstrap: int = SAMPLES,
     seed: int = 0,
-    memory: float | None = None,
+    memory_gb: float | None = None,
     progress: Progress | bool | None = None,
 ) -> ScoreTable:
     """Judge methods by metrics over pictures; return per-image scores, means and bootstrap intervals.
@@ -110,49 +110,64 @@ def evaluate(
     ``precision``: ``"float16"`` and ``"bfloat16"`` are audited against float32. ``batch``: states at once. ``memory``:
     a budget in GiB. ``progress``: a function of done and total states, or ``True`` for a bar on standard error.
     """
-    looked_at, judges = wrap(model), _metrics(metrics)
+    vision_model, judges = wrap(model), _metrics(metrics)
     hows = named(
-        (recommended_method("quick", looked_at), *defaults.judged(looked_at.has_residual_stream))
+        (recommended_method("quick", vision_model), *defaults.judged(vision_model.has_residual_stream))
         if methods is None
         else methods
     )
-    heeded([how for how in hows.values() if isinstance(how, Method)], None, value)
-    value = "logit" if value is None else value
-    Target(value=value), check_seed(seed)  # bad words before the work
-    if baselines:
+    heeded([how for how in hows.values() if isinstance(how, Method)], None, output)
+    output = "logit" if output is None else output
+    Target(output=output), check_seed(seed)  # bad words before the work
+    if controls:
         hows = {**hows, **{name: get_method(name) for name in defaults.BASELINES if name not in hows}}
     _check_groups(groups, how_many(data))
-    only = restriction(looked_at, classes)
-    aims = _Aims(looked_at, target, among)
-    source = aims.aimed(read_samples(data, looked_at, labels, truth))
+    class_indices = restriction(vision_model, class_subset)
+    aims = _Aims(vision_model, target, compare_classes)
+    source = aims.aimed(read_samples(data, vision_model, labels, annotations))
     first = next(source, None)
     if first is None:
         raise ImageError("there are no pictures to judge with")
-    how = {"precision": precision, "upsample": upsample, "ties": ties, "nonfinite": nonfinite, "seed": seed}
+    how = {
+        "precision": precision,
+        "interpolation": interpolation,
+        "tie_breaking": tie_breaking,
+        "nan_policy": nan_policy,
+        "seed": seed,
+    }
     size = (first.picture.tensor.shape[1], first.picture.tensor.shape[2])
-    known = {"explained": aims.explained, "labelled": first.label is not None, "value": value, "only": only}
-    plan = EvaluationConfig.of(looked_at, size, hows, judges, batch=batch, memory=memory, **known, **how)
+    known = {
+        "target": aims.explained,
+        "has_labels": first.label is not None,
+        "output": output,
+        "class_subset": class_indices,
+    }
+    plan = EvaluationConfig.of(
+        vision_model, size, hows, judges, batch_size=batch_size, memory_gb=memory_gb, **known, **how
+    )
     with followed(progress, "states") as tell:
-        run = _Run(looked_at, plan, tell, how_many(data))
-        for group in cut(chain([first], source), plan.images):
+        run = _Run(vision_model, plan, tell, how_many(data))
+        for group in cut(chain([first], source), plan.images_per_unit):
             run.judge(group)
-    return run.table(tuple(hows), samples, aims.said, groups)
+    return run.table(tuple(hows), n_bootstrap, aims.said, groups)
 
 
 class _Run:
     """One evaluation, unit by unit; of each, only the numbers stay."""
 
     def __init__(
-        self, looked_at: VisionModel, plan: EvaluationConfig, progress: Progress | None, total: int | None
+        self, model: VisionModel, plan: EvaluationConfig, progress: Progress | None, total: int | None
     ) -> None:
-        self.view, self.plan, self.first = looked_at, plan, plan
+        self.view, self.plan, self.first = model, plan, plan
         self.done: list[Judged] = []
         self.tick = _ticker(plan, progress, total)
         self.began = time.perf_counter()
 
     def judge(self, group: Sequence[Sample]) -> None:
         judged = unit(self.view, group, self.plan, self.tick)
-        self.plan = replace(self.plan, inner=judged.inner, states=judged.at_once)  # too much once is not tried again
+        self.plan = replace(
+            self.plan, attribution_batch=judged.inner, forward_batch=judged.at_once
+        )  # too much once is not tried again
         self.done.append(replace(judged, maps={}))
 
     def table(
@@ -190,17 +205,29 @@ class _Run:
         audit: Audit | None = None
         for each in self.done:
             audit = each.audit if audit is None else audit | each.audit
-        shrunk = (self.plan.inner, self.plan.states) != (self.first.inner, self.first.states)
+        shrunk = (self.plan.attribution_batch, self.plan.forward_batch) != (
+            self.first.attribution_batch,
+            self.first.forward_batch,
+        )
         return {
             **self.first.to_json(),
-            **({"memory_ran_out": {"inner": self.plan.inner, "batch": self.plan.states}} if shrunk else {}),
+            **(
+                {
+                    "memory_ran_out": {
+                        "attribution_batch": self.plan.attribution_batch,
+                        "forward_batch": self.plan.forward_batch,
+                    }
+                }
+                if shrunk
+                else {}
+            ),
             "model": self.view.name,
             "device": self.view.device.type,
             "dtype": str(self.view.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "audit": None if audit is None else audit.to_json(),
             "target": target,
-            "substrates": self.plan.substrates,
+            "substrates": self.plan.baselines,
             "images": sum(len(each.names) for each in self.done),
             "states": sum(states.values()),
             "states_by_kept_tokens": {str(kept): n for kept, n in sorted(states.items())},
@@ -220,13 +247,13 @@ def _check_groups(groups: Sequence[int] | None, images: int | None) -> None:
 class _Aims:
     """The classes that a caller asks to explain and to compare, one picture after the other."""
 
-    def __init__(self, looked_at: VisionModel, target: Any, among: Any) -> None:
-        self.view, self.target, self.targets = looked_at, plain_target(target), Targets(target)
+    def __init__(self, model: VisionModel, target: Any, compare_classes: Any) -> None:
+        self.view, self.target, self.targets = model, plain_target(target), Targets(target)
         word = self.target if isinstance(self.target, str) else None
         self.explained = word if word in ("pred", "label") else "pred" if self.target is None else "given"
         if callable(self.target):
             raise TargetError(f"target {self.target!r} is neither pred, label, a class, nor a list of classes")
-        self.sets = ClassSets(among)
+        self.sets = ClassSets(compare_classes)
         self.given: list[int] = []
 
     @property
@@ -239,16 +266,16 @@ class _Aims:
         for sample in source:
             index: int | None = None
             if self.explained == "given":
-                word = self.targets.at([sample.place])
+                word = self.targets.take([sample.place])
                 index = self.view.class_index(word if self.targets.shared else word[0])
                 self.given.append(index)
-            yield replace(sample, target=index, among=self._set(sample))
+            yield replace(sample, target=index, compare_classes=self._set(sample))
             total += 1
-        self.targets.finish(total)
-        self.sets.finish(total)
+        self.targets.check_exhausted(total)
+        self.sets.check_exhausted(total)
 
     def _set(self, sample: Sample) -> tuple[int, ...] | None:
-        rows = class_sets(self.view, 1, self.sets.at([sample.place]))
+        rows = class_sets(self.view, 1, self.sets.take([sample.place]))
         return None if rows is None else tuple(rows[0].tolist())
 
 
@@ -261,16 +288,16 @@ def _joined(curves: Sequence[Any]) -> dict[str, Curve]:
 def _ticker(plan: EvaluationConfig, progress: Progress | None, images: int | None) -> Callable[[int], None] | None:
     if progress is None:
         return None
-    each = plan.states_per_picture()
+    each = plan.forwards_per_image()
     done, total = 0, None if images is None or each is None else images * each
 
-    def tick(states: int) -> None:
+    def on_progress(states: int) -> None:
         nonlocal done
         done += states
         if states:
             progress(done, total)
 
-    return tick
+    return on_progress
 
 
 def _metrics(given: Any) -> dict[str, Metric]:
@@ -278,7 +305,7 @@ def _metrics(given: Any) -> dict[str, Metric]:
     judges: dict[str, Metric] = {}
     for each in several:
         judge = get_metric(each)
-        name = each.strip() if isinstance(each, str) else judge.spelling
+        name = each.strip() if isinstance(each, str) else judge.spec
         if name in judges:
             raise VitreousError(f"the metric {name} is named twice")
         judges[name] = judge

@@ -185,17 +185,17 @@ def replaced(picture: Image.Image, other: Image.Image, mask: Tensor) -> Image.Im
 
 
 def measure(
-    view: VisionModel,
+    model: VisionModel,
     inputs: Tensor,
     picture: Image.Image,
     map: Tensor,
     target: int,
     draws: PRNGKey,
     *,
-    among: Sequence[int] | None = None,
-    only: Sequence[int] | None = None,
-    memory: float | None = None,
-    tick: Callable[[int], None] | None = None,
+    compare_classes: Sequence[int] | None = None,
+    class_subset: Sequence[int] | None = None,
+    memory_gb: float | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Evidence:
     """Return what the model says about ``inputs`` ``[1, 3, H, W]`` and its ``picture`` with patches blurred.
 
@@ -205,18 +205,18 @@ def measure(
     mask = strongest(map)
     others = moved(mask, draws)
     gone = torch.cat([torch.zeros_like(mask)[None], mask[None], ~mask[None], others, ~others])
-    blur = view.cast(view.preprocess.tensor(blurred(picture))[None])
-    given = view.cast(inputs)
+    blur = model.cast(model.preprocess.tensor(blurred(picture))[None])
+    given = model.cast(inputs)
 
     def part(start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         pixels = on_pixels(gone[start:stop], given.shape[-2:])[:, None].to(given.device)
-        logits = view.logits(torch.where(pixels, blur, given))
-        if tick is not None:
-            tick(stop - start)
-        top, classes = probabilities(logits, only).max(dim=1)
-        return probabilities(logits, among)[:, target].cpu(), classes.cpu(), top.cpu()
+        logits = model.logits(torch.where(pixels, blur, given))
+        if on_progress is not None:
+            on_progress(stop - start)
+        top, classes = probabilities(logits, class_subset).max(dim=1)
+        return probabilities(logits, compare_classes)[:, target].cpu(), classes.cpu(), top.cpu()
 
-    parts = InnerBatch(inner_batch(view, given, memory)).run(part, len(gone))
+    parts = InnerBatch(inner_batch(model, given, memory_gb)).run(part, len(gone))
     chances, classes, top = (torch.cat(each).tolist() for each in zip(*parts, strict=True))
     predictions = (classes[1], top[1]), (classes[2], top[2])
     split = 3 + len(others)

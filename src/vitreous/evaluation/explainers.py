@@ -45,14 +45,14 @@ class ExternalExplainer:
         """Whether another class may get another map; maps that are there already are those of any class."""
         return self.live
 
-    def maps(self, name: str, view: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Tensor:
+    def maps(self, name: str, model: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Tensor:
         """Return maps ``[B, h, w]`` of these inputs, which were made of these samples."""
         parts = []
         for start in range(0, len(inputs), _MOST_AT_ONCE):
             cut = slice(start, start + _MOST_AT_ONCE)
             some = inputs[cut].detach().clone()
-            with torch.enable_grad(), check_model_unchanged(view, name, content=self.live):
-                raw = self.find(view, samples[cut], some, classes[cut].to(some.device))
+            with torch.enable_grad(), check_model_unchanged(model, name, content=self.live):
+                raw = self.find(model, samples[cut], some, classes[cut].to(some.device))
             parts.append(_as_maps(name, raw, len(some)).to(inputs.device))
         return torch.cat(parts)
 
@@ -105,7 +105,7 @@ def _name(given: Any) -> str:
     if isinstance(given, str):
         return Path(given).name if _is_place(given) else given.strip()
     if isinstance(given, Method):
-        return given.spelling
+        return given.spec
     if isinstance(given, Path):
         return given.name
     return "maps" if isinstance(given, Tensor | np.ndarray) else getattr(given, "__name__", type(given).__name__)
@@ -120,7 +120,7 @@ def _folder(folder: Path) -> ExternalExplainer:
     if not os.path.isdir(folder):
         raise ImageError(f"no such folder of maps: {folder}")
 
-    def find(view: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> list[Any]:
+    def find(model: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> list[Any]:
         return [_loaded(folder / f"{Path(sample.picture.name).stem}.npy") for sample in samples]
 
     return ExternalExplainer(find, f"maps in {folder}", False)
@@ -137,7 +137,7 @@ def _loaded(path: Path) -> Any:
 
 
 def _ready(maps: Any) -> ExternalExplainer:
-    def find(view: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Any:
+    def find(model: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Any:
         places = [sample.place for sample in samples]
         if max(places) >= len(maps):
             raise MapError(f"{len(maps)} maps were given, fewer than there are pictures")
@@ -166,11 +166,11 @@ def _flat(one: Tensor) -> Tensor:
     return one.detach().sum(dim=0) if one.ndim == 3 else one.detach()
 
 
-def _attributed(given: Any, view: VisionModel, inputs: Tensor, classes: Tensor) -> Any:
+def _attributed(given: Any, model: VisionModel, inputs: Tensor, classes: Tensor) -> Any:
     """Ask an attribution object, which knows the user's own model: its gradients and flags are put back afterwards."""
-    if any(module.training for module in view.module.modules()):
-        raise ModelError(f"{view.name} is in training mode; call .eval() before an attribution object runs it")
-    before = [(each, each.grad, each.requires_grad) for each in view.module.parameters()]
+    if any(module.training for module in model.module.modules()):
+        raise ModelError(f"{model.name} is in training mode; call .eval() before an attribution object runs it")
+    before = [(each, each.grad, each.requires_grad) for each in model.module.parameters()]
     try:
         return given.attribute(inputs, target=classes)
     finally:

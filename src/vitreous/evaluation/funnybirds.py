@@ -119,13 +119,13 @@ def funnybirds(
     fixed: float = 0.1,
     dilation: int | None = None,
     share: float = 0.05,
-    upsample: str = "nearest",
-    value: str | None = None,
+    interpolation: str = "nearest",
+    output: str | None = None,
     oracle: bool = False,
-    baselines: bool = True,
-    batch: int | None = None,
-    memory: float | None = None,
-    samples: int = SAMPLES,
+    controls: bool = True,
+    batch_size: int | None = None,
+    memory_gb: float | None = None,
+    n_bootstrap: int = SAMPLES,
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> FunnyBirdsResult:
@@ -140,32 +140,34 @@ def funnybirds(
     Cost: 2^parts forwards and one per background object for each image, once for all methods; for each method at most
     four explanations of an image.
     """
-    looked_at = wrap(model)
+    vision_model = wrap(model)
     hows = named(
-        (recommended_method("quick", looked_at), *defaults.judged(looked_at.has_residual_stream))
+        (recommended_method("quick", vision_model), *defaults.judged(vision_model.has_residual_stream))
         if methods is None
         else methods
     )
-    heeded([how for how in hows.values() if isinstance(how, Method)], None, value)
-    value = "logit" if value is None else value
-    Target(value=value), check_seed(seed)  # bad words before the work
-    check_choice("upsample", upsample, ("nearest", "bilinear"))
-    if baselines:
+    heeded([how for how in hows.values() if isinstance(how, Method)], None, output)
+    output = "logit" if output is None else output
+    Target(output=output), check_seed(seed)  # bad words before the work
+    check_choice("upsample", interpolation, ("nearest", "bilinear"))
+    if controls:
         hows = {**hows, **{name: get_method(name) for name in defaults.BASELINES if name not in hows}}
     if oracle and _ORACLE in hows:
         raise VitreousError(f"the method {_ORACLE} is named twice")
     levels = _levels(thresholds, fixed)
     if not 0 < share < 1:
         raise VitreousError(f"share={share} must lie between 0 and 1")
-    source = _source(scenes, looked_at)
-    size = looked_at.preprocess.size
-    plan = EvaluationConfig.of(looked_at, size, hows, {}, batch=batch, memory=memory, value=value, seed=seed)
-    run = _Run(looked_at, plan, source, share, window(source.size, dilation), upsample, oracle)
+    source = _source(scenes, vision_model)
+    size = vision_model.preprocess.size
+    plan = EvaluationConfig.of(
+        vision_model, size, hows, {}, batch_size=batch_size, memory_gb=memory_gb, output=output, seed=seed
+    )
+    run = _Run(vision_model, plan, source, share, window(source.size, dilation), interpolation, oracle)
     with followed(progress, "states") as tell:
         run.tell = tell
-        for group in cut(range(len(source.names)), plan.images):
+        for group in cut(range(len(source.names)), plan.images_per_unit):
             run.take(range(group[0], group[-1] + 1))
-    return run.result(tuple(hows), levels, samples, seed)
+    return run.result(tuple(hows), levels, n_bootstrap, seed)
 
 
 @dataclass
@@ -189,7 +191,7 @@ class _Run:
                 f"{self.view.name} has {self.view.num_classes} classes, not the {known} of {source.what}"
             )
         self.pairs = disjoint_pairs(source.variants)
-        self.engine = BatchRunner(self.view, batch=self.plan.states, tick=self._tick)
+        self.engine = BatchRunner(self.view, batch=self.plan.forward_batch, on_progress=self._tick)
         self.facts: list[Interventions] = []
         self.found: dict[str, list[dict[str, Importances]]] = {}
         self.flags: dict[str, list[Array]] = {}
@@ -252,7 +254,7 @@ class _Run:
         explaining = Explaining(self.view, self.plan, samples, inputs, self._tick)
         wanted = {mode: torch.from_numpy(of).to(self.view.device) for mode, of in classes.items()}
         made = explaining.maps(wanted)
-        self.plan = replace(self.plan, inner=explaining.inner.size)  # too much once is not tried again
+        self.plan = replace(self.plan, attribution_batch=explaining.inner.size)  # too much once is not tried again
         return made
 
     def _read(
@@ -352,12 +354,12 @@ class _Run:
             "methods": plan.to_json()["methods"],
             "dilation": self.wide,
             "share": self.share,
-            "upsample": self.upsample,
-            "value": plan.value,
+            "interpolation": self.upsample,
+            "output": plan.output,
             "seed": plan.seed,
-            "unit": plan.images,
-            "inner": plan.inner,
-            "batch": plan.states,
+            "images_per_unit": plan.images_per_unit,
+            "attribution_batch": plan.attribution_batch,
+            "forward_batch": plan.forward_batch,
             "logits_not_positive": int((whole <= 0).sum()),
             "device": self.view.device.type,
             "dtype": str(self.view.dtype).removeprefix("torch."),
@@ -392,13 +394,13 @@ def _levels(thresholds: Sequence[float], fixed: float) -> Array:
     return levels
 
 
-def _source(given: Any, looked_at: VisionModel) -> Source:
+def _source(given: Any, model: VisionModel) -> Source:
     if given is None:
         given = World(n=50)
     if isinstance(given, str | Path):
         return Folder.of(Path(given))
     if isinstance(given, World) or (isinstance(given, list | tuple) and all(isinstance(e, Scene) for e in given)):
-        return Scenes.of(given, looked_at.preprocess.size[0], looked_at.device)
+        return Scenes.of(given, model.preprocess.size[0], model.device)
     if all(hasattr(given, each) for each in ("variants", "seen", "most_objects")):
         source: Source = given
         return source

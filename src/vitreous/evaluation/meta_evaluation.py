@@ -56,15 +56,17 @@ class Course:
     again: bool = False
     substrates: Mapping[str, str] = field(default_factory=dict)
 
-    def states(self, geometry: ImageShape) -> int:
+    def states(self, image_shape: ImageShape) -> int:
         """Return how many states each scene takes, if the explained class is the true one."""
-        needs = list(dict.fromkeys(need for judge in self.judges.values() for need in judge.needs(geometry)))
-        own = Layout([need for need in needs if isinstance(need, RankedRemoval) and need.by == "map"], geometry).length
+        needs = list(dict.fromkeys(need for judge in self.judges.values() for need in judge.requests(image_shape)))
+        own = Layout(
+            [need for need in needs if isinstance(need, RankedRemoval) and need.by == "map"], image_shape
+        ).length
         own += sum(need.count for need in needs if isinstance(need, RenderedStates) and need.by == "map")
         shared = sum(need.count for need in needs if isinstance(need, Masks | Images))
         shared += sum(need.count for need in needs if isinstance(need, RenderedStates) and need.by != "map")
         orders = [need for need in needs if isinstance(need, RankedRemoval) and need.by != "map"]
-        return 1 + shared + sum(Layout([need], geometry).length for need in orders) + own * len(self.maps)
+        return 1 + shared + sum(Layout([need], image_shape).length for need in orders) + own * len(self.maps)
 
 
 def judges_of(given: Any) -> dict[str, Metric]:
@@ -74,18 +76,18 @@ def judges_of(given: Any) -> dict[str, Metric]:
     judges = {}
     for each in several:
         judge = get_metric(each)
-        if judge.spelling in judges:
-            raise VitreousError(f"the metric {judge.spelling} is named twice")
-        judges[judge.spelling] = judge
+        if judge.spec in judges:
+            raise VitreousError(f"the metric {judge.spec} is named twice")
+        judges[judge.spec] = judge
     if not judges:
         raise VitreousError("there is nothing to try: give at least one metric")
     return judges
 
 
-def refusal(judge: Metric, geometry: ImageShape) -> str | None:
+def refusal(judge: Metric, image_shape: ImageShape) -> str | None:
     """Return why maps of scenes cannot put a metric on trial, or ``None`` where they can."""
     try:
-        needs = judge.needs(geometry)
+        needs = judge.requests(image_shape)
     except VitreousError as error:
         return f"cannot be run here: {one_line(str(error))}"
     again = [need for need in needs if isinstance(need, Reattribution)]
@@ -98,31 +100,32 @@ def refusal(judge: Metric, geometry: ImageShape) -> str | None:
     return None
 
 
-def courses(judges: Mapping[str, Metric], geometry: ImageShape, seeds: int, substrates: int) -> Iterator[Course]:
+def courses(judges: Mapping[str, Metric], image_shape: ImageShape, seeds: int, baselines: int) -> Iterator[Course]:
     """Yield the runs: the first seed with all maps, the others and other substrates without the mixes."""
     again = {
-        label: any(isinstance(need, Reattribution) for need in judge.needs(geometry)) for label, judge in judges.items()
+        label: any(isinstance(need, Reattribution) for need in judge.requests(image_shape))
+        for label, judge in judges.items()
     }
     for made_again in (False, True):
         some = {label: judge for label, judge in judges.items() if again[label] is made_again}
         if some:
             yield Course(some, (*CORE, *MIXES), 0, made_again)
             yield from (Course(some, CORE, seed, made_again) for seed in range(1, seeds))
-    changed = {label: _changed(judge, substrates) for label, judge in judges.items() if not again[label]}
-    for turn in range(substrates):
+    changed = {label: _changed(judge, baselines) for label, judge in judges.items() if not again[label]}
+    for turn in range(baselines):
         others = {label: each[turn] for label, each in changed.items() if turn < len(each)}
         if others:
             names = {label: name for label, (name, _) in others.items()}
             yield Course({label: judge for label, (_, judge) in others.items()}, CORE, substrates=names)
 
 
-def _asks_again(judge: Metric, geometry: ImageShape) -> bool:
-    return any(isinstance(need, Reattribution) for need in judge.needs(geometry))
+def _asks_again(judge: Metric, image_shape: ImageShape) -> bool:
+    return any(isinstance(need, Reattribution) for need in judge.requests(image_shape))
 
 
 def _changed(judge: Metric, count: int) -> list[tuple[str, Metric]]:
     """Return the metric on other substrates, as many as there are up to ``count``; none, if it puts nothing in."""
-    names = [name for name in judge.settings if name == "substrate" or name.endswith("_substrate")]
+    names = [name for name in judge.settings if name == "baseline" or name.endswith("_baseline")]
     own = {judge.settings[name] for name in names}
     made: list[tuple[str, Metric]] = []
     for other in SUBSTRATES:
@@ -144,15 +147,15 @@ def meta_evaluate(
     model: str | VisionModel | nn.Module = "world",
     scenes: int = 24,
     seeds: int = 2,
-    substrates: int = 2,
-    value: str = "logit",
+    baselines: int = 2,
+    output: str = "logit",
     start: int = 0,
     shortcut: bool = False,
     device: str = "auto",
-    batch: int | None = None,
-    memory: float | None = None,
+    batch_size: int | None = None,
+    memory_gb: float | None = None,
     precision: str = "float32",
-    samples: int = SAMPLES,
+    n_bootstrap: int = SAMPLES,
     progress: Progress | bool | None = None,
 ) -> MetaEvaluation:
     """Put metrics on trial in the world, where the truth is known; all of them, unless some are named.
@@ -163,16 +166,22 @@ def meta_evaluate(
     place of removed pixels are tried on further ``substrates``. ``start``: the first scene; ``shortcut``: scenes with a
     marker. ``samples`` of the bootstrap. What it will cost is logged before the work.
     """
-    for name, number, least in (("scenes", scenes, 2), ("seeds", seeds, 1), ("substrates", substrates, 0)):
+    for name, number, least in (("scenes", scenes, 2), ("seeds", seeds, 1), ("baselines", baselines, 0)):
         at_least(name, number, least)
-    looked_at = _bundled(model, device) if isinstance(model, str) else wrap(model)
+    vision_model = _bundled(model, device) if isinstance(model, str) else wrap(model)
     judges = judges_of(metrics)
     with followed(progress, "states") as tell:
         begun = time.perf_counter()
-        scenery = known(looked_at, scenes, start, value, shortcut)
-        court = _Court(looked_at, scenery, samples, {"batch": batch, "memory": memory, "precision": precision}, tell)
+        scenery = known(vision_model, scenes, start, output, shortcut)
+        court = _Court(
+            vision_model,
+            scenery,
+            n_bootstrap,
+            {"batch_size": batch_size, "memory_gb": memory_gb, "precision": precision},
+            tell,
+        )
         fit, aside = court.sorted_out(judges)
-        plan = list(courses(fit, court.geometry, seeds, substrates)) if fit else []
+        plan = list(courses(fit, court.geometry, seeds, baselines)) if fit else []
         court.announce(plan)
         tables = [(course, court.hold(course)) for course in plan]
     rows = {**aside, **{label: court.verdict(label, judge, tables) for label, judge in fit.items()}}
@@ -182,15 +191,15 @@ def meta_evaluate(
         scenery.left_out,
         court.closeness,
         {
-            "model": looked_at.name,
-            "device": looked_at.device.type,
-            "value": value,
+            "model": vision_model.name,
+            "device": vision_model.device.type,
+            "value": output,
             "start": start,
             "shortcut": shortcut,
             "seeds": seeds,
-            "substrates": substrates,
+            "substrates": baselines,
             "precision": precision,
-            "samples": samples,
+            "samples": n_bootstrap,
             "strengths": {kind: list(pair) for kind, pair in STRENGTHS.items()},
             "states": court.done,
             "forwards_for_the_oracle": scenery.forwards,
@@ -267,7 +276,7 @@ class _Court:
                 self.tell(self.done, None if self.total is None else max(self.total, self.done))
 
         table = self._evaluated(course.judges, given, slice(None), course.seed, follow)
-        names = {label: judge.spelling for label, judge in course.judges.items()}
+        names = {label: judge.spec for label, judge in course.judges.items()}
         return {label: {name: table.parts[name, names[label]] for name in course.maps} for label in names}
 
     def verdict(self, label: str, judge: Metric, tables: Sequence[tuple[Course, Mapping[str, Parts]]]) -> Tried:
@@ -303,19 +312,19 @@ class _Court:
             self.view,
             self.scenes.inputs[which].cpu(),
             dict(given),
-            list({judge.spelling: judge for judge in judges.values()}.values()),
+            list({judge.spec: judge for judge in judges.values()}.values()),
             labels=self.scenes.labels[which],
-            truth=self.scenes.truths[which],
-            baselines=False,
+            annotations=self.scenes.truths[which],
+            controls=False,
             seed=seed,
             progress=follow,
             **self.how,
         )
 
     def _centre(self) -> Tensor:
-        session = Context(self.view, self.scenes.inputs[:1], Target(classes=torch.zeros(1, dtype=torch.int64)))
-        (found,) = compute_attributions(session, [get_method(CENTRE)])
-        return to_grid(found.map, "pixel", self.view, session.inputs).float().cpu()
+        context = Context(self.view, self.scenes.inputs[:1], Target(classes=torch.zeros(1, dtype=torch.int64)))
+        (found,) = compute_attributions(context, [get_method(CENTRE)])
+        return to_grid(found.map, "pixel", self.view, context.inputs).float().cpu()
 
 
 def _bundled(name: str, device: str) -> VisionModel:

@@ -242,36 +242,36 @@ class Known:
 
 
 def known(
-    view: VisionModel,
+    model: VisionModel,
     scenes: int,
     start: int = 0,
-    value: str = "logit",
+    output: str = "logit",
     shortcut: bool = False,
-    tick: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Known:
     """Measure some scenes of the test split; those in which nothing matters are left out and counted."""
-    check_choice("value", value, tuple(TINY))
-    if list(view.class_names or ()) != list(NAMES):
-        raise ModelError(f"the trial needs a model of the world's {len(NAMES)} classes; {view.name} has others")
-    size = view.preprocess.size
+    check_choice("output", output, tuple(TINY))
+    if list(model.class_names or ()) != list(NAMES):
+        raise ModelError(f"the trial needs a model of the world's {len(NAMES)} classes; {model.name} has others")
+    size = model.preprocess.size
     if size[0] != size[1]:
-        raise ModelError(f"scenes are square; {view.name} sees {size[0]} x {size[1]} pixels")
-    drawn = draw(seeds("test", start, scenes), view.device)
+        raise ModelError(f"scenes are square; {model.name} sees {size[0]} x {size[1]} pixels")
+    drawn = draw(seeds("test", start, scenes), model.device)
     drawn = betray(drawn) if shortcut else drawn
     shown = render(drawn, size[0])
-    inputs, rows = _normalised(view, shown), torch.arange(len(drawn), device=view.device)
-    clean = _read(view, drawn, tick, value)
+    inputs, rows = _normalised(model, shown), torch.arange(len(drawn), device=model.device)
+    clean = _read(model, drawn, on_progress, output)
     explained = clean.argmax(dim=1)
     changed, owner, thing = without(drawn)
-    lost = _read(view, changed, tick, value)[torch.arange(len(owner), device=view.device), explained[owner]]
+    lost = _read(model, changed, on_progress, output)[torch.arange(len(owner), device=model.device), explained[owner]]
     drops = clean.new_zeros(len(drawn), len(THINGS))
     drops[owner, thing] = clean[rows, explained][owner] - lost
     forwards = len(drawn) + len(owner)
     every = Known(inputs, shown.owner, drawn.label[:, 0].tolist(), truths(drawn, shown), drops, 0, forwards)
     every = replace(every, drops=torch.where(every.areas > 0, drops, 0))
-    matters = (every.drops.amax(dim=1) >= TINY[value]).nonzero().flatten()
+    matters = (every.drops.amax(dim=1) >= TINY[output]).nonzero().flatten()
     if len(matters) < 2:
-        raise VitreousError(f"in {scenes - len(matters)} of {scenes} scenes nothing matters to {view.name}: give more")
+        raise VitreousError(f"in {scenes - len(matters)} of {scenes} scenes nothing matters to {model.name}: give more")
     return replace(every.rows(matters), left_out=scenes - len(matters))
 
 
@@ -297,20 +297,20 @@ def without(scenes: Batch) -> tuple[Batch, Tensor, Tensor]:
     return Batch.cat(changed), torch.cat(owners), torch.cat(things)
 
 
-def _read(view: VisionModel, scenes: Batch, tick: Callable[[int], None] | None, value: str) -> Tensor:
+def _read(model: VisionModel, scenes: Batch, on_progress: Callable[[int], None] | None, output: str) -> Tensor:
     """Return the logits or probabilities of scenes, ``[B, classes]``."""
     read = []
     for at in range(0, len(scenes), _AT_ONCE):
-        shown = render(scenes[at : at + _AT_ONCE], view.preprocess.size[0])
+        shown = render(scenes[at : at + _AT_ONCE], model.preprocess.size[0])
         with torch.no_grad():
-            read.append(view.logits(_normalised(view, shown)).float())
-        if tick is not None:
-            tick(len(shown))
+            read.append(model.logits(_normalised(model, shown)).float())
+        if on_progress is not None:
+            on_progress(len(shown))
     logits = torch.cat(read)
-    return logits if value == "logit" else logits.softmax(dim=1)
+    return logits if output == "logit" else logits.softmax(dim=1)
 
 
-def _normalised(view: VisionModel, shown: Rendered) -> Tensor:
+def _normalised(model: VisionModel, shown: Rendered) -> Tensor:
     images = shown.images
-    mean, std = (images.new_tensor(each).view(1, -1, 1, 1) for each in (view.preprocess.mean, view.preprocess.std))
-    return view.cast((images - mean) / std)
+    mean, std = (images.new_tensor(each).view(1, -1, 1, 1) for each in (model.preprocess.mean, model.preprocess.std))
+    return model.cast((images - mean) / std)

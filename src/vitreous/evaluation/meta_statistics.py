@@ -64,7 +64,7 @@ class Scores:
         finite = [np.isfinite(each[name]).all(axis=1) for each in parts for name in names]
         there: Array = np.asarray(np.stack(finite).all(axis=0))
         if not there.any():
-            raise VitreousError(f"{metric.spelling} has no scene that all maps have a score of")
+            raise VitreousError(f"{metric.spec} has no scene that all maps have a score of")
         images, whole, drawn = [], [], []
         for each in parts:
             kept = [np.where(there[:, None], each[name], np.nan) for name in names]
@@ -206,7 +206,7 @@ def judged(
     label: str,
     metric: Metric,
     seeds: Sequence[Parts],
-    substrates: Mapping[str, Parts],
+    baselines: Mapping[str, Parts],
     samples: int,
 ) -> Tried:
     """Return the verdict on a metric from its parts in every seed (the first with all maps) and on other substrates."""
@@ -214,7 +214,7 @@ def judged(
     scores = Scores.of(metric, core, samples)
     mixed = Scores.of(metric, [{name: seeds[0][name] for name in MIXES}], samples)
     each = [Scores.of(metric, [one], 1) for one in core]
-    others = [Scores.of(metric, [parts], 1) for parts in substrates.values()]
+    others = [Scores.of(metric, [parts], 1) for parts in baselines.values()]
     required = [_step(scores, better, worse, GROUPS[better], GROUPS[worse], required=True) for better, worse in STEPS]
     told = [_step(scores, ORACLE, name, (ORACLE,), (name,)) for name in DEGRADED]
     told += [_step(scores, name, CENTRE, (name,), (CENTRE,)) for name in DEGRADED]
@@ -234,7 +234,7 @@ def judged(
         error_rate(scores, PAIRS),
         krippendorff(np.array([mid_ranks(row) for row in scores.table(CORE)]).reshape(-1, len(CORE))),
         _reliability(each, tuple(f"seed {number}" for number in range(len(each)))),
-        _reliability([each[0], *others], ("its own", *substrates)),
+        _reliability([each[0], *others], ("its own", *baselines)),
         smallest,
         share,
         truth,

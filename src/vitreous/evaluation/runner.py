@@ -60,19 +60,19 @@ class Cost:
 class Explaining:
     """Explains the pictures of a unit by the methods of its plan, which share their passes."""
 
-    view: VisionModel
+    model: VisionModel
     plan: EvaluationConfig
     samples: Sequence[Sample]
     inputs: Tensor
-    tick: Callable[[int], None] | None = None
+    on_progress: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
-        self.inner = InnerBatch(self.plan.inner)
+        self.inner = InnerBatch(self.plan.attribution_batch)
         self.costs = {name: Cost() for name in self.plan.methods}
-        sets = [sample.among for sample in self.samples]
+        sets = [sample.compare_classes for sample in self.samples]
         if None in sets and any(each is not None for each in sets):
             raise TargetError(f"{self.samples[sets.index(None)].picture.name} has no set of classes, but others have")
-        self.among = None if None in sets else class_sets(self.view, len(sets), sets)
+        self.among = None if None in sets else class_sets(self.model, len(sets), sets)
 
     def maps(self, classes: Mapping[str, Tensor]) -> dict[str, Maps]:
         """Explain every picture for every class; ``classes`` has one per picture for each mode."""
@@ -80,7 +80,7 @@ class Explaining:
         values: dict[str, list[Tensor]] = {name: [] for name in self.plan.methods}
         for number, (images, wanted) in enumerate(passes):
             asked = [name for name, how in self.plan.methods.items() if number == 0 or how.class_specific]
-            for name, maps in self._explain(self.view, asked, images, self.inputs[images], wanted).items():
+            for name, maps in self._explain(self.model, asked, images, self.inputs[images], wanted).items():
                 values[name].append(maps)
         everyone = np.arange(len(self.inputs))
         return {
@@ -100,7 +100,7 @@ class Explaining:
         return made
 
     def _once_more(self, need: Reattribution, classes: Tensor, looked: Tensor) -> dict[str, Array]:
-        seen = self.view if need.under is None else need.under(self.view)
+        seen = self.model if need.under is None else need.under(self.model)
         for name, how in self.plan.methods.items():
             if isinstance(how, ExternalExplainer) and not how.live:
                 raise VitreousError(f"{name}: {how.what} cannot be made again, which a metric asks for")
@@ -114,7 +114,7 @@ class Explaining:
                 )
         inputs, count = self.inputs, need.count
         if need.images is not None:
-            inputs = need.images.of(inputs, self.view.preprocess, self.plan.seed).flatten(0, 1)
+            inputs = need.images.of(inputs, self.model.preprocess, self.plan.seed).flatten(0, 1)
         if need.target != "same":
             others = looked.scatter(1, classes[:, None].to(looked.device), -torch.inf)
             if need.target == "random":
@@ -129,7 +129,7 @@ class Explaining:
 
     def _explain(
         self,
-        view: VisionModel,
+        model: VisionModel,
         names: Sequence[str],
         images: Tensor,
         inputs: Tensor,
@@ -142,24 +142,29 @@ class Explaining:
         hows = {name: plan.methods[name] for name in names}
         own = {name: how for name, how in hows.items() if isinstance(how, Method)}
         if own:
-            among = None if self.among is None else self.among[images]
-            aim = Target(classes=wanted.cpu(), value=plan.value, only=plan.only, among=among)
-            session = Context(view, inputs, aim, seed, self.inner, plan.memory, self._alive)
-            self._share(session, own)
+            compare_classes = None if self.among is None else self.among[images]
+            aim = Target(
+                classes=wanted.cpu(),
+                output=plan.output,
+                class_subset=plan.class_subset,
+                compare_classes=compare_classes,
+            )
+            context = Context(model, inputs, aim, seed, self.inner, plan.memory_gb, self._alive)
+            self._share(context, own)
             for name, method in own.items():
                 began = self._now()
-                by_method[name] = compute_attributions(session, [method], check=False)[0].map
+                by_method[name] = compute_attributions(context, [method], check=False)[0].map
                 self._spent(name, self._now() - began, len(inputs))
         for name, how in hows.items():
             if isinstance(how, ExternalExplainer):
                 some = [self.samples[image] for image in images.tolist()]
                 began = self._now()
-                by_method[name] = how.maps(name, view, some, inputs, wanted)
+                by_method[name] = how.maps(name, model, some, inputs, wanted)
                 self._spent(name, self._now() - began, len(inputs))
                 self._alive(len(inputs))
         return by_method
 
-    def _share(self, session: Context, methods: Mapping[str, Method]) -> None:
+    def _share(self, context: Context, methods: Mapping[str, Method]) -> None:
         """Run every pass that these methods are known to need, equal ones once, and note how long each took.
 
         As ``prepare`` does it, but one pass at a time: those of the value that is explained first, and what needs no
@@ -167,8 +172,8 @@ class Explaining:
         """
         kinds: dict[Any, dict[str, list[Pass]]] = {}
         for name, method in methods.items():
-            for each in method.asks(session.view):
-                kind = (each.value, each.rules) if each.backward else None
+            for each in method.passes(context.model):
+                kind = (each.output, each.composite) if each.backward else None
                 kinds.setdefault(kind, {}).setdefault(name, []).append(each)
         forward = kinds.pop(None, {})
         order = sorted(kinds, key=lambda kind: kind[0] is not None) or [None]
@@ -177,8 +182,8 @@ class Explaining:
         for kind in order:
             readers = kinds.get(kind, {})
             began = self._now()
-            with torch.autocast(session.inputs.device.type, enabled=False):
-                session.prepare([each for asks in readers.values() for each in asks])
+            with torch.autocast(context.inputs.device.type, enabled=False):
+                context.prepare([each for asks in readers.values() for each in asks])
             taken = self._now() - began
             for name in readers:
                 self._spent(name, taken, shared=len(readers) > 1)
@@ -196,8 +201,8 @@ class Explaining:
 
     def _alive(self, inputs: int) -> None:
         """Say that a batch is done, which is a moment to stop at; explaining runs no states."""
-        if self.tick is not None:
-            self.tick(0)
+        if self.on_progress is not None:
+            self.on_progress(0)
 
 
 def _passes(classes: Mapping[str, Tensor]) -> tuple[list[tuple[Tensor, Tensor]], dict[str, Any]]:
@@ -255,30 +260,32 @@ class Mapped:
 
 
 def mapped(
-    view: VisionModel,
+    model: VisionModel,
     samples: Sequence[Sample],
     plan: EvaluationConfig,
     modes: Sequence[str] = ("given",),
-    tick: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Mapped:
     """Explain some pictures together and judge nothing: what ``unit`` takes as ``maps``."""
     check_sizes(samples, plan)
-    inputs = view.cast(torch.stack([sample.picture.tensor for sample in samples]))
-    only = None if plan.only is None else torch.tensor(plan.only)
-    engine = BatchRunner(view, plan.states, "float32", only, tick, plan.memory, plan.geometry.pixels)
+    inputs = model.cast(torch.stack([sample.picture.tensor for sample in samples]))
+    class_subset = None if plan.class_subset is None else torch.tensor(plan.class_subset)
+    engine = BatchRunner(
+        model, plan.forward_batch, "float32", class_subset, on_progress, plan.memory_gb, plan.image_shape.pixels
+    )
     known = _classes(samples, plan, engine.look(inputs))
     wanted = {mode: known.get(mode, known["pred"]) for mode in modes}
     began = time.perf_counter()
-    explaining = Explaining(view, plan, samples, inputs, tick)
+    explaining = Explaining(model, plan, samples, inputs, on_progress)
     maps = explaining.maps(wanted)
     return Mapped(maps, wanted, explaining.inner.size, time.perf_counter() - began, explaining.costs)
 
 
 def unit(
-    view: VisionModel,
+    model: VisionModel,
     samples: Sequence[Sample],
     plan: EvaluationConfig,
-    tick: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
     maps: Mapping[str, Maps] | None = None,
 ) -> Judged:
     """Explain and judge some pictures together; with ``maps`` of every method, judge these.
@@ -287,31 +294,31 @@ def unit(
     raises ends the unit there, and nothing is left behind.
     """
     _check(samples, plan)
-    inputs = view.cast(torch.stack([sample.picture.tensor for sample in samples]))
-    only = None if plan.only is None else torch.tensor(plan.only)
+    inputs = model.cast(torch.stack([sample.picture.tensor for sample in samples]))
+    class_subset = None if plan.class_subset is None else torch.tensor(plan.class_subset)
     pool = Evaluator(
-        view,
+        model,
         list(plan.metrics.values()),
-        plan.geometry,
+        plan.image_shape,
         plan.columns,
-        batch=plan.states,
+        batch=plan.forward_batch,
         precision=plan.precision,
-        only=only,
-        upsample=plan.upsample,
-        ties=plan.ties,
-        nonfinite=plan.nonfinite,
+        class_subset=class_subset,
+        interpolation=plan.interpolation,
+        tie_breaking=plan.tie_breaking,
+        nan_policy=plan.nan_policy,
         seed=plan.seed,
-        tick=tick,
+        on_progress=on_progress,
     )
     looked = pool.engine.look(inputs)
     known = _classes(samples, plan, looked)
     wanted = {mode: known.get(mode, known["pred"]) for mode in pool.modes}
     began = time.perf_counter()
-    explaining = Explaining(view, plan, samples, inputs, tick)
+    explaining = Explaining(model, plan, samples, inputs, on_progress)
     maps = explaining.maps(wanted) if maps is None else maps
     again = explaining.again(pool.explained, wanted, looked)
     seconds = time.perf_counter() - began
-    pool.add(inputs, looked, known, maps, [sample.truth for sample in samples])
+    pool.add(inputs, looked, known, maps, [sample.annotation for sample in samples])
     answers = pool.finish(again)
     some = next(iter(answers.values()))
     parts, curves = _read(plan, answers)
@@ -347,12 +354,12 @@ def _read(
 def _classes(samples: Sequence[Sample], plan: EvaluationConfig, looked: Tensor) -> dict[str, Tensor]:
     """Return the classes of every picture: the predicted, the true and the given ones."""
     known = {"pred": looked.argmax(dim=1)}
-    if plan.labelled:
+    if plan.has_labels:
         known["label"] = _column(samples, "label").to(looked.device)
-    if plan.explained != "pred":
-        known["given"] = known["label"] if plan.explained == "label" else _column(samples, "target").to(looked.device)
+    if plan.target != "pred":
+        known["given"] = known["label"] if plan.target == "label" else _column(samples, "target").to(looked.device)
     for name, chosen in known.items():
-        if plan.only is not None and not torch.isin(chosen.cpu(), torch.tensor(plan.only)).all():
+        if plan.class_subset is not None and not torch.isin(chosen.cpu(), torch.tensor(plan.class_subset)).all():
             raise TargetError(f"a {name} class is not among the classes the softmax is restricted to")
     return known
 
@@ -368,20 +375,20 @@ def check_sizes(samples: Sequence[Sample], plan: EvaluationConfig) -> None:
     """Refuse a unit without pictures, or with pictures that do not fit its plan."""
     if not samples:
         raise ImageError("there are no pictures to judge with")
-    sizes = {tuple(sample.picture.tensor.shape[1:]) for sample in samples} | {plan.geometry.pixels}
+    sizes = {tuple(sample.picture.tensor.shape[1:]) for sample in samples} | {plan.image_shape.pixels}
     if len(sizes) > 1:
         raise ImageError(f"pictures of different sizes cannot be judged together: {sorted(sizes)}")
 
 
 def _check(samples: Sequence[Sample], plan: EvaluationConfig) -> None:
     check_sizes(samples, plan)
-    if plan.explained == "label" and not plan.labelled:
+    if plan.target == "label" and not plan.has_labels:
         raise TargetError("target='label' needs the true classes: give labels")
     for label, judge in plan.metrics.items():
-        if judge.needs_labels and not plan.labelled:
+        if judge.needs_labels and not plan.has_labels:
             raise TargetError(f"{label} needs the true classes: give labels")
-        for need in judge.needs(plan.geometry):
+        for need in judge.requests(plan.image_shape):
             if isinstance(need, AnnotationRequest):
                 for sample in samples:
-                    if sample.truth is None or not sample.truth.has(need.kind):
+                    if sample.annotation is None or not sample.annotation.has(need.kind):
                         raise ImageError(f"{label} needs the {need.kind} of {sample.picture.name}: give truth")

@@ -51,7 +51,7 @@ class Generic(Method):
 
     start: int = 0
     clamp: str = "before"
-    layered = True
+    has_layer_terms = True
 
     def __post_init__(self) -> None:
         check_choice("clamp", self.clamp, ("before", "after"))
@@ -60,26 +60,26 @@ class Generic(Method):
     def _product(self) -> Reduce:
         return positive if self.clamp == "before" else positive_mean
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((self._matrices(view), *start_keeps(view, self._product, True))),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((self._matrices(model), *start_keeps(model, self._product, True))),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        keep = self._matrices(trace.view)
-        row = initial_row(trace, trace[keep][0], self._product, True)
-        for layer, matrix in downwards(trace, keep):
-            row = trace.unmerged(row, layer)
-            row = row + push(row, matrix, trace.windows(layer))
-        return trace.tokens_to_grid(row, keep.layers[0])
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        keep = self._matrices(cache.model)
+        row = initial_row(cache, cache[keep][0], self._product, True)
+        for layer, matrix in downwards(cache, keep):
+            row = cache.unmerged(row, layer)
+            row = row + push(row, matrix, cache.windows(layer))
+        return cache.tokens_to_grid(row, keep.layers[0])
 
-    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass((Record(attention_point(view), positive_row, tuple(layers), grad=True),))
+    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
+        return Pass((Record(attention_point(model), positive_row, tuple(layers), grad=True),))
 
-    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        return row_maps(trace, self.layer_pass(trace.view, layers).keeps[0])
+    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        return row_maps(cache, self.layer_pass(cache.model, layers).records[0])
 
-    def _matrices(self, view: VisionModel) -> Record:
-        layers = tuple(range(resolve_layer(view, self.start), view.depth))
-        return Record(attention_point(view), self._product, layers, grad=True)
+    def _matrices(self, model: VisionModel) -> Record:
+        layers = tuple(range(resolve_layer(model, self.start), model.depth))
+        return Record(attention_point(model), self._product, layers, grad=True)
 
 
 @register_method(
@@ -103,46 +103,50 @@ class GradientRollout(Method):
     discard: float = 0.0
     released: bool = False
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        layers, site = tuple(range(view.depth)), attention_point(view)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        layers, point = tuple(range(model.depth)), attention_point(model)
         if self.released:
-            refuse_in_windows(view, "the script pairs the first block with the last")
-            return (Pass((Record("attention", whole, layers), Record("attention", score_gradient, layers, grad=True))),)
+            refuse_in_windows(model, "the script pairs the first block with the last")
+            return (
+                Pass(
+                    (Record("attn_weights", whole, layers), Record("attn_weights", score_gradient, layers, grad=True))
+                ),
+            )
         if self.discard:
-            refuse_in_windows(view, f"discard={self.discard} takes a share of all entries")
-        return (Pass((Record(site, positive_mean, layers, grad=True), *start_keeps(view, positive_mean, True))),)
+            refuse_in_windows(model, f"discard={self.discard} takes a share of all entries")
+        return (Pass((Record(point, positive_mean, layers, grad=True), *start_keeps(model, positive_mean, True))),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        keeps = self.single_pass(trace.view).keeps
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        keeps = self.single_pass(cache.model).records
         if self.released:
-            pairs = zip(trace[keeps[0]], reversed(trace[keeps[1]]), strict=True)
+            pairs = zip(cache[keeps[0]], reversed(cache[keeps[1]]), strict=True)
             matrices = [(attention * gradient).mean(dim=1).clamp_(min=0) for attention, gradient in pairs]
-            row = trace.view.pooling.row(matrices[0])
+            row = cache.model.pooling.row(matrices[0])
         else:
-            matrices = trace[keeps[0]]
-            row = initial_row(trace, matrices[0], positive_mean, True)
+            matrices = cache[keeps[0]]
+            row = initial_row(cache, matrices[0], positive_mean, True)
         for layer, matrix in reversed(list(enumerate(matrices))):
             kept = discard_weakest(matrix, self.discard, keep_first=False)
             normalise = "released" if self.released else "row"
-            row = rollout_step_mixed(trace.unmerged(row, layer), kept, normalise, trace.windows(layer))
-        return trace.tokens_to_grid(row)
+            row = rollout_step_mixed(cache.unmerged(row, layer), kept, normalise, cache.windows(layer))
+        return cache.tokens_to_grid(row)
 
 
-def gradient_row(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def gradient_row(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row of ``mean_h dA`` that the model reads."""
     assert gradient is not None
-    return mean_rows(view, lambda slopes: slopes, gradient).to(attention.dtype)
+    return mean_rows(model, lambda slopes: slopes, gradient).to(attention.dtype)
 
 
-def head_weighted(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_weighted(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_patches(dA[h]) A[h]`` over the rows that the model reads."""
     assert gradient is not None
-    patches = slice(0 if attention.shape[-2] == 1 else view.num_prefix_tokens, None)
+    patches = slice(0 if attention.shape[-2] == 1 else model.num_prefix_tokens, None)
 
     def weighted(weights: Tensor, slopes: Tensor) -> Tensor:
         return slopes[..., patches].mean(dim=-1, keepdim=True) * weights
 
-    return mean_rows(view, weighted, attention, gradient)
+    return mean_rows(model, weighted, attention, gradient)
 
 
 @register_method("attgrad", family="attention x gradient", papers=("mehri2024skipplus",), models="transformers")
@@ -193,17 +197,17 @@ class GradSAM(Method):
     def __post_init__(self) -> None:
         check_choice("reduce", self.reduce, tuple(_AXES))
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((Record(attention_point(view), _AXES[self.reduce], tuple(range(view.depth)), grad=True),)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((Record(attention_point(model), _AXES[self.reduce], tuple(range(model.depth)), grad=True),)),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
+    def attribution(self, cache: ActivationCache) -> Tensor:
         terms = []
-        for layer, kept in enumerate(trace[self.single_pass(trace.view).keeps[0]]):
-            term = whole_row(trace, kept, layer)
+        for layer, kept in enumerate(cache[self.single_pass(cache.model).records[0]]):
+            term = whole_row(cache, kept, layer)
             for below in reversed(range(layer)):
-                term = trace.unmerged(term, below)
+                term = cache.unmerged(term, below)
             terms.append(term)
-        return trace.tokens_to_grid(torch.stack(terms).mean(dim=0))
+        return cache.tokens_to_grid(torch.stack(terms).mean(dim=0))
 
 
 @register_method(
@@ -225,53 +229,53 @@ class LeGrad(Method):
         if self.last < 0:
             raise SpecError(f"last={self.last} must be at least 0")
 
-    def forwards(self, view: VisionModel) -> float:
-        return 1 + len(self._layers(view))
+    def num_forwards(self, model: VisionModel) -> float:
+        return 1 + len(self._layers(model))
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((Record("input", whole, self._layers(view)),)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((Record("resid_pre", whole, self._layers(model)),)),)
 
-    def compute(self, session: Context) -> Attribution:
-        layers = self._layers(session.view)
-        trace = session.trace(self.single_pass(session.view))
-        keep = Record(attention_point(session.view), positive_gradient_received, (0,), grad=True)
+    def compute(self, context: Context) -> Attribution:
+        layers = self._layers(context.model)
+        cache = context.run_pass(self.single_pass(context.model))
+        keep = Record(attention_point(context.model), positive_gradient_received, (0,), grad=True)
         terms = []
-        for layer, tokens in zip(layers, trace[Record("input", whole, layers)], strict=True):
-            fork = session.fork(tokens, session.view.logit_lens(layer))
-            received = whole_row(trace, fork.trace(Pass((keep,)))[keep][0], layer)
-            terms.append(trace.tokens_to_grid(received, layer))
+        for layer, tokens in zip(layers, cache[Record("resid_pre", whole, layers)], strict=True):
+            fork = context.with_inputs(tokens, context.model.logit_lens(layer))
+            received = whole_row(cache, fork.run_pass(Pass((keep,)))[keep][0], layer)
+            terms.append(cache.tokens_to_grid(received, layer))
         stacked = torch.stack(terms, dim=1)
         return Attribution(stacked.sum(dim=1), {"layers": stacked})
 
-    def _layers(self, view: VisionModel) -> tuple[int, ...]:
-        return tuple(view.stages[-1] if view.stages else range(view.depth))[-self.last :]
+    def _layers(self, model: VisionModel) -> tuple[int, ...]:
+        return tuple(model.stages[-1] if model.stages else range(model.depth))[-self.last :]
 
 
-def positive_row(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_row(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row of ``mean_h (A * dA)+`` that the model reads."""
     assert gradient is not None
-    return mean_rows(view, lambda weights, slopes: (weights * slopes).clamp_(min=0), attention, gradient)
+    return mean_rows(model, lambda weights, slopes: (weights * slopes).clamp_(min=0), attention, gradient)
 
 
-def positive_mean(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_mean(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``(mean_h A * dA)+``: heads averaged before the clamp."""
     assert gradient is not None
     return (attention * gradient).mean(dim=-3).clamp_(min=0)
 
 
-def positive_received(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_received(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_queries A (dA)+``: what each token receives."""
     assert gradient is not None
     return _token_mean((attention * gradient).clamp_(min=0), -2)
 
 
-def positive_given(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_given(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_keys A (dA)+``: what each token gives."""
     assert gradient is not None
     return _token_mean((attention * gradient).clamp_(min=0), -1)
 
 
-def positive_gradient_received(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_gradient_received(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_queries (dA)+``."""
     assert gradient is not None
     return _token_mean(gradient.clamp(min=0).to(attention.dtype), -2)
@@ -282,7 +286,7 @@ def _token_mean(values: Tensor, axis: int) -> Tensor:
     return values.mean(dim=(-3, axis)) if values.ndim == 4 else values.mean(dim=-3).sum(dim=axis)
 
 
-def score_gradient(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def score_gradient(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The gradient with respect to the scores before the softmax: ``A * (dA - rowsum(A * dA))``."""
     assert gradient is not None
     return attention * (gradient - (attention * gradient).sum(dim=-1, keepdim=True))

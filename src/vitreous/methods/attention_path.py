@@ -70,19 +70,19 @@ class Feedback(Method):
 
     start: int | None
     steps: int
-    value: str | None
+    output: str | None
 
     def __post_init__(self) -> None:
         at_least("steps", self.steps, 1)
-        if self.value is not None:
-            check_choice("value", self.value, VALUES)
+        if self.output is not None:
+            check_choice("output", self.output, VALUES)
 
     @abstractmethod
-    def first(self, view: VisionModel) -> int:
+    def first(self, model: VisionModel) -> int:
         """The first block, where ``start`` names none."""
 
     @abstractmethod
-    def matrices(self, view: VisionModel, layers: tuple[int, ...]) -> Record:
+    def matrices(self, model: VisionModel, layers: tuple[int, ...]) -> Record:
         """The matrices of these blocks."""
 
     @abstractmethod
@@ -90,48 +90,50 @@ class Feedback(Method):
         """What stands for the matrix of a pooling by attention, and whether it needs a gradient."""
 
     @property
-    def own_value(self) -> str | None:
-        return self.value
+    def fixed_output(self) -> str | None:
+        return self.output
 
     @property
     def cost(self) -> tuple[float, float]:
         return self.steps, self.steps
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
         return (
-            Pass((self._matrices(view), *start_keeps(view, *self.pooled()), last_gradient(view)), value=self.value),
+            Pass(
+                (self._matrices(model), *start_keeps(model, *self.pooled()), last_gradient(model)), output=self.output
+            ),
         )
 
-    def compute(self, session: Context) -> Attribution:
-        view = session.view
-        trace = session.trace(self.single_pass(view))
-        matrices = downwards(trace, self._matrices(view))
-        weights = integrated(session, self.steps, self.value)
-        windows = trace.windows(view.depth - 1)
+    def compute(self, context: Context) -> Attribution:
+        model = context.model
+        cache = context.run_pass(self.single_pass(model))
+        matrices = downwards(cache, self._matrices(model))
+        weights = integrated(context, self.steps, self.output)
+        windows = cache.windows(model.depth - 1)
         if windows is not None:
-            row = self._in_windows(trace, matrices, weights, windows)
-            return Attribution(trace.tokens_to_grid(row, matrices[-1][0]), {})
-        reached = self.gathered(trace, self._begin(trace, matrices[0][1]), matrices)
+            row = self._in_windows(cache, matrices, weights, windows)
+            return Attribution(cache.tokens_to_grid(row, matrices[-1][0]), {})
+        reached = self.gathered(cache, self._begin(cache, matrices[0][1]), matrices)
         product = reached * F.pad(weights, (reached.shape[2] - weights.shape[2], 0))  # a pooling may see patches only
-        row = product[:, 0] if view.pooling.attends else view.pooling.read(product, dim=1)
-        return Attribution(trace.tokens_to_grid(row), {})
+        row = product[:, 0] if model.pooling.attends else model.pooling.read(product, dim=1)
+        return Attribution(cache.tokens_to_grid(row), {})
 
-    def gathered(self, trace: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
+    def gathered(self, cache: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
         """Return the rows ``[B, R, N]`` of ``R``, of which these are the beginning, through blocks from the last."""
         for layer, matrix in matrices:
-            rows = unmerged_rows(trace, rows, layer)
-            rows = rows + push_rows(rows, matrix, trace.windows(layer))
+            rows = unmerged_rows(cache, rows, layer)
+            rows = rows + push_rows(rows, matrix, cache.windows(layer))
         return rows
 
     def _in_windows(
-        self, trace: ActivationCache, matrices: Sequence[tuple[int, Tensor]], weights: Tensor, windows: Windows
+        self, cache: ActivationCache, matrices: Sequence[tuple[int, Tensor]], weights: Tensor, windows: Windows
     ) -> Tensor:
         """Return the mean over rows of ``W * R``, ``[B, N]``.
 
         As many rows go together as a window has places: they take as much memory as the matrices of the first block.
         """
         (last, like), first = matrices[0], matrices[-1][0]
-        read = read_row(trace, like, last)
+        read = read_row(cache, like, last)
         same = torch.eye(read.shape[1], dtype=like.dtype, device=like.device)
         some = windows.patches.shape[1]
         parts = []
@@ -139,21 +141,21 @@ class Feedback(Method):
             rows = same[start : start + some].expand(len(like), -1, -1)
             asked = push_rows(rows, weights, windows)
             for layer in reversed(range(first, last)):
-                asked = unmerged_rows(trace, asked, layer)
-            product = self.gathered(trace, rows, matrices) * asked
+                asked = unmerged_rows(cache, asked, layer)
+            product = self.gathered(cache, rows, matrices) * asked
             parts.append(push(read[:, start : start + some], product))
         return torch.stack(parts).sum(dim=0)
 
-    def _matrices(self, view: VisionModel) -> Record:
-        first = self.first(view) if self.start is None else resolve_layer(view, self.start)
-        return self.matrices(view, tuple(range(first, view.depth)))
+    def _matrices(self, model: VisionModel) -> Record:
+        first = self.first(model) if self.start is None else resolve_layer(model, self.start)
+        return self.matrices(model, tuple(range(first, model.depth)))
 
-    def _begin(self, trace: ActivationCache, like: Tensor) -> Tensor:
+    def _begin(self, cache: ActivationCache, like: Tensor) -> Tensor:
         """The rows of the identity that are read, or the one row of a pooling by attention."""
-        if trace.view.pooling.attends:
-            return initial_row(trace, like, *self.pooled()).unsqueeze(1)
+        if cache.model.pooling.attends:
+            return initial_row(cache, like, *self.pooled()).unsqueeze(1)
         same = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
-        return same[rows_read(trace.view)].expand(len(like), -1, -1)
+        return same[rows_read(cache.model)].expand(len(like), -1, -1)
 
 
 def push_rows(rows: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
@@ -166,20 +168,20 @@ def push_rows(rows: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
     return windows.paste(moved.flatten(0, 1)).view_as(rows)
 
 
-def unmerged_rows(trace: ActivationCache, rows: Tensor, layer: int) -> Tensor:
+def unmerged_rows(cache: ActivationCache, rows: Tensor, layer: int) -> Tensor:
     """Bring rows ``[B, R, N]`` over what comes out of a block to what entered it."""
-    if trace.grids[layer] == trace.grids[min(layer + 1, len(trace.grids) - 1)]:
+    if cache.grids[layer] == cache.grids[min(layer + 1, len(cache.grids) - 1)]:
         return rows
-    return trace.unmerged(rows.flatten(0, 1), layer).view(*rows.shape[:2], -1)
+    return cache.unmerged(rows.flatten(0, 1), layer).view(*rows.shape[:2], -1)
 
 
-def rows_read(view: VisionModel) -> slice:
+def rows_read(model: VisionModel) -> slice:
     """The rows from the first one to the last that the head reads."""
-    stops = [rows.stop for rows in view.pooling.rows]
+    stops = [rows.stop for rows in model.pooling.rows]
     return slice(0, None if None in stops else max(stops))
 
 
-def read_gradient(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def read_gradient(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The rows of ``dA`` that the head reads: ``[B, H, R, N]``, without the rest of it in memory.
 
     Inside windows those are all: ``[B, W, H, t, t]``.
@@ -187,46 +189,46 @@ def read_gradient(view: VisionModel, attention: Tensor, gradient: Tensor | None)
     assert gradient is not None
     if gradient.ndim == 5:
         return gradient
-    rows = slice(None) if view.pooling.attends else rows_read(view)
+    rows = slice(None) if model.pooling.attends else rows_read(model)
     return upcast(gradient[:, :, rows]).clone()
 
 
-def last_gradient(view: VisionModel) -> Record:
+def last_gradient(model: VisionModel) -> Record:
     """What is averaged along the way: the gradient of the last attention of the model."""
-    if view.pooling.attends:
-        return Record("pool", read_gradient, grad=True)
-    return Record(attention_point(view), read_gradient, (view.depth - 1,), grad=True)
+    if model.pooling.attends:
+        return Record("pool_weights", read_gradient, grad=True)
+    return Record(attention_point(model), read_gradient, (model.depth - 1,), grad=True)
 
 
-def integrated(session: Context, steps: int, value: str | None) -> Tensor:
+def integrated(context: Context, steps: int, output: str | None) -> Tensor:
     """Return ``W = mean_h (mean_t dA(t x))+`` at the rows that are read, ``[B, R, N]``; run once in a session.
 
     Inside windows it is the whole matrix of the last block, ``[B, W, t, t]``.
     ``t = 0, 1 / (steps - 1) .. 1``; one step is the image itself. The backward ends in the last block.
     """
-    key = (integrated, steps, value)
-    if key not in session.memo:
-        session.memo[key] = _integrated(session, steps, value)
-    weights: Tensor = session.memo[key]
+    key = (integrated, steps, output)
+    if key not in context.memo:
+        context.memo[key] = _integrated(context, steps, output)
+    weights: Tensor = context.memo[key]
     return weights
 
 
-def _integrated(session: Context, steps: int, value: str | None) -> Tensor:
-    keep = last_gradient(session.view)
-    (total,) = session.trace(Pass((keep,), value=value))[keep]
-    aimed = session if value is None else session.of_value(value)
+def _integrated(context: Context, steps: int, output: str | None) -> Tensor:
+    keep = last_gradient(context.model)
+    (total,) = context.run_pass(Pass((keep,), output=output))[keep]
+    aimed = context if output is None else context.with_output(output)
     for some, count in points(aimed, [step / (steps - 1) for step in range(steps - 1)]):
-        (gradient,) = aimed.fork(some, repeat=count).trace(Pass((keep,)))[keep]
+        (gradient,) = aimed.with_inputs(some, repeat=count).run_pass(Pass((keep,)))[keep]
         total = total + gradient.reshape(-1, count, *gradient.shape[1:]).sum(dim=1)
     return (total / steps).clamp(min=0).mean(dim=-3)
 
 
-def points(session: Context, way: Sequence[float]) -> Iterator[tuple[Tensor, int]]:
+def points(context: Context, way: Sequence[float]) -> Iterator[tuple[Tensor, int]]:
     """Yield ``t x`` for as many times t as go together, and how many these are; points of an image are neighbours."""
-    inputs = session.inputs
+    inputs = context.inputs
     first = 0
     while first < len(way):
-        some = way[first : first + max(1, session.batch // len(inputs))]
+        some = way[first : first + max(1, context.batch // len(inputs))]
         scale = torch.tensor(some, dtype=inputs.dtype, device=inputs.device).view(-1, *[1] * (inputs.ndim - 1))
         yield (scale * inputs.unsqueeze(1)).flatten(0, 1), len(some)
         first += len(some)
@@ -242,7 +244,7 @@ def points(session: Context, way: Sequence[float]) -> Iterator[tuple[Tensor, int
     presets={
         "tis": {"start": 0},
         "inflow": {"start": 0, "twice": True},
-        "interpretdl": {"value": "prob"},
+        "interpretdl": {"output": "prob"},
     },
     models="transformers",
 )
@@ -269,29 +271,29 @@ class TAM(Feedback):
 
     start: int | None = None
     steps: int = 20
-    value: str | None = None
+    output: str | None = None
     twice: bool = False
 
-    def first(self, view: VisionModel) -> int:
-        return view.depth // 3
+    def first(self, model: VisionModel) -> int:
+        return model.depth // 3
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        if self.twice and view.pooling.attends:
-            raise ModelError(f"tam: twice=true repeats the last block; {view.name} reads it by attention pooling")
-        return super().asks(view)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        if self.twice and model.pooling.attends:
+            raise ModelError(f"tam: twice=true repeats the last block; {model.name} reads it by attention pooling")
+        return super().passes(model)
 
-    def matrices(self, view: VisionModel, layers: tuple[int, ...]) -> Record:
-        return Record(attention_point(view), head_mean, layers)
+    def matrices(self, model: VisionModel, layers: tuple[int, ...]) -> Record:
+        return Record(attention_point(model), head_mean, layers)
 
     def pooled(self) -> tuple[Reduce, bool]:
         return head_mean, False
 
-    def gathered(self, trace: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
-        if trace.view.pooling.attends:
-            return super().gathered(trace, rows, matrices)
+    def gathered(self, cache: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
+        if cache.model.pooling.attends:
+            return super().gathered(cache, rows, matrices)
         last, matrix = matrices[0]
-        rows = push_rows(rows, matrix, trace.windows(last))
-        return super().gathered(trace, rows, matrices if self.twice else matrices[1:])
+        rows = push_rows(rows, matrix, cache.windows(last))
+        return super().gathered(cache, rows, matrices if self.twice else matrices[1:])
 
 
 def head_importance(attention: Tensor, gradient: Tensor) -> Tensor:
@@ -304,17 +306,17 @@ def head_importance(attention: Tensor, gradient: Tensor) -> Tensor:
     return size / size.sum(dim=-3, keepdim=True).clamp(min=SMALL)
 
 
-def by_heads(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def by_heads(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_h I_h A_h``."""
     assert gradient is not None
     attention = upcast(attention)
     return (head_importance(attention, upcast(gradient).to(attention)) * attention).sum(dim=-3)
 
 
-def by_tokens(view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+def by_tokens(model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
     """``mean_h A diag m`` with ``m[j] = ||P v[j]|| / ||x[j]||``: what attention moves of a token, in parts of it."""
-    attention, values, stream = (upcast(each) for each in (block.attention, block.values, block.input))
-    projection, deviation = head_projection(block_weights(view, block), attention, values)
+    attention, values, stream = (upcast(each) for each in (block.attn_weights, block.attn_values, block.resid_pre))
+    projection, deviation = head_projection(block_weights(model, block), attention, values)
     moved = torch.einsum("bhnd,hkd->bnk", values, projection)
     size = moved.norm(dim=-1) / stream.norm(dim=-1).clamp(min=SMALL)
     matrix: Tensor = attention.mean(dim=1) * size.unsqueeze(1)
@@ -328,7 +330,7 @@ def by_tokens(view: VisionModel, block: Block, gradient: Tensor | None) -> Tenso
     aliases=("beyond", "bi_attn"),
     cost=(20, 20),
     cost_note="20 F + 1 B + 19 B of the last block",
-    presets={"tis": {"start": 0}, "interpretdl": {"value": "prob"}},
+    presets={"tis": {"start": 0}, "interpretdl": {"output": "prob"}},
     models="transformers",
 )
 @dataclass(frozen=True)
@@ -352,13 +354,13 @@ class BidirectionalHeads(Feedback):
 
     start: int | None = None
     steps: int = 20
-    value: str | None = None
+    output: str | None = None
 
-    def first(self, view: VisionModel) -> int:
-        return view.depth // 4
+    def first(self, model: VisionModel) -> int:
+        return model.depth // 4
 
-    def matrices(self, view: VisionModel, layers: tuple[int, ...]) -> Record:
-        return Record(attention_point(view), by_heads, layers, grad=True)
+    def matrices(self, model: VisionModel, layers: tuple[int, ...]) -> Record:
+        return Record(attention_point(model), by_heads, layers, grad=True)
 
     def pooled(self) -> tuple[Reduce, bool]:
         return by_heads, True
@@ -370,7 +372,7 @@ class BidirectionalHeads(Feedback):
     papers=("chen2023beyond",),
     cost=(20, 20),
     cost_note="20 F + 20 B of the last block",
-    presets={"released": {"start": 5}, "tis": {"start": 0}, "interpretdl": {"start": 3, "value": "prob"}},
+    presets={"released": {"start": 5}, "tis": {"start": 0}, "interpretdl": {"start": 3, "output": "prob"}},
     models="ViT",
 )
 @dataclass(frozen=True)
@@ -390,12 +392,12 @@ class BidirectionalTokens(Feedback):
 
     start: int | None = None
     steps: int = 20
-    value: str | None = None
+    output: str | None = None
 
-    def first(self, view: VisionModel) -> int:
-        return view.depth // 2
+    def first(self, model: VisionModel) -> int:
+        return model.depth // 2
 
-    def matrices(self, view: VisionModel, layers: tuple[int, ...]) -> Record:
+    def matrices(self, model: VisionModel, layers: tuple[int, ...]) -> Record:
         return Record("block", by_tokens, layers)
 
     def pooled(self) -> tuple[Reduce, bool]:
@@ -438,21 +440,21 @@ class IIA(Method):
         runs = (self.steps + 1) ** 2
         return runs, runs
 
-    def compute(self, session: Context) -> Attribution:
-        view = session.view
+    def compute(self, context: Context) -> Attribution:
+        model = context.model
         way = torch.linspace(0, 1, self.steps + 1, dtype=torch.float32).tolist()
-        matrices = Record(attention_point(view), positive, tuple(range(view.depth)), grad=True)
-        keeps = (matrices, *start_keeps(view, positive, True))
+        matrices = Record(attention_point(model), positive, tuple(range(model.depth)), grad=True)
+        keeps = (matrices, *start_keeps(model, positive, True))
         sums: list[Tensor] = []
-        for some, count in points(session, way):
-            fork = session.fork(some, repeat=count)
+        for some, count in points(context, way):
+            fork = context.with_inputs(some, repeat=count)
             for time in way:
-                trace = fork.trace(Pass(keeps, changes=((view.depth - 1, Scaled(time)),)))
-                found = trace[matrices]
-                found = [initial_row(trace, found[0], positive, True), *found]
+                cache = fork.run_pass(Pass(keeps, patches=((model.depth - 1, Scaled(time)),)))
+                found = cache[matrices]
+                found = [initial_row(cache, found[0], positive, True), *found]
                 found = [each.reshape(-1, count, *each.shape[1:]).sum(dim=1) for each in found]
                 sums = [total.add_(each) for total, each in zip(sums, found, strict=True)] if sums else found
         row, *means = (total / len(way) ** 2 for total in sums)
         for layer, matrix in reversed(list(enumerate(means))):
-            row = rollout_step_mixed(trace.unmerged(row, layer), matrix, windows=trace.windows(layer))
-        return Attribution(trace.tokens_to_grid(row), {})
+            row = rollout_step_mixed(cache.unmerged(row, layer), matrix, windows=cache.windows(layer))
+        return Attribution(cache.tokens_to_grid(row), {})

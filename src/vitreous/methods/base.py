@@ -59,10 +59,10 @@ class Method:
     """
 
     info: ClassVar[MethodInfo]
-    layered: ClassVar[bool] = False
-    flat: ClassVar[bool] = False
+    has_layer_terms: ClassVar[bool] = False
+    can_be_constant: ClassVar[bool] = False
     """Whether a map that is the same everywhere is what it means."""
-    conventional: ClassVar[bool] = False
+    has_conventional_sign: ClassVar[bool] = False
     """Whether the sign of its map is a mere convention."""
     grid: str = "token"
     """Where the map lives: on the patch ``"token"`` grid or on ``"pixel"`` s."""
@@ -75,7 +75,7 @@ class Method:
     @property
     def signed(self) -> bool:
         """Whether below zero means against the class: not if the sign of a part is a convention, or no class meant."""
-        return self.class_specific and not any(part.conventional for part in self.parts())
+        return self.class_specific and not any(part.has_conventional_sign for part in self.components())
 
     @property
     def models(self) -> str:
@@ -87,53 +87,53 @@ class Method:
         """Forwards and backwards per image."""
         return self.info.cost
 
-    def forwards(self, view: VisionModel) -> float:
+    def num_forwards(self, model: VisionModel) -> float:
         """How many inputs this method runs per image on this model: what a progress bar counts."""
         return max(1.0, self.cost[0])
 
-    def held(self, view: VisionModel) -> int:
+    def num_maps(self, model: VisionModel) -> int:
         """How many maps of its grid exist for each image when it is done, extras included."""
         return 1
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
         """Return every pass over the session's own inputs that is known beforehand, so that it can be shared."""
         return ()
 
-    def single_pass(self, view: VisionModel) -> Pass:
+    def single_pass(self, model: VisionModel) -> Pass:
         """Return the one pass that ``read`` needs."""
-        asks = self.asks(view)
+        asks = self.passes(model)
         if len(asks) != 1:
             raise VitreousError(f"{self.info.name} must define asks with one pass, or compute")
         return asks[0]
 
     @property
-    def own_value(self) -> str | None:
+    def fixed_output(self) -> str | None:
         """Which value of the class it explains, whatever was asked for; ``None`` where it explains what was asked."""
         return None
 
-    def values(self, asked: str) -> tuple[str, ...]:
+    def outputs(self, asked: str) -> tuple[str, ...]:
         """Return the values of the class that its map explains, its parts' together, when one was asked for.
 
         Parts that are the same for every class explain none.
         """
-        if self.own_value is not None:
-            return (self.own_value,)
-        inner = [value for base in self.inner() if base.class_specific for value in base.values(asked)]
+        if self.fixed_output is not None:
+            return (self.fixed_output,)
+        inner = [value for base in self.base_methods() if base.class_specific for value in base.outputs(asked)]
         return tuple(dict.fromkeys(inner)) or (asked,)
 
-    def read(self, trace: ActivationCache) -> Tensor:
+    def attribution(self, cache: ActivationCache) -> Tensor:
         """Return the map from that pass."""
         raise VitreousError(f"{self.info.name} must define read or compute")
 
-    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
+    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
         """Return the pass that holds the layer terms of these layers."""
         raise VitreousError(f"{self.info.name} has no layer terms")
 
-    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
         """Return one map per layer."""
         raise VitreousError(f"{self.info.name} has no layer terms")
 
-    def at_layer(self, view: VisionModel, layer: int) -> Method | None:
+    def at_layer(self, model: VisionModel, layer: int) -> Method | None:
         """Return the same method at another layer, for sums over layers; ``None`` where there is nothing to see.
 
         Only methods that look at one layer, and have no layer terms from a shared pass, define it.
@@ -141,13 +141,13 @@ class Method:
         raise VitreousError(f"{self.info.name} does not look at one layer")
 
     @property
-    def moves(self) -> bool:
+    def has_layer_choice(self) -> bool:
         """Whether it looks at one layer and can look at another (``at_layer``)."""
         return type(self).at_layer is not Method.at_layer
 
-    def compute(self, session: Context) -> Attribution:
+    def compute(self, context: Context) -> Attribution:
         """Return the answer for all inputs of a session."""
-        return Attribution(self.read(session.trace(self.single_pass(session.view))), {})
+        return Attribution(self.attribution(context.run_pass(self.single_pass(context.model))), {})
 
     @overload
     def attribute(
@@ -156,15 +156,15 @@ class Method:
         inputs: Tensor,
         target: TargetSpec = ...,
         *,
-        against: TargetSpec = ...,
-        value: str = ...,
+        contrast: TargetSpec = ...,
+        output: str = ...,
         grid: str | None = ...,
         extras: Literal[False] = ...,
         seed: int = ...,
-        internal_batch_size: int | None = ...,
-        memory: float | None = ...,
-        classes: Sequence[int | str] | None = ...,
-        among: Any = ...,
+        batch_size: int | None = ...,
+        memory_gb: float | None = ...,
+        class_subset: Sequence[int | str] | None = ...,
+        compare_classes: Any = ...,
     ) -> Tensor: ...
 
     @overload
@@ -174,15 +174,15 @@ class Method:
         inputs: Tensor,
         target: TargetSpec = ...,
         *,
-        against: TargetSpec = ...,
-        value: str = ...,
+        contrast: TargetSpec = ...,
+        output: str = ...,
         grid: str | None = ...,
         extras: Literal[True],
         seed: int = ...,
-        internal_batch_size: int | None = ...,
-        memory: float | None = ...,
-        classes: Sequence[int | str] | None = ...,
-        among: Any = ...,
+        batch_size: int | None = ...,
+        memory_gb: float | None = ...,
+        class_subset: Sequence[int | str] | None = ...,
+        compare_classes: Any = ...,
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
     def attribute(
@@ -191,15 +191,15 @@ class Method:
         inputs: Tensor,
         target: TargetSpec = None,
         *,
-        against: TargetSpec = None,
-        value: str = "logit",
+        contrast: TargetSpec = None,
+        output: str = "logit",
         grid: str | None = None,
         extras: bool = False,
         seed: int = 0,
-        internal_batch_size: int | None = None,
-        memory: float | None = None,
-        classes: Sequence[int | str] | None = None,
-        among: Any = None,
+        batch_size: int | None = None,
+        memory_gb: float | None = None,
+        class_subset: Sequence[int | str] | None = None,
+        compare_classes: Any = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Return the raw signed map ``[B, h, w]`` of preprocessed inputs ``[B, 3, H, W]``.
 
@@ -208,25 +208,25 @@ class Method:
         ``grid``: ``"token"`` or ``"pixel"`` instead of the method's own. ``extras=True`` also returns second results.
         ``classes`` restricts the softmax; ``among`` are the classes that ``var`` compares, one list or one per image.
         """
-        looked_at = wrap(model)
+        vision_model = wrap(model)
         if not isinstance(inputs, Tensor):
             raise ModelError(f"attribute takes a tensor, got {type(inputs).__name__}; explain takes pictures and paths")
-        looked_at.check_inputs(inputs)
-        aim = Target.of(looked_at, len(inputs), target, against, value, classes, among)
-        session = Context(looked_at, inputs, aim, seed, internal_batch_size, memory, grid=grid)
-        (answered,) = compute_attributions(session, [self])
-        shown = to_grid(answered.map, grid, looked_at, inputs)
+        vision_model.check_inputs(inputs)
+        aim = Target.of(vision_model, len(inputs), target, contrast, output, class_subset, compare_classes)
+        context = Context(vision_model, inputs, aim, seed, batch_size, memory_gb, grid=grid)
+        (answered,) = compute_attributions(context, [self])
+        shown = to_grid(answered.map, grid, vision_model, inputs)
         return (shown, answered.extras) if extras else shown
 
     @property
-    def spelling(self) -> str:
+    def spec(self) -> str:
         """The shortest spelling that gives this method again."""
         parts: list[str] = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             given = getattr(self, field.name)
             inner = _methods(given)
             if inner:
-                parts.extend(each.spelling for each in inner)
+                parts.extend(each.spec for each in inner)
             elif given != field.default:
                 parts.append(f"{field.name}={written(given)}")
         return self.info.name + (f"({', '.join(parts)})" if parts else "")
@@ -235,11 +235,11 @@ class Method:
     def settings(self) -> dict[str, Any]:
         """Every parameter with its value, bases by their spelling, and the notes of all parts."""
         values = self._fields()
-        spelled = {name: [each.spelling for each in _methods(given)] for name, given in values.items()}
+        spelled = {name: [each.spec for each in _methods(given)] for name, given in values.items()}
         values |= {
             name: bases if isinstance(values[name], tuple) else bases[0] for name, bases in spelled.items() if bases
         }
-        inner = {part.spelling: part.notes for part in self.parts()[1:]}
+        inner = {part.spec: part.notes for part in self.components()[1:]}
         below = {f"{name} of {part}": note for part, notes in inner.items() for name, note in notes.items()}
         return {**values, **self.notes, **below}
 
@@ -249,15 +249,15 @@ class Method:
 
         Parts from elsewhere count with their code; where that cannot be known, this equals no other digest.
         """
-        parts = self.parts()
+        parts = self.components()
         codes = {n: code_digest((type(p), p._fields())) for n, p in enumerate(parts) if is_external(type(p))}
-        told = [(p.info.name, p.info.revision, codes.get(n, p.settings), p.ingredients) for n, p in enumerate(parts)]
+        told = [(p.info.name, p.info.revision, codes.get(n, p.settings), p.dependencies) for n, p in enumerate(parts)]
         text = json.dumps(told, sort_keys=True, default=str)
         unknown = next((code for code in codes.values() if is_unknown(code)), None)
         return unknown or hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @property
-    def ingredients(self) -> dict[str, str]:
+    def dependencies(self) -> dict[str, str]:
         """Digests of what the parameters refer to by name, such as the content of a file of statistics."""
         return {}
 
@@ -266,85 +266,85 @@ class Method:
         """What an explanation has to record besides the parameters, such as the source of statistics."""
         return {}
 
-    def inner(self) -> list[Method]:
+    def base_methods(self) -> list[Method]:
         """The methods that its parameters hold."""
         return [each for given in self._fields().values() for each in _methods(given)]
 
     def _fields(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
 
-    def parts(self) -> list[Method]:
+    def components(self) -> list[Method]:
         """This method and every method it is composed of."""
-        return [self, *(part for base in self.inner() for part in base.parts())]
+        return [self, *(part for base in self.base_methods() for part in base.components())]
 
     def __str__(self) -> str:
-        return self.spelling
+        return self.spec
 
 
-def prepare(session: Context, methods: Iterable[Method]) -> None:
+def prepare(context: Context, methods: Iterable[Method]) -> None:
     """Run every pass that these methods are known to need, equal ones once."""
-    session.prepare([ask for method in methods for ask in method.asks(session.view)])
+    context.prepare([ask for method in methods for ask in method.passes(context.model)])
 
 
-def refuse_unfit(methods: Iterable[Method], view: VisionModel) -> None:
+def refuse_unfit(methods: Iterable[Method], model: VisionModel) -> None:
     """Refuse methods that follow what this model does not have, or that are made of such."""
-    if view.attention != "nowhere" or view.has_residual_stream:
+    if model.attention != "none" or model.has_residual_stream:
         return
     for method in methods:
-        for part in method.parts():
+        for part in method.components():
             if part.models in ("transformers", "ViT"):
                 raise ModelError(
-                    f"{part.info.name} is for transformers: {view.name} has no attention, and no stream of tokens that "
+                    f"{part.info.name} is for transformers: {model.name} has no attention, and no stream of tokens that "
                     f"all its layers add to; use a method that is for all models, such as gradcam"
                 )
 
 
-def compute_attributions(session: Context, methods: Iterable[Method], check: bool = True) -> list[Attribution]:
+def compute_attributions(context: Context, methods: Iterable[Method], check: bool = True) -> list[Attribution]:
     """Compute several methods over one session, their shared passes run once; refuse or flag maps that mean nothing.
 
     Without ``check`` such maps are returned as they are, for those who count them.
     """
     methods = list(methods)
-    refuse_unfit(methods, session.view)
-    with torch.autocast(session.inputs.device.type, enabled=False):  # the read-outs too keep their precision
-        prepare(session, methods)
-        raw = [computed(session, method) for method in methods]
+    refuse_unfit(methods, context.model)
+    with torch.autocast(context.inputs.device.type, enabled=False):  # the read-outs too keep their precision
+        prepare(context, methods)
+        raw = [computed(context, method) for method in methods]
     answers = [Attribution(upcast(r.map.detach()), {k: v.detach() for k, v in r.extras.items()}) for r in raw]
     for method, each in zip(methods, answers, strict=True) if check else ():
         _check(method, each.map)
     return answers
 
 
-def to_grid(maps: Tensor, grid: str | None, looked_at: VisionModel, inputs: Tensor) -> Tensor:
+def to_grid(maps: Tensor, grid: str | None, model: VisionModel, inputs: Tensor) -> Tensor:
     """Bring maps to the grid asked for: pixels are summed into patches, patches interpolated to pixels."""
     if grid is None or inputs.ndim != 4:
         return maps
     check_choice("grid", grid, ("token", "pixel"))
     size = tuple(inputs.shape[-2:])
     if grid == "token":
-        return resized(maps, looked_at.grid(inputs)) if tuple(maps.shape[-2:]) == size else maps
+        return resized(maps, model.grid(inputs)) if tuple(maps.shape[-2:]) == size else maps
     return resized(maps, size)
 
 
-def computed(session: Context, method: Method) -> Attribution:
+def computed(context: Context, method: Method) -> Attribution:
     """Return what a method finds in a session, computed once however many others are made of it."""
-    if method not in session.memo:
-        session.memo[method] = checked_attribution(session, method)
-    answer: Attribution = session.memo[method]
+    if method not in context.memo:
+        context.memo[method] = checked_attribution(context, method)
+    answer: Attribution = context.memo[method]
     return answer
 
 
-def checked_attribution(session: Context, method: Method) -> Attribution:
+def checked_attribution(context: Context, method: Method) -> Attribution:
     """Compute a method over a session, and refuse an answer that is not one map for each of its inputs.
 
     A method from elsewhere must also leave the weights as they are.
     """
     if is_external(type(method)):
-        with check_model_unchanged(session.view.source_model or session.view, method.spelling):
-            answer = method.compute(session)
+        with check_model_unchanged(context.model.source_model or context.model, method.spec):
+            answer = method.compute(context)
     else:
-        answer = method.compute(session)
-    name, batch = method.spelling, len(session.inputs)
+        answer = method.compute(context)
+    name, batch = method.spec, len(context.inputs)
     if not isinstance(answer, Attribution):
         raise MapError(f"{name}: compute must return an Answer, not {type(answer).__name__}")
     check_maps(name, answer.map, batch)
@@ -356,13 +356,13 @@ def checked_attribution(session: Context, method: Method) -> Attribution:
     return answer
 
 
-def layer_terms(method: Method, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+def layer_terms(method: Method, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
     """Return the layer terms of a method, and refuse what is not one map per layer and image."""
-    terms = list(method.layer_maps(trace, layers))
+    terms = list(method.layer_maps(cache, layers))
     if len(terms) != len(layers):
-        raise MapError(f"{method.spelling}: read_layers returned {len(terms)} terms for {len(layers)} layers")
+        raise MapError(f"{method.spec}: read_layers returned {len(terms)} terms for {len(layers)} layers")
     for term in terms:
-        check_maps(method.spelling, term, trace.batch)
+        check_maps(method.spec, term, cache.batch)
     return terms
 
 
@@ -403,11 +403,11 @@ def _parts(fine: int, coarse: int) -> Tensor:
     return overlap.clamp(min=0)
 
 
-def resolve_layer(view: VisionModel, layer: int) -> int:
+def resolve_layer(model: VisionModel, layer: int) -> int:
     """Return a layer counted from the front; negative numbers count from the end."""
-    resolved = layer + view.depth if layer < 0 else layer
-    if not 0 <= resolved < view.depth:
-        raise ModelError(f"layer {layer} is outside 0..{view.depth - 1} of {view.name}")
+    resolved = layer + model.depth if layer < 0 else layer
+    if not 0 <= resolved < model.depth:
+        raise ModelError(f"layer {layer} is outside 0..{model.depth - 1} of {model.name}")
     return resolved
 
 
@@ -420,13 +420,13 @@ def _methods(given: Any) -> tuple[Method, ...]:
 def _check(method: Method, maps: Tensor) -> None:
     if not torch.isfinite(maps).all():
         bad = int((~torch.isfinite(maps)).flatten(1).any(dim=1).sum())
-        raise MapError(f"{method.spelling} gave values that are not finite for {bad} of {len(maps)} images")
-    if method.flat or maps[0].numel() == 1:
+        raise MapError(f"{method.spec} gave values that are not finite for {bad} of {len(maps)} images")
+    if method.can_be_constant or maps[0].numel() == 1:
         return
     flat = (maps.amax(dim=(1, 2)) == maps.amin(dim=(1, 2))).nonzero().flatten().tolist()
     if flat:
         kind = "zero" if bool((maps[flat[0]] == 0).all()) else "constant"
-        text = f"{method.spelling}: the map of image {flat[0]} is {kind} everywhere; it explains nothing"
+        text = f"{method.spec}: the map of image {flat[0]} is {kind} everywhere; it explains nothing"
         warnings.warn(text, VitreousWarning, stacklevel=3)
 
 
@@ -447,5 +447,5 @@ class BaseWrapper(Method):
     def cost(self) -> tuple[float, float]:
         return self.base.cost
 
-    def forwards(self, view: VisionModel) -> float:
-        return self.base.forwards(view)
+    def num_forwards(self, model: VisionModel) -> float:
+        return self.base.num_forwards(model)

@@ -48,56 +48,56 @@ __all__ = [
 _LEAST_GRID = 14  # rows and columns of the stage of a hierarchical model that is looked at, if there is such a one
 
 
-def grid_after(view: VisionModel, layer: int) -> tuple[int, int]:
+def grid_after(model: VisionModel, layer: int) -> tuple[int, int]:
     """Return rows and columns of what leaves a block."""
-    return view.grid(layer=layer + 1) if layer + 1 < view.depth else view.last_grid()
+    return model.grid(layer=layer + 1) if layer + 1 < model.depth else model.last_grid()
 
 
-def stage_of(view: VisionModel) -> range:
+def stage_of(model: VisionModel) -> range:
     """Return the layers of one grid: all, or the last stage of at least 14 x 14 tokens, or else the longest."""
-    stages = _stages(view)
+    stages = _stages(model)
     fine = [stage for stage, grid in stages if min(grid) >= _LEAST_GRID]
     return fine[-1] if fine else max((stage for stage, _ in stages), key=lambda stage: (len(stage), stage.start))
 
 
-def layers_of(view: VisionModel, start: int | None, stop: int | None, third: int) -> tuple[int, ...]:
+def layers_of(model: VisionModel, start: int | None, stop: int | None, third: int) -> tuple[int, ...]:
     """Return layers ``start .. stop - 1`` inside one stage; what is not given follows from the model."""
-    end = None if stop is None else stop + view.depth if stop < 0 else stop
+    end = None if stop is None else stop + model.depth if stop < 0 else stop
     known = start if start is not None else None if end is None else end - 1
-    stage, stages = stage_of(view), _stages(view)
+    stage, stages = stage_of(model), _stages(model)
     if len(stages) > 1 and known is not None:
-        known = resolve_layer(view, known)
+        known = resolve_layer(model, known)
         stage = next(each for each, _ in stages if known in each)
-    first = stage.start + third if start is None else resolve_layer(view, start)
+    first = stage.start + third if start is None else resolve_layer(model, start)
     last = stage.stop if end is None else end
-    if not first < last <= view.depth:
-        raise ModelError(f"layers {first} .. {last} are none: start must be below stop, stop at most {view.depth}")
+    if not first < last <= model.depth:
+        raise ModelError(f"layers {first} .. {last} are none: start must be below stop, stop at most {model.depth}")
     if first not in stage or last - 1 not in stage:
-        raise ModelError(f"layers {first} .. {last} of {view.name} lie on several grids; stay inside one stage")
+        raise ModelError(f"layers {first} .. {last} of {model.name} lie on several grids; stay inside one stage")
     return tuple(range(first, last))
 
 
-def last_read(view: VisionModel) -> int:
+def last_read(model: VisionModel) -> int:
     """Return the last block from whose output patches still reach the class."""
-    return view.depth - (2 if view.pooling.kind in ("token", "pair") else 1)
+    return model.depth - (2 if model.pooling.kind in ("token", "pair") else 1)
 
 
-def refuse_unread(method: Method, view: VisionModel, layer: int) -> None:
+def refuse_unread(method: Method, model: VisionModel, layer: int) -> None:
     """Refuse a layer from whose output no patch reaches the class."""
-    if layer > last_read(view):
+    if layer > last_read(model):
         raise MapError(
-            f"{method.info.name}: in {view.name} patches do not reach the class from the output of block {layer}; "
+            f"{method.info.name}: in {model.name} patches do not reach the class from the output of block {layer}; "
             f"use a layer below it"
         )
 
 
-def _stages(view: VisionModel) -> list[tuple[range, tuple[int, int]]]:
+def _stages(model: VisionModel) -> list[tuple[range, tuple[int, int]]]:
     """Return the layers of each grid, with the grid: of what enters a block, or leaves it where no stream does."""
-    if view.has_residual_stream:
-        stages = view.stages or (range(view.depth),)
-        return [(stage, view.grid(layer=stage.start)) for stage in stages]
-    grids = [grid_after(view, layer) for layer in range(view.depth)]
-    parts = [(grid, list(group)) for grid, group in groupby(range(view.depth), key=grids.__getitem__)]
+    if model.has_residual_stream:
+        stages = model.stages or (range(model.depth),)
+        return [(stage, model.grid(layer=stage.start)) for stage in stages]
+    grids = [grid_after(model, layer) for layer in range(model.depth)]
+    parts = [(grid, list(group)) for grid, group in groupby(range(model.depth), key=grids.__getitem__)]
     return [(range(part[0], part[-1] + 1), grid) for grid, part in parts]
 
 
@@ -274,12 +274,12 @@ class Bottlenecks:
         how = self.objective
         self.clean = upcast(self.clean)
         self.shown = self.priors[0].surprise(self.clean, how.by_channel)  # of the first bottleneck: never changes
-        self.blur = Blur.of(how.sigma, self.grid, self.session.view.num_prefix_tokens, self.clean)
+        self.blur = Blur.of(how.sigma, self.grid, self.session.model.num_prefix_tokens, self.clean)
         self.repeated = self.target.repeat(how.samples)
         at_once = self.session.batch
         whole = at_once - at_once % how.samples if at_once > how.samples else at_once  # whole images where possible
         self.inner = InnerBatch(whole)
-        self.draws = self.session.draws(self.purpose)
+        self.draws = self.session.prng_key(self.purpose)
 
     def optimise(self) -> Optimised:
         """Return what passes once the ratios have been optimised."""
@@ -336,21 +336,21 @@ class Bottlenecks:
             gradient, *told = self._rows(alpha, number, start, stop, backward)
             for image in range(start // samples, (stop - 1) // samples + 1) if backward else ():
                 total[image] += gradient[max(0, image * samples - start) : (image + 1) * samples - start].sum(dim=0)
-            if self.session.tick is not None:
-                self.session.tick(stop - start)
+            if self.session.on_progress is not None:
+                self.session.on_progress(stop - start)
             return told[0], told[1], told[2]
 
         tried = self.inner.size
         parts = self.inner.run(part, batch * samples)
         if self.inner.size < tried:  # what was too much here is too much for the whole session
-            self.session.inner.size = self.inner.size
+            self.session.batching.size = self.inner.size
         score, hits, terms = (torch.cat(each) for each in zip(*parts, strict=True))
         means = (each.reshape(batch, samples, *each.shape[1:]).mean(dim=1) for each in (score, hits, terms))
         return _Step(total / samples, *means)
 
     def _rows(self, alpha: Tensor, number: int, start: int, stop: int, backward: bool) -> tuple[Tensor, ...]:
         """Run replicas ``start .. stop - 1``: gradient, score, hit and the information of every layer, row by row."""
-        view, how = self.session.view, self.objective
+        model, how = self.session.model, self.objective
         images = torch.arange(start, stop, device=alpha.device) // how.samples
         with torch.inference_mode(False), torch.set_grad_enabled(backward):
             leaf = alpha[images].detach().requires_grad_(backward)
@@ -359,8 +359,8 @@ class Bottlenecks:
                 for index, prior in enumerate(self.priors)
             ]
             changes = dict(zip(self.layers, dampers, strict=True))
-            logits = logits_through(view, self.tokens[images], self.layers[0], self.site, changes, how.half)
-            target = self.repeated.part(start, stop)
+            logits = logits_through(model, self.tokens[images], self.layers[0], self.site, changes, how.half)
+            target = self.repeated.slice_images(start, stop)
             score = target.score(logits)
             noted = [each.passing for each in dampers if each.passing is not None]
             terms = torch.stack(noted, dim=1) if noted else leaf.new_zeros(len(leaf), 0, leaf.shape[2])
@@ -378,7 +378,7 @@ class Bottlenecks:
         """Return standard normal numbers for these replicas at one layer and step, ``[stop - start, N, D]``."""
         rows = torch.arange(start, stop, device=self.draws.keys.device)
         samples = self.objective.samples
-        return self.draws.at(number, index).rows(rows // samples).at(rows % samples).normal(*shape[1:])
+        return self.draws.at(number, index).select(rows // samples).at(rows % samples).normal(*shape[1:])
 
 
 @dataclass(eq=False)
@@ -437,4 +437,4 @@ def _hits(target: Target, logits: Tensor) -> Tensor:
     """Return 1 where a replica is still seen as the explained class, ``[R]``."""
     if target.classes is None:
         return logits.new_zeros(len(logits))
-    return class_logits(logits.detach(), target.only).argmax(dim=1) == target.classes.clone().to(logits.device)
+    return class_logits(logits.detach(), target.class_subset).argmax(dim=1) == target.classes.clone().to(logits.device)

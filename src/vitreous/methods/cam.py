@@ -43,25 +43,25 @@ __all__ = [
 class FeatureMap(Method):
     """A map made of the features F ``[B, N, C]`` of one place in one block.
 
-    ``site=auto`` is where the model's patches last reach the class: the output of the last block's first norm in a
+    ``point=auto`` is where the model's patches last reach the class: the output of the last block's first norm in a
     class-token model. Or one of ``norm1``, ``norm2``, ``input``, ``output``.
     """
 
     layer: int = -1
-    site: str = "auto"
+    point: str = "auto"
 
     def __post_init__(self) -> None:
-        check_choice("site", self.site, ("auto", "norm1", "norm2", "input", "output"))
+        check_choice("site", self.point, ("auto", "norm1", "norm2", "resid_pre", "resid_post"))
 
-    def keep(self, view: VisionModel, reduce: Reduce, grad: bool = False) -> Record:
+    def keep(self, model: VisionModel, reduce: Reduce, grad: bool = False) -> Record:
         """Return the wish for the features of that place."""
-        site = view.cam_point if self.site == "auto" else self.site
-        return Record(site, reduce, (resolve_layer(view, self.layer),), grad)
+        point = model.cam_point if self.point == "auto" else self.point
+        return Record(point, reduce, (resolve_layer(model, self.layer),), grad)
 
-    def lay_out(self, trace: ActivationCache, tokens: Tensor) -> Tensor:
+    def lay_out(self, cache: ActivationCache, tokens: Tensor) -> Tensor:
         """Lay ``[B, N]`` out on the grid of that place; outputs of a stage are on the grid of the next."""
-        after = self.keep(trace.view, dot).site == "output"
-        return trace.tokens_to_grid(tokens, resolve_layer(trace.view, self.layer) + after)
+        after = self.keep(cache.model, dot).point == "resid_post"
+        return cache.tokens_to_grid(tokens, resolve_layer(cache.model, self.layer) + after)
 
 
 @dataclass(frozen=True)
@@ -72,112 +72,112 @@ class TokenCAM(FeatureMap):
     their channel weights see all tokens (SkipPLUS).
     """
 
-    layered = True
+    has_layer_terms = True
     at_features: ClassVar[Reduce]
     at_input: ClassVar[Reduce]
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((self.keep(view, type(self).at_features, True), self.keep(view, reaches, True))),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((self.keep(model, type(self).at_features, True), self.keep(model, reaches, True))),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        asked = self.keep(trace.view, reaches, True)
-        if not trace[asked][0].any():
-            place = f"{asked.site} of block {asked.layers[0]}"
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        asked = self.keep(cache.model, reaches, True)
+        if not cache[asked][0].any():
+            place = f"{asked.point} of block {asked.layers[0]}"
             raise MapError(
-                f"{self.info.name}: in {trace.view.name} patches do not reach the class from {place}; "
-                f"use site={trace.view.cam_point}"
+                f"{self.info.name}: in {cache.model.name} patches do not reach the class from {place}; "
+                f"use point={cache.model.cam_point}"
             )
-        return self.lay_out(trace, trace[self.keep(trace.view, type(self).at_features, True)][0])
+        return self.lay_out(cache, cache[self.keep(cache.model, type(self).at_features, True)][0])
 
-    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass((Record("input", type(self).at_input, tuple(layers), grad=True),))
+    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
+        return Pass((Record("resid_pre", type(self).at_input, tuple(layers), grad=True),))
 
-    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        terms = trace[Record("input", type(self).at_input, tuple(layers), grad=True)]
-        return [trace.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
+    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        terms = cache[Record("resid_pre", type(self).at_input, tuple(layers), grad=True)]
+        return [cache.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
 
 
 # -- formulas ------------------------------------------------------------------------------------------
 
 
-def reaches(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def reaches(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """Whether patches have any gradient; an image without one in the prefix either is no reason to complain."""
     assert gradient is not None
-    prefix, patches = gradient[:, : view.num_prefix_tokens], gradient[:, view.num_prefix_tokens :]
+    prefix, patches = gradient[:, : model.num_prefix_tokens], gradient[:, model.num_prefix_tokens :]
     return (patches != 0).flatten(1).any(dim=1) | ~(prefix != 0).flatten(1).any(dim=1)
 
 
-def weighted_by_patches(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_patches(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k mean_patches(G_k) F_k``."""
     assert gradient is not None
-    weight = upcast(gradient)[:, view.num_prefix_tokens :].mean(dim=1, keepdim=True)
+    weight = upcast(gradient)[:, model.num_prefix_tokens :].mean(dim=1, keepdim=True)
     return (upcast(value) * weight).sum(dim=-1)
 
 
-def weighted_by_tokens(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_tokens(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k mean_tokens(G_k) F_k``, prefix tokens included in the mean."""
     assert gradient is not None
     return (upcast(value) * upcast(gradient).mean(dim=1, keepdim=True)).sum(dim=-1)
 
 
-def weighted_by_alpha(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_alpha(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k w_k F_k`` with the ``w_k = sum_xy alpha (G)+`` of Grad-CAM++."""
     assert gradient is not None
-    features, g = upcast(value), upcast(gradient)[:, view.num_prefix_tokens :]
-    total = features[:, view.num_prefix_tokens :].sum(dim=1, keepdim=True)
+    features, g = upcast(value), upcast(gradient)[:, model.num_prefix_tokens :]
+    total = features[:, model.num_prefix_tokens :].sum(dim=1, keepdim=True)
     alpha = g**2 / (2 * g**2 + total * g**3 + 1e-6)
     return (features * (alpha * g.relu()).sum(dim=1, keepdim=True)).sum(dim=-1)
 
 
-def weighted_by_share(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_share(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k w_k F_k`` with ``w_k = sum_xy G F / (sum_xy F + 1e-7)``."""
     assert gradient is not None
-    return _weighted_mean(upcast(value), upcast(value), upcast(gradient), view.num_prefix_tokens)
+    return _weighted_mean(upcast(value), upcast(value), upcast(gradient), model.num_prefix_tokens)
 
 
-def weighted_by_size(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_size(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k w_k F_k`` with ``w_k = sum_xy G |F| / (sum_xy |F| + 1e-7)``."""
     assert gradient is not None
-    return _weighted_mean(upcast(value), upcast(value).abs(), upcast(gradient), view.num_prefix_tokens)
+    return _weighted_mean(upcast(value), upcast(value).abs(), upcast(gradient), model.num_prefix_tokens)
 
 
-def weighted_by_size_of_tokens(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_size_of_tokens(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The same with the sums over all tokens, prefix included."""
     assert gradient is not None
     return _weighted_mean(upcast(value), upcast(value).abs(), upcast(gradient), 0)
 
 
-def product(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def product(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k G_k F_k``; refused where it is zero by construction."""
-    total = dot(view, value, gradient)
+    total = dot(model, value, gradient)
     assert gradient is not None
     sizes = (upcast(value) * upcast(gradient)).abs().sum(dim=-1)
-    if 0 < total[:, view.num_prefix_tokens :].abs().max() <= 1e-4 * sizes[:, view.num_prefix_tokens :].max():
+    if 0 < total[:, model.num_prefix_tokens :].abs().max() <= 1e-4 * sizes[:, model.num_prefix_tokens :].max():
         raise MapError(
-            f"features times gradient is zero but for rounding on {view.name}: only a norm follows this place, and it "
-            "ignores the length of a vector; use site=norm1 or norm2, or gradcam"
+            f"features times gradient is zero but for rounding on {model.name}: only a norm follows this place, and it "
+            "ignores the length of a vector; use point=norm1 or norm2, or gradcam"
         )
     return total
 
 
-def positive_gradient(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_gradient(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k (G_k)+ F_k``."""
     assert gradient is not None
     return (upcast(value) * upcast(gradient).relu()).sum(dim=-1)
 
 
-def positive_product(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_product(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_k (G_k F_k)+``."""
     assert gradient is not None
     return (upcast(value) * upcast(gradient)).relu().sum(dim=-1)
 
 
-def principal(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def principal(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The first principal component of the patches' features, or of features times gradient where there is one."""
     whole = upcast(value) if gradient is None else upcast(value) * upcast(gradient)
     if not torch.isfinite(whole).all():
         return whole.sum(dim=-1)  # the decomposition cannot take it; the map is refused by name
-    patches = whole[:, view.num_prefix_tokens :]
+    patches = whole[:, model.num_prefix_tokens :]
     centred = patches - patches.mean(dim=1, keepdim=True)
     projection = _first_component(centred)
     largest = projection.gather(1, projection.abs().argmax(dim=1, keepdim=True))
@@ -316,21 +316,21 @@ class EigenCAM(FeatureMap):
     term: the same of the block's input.
     """
 
-    layered = True
-    conventional = True
+    has_layer_terms = True
+    has_conventional_sign = True
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((self.keep(view, principal),)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((self.keep(model, principal),)),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        return self.lay_out(trace, trace[self.keep(trace.view, principal)][0])
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        return self.lay_out(cache, cache[self.keep(cache.model, principal)][0])
 
-    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass((Record("input", principal, tuple(layers)),))
+    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
+        return Pass((Record("resid_pre", principal, tuple(layers)),))
 
-    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        terms = trace[self.layer_pass(trace.view, layers).keeps[0]]
-        return [trace.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
+    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        terms = cache[self.layer_pass(cache.model, layers).records[0]]
+        return [cache.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
 
 
 @register_method("eigengradcam", family="CAM", papers=("gildenblat2021pytorch", "muhammad2020eigencam"))
@@ -342,7 +342,7 @@ class EigenGradCAM(TokenCAM):
     value of the map is positive, so the sign says nothing about the class. Layer term: the same at the block's input.
     """
 
-    conventional = True
+    has_conventional_sign = True
     at_features = principal
     at_input = principal
 
@@ -351,16 +351,16 @@ class EigenGradCAM(TokenCAM):
 class ScoredCAM(FeatureMap):
     """``sum_k w_k F_k`` with one weight per channel, each from a forward of its own."""
 
-    def forwards(self, view: VisionModel) -> float:
-        return 1 + view.embed_dim
+    def num_forwards(self, model: VisionModel) -> float:
+        return 1 + model.embed_dim
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((self.keep(view, whole),)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((self.keep(model, whole),)),)
 
-    def features(self, trace: ActivationCache) -> Tensor:
+    def features(self, cache: ActivationCache) -> Tensor:
         """Return the channels ``[B, C, h, w]`` of the patches."""
-        tokens = upcast(trace[self.keep(trace.view, whole)][0]).transpose(1, 2)
-        maps = self.lay_out(trace, tokens.flatten(0, 1))
+        tokens = upcast(cache[self.keep(cache.model, whole)][0]).transpose(1, 2)
+        maps = self.lay_out(cache, tokens.flatten(0, 1))
         return maps.reshape(*tokens.shape[:2], *maps.shape[1:])
 
 
@@ -383,31 +383,31 @@ class ScoreCAM(ScoredCAM):
         if self.channels is not None and self.channels < 1:
             raise SpecError(f"channels={self.channels} must be at least 1")
 
-    def forwards(self, view: VisionModel) -> float:
-        return 1 + min(view.embed_dim, self.channels or view.embed_dim)
+    def num_forwards(self, model: VisionModel) -> float:
+        return 1 + min(model.embed_dim, self.channels or model.embed_dim)
 
-    def compute(self, session: Context) -> Attribution:
-        features = self.features(session.trace(self.single_pass(session.view)))
+    def compute(self, context: Context) -> Attribution:
+        features = self.features(context.run_pass(self.single_pass(context.model)))
         if self.channels is not None and self.channels < features.shape[1]:
             best = features.flatten(2).std(dim=2).topk(self.channels).indices
             features = features[torch.arange(len(best), device=best.device)[:, None], best]
-        at_once = max(1, session.batch // len(features))
-        scores = torch.cat([self._scores(session, part) for part in torch.split(features, at_once, 1)], dim=1)
+        at_once = max(1, context.batch // len(features))
+        scores = torch.cat([self._scores(context, part) for part in torch.split(features, at_once, 1)], dim=1)
         return Attribution(torch.einsum("bk,bkhw->bhw", scores.softmax(dim=1).to(features), features), {})
 
-    def _scores(self, session: Context, features: Tensor) -> Tensor:
+    def _scores(self, context: Context, features: Tensor) -> Tensor:
         """Return the scores ``[B, k]`` of the images behind these masks."""
-        inputs = upcast(session.inputs)
-        size = session.inputs.shape[-2:] if inputs.ndim == 4 else session.view.grid(session.inputs)
+        inputs = upcast(context.inputs)
+        size = context.inputs.shape[-2:] if inputs.ndim == 4 else context.model.grid(context.inputs)
         masks = F.interpolate(features, size=size, mode="bilinear", align_corners=True)
         low, high = masks.amin(dim=(2, 3), keepdim=True), masks.amax(dim=(2, 3), keepdim=True)
         masks = (masks - low) / (high - low + 1e-8)
         if inputs.ndim == 4:
             seen = (inputs.unsqueeze(1) * masks.unsqueeze(2)).flatten(0, 1)
         else:
-            factor = F.pad(masks.flatten(2), (session.view.num_prefix_tokens, 0), value=1.0)
+            factor = F.pad(masks.flatten(2), (context.model.num_prefix_tokens, 0), value=1.0)
             seen = (inputs.unsqueeze(1) * factor.unsqueeze(3)).flatten(0, 1)
-        fork = session.fork(seen, repeat=features.shape[1])
+        fork = context.with_inputs(seen, repeat=features.shape[1])
         return fork.target.score(fork.logits).reshape(len(features), -1)
 
 
@@ -424,34 +424,34 @@ class AblationCAM(ScoredCAM):
     and one whole one.
     """
 
-    def at_layer(self, view: VisionModel, layer: int) -> AblationCAM:
-        return replace(self, layer=layer, site="input")
+    def at_layer(self, model: VisionModel, layer: int) -> AblationCAM:
+        return replace(self, layer=layer, point="resid_pre")
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        keep = self.keep(view, whole)
-        return (Pass((keep, Record("input", whole, keep.layers))),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        keep = self.keep(model, whole)
+        return (Pass((keep, Record("resid_pre", whole, keep.layers))),)
 
-    def compute(self, session: Context) -> Attribution:
-        trace = session.trace(self.single_pass(session.view))
-        features = self.features(trace)
-        score = session.target.score(trace.logits).unsqueeze(1)
-        weights = (score - self._scores(session, trace, features.shape[1])) / score
+    def compute(self, context: Context) -> Attribution:
+        cache = context.run_pass(self.single_pass(context.model))
+        features = self.features(cache)
+        score = context.target.score(cache.logits).unsqueeze(1)
+        weights = (score - self._scores(context, cache, features.shape[1])) / score
         return Attribution(torch.einsum("bk,bkhw->bhw", weights.to(features), features), {})
 
-    def _scores(self, session: Context, trace: ActivationCache, channels: int) -> Tensor:
+    def _scores(self, context: Context, cache: ActivationCache, channels: int) -> Tensor:
         """Return the scores ``[B, C]`` without each channel; the blocks below are not run again."""
-        keep, below = self.single_pass(session.view).keeps
-        (tokens,), (layer,), target = trace[below], keep.layers, session.target.repeat(channels)
+        keep, below = self.single_pass(context.model).records
+        (tokens,), (layer,), target = cache[below], keep.layers, context.target.repeat(channels)
 
         def part(start: int, stop: int) -> Tensor:
             rows = torch.arange(start, stop, device=tokens.device)
             without = Without(rows % channels)
-            logits = logits_with(session.view, tokens[rows // channels], layer, keep.site, without)
-            if session.tick is not None:
-                session.tick(stop - start)
-            return target.part(start, stop).score(logits)
+            logits = logits_with(context.model, tokens[rows // channels], layer, keep.point, without)
+            if context.on_progress is not None:
+                context.on_progress(stop - start)
+            return target.slice_images(start, stop).score(logits)
 
-        scores = session.inner.run(part, len(tokens) * channels)
+        scores = context.batching.run(part, len(tokens) * channels)
         return torch.cat(scores).reshape(len(tokens), channels)
 
 

@@ -74,14 +74,14 @@ class LayerSum(BaseWrapper):
     upsample: bool
     combine: str
 
-    def first(self, view: VisionModel) -> int:
+    def first(self, model: VisionModel) -> int:
         """Return the lowest start layer."""
         return 0
 
     def __post_init__(self) -> None:
         check_choice("via", self.via, ("auto", "layers", "subnetwork"))
         check_choice("combine", self.combine, tuple(_COMBINED))
-        if self.via == "layers" and not (self.base.layered or self.base.moves):
+        if self.via == "layers" and not (self.base.has_layer_terms or self.base.has_layer_choice):
             raise SpecError(f"{self.base.info.name} has no layer terms; use via=subnetwork")
 
     @property
@@ -91,64 +91,64 @@ class LayerSum(BaseWrapper):
     @property
     def free(self) -> bool:
         """Whether the layer terms of the base give the sum in one pass."""
-        return self.base.layered and self.via != "subnetwork"
+        return self.base.has_layer_terms and self.via != "subnetwork"
 
-    def forwards(self, view: VisionModel) -> float:
-        each = self.base.forwards(view)
-        return each if self.free else 1 + each * len(self._layers(view))
+    def num_forwards(self, model: VisionModel) -> float:
+        each = self.base.num_forwards(model)
+        return each if self.free else 1 + each * len(self._layers(model))
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (self.base.layer_pass(view, self._layers(view)),) if self.free else ()
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (self.base.layer_pass(model, self._layers(model)),) if self.free else ()
 
-    def compute(self, session: Context) -> Attribution:
-        stacked = self.stacked(session)
+    def compute(self, context: Context) -> Attribution:
+        stacked = self.stacked(context)
         return Attribution(_COMBINED[self.combine](stacked), {"layers": stacked})
 
-    def stacked(self, session: Context) -> Tensor:
+    def stacked(self, context: Context) -> Tensor:
         """Return the map from every start layer, ``[B, L, h, w]``."""
-        terms = self._terms(session, self._layers(session.view))
+        terms = self._terms(context, self._layers(context.model))
         finest = max((tuple(term.shape[1:]) for term in terms), key=math.prod)
         stacked = torch.stack([resized(term, finest) for term in terms], dim=1)
         if not self.free:
             self._refuse_multiple(stacked)
         return stacked
 
-    def _terms(self, session: Context, layers: Sequence[int]) -> list[Tensor]:
+    def _terms(self, context: Context, layers: Sequence[int]) -> list[Tensor]:
         if self.free:
-            return layer_terms(self.base, session.trace(self.base.layer_pass(session.view, layers)), layers)
-        if self.base.moves and self.via != "subnetwork":
-            moved = [self.base.at_layer(session.view, layer) for layer in layers]
+            return layer_terms(self.base, context.run_pass(self.base.layer_pass(context.model, layers)), layers)
+        if self.base.has_layer_choice and self.via != "subnetwork":
+            moved = [self.base.at_layer(context.model, layer) for layer in layers]
             there = [each for each in moved if each is not None]
-            prepare(session, there)
-            return [checked_attribution(session, each).map for each in there]
-        keep = Record("input", whole, tuple(layers))
-        trace = session.trace(Pass((keep,)))
+            prepare(context, there)
+            return [checked_attribution(context, each).map for each in there]
+        keep = Record("resid_pre", whole, tuple(layers))
+        cache = context.run_pass(Pass((keep,)))
         forks = [
-            session.fork(tokens, session.view.suffix(layer, session.inputs))
-            for layer, tokens in zip(layers, trace[keep], strict=True)
+            context.with_inputs(tokens, context.model.suffix(layer, context.inputs))
+            for layer, tokens in zip(layers, cache[keep], strict=True)
         ]
         return [checked_attribution(fork, self.base).map for fork in forks]
 
     def _refuse_multiple(self, terms: Tensor) -> None:
         """Refuse a sum of terms ``[B, L, h, w]`` that are the same but for a factor: it is the base, made slower."""
-        if terms.shape[1] < 2 or self.base.flat:
+        if terms.shape[1] < 2 or self.base.can_be_constant:
             return
         flat = terms.double().flatten(2)
         unit = flat / flat.norm(dim=2, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         alike = (unit - unit[:, :1]).abs().amax() <= 1e-6
         if alike and bool((flat != 0).any()):
-            name = self.base.spelling
+            name = self.base.spec
             raise MapError(
                 f"{self.info.name}({name}) is {name} times a number: from every start layer it gives the same map"
             )
 
-    def _layers(self, view: VisionModel) -> tuple[int, ...]:
+    def _layers(self, model: VisionModel) -> tuple[int, ...]:
         """The start layers; in a hierarchical model those of one grid: its longest stage, or else that of the first."""
-        layers = tuple(range(self.first(view), view.depth))
-        if not view.stages or self.upsample:
+        layers = tuple(range(self.first(model), model.depth))
+        if not model.stages or self.upsample:
             return layers
-        longest = max(view.stages, key=lambda stage: (len(stage), stage.start))
-        own = next(stage for stage in view.stages if layers[0] in stage)
+        longest = max(model.stages, key=lambda stage: (len(stage), stage.start))
+        own = next(stage for stage in model.stages if layers[0] in stage)
         return tuple(layer for layer in layers if layer in longest) or tuple(layer for layer in layers if layer in own)
 
 
@@ -169,8 +169,8 @@ class Plus(LayerSum):
     upsample: bool = False
     combine: str = "sum"
 
-    def first(self, view: VisionModel) -> int:
-        return resolve_layer(view, self.start)
+    def first(self, model: VisionModel) -> int:
+        return resolve_layer(model, self.start)
 
 
 @register_method(
@@ -196,10 +196,10 @@ class SkipPlus(LayerSum):
         if not 0 <= self.skip < 1:
             raise SpecError(f"skip={self.skip} must be a share of the depth, from 0 to below 1")
 
-    def first(self, view: VisionModel) -> int:
+    def first(self, model: VisionModel) -> int:
         if self.start is not None:
-            return resolve_layer(view, self.start)
-        return min(view.depth - 1, math.ceil(self.skip * view.depth - 1e-9)) if view.depth > 1 else 0
+            return resolve_layer(model, self.start)
+        return min(model.depth - 1, math.ceil(self.skip * model.depth - 1e-9)) if model.depth > 1 else 0
 
 
 @register_method("cat", family="token gradient", papers=("qiang2022attcat",), models="transformers")
@@ -256,15 +256,15 @@ class Smooth(BaseWrapper):
         forwards, backwards = self.base.cost
         return self.samples * forwards, self.samples * backwards
 
-    def forwards(self, view: VisionModel) -> float:
-        return self.samples * self.base.forwards(view)
+    def num_forwards(self, model: VisionModel) -> float:
+        return self.samples * self.base.num_forwards(model)
 
-    def compute(self, session: Context) -> Attribution:
-        inputs = session.inputs
+    def compute(self, context: Context) -> Attribution:
+        inputs = context.inputs
         flat = inputs.flatten(1)
         span = (torch.ones_like(flat[:, 0]) if self.absolute else flat.amax(1) - flat.amin(1)) * self.sigma
-        draws = session.draws("smooth")
-        at_once = max(1, session.batch // len(inputs))
+        draws = context.prng_key("smooth")
+        at_once = max(1, context.batch // len(inputs))
         mean = spread = torch.zeros(())
         halves = [torch.zeros(()), torch.zeros(())]
         for first in range(0, self.samples, at_once):
@@ -272,7 +272,7 @@ class Smooth(BaseWrapper):
             noise = torch.stack([draws.at(copy).normal(*inputs.shape[1:]) for copy in range(first, first + copies)], 1)
             scaled = noise.to(inputs) * span.view(-1, 1, *[1] * (inputs.ndim - 1))
             noisy = (inputs.unsqueeze(1) + scaled).flatten(0, 1)
-            maps = upcast(checked_attribution(session.fork(noisy, repeat=copies), self.base).map)
+            maps = upcast(checked_attribution(context.with_inputs(noisy, repeat=copies), self.base).map)
             maps = maps.square() if self.kind == "squares" else maps
             part = maps.reshape(len(inputs), copies, *maps.shape[1:])
             halves = [half + part[:, (first + i) % 2 :: 2].sum(dim=1) for i, half in enumerate(halves)]
@@ -300,14 +300,14 @@ class LogProb(BaseWrapper):
 
     base: Method
 
-    def values(self, asked: str) -> tuple[str, ...]:
-        return self.base.values("logprob")
+    def outputs(self, asked: str) -> tuple[str, ...]:
+        return self.base.outputs("logprob")
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return tuple(replace(ask, value=ask.value or "logprob") for ask in self.base.asks(view))
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return tuple(replace(ask, output=ask.output or "logprob") for ask in self.base.passes(model))
 
-    def compute(self, session: Context) -> Attribution:
-        own = session.of_value("logprob")
+    def compute(self, context: Context) -> Attribution:
+        own = context.with_output("logprob")
         prepare(own, [self.base])
         return checked_attribution(own, self.base)
 
@@ -327,8 +327,8 @@ class Consensus(Method):
     """The mean rank of each patch over several methods.
 
     ``map = mean_m rank_m / (n - 1)``, the rank of a patch in the map of method m among its n patches, from 0; equal
-    values share their mean rank. ``how="mean"``: the mean of the maps themselves, each divided by its largest absolute
-    value; ``how="scaled"``: by its mean absolute value. ``how="matched"``: the patches are in the order of their mean
+    values share their mean rank. ``combine="mean"``: the mean of the maps themselves, each divided by its largest absolute
+    value; ``combine="scaled"``: by its mean absolute value. ``combine="matched"``: the patches are in the order of their mean
     ranks and have the values of the first map, sorted (histogram matching), so that the map keeps the first one's signs
     and contrast; patches of equal mean rank share the mean of their values.
     ``weights`` are those of the methods, such as ``"2,1"``;
@@ -339,11 +339,11 @@ class Consensus(Method):
     """
 
     bases: tuple[Method, ...]
-    how: str = "rank"
+    combine: str = "rank"
     weights: str = ""
 
     def __post_init__(self) -> None:
-        check_choice("how", self.how, ("rank", *_SIZES, "matched"))
+        check_choice("combine", self.combine, ("rank", *_SIZES, "matched"))
         if not isinstance(self.bases, tuple) or not all(isinstance(base, Method) for base in self.bases):
             raise SpecError("consensus takes a tuple of methods")
         if len(self.bases) < 2:
@@ -369,32 +369,32 @@ class Consensus(Method):
         forwards, backwards = zip(*(base.cost for base in self.bases), strict=True)
         return sum(forwards), sum(backwards)
 
-    def forwards(self, view: VisionModel) -> float:
-        return sum(base.forwards(view) for base in self.bases)
+    def num_forwards(self, model: VisionModel) -> float:
+        return sum(base.num_forwards(model) for base in self.bases)
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return tuple(ask for base in self.bases for ask in base.asks(view))
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return tuple(ask for base in self.bases for ask in base.passes(model))
 
-    def compute(self, session: Context) -> Attribution:
-        prepare(session, self.bases)
-        grid = session.view.grid(session.inputs)
-        maps = torch.stack([resized(self._finite(base, session), grid) for base in self.bases], dim=1)
+    def compute(self, context: Context) -> Attribution:
+        prepare(context, self.bases)
+        grid = context.model.grid(context.inputs)
+        maps = torch.stack([resized(self._finite(base, context), grid) for base in self.bases], dim=1)
         ranks = mean_ranks(maps)
         terms = ranks
-        if self.how in _SIZES:
-            sizes = _SIZES[self.how](maps.abs())
+        if self.combine in _SIZES:
+            sizes = _SIZES[self.combine](maps.abs())
             terms = maps / torch.where(sizes > 0, sizes, 1)
         shares = maps.new_tensor(self._shares()).view(-1, 1, 1)
         shown = (terms * shares).sum(dim=1)
-        if self.how == "matched":
+        if self.combine == "matched":
             shown = match_values(shown, maps[:, 0])
         return Attribution(shown, {"ranks": ranks, "disagreement": ranks.std(dim=1, correction=0)})
 
-    def _finite(self, base: Method, session: Context) -> Tensor:
+    def _finite(self, base: Method, context: Context) -> Tensor:
         """A rank would hide a value that is not finite."""
-        maps = upcast(computed(session, base).map)
+        maps = upcast(computed(context, base).map)
         if not torch.isfinite(maps).all():
-            raise MapError(f"{base.spelling} gave values that are not finite, inside {self.info.name}")
+            raise MapError(f"{base.spec} gave values that are not finite, inside {self.info.name}")
         return maps
 
 
@@ -457,21 +457,21 @@ class AgreementWeighted(LayerSum):
     def cost(self) -> tuple[float, float]:
         return self.base.cost[0] + self.by.cost[0], self.base.cost[1] + self.by.cost[1]
 
-    def first(self, view: VisionModel) -> int:
-        return resolve_layer(view, self.start)
+    def first(self, model: VisionModel) -> int:
+        return resolve_layer(model, self.start)
 
-    def forwards(self, view: VisionModel) -> float:
-        return super().forwards(view) + self.by.forwards(view)
+    def num_forwards(self, model: VisionModel) -> float:
+        return super().num_forwards(model) + self.by.num_forwards(model)
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return *super().asks(view), *self.by.asks(view)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return *super().passes(model), *self.by.passes(model)
 
-    def compute(self, session: Context) -> Attribution:
-        terms = upcast(self.stacked(session))
-        seen = resized(upcast(computed(session, self.by).map), terms.shape[-2:])
+    def compute(self, context: Context) -> Attribution:
+        terms = upcast(self.stacked(context))
+        seen = resized(upcast(computed(context, self.by).map), terms.shape[-2:])
         for maps, method in ((terms, self.base), (seen, self.by)):
             if not torch.isfinite(maps).all():  # a weight of 0 would hide it
-                raise MapError(f"{method.spelling} gave values that are not finite, inside {self.info.name}")
+                raise MapError(f"{method.spec} gave values that are not finite, inside {self.info.name}")
         weights = borne_out(terms, seen, self.power)
         sizes = terms.abs().mean(dim=(2, 3))
         shares = weights / torch.where(sizes > 0, sizes, 1)

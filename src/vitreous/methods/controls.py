@@ -17,8 +17,8 @@ from vitreous.tracing import Context
 __all__ = ["Centre", "Constant", "Edges", "Random"]
 
 
-def _spread(session: Context, pattern: Tensor) -> Attribution:
-    like = upcast(session.inputs)
+def _spread(context: Context, pattern: Tensor) -> Attribution:
+    like = upcast(context.inputs)
     return Attribution(pattern.to(like).expand(len(like), -1, -1).clone(), {})
 
 
@@ -27,9 +27,9 @@ def _spread(session: Context, pattern: Tensor) -> Attribution:
 class Random(Method):
     """Uniform noise on the token grid, drawn from the seed and the image."""
 
-    def compute(self, session: Context) -> Attribution:
-        grid = session.view.grid(session.inputs)
-        return Attribution(session.draws("random").uniform(*grid).to(upcast(session.inputs)), {})
+    def compute(self, context: Context) -> Attribution:
+        grid = context.model.grid(context.inputs)
+        return Attribution(context.prng_key("random").uniform(*grid).to(upcast(context.inputs)), {})
 
 
 @register_method("constant", family="yardstick", class_specific=False, cost=(0, 0))
@@ -37,10 +37,10 @@ class Random(Method):
 class Constant(Method):
     """One everywhere: only the tie rule of a metric ranks it."""
 
-    flat = True
+    can_be_constant = True
 
-    def compute(self, session: Context) -> Attribution:
-        return _spread(session, torch.ones(session.view.grid(session.inputs)))
+    def compute(self, context: Context) -> Attribution:
+        return _spread(context, torch.ones(context.model.grid(context.inputs)))
 
 
 @register_method("centre", family="yardstick", class_specific=False, cost=(0, 0))
@@ -48,11 +48,11 @@ class Constant(Method):
 class Centre(Method):
     """Photographers put things in the middle: one minus the distance from the centre, which is 1 at the corners."""
 
-    def compute(self, session: Context) -> Attribution:
-        high, wide = session.view.grid(session.inputs)
+    def compute(self, context: Context) -> Attribution:
+        high, wide = context.model.grid(context.inputs)
         down = torch.linspace(-1, 1, high, dtype=torch.float32) if high > 1 else torch.zeros(1)
         across = torch.linspace(-1, 1, wide, dtype=torch.float32) if wide > 1 else torch.zeros(1)
-        return _spread(session, 1 - ((down[:, None] ** 2 + across[None] ** 2) / 2).sqrt())
+        return _spread(context, 1 - ((down[:, None] ** 2 + across[None] ** 2) / 2).sqrt())
 
 
 @register_method("edges", family="yardstick", class_specific=False, cost=(0, 0))
@@ -62,10 +62,10 @@ class Edges(Method):
 
     grid = "pixel"
 
-    def compute(self, session: Context) -> Attribution:
-        if session.inputs.ndim != 4:
+    def compute(self, context: Context) -> Attribution:
+        if context.inputs.ndim != 4:
             raise ModelError("edges needs images, not the tokens of a sub-network")
-        grey = F.pad(upcast(session.inputs).mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
+        grey = F.pad(upcast(context.inputs).mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
         across = grey.new_tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
         sobel = torch.stack([across, across.T]).unsqueeze(1)
         return Attribution(F.conv2d(grey, sobel).square().sum(dim=1).sqrt(), {})

@@ -56,53 +56,55 @@ class DecompX(TokenTerm):
         check_choice("bias", self.bias, ("none", "token", "absdot"))
 
     @property
-    def layered(self) -> bool:  # type: ignore[override]
+    def has_layer_terms(self) -> bool:  # type: ignore[override]
         """Spread biases have no layer terms: they depend on where the shares start."""
         return self.bias != "absdot"
 
-    def forwards(self, view: VisionModel) -> float:
-        tokens = view.num_prefix_tokens + view.grid()[0] * view.grid()[1]
+    def num_forwards(self, model: VisionModel) -> float:
+        tokens = model.num_prefix_tokens + model.grid()[0] * model.grid()[1]
         return 1.0 if self.bias != "absdot" else 2.0 + tokens
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
         if self.bias != "absdot":
-            return super().asks(view)
-        if view.attention != "everywhere":
-            raise ModelError(f"{view.name} attends inside windows: decompx(bias=absdot) does not apply; use bias=token")
-        return (Pass((Record("input", whole, (resolve_layer(view, self.layer),)),)),)
+            return super().passes(model)
+        if model.attention != "global":
+            raise ModelError(
+                f"{model.name} attends inside windows: decompx(bias=absdot) does not apply; use bias=token"
+            )
+        return (Pass((Record("resid_pre", whole, (resolve_layer(model, self.layer),)),)),)
 
-    def compute(self, session: Context) -> Attribution:
+    def compute(self, context: Context) -> Attribution:
         if self.bias == "none":
-            return super().compute(session)
-        trace = session.trace(self.single_pass(session.view))
-        logits = upcast(trace.logits)
-        slope = session.target.slope(logits)  # the target, linear in the logits
-        (kept,) = trace[self.single_pass(session.view).keeps[0]]
+            return super().compute(context)
+        cache = context.run_pass(self.single_pass(context.model))
+        logits = upcast(cache.logits)
+        slope = context.target.gradient(logits)  # the target, linear in the logits
+        (kept,) = cache[self.single_pass(context.model).records[0]]
         if self.bias == "token":
             bias = (slope * logits).sum(dim=1) - kept.sum(dim=1)
-            return Attribution(self.read(trace), {"bias": bias})
-        layer = resolve_layer(session.view, self.layer)
+            return Attribution(self.attribution(cache), {"bias": bias})
+        layer = resolve_layer(context.model, self.layer)
         shares: list[Tensor] = []
         for tokens, each in zip(kept, slope, strict=True):
-            shares.append(upcast(explicit_contributions(session.view, tokens, layer, session.memory)) @ each)
-            if session.tick is not None:
-                session.tick(1)
-        return Attribution(trace.tokens_to_grid(torch.stack(shares), layer), {})
+            shares.append(upcast(explicit_contributions(context.model, tokens, layer, context.memory_gb)) @ each)
+            if context.on_progress is not None:
+                context.on_progress(1)
+        return Attribution(cache.tokens_to_grid(torch.stack(shares), layer), {})
 
 
-def bias_shares(view: VisionModel, bias: Tensor, gradient: Tensor | None) -> Tensor:
+def bias_shares(model: VisionModel, bias: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d b_d * d s / d out_d`` of every token that the bias is added to."""
     assert gradient is not None
     return (upcast(gradient) * upcast(bias)).sum(dim=-1)
 
 
-def bias_sizes(view: VisionModel, bias: Tensor, gradient: Tensor | None) -> Tensor:
+def bias_sizes(model: VisionModel, bias: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d |b_d * d s / d out_d|``."""
     assert gradient is not None
     return (upcast(gradient) * upcast(bias)).abs().sum(dim=-1)
 
 
-def dot_sizes(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def dot_sizes(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d |x_d dx_d|``."""
     assert gradient is not None
     return (upcast(value) * upcast(gradient)).abs().sum(dim=-1)
@@ -112,25 +114,27 @@ class BiasTerms(Method):
     """Terms ``x_l * G_l`` at block inputs, and those of the biases inside each block; the head counts as one more."""
 
     absolute: bool
-    layered = True
+    has_layer_terms = True
 
     @property
     def _reduces(self) -> tuple[Reduce, Reduce]:
         return (dot_sizes, bias_sizes) if self.absolute else (dot, bias_shares)
 
-    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
+    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
         at_input, at_bias = self._reduces
-        blocks = tuple(range(min(layers), view.depth + 1))
-        return Pass((Record("input", at_input, tuple(layers), grad=True), Record("biases", at_bias, blocks, grad=True)))
+        blocks = tuple(range(min(layers), model.depth + 1))
+        return Pass(
+            (Record("resid_pre", at_input, tuple(layers), grad=True), Record("biases", at_bias, blocks, grad=True))
+        )
 
-    def _terms(self, trace: ActivationCache, layers: Sequence[int]) -> tuple[list[Tensor], dict[int, Tensor]]:
+    def _terms(self, cache: ActivationCache, layers: Sequence[int]) -> tuple[list[Tensor], dict[int, Tensor]]:
         """Return input terms ``[B, N]`` of these layers, bias terms ``[B, N]`` of all blocks from the lowest on.
 
         What belongs to no token (biases behind the pooling) is left out, as is the class token's own entry.
         """
-        inputs, biases = self.layer_pass(trace.view, layers).keeps
-        bias_terms = (term[:, 1:] for term in trace[biases])
-        return trace[inputs], dict(zip(biases.layers, bias_terms, strict=True))
+        inputs, biases = self.layer_pass(cache.model, layers).records
+        bias_terms = (term[:, 1:] for term in cache[biases])
+        return cache[inputs], dict(zip(biases.layers, bias_terms, strict=True))
 
 
 @register_method("fullgrad", family="decomposition", papers=("srinivas2019full",), models="ViT")
@@ -148,17 +152,17 @@ class FullGrad(BiasTerms):
     layer: int = 0
     absolute: bool = False
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (self.layer_pass(view, (resolve_layer(view, self.layer),)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (self.layer_pass(model, (resolve_layer(model, self.layer),)),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        return self.layer_maps(trace, (resolve_layer(trace.view, self.layer),))[0]
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        return self.layer_maps(cache, (resolve_layer(cache.model, self.layer),))[0]
 
-    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        terms, biases = self._terms(trace, layers)
+    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        terms, biases = self._terms(cache, layers)
         behind = [sum((each for at, each in biases.items() if at >= layer), start=terms[0] * 0) for layer in layers]
         pairs = zip(layers, terms, behind, strict=True)
-        return [trace.tokens_to_grid(term + rest, layer) for layer, term, rest in pairs]
+        return [cache.tokens_to_grid(term + rest, layer) for layer, term, rest in pairs]
 
 
 @register_method(
@@ -177,18 +181,18 @@ class FullGradPlus(BiasTerms):
     start: int = 0
     absolute: bool = False
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (self.layer_pass(view, self._layers(view)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (self.layer_pass(model, self._layers(model)),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        return torch.stack(self.layer_maps(trace, self._layers(trace.view))).sum(dim=0)
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        return torch.stack(self.layer_maps(cache, self._layers(cache.model))).sum(dim=0)
 
-    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        terms, biases = self._terms(trace, layers)
-        last = trace.view.depth - 1
+    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        terms, biases = self._terms(cache, layers)
+        last = cache.model.depth - 1
         biases[last] = biases[last] + biases[last + 1]
         pairs = zip(layers, terms, strict=True)
-        return [trace.tokens_to_grid(term + biases[layer], layer) for layer, term in pairs]
+        return [cache.tokens_to_grid(term + biases[layer], layer) for layer, term in pairs]
 
-    def _layers(self, view: VisionModel) -> tuple[int, ...]:
-        return tuple(range(resolve_layer(view, self.start), view.depth))
+    def _layers(self, model: VisionModel) -> tuple[int, ...]:
+        return tuple(range(resolve_layer(model, self.start), model.depth))

@@ -33,38 +33,38 @@ def recommended_method(step: str = "quick", model: VisionModel | nn.Module | Non
     """
     usual = ladder(step)
     if model is None:
-        return get_method(usual).spelling
-    looked_at = wrap(model)
-    windows = looked_at.attention != "everywhere"
-    half = step != "quick" and _half_agrees(looked_at)
-    walks = looked_at.has_residual_stream or _walks(looked_at)
+        return get_method(usual).spec
+    vision_model = wrap(model)
+    windows = vision_model.attention != "global"
+    half = step != "quick" and _half_agrees(vision_model)
+    walks = vision_model.has_residual_stream or _walks(vision_model)
     return get_method(
-        ladder(step, windows, looked_at.can_drop_tokens, half, looked_at.has_residual_stream, walks)
-    ).spelling
+        ladder(step, windows, vision_model.can_drop_tokens, half, vision_model.has_residual_stream, walks)
+    ).spec
 
 
-def _walks(looked_at: VisionModel) -> bool:
+def _walks(model: VisionModel) -> bool:
     """Say whether relevance has a rule for all that a convolutional network does; tried once, on a blank image."""
-    if looked_at.module not in _walked:
-        blank = torch.zeros(1, len(looked_at.preprocess.mean), *looked_at.preprocess.size)
+    if model.module not in _walked:
+        blank = torch.zeros(1, len(model.preprocess.mean), *model.preprocess.size)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", VitreousWarning)
-                get_method("lrp@epsilon_plus").attribute(looked_at, blank)
-            _walked[looked_at.module] = True
+                get_method("lrp@epsilon_plus").attribute(model, blank)
+            _walked[model.module] = True
         except Exception:  # what has no rule can fail anywhere; a broken network fails again, and aloud
-            _walked[looked_at.module] = False
-    return _walked[looked_at.module]
+            _walked[model.module] = False
+    return _walked[model.module]
 
 
-def _half_agrees(looked_at: VisionModel) -> bool:
+def _half_agrees(model: VisionModel) -> bool:
     """Say whether float16 may stand in for float32 on a GPU; tried once for the weights of a model."""
-    if looked_at.device.type != "cuda" or looked_at.dtype != torch.float32 or len(looked_at.preprocess.mean) != 3:
+    if model.device.type != "cuda" or model.dtype != torch.float32 or len(model.preprocess.mean) != 3:
         return False
-    key = (str(Snapshot(looked_at).recent), looked_at.preprocess.size)
+    key = (str(Snapshot(model).recent), model.preprocess.size)
     if key not in _agrees:
-        inputs = looked_at.cast(seen_scenes(looked_at, looked_at.preprocess.size, 0, _SCENES))
-        exact, seen = looked_at.logits(inputs), looked_at.shared_copy()
+        inputs = model.cast(seen_scenes(model, model.preprocess.size, 0, _SCENES))
+        exact, seen = model.logits(inputs), model.shared_copy()
         with torch.no_grad(), torch.autocast("cuda", torch.float16):
             rounded = seen.forward_head(seen.forward_blocks(seen.embed(inputs)))
         exact, rounded = (logits.double().log_softmax(dim=1) for logits in (exact, rounded))

@@ -110,31 +110,33 @@ class ViTCX(FeatureMap):
 
     threshold: float = 0.1
     noise: float = 0.1
-    score: str = "prob"
+    output: str = "prob"
     grid = "pixel"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("score", self.score, VALUES)
+        check_choice("output", self.output, VALUES)
         for name in ("threshold", "noise"):
             given = getattr(self, name)
             if not 0 <= given < math.inf:
                 raise SpecError(f"{name}={given} must be a number from 0 on")
 
     @property
-    def own_value(self) -> str:
-        return self.score
+    def fixed_output(self) -> str:
+        return self.output
 
-    def forwards(self, view: VisionModel) -> float:
+    def num_forwards(self, model: VisionModel) -> float:
         return 1  # and those of the masks, told when their number is known
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((self.keep(view, whole),)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((self.keep(model, whole),)),)
 
-    def compute(self, session: Context) -> Attribution:
-        batch, size = len(session.inputs), _size(session)
-        clean = replace(session.target, value=self.score).score(session.trace(self.single_pass(session.view)).logits)
-        masks, scores = self._scored(session)
+    def compute(self, context: Context) -> Attribution:
+        batch, size = len(context.inputs), _size(context)
+        clean = replace(context.target, output=self.output).score(
+            context.run_pass(self.single_pass(context.model)).logits
+        )
+        masks, scores = self._scored(context)
         shown, plain = scores.view(-1, 2).unbind(dim=1)
         effect = (shown - plain + clean[masks.images]).to(masks.values)
         count = torch.bincount(masks.images, minlength=batch)
@@ -145,62 +147,62 @@ class ViTCX(FeatureMap):
         total, cover = (_enlarged(each.view(-1, *grid), size) for each in (weighed, cover))
         reached = cover > 1e-6
         found = torch.where(reached, total / torch.where(reached, cover, 1), 0) / count.clamp(min=1).view(-1, 1, 1)
-        return Attribution(found.to(upcast(session.inputs).dtype), {"clusters": count})
+        return Attribution(found.to(upcast(context.inputs).dtype), {"clusters": count})
 
     # -- masks -------------------------------------------------------------------------------------------
 
-    def _masks(self, session: Context) -> Masks:
-        trace = session.trace(self.single_pass(session.view))
-        (tokens,) = trace[self.keep(session.view, whole)]
-        size, least = _size(session), 8 * torch.finfo(upcast(tokens).dtype).eps
+    def _masks(self, context: Context) -> Masks:
+        cache = context.run_pass(self.single_pass(context.model))
+        (tokens,) = cache[self.keep(context.model, whole)]
+        size, least = _size(context), 8 * torch.finfo(upcast(tokens).dtype).eps
         channels = tokens.shape[2]
 
         def part(start: int, stop: int) -> Masks:
             rows = tokens[start:stop].transpose(1, 2).double()
-            maps = self.lay_out(trace, rows.flatten(0, 1))
+            maps = self.lay_out(cache, rows.flatten(0, 1))
             found, own = _clustered(maps.view(-1, channels, *maps.shape[1:]), size, self.threshold, least)
             images, numbers = own.nonzero().unbind(dim=1)
             return Masks(found[own], images + start, numbers)
 
         # distances of channels, their copies and what is picked of them exist at the same time
         bytes_each = 6 * channels**2 * 8
-        at_once = max(1, int(budget_bytes(tokens.device, session.memory) / bytes_each))
+        at_once = max(1, int(budget_bytes(tokens.device, context.memory_gb) / bytes_each))
         parts = in_parts(part, len(tokens), at_once)
         return Masks(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
     # -- scores ------------------------------------------------------------------------------------------
 
-    def _scored(self, session: Context) -> tuple[Masks, Tensor]:
+    def _scored(self, context: Context) -> tuple[Masks, Tensor]:
         """Return the masks, and the scores ``[2 R]``: through each of them, then with its noise alone.
 
         Both serve all classes of a comparison.
         """
-        key = replace(self, score="logit")
-        known = session.memo if session.common is None else session.common
+        key = replace(self, output="logit")
+        known = context.memo if context.shared is None else context.shared
         if (key, "masks") not in known:
-            known[key, "masks"] = self._masks(session)
-            session.expect(2 * len(known[key, "masks"].images))
+            known[key, "masks"] = self._masks(context)
+            context.expect(2 * len(known[key, "masks"].images))
         masks: Masks = known[key, "masks"]
-        view, draws = session.view, session.draws("vit_cx")
+        model, draws = context.model, context.prng_key("vit_cx")
 
         def logits(start: int, stop: int) -> Tensor:
-            return view.forward_head(
-                view.forward_blocks(view.embed(self._seen(session, masks, draws, start, stop).to(view.dtype)))
+            return model.forward_head(
+                model.forward_blocks(model.embed(self._seen(context, masks, draws, start, stop).to(model.dtype)))
             )
 
-        return masks, scores_of_rows(session, masks.images.repeat_interleave(2), logits, self.score, key)
+        return masks, scores_of_rows(context, masks.images.repeat_interleave(2), logits, self.output, key)
 
-    def _seen(self, session: Context, masks: Masks, draws: PRNGKey, start: int, stop: int) -> Tensor:
+    def _seen(self, context: Context, masks: Masks, draws: PRNGKey, start: int, stop: int) -> Tensor:
         """Return inputs ``start .. stop - 1``: every mask has two, and their noise is the same."""
         pairs = slice(start // 2, (stop + 1) // 2)
         images = masks.images[pairs]
-        inputs = upcast(session.inputs[images])
-        mask = _enlarged(masks.values[pairs].to(inputs), _size(session)).clamp(0, 1)
+        inputs = upcast(context.inputs[images])
+        mask = _enlarged(masks.values[pairs].to(inputs), _size(context)).clamp(0, 1)
         if inputs.ndim == 4:
             mask = mask.unsqueeze(1)
         else:
-            mask = F.pad(mask.flatten(1), (session.view.num_prefix_tokens, 0), value=1.0).unsqueeze(2)
-        drawn = draws.rows(images).at(masks.numbers[pairs]).normal(*inputs.shape[1:])
+            mask = F.pad(mask.flatten(1), (context.model.num_prefix_tokens, 0), value=1.0).unsqueeze(2)
+        drawn = draws.select(images).at(masks.numbers[pairs]).normal(*inputs.shape[1:])
         beside = self.noise * drawn.to(inputs) * (1 - mask)
         both = torch.stack([inputs * mask + beside, inputs + beside], dim=1).flatten(0, 1)
         return both[start - 2 * pairs.start : stop - 2 * pairs.start]
@@ -269,14 +271,14 @@ def _enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
 
 
-def _size(session: Context) -> tuple[int, int]:
+def _size(context: Context) -> tuple[int, int]:
     """Height and width of what is masked: pixels, or the patches of a sub-network."""
-    if session.inputs.ndim == 4:
-        return session.inputs.shape[-2], session.inputs.shape[-1]
-    return session.view.grid(session.inputs)
+    if context.inputs.ndim == 4:
+        return context.inputs.shape[-2], context.inputs.shape[-1]
+    return context.model.grid(context.inputs)
 
 
-def nothing(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def nothing(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """Keep no attention: it is asked for only so that a model that does not show it is refused."""
     return attention.new_zeros(len(attention))
 
@@ -307,40 +309,40 @@ class AtMan(Method):
 
     factor: float = 0.1
     similarity: float | None = None
-    score: str = "logprob"
+    output: str = "logprob"
 
     def __post_init__(self) -> None:
-        check_choice("score", self.score, VALUES)
+        check_choice("output", self.output, VALUES)
         if not 0 <= self.factor < 1:
             raise SpecError(f"factor={self.factor} must be from 0 to less than 1")
         if self.similarity is not None and not 0 <= self.similarity <= 1:
             raise SpecError(f"similarity={self.similarity} must be a cosine from 0 to 1")
 
     @property
-    def own_value(self) -> str:
-        return self.score
+    def fixed_output(self) -> str:
+        return self.output
 
-    def forwards(self, view: VisionModel) -> float:
-        high, wide = view.grid()
+    def num_forwards(self, model: VisionModel) -> float:
+        high, wide = model.grid()
         return 1 + high * wide
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((Record("input", whole, (0,)), Record("attention", nothing, tuple(range(view.depth))))),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((Record("resid_pre", whole, (0,)), Record("attn_weights", nothing, tuple(range(model.depth))))),)
 
-    def compute(self, session: Context) -> Attribution:
-        view, ask = session.view, self.single_pass(session.view)
-        trace = session.trace(ask)
-        (tokens,), target = trace[ask.keeps[0]], replace(session.target, value=self.score)
-        patches = tokens.shape[1] - view.num_prefix_tokens
-        alike = None if self.similarity is None else _cosines(tokens[:, view.num_prefix_tokens :])
+    def compute(self, context: Context) -> Attribution:
+        model, ask = context.model, self.single_pass(context.model)
+        cache = context.run_pass(ask)
+        (tokens,), target = cache[ask.records[0]], replace(context.target, output=self.output)
+        patches = tokens.shape[1] - model.num_prefix_tokens
+        alike = None if self.similarity is None else _cosines(tokens[:, model.num_prefix_tokens :])
 
         def without(images: Tensor, own: Tensor) -> Tensor:
-            change = self._change(own, None if alike is None else alike[images, own], view.num_prefix_tokens)
-            return logits_through(view, tokens[images], 0, "attention", dict.fromkeys(range(view.depth), change))
+            change = self._change(own, None if alike is None else alike[images, own], model.num_prefix_tokens)
+            return logits_through(model, tokens[images], 0, "attn_weights", dict.fromkeys(range(model.depth), change))
 
-        key = replace(self, score="logit")  # what the model says is the same for every class and value of it
-        left = scores_of_logits(session, patches, without, self.score, key)
-        return Attribution((target.score(trace.logits)[:, None] - left).reshape(-1, *trace.grid), {})
+        key = replace(self, output="logit")  # what the model says is the same for every class and value of it
+        left = scores_of_logits(context, patches, without, self.output, key)
+        return Attribution((target.score(cache.logits)[:, None] - left).reshape(-1, *cache.grid), {})
 
     def _change(self, own: Tensor, cosines: Tensor | None, prefix: int) -> Suppressed:
         """Return the change for patches ``own [b]``, given their cosines ``[b, n]`` with all others where asked."""

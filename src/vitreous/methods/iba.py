@@ -73,11 +73,11 @@ class Bottleneck(Method):
         if not isinstance(self.stats, ActivationStats) and not self.stats:
             raise SpecError("stats is empty; it takes world, own, noise or a file that `vitreous stats` made")
 
-    def layers(self, view: VisionModel) -> tuple[int, ...]:
+    def layers(self, model: VisionModel) -> tuple[int, ...]:
         """Return the layers that get a bottleneck."""
         raise VitreousError(f"{self.info.name} must define layers")
 
-    def site(self, view: VisionModel) -> str:
+    def site(self, model: VisionModel) -> str:
         """Return the place in a block whose statistics are needed."""
         raise VitreousError(f"{self.info.name} must define site")
 
@@ -92,7 +92,7 @@ class Bottleneck(Method):
         share = self.updates * self.samples / 90
         return 1 + (forwards - 1) * share, backwards * share
 
-    def forwards(self, view: VisionModel) -> float:
+    def num_forwards(self, model: VisionModel) -> float:
         return 1 + self.updates * self.samples
 
     @property
@@ -106,76 +106,78 @@ class Bottleneck(Method):
         return {**super().settings, "stats": str(self.stats)}
 
     @property
-    def ingredients(self) -> dict[str, str]:
+    def dependencies(self) -> dict[str, str]:
         if self.stats == "world":
             return {"stats": f"scenes of version {VERSION}"}  # their numbers follow from the weights
         return {} if self.stats in _WORDS else {"stats": self._given().fingerprint}
 
     @property
-    def own_value(self) -> str:
+    def fixed_output(self) -> str:
         return "logprob"
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        own = (self._own(view),) if self.stats == "own" else ()
-        return (Pass((*self.clean(view), *own)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        own = (self._own(model),) if self.stats == "own" else ()
+        return (Pass((*self.clean(model), *own)),)
 
-    def clean(self, view: VisionModel) -> tuple[Record, ...]:
+    def clean(self, model: VisionModel) -> tuple[Record, ...]:
         """What the first bottleneck of every optimisation sees, and what enters its block."""
         raise VitreousError(f"{self.info.name} must define clean")
 
-    def _own(self, view: VisionModel) -> Record:
-        return Record(self.site(view), token_moments, self.layers(view))
+    def _own(self, model: VisionModel) -> Record:
+        return Record(self.site(model), token_moments, self.layers(model))
 
     def _given(self) -> ActivationStats:
         return self.stats if isinstance(self.stats, ActivationStats) else ActivationStats.load(self.stats)
 
-    def width(self, view: VisionModel) -> float:
+    def width(self, model: VisionModel) -> float:
         """Return how far ratios are smoothed, in places."""
-        return self.sigma if self.sigma is not None else 0.0 if view.has_residual_stream else 1.0
+        return self.sigma if self.sigma is not None else 0.0 if model.has_residual_stream else 1.0
 
-    def priors(self, session: Context, trace: ActivationCache, like: Tensor) -> list[Prior]:
+    def priors(self, context: Context, cache: ActivationCache, like: Tensor) -> list[Prior]:
         """Return mean and deviation of the noise at every layer; on feature maps, also what is ever active."""
-        view, layers = session.view, self.layers(session.view)
-        usual = world_moments(session, self.site(view), layers) if self.stats == "world" else None
+        model, layers = context.model, self.layers(context.model)
+        usual = world_moments(context, self.site(model), layers) if self.stats == "world" else None
         if isinstance(usual, str):
             text = f"{self.info.name}: {usual}; the noise follows the image's own tokens instead of scenes (stats=own)"
             warnings.warn(text, VitreousWarning, stacklevel=2)
-            trace = session.trace(Pass((self._own(view),)))
+            cache = context.run_pass(Pass((self._own(model),)))
         if self.stats == "own" or isinstance(usual, str):
-            moments = [(own[:, 0], own[:, 1], (own != 0).any(dim=1)) for own in trace[self._own(view)]]
-            return self._priors(view, moments, like)
+            moments = [(own[:, 0], own[:, 1], (own != 0).any(dim=1)) for own in cache[self._own(model)]]
+            return self._priors(model, moments, like)
         if usual is None:
-            size = session.inputs.shape[-2:]
-            given = self._noise(session) if self.stats == "noise" else self._given()
-            usual = [given.of(view, size, self.site(view), layer) for layer in layers]
+            size = context.inputs.shape[-2:]
+            given = self._noise(context) if self.stats == "noise" else self._given()
+            usual = [given.of(model, size, self.site(model), layer) for layer in layers]
         moments = [(each.mean[None], each.std[None], each.active[None]) for each in usual]
-        return self._priors(view, moments, like)
+        return self._priors(model, moments, like)
 
-    def _priors(self, view: VisionModel, moments: Sequence[tuple[Tensor, Tensor, Tensor]], like: Tensor) -> list[Prior]:
+    def _priors(
+        self, model: VisionModel, moments: Sequence[tuple[Tensor, Tensor, Tensor]], like: Tensor
+    ) -> list[Prior]:
         like = upcast(like)
-        if view.has_residual_stream:
+        if model.has_residual_stream:
             return [Prior.of(mean, std, like) for mean, std, _ in moments]
-        widths = [view.embed_dim_at(layer + 1) for layer in self.layers(view)]
+        widths = [model.embed_dim_at(layer + 1) for layer in self.layers(model)]
         return [
             Prior.of(mean, std, like, active, width) for (mean, std, active), width in zip(moments, widths, strict=True)
         ]
 
-    def _noise(self, session: Context) -> ActivationStats:
-        if session.inputs.ndim != 4:
+    def _noise(self, context: Context) -> ActivationStats:
+        if context.inputs.ndim != 4:
             raise ModelError(f"{self.info.name}: statistics of noise need a model of images, not of tokens")
         total: ActivationStats | None = None
-        for inputs in noise(session.view, _NOISE, session.inputs.shape[-2:], session.seed, min(session.batch, 32)):
-            part = statistics_of(session.view, inputs, "noise")
+        for inputs in noise(context.model, _NOISE, context.inputs.shape[-2:], context.seed, min(context.batch, 32)):
+            part = statistics_of(context.model, inputs, "noise")
             total = part if total is None else total.merge(part)
         assert total is not None
         return total
 
-    def target(self, session: Context) -> Target:
+    def target(self, context: Context) -> Target:
         """Return the target whose score is the relevance: the log-probability, or what a callable says."""
-        target = session.target
-        if target.function is None and target.value == "prob":
-            raise TargetError(f"{self.info.name} explains the log-probability; value='prob' has no meaning here")
-        return replace(target, value="logprob")
+        target = context.target
+        if target.function is None and target.output == "prob":
+            raise TargetError(f"{self.info.name} explains the log-probability; output='prob' has no meaning here")
+        return replace(target, output="logprob")
 
 
 @register_method("coiba", family="bottleneck", papers=("hong2025coiba",), cost=(61, 60), revision=2)
@@ -216,31 +218,31 @@ class CoIBA(Bottleneck):
         check_choice("damping", self.damping, ("token", "channel"))
         check_choice("ratios", self.ratios, ("shared", "layer"))
 
-    def layers(self, view: VisionModel) -> tuple[int, ...]:
-        third = 0 if view.stages or not view.has_residual_stream else round(view.depth / 3)
-        return layers_of(view, self.start, self.stop, third)
+    def layers(self, model: VisionModel) -> tuple[int, ...]:
+        third = 0 if model.stages or not model.has_residual_stream else round(model.depth / 3)
+        return layers_of(model, self.start, self.stop, third)
 
-    def clean(self, view: VisionModel) -> tuple[Record, ...]:
-        first, site = self.layers(view)[:1], self.site(view)
-        return (Record("input" if view.has_residual_stream else site, whole, first), Record(site, whole, first))
+    def clean(self, model: VisionModel) -> tuple[Record, ...]:
+        first, point = self.layers(model)[:1], self.site(model)
+        return (Record("resid_pre" if model.has_residual_stream else point, whole, first), Record(point, whole, first))
 
-    def site(self, view: VisionModel) -> str:
-        return view.branch_point
+    def site(self, model: VisionModel) -> str:
+        return model.branch_point
 
-    def forwards(self, view: VisionModel) -> float:
-        return super().forwards(view) + (self.samples if self.compress == "layers" else 0)
+    def num_forwards(self, model: VisionModel) -> float:
+        return super().num_forwards(model) + (self.samples if self.compress == "layers" else 0)
 
-    def compute(self, session: Context) -> Attribution:
-        if self.half and session.inputs.device.type != "cuda":
-            raise ModelError(f"coiba: half=true runs in float16 on a GPU, and the model is on {session.inputs.device}")
-        view, target = session.view, self.target(session)
-        layers, site = self.layers(view), self.site(view)
-        trace = session.trace(self.single_pass(view))
-        tokens, clean = (trace[keep][0] for keep in self.clean(view))
-        if not view.has_residual_stream:  # the output of a block is the input of the next, or of the head
-            layers, site = tuple(layer + 1 for layer in layers), "input"
-            if self.damping == "channel" and len({view.embed_dim_at(layer) for layer in layers}) > 1:
-                raise ModelError(f"coiba: blocks of {view.name} differ in their channels; use damping=token")
+    def compute(self, context: Context) -> Attribution:
+        if self.half and context.inputs.device.type != "cuda":
+            raise ModelError(f"coiba: half=true runs in float16 on a GPU, and the model is on {context.inputs.device}")
+        model, target = context.model, self.target(context)
+        layers, point = self.layers(model), self.site(model)
+        cache = context.run_pass(self.single_pass(model))
+        tokens, clean = (cache[keep][0] for keep in self.clean(model))
+        if not model.has_residual_stream:  # the output of a block is the input of the next, or of the head
+            layers, point = tuple(layer + 1 for layer in layers), "resid_pre"
+            if self.damping == "channel" and len({model.embed_dim_at(layer) for layer in layers}) > 1:
+                raise ModelError(f"coiba: blocks of {model.name} differ in their channels; use damping=token")
         objective = Objective(
             self.beta,
             self.updates,
@@ -251,16 +253,16 @@ class CoIBA(Bottleneck):
             every_term=self.compress == "layers",
             watch=self.watch,
             half=self.half,
-            sigma=self.width(view),
+            sigma=self.width(model),
         )
-        grid = trace.grid_at(layers[0])
+        grid = cache.grid_at(layers[0])
         with torch.inference_mode(False):
-            priors = self.priors(session, trace, clean)
-            places = Bottlenecks(session, site, layers, tokens, clean, priors, target, objective, "coiba", grid)
+            priors = self.priors(context, cache, clean)
+            places = Bottlenecks(context, point, layers, tokens, clean, priors, target, objective, "coiba", grid)
             optimised = places.optimise()
         if self.half and not torch.isfinite(optimised.bits).all():
-            raise MapError(f"coiba: the information in {view.name} in float16 is not finite; use half=false")
-        return Attribution(trace.tokens_to_grid(optimised.bits, layers[0]), optimised.history)
+            raise MapError(f"coiba: the information in {model.name} in float16 is not finite; use half=false")
+        return Attribution(cache.tokens_to_grid(optimised.bits, layers[0]), optimised.history)
 
 
 class OneLayer(Bottleneck):
@@ -272,29 +274,29 @@ class OneLayer(Bottleneck):
         super().__post_init__()
         check_choice("damping", self.damping, ("token", "channel"))
 
-    def site(self, view: VisionModel) -> str:
-        return "output"
+    def site(self, model: VisionModel) -> str:
+        return "resid_post"
 
-    def clean(self, view: VisionModel) -> tuple[Record, ...]:
-        return (Record("output", whole, self.layers(view)),)
+    def clean(self, model: VisionModel) -> tuple[Record, ...]:
+        return (Record("resid_post", whole, self.layers(model)),)
 
-    def _each(self, session: Context) -> list[tuple[Tensor, Optimised]]:
+    def _each(self, context: Context) -> list[tuple[Tensor, Optimised]]:
         """Return the map and all else that was found at each layer, one optimisation after the other."""
-        view, target, layers = session.view, self.target(session), self.layers(session.view)
+        model, target, layers = context.model, self.target(context), self.layers(context.model)
         for layer in layers:
-            refuse_unread(self, view, layer)
-        trace = session.trace(self.single_pass(view))
-        outputs = trace[self.clean(view)[0]]
+            refuse_unread(self, model, layer)
+        cache = context.run_pass(self.single_pass(model))
+        outputs = cache[self.clean(model)[0]]
         by_channel = self.damping == "channel"
-        how = Objective(self.beta, self.updates, self.samples, self.lr, by_channel, sigma=self.width(view))
+        how = Objective(self.beta, self.updates, self.samples, self.lr, by_channel, sigma=self.width(model))
         made = []
         with torch.inference_mode(False):
-            priors = self.priors(session, trace, outputs[0])
+            priors = self.priors(context, cache, outputs[0])
             for layer, tokens, prior in zip(layers, outputs, priors, strict=True):
-                after, grid = (layer + 1,), trace.grid_at(layer + 1)  # the input of the next block, or of the head
-                places = Bottlenecks(session, "input", after, tokens, tokens, (prior,), target, how, "iba", grid)
+                after, grid = (layer + 1,), cache.grid_at(layer + 1)  # the input of the next block, or of the head
+                places = Bottlenecks(context, "resid_pre", after, tokens, tokens, (prior,), target, how, "iba", grid)
                 optimised = places.optimise()
-                made.append((trace.tokens_to_grid(optimised.bits, layer + 1), optimised))
+                made.append((cache.tokens_to_grid(optimised.bits, layer + 1), optimised))
         return made
 
 
@@ -328,17 +330,17 @@ class IBA(OneLayer):
     damping: str = "channel"
     sigma: float | None = None
 
-    def layers(self, view: VisionModel) -> tuple[int, ...]:
+    def layers(self, model: VisionModel) -> tuple[int, ...]:
         if self.layer is not None:
-            return (resolve_layer(view, self.layer),)
-        stage = stage_of(view)
-        return (min(stage.start + max(0, len(stage) // 2 - 1), max(0, last_read(view))),)
+            return (resolve_layer(model, self.layer),)
+        stage = stage_of(model)
+        return (min(stage.start + max(0, len(stage) // 2 - 1), max(0, last_read(model))),)
 
-    def at_layer(self, view: VisionModel, layer: int) -> IBA | None:
-        return replace(self, layer=layer) if layer <= last_read(view) else None
+    def at_layer(self, model: VisionModel, layer: int) -> IBA | None:
+        return replace(self, layer=layer) if layer <= last_read(model) else None
 
-    def compute(self, session: Context) -> Attribution:
-        ((bits, all_else),) = self._each(session)
+    def compute(self, context: Context) -> Attribution:
+        ((bits, all_else),) = self._each(context)
         return Attribution(bits, all_else.history)
 
 
@@ -369,26 +371,26 @@ class IBAStar(OneLayer):
     damping: str = "channel"
     sigma: float | None = None
 
-    def layers(self, view: VisionModel) -> tuple[int, ...]:
-        layers = layers_of(view, self.start, self.stop, 0)
+    def layers(self, model: VisionModel) -> tuple[int, ...]:
+        layers = layers_of(model, self.start, self.stop, 0)
         if self.stop is not None:
             return layers
         # what leaves the last block of a stage is on the next stage's grid
-        grid = grid_after(view, layers[0])
-        same = [layer for layer in layers if grid_after(view, layer) == grid]
-        return tuple(layer for layer in same if layer <= last_read(view)) or layers[:1]
+        grid = grid_after(model, layers[0])
+        same = [layer for layer in layers if grid_after(model, layer) == grid]
+        return tuple(layer for layer in same if layer <= last_read(model)) or layers[:1]
 
-    def forwards(self, view: VisionModel) -> float:
-        return 1 + self.updates * self.samples * len(self.layers(view))
+    def num_forwards(self, model: VisionModel) -> float:
+        return 1 + self.updates * self.samples * len(self.layers(model))
 
-    def compute(self, session: Context) -> Attribution:
-        maps = [bits for bits, _ in self._each(session)]
+    def compute(self, context: Context) -> Attribution:
+        maps = [bits for bits, _ in self._each(context)]
         if len({each.shape for each in maps}) > 1:
-            raise ModelError(f"iba_star: blocks {self.layers(session.view)} end on different grids; lower stop")
+            raise ModelError(f"iba_star: blocks {self.layers(context.model)} end on different grids; lower stop")
         layers = torch.stack(maps, dim=1)
         return Attribution(layers.sum(dim=1), {"layers": layers})
 
 
-def token_moments(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def token_moments(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """Mean and deviation over the tokens of each image, channel by channel: ``[B, 2, 1, D]``."""
     return torch.stack([upcast(value).mean(dim=1, keepdim=True), upcast(value).std(dim=1, keepdim=True)], dim=1)

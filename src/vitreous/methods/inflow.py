@@ -17,28 +17,28 @@ from vitreous.tracing import Block, Context, Pass, Record, whole
 __all__ = ["InFlow"]
 
 
-def strongest(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def strongest(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``max_h I_h A_h``."""
     assert gradient is not None
     attention = upcast(attention)
     return (head_importance(attention, upcast(gradient).to(attention)) * attention).amax(dim=1)
 
 
-def gradient_mean(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def gradient_mean(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h dA``."""
     assert gradient is not None
     return upcast(gradient).mean(dim=1)
 
 
-def pooled(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def pooled(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The same for a pooling by attention, which has no stream beside it: ``(mean_h dA * max_h I_h A_h)+``, sum 1."""
-    flow = (gradient_mean(view, attention, gradient) * strongest(view, attention, gradient)).clamp_(min=0)
+    flow = (gradient_mean(model, attention, gradient) * strongest(model, attention, gradient)).clamp_(min=0)
     return flow / flow.sum(dim=-1, keepdim=True).clamp(min=SMALL)
 
 
-def branches(view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+def branches(model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
     """``[B, 2, N]``: the part of attention in the middle of a block, and what the MLP makes of each token."""
-    stream, middle, output = (upcast(each) for each in (block.input, block.middle, block.output))
+    stream, middle, output = (upcast(each) for each in (block.resid_pre, block.resid_mid, block.resid_post))
     before, attended, between, mlp = (v.norm(dim=-1) for v in (stream, middle - stream, middle, output - middle))
     part, last = (new / (old + new).clamp(min=SMALL) for old, new in ((before, attended), (between, mlp)))
     ratio = mlp / between.clamp(min=SMALL)
@@ -46,7 +46,7 @@ def branches(view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor
     return torch.stack([part, ratio * last + 1 - last], dim=1)
 
 
-_OWN = Record("attention", gradient_mean, (0,), grad=True)
+_OWN = Record("attn_weights", gradient_mean, (0,), grad=True)
 
 
 @register_method("inflow", family="path", papers=("walker2025explaining",), cost=(2, 2), models="ViT")
@@ -67,31 +67,31 @@ class InFlow(Method):
 
     mlp: bool = True
 
-    def forwards(self, view: VisionModel) -> float:
-        return 1 + view.depth
+    def num_forwards(self, model: VisionModel) -> float:
+        return 1 + model.depth
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((*self._keeps(view), *start_keeps(view, pooled, True))),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((*self._keeps(model), *start_keeps(model, pooled, True))),)
 
-    def compute(self, session: Context) -> Attribution:
-        view = session.view
-        trace = session.trace(self.single_pass(view))
-        inputs, fused, parts = (trace[keep] for keep in self._keeps(view))
-        row = initial_row(trace, fused[0], pooled, True)
-        for layer in reversed(range(view.depth)):
-            fork = session.fork(inputs[layer], view.logit_lens(layer, each=True))
-            (gradient,) = fork.trace(Pass((_OWN,)))[_OWN]
+    def compute(self, context: Context) -> Attribution:
+        model = context.model
+        cache = context.run_pass(self.single_pass(model))
+        inputs, fused, parts = (cache[keep] for keep in self._keeps(model))
+        row = initial_row(cache, fused[0], pooled, True)
+        for layer in reversed(range(model.depth)):
+            fork = context.with_inputs(inputs[layer], model.logit_lens(layer, each=True))
+            (gradient,) = fork.run_pass(Pass((_OWN,)))[_OWN]
             moved, kept = parts[layer].unbind(dim=1)
             flow = (gradient * fused[layer]).clamp_(min=0) * moved.unsqueeze(1) + torch.diag_embed(1 - moved)
             if self.mlp:
                 flow = flow * kept.unsqueeze(1)
             row = push(row / flow.sum(dim=2).clamp(min=SMALL), flow)
-        return Attribution(trace.tokens_to_grid(row), {})
+        return Attribution(cache.tokens_to_grid(row), {})
 
-    def _keeps(self, view: VisionModel) -> tuple[Record, Record, Record]:
-        layers = tuple(range(view.depth))
+    def _keeps(self, model: VisionModel) -> tuple[Record, Record, Record]:
+        layers = tuple(range(model.depth))
         return (
-            Record("input", whole, layers),
-            Record("attention", strongest, layers, grad=True),
+            Record("resid_pre", whole, layers),
+            Record("attn_weights", strongest, layers, grad=True),
             Record("block", branches, layers),
         )

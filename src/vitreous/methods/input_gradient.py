@@ -37,7 +37,7 @@ __all__ = [
     "to_map",
 ]
 
-GRADIENT = Record("image", whole, grad=True)
+GRADIENT = Record("pixels", whole, grad=True)
 """The gradient of what enters the model."""
 
 
@@ -46,43 +46,43 @@ def over_channels(value: Tensor) -> Tensor:
     return value.sum(dim=1 if value.ndim == 4 else -1)
 
 
-def to_map(trace: ActivationCache, value: Tensor) -> Tensor:
+def to_map(cache: ActivationCache, value: Tensor) -> Tensor:
     """Lay token values out on the grid; pixel values are on theirs already."""
-    return trace.tokens_to_grid(value) if value.ndim == 2 else value
+    return cache.tokens_to_grid(value) if value.ndim == 2 else value
 
 
-def needs_images(name: str, session: Context) -> None:
+def needs_images(name: str, context: Context) -> None:
     """Refuse the tokens of a sub-network."""
-    if session.inputs.ndim != 4:
+    if context.inputs.ndim != 4:
         raise ModelError(f"{name} needs images, not the tokens of a sub-network")
 
 
 def integrated(
-    session: Context, start: float | Tensor, nodes: Tensor, weights: Tensor
+    context: Context, start: float | Tensor, nodes: Tensor, weights: Tensor
 ) -> tuple[Tensor, ActivationCache]:
     """Return ``(x - x0) * sum_i w_i grad s(x0 + t_i (x - x0))`` before any sum over channels, and its last trace."""
-    inputs = session.inputs
+    inputs = context.inputs
     way = inputs - start
     origin = start.unsqueeze(1) if isinstance(start, Tensor) else start
     total = torch.zeros_like(upcast(inputs))
-    at_once = max(1, session.batch // len(inputs))
+    at_once = max(1, context.batch // len(inputs))
     for first in range(0, len(nodes), at_once):
         part = slice(first, first + at_once)
         times = nodes[part].view(1, -1, *[1] * (inputs.ndim - 1))
         points = (origin + times * way.unsqueeze(1)).flatten(0, 1)
-        trace = session.fork(points, repeat=times.shape[1]).trace(Pass((GRADIENT,)))
-        gradient = upcast(trace[GRADIENT][0]).reshape(len(inputs), -1, *inputs.shape[1:])
+        cache = context.with_inputs(points, repeat=times.shape[1]).run_pass(Pass((GRADIENT,)))
+        gradient = upcast(cache[GRADIENT][0]).reshape(len(inputs), -1, *inputs.shape[1:])
         total += torch.einsum("bs...,s->b...", gradient, weights[part].to(gradient))
-    return upcast(way) * total, trace
+    return upcast(way) * total, cache
 
 
-def absolute(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def absolute(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_c |d s / d x_c|``."""
     assert gradient is not None
     return over_channels(upcast(gradient).abs())
 
 
-def times_gradient(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def times_gradient(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_c x_c d s / d x_c``."""
     assert gradient is not None
     return over_channels(upcast(value) * upcast(gradient))
@@ -98,11 +98,11 @@ class Saliency(Method):
 
     grid = "pixel"
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((Record("image", absolute, grad=True),)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((Record("pixels", absolute, grad=True),)),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        return to_map(trace, trace[Record("image", absolute, grad=True)][0])
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        return to_map(cache, cache[Record("pixels", absolute, grad=True)][0])
 
 
 @register_method("input_x_gradient", family="input", papers=("shrikumar2016not",))
@@ -116,11 +116,11 @@ class PixelXGradient(Method):
 
     grid = "pixel"
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((Record("image", times_gradient, grad=True),)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((Record("pixels", times_gradient, grad=True),)),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        return to_map(trace, trace[Record("image", times_gradient, grad=True)][0])
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        return to_map(cache, cache[Record("pixels", times_gradient, grad=True)][0])
 
 
 @register_method(
@@ -146,21 +146,21 @@ class IntegratedGradients(Method):
     def cost(self) -> tuple[float, float]:
         return self.steps, self.steps
 
-    def compute(self, session: Context) -> Attribution:
+    def compute(self, context: Context) -> Attribution:
         nodes, weights = (
-            torch.from_numpy(array / 2).to(session.inputs) for array in np.polynomial.legendre.leggauss(self.steps)
+            torch.from_numpy(array / 2).to(context.inputs) for array in np.polynomial.legendre.leggauss(self.steps)
         )
-        found, trace = integrated(session, self.baseline, nodes + 0.5, weights)
-        return Attribution(to_map(trace, over_channels(found)), {})
+        found, cache = integrated(context, self.baseline, nodes + 0.5, weights)
+        return Attribution(to_map(cache, over_channels(found)), {})
 
 
-def summed(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def summed(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_c d s / d x_c``."""
     assert gradient is not None
     return over_channels(upcast(gradient))
 
 
-_GRADIENT = Record("image", summed, grad=True)
+_GRADIENT = Record("pixels", summed, grad=True)
 
 
 @register_method("guided_backprop", family="input", papers=("springenberg2015striving",), models="ReLU")
@@ -176,14 +176,14 @@ class GuidedBackprop(Method):
 
     grid = "pixel"
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        if not view.is_relu_only:
-            why = f"so it would be the plain gradient at the other activations of {view.name}"
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        if not model.is_relu_only:
+            why = f"so it would be the plain gradient at the other activations of {model.name}"
             raise ModelError(f"{self.info.name} changes gradients at ReLUs only, {why}; use saliency")
         return (Pass((_GRADIENT,), GUIDED),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        return to_map(trace, trace[_GRADIENT][0])
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        return to_map(cache, cache[_GRADIENT][0])
 
 
 @register_method(
@@ -213,25 +213,25 @@ class GuidedGradCAM(Method):
     def _factors(self) -> tuple[Method, Method]:
         return GuidedBackprop(), GradCAM(layer=self.layer)
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return tuple(ask for factor in self._factors for ask in factor.asks(view))
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return tuple(ask for factor in self._factors for ask in factor.passes(model))
 
-    def compute(self, session: Context) -> Attribution:
-        needs_images(self.info.name, session)
-        fine, coarse = (upcast(computed(session, factor).map) for factor in self._factors)
+    def compute(self, context: Context) -> Attribution:
+        needs_images(self.info.name, context)
+        fine, coarse = (upcast(computed(context, factor).map) for factor in self._factors)
         corners = False if self.enlarge == "bilinear" else None
         size, shown = list(fine.shape[1:]), coarse.relu().unsqueeze(1)
         return Attribution(fine * F.interpolate(shown, size=size, mode=self.enlarge, align_corners=corners)[:, 0], {})
 
 
-def shares(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def shares(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_c (x_c - x0_c) m_c``."""
     assert gradient is not None
-    assert isinstance(view, ReferenceModel)
-    return over_channels(upcast(value - view.reference) * upcast(gradient))
+    assert isinstance(model, ReferenceModel)
+    return over_channels(upcast(value - model.reference) * upcast(gradient))
 
 
-_SHARES = Record("image", shares, grad=True)
+_SHARES = Record("pixels", shares, grad=True)
 
 
 @register_method(
@@ -239,7 +239,7 @@ _SHARES = Record("image", shares, grad=True)
     family="input",
     papers=("shrikumar2017learning",),
     cost=(2, 2),
-    presets={"captum": {"ties": "first"}},
+    presets={"captum": {"tie_breaking": "first"}},
     models="ReLU",
     revision=2,
 )
@@ -260,43 +260,45 @@ class DeepLift(Method):
     """
 
     baseline: float = 0.0
-    ties: str = "share"
+    tie_breaking: str = "share"
     grid = "pixel"
 
     def __post_init__(self) -> None:
-        check_choice("ties", self.ties, tuple(RESCALE))
+        check_choice("tie_breaking", self.tie_breaking, tuple(RESCALE))
 
     @property
-    def own_value(self) -> str:
+    def fixed_output(self) -> str:
         return "logit"
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        if not view.is_relu_only:
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        if not model.is_relu_only:
             raise ModelError(
                 f"{self.info.name} has rules for ReLUs only: with no rule for GELU, LayerNorm or attention, it would "
-                f"be input times gradient at those of {view.name}; use input_x_gradient, or integrated_gradients, "
+                f"be input times gradient at those of {model.name}; use input_x_gradient, or integrated_gradients, "
                 "whose map sums to the difference in score"
             )
         return ()
 
-    def compute(self, session: Context) -> Attribution:
-        self.asks(session.view)  # of a sub-network nobody asked before
-        needs_images(self.info.name, session)
-        inputs, view = session.view.cast(session.inputs), session.view
+    def compute(self, context: Context) -> Attribution:
+        self.passes(context.model)  # of a sub-network nobody asked before
+        needs_images(self.info.name, context)
+        inputs, model = context.model.cast(context.inputs), context.model
         reference = torch.full_like(inputs[0], self.baseline)
-        session = session.of_value("logit")
-        trace = session.fork(inputs, ReferenceModel(view, reference)).trace(Pass((_SHARES,), RESCALE[self.ties]))
-        found = trace[_SHARES][0]
-        start = view.logits(reference[None]).expand_as(trace.logits)
-        ends = session.target.score(trace.logits), session.target.score(start)
+        context = context.with_output("logit")
+        cache = context.with_inputs(inputs, ReferenceModel(model, reference)).run_pass(
+            Pass((_SHARES,), RESCALE[self.tie_breaking])
+        )
+        found = cache[_SHARES][0]
+        start = model.logits(reference[None]).expand_as(cache.logits)
+        ends = context.target.score(cache.logits), context.target.score(start)
         change = ends[0] - ends[1]
         missed = (found.sum(dim=(1, 2)) - change).abs()
-        epsilon = torch.finfo(view.dtype).eps
+        epsilon = torch.finfo(model.dtype).eps
         allowed = max(1e-6, 1e4 * epsilon) * (found.abs().sum(dim=(1, 2)) + change.abs())
         allowed += 16 * epsilon * (ends[0].abs() + ends[1].abs())  # what rounding makes of two equal scores
         if bool((missed > allowed).any()):
             raise TracingError(
-                f"{view.name}: deeplift misses the difference in score by {float(missed.max()):.3g}; the model or the "
+                f"{model.name}: deeplift misses the difference in score by {float(missed.max()):.3g}; the model or the "
                 "target has something on the way that is not linear and has no rule; use integrated_gradients"
             )
         return Attribution(found, {})

@@ -73,18 +73,18 @@ class Background:
     def __hash__(self) -> int:
         return hash(self.digest)
 
-    def inputs(self, view: VisionModel, like: Tensor, numbers: Tensor) -> Tensor:
+    def inputs(self, model: VisionModel, like: Tensor, numbers: Tensor) -> Tensor:
         """Return the baselines of some numbers, shaped ``[*numbers.shape, C, H, W]`` as one image of ``like`` is."""
         wanted, positions = torch.unique(numbers, return_inverse=True)
-        found = torch.stack([self._input(view, like, number) for number in wanted.tolist()])
+        found = torch.stack([self._input(model, like, number) for number in wanted.tolist()])
         return found.to(like)[positions.to(like.device)]
 
-    def _input(self, view: VisionModel, like: Tensor, number: int) -> Tensor:
+    def _input(self, model: VisionModel, like: Tensor, number: int) -> Tensor:
         item = self._items[number]
-        tensor = item if isinstance(item, Tensor) else next(iter(pictures(item, view))).tensor
+        tensor = item if isinstance(item, Tensor) else next(iter(pictures(item, model))).tensor
         if tensor.shape != like.shape[1:]:
             given, wanted = list(tensor.shape), list(like.shape[1:])
-            raise ModelError(f"baseline {number} is {given} for {view.name}, the input is {wanted}")
+            raise ModelError(f"baseline {number} is {given} for {model.name}, the input is {wanted}")
         return tensor
 
 
@@ -161,21 +161,21 @@ class GuidedIG(Method):
     def cost(self) -> tuple[float, float]:
         return self.steps, self.steps
 
-    def compute(self, session: Context) -> Attribution:
-        inputs = session.inputs
+    def compute(self, context: Context) -> Attribution:
+        inputs = context.inputs
         way = inputs.double().flatten(1) - self.baseline
         size = way.abs()
         share = torch.zeros_like(way)
         total = torch.zeros_like(way)
         for step in range(1, self.steps + 1):
             point = (self.baseline + share * way).reshape(inputs.shape).to(inputs.dtype)
-            trace = session.fork(point).trace(Pass((GRADIENT,)))
-            gradient = trace[GRADIENT][0].double().flatten(1)
+            cache = context.with_inputs(point).run_pass(Pass((GRADIENT,)))
+            gradient = cache[GRADIENT][0].double().flatten(1)
             moved = self._moved(share, size, gradient.abs(), step / self.steps)
             total += gradient * (moved - share) * way
             share = moved
         found = total.reshape(inputs.shape).to(upcast(inputs).dtype)
-        return Attribution(to_map(trace, over_channels(found)), {})
+        return Attribution(to_map(cache, over_channels(found)), {})
 
     def _moved(self, share: Tensor, size: Tensor, steepness: Tensor, along: float) -> Tensor:
         """Return how far every feature ``[B, F]`` is after a step to ``along``; images that are there stay there."""
@@ -232,19 +232,19 @@ class BlurIG(Method):
     def cost(self) -> tuple[float, float]:
         return self.steps, self.steps
 
-    def compute(self, session: Context) -> Attribution:
-        needs_images("blur_ig", session)
-        inputs = upcast(session.inputs)
+    def compute(self, context: Context) -> Attribution:
+        needs_images("blur_ig", context)
+        inputs = upcast(context.inputs)
         sigmas = [i * self.max_sigma / self.steps for i in range(self.steps + 1)]
         if self.sqrt:
             sigmas = [math.sqrt(sigma) for sigma in sigmas]
         total = torch.zeros_like(inputs)
-        at_once = max(1, session.batch // len(inputs))
+        at_once = max(1, context.batch // len(inputs))
         for first in range(0, self.steps, at_once):
             some = sigmas[first : first + at_once + 1]
             points, slopes = self._path(inputs, some[:-1])
-            fork = session.fork(points.flatten(0, 1).to(session.inputs.dtype), repeat=len(some) - 1)
-            gradient = upcast(fork.trace(Pass((GRADIENT,)))[GRADIENT][0]).view_as(slopes)
+            fork = context.with_inputs(points.flatten(0, 1).to(context.inputs.dtype), repeat=len(some) - 1)
+            gradient = upcast(fork.run_pass(Pass((GRADIENT,)))[GRADIENT][0]).view_as(slopes)
             widths = inputs.new_tensor([after - before for before, after in pairwise(some)])
             total -= torch.einsum("bschw,bschw,s->bchw", gradient, slopes, widths)
         return Attribution(over_channels(total), {})
@@ -326,7 +326,7 @@ class GradientShap(Method):
         return {**super().settings, "background": str(self.background)}
 
     @property
-    def ingredients(self) -> dict[str, str]:
+    def dependencies(self) -> dict[str, str]:
         if self.background == "normal":
             return {}
         return {"background": f"version {VERSION}" if self.background == "scenes" else self._own().digest}
@@ -338,32 +338,32 @@ class GradientShap(Method):
     def _own(self) -> Background:
         return self.background if isinstance(self.background, Background) else Background(self.background)
 
-    def compute(self, session: Context) -> Attribution:
-        inputs = upcast(session.inputs)
-        images = self._images(session, inputs)
-        draws, shape = session.draws("gradient_shap"), inputs.shape[1:]
+    def compute(self, context: Context) -> Attribution:
+        inputs = upcast(context.inputs)
+        images = self._images(context, inputs)
+        draws, shape = context.prng_key("gradient_shap"), inputs.shape[1:]
         sums = [torch.zeros_like(inputs), torch.zeros_like(inputs)]  # over every other sample
-        at_once = max(1, session.batch // len(inputs))
+        at_once = max(1, context.batch // len(inputs))
         for first in range(0, self.samples, at_once):
             some = [draws.at(each) for each in range(first, min(self.samples, first + at_once))]
             times = torch.stack([each.uniform(1) for each in some], dim=1).to(inputs)
             if images is None:
-                starts = torch.stack([each.named("background").normal(*shape) for each in some], dim=1).to(inputs)
+                starts = torch.stack([each.fold_in("background").normal(*shape) for each in some], dim=1).to(inputs)
             else:
                 count, chosen = images
-                starts = chosen(torch.stack([each.named("background").below(count) for each in some], dim=1))
+                starts = chosen(torch.stack([each.fold_in("background").below(count) for each in some], dim=1))
             ends = inputs.unsqueeze(1)
             if self.sigma > 0:
-                noise = torch.stack([each.named("noise").normal(*shape) for each in some], dim=1).to(inputs)
+                noise = torch.stack([each.fold_in("noise").normal(*shape) for each in some], dim=1).to(inputs)
                 ends = ends + self.sigma * noise
             way = ends - starts
             points = starts + times.view(*times.shape[:2], *[1] * len(shape)) * way
-            fork = session.fork(points.flatten(0, 1).to(session.inputs.dtype), repeat=len(some))
-            trace = fork.trace(Pass((GRADIENT,)))
-            parts = way * upcast(trace[GRADIENT][0]).view_as(way)
+            fork = context.with_inputs(points.flatten(0, 1).to(context.inputs.dtype), repeat=len(some))
+            cache = fork.run_pass(Pass((GRADIENT,)))
+            parts = way * upcast(cache[GRADIENT][0]).view_as(way)
             sums = [each + parts[:, (first + i) % 2 :: 2].sum(dim=1) for i, each in enumerate(sums)]
         mean, *halves = (
-            to_map(trace, over_channels(total / max(1, count)))
+            to_map(cache, over_channels(total / max(1, count)))
             for total, count in (
                 (sums[0] + sums[1], self.samples),
                 (sums[0], -(-self.samples // 2)),
@@ -372,15 +372,17 @@ class GradientShap(Method):
         )
         return Attribution(mean, {"halves": torch.stack(halves, dim=1)} if self.samples > 1 else {})
 
-    def _images(self, session: Context, like: Tensor) -> tuple[int, Callable[[Tensor], Tensor]] | None:
+    def _images(self, context: Context, like: Tensor) -> tuple[int, Callable[[Tensor], Tensor]] | None:
         """Return how many images there are to begin at, and what returns those of some numbers; None for noise."""
         if self.background == "normal":
             return None
-        needs_images(f"gradient_shap(background={self.background})", session)
+        needs_images(f"gradient_shap(background={self.background})", context)
         if self.background != "scenes":
             own = self._own()
-            return len(own), partial(own.inputs, session.view, like)
-        if like.shape[1] != 3 or len(session.view.preprocess.mean) != 3:
-            raise ModelError(f"gradient_shap: {session.view.name} does not take the three channels of a rendered scene")
-        scenes = seen_scenes(session.view, like.shape[-2:]).to(like)
+            return len(own), partial(own.inputs, context.model, like)
+        if like.shape[1] != 3 or len(context.model.preprocess.mean) != 3:
+            raise ModelError(
+                f"gradient_shap: {context.model.name} does not take the three channels of a rendered scene"
+            )
+        scenes = seen_scenes(context.model, like.shape[-2:]).to(like)
         return SCENES, lambda numbers: scenes[numbers]

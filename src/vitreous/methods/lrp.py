@@ -36,29 +36,29 @@ __all__ = [
 RULES: dict[str, Composite] = {"ours": OURS, "original": ORIGINAL}
 
 
-def own_precision(trace: ActivationCache, value: Tensor) -> Tensor:
+def own_precision(cache: ActivationCache, value: Tensor) -> Tensor:
     """Bring what was walked in float64 back to what maps of this model have."""
-    return value.to(upcast(torch.empty(0, dtype=trace.view.dtype)).dtype)
+    return value.to(upcast(torch.empty(0, dtype=cache.model.dtype)).dtype)
 
 
-def relevant(view: VisionModel, attention: Tensor, relevance: Tensor | None) -> Tensor:
+def relevant(model: VisionModel, attention: Tensor, relevance: Tensor | None) -> Tensor:
     """``mean_h (R_A)+``: ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
     assert relevance is not None
     return relevance.clamp(min=0).mean(dim=-3)
 
 
-def relevant_row(view: VisionModel, attention: Tensor, relevance: Tensor | None) -> Tensor:
+def relevant_row(model: VisionModel, attention: Tensor, relevance: Tensor | None) -> Tensor:
     """The row of ``mean_h (R_A)+`` that the model reads."""
     assert relevance is not None
-    return mean_rows(view, lambda part: part.clamp(min=0), relevance)
+    return mean_rows(model, lambda part: part.clamp(min=0), relevance)
 
 
-def gathered(trace: ActivationCache, row: Tensor, layers: Sequence[int], matrices: Sequence[Tensor]) -> Tensor:
+def gathered(cache: ActivationCache, row: Tensor, layers: Sequence[int], matrices: Sequence[Tensor]) -> Tensor:
     """Return ``r <- r + r M_l`` from the last of these layers to the first, on the first layer's grid."""
     for layer, matrix in zip(reversed(layers), reversed(matrices), strict=True):
-        row = trace.unmerged(row, layer)
-        row = row + push(row, matrix, trace.windows(layer))
-    return own_precision(trace, trace.tokens_to_grid(row, layers[0]))
+        row = cache.unmerged(row, layer)
+        row = row + push(row, matrix, cache.windows(layer))
+    return own_precision(cache, cache.tokens_to_grid(row, layers[0]))
 
 
 @register_method(
@@ -89,27 +89,27 @@ class TransAtt(Method):
     def __post_init__(self) -> None:
         check_choice("rules", self.rules, tuple(RULES))
 
-    def compute(self, session: Context) -> Attribution:
+    def compute(self, context: Context) -> Attribution:
         """Gradient and relevance of a few images at a time: all heads of all blocks exist for them only."""
-        weight = Pass(rules=RULES[self.rules]).weight
-        parts = session.inner.run(
-            lambda start, stop: self._part(session.part(start, stop)), len(session.inputs), weight
+        weight = Pass(composite=RULES[self.rules]).weight
+        parts = context.batching.run(
+            lambda start, stop: self._part(context.slice_images(start, stop)), len(context.inputs), weight
         )
         return Attribution(torch.cat(parts), {})
 
-    def _part(self, session: Context) -> Tensor:
-        view = session.view
-        layers = tuple(range(resolve_layer(view, self.start), view.depth))
-        keeps = (Record(attention_point(view), whole, layers, grad=True), *start_keeps(view, whole, True))
-        gradients = session.trace(Pass(keeps))
-        relevances = session.trace(Pass(keeps, RULES[self.rules]))
+    def _part(self, context: Context) -> Tensor:
+        model = context.model
+        layers = tuple(range(resolve_layer(model, self.start), model.depth))
+        keeps = (Record(attention_point(model), whole, layers, grad=True), *start_keeps(model, whole, True))
+        gradients = context.run_pass(Pass(keeps))
+        relevances = context.run_pass(Pass(keeps, RULES[self.rules]))
 
         def terms(keep: Record) -> list[Tensor]:
             pairs = zip(gradients[keep], relevances[keep], strict=True)
             return [(gradient.double() * relevance).clamp_(min=0).mean(dim=-3) for gradient, relevance in pairs]
 
         matrices = terms(keeps[0])
-        if view.pooling.attends:
+        if model.pooling.attends:
             row = pad_prefix(terms(keeps[1])[0].flatten(1), matrices[0].shape[1])
         else:
             row = initial_row(gradients, matrices[0], whole, True)
@@ -144,19 +144,19 @@ class PartialLRP(Relevant):
     layer: int = -1
     rules: str = "original"
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        layer = resolve_layer(view, self.layer)
-        if view.pooling.attends and layer == view.depth - 1:
-            return (Pass(start_keeps(view, relevant_row, True), RULES[self.rules]),)
-        return (Pass((Record(attention_point(view), relevant_row, (layer,), grad=True),), RULES[self.rules]),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        layer = resolve_layer(model, self.layer)
+        if model.pooling.attends and layer == model.depth - 1:
+            return (Pass(start_keeps(model, relevant_row, True), RULES[self.rules]),)
+        return (Pass((Record(attention_point(model), relevant_row, (layer,), grad=True),), RULES[self.rules]),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        (keep,) = self.single_pass(trace.view).keeps
-        if keep.site != "pool":
-            return own_precision(trace, row_maps(trace, keep)[0])
-        high, wide = trace.grid
-        row = pad_prefix(trace[keep][0], high * wide + trace.view.num_prefix_tokens)
-        return own_precision(trace, trace.tokens_to_grid(row))
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        (keep,) = self.single_pass(cache.model).records
+        if keep.point != "pool_weights":
+            return own_precision(cache, row_maps(cache, keep)[0])
+        high, wide = cache.grid
+        row = pad_prefix(cache[keep][0], high * wide + cache.model.num_prefix_tokens)
+        return own_precision(cache, cache.tokens_to_grid(row))
 
 
 @register_method(
@@ -176,18 +176,18 @@ class LRPRollout(Relevant):
     start: int = 0
     rules: str = "ours"
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        layers = tuple(range(resolve_layer(view, self.start), view.depth))
-        keeps = (Record(attention_point(view), relevant, layers, grad=True), *start_keeps(view, relevant, True))
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        layers = tuple(range(resolve_layer(model, self.start), model.depth))
+        keeps = (Record(attention_point(model), relevant, layers, grad=True), *start_keeps(model, relevant, True))
         return (Pass(keeps, RULES[self.rules]),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        keep = self.single_pass(trace.view).keeps[0]
-        row = initial_row(trace, trace[keep][0], relevant, True)
-        return gathered(trace, row, keep.layers, trace[keep])
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        keep = self.single_pass(cache.model).records[0]
+        row = initial_row(cache, cache[keep][0], relevant, True)
+        return gathered(cache, row, keep.layers, cache[keep])
 
 
-def summed(view: VisionModel, value: Tensor, relevance: Tensor | None) -> Tensor:
+def summed(model: VisionModel, value: Tensor, relevance: Tensor | None) -> Tensor:
     """Relevance of pixels summed over channels, of tokens over their width."""
     assert relevance is not None
     return relevance.sum(dim=1 if relevance.ndim == 4 else -1)
@@ -212,12 +212,12 @@ class FullLRP(Relevant):
     rules: str = "original"
     grid = "pixel"
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((Record("image", summed, grad=True),), RULES[self.rules]),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((Record("pixels", summed, grad=True),), RULES[self.rules]),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        (value,) = trace[self.single_pass(trace.view).keeps[0]]
-        return own_precision(trace, trace.tokens_to_grid(value) if value.ndim == 2 else value)
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        (value,) = cache[self.single_pass(cache.model).records[0]]
+        return own_precision(cache, cache.tokens_to_grid(value) if value.ndim == 2 else value)
 
 
 @register_method(
@@ -264,18 +264,18 @@ class LRP(Method):
     def grid(self) -> str:  # type: ignore[override]
         return "pixel" if self.at == "pixels" else "token"
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        layer = resolve_layer(view, self.layer)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        layer = resolve_layer(model, self.layer)
         keep = Record(
-            "input" if self.at == "tokens" else "image", summed, (layer,) if self.at == "tokens" else (0,), True
+            "resid_pre" if self.at == "tokens" else "pixels", summed, (layer,) if self.at == "tokens" else (0,), True
         )
-        usual = DEFAULTS if view.has_residual_stream else COMPOSITES["epsilon_plus_flat"]
+        usual = DEFAULTS if model.has_residual_stream else COMPOSITES["epsilon_plus_flat"]
         return (Pass((keep,), composed(self.rules, usual)),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        (value,) = trace[self.single_pass(trace.view).keeps[0]]
-        layer = resolve_layer(trace.view, self.layer) if self.at == "tokens" else 0
-        return own_precision(trace, trace.tokens_to_grid(value, layer) if value.ndim == 2 else value)
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        (value,) = cache[self.single_pass(cache.model).records[0]]
+        layer = resolve_layer(cache.model, self.layer) if self.at == "tokens" else 0
+        return own_precision(cache, cache.tokens_to_grid(value, layer) if value.ndim == 2 else value)
 
 
 class GradientLRP(Method):
@@ -296,20 +296,20 @@ class GradientLRP(Method):
     def table(self) -> Composite:
         """What flows backward."""
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        layer = resolve_layer(view, self.layer)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        layer = resolve_layer(model, self.layer)
         keep = (
-            Record("input", dot, (layer,), grad=True)
+            Record("resid_pre", dot, (layer,), grad=True)
             if self.at == "tokens"
-            else Record("image", times_gradient, grad=True)
+            else Record("pixels", times_gradient, grad=True)
         )
         return (Pass((keep,), self.table),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        (value,) = trace[self.single_pass(trace.view).keeps[0]]
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        (value,) = cache[self.single_pass(cache.model).records[0]]
         if self.at == "pixels":
-            return to_map(trace, value)
-        return trace.tokens_to_grid(value, resolve_layer(trace.view, self.layer))
+            return to_map(cache, value)
+        return cache.tokens_to_grid(value, resolve_layer(cache.model, self.layer))
 
 
 @register_method(

@@ -88,8 +88,8 @@ class Occlusion(Method):
     def cost(self) -> tuple[float, float]:
         return self._count((224, 224), (14, 14)), 0
 
-    def forwards(self, view: VisionModel) -> float:
-        return self._count(view.preprocess.size, view.grid())
+    def num_forwards(self, model: VisionModel) -> float:
+        return self._count(model.preprocess.size, model.grid())
 
     def _count(self, size: tuple[int, int], grid: tuple[int, int]) -> float:
         if self._patches:
@@ -106,28 +106,28 @@ class Occlusion(Method):
             raise ModelError(f"occlusion: stride={stride} is larger than a patch of {window} pixels")
         return window, stride
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return asks_of_sets("occlusion", view, self.drop) or (Pass(),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return asks_of_sets("occlusion", model, self.drop) or (Pass(),)
 
-    def compute(self, session: Context) -> Attribution:
-        whole = session.target.score(session.logits)
-        grid, inputs = session.view.grid(session.inputs), session.inputs
+    def compute(self, context: Context) -> Attribution:
+        whole = context.target.score(context.logits)
+        grid, inputs = context.model.grid(context.inputs), context.inputs
         if self._patches:
             kept = ~torch.eye(math.prod(grid), dtype=torch.bool)
-            scores = scores_of_sets(session, "occlusion", kept, self.fill, self.drop, None, self)
+            scores = scores_of_sets(context, "occlusion", kept, self.fill, self.drop, None, self)
             return Attribution((whole[:, None] - scores).reshape(-1, *grid), {})
         if inputs.ndim != 4:
             raise ModelError("occlusion: window and stride are pixels, and the inputs of a sub-network are tokens")
         sides = zip(inputs.shape[2:], grid, strict=True)
         down, across = (spans(side, *self._step(side, cells)).to(inputs.device) for side, cells in sides)
-        filled = filling(session, "occlusion", self.fill)
+        filled = filling(context, "occlusion", self.fill)
 
         def make(images: Tensor, copies: Tensor) -> Tensor:
             rows, columns = copies // len(across), copies % len(across)
             hidden = down[rows][:, None, :, None] & across[columns][:, None, None, :]
             return torch.where(hidden, filled[images], inputs[images])
 
-        scores = scores_of_copies(session, len(down) * len(across), make, None, self)
+        scores = scores_of_copies(context, len(down) * len(across), make, None, self)
         falls = (whole[:, None] - scores).reshape(-1, len(down), len(across))
         total = down.T.to(falls) @ falls @ across.to(falls)
         if self.overlap == "sum":
@@ -149,9 +149,9 @@ def spans(size: int, window: int, stride: int) -> Tensor:
     cost=(6000, 0),
     cost_note="masks forwards",
     presets={
-        "paper": {"masks": 6000, "cells": 8, "keep": 0.1, "score": "prob"},
-        "keras": {"masks": 2000, "cells": 8, "keep": 0.5, "score": "prob"},
-        "tis": {"masks": 4000, "cells": 8, "keep": 0.1, "score": "logit"},
+        "paper": {"masks": 6000, "cells": 8, "keep": 0.1, "output": "prob"},
+        "keras": {"masks": 2000, "cells": 8, "keep": 0.5, "output": "prob"},
+        "tis": {"masks": 4000, "cells": 8, "keep": 0.1, "output": "logit"},
     },
 )
 @dataclass(frozen=True)
@@ -171,42 +171,42 @@ class RISE(Method):
     masks: int = 6000
     cells: int = 8
     keep: float = 0.1
-    score: str = "prob"
+    output: str = "prob"
     grid = "pixel"
 
     def __post_init__(self) -> None:
-        check_choice("score", self.score, VALUES)
+        check_choice("output", self.output, VALUES)
         at_least("masks", self.masks, 1)
         at_least("cells", self.cells, 1)
         if not 0 < self.keep < 1:
             raise SpecError(f"keep={self.keep} must be above 0 and below 1")
 
     @property
-    def own_value(self) -> str:
-        return self.score
+    def fixed_output(self) -> str:
+        return self.output
 
     @property
     def cost(self) -> tuple[float, float]:
         return self.masks, 0
 
-    def forwards(self, view: VisionModel) -> float:
+    def num_forwards(self, model: VisionModel) -> float:
         return self.masks
 
-    def compute(self, session: Context) -> Attribution:
-        inputs = upcast(session.inputs)
-        size = (inputs.shape[2], inputs.shape[3]) if inputs.ndim == 4 else session.view.grid(inputs)
-        draw = self._drawing(session.seed, size, inputs)
+    def compute(self, context: Context) -> Attribution:
+        inputs = upcast(context.inputs)
+        size = (inputs.shape[2], inputs.shape[3]) if inputs.ndim == 4 else context.model.grid(inputs)
+        draw = self._drawing(context.seed, size, inputs)
 
         def make(images: Tensor, copies: Tensor) -> Tensor:
             first, last = int(copies[0]), int(copies[-1])
-            return masked(session.view, inputs[images], draw(first, last + 1)[copies - first])
+            return masked(context.model, inputs[images], draw(first, last + 1)[copies - first])
 
         key = ("rise", self.masks, self.cells, self.keep)
-        scores = scores_of_copies(session, self.masks, make, self.score, key).to(inputs)
+        scores = scores_of_copies(context, self.masks, make, self.output, key).to(inputs)
 
         total = torch.zeros(len(inputs), *size, dtype=inputs.dtype, device=inputs.device)
-        for start in range(0, self.masks, session.batch):
-            stop = min(self.masks, start + session.batch)
+        for start in range(0, self.masks, context.batch):
+            stop = min(self.masks, start + context.batch)
             total += torch.einsum("bn,nhw->bhw", scores[:, start:stop], draw(start, stop))
         return Attribution(total / (self.masks * self.keep), {})
 
@@ -221,7 +221,7 @@ class RISE(Method):
             grids = (own.uniform(self.cells, self.cells) < self.keep).to(like)
             ways = []
             for axis, ((side, cell), line) in enumerate(zip(sides, lines, strict=True)):
-                offset = own.named(f"shift {axis}").below(cell, 1)
+                offset = own.fold_in(f"shift {axis}").below(cell, 1)
                 ways.append(line[offset + torch.arange(side, device=like.device)])
             return ways[0] @ grids @ ways[1].mT
 
@@ -243,11 +243,11 @@ def enlarging(cells: int, size: int) -> Tensor:
     return (1 - share) * F.one_hot(left.long(), cells) + share * F.one_hot(right.long(), cells)
 
 
-def masked(view: VisionModel, inputs: Tensor, masks: Tensor) -> Tensor:
+def masked(model: VisionModel, inputs: Tensor, masks: Tensor) -> Tensor:
     """Return images ``[k, 3, H, W]`` times masks ``[k, H, W]``, or the patches of tokens times masks of their grid."""
     if inputs.ndim == 4:
         return inputs * masks.unsqueeze(1)
-    return inputs * F.pad(masks.flatten(1), (view.num_prefix_tokens, 0), value=1.0).unsqueeze(2)
+    return inputs * F.pad(masks.flatten(1), (model.num_prefix_tokens, 0), value=1.0).unsqueeze(2)
 
 
 _MOST_CELLS = 145  # torch has a Sobol sequence of 21,201 dimensions
@@ -285,12 +285,12 @@ class HSIC(Method):
     def cost(self) -> tuple[float, float]:
         return self.masks, 0
 
-    def forwards(self, view: VisionModel) -> float:
+    def num_forwards(self, model: VisionModel) -> float:
         return self.masks
 
-    def compute(self, session: Context) -> Attribution:
-        inputs = upcast(session.inputs)
-        size = tuple(inputs.shape[2:]) if inputs.ndim == 4 else session.view.grid(inputs)
+    def compute(self, context: Context) -> Attribution:
+        inputs = upcast(context.inputs)
+        size = tuple(inputs.shape[2:]) if inputs.ndim == 4 else context.model.grid(inputs)
         if self.cells > min(size):
             what = "pixels" if inputs.ndim == 4 else "patches"
             raise ModelError(
@@ -300,9 +300,9 @@ class HSIC(Method):
         shown = designs(self.masks, self.cells).to(inputs)
 
         def make(images: Tensor, copies: Tensor) -> Tensor:
-            return masked(session.view, inputs[images], shown[copies][:, rows][:, :, columns])
+            return masked(context.model, inputs[images], shown[copies][:, rows][:, :, columns])
 
-        scores = scores_of_copies(session, self.masks, make, None, ("hsic", self.masks, self.cells))
+        scores = scores_of_copies(context, self.masks, make, None, ("hsic", self.masks, self.cells))
         found = [dependence(shown.flatten(1).double(), each.double()) for each in scores]
         cells = torch.stack(found).to(scores.dtype).reshape(-1, self.cells, self.cells)
         return Attribution(cells[:, rows][:, :, columns], {})

@@ -39,75 +39,75 @@ def upcast(value: Tensor) -> Tensor:
     return value if value.dtype == torch.float64 else value.float()
 
 
-def head_mean(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_mean(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h A``: ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
     return attention.mean(dim=-3)
 
 
-def head_max(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_max(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``max_h A``, shaped likewise."""
     return attention.amax(dim=-3)
 
 
-def head_min(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_min(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``min_h A``, shaped likewise."""
     return attention.amin(dim=-3)
 
 
-def positive(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h (A * dA)+``, shaped likewise."""
     assert gradient is not None
     return (attention * gradient).clamp_(min=0).mean(dim=-3)
 
 
-def dot(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def dot(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """``sum_d x_d dx_d`` of every token: ``[B, N]``."""
     assert gradient is not None
     return (upcast(value) * upcast(gradient)).sum(dim=-1)
 
 
-def attention_point(view: VisionModel) -> str:
+def attention_point(model: VisionModel) -> str:
     """Return where a method that knows windows finds attention: between all tokens, or as the windows that it has.
 
     Inside windows everything is as if the matrix between all N patches were there, with zeros outside the windows, and
     wherever the model hides a patch or has padding; a layer's matrix is held as ``[B, W, t, t]``.
     """
-    return "windows" if view.attention == "windows" else "attention"
+    return "window_weights" if model.attention == "windowed" else "attn_weights"
 
 
-def refuse_in_windows(view: VisionModel, what: str) -> None:
+def refuse_in_windows(model: VisionModel, what: str) -> None:
     """Refuse what has no meaning without a matrix between all tokens."""
-    if view.attention == "windows":
-        raise ModelError(f"{view.name} attends inside windows: {what}, which needs a matrix between all tokens")
+    if model.attention == "windowed":
+        raise ModelError(f"{model.name} attends inside windows: {what}, which needs a matrix between all tokens")
 
 
-def start_keeps(view: VisionModel, reduce: Reduce, grad: bool) -> tuple[Record, ...]:
+def start_keeps(model: VisionModel, reduce: Reduce, grad: bool) -> tuple[Record, ...]:
     """What must be kept to know where a row recursion starts: nothing, or the attention of the pooling."""
-    return (Record("pool", reduce, grad=grad),) if view.pooling.attends else ()
+    return (Record("pool_weights", reduce, grad=grad),) if model.pooling.attends else ()
 
 
-def initial_row(trace: ActivationCache, like: Tensor, reduce: Reduce, grad: bool) -> Tensor:
+def initial_row(cache: ActivationCache, like: Tensor, reduce: Reduce, grad: bool) -> Tensor:
     """Return the first row ``[B, N]`` of a recursion ``r <- r M_l`` from the last block to the first.
 
     One for the class token, the mean over what is pooled otherwise. Attention pooling is the last attention of the
     model: its own (reduced) row is the start. ``like`` is any layer matrix; the row lies on the last layer's grid.
     """
-    keeps = start_keeps(trace.view, reduce, grad)
+    keeps = start_keeps(cache.model, reduce, grad)
     if keeps:
-        return pad_prefix(trace[keeps[0]][0].flatten(1), like.shape[1])
+        return pad_prefix(cache[keeps[0]][0].flatten(1), like.shape[1])
     if like.ndim == 4:  # windows
-        return read_row(trace, like, len(trace.grids) - 1)
-    return trace.view.pooling.row(like)
+        return read_row(cache, like, len(cache.grids) - 1)
+    return cache.model.pooling.row(like)
 
 
-def downwards(trace: ActivationCache, keep: Record) -> list[tuple[int, Tensor]]:
+def downwards(cache: ActivationCache, keep: Record) -> list[tuple[int, Tensor]]:
     """Return the layers and what was kept there, from the last to the first."""
-    return list(zip(keep.layers, trace[keep], strict=True))[::-1]
+    return list(zip(keep.layers, cache[keep], strict=True))[::-1]
 
 
-def read_row(trace: ActivationCache, like: Tensor, layer: int) -> Tensor:
+def read_row(cache: ActivationCache, like: Tensor, layer: int) -> Tensor:
     """Return the weights of a layer's tokens ``[B, N]`` in what the model reads, typed like the matrix."""
-    return trace.view.pooling.row(like.new_empty(len(like), math.prod(trace.grids[layer])))
+    return cache.model.pooling.row(like.new_empty(len(like), math.prod(cache.grids[layer])))
 
 
 def pad_prefix(row: Tensor, tokens: int) -> Tensor:

@@ -24,14 +24,14 @@ class MethodInfo:
 
     name: str
     family: str
-    make: type[Method]
+    factory: type[Method]
     aliases: tuple[str, ...] = ()
     papers: tuple[Paper, ...] = ()
     class_specific: bool = True
     cost: tuple[float, float] = (1, 1)
     cost_note: str = ""
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    slow: bool = False
+    is_slow: bool = False
     """Whether it takes long although it runs the model but a few times."""
     revision: int = 1
     """Counted up whenever its numbers change, so that older results are known as such."""
@@ -43,31 +43,31 @@ class MethodInfo:
     @property
     def summary(self) -> str:
         """The first line of the method's docstring."""
-        return (self.make.__doc__ or "").strip().splitlines()[0]
+        return (self.factory.__doc__ or "").strip().splitlines()[0]
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        return parameters_of(self.make, MethodInfo=MethodInfo)
+        return parameters_of(self.factory, MethodInfo=MethodInfo)
 
     @property
-    def bases(self) -> int:
+    def num_bases(self) -> int:
         """How many methods it is made of, at least."""
         return sum({Method: 1, tuple[Method, ...]: 2}.get(parameter.kind, 0) for parameter in self.parameters)
 
     @property
-    def combines(self) -> bool:
+    def is_combinator(self) -> bool:
         """Whether it is made of other methods."""
-        return self.bases > 0
+        return self.num_bases > 0
 
     @property
     def example(self) -> str:
         """Words that show how its bases are given."""
-        return f", as in {self.name}({', '.join(['ixg', 'generic'][: self.bases])})"
+        return f", as in {self.name}({', '.join(['ixg', 'generic'][: self.num_bases])})"
 
     @property
     def models_text(self) -> str:
         """Which models it is for, in words: a combinator that takes all takes those of its base."""
-        return "as its base" if self.combines and self.models == "all" else self.models
+        return "as its base" if self.is_combinator and self.models == "all" else self.models
 
     @property
     def cost_text(self) -> str:
@@ -137,7 +137,7 @@ def list_methods() -> list[MethodInfo]:
     return SHELF.all()
 
 
-def get_method(spelling: str | Method) -> Method:
+def get_method(spec: str | Method) -> Method:
     """Return the method that a spelling means; a method is returned as it is."""
-    made: Method = understood(spelling, Method, SHELF)
+    made: Method = understood(spec, Method, SHELF)
     return made

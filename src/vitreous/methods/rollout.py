@@ -55,71 +55,71 @@ class RowTerm(Method):
     """
 
     layer: int
-    layered = True
+    has_layer_terms = True
     reduce: ClassVar[Reduce]
     grad: ClassVar[bool] = True
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        if self._pools(view):
-            return (Pass(start_keeps(view, type(self).reduce, self.grad)),)
-        return (self.layer_pass(view, (resolve_layer(view, self.layer),)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        if self._pools(model):
+            return (Pass(start_keeps(model, type(self).reduce, self.grad)),)
+        return (self.layer_pass(model, (resolve_layer(model, self.layer),)),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        if self._pools(trace.view):
-            (pool,) = trace[start_keeps(trace.view, type(self).reduce, self.grad)[0]]
-            high, wide = trace.grid
-            return trace.tokens_to_grid(pad_prefix(pool, high * wide + trace.view.num_prefix_tokens))
-        return self.layer_maps(trace, (resolve_layer(trace.view, self.layer),))[0]
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        if self._pools(cache.model):
+            (pool,) = cache[start_keeps(cache.model, type(self).reduce, self.grad)[0]]
+            high, wide = cache.grid
+            return cache.tokens_to_grid(pad_prefix(pool, high * wide + cache.model.num_prefix_tokens))
+        return self.layer_maps(cache, (resolve_layer(cache.model, self.layer),))[0]
 
-    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass((Record(attention_point(view), type(self).reduce, tuple(layers), grad=self.grad),))
+    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
+        return Pass((Record(attention_point(model), type(self).reduce, tuple(layers), grad=self.grad),))
 
-    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        return row_maps(trace, self.layer_pass(trace.view, layers).keeps[0])
+    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        return row_maps(cache, self.layer_pass(cache.model, layers).records[0])
 
-    def _pools(self, view: VisionModel) -> bool:
-        return view.pooling.attends and resolve_layer(view, self.layer) == view.depth - 1
+    def _pools(self, model: VisionModel) -> bool:
+        return model.pooling.attends and resolve_layer(model, self.layer) == model.depth - 1
 
 
-def row_maps(trace: ActivationCache, keep: Record) -> list[Tensor]:
+def row_maps(cache: ActivationCache, keep: Record) -> list[Tensor]:
     """Return one map for each layer, of what ``mean_rows`` made there."""
-    rows = [whole_row(trace, kept, layer) for layer, kept in zip(keep.layers, trace[keep], strict=True)]
-    return [trace.tokens_to_grid(row, layer) for layer, row in zip(keep.layers, rows, strict=True)]
+    rows = [whole_row(cache, kept, layer) for layer, kept in zip(keep.layers, cache[keep], strict=True)]
+    return [cache.tokens_to_grid(row, layer) for layer, row in zip(keep.layers, rows, strict=True)]
 
 
-def whole_row(trace: ActivationCache, kept: Tensor, layer: int) -> Tensor:
+def whole_row(cache: ActivationCache, kept: Tensor, layer: int) -> Tensor:
     """Return the numbers ``[B, N]`` of a layer's tokens.
 
     Inside windows, matrices ``[B, W, t, t]`` give the row that the model reads, sums over one axis ``[B, W, t]`` become
     the means that they are over all tokens.
     """
-    windows = trace.windows(layer)
+    windows = cache.windows(layer)
     if windows is None:
         return kept
     if kept.ndim == 4:
-        return push(read_row(trace, kept, layer), kept, windows)
-    return windows.paste(kept) / math.prod(trace.grids[layer])
+        return push(read_row(cache, kept, layer), kept, windows)
+    return windows.paste(kept) / math.prod(cache.grids[layer])
 
 
-def mean_rows(view: VisionModel, make: Callable[..., Tensor], *given: Tensor) -> Tensor:
+def mean_rows(model: VisionModel, make: Callable[..., Tensor], *given: Tensor) -> Tensor:
     """Return the row that the model reads of ``mean_h make(given)``, which treats every row alone.
 
     Inside windows all rows are kept: which tokens they belong to is known when the windows are put together.
     """
     if given[0].ndim == 5:
         return make(*given).mean(dim=-3)
-    parts = [make(*(each[:, :, rows] for each in given)) for rows in read_rows(view, given[0])]
+    parts = [make(*(each[:, :, rows] for each in given)) for rows in read_rows(model, given[0])]
     return torch.stack([part.mean(dim=(1, 2)) for part in parts]).sum(dim=0)
 
 
-def read_rows(view: VisionModel, attention: Tensor) -> list[slice]:
+def read_rows(model: VisionModel, attention: Tensor) -> list[slice]:
     """The rows that are read: of a block those of the pooling, of attention pooling its only one."""
-    return [slice(None)] if attention.shape[2] == 1 else view.pooling.rows
+    return [slice(None)] if attention.shape[2] == 1 else model.pooling.rows
 
 
-def mean_row(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def mean_row(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row of ``mean_h A`` that the model reads."""
-    return mean_rows(view, lambda weights: weights, attention)
+    return mean_rows(model, lambda weights: weights, attention)
 
 
 @register_method(
@@ -172,7 +172,7 @@ class Rollout(Method):
     heads: str = "mean"
     discard: float = 0.0
     normalise: str = "row"
-    layered = True
+    has_layer_terms = True
 
     def __post_init__(self) -> None:
         check_choice("heads", self.heads, tuple(_FUSIONS))
@@ -180,28 +180,28 @@ class Rollout(Method):
         if not 0 <= self.discard < 1:
             raise SpecError(f"discard={self.discard} must be at least 0 and below 1")
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
         if self.discard:
-            refuse_in_windows(view, f"discard={self.discard} takes a share of all entries")
-        return (Pass((self._matrices(view), *start_keeps(view, head_mean, False))),)
+            refuse_in_windows(model, f"discard={self.discard} takes a share of all entries")
+        return (Pass((self._matrices(model), *start_keeps(model, head_mean, False))),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        keep = self._matrices(trace.view)
-        row = initial_row(trace, trace[keep][0], head_mean, False)
-        for layer, matrix in downwards(trace, keep):
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        keep = self._matrices(cache.model)
+        row = initial_row(cache, cache[keep][0], head_mean, False)
+        for layer, matrix in downwards(cache, keep):
             kept = discard_weakest(matrix, self.discard, keep_first=True)
-            row = rollout_step_mixed(trace.unmerged(row, layer), kept, self.normalise, trace.windows(layer))
-        return trace.tokens_to_grid(row, keep.layers[0])
+            row = rollout_step_mixed(cache.unmerged(row, layer), kept, self.normalise, cache.windows(layer))
+        return cache.tokens_to_grid(row, keep.layers[0])
 
-    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
-        return RawAttention().layer_pass(view, layers)
+    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
+        return RawAttention().layer_pass(model, layers)
 
-    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        return RawAttention().layer_maps(trace, layers)
+    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        return RawAttention().layer_maps(cache, layers)
 
-    def _matrices(self, view: VisionModel) -> Record:
-        layers = tuple(range(resolve_layer(view, self.start), view.depth))
-        return Record(attention_point(view), _FUSIONS[self.heads], layers)
+    def _matrices(self, model: VisionModel) -> Record:
+        layers = tuple(range(resolve_layer(model, self.start), model.depth))
+        return Record(attention_point(model), _FUSIONS[self.heads], layers)
 
 
 @register_method(
@@ -223,21 +223,21 @@ class AttentionFlow(Method):
     one max-flow problem per patch and image, solved with capacities in millionths.
     """
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        keep = Record("attention", head_mean, tuple(range(view.depth)))
-        return (Pass((keep, *start_keeps(view, head_mean, False))),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        keep = Record("attn_weights", head_mean, tuple(range(model.depth)))
+        return (Pass((keep, *start_keeps(model, head_mean, False))),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        matrices = trace[self.single_pass(trace.view).keeps[0]]
-        row = initial_row(trace, matrices[0], head_mean, False)
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        matrices = cache[self.single_pass(cache.model).records[0]]
+        row = initial_row(cache, matrices[0], head_mean, False)
         if not all(torch.isfinite(matrix).all() for matrix in matrices):
             raise MapError("attention_flow: the attention is not finite")
         edges = torch.stack([with_residual(matrix, "row") for matrix in matrices], dim=1)
         flows = [
-            max_flows(image.cpu(), start.cpu(), trace.view.num_prefix_tokens)
+            max_flows(image.cpu(), start.cpu(), cache.model.num_prefix_tokens)
             for image, start in zip(edges, row, strict=True)
         ]
-        return trace.tokens_to_grid(pad_prefix(torch.stack(flows).to(row), row.shape[1]))
+        return cache.tokens_to_grid(pad_prefix(torch.stack(flows).to(row), row.shape[1]))
 
 
 def max_flows(edges: Tensor, start: Tensor, prefix: int) -> Tensor:

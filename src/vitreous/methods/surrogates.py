@@ -131,16 +131,16 @@ class Surrogate(Method):
     def cost(self) -> tuple[float, float]:
         return self.samples, 0
 
-    def forwards(self, view: VisionModel) -> float:
+    def num_forwards(self, model: VisionModel) -> float:
         return self.samples + self.drop
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return asks_of_sets(self.info.name, view, self.drop)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return asks_of_sets(self.info.name, model, self.drop)
 
-    def laid_out(self, session: Context, weights: Tensor) -> Attribution:
+    def laid_out(self, context: Context, weights: Tensor) -> Attribution:
         """Return weights ``[B, n]`` on the grid, in the precision of the model."""
-        like = torch.float64 if session.view.dtype == torch.float64 else torch.float32
-        return Attribution(weights.to(session.inputs.device, like).reshape(-1, *session.view.grid(session.inputs)), {})
+        like = torch.float64 if context.model.dtype == torch.float64 else torch.float32
+        return Attribution(weights.to(context.inputs.device, like).reshape(-1, *context.model.grid(context.inputs)), {})
 
 
 @register_method(
@@ -153,22 +153,22 @@ class Surrogate(Method):
         "lime_image": {
             "samples": 1000,
             "fill": "own",
-            "score": "prob",
+            "output": "prob",
             "distance": "sets",
             "width": 0.25,
             "surrogate": "ridge",
             "alpha": 1.0,
-            "whole": True,
+            "include_full": True,
         },
         "captum": {
             "samples": 25,
             "fill": "zero",
-            "score": "logit",
+            "output": "logit",
             "distance": "pixels",
             "width": 1.0,
             "surrogate": "lasso",
             "alpha": 0.01,
-            "whole": False,
+            "include_full": False,
         },
     },
 )
@@ -192,16 +192,16 @@ class LIME(Surrogate):
     samples: int = 1000
     fill: str = "own"
     drop: bool = False
-    score: str = "prob"
+    output: str = "prob"
     distance: str = "sets"
     width: float = 0.25
     surrogate: str = "ridge"
     alpha: float = 1.0
-    whole: bool = True
+    include_full: bool = True
 
     def __post_init__(self) -> None:
         self.check(2)
-        check_choice("score", self.score, VALUES)
+        check_choice("output", self.output, VALUES)
         check_choice("distance", self.distance, ("sets", "pixels"))
         check_choice("surrogate", self.surrogate, ("ridge", "lasso"))
         if not 0 < self.width < math.inf or not 0 < self.alpha < math.inf:
@@ -210,32 +210,32 @@ class LIME(Surrogate):
             raise SpecError("distance='pixels' compares what is painted; drop=true paints nothing, use sets")
 
     @property
-    def own_value(self) -> str:
-        return self.score
+    def fixed_output(self) -> str:
+        return self.output
 
-    def compute(self, session: Context) -> Attribution:
-        patches = math.prod(session.view.grid(session.inputs))
-        draws = PRNGKey.of(session.seed, "lime", session.inputs.device).at(torch.arange(self.samples))
+    def compute(self, context: Context) -> Attribution:
+        patches = math.prod(context.model.grid(context.inputs))
+        draws = PRNGKey.of(context.seed, "lime", context.inputs.device).at(torch.arange(self.samples))
         kept = draws.uniform(patches) < 0.5
-        if self.whole:
+        if self.include_full:
             kept[0] = True
-        key = ("lime", self.samples, self.whole, self.fill, self.drop)
-        scores = scores_of_sets(session, "lime", kept, self.fill, self.drop, self.score, key).double()
-        closeness = torch.exp(-(self._distances(session, kept) ** 2) / (2 * self.width**2))
+        key = ("lime", self.samples, self.include_full, self.fill, self.drop)
+        scores = scores_of_sets(context, "lime", kept, self.fill, self.drop, self.output, key).double()
+        closeness = torch.exp(-(self._distances(context, kept) ** 2) / (2 * self.width**2))
         fit = ridge if self.surrogate == "ridge" else lasso
-        return self.laid_out(session, fit(kept.double(), scores, closeness, self.alpha))
+        return self.laid_out(context, fit(kept.double(), scores, closeness, self.alpha))
 
-    def _distances(self, session: Context, kept: Tensor) -> Tensor:
+    def _distances(self, context: Context, kept: Tensor) -> Tensor:
         """Return the cosine distance ``[B, S]`` of each copy; 1 from a copy of nothing but zeros."""
         sets = kept.double()
         if self.distance == "sets":
-            return (1 - sets.mean(dim=1).sqrt()).expand(len(session.inputs), -1)
-        if session.inputs.ndim == 3:
-            sets = F.pad(sets, (session.view.num_prefix_tokens, 0), value=1.0)
-        seen, filled = session.inputs.double(), filling(session, "lime", self.fill).double()
+            return (1 - sets.mean(dim=1).sqrt()).expand(len(context.inputs), -1)
+        if context.inputs.ndim == 3:
+            sets = F.pad(sets, (context.model.num_prefix_tokens, 0), value=1.0)
+        seen, filled = context.inputs.double(), filling(context, "lime", self.fill).double()
         # every copy is made of patches and of their fillings, so that a few sums per patch give all products
         own, mixed, hidden = (
-            _by_patch(session, one * other) for one, other in ((seen, seen), (seen, filled), (filled, filled))
+            _by_patch(context, one * other) for one, other in ((seen, seen), (seen, filled), (filled, filled))
         )
         product = own @ sets.T + mixed @ (1 - sets).T
         square = own @ sets.T + hidden @ (1 - sets).T
@@ -243,11 +243,11 @@ class LIME(Surrogate):
         return 1 - product / lengths.clamp(min=1e-8)
 
 
-def _by_patch(session: Context, value: Tensor) -> Tensor:
+def _by_patch(context: Context, value: Tensor) -> Tensor:
     """Sum pixels ``[B, C, H, W]`` into patches ``[B, n]``, or tokens over their width, prefix included."""
     if value.ndim == 3:
         return value.sum(dim=2)
-    sides = zip(value.shape[2:], session.view.grid(session.inputs), strict=True)
+    sides = zip(value.shape[2:], context.model.grid(context.inputs), strict=True)
     down, across = (F.one_hot(cell_of(*each)).to(value) for each in sides)
     return (down.T @ value.sum(dim=1) @ across).flatten(1)
 
@@ -284,24 +284,24 @@ class KernelSHAP(Surrogate):
     def __post_init__(self) -> None:
         self.check(3)
 
-    def compute(self, session: Context) -> Attribution:
-        patches = math.prod(session.view.grid(session.inputs))
+    def compute(self, context: Context) -> Attribution:
+        patches = math.prod(context.model.grid(context.inputs))
         if patches < 2:
             raise ModelError("kernel_shap: an image of one patch has no sets of patches")
-        kept = self._sets(session, patches)
-        scores = scores_of_sets(session, "kernel_shap", kept, self.fill, self.drop, None, self).double()
+        kept = self._sets(context, patches)
+        scores = scores_of_sets(context, "kernel_shap", kept, self.fill, self.drop, None, self).double()
         weights = kept.new_ones(self.samples, dtype=torch.float64)
         weights[:2] = _CERTAIN
-        return self.laid_out(session, least_squares(kept.double(), scores, weights))
+        return self.laid_out(context, least_squares(kept.double(), scores, weights))
 
-    def _sets(self, session: Context, patches: int) -> Tensor:
+    def _sets(self, context: Context, patches: int) -> Tensor:
         """Return which patches each set has, ``[samples, n]``: all, none, then random ones."""
-        device = session.inputs.device
-        draws = PRNGKey.of(session.seed, "kernel_shap", device).at(torch.arange(self.samples))
+        device = context.inputs.device
+        draws = PRNGKey.of(context.seed, "kernel_shap", device).at(torch.arange(self.samples))
         sizes = torch.arange(1, patches, dtype=torch.float64, device=device)
         chances = 1 / (sizes * (patches - sizes))
         ends = (chances / chances.sum()).cumsum(dim=0)
-        drawn = draws.named("size").uniform(1).double()
+        drawn = draws.fold_in("size").uniform(1).double()
         size = 1 + (drawn >= ends[:-1]).sum(dim=1, keepdim=True)
         kept = draws.permutation(patches).argsort(dim=1) < size
         kept[0], kept[1] = True, False

@@ -25,25 +25,25 @@ class TokenTerm(Method):
     """A map made of one number per token, read at the input of a block; its layer terms are the same at each block."""
 
     layer: int
-    layered = True
+    has_layer_terms = True
     rules: ClassVar[Composite] = PLAIN
 
     @property
     def reduce(self) -> Reduce:
         return dot
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (self.layer_pass(view, (resolve_layer(view, self.layer),)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (self.layer_pass(model, (resolve_layer(model, self.layer),)),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        return self.layer_maps(trace, (resolve_layer(trace.view, self.layer),))[0]
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        return self.layer_maps(cache, (resolve_layer(cache.model, self.layer),))[0]
 
-    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass((Record("input", self.reduce, tuple(layers), grad=True),), self.rules)
+    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
+        return Pass((Record("resid_pre", self.reduce, tuple(layers), grad=True),), self.rules)
 
-    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        terms = trace[Record("input", self.reduce, tuple(layers), grad=True)]
-        return [trace.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
+    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        terms = cache[Record("resid_pre", self.reduce, tuple(layers), grad=True)]
+        return [cache.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
 
 
 @register_method("gradient", family="token gradient", papers=("simonyan2014deep", "mehri2024skipplus"))
@@ -51,19 +51,19 @@ class TokenTerm(Method):
 class Gradient(TokenTerm):
     """The gradient of each token vector at a block's input, as its length.
 
-    ``||d s / d x_l[j]||_2``, or ``how=sum``: ``sum_d d s / d x_l[j, d]``. In a pre-norm model that sum is exactly
+    ``||d s / d x_l[j]||_2``, or ``reduction=sum``: ``sum_d d s / d x_l[j, d]``. In a pre-norm model that sum is exactly
     zero, because every LayerNorm removes the mean of a token, and it is refused there.
     """
 
     layer: int = 0
-    how: str = "norm"
+    reduction: str = "norm"
 
     def __post_init__(self) -> None:
-        check_choice("how", self.how, ("norm", "sum"))
+        check_choice("reduction", self.reduction, ("norm", "sum"))
 
     @property
     def reduce(self) -> Reduce:
-        return gradient_norm if self.how == "norm" else gradient_sum
+        return gradient_norm if self.reduction == "norm" else gradient_sum
 
 
 @register_method("ixg", family="token gradient", papers=("shrikumar2016not", "mehri2024skipplus"))
@@ -89,21 +89,21 @@ class AttentionXInputXGradient(Method):
     """
 
     layer: int = 0
-    layered = True
+    has_layer_terms = True
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (self.layer_pass(view, (resolve_layer(view, self.layer),)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (self.layer_pass(model, (resolve_layer(model, self.layer),)),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        return self.layer_maps(trace, (resolve_layer(trace.view, self.layer),))[0]
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        return self.layer_maps(cache, (resolve_layer(cache.model, self.layer),))[0]
 
-    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass(_received_times(layers, "output", view.depth - 1))
+    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
+        return Pass(_received_times(layers, "resid_post", model.depth - 1))
 
-    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        received, terms = _received_times(layers, "output", trace.view.depth - 1)
-        products = dict(zip(terms.layers, _products(trace, received, terms), strict=True))
-        nothing = torch.zeros(trace.batch, *trace.grid).to(upcast(trace.logits))
+    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        received, terms = _received_times(layers, "resid_post", cache.model.depth - 1)
+        products = dict(zip(terms.layers, _products(cache, received, terms), strict=True))
+        nothing = torch.zeros(cache.batch, *cache.grid).to(upcast(cache.logits))
         return [products.get(layer, nothing) for layer in layers]
 
 
@@ -111,7 +111,7 @@ class AttentionXInputXGradient(Method):
     "attcat",
     family="token gradient",
     papers=("qiang2022attcat",),
-    presets={"released": {"at": "input"}, "plus": {"at": "output"}},
+    presets={"released": {"at": "resid_pre"}, "plus": {"at": "resid_post"}},
     models="ViT",
 )
 @dataclass(frozen=True)
@@ -122,49 +122,49 @@ class AttCAT(Method):
     x the output of block l, as the paper writes it; the released code takes its input (preset ``released``).
     """
 
-    at: str = "output"
+    at: str = "resid_post"
 
     def __post_init__(self) -> None:
-        check_choice("at", self.at, ("output", "input"))
+        check_choice("at", self.at, ("resid_post", "resid_pre"))
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass(_received_times(range(view.depth), self.at, view.depth)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass(_received_times(range(model.depth), self.at, model.depth)),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        received, terms = _received_times(range(trace.view.depth), self.at, trace.view.depth)
-        return torch.stack(_products(trace, received, terms)).sum(dim=0)
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        received, terms = _received_times(range(cache.model.depth), self.at, cache.model.depth)
+        return torch.stack(_products(cache, received, terms)).sum(dim=0)
 
 
-def _received_times(layers: Sequence[int], site: str, stop: int) -> tuple[Record, Record]:
+def _received_times(layers: Sequence[int], point: str, stop: int) -> tuple[Record, Record]:
     """What attention-weighed token terms need: attention received, and input times gradient at a site."""
     inside = tuple(layer for layer in layers if layer < stop)
-    return Record("attention", received, inside), Record(site, dot, inside, grad=True)
+    return Record("attn_weights", received, inside), Record(point, dot, inside, grad=True)
 
 
-def _products(trace: ActivationCache, attention: Record, terms: Record) -> list[Tensor]:
-    pairs = zip(terms.layers, trace[attention], trace[terms], strict=True)
-    return [trace.tokens_to_grid(weight * term, layer) for layer, weight, term in pairs]
+def _products(cache: ActivationCache, attention: Record, terms: Record) -> list[Tensor]:
+    pairs = zip(terms.layers, cache[attention], cache[terms], strict=True)
+    return [cache.tokens_to_grid(weight * term, layer) for layer, weight, term in pairs]
 
 
-def received(view: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def received(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """``mean_h mean_queries A``: the attention each token receives."""
     return attention.mean(dim=(1, 2))
 
 
-def gradient_norm(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def gradient_norm(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The length of the gradient of every token."""
     assert gradient is not None
     length: Tensor = torch.linalg.vector_norm(upcast(gradient), dim=-1)
     return length
 
 
-def gradient_sum(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def gradient_sum(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The sum of the gradient over the width of every token; refused where it is zero by construction."""
     assert gradient is not None
     gradient = upcast(gradient)
     total = gradient.sum(dim=-1)
-    if total.abs().max() <= 1e-4 * gradient_norm(view, value, gradient).max():
+    if total.abs().max() <= 1e-4 * gradient_norm(model, value, gradient).max():
         raise MapError(
-            f"gradient(how=sum) is zero on {view.name}: its LayerNorms remove the mean of each token; use how=norm"
+            f"gradient(reduction=sum) is zero on {model.name}: its LayerNorms remove the mean of each token; use reduction=norm"
         )
     return total

@@ -105,60 +105,60 @@ class TIS(Method):
 
     masks: int = 1024
     ratio: float = 0.5
-    score: str = "prob"
+    output: str = "prob"
     half: bool = False
     iterations: int = 100
 
     def __post_init__(self) -> None:
-        check_choice("score", self.score, VALUES)
+        check_choice("output", self.output, VALUES)
         if self.masks < 1 or self.iterations < 0:
             raise SpecError(f"masks={self.masks}, iterations={self.iterations} must be at least 1 and at least 0")
         if not 0 < self.ratio <= 1:
             raise SpecError(f"ratio={self.ratio} must be above 0 and at most 1")
 
     @property
-    def own_value(self) -> str:
-        return self.score
+    def fixed_output(self) -> str:
+        return self.output
 
     @property
     def cost(self) -> tuple[float, float]:
         return 1 + self.masks * self.ratio, 0
 
-    def forwards(self, view: VisionModel) -> float:
+    def num_forwards(self, model: VisionModel) -> float:
         return 1 + self.masks
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        refuse_whole_grids("tis", view)
-        return (Pass((Record("input", whole, (0,)), Record("output", whole, tuple(range(view.depth))))),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        refuse_whole_grids("tis", model)
+        return (Pass((Record("resid_pre", whole, (0,)), Record("resid_post", whole, tuple(range(model.depth))))),)
 
-    def compute(self, session: Context) -> Attribution:
-        trace = session.trace(self.single_pass(session.view))
-        high, wide = trace.grid
+    def compute(self, context: Context) -> Attribution:
+        cache = context.run_pass(self.single_pass(context.model))
+        high, wide = cache.grid
         kept = int(self.ratio * high * wide)
         if kept < 1:
             raise ModelError(f"tis: ratio={self.ratio} of {high} x {wide} patches is less than one patch")
-        images, samples, back = with_places(self._samples(session, trace, kept))
-        rows = back.view(len(session.inputs), -1)
+        images, samples, back = with_places(self._samples(context, cache, kept))
+        rows = back.view(len(context.inputs), -1)
         parts = (rows, rows[:, 0::2], rows[:, 1::2]) if rows.shape[1] > 1 else (rows,)
         times = torch.stack([torch.bincount(part.flatten(), minlength=len(images)) for part in parts])
-        (tokens,) = trace[self.single_pass(session.view).keeps[0]]
-        scores = scored(session, "tis", tokens, images, samples, self.score, self.half)
-        means, share = _mean_over_samples(scores, images, samples, times, len(session.inputs), high * wide)
+        (tokens,) = cache[self.single_pass(context.model).records[0]]
+        scores = scored(context, "tis", tokens, images, samples, self.output, self.half)
+        means, share = _mean_over_samples(scores, images, samples, times, len(context.inputs), high * wide)
         shape = (-1, high, wide)
         extras = {"kept": share.reshape(shape)}
         if len(parts) > 1:
             extras["halves"] = means[:, 1:].reshape(-1, 2, high, wide)
         return Attribution(means[:, 0].reshape(shape), extras)
 
-    def _samples(self, session: Context, trace: ActivationCache, kept: int) -> Tensor:
+    def _samples(self, context: Context, cache: ActivationCache, kept: int) -> Tensor:
         """Return the patches ``[B, masks, k]`` of each sample, in ascending order."""
-        outputs = trace[self.single_pass(session.view).keeps[1]]
+        outputs = cache[self.single_pass(context.model).records[1]]
         rows = len(outputs) * outputs[0].shape[2]
         masks = min(self.masks, rows)
-        first = session.draws("tis").permutation(rows)[:, :masks]
+        first = context.prng_key("tis").permutation(rows)[:, :masks]
 
         def part(start: int, stop: int) -> Tensor:
-            patches = [upcast(each[start:stop, session.view.num_prefix_tokens :]) for each in outputs]
+            patches = [upcast(each[start:stop, context.model.num_prefix_tokens :]) for each in outputs]
             channels = torch.cat(patches, dim=2).transpose(1, 2).contiguous()  # [b, L D, n]
             centres = centroids(channels, first[start:stop].to(channels.device), self.iterations)
             # equal values, such as those of an empty cluster, are taken from the front
@@ -167,8 +167,8 @@ class TIS(Method):
 
         # distances, their lowest and the assignment of each row exist at the same time
         bytes_each = 3 * rows * masks * upcast(outputs[0][:0]).element_size()
-        at_once = max(1, int(budget_bytes(session.inputs.device, session.memory) / bytes_each))
-        return torch.cat(in_parts(part, len(session.inputs), at_once))
+        at_once = max(1, int(budget_bytes(context.inputs.device, context.memory_gb) / bytes_each))
+        return torch.cat(in_parts(part, len(context.inputs), at_once))
 
 
 def _mean_over_samples(
@@ -234,13 +234,13 @@ class Refine(BaseWrapper):
     pairs: bool = True
     ridge: float | None = 1.0
     doubt: float = 0.0
-    score: str = "prob"
+    output: str = "prob"
     half: bool = False
     drop: bool | None = None
     fill: str = "own"
 
     def __post_init__(self) -> None:
-        check_choice("score", self.score, VALUES)
+        check_choice("output", self.output, VALUES)
         check_choice("fill", self.fill, FILLS)
         if self.masks < 8 or self.masks % 4:
             raise SpecError(f"masks={self.masks} must be at least 8, and a multiple of 4")
@@ -260,34 +260,34 @@ class Refine(BaseWrapper):
         return True
 
     @property
-    def own_value(self) -> str:
-        return self.score
+    def fixed_output(self) -> str:
+        return self.output
 
     @property
     def cost(self) -> tuple[float, float]:
         forwards, backwards = self.base.cost
         return forwards + self.masks * (0.5 if self.pairs else self.ratio), backwards
 
-    def forwards(self, view: VisionModel) -> float:
-        return self.base.forwards(view) + self.masks
+    def num_forwards(self, model: VisionModel) -> float:
+        return self.base.num_forwards(model) + self.masks
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (*((Pass((_TOKENS,)),) if self._drops(view) else ()), *self.base.asks(view))
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (*((Pass((_TOKENS,)),) if self._drops(model) else ()), *self.base.passes(model))
 
-    def _drops(self, view: VisionModel) -> bool:
+    def _drops(self, model: VisionModel) -> bool:
         """Whether tokens leave the sequence."""
         if self.drop:
-            refuse_whole_grids(f"{self.info.name}(drop=true)", view)
-        return view.can_drop_tokens if self.drop is None else self.drop
+            refuse_whole_grids(f"{self.info.name}(drop=true)", model)
+        return model.can_drop_tokens if self.drop is None else self.drop
 
-    def compute(self, session: Context) -> Attribution:
-        shape = session.view.grid(session.inputs)
-        prior = resized(computed(session, self.base).map, shape).flatten(1).double()
+    def compute(self, context: Context) -> Attribution:
+        shape = context.model.grid(context.inputs)
+        prior = resized(computed(context, self.base).map, shape).flatten(1).double()
         if not torch.isfinite(prior).all():
-            raise MapError(f"{self.base.spelling} gave values that are not finite, inside {self.info.name}")
-        kept, scores = self._sampled(session, shape)
-        solved = self._solve(session, kept, scores, prior)
-        halves = [self._solve(session, kept[:, each::2], scores[:, each::2], prior) for each in (0, 1)]
+            raise MapError(f"{self.base.spec} gave values that are not finite, inside {self.info.name}")
+        kept, scores = self._sampled(context, shape)
+        solved = self._solve(context, kept, scores, prior)
+        halves = [self._solve(context, kept[:, each::2], scores[:, each::2], prior) for each in (0, 1)]
         r2 = [_explained(kept[:, 1 - i :: 2], scores[:, 1 - i :: 2], half.map) for i, half in enumerate(halves)]
         extras = {
             "r2": torch.stack(r2, dim=1).mean(dim=1),
@@ -295,26 +295,26 @@ class Refine(BaseWrapper):
             "error": solved.error.view(-1, *shape),
             "prior": solved.prior,
         }
-        like = torch.float64 if session.view.dtype == torch.float64 else torch.float32
+        like = torch.float64 if context.model.dtype == torch.float64 else torch.float32
         return Attribution(solved.map.view(-1, *shape).to(like), {name: each.to(like) for name, each in extras.items()})
 
-    def _sampled(self, session: Context, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def _sampled(self, context: Context, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return subsets and scores, drawn and run once for whatever is refined by the same ones."""
-        how = ("drop",) if self._drops(session.view) else ("paint", self.fill)
-        key = ("refine", self.masks, self.ratio, self.spread, self.pairs, self.score, self.half, *how)
-        if key not in session.memo:
-            kept = self._kept(session, shape[0] * shape[1])
+        how = ("drop",) if self._drops(context.model) else ("paint", self.fill)
+        key = ("refine", self.masks, self.ratio, self.spread, self.pairs, self.output, self.half, *how)
+        if key not in context.memo:
+            kept = self._kept(context, shape[0] * shape[1])
             score = self._scores if how == ("drop",) else self._painted
-            session.memo[key] = kept, score(session, kept, shape)
-        sampled: tuple[Tensor, Tensor] = session.memo[key]
+            context.memo[key] = kept, score(context, kept, shape)
+        sampled: tuple[Tensor, Tensor] = context.memo[key]
         return sampled
 
-    def _kept(self, session: Context, patches: int) -> Tensor:
+    def _kept(self, context: Context, patches: int) -> Tensor:
         """Return which patches every subset keeps, ``[B, masks, n]``; every other row is one half, with whole pairs."""
         if patches < 2:
             raise ModelError(f"{self.info.name}: an image of one patch has no subsets")
         rows = self.masks // 2 if self.pairs else self.masks
-        ranks = session.draws("refine").bits(rows, patches).argsort(dim=2, stable=True).argsort(dim=2)
+        ranks = context.prng_key("refine").bits(rows, patches).argsort(dim=2, stable=True).argsort(dim=2)
         levels = torch.arange(rows, device=ranks.device) % _LEVELS
         shares = self.ratio + self.spread * (2 * levels + 1 - _LEVELS) / _LEVELS
         counts = (shares * patches).round().clamp(1, patches - 1)
@@ -324,12 +324,12 @@ class Refine(BaseWrapper):
         both = torch.stack([first[:, 0::2], first[:, 1::2], ~first[:, 0::2], ~first[:, 1::2]], dim=2)
         return both.flatten(1, 2)
 
-    def _painted(self, session: Context, kept: Tensor, shape: tuple[int, int]) -> Tensor:
+    def _painted(self, context: Context, kept: Tensor, shape: tuple[int, int]) -> Tensor:
         """Return the score of every image behind its subsets ``[B, masks]``; equal ones are run once."""
-        view, inputs, filled = session.view, session.inputs, filling(session, self.info.name, self.fill)
+        model, inputs, filled = context.model, context.inputs, filling(context, self.info.name, self.fill)
         images, subsets, back = with_places(kept.long())
         if inputs.ndim == 3:
-            shown = F.pad(subsets.bool(), (view.num_prefix_tokens, 0), value=True)
+            shown = F.pad(subsets.bool(), (model.num_prefix_tokens, 0), value=True)
             places = torch.arange(shown.shape[1], device=shown.device)[:, None].expand(-1, inputs.shape[2])
         else:
             shown, wide = subsets.bool(), shape[1]
@@ -338,28 +338,28 @@ class Refine(BaseWrapper):
 
         def logits(start: int, stop: int) -> Tensor:
             seen, of = shown[start:stop][:, places], images[start:stop]
-            return view.forward_head(view.forward_blocks(view.embed(torch.where(seen, inputs[of], filled[of]))))
+            return model.forward_head(model.forward_blocks(model.embed(torch.where(seen, inputs[of], filled[of]))))
 
-        found = scored_rows(session, self.info.name, logits, images, self.score, self.half)
+        found = scored_rows(context, self.info.name, logits, images, self.output, self.half)
         return found.double()[back].view(len(kept), -1)
 
-    def _scores(self, session: Context, kept: Tensor, shape: tuple[int, int]) -> Tensor:
+    def _scores(self, context: Context, kept: Tensor, shape: tuple[int, int]) -> Tensor:
         """Return the score of every subset ``[B, masks]``; equal ones are run once, those of one length together."""
-        (tokens,) = session.trace(Pass((_TOKENS,)))[_TOKENS]
+        (tokens,) = context.run_pass(Pass((_TOKENS,)))[_TOKENS]
         scores = kept.new_zeros(kept.shape[:2], dtype=torch.float64)
         counts = kept[0].sum(dim=1)  # the same for all images
         for count in sorted(set(counts.tolist())):
             mine = (counts == count).nonzero().flatten()
             chosen = kept[:, mine].to(torch.uint8).sort(dim=2, descending=True, stable=True).indices[:, :, :count]
             images, subsets, back = with_places(chosen)
-            found = scored(session, self.info.name, tokens, images, subsets, self.score, self.half)
+            found = scored(context, self.info.name, tokens, images, subsets, self.output, self.half)
             scores[:, mine] = found.double()[back].view(len(kept), -1)
         return scores
 
-    def _solve(self, session: Context, kept: Tensor, scores: Tensor, prior: Tensor) -> Regression:
+    def _solve(self, context: Context, kept: Tensor, scores: Tensor, prior: Tensor) -> Regression:
         """Regress image by image, as many at once as memory allows."""
         bytes_each = 8 * kept.shape[2] * (4 * kept.shape[1] + 4 * kept.shape[2])
-        at_once = max(1, int(budget_bytes(session.inputs.device, session.memory) / bytes_each))
+        at_once = max(1, int(budget_bytes(context.inputs.device, context.memory_gb) / bytes_each))
 
         def part(start: int, stop: int) -> Regression:
             cut = slice(start, stop)
@@ -433,4 +433,4 @@ def _explained(kept: Tensor, scores: Tensor, fitted: Tensor) -> Tensor:
     return torch.where(total > 0, 1 - left / torch.where(total > 0, total, 1), 0)
 
 
-_TOKENS = Record("input", whole, (0,))
+_TOKENS = Record("resid_pre", whole, (0,))

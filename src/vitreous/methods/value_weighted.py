@@ -46,10 +46,10 @@ class Contributions:
     plus the bias of the projection are the stream after the attention.
     """
 
-    def __init__(self, view: VisionModel, block: Block) -> None:
-        self.weights = block_weights(view, block)
-        self.attention, self.values = upcast(block.attention), upcast(block.values)
-        self.input, self.middle, self.output = (upcast(x) for x in (block.input, block.middle, block.output))
+    def __init__(self, model: VisionModel, block: Block) -> None:
+        self.weights = block_weights(model, block)
+        self.attention, self.values = upcast(block.attn_weights), upcast(block.attn_values)
+        self.input, self.middle, self.output = (upcast(x) for x in (block.resid_pre, block.resid_mid, block.resid_post))
         projection, deviation = head_projection(self.weights, self.attention, self.values)
         if deviation is not None:
             self.attention = self.attention / deviation.unsqueeze(1)
@@ -113,38 +113,38 @@ class Contributions:
         return out if self.weights.scale is None else out * self.weights.scale.to(out.dtype)
 
 
-def layer_weights(view: VisionModel, layer: int) -> Weights:
+def layer_weights(model: VisionModel, layer: int) -> Weights:
     """Return the weights of a block; a refusal names it."""
     try:
-        return view.weights(layer)
+        return model.weights(layer)
     except UnverifiedError as error:
         advice = "merge what was added into the weights, or take a method that reads none, such as generic"
-        raise UnverifiedError(f"{view.name}, block {layer}: {error}; {advice}") from None
+        raise UnverifiedError(f"{model.name}, block {layer}: {error}; {advice}") from None
 
 
-def block_weights(view: VisionModel, block: Block, always: bool = False) -> Weights:
+def block_weights(model: VisionModel, block: Block, always: bool = False) -> Weights:
     """Return the weights of a block, or refuse those that do not make of the values what its attention adds.
 
     Only a block that is not as its library built it is compared, unless ``always``: less what the weights make of the
     values, every token must be given the same vector, a bias.
     """
-    weights = layer_weights(view, block.layer)
-    if view.is_standard(block.layer) and not always:
+    weights = layer_weights(model, block.layer)
+    if model.is_standard(block.layer) and not always:
         return weights
     attention, values, stream, middle = (
-        upcast(each) for each in (block.attention, block.values, block.input, block.middle)
+        upcast(each) for each in (block.attn_weights, block.attn_values, block.resid_pre, block.resid_mid)
     )
     mixed = (attention @ values).transpose(1, 2).flatten(2)
     mixed = mixed if weights.inner is None else weights.inner(mixed)
     moved = mixed @ weights.projection.to(mixed.dtype).T
     rest = middle - stream - moved
-    eps = torch.finfo(view.dtype).eps
-    near = max(rounding(view.dtype, view.device.type), 16 * eps)
+    eps = torch.finfo(model.dtype).eps
+    near = max(rounding(model.dtype, model.device.type), 16 * eps)
     allowed = near * moved.abs().max() + 16 * eps * torch.maximum(stream.abs().max(), middle.abs().max())
     if not (rest - rest[:1, :1]).abs().max() <= allowed:
         raise ModelError(
-            f"{view.name}: attention of block {block.layer} adds something else than its weights make of its values "
-            f"({view.describe_deviation(block.layer)}), so that it cannot be cut into shares"
+            f"{model.name}: attention of block {block.layer} adds something else than its weights make of its values "
+            f"({model.describe_deviation(block.layer)}), so that it cannot be cut into shares"
         )
     return weights
 
@@ -218,8 +218,8 @@ class Matrix:
 
     measure: Measure
 
-    def __call__(self, view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
-        return self.measure(Contributions(view, block), slice(None))
+    def __call__(self, model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+        return self.measure(Contributions(model, block), slice(None))
 
 
 @dataclass(frozen=True)
@@ -228,27 +228,27 @@ class Row:
 
     measure: Measure
 
-    def __call__(self, view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
-        shares = Contributions(view, block)
-        return torch.stack([self.measure(shares, rows).mean(dim=1) for rows in view.pooling.rows]).sum(dim=0)
+    def __call__(self, model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+        shares = Contributions(model, block)
+        return torch.stack([self.measure(shares, rows).mean(dim=1) for rows in model.pooling.rows]).sum(dim=0)
 
 
 class Mixing(Method):
     """A method with one matrix per block; its layer terms are the row of it that the model reads."""
 
-    layered = True
+    has_layer_terms = True
 
     @property
     @abstractmethod
     def measure(self) -> Measure:
         """The entry ``[i, j]`` of the matrix: what token j brings to token i."""
 
-    def layer_pass(self, view: VisionModel, layers: Sequence[int]) -> Pass:
+    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
         return Pass((Record("block", Row(self.measure), tuple(layers)),))
 
-    def layer_maps(self, trace: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        rows = trace[self.layer_pass(trace.view, layers).keeps[0]]
-        return [trace.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
+    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
+        rows = cache[self.layer_pass(cache.model, layers).records[0]]
+        return [cache.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
 
 
 @register_method(
@@ -275,11 +275,11 @@ class AttentionInputNorm(Mixing):
     def measure(self) -> Measure:
         return brought_or_kept if self.residual else brought
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (self.layer_pass(view, (resolve_layer(view, self.layer),)),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (self.layer_pass(model, (resolve_layer(model, self.layer),)),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        return self.layer_maps(trace, (resolve_layer(trace.view, self.layer),))[0]
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        return self.layer_maps(cache, (resolve_layer(cache.model, self.layer),))[0]
 
 
 class MixingRollout(Mixing):
@@ -293,20 +293,20 @@ class MixingRollout(Mixing):
         if not 0 <= self.residual < 1:
             raise SpecError(f"residual={self.residual} must be at least 0 and below 1")
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((self._matrices(view), *start_keeps(view, head_mean, False))),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        return (Pass((self._matrices(model), *start_keeps(model, head_mean, False))),)
 
-    def read(self, trace: ActivationCache) -> Tensor:
-        matrices = trace[self._matrices(trace.view)]
-        row = initial_row(trace, matrices[0], head_mean, False)
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        matrices = cache[self._matrices(cache.model)]
+        row = initial_row(cache, matrices[0], head_mean, False)
         for matrix in reversed(matrices):
             row = self.residual * row + (1 - self.residual) * push(row, matrix)
             if not self.kept_scale:
                 row = row / row.sum(dim=1, keepdim=True).clamp(min=_SMALL)
-        return trace.tokens_to_grid(row)
+        return cache.tokens_to_grid(row)
 
-    def _matrices(self, view: VisionModel) -> Record:
-        return Record("block", Matrix(self.measure), tuple(range(resolve_layer(view, self.start), view.depth)))
+    def _matrices(self, model: VisionModel) -> Record:
+        return Record("block", Matrix(self.measure), tuple(range(resolve_layer(model, self.start), model.depth)))
 
 
 @register_method(

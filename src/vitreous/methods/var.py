@@ -56,7 +56,7 @@ class VAR(BaseWrapper):
     > 1 / K]``. That is the paper; the released code multiplies the absolute values by 10 and asks for ``q_c > 1 / K +
     0.01`` (``released``); ``sharp`` multiplies by 1, 5, 100, so that small differences count. ``classes`` are the k
     most probable and the least probable (``top:k``), ``best-worst``, or a list such as ``"281,lynx"`` or
-    ``"lynx|cougar"``; a set of each image's own (``among=``) goes before them. The explained class is added where it is
+    ``"lynx|cougar"``; a set of each image's own (``compare_classes=``) goes before them. The explained class is added where it is
     missing. ``normalise`` divides the maps by the largest value of all K before the softmax. Pixels are compared, as in
     the paper, where the map is asked for on pixels or with ``upsample``, patches otherwise. Cost: 1 F + K B where the
     base reads one pass, K times the base otherwise. Extras: ``distribution`` q, ``maps`` H and ``classes``, the
@@ -74,7 +74,7 @@ class VAR(BaseWrapper):
         if not isinstance(self.classes, str | int):
             raise SpecError(f"classes={self.classes!r} is neither a text such as 'lynx,cougar' nor an index")
         if not self.base.class_specific:
-            name = self.base.spelling
+            name = self.base.spec
             raise SpecError(f"var compares classes, and {name} is the same for all of them: take another base")
         top = self._top
         if top is not None and top < 1:
@@ -91,32 +91,32 @@ class VAR(BaseWrapper):
         forwards, backwards = self.base.cost
         return forwards if forwards == 1 else forwards * self._count, backwards * self._count
 
-    def forwards(self, view: VisionModel) -> float:
-        each = self.base.forwards(view)
-        return each if self.base.asks(view) and each == 1 else each * self._count
+    def num_forwards(self, model: VisionModel) -> float:
+        each = self.base.num_forwards(model)
+        return each if self.base.passes(model) and each == 1 else each * self._count
 
-    def held(self, view: VisionModel) -> int:
+    def num_maps(self, model: VisionModel) -> int:
         return 3 * self._count
 
-    def compute(self, session: Context) -> Attribution:
-        self._check_target(session.asked)
-        pixels = self.grid == "pixel" or self._fine(session)
-        high, wide = session.inputs.shape[-2:] if pixels else session.view.grid(session.inputs)
+    def compute(self, context: Context) -> Attribution:
+        self._check_target(context.requested_target)
+        pixels = self.grid == "pixel" or self._fine(context)
+        high, wide = context.inputs.shape[-2:] if pixels else context.model.grid(context.inputs)
         bytes_each = 8 * self._count * high * wide * 4  # base maps, their copy, shares and what they are made of
-        at_once = max(1, int(budget_bytes(session.inputs.device, session.memory) / bytes_each))
-        if at_once >= len(session.inputs):
-            return self._compare(session)
-        cuts = range(0, len(session.inputs), at_once)
-        return _joined([self._compare(session.part(at, at + at_once)) for at in cuts])
+        at_once = max(1, int(budget_bytes(context.inputs.device, context.memory_gb) / bytes_each))
+        if at_once >= len(context.inputs):
+            return self._compare(context)
+        cuts = range(0, len(context.inputs), at_once)
+        return _joined([self._compare(context.slice_images(at, at + at_once)) for at in cuts])
 
-    def _compare(self, session: Context) -> Attribution:
-        choose = self._choice(session.view, session.asked)
-        rivals = ContrastContexts(session, choose.slots, choose)
-        prepare(rivals.sessions[0], [self.base])
+    def _compare(self, context: Context) -> Attribution:
+        choose = self._choice(context.model, context.requested_target)
+        rivals = ContrastContexts(context, choose.slots, choose)
+        prepare(rivals.contexts[0], [self.base])
         classes = rivals.classes
-        each_class = [checked_attribution(each, self.base).map for each in rivals.sessions[: classes.shape[1]]]
-        if self._fine(session):
-            each_class = [to_grid(each, "pixel", session.view, session.inputs) for each in each_class]
+        each_class = [checked_attribution(each, self.base).map for each in rivals.contexts[: classes.shape[1]]]
+        if self._fine(context):
+            each_class = [to_grid(each, "pixel", context.model, context.inputs) for each in each_class]
         maps = upcast(torch.stack(each_class, dim=1))
         there = (classes >= 0).to(maps.device)[:, :, None, None]
         maps.masked_fill_(~there, 0)
@@ -124,9 +124,9 @@ class VAR(BaseWrapper):
         extras = {"distribution": q, "maps": maps, "classes": classes.to(maps.device)}
         return Attribution(maps[:, 0] * q[:, 0] * ahead, extras)
 
-    def _fine(self, session: Context) -> bool:
+    def _fine(self, context: Context) -> bool:
         """Whether maps are brought to pixels before they are compared."""
-        return session.inputs.ndim == 4 and (self.upsample or session.grid == "pixel")
+        return context.inputs.ndim == 4 and (self.upsample or context.grid == "pixel")
 
     def _distribution(self, maps: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
         """Return q ``[B, K, h, w]`` over the classes that are there, and where the first stands out ``[B, h, w]``.
@@ -149,8 +149,10 @@ class VAR(BaseWrapper):
     def _check_target(self, target: Target) -> None:
         if target.function is not None:
             raise TargetError("var compares classes, and a callable target is none; give a class")
-        if target.against is not None:
-            raise TargetError("var sets the class against rivals of its own; give them as classes= and not as against=")
+        if target.contrast is not None:
+            raise TargetError(
+                "var sets the class against rivals of its own; give them as classes= and not as contrast="
+            )
 
     # -- which classes -----------------------------------------------------------------------------------
 
@@ -171,15 +173,16 @@ class VAR(BaseWrapper):
     def _count(self) -> int:
         return 1 + (len(self._words) if self._top is None else self._top)
 
-    def _choice(self, view: VisionModel, target: Target) -> Choice:
-        if target.among is not None:
-            return Choice("of each image", own=target.among.shape[1])
+    def _choice(self, model: VisionModel, target: Target) -> Choice:
+        if target.compare_classes is not None:
+            return Choice("of each image", own=target.compare_classes.shape[1])
         if self._top is not None:
             return Choice(
-                str(self.classes), top=min(self._top, max(view.num_classes, 2), len(target.only or range(10**6)))
+                str(self.classes),
+                top=min(self._top, max(model.num_classes, 2), len(target.class_subset or range(10**6))),
             )
         words = [int(word) if re.fullmatch(r"-?\d+", word) else word for word in self._words]
-        return Choice(str(self.classes), listed=tuple(view.class_index(word) for word in words))
+        return Choice(str(self.classes), listed=tuple(model.class_index(word) for word in words))
 
 
 def _joined(parts: Sequence[Attribution]) -> Attribution:
@@ -210,10 +213,10 @@ class Choice:
     def slots(self) -> int:
         return 1 + (self.own or (self.top + 1 if self.top else len(self.listed)))
 
-    def __call__(self, logits: Tensor, explained: Tensor, among: Tensor | None = None) -> Tensor:
+    def __call__(self, logits: Tensor, explained: Tensor, compare_classes: Tensor | None = None) -> Tensor:
         shut = logits == -torch.inf
-        if self.own and among is not None:
-            given = among.to(explained.device)
+        if self.own and compare_classes is not None:
+            given = compare_classes.to(explained.device)
             rest = [torch.where(given < 0, explained.unsqueeze(1), given)]  # again the first: counted once
         elif self.top:
             last = logits.masked_fill(shut, torch.inf).argmin(dim=1, keepdim=True)
@@ -229,6 +232,6 @@ class Choice:
         chosen = wanted.masked_fill(again, -1).gather(1, again.long().argsort(dim=1, stable=True))
         alone = (chosen >= 0).sum(dim=1) < 2
         if alone.any():
-            only = int(chosen[alone][0, 0])
-            raise TargetError(f"var compares at least two classes; classes={self.asked!r} leaves {only} alone")
+            class_subset = int(chosen[alone][0, 0])
+            raise TargetError(f"var compares at least two classes; classes={self.asked!r} leaves {class_subset} alone")
         return chosen

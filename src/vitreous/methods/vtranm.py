@@ -46,16 +46,16 @@ class Measure:
             weights = weights * cosine.softmax(dim=-1)
         return weights
 
-    def heads(self, view: VisionModel, block: Block) -> tuple[Tensor, Tensor | None]:
+    def heads(self, model: VisionModel, block: Block) -> tuple[Tensor, Tensor | None]:
         """Return the transformation weights of the heads ``[B, H, N]``, and what rows of attention are divided by.
 
         ``E~_h = P_h v_h`` is never written out: with ``K_h = P_h^T P_h``, ``||E~||^2 = v^T K_h v`` and
         ``<E, E~> = (P_h^T E) . v``.
         """
-        weights = block_weights(view, block)
-        attention, values = upcast(block.attention), upcast(block.values)
+        weights = block_weights(model, block)
+        attention, values = upcast(block.attn_weights), upcast(block.attn_values)
         projection, deviation = head_projection(weights, attention, values)
-        before = self.before(weights.norm1, upcast(block.input))
+        before = self.before(weights.norm1, upcast(block.resid_pre))
         gram = projection.transpose(-2, -1) @ projection  # [H, d, d]
         lengths = ((values @ gram) * values).sum(dim=-1).clamp_(min=0).sqrt_()
         product = (torch.einsum("bnk,hkd->bhnd", before, projection) * values).sum(dim=-1)
@@ -67,10 +67,10 @@ class Measure:
 class Update(Measure):
     """``mean_h (dA_h)+ * (A_h W_h)`` of a block: ``[B, N, N]``."""
 
-    def __call__(self, view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+    def __call__(self, model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
         assert gradient is not None
-        weights, deviation = self.heads(view, block)
-        moved = upcast(gradient).clamp(min=0) * upcast(block.attention) * weights.unsqueeze(2)
+        weights, deviation = self.heads(model, block)
+        moved = upcast(gradient).clamp(min=0) * upcast(block.attn_weights) * weights.unsqueeze(2)
         update = moved.mean(dim=1)
         return update if deviation is None else update / deviation
 
@@ -79,8 +79,8 @@ class Update(Measure):
 class HeadWeights(Measure):
     """``mean_h W_h`` of a block's attention: ``[B, N]``."""
 
-    def __call__(self, view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
-        weights, deviation = self.heads(view, block)
+    def __call__(self, model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+        weights, deviation = self.heads(model, block)
         mean = weights.mean(dim=1)
         return mean if deviation is None else mean / deviation.squeeze(-1)
 
@@ -89,13 +89,13 @@ class HeadWeights(Measure):
 class MLPWeights(Measure):
     """``W`` of a block's MLP: ``[B, N]``."""
 
-    def __call__(self, view: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
-        before = self.before(layer_weights(view, block.layer).norm2, upcast(block.middle))
-        after = upcast(block.output) - upcast(block.middle)
+    def __call__(self, model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+        before = self.before(layer_weights(model, block.layer).norm2, upcast(block.resid_mid))
+        after = upcast(block.resid_post) - upcast(block.resid_mid)
         return self.weigh(before.norm(dim=-1), after.norm(dim=-1), (before * after).sum(dim=-1))
 
 
-def token_lengths(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def token_lengths(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """The length of every token vector."""
     lengths: Tensor = upcast(value).norm(dim=-1)
     return lengths
@@ -116,8 +116,8 @@ class VTranM(Method):
 
     The paper mentions neither LayerNorm nor biases, and no code of its authors is known. Chosen here: E is the
     residual stream (``original=residual``; ``normalised``: after the LayerNorm of the branch), E~ includes value biases
-    and LayerScale, not the bias of the projection. The paper differentiates the probability, so ``value=prob`` whatever
-    value was asked for; ``value=none`` takes that one. The map depends on it: I is fixed, so the scale of dA counts.
+    and LayerScale, not the bias of the projection. The paper differentiates the probability, so ``output=prob`` whatever
+    value was asked for; ``output=none`` takes that one. The map depends on it: I is fixed, so the scale of dA counts.
     Extras, one map per block: ``attention`` (the row that is read), ``weights`` and ``mlp_weights``.
     """
 
@@ -125,53 +125,53 @@ class VTranM(Method):
     aggregate: bool = True
     length: bool = True
     necc: bool = True
-    value: str | None = "prob"
+    output: str | None = "prob"
 
     def __post_init__(self) -> None:
         check_choice("original", self.original, ("residual", "normalised"))
-        if self.value is not None:
-            check_choice("value", self.value, VALUES)
+        if self.output is not None:
+            check_choice("output", self.output, VALUES)
 
     @property
-    def own_value(self) -> str | None:
-        return self.value
+    def fixed_output(self) -> str | None:
+        return self.output
 
-    def compute(self, session: Context) -> Attribution:
-        trace = session.trace(self.single_pass(session.view))
-        return Attribution(self._map(trace), self._extras(trace))
+    def compute(self, context: Context) -> Attribution:
+        cache = context.run_pass(self.single_pass(context.model))
+        return Attribution(self._map(cache), self._extras(cache))
 
-    def asks(self, view: VisionModel) -> tuple[Pass, ...]:
-        keeps = (self._updates(view), *self._weights(view), Record("input", token_lengths))
-        return (Pass((*keeps, *start_keeps(view, positive, True)), value=self.value),)
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        keeps = (self._updates(model), *self._weights(model), Record("resid_pre", token_lengths))
+        return (Pass((*keeps, *start_keeps(model, positive, True)), output=self.output),)
 
-    def _updates(self, view: VisionModel) -> Record:
-        layers = range(view.depth) if self.aggregate else range(1)
+    def _updates(self, model: VisionModel) -> Record:
+        layers = range(model.depth) if self.aggregate else range(1)
         return Record("block", Update(self.original, self.length, self.necc), tuple(layers), grad=True)
 
-    def _weights(self, view: VisionModel) -> tuple[Record, Record, Record]:
-        layers, switches = tuple(range(view.depth)), (self.original, self.length, self.necc)
+    def _weights(self, model: VisionModel) -> tuple[Record, Record, Record]:
+        layers, switches = tuple(range(model.depth)), (self.original, self.length, self.necc)
         return (
-            Record("attention", mean_row, layers),
+            Record("attn_weights", mean_row, layers),
             Record("block", HeadWeights(*switches), layers),
             Record("block", MLPWeights(*switches), layers),
         )
 
-    def _map(self, trace: ActivationCache) -> Tensor:
-        updates = trace[self._updates(trace.view)]
+    def _map(self, cache: ActivationCache) -> Tensor:
+        updates = cache[self._updates(cache.model)]
         if not self.aggregate:
-            row = trace.view.pooling.row(updates[0])
-            return trace.tokens_to_grid(row + push(row, updates[0]))
-        row = initial_row(trace, updates[0], positive, True)
-        for update, mlp in zip(reversed(updates), reversed(trace[self._weights(trace.view)[2]]), strict=True):
+            row = cache.model.pooling.row(updates[0])
+            return cache.tokens_to_grid(row + push(row, updates[0]))
+        row = initial_row(cache, updates[0], positive, True)
+        for update, mlp in zip(reversed(updates), reversed(cache[self._weights(cache.model)[2]]), strict=True):
             row = row * (1 + mlp)
             row = row + push(row, update)
         if self.length:
-            row = row * trace[Record("input", token_lengths)][0]
-        return trace.tokens_to_grid(row)
+            row = row * cache[Record("resid_pre", token_lengths)][0]
+        return cache.tokens_to_grid(row)
 
-    def _extras(self, trace: ActivationCache) -> dict[str, Tensor]:
+    def _extras(self, cache: ActivationCache) -> dict[str, Tensor]:
         names = ("attention", "weights", "mlp_weights")
         return {
-            name: torch.stack([trace.tokens_to_grid(row) for row in trace[keep]], dim=1)
-            for name, keep in zip(names, self._weights(trace.view), strict=True)
+            name: torch.stack([cache.tokens_to_grid(row) for row in cache[keep]], dim=1)
+            for name, keep in zip(names, self._weights(cache.model), strict=True)
         }

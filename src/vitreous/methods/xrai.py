@@ -203,25 +203,25 @@ class XRAI(Method):
     def cost(self) -> tuple[float, float]:
         return 2 * self.steps, 2 * self.steps
 
-    def compute(self, session: Context) -> Attribution:
-        needs_images("xrai", session)
-        inputs = session.inputs
+    def compute(self, context: Context) -> Attribution:
+        needs_images("xrai", context)
+        inputs = context.inputs
         nodes = torch.linspace(0, 1, self.steps, dtype=torch.float64).to(inputs)
         weights = torch.full_like(upcast(nodes), 1 / self.steps)
         ends = inputs.amin(dim=(1, 2, 3), keepdim=True), inputs.amax(dim=(1, 2, 3), keepdim=True)
-        one, other = (integrated(session, end, nodes, weights)[0] for end in ends)
+        one, other = (integrated(context, end, nodes, weights)[0] for end in ends)
         pixels = ((one + other) / 2).amax(dim=1)
         maps = [
             _ranked(attribution, _regions(labels, self.radius), self.new, self.fast)
-            for attribution, labels in zip(pixels.double().cpu().numpy(), self._segments(session), strict=True)
+            for attribution, labels in zip(pixels.double().cpu().numpy(), self._segments(context), strict=True)
         ]
         return Attribution(torch.from_numpy(np.stack(maps)).to(pixels), {})
 
-    def _segments(self, session: Context) -> list[list[Ints]]:
+    def _segments(self, context: Context) -> list[list[Ints]]:
         """Return the labels ``[H, W]`` of every image at every scale; the same for all classes of a comparison."""
-        known, key = session.memo if session.common is None else session.common, ("xrai", self.side, self.min_size)
+        known, key = context.memo if context.shared is None else context.shared, ("xrai", self.side, self.min_size)
         if key not in known:
-            known[key] = [_labels(image, self.side, self.min_size) for image in session.inputs.double().cpu()]
+            known[key] = [_labels(image, self.side, self.min_size) for image in context.inputs.double().cpu()]
         found: list[list[Ints]] = known[key]
         return found
 

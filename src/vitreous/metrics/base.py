@@ -91,32 +91,32 @@ class Metric:
     ``score`` is the class whose probability is read: ``pred``, ``label`` or ``explained``.
     """
 
-    explain: str = dataclasses.field(default="given", kw_only=True)
-    score: str = dataclasses.field(default="pred", kw_only=True)
+    explain_class: str = dataclasses.field(default="given", kw_only=True)
+    score_class: str = dataclasses.field(default="pred", kw_only=True)
 
     info: ClassVar[MetricInfo]
     higher_is_better: ClassVar[bool] = True
-    judges_labels: ClassVar[bool] = False
+    needs_correctness: ClassVar[bool] = False
     """Whether correctness is read, so that true classes are needed whatever is scored."""
-    across: ClassVar[str] = "share"
+    x_axis: ClassVar[str] = "share"
     """What its curves run over, where that is not how much of the image is gone."""
-    excludes: ClassVar[bool] = False
+    can_exclude_images: ClassVar[bool] = False
     """Whether its protocol leaves images out, the same ones for every map: they have no score."""
 
     def __post_init__(self) -> None:
-        check_choice("explain", self.explain, ("given", "pred", "label"))
-        check_choice("score", self.score, ("pred", "label", "explained"))
+        check_choice("explain_class", self.explain_class, ("given", "pred", "label"))
+        check_choice("score_class", self.score_class, ("pred", "label", "explained"))
         self.check()
         self.reset()
 
     def check(self) -> None:
         """Refuse parameters that mean nothing."""
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
         """Return what this metric reads."""
         raise VitreousError(f"{self.info.name} must define needs")
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         """Return one score per image, ``[B]``, or its parts ``[B, P]``; NaN where the map was left out."""
         raise VitreousError(f"{self.info.name} must define read")
 
@@ -146,17 +146,17 @@ class Metric:
 
     def checked_parts(self, answers: Evaluation) -> Array:
         """Return what ``read`` returns as ``[B, P]``; refuse what is not a real number, or a row of them, per image."""
-        value = self.read(answers)
+        value = self.score(answers)
         try:
             array = np.asarray(value)
             is_real = array.dtype.kind in "fiub"
         except Exception as error:  # whatever an array-like object does, such as a tensor on a GPU
-            raise MapError(f"{self.spelling}: read returned no array ({one_line(str(error))[:200]})") from None
+            raise MapError(f"{self.spec}: read returned no array ({one_line(str(error))[:200]})") from None
         if not is_real or array.ndim not in (1, 2) or 0 in array.shape[1:]:
             kind = f"{list(array.shape)} of {array.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise MapError(f"{self.spelling}: read returned {kind}; scores are real numbers [B], or parts [B, P]")
+            raise MapError(f"{self.spec}: read returned {kind}; scores are real numbers [B], or parts [B, P]")
         if len(array) != len(answers):
-            raise MapError(f"{self.spelling}: read returned {len(array)} scores for {len(answers)} images")
+            raise MapError(f"{self.spec}: read returned {len(array)} scores for {len(answers)} images")
         parts = as_parts(array)
         if is_external(type(self)):
             self._check_aggregates(parts)
@@ -171,7 +171,7 @@ class Metric:
             with np.errstate(all="ignore"):
                 shape = list(np.shape(compute()))
             if shape != [count]:
-                raise MapError(f"{self.spelling}: {name} returned the shape {shape}, not [{count}]")
+                raise MapError(f"{self.spec}: {name} returned the shape {shape}, not [{count}]")
 
     def checked_curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         """Return what ``curves`` returns; refuse a line that is not ``[B, J]`` over its ``[J]`` fractions."""
@@ -179,7 +179,7 @@ class Metric:
         for name, curve in curves.items():
             if np.shape(curve.y) != (len(answers), *np.shape(curve.x)) or np.ndim(curve.x) != 1:
                 shapes = f"{list(np.shape(curve.y))} over {list(np.shape(curve.x))}"
-                raise MapError(f"{self.spelling}: curve {name!r} is {shapes}; it must be [{len(answers)}, J] over [J]")
+                raise MapError(f"{self.spec}: curve {name!r} is {shapes}; it must be [{len(answers)}, J] over [J]")
         return curves
 
     # -- collecting ------------------------------------------------------------------------------------
@@ -187,14 +187,14 @@ class Metric:
     def update(self, answers: Evaluation) -> None:
         """Take in the answers about some maps."""
         parts = self.checked_parts(answers)
-        check_widths(self.spelling, [*self._parts[:1], parts])
+        check_widths(self.spec, [*self._parts[:1], parts])
         self._parts.append(parts)
-        self._flags.append(np.asarray(answers.flags(self.explain)))
+        self._flags.append(np.asarray(answers.flags(self.explain_class)))
 
     def compute(self) -> MetricResult:
         """Return the scores of everything taken in so far."""
         if not self._parts:
-            raise MapError(f"{self.spelling} has seen no maps yet")
+            raise MapError(f"{self.spec} has seen no maps yet")
         return MetricResult(self, np.concatenate(self._parts), np.concatenate(self._flags))
 
     def reset(self) -> None:
@@ -204,8 +204,8 @@ class Metric:
 
     def merge(self, other: Metric) -> None:
         """Take in what another metric has collected, after one's own."""
-        if other.spelling != self.spelling:
-            raise SpecError(f"{self.spelling} cannot be merged with {other.spelling}")
+        if other.spec != self.spec:
+            raise SpecError(f"{self.spec} cannot be merged with {other.spec}")
         self._parts += other._parts
         self._flags += other._flags
 
@@ -214,38 +214,40 @@ class Metric:
     @property
     def needs_labels(self) -> bool:
         """Whether true classes have to be known."""
-        return self.judges_labels or "label" in (self.explain, self.score)
+        return self.needs_correctness or "label" in (self.explain_class, self.score_class)
 
-    def forwards(self, geometry: ImageShape = _USUAL) -> int:
+    def num_forwards(self, image_shape: ImageShape = _USUAL) -> int:
         """How many states of its own each map needs; the clean image and bare substrates are shared by all."""
-        needs = self.needs(geometry)
-        own = Layout([need for need in needs if isinstance(need, RankedRemoval) and need.by == "map"], geometry).length
+        needs = self.requests(image_shape)
+        own = Layout(
+            [need for need in needs if isinstance(need, RankedRemoval) and need.by == "map"], image_shape
+        ).length
         return own + sum(need.count for need in needs if isinstance(need, RenderedStates) and need.by == "map")
 
-    def shared_forwards(self, geometry: ImageShape = _USUAL) -> int:
+    def num_shared_forwards(self, image_shape: ImageShape = _USUAL) -> int:
         """How many states each image needs beside the clean one, once for all methods."""
-        needs = set(self.needs(geometry))
+        needs = set(self.requests(image_shape))
         orders = [need for need in needs if isinstance(need, RankedRemoval) and need.by != "map"]
         others = [need.count for need in needs if isinstance(need, Masks | Images)]
         others += [need.count for need in needs if isinstance(need, RenderedStates) and need.by != "map"]
-        return sum(Layout([need], geometry).length for need in orders) + sum(others)
+        return sum(Layout([need], image_shape).length for need in orders) + sum(others)
 
     @property
-    def per_part(self) -> bool:
+    def needs_parts(self) -> bool:
         """Whether each image needs a state more for every part that is known of it, once for all methods."""
-        return any(isinstance(need, WithoutParts) for need in self.needs(_USUAL))
+        return any(isinstance(need, WithoutParts) for need in self.requests(_USUAL))
 
-    def explanations(self, geometry: ImageShape = _USUAL) -> int:
+    def num_reattributions(self, image_shape: ImageShape = _USUAL) -> int:
         """How many further maps of each image have to be made."""
-        return sum(need.count for need in set(self.needs(geometry)) if isinstance(need, Reattribution))
+        return sum(need.count for need in set(self.requests(image_shape)) if isinstance(need, Reattribution))
 
     @property
-    def truth(self) -> tuple[str, ...]:
+    def annotation_kinds(self) -> tuple[str, ...]:
         """What has to be known about every picture."""
-        return tuple(need.kind for need in self.needs(_USUAL) if isinstance(need, AnnotationRequest))
+        return tuple(need.kind for need in self.requests(_USUAL) if isinstance(need, AnnotationRequest))
 
     @property
-    def spelling(self) -> str:
+    def spec(self) -> str:
         """The shortest spelling that gives this metric again."""
         given = [(p.name, getattr(self, p.name), p.default) for p in self.info.parameters]
         parts = [f"{name}={written(value)}" for name, value, default in given if value != default]
@@ -261,12 +263,12 @@ class Metric:
         """A digest of the code of a metric from elsewhere; nothing for those of Vitreous, whose spellings suffice."""
         return code_digest(type(self)) if is_external(type(self)) else ""
 
-    def fresh(self) -> Metric:
+    def clone(self) -> Metric:
         """Return the same metric with nothing taken in."""
         return type(self)(**self.settings)
 
     def __str__(self) -> str:
-        return self.spelling
+        return self.spec
 
 
 def check_widths(name: str, parts: Sequence[Array]) -> None:
@@ -291,7 +293,7 @@ class MetricInfo:
 
     name: str
     family: str
-    make: type[Metric]
+    factory: type[Metric]
     aliases: tuple[str, ...] = ()
     papers: tuple[Paper, ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -303,54 +305,54 @@ class MetricInfo:
     @property
     def summary(self) -> str:
         """The first line of the metric's docstring."""
-        return inspect.cleandoc(self.make.__doc__ or "").splitlines()[0]
+        return inspect.cleandoc(self.factory.__doc__ or "").splitlines()[0]
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The metric's own parameters first, those of all metrics last."""
-        return parameters_of(self.make, MetricInfo=MetricInfo)
+        return parameters_of(self.factory, MetricInfo=MetricInfo)
 
     @property
     def higher_is_better(self) -> bool:
         """The direction, with the parameters left as they are."""
-        return self.make().higher_is_better
+        return self.factory().higher_is_better
 
     @property
     def needs_labels(self) -> bool:
         """Whether true classes have to be known, with the parameters left as they are."""
-        return self.make().needs_labels
+        return self.factory().needs_labels
 
     @property
-    def truth(self) -> tuple[str, ...]:
+    def annotation_kinds(self) -> tuple[str, ...]:
         """What has to be known about every picture: ``mask``, ``boxes``, ``parts`` or any ``region``."""
-        return self.make().truth
+        return self.factory().annotation_kinds
 
     @property
-    def explanations(self) -> int:
+    def num_reattributions(self) -> int:
         """Further maps of each image that have to be made, for a model of twelve blocks."""
-        return self.make().explanations()
+        return self.factory().num_reattributions()
 
     @property
     def per_part(self) -> bool:
         """Whether all methods share a state more for every known part of an image."""
-        return self.make().per_part
+        return self.factory().needs_parts
 
     @property
     def shared_forwards(self) -> int:
         """States of each image that all methods share."""
-        return self.make().shared_forwards()
+        return self.factory().num_shared_forwards()
 
     @property
     def verdict(self) -> Verdict | None:
         """What the shipped trial found about it; ``None`` if no trial has seen it."""
         from vitreous.metrics.verdicts import verdict
 
-        return verdict(self.make())
+        return verdict(self.factory())
 
     @property
     def forwards(self) -> int:
         """States of its own per image and method, at 224 x 224 pixels in 14 x 14 patches."""
-        return self.make().forwards()
+        return self.factory().num_forwards()
 
 
 FAMILIES = (
@@ -401,7 +403,7 @@ def list_metrics() -> list[MetricInfo]:
     return SHELF.all()
 
 
-def get_metric(spelling: str | Metric) -> Metric:
+def get_metric(spec: str | Metric) -> Metric:
     """Return the metric that a spelling means; a metric is returned as it is."""
-    made: Metric = understood(spelling, Metric, SHELF)
+    made: Metric = understood(spec, Metric, SHELF)
     return made

@@ -162,27 +162,27 @@ class BatchRunner:
 
     def __init__(
         self,
-        view: VisionModel,
+        model: VisionModel,
         batch: int | None = None,
         precision: str = "float32",
-        only: Tensor | None = None,
-        tick: Callable[[int], None] | None = None,
-        memory: float | None = None,
+        class_subset: Tensor | None = None,
+        on_progress: Callable[[int], None] | None = None,
+        memory_gb: float | None = None,
         size: tuple[int, int] | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             raise VitreousError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
         if batch is not None and batch < 1:
             raise VitreousError(f"batch={batch} must be at least 1")
-        self.view, self.precision, self.tick = view.shared_copy(), precision, tick
-        self._prove = view.verify
-        self.inner = InnerBatch(batch or default_forward_batch(view, memory, size))
+        self.model, self.precision, self.on_progress = model.shared_copy(), precision, on_progress
+        self._prove = model.verify
+        self.inner = InnerBatch(batch or default_forward_batch(model, memory_gb, size))
         self.batch = self.inner.size
         self.states: Counter[int] = Counter()
         """How many states were run, by the number of patch tokens kept; 0 stands for whole images."""
         self.audit: Audit | None = None
         self._half = PRECISIONS[precision]
-        self._shut = None if only is None else _shut(view, only)
+        self._shut = None if class_subset is None else _shut(model, class_subset)
         self._auditor = None if self._half is None else Auditor(self._exact)
         self._buffer = torch.empty(0)
         self._classes = torch.empty(0)
@@ -198,9 +198,9 @@ class BatchRunner:
     def look(self, inputs: Tensor) -> Tensor:
         """Run these images now and return all their logits, ``[B, C]``."""
         parts = []
-        self._prove(self.view.cast(inputs[:1]))
+        self._prove(self.model.cast(inputs[:1]))
         for start in range(0, len(inputs), self.batch):
-            part = self.view.cast(inputs[start : start + self.batch])
+            part = self.model.cast(inputs[start : start + self.batch])
             parts.append(self._run(part))
             self._count(0, len(part))
         return torch.cat(parts)
@@ -214,8 +214,8 @@ class BatchRunner:
     def images(self, write: Write, size: tuple[int, int], classes: Tensor, slots: Array) -> None:
         """Queue states that are images, scored for ``classes`` ``[S]``, or each for its own ``[n, S]``."""
         if not len(self._buffer):
-            self._buffer = torch.empty(self.batch, 3, *size, device=self.view.device, dtype=self.view.dtype)
-            self._classes = torch.empty(self.batch, classes.shape[-1], device=self.view.device, dtype=torch.int64)
+            self._buffer = torch.empty(self.batch, 3, *size, device=self.model.device, dtype=self.model.dtype)
+            self._classes = torch.empty(self.batch, classes.shape[-1], device=self.model.device, dtype=torch.int64)
         start = 0
         while start < len(slots):
             stop = min(len(slots), start + self.batch - self._filled)
@@ -236,10 +236,10 @@ class BatchRunner:
 
     def embed(self, inputs: Tensor) -> Tensor:
         """Return the tokens of these images as they enter the first block."""
-        if not self.view.can_drop_tokens:
-            raise ModelError(f"{self.view.name} cannot leave tokens out: its layers need the whole grid")
+        if not self.model.can_drop_tokens:
+            raise ModelError(f"{self.model.name} cannot leave tokens out: its layers need the whole grid")
         with torch.no_grad(), self._cast():
-            return self.view.embed(self.view.cast(inputs))
+            return self.model.embed(self.model.cast(inputs))
 
     # -- answering -------------------------------------------------------------------------------------
 
@@ -301,23 +301,23 @@ class BatchRunner:
 
     def _picked(self, piece: _Tokens) -> Tensor:
         """Return prefix and kept tokens ``[n, prefix + k, D]``, straight from the images' own."""
-        prefix = torch.arange(self.view.num_prefix_tokens, device=piece.keep.device).expand(len(piece.keep), -1)
-        return piece.tokens[piece.rows[:, None], torch.cat([prefix, piece.keep + self.view.num_prefix_tokens], dim=1)]
+        prefix = torch.arange(self.model.num_prefix_tokens, device=piece.keep.device).expand(len(piece.keep), -1)
+        return piece.tokens[piece.rows[:, None], torch.cat([prefix, piece.keep + self.model.num_prefix_tokens], dim=1)]
 
     def _run(self, inputs: Tensor, keep: Tensor | None = None, exact: bool = False) -> Tensor:
         """Return the logits of images, or of the tokens that ``keep`` left, in at least float32."""
-        view = self.view
+        model = self.model
 
         def part(start: int, stop: int) -> Tensor:
-            some = inputs[start:stop].to(view.dtype) if exact else inputs[start:stop]
+            some = inputs[start:stop].to(model.dtype) if exact else inputs[start:stop]
             if keep is None:
-                return view.forward_head(view.forward_blocks(view.embed(some)))
-            return view.forward_head(view.forward_blocks(some, keep=keep[start:stop]))
+                return model.forward_head(model.forward_blocks(model.embed(some)))
+            return model.forward_head(model.forward_blocks(some, keep=keep[start:stop]))
 
         with torch.no_grad(), self._cast(exact):
             logits = torch.cat(self.inner.run(part, len(inputs)))
         if self._half is None or exact:
-            refuse_not_finite(view, logits)
+            refuse_not_finite(model, logits)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if logits.shape[1] == 1:  # one logit tells two classes apart, half of it for the one and half against the other
             return torch.cat([-logits, logits], dim=1) / 2
@@ -328,28 +328,30 @@ class BatchRunner:
 
     def _cast(self, exact: bool = False) -> AbstractContextManager[object]:
         half = self._half is not None and not exact  # off also where the surroundings have it on
-        return torch.autocast(self.view.device.type, dtype=self._half, enabled=half)
+        return torch.autocast(self.model.device.type, dtype=self._half, enabled=half)
 
     def _count(self, kept: int, states: int) -> None:
         self.states[kept] += states
-        if self.tick is not None:
-            self.tick(states)
+        if self.on_progress is not None:
+            self.on_progress(states)
 
 
-def default_forward_batch(view: VisionModel, memory: float | None = None, size: tuple[int, int] | None = None) -> int:
+def default_forward_batch(
+    model: VisionModel, memory_gb: float | None = None, size: tuple[int, int] | None = None
+) -> int:
     """Return how many states go together: what fills the device, and no more than a budget allows."""
-    usual = 32 if view.device.type == "cpu" else 256
-    if memory is None:
+    usual = 32 if model.device.type == "cpu" else 256
+    if memory_gb is None:
         return usual
-    high, wide = size or view.preprocess.size
-    probe = torch.empty(1, 3, high, wide, dtype=view.dtype, device=view.device)
-    return min(usual, inner_batch(view, probe, memory))
+    high, wide = size or model.preprocess.size
+    probe = torch.empty(1, 3, high, wide, dtype=model.dtype, device=model.device)
+    return min(usual, inner_batch(model, probe, memory_gb))
 
 
-def _shut(view: VisionModel, only: Tensor) -> Tensor:
+def _shut(model: VisionModel, class_subset: Tensor) -> Tensor:
     """Return what is added to the logits: nothing for the classes that stay, minus infinity for the others."""
-    if not len(only) or int(only.min()) < 0 or int(only.max()) >= view.num_classes:
-        raise TargetError(f"classes must be a list of indices within 0..{view.num_classes - 1}")
-    shut = torch.full((view.num_classes,), -torch.inf, device=view.device)
-    shut[only.to(view.device)] = 0
+    if not len(class_subset) or int(class_subset.min()) < 0 or int(class_subset.max()) >= model.num_classes:
+        raise TargetError(f"classes must be a list of indices within 0..{model.num_classes - 1}")
+    shut = torch.full((model.num_classes,), -torch.inf, device=model.device)
+    shut[class_subset.to(model.device)] = 0
     return shut

@@ -30,11 +30,11 @@ class _OfValues(Metric):
     def check(self) -> None:
         check_choice("grid", self.grid, ("own", "pixel", "token"))
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
         return []
 
     def _values(self, answers: Evaluation) -> Array:
-        values = answers.values(self.explain, self.grid)
+        values = answers.values(self.explain_class, self.grid)
         return values.reshape(len(values), -1)
 
 
@@ -43,34 +43,37 @@ class _OfValues(Metric):
     family="complexity",
     aliases=("sparseness",),
     papers=("chalasani2020concise", "englebert2023explaining"),
-    presets={"tis": {"grid": "pixel", "explain": "label", "how": "shift"}, "quantus": {"how": "abs"}},
+    presets={
+        "tis": {"grid": "pixel", "explain_class": "label", "normalization": "shift"},
+        "quantus": {"normalization": "abs"},
+    },
 )
 @dataclass
 class Gini(_OfValues):
     """Gini index of the values: ``sum_i (2 i - n - 1) a_(i) / (n sum_i a_i)``, a in ascending order, i from 1.
 
     0 where all are the same (also all zero), ``(n - 1) / n`` where one has everything. The index is defined for values
-    that are not negative: ``how=shift_negative`` subtracts the minimum of a map that has negative values, ``shift``
+    that are not negative: ``normalization=shift_negative`` subtracts the minimum of a map that has negative values, ``shift``
     that of every map (TIS, as released), ``abs`` takes absolute values (Quantus), ``relu`` the positive part.
     ``offset`` is added to every value, as published code does: maps whose values are near it look flat. Higher is
     sparser, which is not better. Cost: one sort.
     """
 
-    how: str = "shift_negative"
+    normalization: str = "shift_negative"
     offset: float = 1e-7
 
     def check(self) -> None:
         super().check()
-        check_choice("how", self.how, ("shift_negative", "shift", "abs", "relu"))
+        check_choice("normalization", self.normalization, ("shift_negative", "shift", "abs", "relu"))
         at_least("offset", self.offset, 0)
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         values = self._values(answers)
-        if self.how in ("shift_negative", "shift"):
+        if self.normalization in ("shift_negative", "shift"):
             lowest = values.min(axis=1, keepdims=True)
-            values = values - (np.minimum(lowest, 0) if self.how == "shift_negative" else lowest)
+            values = values - (np.minimum(lowest, 0) if self.normalization == "shift_negative" else lowest)
         else:
-            values = np.abs(values) if self.how == "abs" else np.maximum(values, 0)
+            values = np.abs(values) if self.normalization == "abs" else np.maximum(values, 0)
         values = np.sort(values + self.offset, axis=1)
         count = values.shape[1]
         total = count * values.sum(axis=1)
@@ -90,7 +93,7 @@ class Entropy(_OfValues):
 
     higher_is_better = False
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         values = np.abs(self._values(answers))
         total = values.sum(axis=1, keepdims=True)
         shares = values / np.where(total == 0, 1, total)
@@ -115,7 +118,7 @@ class EffectiveComplexity(_OfValues):
         super().check()
         at_least("threshold", self.threshold, 0)
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         values = np.abs(self._values(answers))
         most = values.max(axis=1, keepdims=True) if self.relative else 1.0
         return np.where(np.isnan(values).any(axis=1), np.nan, (values > self.threshold * most).sum(axis=1))

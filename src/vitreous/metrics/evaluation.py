@@ -49,7 +49,7 @@ class Run:
     """States of one order that differ in their span only."""
 
     unit: str
-    substrate: str
+    baseline: str
     keep: bool
     spans: tuple[Span, ...]
     start: int
@@ -59,13 +59,13 @@ class Run:
 class Layout:
     """The states of one order, each once, and the place of each in one block of answers."""
 
-    def __init__(self, needs: Iterable[RankedRemoval], geometry: ImageShape) -> None:
-        self.geometry = geometry
+    def __init__(self, needs: Iterable[RankedRemoval], image_shape: ImageShape) -> None:
+        self.image_shape = image_shape
         wanted: dict[tuple[str, str, bool], set[Span]] = {}
-        self.substrates: set[str] = set()
+        self.baselines: set[str] = set()
         """Substrates whose bare image is itself asked for."""
         for need in needs:
-            interior = wanted.setdefault((need.unit, need.substrate, need.keep), set())
+            interior = wanted.setdefault((need.unit, need.baseline, need.keep), set())
             for span in need.spans:
                 end = self._end(need, span)
                 if end is None:
@@ -73,7 +73,7 @@ class Layout:
                 elif end == FULL:
                     if need.unit == "token":
                         raise VitreousError("a state without any token cannot be run; keep at least one")
-                    self.substrates.add(need.substrate)
+                    self.baselines.add(need.baseline)
         self.runs: list[Run] = []
         self.length = 0
         self._places: dict[tuple[tuple[str, str, bool], Span], int] = {}
@@ -88,26 +88,26 @@ class Layout:
     def places(self, need: RankedRemoval) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the place of each state of ``need`` in the block, or ``CLEAN`` or ``FULL``."""
         ends = [(span, self._end(need, span)) for span in need.spans]
-        key = (need.unit, need.substrate, need.keep)
+        key = (need.unit, need.baseline, need.keep)
         return np.array([self._places[key, span] if end is None else end for span, end in ends], np.int64)
 
     def _end(self, need: RankedRemoval, span: Span) -> int | None:
         """Return which end of the curve a span is, if it is one."""
         if need.unit.startswith("blend:"):
             return None
-        size, (low, high) = self.geometry.size(need.unit), span
+        size, (low, high) = self.image_shape.size(need.unit), span
         if not 0 <= low <= high <= size:
             raise VitreousError(f"{low} .. {high} {need.unit}s are outside 0..{size}")
         left = high - low if need.keep else size - (high - low)
         return CLEAN if left == size else FULL if left == 0 else None
 
 
-def baselines_of(needs: Iterable[Request], geometry: ImageShape) -> list[str]:
+def baselines_of(needs: Iterable[Request], image_shape: ImageShape) -> list[str]:
     """Return the substrates that some state is made with."""
     wanted = list(needs)
-    states = Layout([need for need in wanted if isinstance(need, RankedRemoval)], geometry)
-    used = {run.substrate for run in states.runs} | states.substrates
-    return sorted(used | {need.substrate for need in wanted if isinstance(need, Masks | WithoutParts)})
+    states = Layout([need for need in wanted if isinstance(need, RankedRemoval)], image_shape)
+    used = {run.baseline for run in states.runs} | states.baselines
+    return sorted(used | {need.baseline for need in wanted if isinstance(need, Masks | WithoutParts)})
 
 
 class Readings(NamedTuple):
@@ -135,10 +135,10 @@ class Told:
 class Common:
     """What is the same for all methods: the images, their classes, and the states that no map has a part in."""
 
-    geometry: ImageShape
+    image_shape: ImageShape
     columns: tuple[str, ...]
     layouts: list[Layout]
-    upsample: str = "bilinear"
+    interpolation: str = "bilinear"
     clean: list[Array] = field(default_factory=list)
     full: dict[str, list[Array]] = field(default_factory=dict)
     classes: list[Array] = field(default_factory=list)
@@ -161,7 +161,7 @@ class Evaluation:
         readings: Readings,
         explained: Mapping[tuple[Request, str], Array] | None = None,
     ) -> None:
-        self.geometry = common.geometry
+        self.image_shape = common.image_shape
         self._readings, self._common, self._explained = readings, common, explained or {}
         self._clean = np.concatenate(common.clean)
         self._full = {name: np.concatenate(slots) for name, slots in common.full.items()}
@@ -189,13 +189,13 @@ class Evaluation:
         where the pixels of a patch are summed.
         """
         if (explain, grid, upsample) not in self._values:
-            maps, size = self.maps(explain).astype(np.float64), self.geometry.pixels
+            maps, size = self.maps(explain).astype(np.float64), self.image_shape.pixels
             maps = finite(maps)
             maps[self._starts[explain] < 0] = np.nan
             if grid == "pixel":
-                maps = enlarged(maps, size, upsample or self._common.upsample)
-            elif grid == "token" and maps.shape[1:] != self.geometry.tokens:
-                maps = patched(enlarged(maps, size, "bilinear"), self.geometry.tokens)
+                maps = enlarged(maps, size, upsample or self._common.interpolation)
+            elif grid == "token" and maps.shape[1:] != self.image_shape.tokens:
+                maps = patched(enlarged(maps, size, "bilinear"), self.image_shape.tokens)
             maps.flags.writeable = False  # all metrics read the same array
             self._values[explain, grid, upsample] = maps
         return self._values[explain, grid, upsample]
@@ -206,7 +206,7 @@ class Evaluation:
             raise VitreousError("these maps were not made again: a metric has to ask for them")
         return self._explained[need, explain]
 
-    def truth(self) -> Sequence[Any]:
+    def annotations(self) -> Sequence[Any]:
         """Return what is known about each image: see ``vitreous.datasets.Truth``."""
         return self._common.truth
 
@@ -298,5 +298,5 @@ class Evaluation:
             slots[mine] = starts[mine, None] + places
             for column, place in enumerate(places):
                 if place < 0:
-                    slots[mine, column] = (self._clean if place == CLEAN else self._full[need.substrate])[mine]
+                    slots[mine, column] = (self._clean if place == CLEAN else self._full[need.baseline])[mine]
         return slots, starts < 0

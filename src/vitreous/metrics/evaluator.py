@@ -59,8 +59,8 @@ _AHEAD = 2  # what is drawn and not yet seen takes memory
 class Drawing:
     """Hands pictures and maps to threads, and what they drew to the engine, in the order in which it was asked for."""
 
-    def __init__(self, view: VisionModel, engine: BatchRunner, common: Common, seed: int) -> None:
-        self.view, self.engine, self.common, self.seed = view, engine, common, seed
+    def __init__(self, model: VisionModel, engine: BatchRunner, common: Common, seed: int) -> None:
+        self.model, self.engine, self.common, self.seed = model, engine, common, seed
         self.threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         self._stop: Callable[[], Any] | None = None
         self._pool: ThreadPoolExecutor | None = None
@@ -83,7 +83,7 @@ class Drawing:
         keys = PRNGKey.of_images(self.seed, "drawn", chunk.inputs).keys.tolist()
         try:
             for row, image in enumerate(images.tolist()):
-                picture = np.asarray(self.view.preprocess.picture(chunk.inputs[image]))
+                picture = np.asarray(self.model.preprocess.picture(chunk.inputs[image]))
                 own = None if maps is None else maps[row]
                 drawn = self._threads().submit(need.draw, picture, own, keys[image] % 2**63)
                 self._waiting.append((drawn, need, chunk.scored[image], slots[row], facts[image]))
@@ -119,17 +119,17 @@ class Drawing:
         while len(self._waiting) > left:
             drawn, need, scored, slots, facts = self._waiting.popleft()
             pictures, numbers = drawn.result()
-            expected = (need.count, *self.common.geometry.pixels, 3)
+            expected = (need.count, *self.common.image_shape.pixels, 3)
             if pictures.shape != expected or pictures.dtype != np.uint8 or len(numbers) != need.count:
                 given = f"{pictures.dtype} {list(pictures.shape)} and {len(numbers)} numbers"
                 raise VitreousError(f"states are drawn in uint8 {list(expected)}, one number each; got {given}")
             facts[:] = numbers
-            inputs = torch.stack([self.view.preprocess.tensor(Image.fromarray(each)) for each in pictures])
+            inputs = torch.stack([self.model.preprocess.tensor(Image.fromarray(each)) for each in pictures])
 
             def write(out: Tensor, start: int, stop: int, inputs: Tensor = inputs) -> None:
                 out.copy_(inputs[start:stop])
 
-            self.engine.images(write, self.common.geometry.pixels, scored, slots)
+            self.engine.images(write, self.common.image_shape.pixels, scored, slots)
 
 
 _NONFINITE = FLAGS.index("nonfinite")
@@ -152,48 +152,53 @@ class Evaluator:
 
     def __init__(
         self,
-        view: VisionModel,
+        model: VisionModel,
         metrics: Sequence[Metric],
-        geometry: ImageShape,
+        image_shape: ImageShape,
         columns: Sequence[str],
         *,
         batch: int | None = None,
         precision: str = "float32",
-        only: Tensor | None = None,
-        upsample: str = "bilinear",
-        ties: str = "random",
-        nonfinite: str = "exclude",
+        class_subset: Tensor | None = None,
+        interpolation: str = "bilinear",
+        tie_breaking: str = "random",
+        nan_policy: str = "exclude",
         seed: int = 0,
-        memory: float | None = None,
-        tick: Callable[[int], None] | None = None,
+        memory_gb: float | None = None,
+        on_progress: Callable[[int], None] | None = None,
     ) -> None:
         for name, given, choices in (
-            ("upsample", upsample, ("bilinear", "nearest")),
-            ("ties", ties, TIES),
-            ("nonfinite", nonfinite, ("exclude", "lowest", "raise")),
+            ("upsample", interpolation, ("bilinear", "nearest")),
+            ("ties", tie_breaking, TIES),
+            ("nonfinite", nan_policy, ("exclude", "lowest", "raise")),
         ):
             if given not in choices:
                 raise VitreousError(f"{name}={given!r} is not one of {', '.join(choices)}")
-        self.view, self.geometry, self.columns = view, geometry, tuple(columns)
-        self.upsample, self.ties, self.nonfinite, self.seed = upsample, ties, nonfinite, seed
-        self.engine = BatchRunner(view, batch, precision, only, tick, memory, geometry.pixels)
+        self.model, self.image_shape, self.columns = model, image_shape, tuple(columns)
+        self.interpolation, self.tie_breaking, self.nan_policy, self.seed = (
+            interpolation,
+            tie_breaking,
+            nan_policy,
+            seed,
+        )
+        self.engine = BatchRunner(model, batch, precision, class_subset, on_progress, memory_gb, image_shape.pixels)
         self.layouts: list[Layout] = []
-        self.common = Common(geometry, self.columns, self.layouts, upsample)
-        self.drawing = Drawing(view, self.engine, self.common, seed)
+        self.common = Common(image_shape, self.columns, self.layouts, interpolation)
+        self.drawing = Drawing(model, self.engine, self.common, seed)
         self._needs: dict[str, list[RankedRemoval]] = {}
         self._shared: dict[Request, None] = {}
         self.explained: dict[str, list[Reattribution]] = {}
         """Maps that metrics want to be made again, by the class that they explain."""
         self._drawn: dict[str, dict[RenderedStates, None]] = {}
         for metric in metrics:
-            mine = self._needs.setdefault(metric.explain, [])
-            for need in metric.needs(geometry):
+            mine = self._needs.setdefault(metric.explain_class, [])
+            for need in metric.requests(image_shape):
                 if isinstance(need, RankedRemoval) and need.by == "map":
                     mine.append(need)
                 elif isinstance(need, Reattribution):
-                    self.explained.setdefault(metric.explain, []).append(need)
+                    self.explained.setdefault(metric.explain_class, []).append(need)
                 elif isinstance(need, RenderedStates) and need.by == "map":
-                    self._drawn.setdefault(metric.explain, {})[need] = None
+                    self._drawn.setdefault(metric.explain_class, {})[need] = None
                 elif isinstance(need, Masks | Images | RankedRemoval | Measured | RenderedStates | WithoutParts):
                     self._shared[need] = None
         self._kinds: dict[frozenset[str], int] = {}
@@ -202,8 +207,8 @@ class Evaluator:
         self._plain: dict[str, Tensor] = {}
         every = [need for needs in self._needs.values() for need in needs]
         every += [need for need in self._shared if isinstance(need, RankedRemoval)]
-        self.substrates = baselines_of([*every, *self._shared], geometry)
-        self._bare = sorted(Layout(every, geometry).substrates)
+        self.baselines = baselines_of([*every, *self._shared], image_shape)
+        self._fully_removed = sorted(Layout(every, image_shape).baselines)
         self._spans: dict[tuple[tuple[int, int], ...], Tensor] = {}
 
     @property
@@ -227,15 +232,15 @@ class Evaluator:
     ) -> None:
         """Queue images, their log-probabilities (of ``engine.look``), scored classes, maps by method, and truth."""
         with torch.no_grad():
-            inputs = self.view.cast(inputs)
+            inputs = self.model.cast(inputs)
             scored = torch.stack([classes[name].to(inputs.device) for name in self.columns], dim=1)
             common = self.common
             common.classes.append(scored.cpu().numpy())
             common.clean.append(self._take(len(inputs)))
             common.truth += list(truth) or [None] * len(inputs)
             self.engine.record(looked, scored, common.clean[-1])
-            chunk = Chunk.of(self.view, inputs, self.substrates, scored, self.seed)
-            for name in self._bare:
+            chunk = Chunk.of(self.model, inputs, self.baselines, scored, self.seed)
+            for name in self._fully_removed:
                 self._add_bare(name, chunk.images[name], inputs, scored)
             for need in self._shared:
                 if isinstance(need, WithoutParts):
@@ -269,14 +274,14 @@ class Evaluator:
             def write(out: Tensor, start: int, stop: int) -> None:
                 out.copy_(images[start:stop])
 
-            self.engine.images(write, self.geometry.pixels, scored, slots)
+            self.engine.images(write, self.image_shape.pixels, scored, slots)
 
     # -- states that no map has a part in --------------------------------------------------------------
 
     def _add_shared(self, need: Request, chunk: Chunk) -> None:
         if isinstance(need, Measured):
-            made = need.images.of(chunk.inputs, self.view.preprocess, self.seed)
-            found = need.measure(self.engine.view, chunk.inputs, made)
+            made = need.images.of(chunk.inputs, self.model.preprocess, self.seed)
+            found = need.measure(self.engine.model, chunk.inputs, made)
             self.common.measured.setdefault(need, []).append(found.double().cpu().numpy())
             return
         if isinstance(need, RankedRemoval):
@@ -289,10 +294,10 @@ class Evaluator:
             slots = self._add_masks(need, chunk)
         else:
             assert isinstance(need, Images)
-            made = need.of(chunk.inputs, self.view.preprocess, self.seed)
+            made = need.of(chunk.inputs, self.model.preprocess, self.seed)
             slots = self._take(made.shape[0] * made.shape[1]).reshape(made.shape[:2])
             for image in range(len(made)):
-                self.engine.images(_copied(made[image]), self.geometry.pixels, chunk.scored[image], slots[image])
+                self.engine.images(_copied(made[image]), self.image_shape.pixels, chunk.scored[image], slots[image])
         self.common.shared.setdefault(need, []).append(slots)
 
     def _add_parts(self, need: WithoutParts, chunk: Chunk, truth: Sequence[Any]) -> None:
@@ -303,11 +308,11 @@ class Evaluator:
             rows.append(dict(zip(seen, slots.tolist(), strict=True)))
             if seen:
                 gone = torch.from_numpy(np.stack(list(seen.values()))).to(chunk.inputs.device)
-                write = masked(chunk, image, need.substrate, gone)
-                self.engine.images(write, self.geometry.pixels, chunk.scored[image], slots)
+                write = masked(chunk, image, need.baseline, gone)
+                self.engine.images(write, self.image_shape.pixels, chunk.scored[image], slots)
 
     def _add_masks(self, need: Masks, chunk: Chunk) -> Array:
-        gone = need.draw(PRNGKey.of_images(self.seed, "masks", chunk.inputs), self.geometry).to(chunk.inputs.device)
+        gone = need.draw(PRNGKey.of_images(self.seed, "masks", chunk.inputs), self.image_shape).to(chunk.inputs.device)
         self.common.masks.setdefault(need, []).append(gone.cpu().numpy())
         slots = self._take(gone.shape[0] * gone.shape[1]).reshape(gone.shape[:2])
         if need.unit == "token":
@@ -319,29 +324,29 @@ class Evaluator:
                     self.engine.tokens(tokens, row, keep, chunk.scored[row], slots[image, place : place + 1])
         else:
             for image, masks in enumerate(gone):
-                write = masked(chunk, image, need.substrate, masks)
-                self.engine.images(write, self.geometry.pixels, chunk.scored[image], slots[image])
+                write = masked(chunk, image, need.baseline, masks)
+                self.engine.images(write, self.image_shape.pixels, chunk.scored[image], slots[image])
         return slots
 
     def _random_order(self, need: RankedRemoval, chunk: Chunk) -> Array:
         """Queue states in a random order of each image's own."""
-        layout, batch = Layout([need], self.geometry), len(chunk.inputs)
+        layout, batch = Layout([need], self.image_shape), len(chunk.inputs)
         starts = self._take(batch * layout.length)[:: max(1, layout.length)] if layout.length else np.zeros(batch, int)
         draws = PRNGKey.of_images(self.seed, "order", chunk.inputs)
-        key = draws.uniform(*(self.geometry.tokens if need.unit == "token" else self.geometry.pixels))
+        key = draws.uniform(*(self.image_shape.tokens if need.unit == "token" else self.image_shape.pixels))
         self._queue(key, np.arange(batch), [layout] * batch, starts, chunk)
         places = layout.places(need)
         slots: Array = starts[:, None] + places
         for column, place in enumerate(places):
             if place < 0:
-                ends = self.common.clean if place == CLEAN else self.common.full[need.substrate]
+                ends = self.common.clean if place == CLEAN else self.common.full[need.baseline]
                 slots[:, column] = ends[-1]
         return slots
 
     # -- maps ------------------------------------------------------------------------------------------
 
     def _add_maps(self, name: str, maps: Maps, codes: Array, chunk: Chunk) -> None:
-        if self.nonfinite == "raise" and (codes == _NONFINITE).any():
+        if self.nan_policy == "raise" and (codes == _NONFINITE).any():
             bad = int((codes == _NONFINITE).sum())
             raise MapError(f"{name} gave values that are not finite for {bad} of {len(codes)} maps")
         owner = np.full(len(codes), -1)
@@ -351,7 +356,7 @@ class Evaluator:
             for row in rows:
                 modes[row].add(mode)
         kinds = np.array([self._kind(frozenset(each)) for each in modes])
-        left_out = (codes == _NONFINITE) & (self.nonfinite == "exclude")
+        left_out = (codes == _NONFINITE) & (self.nan_policy == "exclude")
         lengths = np.array([self.layouts[kind].length for kind in kinds]) * ~left_out
         starts = np.where(left_out, -1, self._next + np.cumsum(lengths) - lengths)
         self._next += int(lengths.sum())
@@ -380,26 +385,28 @@ class Evaluator:
         slots[there] = self._take(len(there) * need.count).reshape(-1, need.count)
         some = maps.values[torch.from_numpy(rows[there]).to(maps.values.device)].double().cpu()
         ranked = sound(some, torch.from_numpy(codes[rows[there]])).numpy()
-        fine = enlarged(ranked, self.geometry.pixels, self.upsample)
+        fine = enlarged(ranked, self.image_shape.pixels, self.interpolation)
         self.drawing.queue(need, chunk, fine, there, slots[there], facts)
         told.drawn.setdefault((need, mode), []).append(slots)
         told.facts.setdefault((need, mode), []).append(facts)
 
     def _queue(self, values: Tensor, owner: Array, layouts: Sequence[Layout], starts: Array, chunk: Chunk) -> None:
         """Queue the states of these orders: images one map after the other, token states one span after the other."""
-        size, different = self.geometry.pixels, list(dict.fromkeys(layouts))
+        size, different = self.image_shape.pixels, list(dict.fromkeys(layouts))
         units = sorted({run.unit for layout in different for run in layout.runs} - {"token"})
         blends = {unit: scaled(values, size, unit[6:]) for unit in units if unit.startswith("blend:")}
         ordered = [unit for unit in units if unit not in blends]
-        ranks = {unit: unit_ranks(values, size, unit, self.upsample, self.ties, self.seed) for unit in ordered}
+        ranks = {
+            unit: unit_ranks(values, size, unit, self.interpolation, self.tie_breaking, self.seed) for unit in ordered
+        }
         for row, (image, layout, start) in enumerate(zip(owner.tolist(), layouts, starts.tolist(), strict=True)):
             for run in layout.runs:
                 slots = np.arange(start + run.start, start + run.start + len(run.spans))
                 if run.unit in ranks:
                     mine = ranks[run.unit]
-                    write = select(chunk, image, run.substrate, run.keep, self._span(run, mine), mine[row])
+                    write = select(chunk, image, run.baseline, run.keep, self._span(run, mine), mine[row])
                 elif run.unit in blends:
-                    write = fade(blends[run.unit][row], chunk, run.substrate, image)
+                    write = fade(blends[run.unit][row], chunk, run.baseline, image)
                 else:
                     continue
                 self.engine.images(write, size, chunk.scored[image], slots)
@@ -414,7 +421,7 @@ class Evaluator:
     ) -> None:
         tokens, device = self._tokens(chunk), values.device
         some = values[torch.from_numpy(mine).to(device)]
-        ranked = order(token_map(some, self.view, chunk.inputs).flatten(1), self.ties, self.seed)
+        ranked = order(token_map(some, self.model, chunk.inputs).flatten(1), self.tie_breaking, self.seed)
         rows = torch.from_numpy(owner[mine]).to(device)
         for run in runs:
             for place, (low, high) in enumerate(run.spans):
@@ -437,7 +444,9 @@ class Evaluator:
         """Return the number of the layout for a map that explains these classes at once."""
         if modes not in self._kinds:
             self._kinds[modes] = len(self.layouts)
-            self.layouts.append(Layout([need for mode in sorted(modes) for need in self._needs[mode]], self.geometry))
+            self.layouts.append(
+                Layout([need for mode in sorted(modes) for need in self._needs[mode]], self.image_shape)
+            )
         return self._kinds[modes]
 
     def _take(self, count: int) -> Array:

@@ -106,18 +106,18 @@ class _Information(Metric):
     monotonous: bool = True
     average: str = "mean"
     softmax: ClassVar[bool] = False
-    excludes = True
-    across = "share of the picture's information"
+    can_exclude_images = True
+    x_axis = "share of the picture's information"
 
     def check(self) -> None:
         if not 0 <= self.confidence <= 1:
             raise SpecError(f"confidence={self.confidence:g} must lie between 0 and 1")
         check_choice("average", self.average, ("mean", "median"))
 
-    def needs(self, geometry: ImageShape) -> Sequence[RenderedStates]:
+    def requests(self, image_shape: ImageShape) -> Sequence[RenderedStates]:
         return [RenderedStates(Revealed(), 2, "image"), RenderedStates(Revealed(), len(THRESHOLDS))]
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         levels = self._levels(answers)
         return levels if self.average == "median" else area(levels, _POINTS)
 
@@ -135,9 +135,9 @@ class _Information(Metric):
 
     def _levels(self, answers: Evaluation) -> Array:
         """Return the curve of every image, ``[B, 1001]``."""
-        ends, shown = self.needs(answers.geometry)
+        ends, shown = self.requests(answers.image_shape)
         (whole, bare), each = self._performance(answers, ends).T, self._performance(answers, shown)
-        (size, least), sizes = answers.facts(ends, self.explain).T, answers.facts(shown, self.explain)
+        (size, least), sizes = answers.facts(ends, self.explain_class).T, answers.facts(shown, self.explain_class)
         usable = (whole >= self.confidence) & (bare < whole) & (least < size) & ~np.isnan(each).any(axis=1)
         levels = np.full((len(each), len(_POINTS)), np.nan)
         for image in np.flatnonzero(usable):
@@ -148,8 +148,8 @@ class _Information(Metric):
 
     def _performance(self, answers: Evaluation, need: RenderedStates) -> Array:
         if self.softmax:
-            return np.exp(answers.log_probability(need, self.explain, self.score))
-        return answers.correct(need, self.explain, self.score)
+            return np.exp(answers.log_probability(need, self.explain_class, self.score_class))
+        return answers.correct(need, self.explain_class, self.score_class)
 
 
 _COMMON: dict[str, Any] = {"family": "faithfulness", "papers": ("kapishnikov2019xrai", "walter2025now")}

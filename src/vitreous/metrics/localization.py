@@ -83,22 +83,24 @@ class Localisation(Metric):
     """
 
     region: str = field(default="any", kw_only=True)
-    upsample: str = field(default="given", kw_only=True)
+    interpolation: str = field(default="given", kw_only=True)
     needs_inside: ClassVar[bool] = True
     parts: ClassVar[int] = 1
 
     def check(self) -> None:
         check_choice("region", self.region, ("any", "mask", "boxes", "parts"))
-        check_choice("upsample", self.upsample, ("given", "bilinear", "nearest"))
+        check_choice("interpolation", self.interpolation, ("given", "bilinear", "nearest"))
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
         return [AnnotationRequest("region" if self.region == "any" else self.region)]
 
-    def read(self, answers: Evaluation) -> Array:
-        maps = answers.values(self.explain, "pixel", None if self.upsample == "given" else self.upsample)
+    def score(self, answers: Evaluation) -> Array:
+        maps = answers.values(
+            self.explain_class, "pixel", None if self.interpolation == "given" else self.interpolation
+        )
         read = np.full((len(maps), self.parts), np.nan)
-        for row, (values, truth) in enumerate(zip(maps, answers.truth(), strict=True)):
-            region = truth.region(self.region, answers.geometry.pixels)
+        for row, (values, truth) in enumerate(zip(maps, answers.annotations(), strict=True)):
+            region = truth.region(self.region, answers.image_shape.pixels)
             counted = np.ones_like(region) if truth.ignore is None else ~np.asarray(truth.ignore, bool)
             there = (region & counted).any() if self.needs_inside else counted.any()
             if there and np.isfinite(values).all():
@@ -178,7 +180,7 @@ def top_hits(values: Array, inside: Array, count: int, ties: str, seed: int) -> 
     aliases=("pointing",),
     papers=("zhang2018topdown", "englebert2023explaining", "fong2019understanding"),
     presets={
-        "tis": {"largest": 0.5, "explain": "label", "upsample": "bilinear"},
+        "tis": {"largest": 0.5, "explain_class": "label", "interpolation": "bilinear"},
         "torchray": {"tolerance": 15.0},
     },
 )
@@ -186,19 +188,19 @@ def top_hits(values: Array, inside: Array, count: int, ties: str, seed: int) -> 
 class PointingGame(Localisation):
     """Whether the largest value lies in the region, or closer to it than ``tolerance`` pixels.
 
-    Of several largest values, ``ties=expected`` takes the share that hit, ``first`` the first in reading order, ``any``
+    Of several largest values, ``tie_breaking=expected`` takes the share that hit, ``first`` the first in reading order, ``any``
     is content with one. Regions of ``largest`` of the image or more are not counted: the default leaves out those that
     cannot be missed. Constant maps have their share under ``expected``. Cost: no forwards.
     """
 
     tolerance: float = 0.0
-    ties: str = "expected"
+    tie_breaking: str = "expected"
     largest: float = 1.0
 
     def check(self) -> None:
         super().check()
         at_least("tolerance", self.tolerance, 0)
-        check_choice("ties", self.ties, ("expected", "first", "any"))
+        check_choice("tie_breaking", self.tie_breaking, ("expected", "first", "any"))
         at_least("largest", self.largest, 1e-9)
 
     def measure(self, place: Place) -> float:
@@ -207,7 +209,9 @@ class PointingGame(Localisation):
         goal = place.inner(dilated(place.region & place.counted, self.tolerance))
         values = place.values
         hits = goal[values == values.max()]
-        return float(hits.mean() if self.ties == "expected" else hits[0] if self.ties == "first" else hits.any())
+        return float(
+            hits.mean() if self.tie_breaking == "expected" else hits[0] if self.tie_breaking == "first" else hits.any()
+        )
 
 
 def dilated(mask: Array, radius: float) -> Array:
@@ -232,7 +236,7 @@ def dilated(mask: Array, radius: float) -> Array:
     aliases=("energy",),
     papers=("wang2020scorecam", "englebert2023explaining"),
     presets={
-        "tis": {"energy": "abs", "explain": "label", "upsample": "bilinear"},
+        "tis": {"energy": "abs", "explain_class": "label", "interpolation": "bilinear"},
         "scorecam": {"energy": "relu"},
     },
 )
@@ -285,7 +289,7 @@ class RelevanceMass(Localisation):
     family="localisation",
     aliases=("gridpg",),
     papers=("rao2022towards",),
-    presets={"rao": {"upsample": "bilinear"}},
+    presets={"rao": {"interpolation": "bilinear"}},
 )
 @dataclass
 class GridPointingGame(Localisation):

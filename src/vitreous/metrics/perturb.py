@@ -36,10 +36,10 @@ class Chunk:
     noise: Tensor | None = None
 
     @classmethod
-    def of(cls, view: VisionModel, inputs: Tensor, substrates: Sequence[str], scored: Tensor, seed: int) -> Chunk:
+    def of(cls, model: VisionModel, inputs: Tensor, baselines: Sequence[str], scored: Tensor, seed: int) -> Chunk:
         """Make the substrates of some images."""
-        made = {s: baseline_images(s, inputs, view.preprocess, seed) for s in substrates if s in SUBSTRATES}
-        return cls(view, inputs, made, scored, seed)
+        made = {s: baseline_images(s, inputs, model.preprocess, seed) for s in baselines if s in SUBSTRATES}
+        return cls(model, inputs, made, scored, seed)
 
     def substrate(self, name: str, image: int) -> Tensor:
         images = self.images[name]
@@ -51,7 +51,7 @@ class Chunk:
         return self.noise[image]
 
 
-def select(chunk: Chunk, image: int, substrate: str, keep: bool, spans: Tensor, ranks: Tensor) -> Write:
+def select(chunk: Chunk, image: int, baseline: str, keep: bool, spans: Tensor, ranks: Tensor) -> Write:
     """Return what writes the states of some spans ``[J, 2]``: pixels of these ranks kept, or removed."""
     low, high = spans[:, 0].view(-1, 1, 1, 1), spans[:, 1].view(-1, 1, 1, 1)
     from_top = bool((spans[:, 0] == 0).all())
@@ -61,9 +61,9 @@ def select(chunk: Chunk, image: int, substrate: str, keep: bool, spans: Tensor, 
         below = ranks < high[start:stop]
         return below if from_top else below & (ranks >= low[start:stop])
 
-    if SUBSTRATES[substrate].imputes:
+    if SUBSTRATES[baseline].imputes:
         return _impute(chunk, image, (lambda a, b: ~inside(a, b)) if keep else inside)
-    other = chunk.substrate(substrate, image)
+    other = chunk.substrate(baseline, image)
     top, rest = (picture, other) if keep else (other, picture)
 
     def write(out: Tensor, start: int, stop: int) -> None:
@@ -72,12 +72,12 @@ def select(chunk: Chunk, image: int, substrate: str, keep: bool, spans: Tensor, 
     return write
 
 
-def masked(chunk: Chunk, image: int, substrate: str, gone: Tensor) -> Write:
+def masked(chunk: Chunk, image: int, baseline: str, gone: Tensor) -> Write:
     """Return what writes the image without each of the masks ``[m, h, w]``, enlarged to pixels cell by cell."""
     size = chunk.inputs.shape[-2:]
     if tuple(gone.shape[1:]) != tuple(size):
         gone = F.interpolate(gone[:, None].to(torch.uint8), size=size, mode="nearest-exact")[:, 0].bool()
-    if SUBSTRATES[substrate].imputes:
+    if SUBSTRATES[baseline].imputes:
         impute = _impute(chunk, image, lambda start, stop: gone[start:stop, None])
         nothing = gone.flatten(1).all(dim=1)  # nothing is left to fill in from: the mean colour
 
@@ -91,16 +91,16 @@ def masked(chunk: Chunk, image: int, substrate: str, gone: Tensor) -> Write:
         return fill
 
     def write(out: Tensor, start: int, stop: int) -> None:
-        torch.where(gone[start:stop, None], chunk.substrate(substrate, image), chunk.inputs[image], out=out)
+        torch.where(gone[start:stop, None], chunk.substrate(baseline, image), chunk.inputs[image], out=out)
 
     return write
 
 
-def fade(weights: Tensor, chunk: Chunk, substrate: str, image: int) -> Write:
+def fade(weights: Tensor, chunk: Chunk, baseline: str, image: int) -> Write:
     """Return what writes the image faded into the substrate by the map."""
 
     def write(out: Tensor, start: int, stop: int) -> None:
-        bare = chunk.substrate(substrate, image).expand_as(chunk.inputs[image])
+        bare = chunk.substrate(baseline, image).expand_as(chunk.inputs[image])
         out.copy_(torch.lerp(bare, chunk.inputs[image], weights.to(chunk.inputs)))
 
     return write
@@ -118,7 +118,7 @@ def _impute(chunk: Chunk, image: int, gone: Callable[[int, int], Tensor]) -> Wri
 
 
 def perturbed(
-    view: VisionModel,
+    model: VisionModel,
     inputs: Tensor,
     maps: Tensor,
     need: RankedRemoval,
@@ -133,9 +133,9 @@ def perturbed(
     """
     if need.by != "map":
         raise VitreousError("only states in the order of a map can be had as images")
-    inputs = view.cast(inputs)
-    substrate = "zero_norm" if need.unit == "token" else need.substrate
-    chunk = Chunk.of(view, inputs, [substrate], inputs.new_zeros(len(inputs), 1), seed)
+    inputs = model.cast(inputs)
+    baseline = "zero_norm" if need.unit == "token" else need.baseline
+    chunk = Chunk.of(model, inputs, [baseline], inputs.new_zeros(len(inputs), 1), seed)
     spans = torch.tensor(need.spans, dtype=torch.int32, device=inputs.device)
     maps = maps.to(inputs.device)
     states = inputs.new_empty(len(inputs), len(spans), *inputs.shape[1:])
@@ -143,13 +143,13 @@ def perturbed(
         own = maps[image : image + 1]
         if need.unit.startswith("blend:"):
             weights = scaled(own, (inputs.shape[-2], inputs.shape[-1]), need.unit[6:])[0]
-            write = fade(weights, chunk, substrate, image)
+            write = fade(weights, chunk, baseline, image)
         elif need.unit == "token":
-            write = _greyed(view, chunk, image, need, own, ties, seed)
+            write = _greyed(model, chunk, image, need, own, ties, seed)
         else:
             size = (inputs.shape[-2], inputs.shape[-1])
             ranks = unit_ranks(own, size, need.unit, upsample, ties, seed)[0]
-            write = select(chunk, image, substrate, need.keep, spans, ranks)
+            write = select(chunk, image, baseline, need.keep, spans, ranks)
         missing = write(states[image], 0, len(spans))
         if missing is not None:
             states[image] = road.complete(states[image], missing)
@@ -157,10 +157,10 @@ def perturbed(
 
 
 def _greyed(
-    view: VisionModel, chunk: Chunk, image: int, need: RankedRemoval, own: Tensor, ties: str, seed: int
+    model: VisionModel, chunk: Chunk, image: int, need: RankedRemoval, own: Tensor, ties: str, seed: int
 ) -> Write:
-    high, wide = view.grid(chunk.inputs)
-    ranked = order(token_map(own, view, chunk.inputs).flatten(1), ties, seed)[0]
+    high, wide = model.grid(chunk.inputs)
+    ranked = order(token_map(own, model, chunk.inputs).flatten(1), ties, seed)[0]
     gone = torch.zeros(len(need.spans), high * wide, dtype=torch.bool, device=own.device)
     for state, (low, stop) in enumerate(need.spans):
         gone[state, ranked[low:stop]] = True

@@ -44,7 +44,7 @@ __all__ = [
     "SRG",
 ]
 
-_LABEL = {"explain": "label", "score": "label"}
+_LABEL = {"explain_class": "label", "score_class": "label"}
 _TIS = {"steps": 224, "area": "mean", "start": False, **_LABEL}
 
 
@@ -60,13 +60,13 @@ class _InsertionDeletion(Metric):
         at_least("steps", self.steps, 1)
         check_choice("area", self.area, ("trapezoid", "mean"))
 
-    def _counts(self, geometry: ImageShape) -> tuple[int, ...]:
-        counts = equal_steps(geometry.size("pixel"), self.steps)
+    def _counts(self, image_shape: ImageShape) -> tuple[int, ...]:
+        counts = equal_steps(image_shape.size("pixel"), self.steps)
         return counts if self.start or len(counts) == 2 else counts[1:]
 
     def _curve(self, answers: Evaluation, need: RankedRemoval) -> Curve:
-        fractions = np.array(need.counts) / answers.geometry.size("pixel")
-        return Curve(fractions, np.exp(answers.log_probability(need, self.explain, self.score)))
+        fractions = np.array(need.counts) / answers.image_shape.size("pixel")
+        return Curve(fractions, np.exp(answers.log_probability(need, self.explain_class, self.score_class)))
 
     def _area(self, answers: Evaluation, need: RankedRemoval) -> Array:
         curve = self._curve(answers, need)
@@ -79,8 +79,8 @@ class _InsertionDeletion(Metric):
     papers=("petsiuk2018rise", "hong2025coiba", "englebert2023explaining"),
     presets={
         "rise": {},
-        "coiba": {"substrate": "blur_51", **_LABEL},
-        "tis": {"substrate": "blur_tv", **_TIS},
+        "coiba": {"baseline": "blur_51", **_LABEL},
+        "tis": {"baseline": "blur_tv", **_TIS},
     },
 )
 @dataclass
@@ -92,20 +92,20 @@ class Insertion(_InsertionDeletion):
     of the points after steps 1 to 224, for any substrate. Cost: ``steps - 1`` forwards per map.
     """
 
-    substrate: str = "blur_rise"
+    baseline: str = "blur_rise"
 
     def check(self) -> None:
         super().check()
-        check_baseline(self.substrate)
+        check_baseline(self.baseline)
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        return [Request.kept(self.substrate, self._counts(geometry))]
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        return [Request.kept(self.baseline, self._counts(image_shape))]
 
-    def read(self, answers: Evaluation) -> Array:
-        return self._area(answers, *self.needs(answers.geometry))
+    def score(self, answers: Evaluation) -> Array:
+        return self._area(answers, *self.requests(answers.image_shape))
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        return {"insertion": self._curve(answers, *self.needs(answers.geometry))}
+        return {"insertion": self._curve(answers, *self.requests(answers.image_shape))}
 
 
 @register_metric(
@@ -114,8 +114,8 @@ class Insertion(_InsertionDeletion):
     papers=("petsiuk2018rise", "hong2025coiba", "englebert2023explaining"),
     presets={
         "rise": {},
-        "coiba": {"substrate": "black", **_LABEL},
-        "tis": {"substrate": "blur_tv", **_TIS},
+        "coiba": {"baseline": "black", **_LABEL},
+        "tis": {"baseline": "blur_tv", **_TIS},
     },
 )
 @dataclass
@@ -127,20 +127,20 @@ class Deletion(_InsertionDeletion):
     """
 
     higher_is_better = False
-    substrate: str = "zero_norm"
+    baseline: str = "zero_norm"
 
     def check(self) -> None:
         super().check()
-        check_baseline(self.substrate)
+        check_baseline(self.baseline)
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        return [Request.removed(self.substrate, self._counts(geometry))]
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        return [Request.removed(self.baseline, self._counts(image_shape))]
 
-    def read(self, answers: Evaluation) -> Array:
-        return self._area(answers, *self.needs(answers.geometry))
+    def score(self, answers: Evaluation) -> Array:
+        return self._area(answers, *self.requests(answers.image_shape))
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        return {"deletion": self._curve(answers, *self.needs(answers.geometry))}
+        return {"deletion": self._curve(answers, *self.requests(answers.image_shape))}
 
 
 @register_metric(
@@ -150,8 +150,8 @@ class Deletion(_InsertionDeletion):
     papers=("hong2025coiba", "englebert2023explaining"),
     presets={
         "rise": {},
-        "coiba": {"insertion_substrate": "blur_51", "deletion_substrate": "black", **_LABEL},
-        "tis": {"insertion_substrate": "blur_tv", "deletion_substrate": "blur_tv", **_TIS},
+        "coiba": {"insertion_baseline": "blur_51", "deletion_baseline": "black", **_LABEL},
+        "tis": {"insertion_baseline": "blur_tv", "deletion_baseline": "blur_tv", **_TIS},
     },
 )
 @dataclass
@@ -161,24 +161,24 @@ class InsDel(_InsertionDeletion):
     CoIBA's difference; TIS computes it for each of its substrates. Cost: what both need, and nothing on top.
     """
 
-    insertion_substrate: str = "blur_rise"
-    deletion_substrate: str = "zero_norm"
+    insertion_baseline: str = "blur_rise"
+    deletion_baseline: str = "zero_norm"
 
     def check(self) -> None:
         super().check()
-        check_baseline(self.insertion_substrate)
-        check_baseline(self.deletion_substrate)
+        check_baseline(self.insertion_baseline)
+        check_baseline(self.deletion_baseline)
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        counts = self._counts(geometry)
-        return [Request.kept(self.insertion_substrate, counts), Request.removed(self.deletion_substrate, counts)]
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        counts = self._counts(image_shape)
+        return [Request.kept(self.insertion_baseline, counts), Request.removed(self.deletion_baseline, counts)]
 
-    def read(self, answers: Evaluation) -> Array:
-        kept, removed = self.needs(answers.geometry)
+    def score(self, answers: Evaluation) -> Array:
+        kept, removed = self.requests(answers.image_shape)
         return self._area(answers, kept) - self._area(answers, removed)
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        kept, removed = self.needs(answers.geometry)
+        kept, removed = self.requests(answers.image_shape)
         return {"insertion": self._curve(answers, kept), "deletion": self._curve(answers, removed)}
 
 
@@ -187,22 +187,22 @@ class _Perturbation(Metric):
     """Shared by what removes shares of the pixels: ``floor(j n / steps)`` of them, ``j / steps`` up to ``stop``."""
 
     steps: int = 20
-    substrate: str = "black"
+    baseline: str = "black"
     stop: float = 1.0
 
     def check(self) -> None:
         at_least("steps", self.steps, 1)
-        check_baseline(self.substrate)
+        check_baseline(self.baseline)
         at_least("stop", self.stop, 1 / self.steps)
         at_least("stop", -self.stop, -1)
 
-    def _most(self, geometry: ImageShape) -> RankedRemoval:
-        return Request.removed(self.substrate, percent_steps(geometry.size("pixel"), self.steps, self.stop))
+    def _most(self, image_shape: ImageShape) -> RankedRemoval:
+        return Request.removed(self.baseline, percent_steps(image_shape.size("pixel"), self.steps, self.stop))
 
-    def _least(self, geometry: ImageShape) -> RankedRemoval:
+    def _least(self, image_shape: ImageShape) -> RankedRemoval:
         """The least relevant removed: what is left is the most relevant kept."""
-        size = geometry.size("pixel")
-        return Request.kept(self.substrate, [size - k for k in percent_steps(size, self.steps, self.stop)])
+        size = image_shape.size("pixel")
+        return Request.kept(self.baseline, [size - k for k in percent_steps(size, self.steps, self.stop)])
 
     def _fractions(self) -> Array:
         return np.arange(round(self.steps * self.stop) + 1) / self.steps
@@ -213,14 +213,14 @@ class _Accuracy(_Perturbation):
     """Shared by positive and negative perturbation."""
 
     normalise: bool = True
-    judges_labels: ClassVar[bool] = True
+    needs_correctness: ClassVar[bool] = True
 
     def _accuracy(self, answers: Evaluation, need: RankedRemoval) -> Array:
-        return area(answers.correct(need, self.explain), self._fractions(), normalise=self.normalise)
+        return area(answers.correct(need, self.explain_class), self._fractions(), normalise=self.normalise)
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        (need,) = self.needs(answers.geometry)
-        return {"accuracy": Curve(self._fractions(), answers.correct(need, self.explain))}
+        (need,) = self.requests(answers.image_shape)
+        return {"accuracy": Curve(self._fractions(), answers.correct(need, self.explain_class))}
 
 
 _CHEFER = {"steps": 10, "stop": 0.9, "normalise": False}
@@ -237,18 +237,18 @@ _CHEFER = {"steps": 10, "stop": 0.9, "normalise": False}
 class PositivePerturbation(_Accuracy):
     """Area under top-1 accuracy as the most important pixels turn black, 0 to 100 % in steps of 5 %.
 
-    Correctness is against the true class, whichever class is explained: ``explain=pred`` and ``explain=label`` are the
+    Correctness is against the true class, whichever class is explained: ``explain_class=pred`` and ``explain_class=label`` are the
     two rows of the papers. ``@chefer`` stops at 90 % in steps of 10 % and does not divide by the range. Cost:
     ``steps - 1`` forwards per map.
     """
 
     higher_is_better = False
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._most(geometry)]
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        return [self._most(image_shape)]
 
-    def read(self, answers: Evaluation) -> Array:
-        return self._accuracy(answers, self._most(answers.geometry))
+    def score(self, answers: Evaluation) -> Array:
+        return self._accuracy(answers, self._most(answers.image_shape))
 
 
 @register_metric(
@@ -266,11 +266,11 @@ class NegativePerturbation(_Accuracy):
     relevant ``n - k`` kept. Cost: ``steps - 1`` forwards per map.
     """
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._least(geometry)]
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        return [self._least(image_shape)]
 
-    def read(self, answers: Evaluation) -> Array:
-        return self._accuracy(answers, self._least(answers.geometry))
+    def score(self, answers: Evaluation) -> Array:
+        return self._accuracy(answers, self._least(answers.image_shape))
 
 
 @dataclass
@@ -279,11 +279,11 @@ class _Drop(_Perturbation):
 
     include_zero: bool = True
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._most(geometry)]
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        return [self._most(image_shape)]
 
     def _curve(self, answers: Evaluation) -> Array:
-        return answers.log_probability(self._most(answers.geometry), self.explain, self.score)
+        return answers.log_probability(self._most(answers.image_shape), self.explain_class, self.score_class)
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         return {"log-probability": Curve(self._fractions(), self._curve(answers))}
@@ -301,7 +301,7 @@ class AOPC(_Drop):
     ``positive_perturbation`` on the same grid.
     """
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         probability = np.exp(self._curve(answers))
         return self._mean(probability[:, :1] - probability)
 
@@ -316,7 +316,7 @@ class LOdds(_Drop):
 
     higher_is_better = False
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         log = self._curve(answers)
         return self._mean(log - log[:, :1])
 
@@ -330,16 +330,19 @@ class SRG(_Perturbation):
     better. Cost: none beside positive and negative perturbation.
     """
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._least(geometry), self._most(geometry)]
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        return [self._least(image_shape), self._most(image_shape)]
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         least, most = (area(curve.y, curve.x) for curve in self.curves(answers).values())
         return least - most
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
         names = ("least relevant first", "most relevant first")
-        logs = [answers.log_probability(need, self.explain, self.score) for need in self.needs(answers.geometry)]
+        logs = [
+            answers.log_probability(need, self.explain_class, self.score_class)
+            for need in self.requests(answers.image_shape)
+        ]
         return {name: Curve(self._fractions(), np.exp(log)) for name, log in zip(names, logs, strict=True)}
 
 
@@ -351,20 +354,22 @@ class _Masked(Metric):
     taken away and the highest stays (``minmax``).
     """
 
-    substrate: str = "zero_norm"
-    how: str = "relu"
+    baseline: str = "zero_norm"
+    normalization: str = "relu"
 
     def check(self) -> None:
-        check_baseline(self.substrate, fades=True)
-        check_choice("how", self.how, ("relu", "minmax"))
+        check_baseline(self.baseline, fades=True)
+        check_choice("normalization", self.normalization, ("relu", "minmax"))
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
-        return [Request.blend(self.substrate, self.how)]
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
+        return [Request.blend(self.baseline, self.normalization)]
 
     def _logs(self, answers: Evaluation) -> tuple[Array, Array]:
         """Return ``log P(x)`` and ``log P(x')``."""
-        masked = answers.log_probability(Request.blend(self.substrate, self.how), self.explain, self.score)[:, 0]
-        return answers.clean(self.score, self.explain), masked
+        masked = answers.log_probability(
+            Request.blend(self.baseline, self.normalization), self.explain_class, self.score_class
+        )[:, 0]
+        return answers.clean(self.score_class, self.explain_class), masked
 
 
 @register_metric("average_drop", family="faithfulness", papers=("chattopadhay2018gradcampp",))
@@ -372,14 +377,14 @@ class _Masked(Metric):
 class AverageDrop(_Masked):
     """Share of the probability that is lost under the map: ``relu(P(x) - P(x')) / P(x)``.
 
-    ``m`` is the positive part of the map (``how=relu``) or all of it (``how=minmax``), scaled to 0 .. 1. From the
+    ``m`` is the positive part of the map (``normalization=relu``) or all of it (``normalization=minmax``), scaled to 0 .. 1. From the
     difference of log-probabilities, so that a tiny ``P(x)`` does no harm. Cost: one forward per map, shared with
     increase and gain.
     """
 
     higher_is_better = False
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         clean, masked = self._logs(answers)
         return np.asarray(-np.expm1(np.minimum(masked - clean, 0)))
 
@@ -392,7 +397,7 @@ class AverageIncrease(_Masked):
     ``how`` as for ``average_drop``. Cost: one forward per map.
     """
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         clean, masked = self._logs(answers)
         return np.where(np.isnan(masked), np.nan, masked > clean)
 
@@ -405,7 +410,7 @@ class AverageGain(_Masked):
     Zero where ``P(x)`` is one already. ``how`` as for ``average_drop``. Cost: one forward per map.
     """
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         clean, masked = self._logs(answers)
         left = -np.expm1(clean)
         gained = np.maximum(np.exp(masked) - np.exp(clean), 0)

@@ -39,9 +39,9 @@ class Randomised:
     norms: str = "reset"
     init: str = "fixed"
 
-    def __call__(self, view: VisionModel) -> VisionModel:
-        names = stages(view)
-        return randomised(view, [names[stage] for stage in self.stages], self.seed, norms=self.norms, init=self.init)
+    def __call__(self, model: VisionModel) -> VisionModel:
+        names = stages(model)
+        return randomised(model, [names[stage] for stage in self.stages], self.seed, norms=self.norms, init=self.init)
 
 
 @dataclass
@@ -67,7 +67,7 @@ class _Cascade(_UnderRandomWeights):
     order: str = "top_down"
     seeds: int = 3
     higher_is_better = False
-    across = "share of stages randomised"
+    x_axis = "share of stages randomised"
 
     def check(self) -> None:
         super().check()
@@ -80,44 +80,44 @@ class _Cascade(_UnderRandomWeights):
         """The images whose maps are compared, if not the image itself."""
         return None
 
-    def _steps(self, geometry: ImageShape) -> list[list[int]]:
+    def _steps(self, image_shape: ImageShape) -> list[list[int]]:
         """Return the stages that are random at every step."""
-        count = geometry.depth + STAGES_AROUND
+        count = image_shape.depth + STAGES_AROUND
         if self.order == "independent":
             return [[stage] for stage in range(count)]
         order = list(range(count))[:: 1 if self.order == "top_down" else -1]
         return [order[: step + 1] for step in range(count)]
 
-    def _cascade(self, geometry: ImageShape) -> list[list[Reattribution]]:
-        steps = self._steps(geometry)
+    def _cascade(self, image_shape: ImageShape) -> list[list[Reattribution]]:
+        steps = self._steps(image_shape)
         return [[self._under(chosen, seed, self._copies) for chosen in steps] for seed in range(self.seeds)]
 
-    def needs(self, geometry: ImageShape) -> Sequence[Reattribution]:
+    def requests(self, image_shape: ImageShape) -> Sequence[Reattribution]:
         trained = [] if self._copies is None else [Reattribution(self._copies)]
-        return trained + [need for needs in self._cascade(geometry) for need in needs]
+        return trained + [need for needs in self._cascade(image_shape) for need in needs]
 
     def _trained(self, answers: Evaluation) -> Array:
         """Return the maps of the trained model."""
-        return answers.values(self.explain)
+        return answers.values(self.explain_class)
 
     def _random(self, answers: Evaluation, need: Reattribution) -> Array:
         """Return the maps of a randomised one."""
-        return np.asarray(answers.explained(need, self.explain).mean(axis=1, dtype=np.float64))
+        return np.asarray(answers.explained(need, self.explain_class).mean(axis=1, dtype=np.float64))
 
     def _similarities(self, answers: Evaluation) -> tuple[Array, Array]:
         """Return the similarity at every step ``[seeds, steps, B]``, and which random maps are dead."""
         known = _compared.setdefault(answers, {})
-        if self.spelling not in known:
-            known[self.spelling] = self._compare(answers)
-        return known[self.spelling]
+        if self.spec not in known:
+            known[self.spec] = self._compare(answers)
+        return known[self.spec]
 
     def _compare(self, answers: Evaluation) -> tuple[Array, Array]:
         trained = self._trained(answers)
-        maps = [[self._random(answers, need) for need in needs] for needs in self._cascade(answers.geometry)]
+        maps = [[self._random(answers, need) for need in needs] for needs in self._cascade(answers.image_shape)]
         found = np.array([[similarity(self.similarity, trained, each) for each in row] for row in maps])
         return found, np.array([[dead(each) for each in row] for row in maps])
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         found, lost = self._similarities(answers)
         return np.stack([found.mean(axis=(0, 1)), lost.sum(axis=(0, 1))], axis=1)
 
@@ -174,7 +174,7 @@ class SmoothMPRT(_Cascade):
 
     def _trained(self, answers: Evaluation) -> Array:
         maps = self._random(answers, Reattribution(self._copies))
-        maps[np.isnan(answers.values(self.explain)).all(axis=(1, 2))] = np.nan
+        maps[np.isnan(answers.values(self.explain_class)).all(axis=(1, 2))] = np.nan
         return maps
 
 
@@ -196,13 +196,13 @@ class EfficientMPRT(_UnderRandomWeights):
         at_least("bins", self.bins, 2)
         at_least("seeds", self.seeds, 1)
 
-    def needs(self, geometry: ImageShape) -> Sequence[Reattribution]:
-        everything = range(geometry.depth + STAGES_AROUND)
+    def requests(self, image_shape: ImageShape) -> Sequence[Reattribution]:
+        everything = range(image_shape.depth + STAGES_AROUND)
         return [self._under(everything, seed) for seed in range(self.seeds)]
 
-    def read(self, answers: Evaluation) -> Array:
-        trained = answers.values(self.explain)
-        maps = [answers.explained(need, self.explain)[:, 0] for need in self.needs(answers.geometry)]
+    def score(self, answers: Evaluation) -> Array:
+        trained = answers.values(self.explain_class)
+        maps = [answers.explained(need, self.explain_class)[:, 0] for need in self.requests(answers.image_shape)]
         before = histogram_entropy(trained, self.bins)
         after = np.mean([histogram_entropy(each, self.bins) for each in maps], axis=0)
         rise = np.divide(after - before, before, out=np.zeros_like(before), where=before > 0)
@@ -215,25 +215,25 @@ class EfficientMPRT(_UnderRandomWeights):
 class RandomLogit(Metric):
     """Similarity of the map to that of another class: drawn at random for each image, or the runner-up.
 
-    The lower the better. A method that knows no class scores 1. Look-alikes share evidence, so that ``rival=runner-up``
+    The lower the better. A method that knows no class scores 1. Look-alikes share evidence, so that ``contrast=runner-up``
     asks for more than ``random``, and neither should be expected to reach 0. Cost: one explanation per map.
     """
 
     higher_is_better = False
-    rival: str = "random"
+    contrast: str = "random"
     similarity: str = "spearman"
 
     def check(self) -> None:
-        check_choice("rival", self.rival, ("random", "runner-up"))
+        check_choice("contrast", self.contrast, ("random", "runner-up"))
         check_similarity(self.similarity)
 
-    def needs(self, geometry: ImageShape) -> Sequence[Reattribution]:
-        return [Reattribution(target=self.rival)]
+    def requests(self, image_shape: ImageShape) -> Sequence[Reattribution]:
+        return [Reattribution(target=self.contrast)]
 
-    def read(self, answers: Evaluation) -> Array:
-        (need,) = self.needs(answers.geometry)
-        other = answers.explained(need, self.explain)[:, 0]
-        return np.stack([similarity(self.similarity, answers.values(self.explain), other), dead(other)], axis=1)
+    def score(self, answers: Evaluation) -> Array:
+        (need,) = self.requests(answers.image_shape)
+        other = answers.explained(need, self.explain_class)[:, 0]
+        return np.stack([similarity(self.similarity, answers.values(self.explain_class), other), dead(other)], axis=1)
 
 
 def histogram_entropy(maps: Array, bins: int) -> Array:

@@ -137,11 +137,11 @@ def patched(maps: Array, grid: tuple[int, int]) -> Array:
     return np.asarray(maps.reshape(batch, grid[0], high // grid[0], grid[1], wide // grid[1]).sum(axis=(2, 4)))
 
 
-def token_map(maps: Tensor, view: VisionModel, inputs: Tensor) -> Tensor:
+def token_map(maps: Tensor, model: VisionModel, inputs: Tensor) -> Tensor:
     """Return the map on the token grid: pixels are summed into patches, other grids interpolated to pixels first."""
-    if tuple(maps.shape[1:]) == view.grid(inputs):
+    if tuple(maps.shape[1:]) == model.grid(inputs):
         return maps
-    return to_grid(to_grid(maps, "pixel", view, inputs), "token", view, inputs)
+    return to_grid(to_grid(maps, "pixel", model, inputs), "token", model, inputs)
 
 
 def scaled(maps: Tensor, size: tuple[int, int], how: str) -> Tensor:

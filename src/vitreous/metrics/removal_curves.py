@@ -47,7 +47,7 @@ __all__ = [
     "TokenInsertionAccuracy",
 ]
 
-_PRESETS = {"coiba": {"explain": "label", "score": "label"}, "rong": {"steps": 10, "by": "accuracy"}}
+_PRESETS = {"coiba": {"explain_class": "label", "score_class": "label"}, "rong": {"steps": 10, "by": "accuracy"}}
 _ROAD: dict[str, Any] = {
     "family": "faithfulness",
     "papers": ("rong2022consistent", "hong2025coiba"),
@@ -62,32 +62,32 @@ class _Road(Metric):
 
     steps: int = 5
     by: str = "probability"
-    substrate: str = "noisy_linear"
+    baseline: str = "noisy_linear"
 
     def check(self) -> None:
         at_least("steps", self.steps, 2)
         check_choice("by", self.by, ("probability", "accuracy"))
-        check_baseline(self.substrate)
+        check_baseline(self.baseline)
 
     @property
     def needs_labels(self) -> bool:
         return self.by == "accuracy" or super().needs_labels
 
-    def _most(self, geometry: ImageShape) -> RankedRemoval:
-        return Request.removed(self.substrate, self._counts(geometry))
+    def _most(self, image_shape: ImageShape) -> RankedRemoval:
+        return Request.removed(self.baseline, self._counts(image_shape))
 
-    def _least(self, geometry: ImageShape) -> RankedRemoval:
-        size = geometry.size("pixel")
-        return Request.kept(self.substrate, [size - count for count in self._counts(geometry)])
+    def _least(self, image_shape: ImageShape) -> RankedRemoval:
+        size = image_shape.size("pixel")
+        return Request.kept(self.baseline, [size - count for count in self._counts(image_shape)])
 
-    def _counts(self, geometry: ImageShape) -> tuple[int, ...]:
-        return percent_steps(geometry.size("pixel"), self.steps)[1:-1]
+    def _counts(self, image_shape: ImageShape) -> tuple[int, ...]:
+        return percent_steps(image_shape.size("pixel"), self.steps)[1:-1]
 
     def _curve(self, answers: Evaluation, need: RankedRemoval) -> Curve:
         fractions = np.arange(1, self.steps) / self.steps
         if self.by == "accuracy":
-            return Curve(fractions, answers.correct(need, self.explain))
-        return Curve(fractions, np.exp(answers.log_probability(need, self.explain, self.score)))
+            return Curve(fractions, answers.correct(need, self.explain_class))
+        return Curve(fractions, np.exp(answers.log_probability(need, self.explain_class, self.score_class)))
 
 
 @register_metric("road_morf", **_ROAD)
@@ -102,14 +102,14 @@ class RoadMoRF(_Road):
 
     higher_is_better = False
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._most(geometry)]
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        return [self._most(image_shape)]
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         return np.asarray(self.curves(answers)[_MOST].y.mean(axis=1))
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        return {_MOST: self._curve(answers, self._most(answers.geometry))}
+        return {_MOST: self._curve(answers, self._most(answers.image_shape))}
 
 
 @register_metric("road_lerf", **_ROAD)
@@ -121,14 +121,14 @@ class RoadLeRF(_Road):
     map.
     """
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._least(geometry)]
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        return [self._least(image_shape)]
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         return np.asarray(self.curves(answers)[_LEAST].y.mean(axis=1))
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        return {_LEAST: self._curve(answers, self._least(answers.geometry))}
+        return {_LEAST: self._curve(answers, self._least(answers.image_shape))}
 
 
 @register_metric("road", aliases=("delta_road",), **_ROAD)
@@ -139,15 +139,15 @@ class Road(_Road):
     pytorch-grad-cam's combined score is half of it. Higher is better. Cost: what both need, and nothing on top.
     """
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._least(geometry), self._most(geometry)]
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        return [self._least(image_shape), self._most(image_shape)]
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         least, most = (curve.y.mean(axis=1) for curve in self.curves(answers).values())
         return np.asarray(least - most)
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        least, most = self.needs(answers.geometry)
+        least, most = self.requests(answers.image_shape)
         return {_LEAST: self._curve(answers, least), _MOST: self._curve(answers, most)}
 
 
@@ -157,30 +157,30 @@ class _Regions(Metric):
 
     region: int = 8
     steps: int = 20
-    substrate: str = "mean_channel"
+    baseline: str = "mean_channel"
 
     def check(self) -> None:
         at_least("region", self.region, 1)
         at_least("steps", self.steps, 1)
-        check_baseline(self.substrate)
+        check_baseline(self.baseline)
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._need(geometry)]
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        return [self._need(image_shape)]
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        need = self._need(answers.geometry)
-        y = np.exp(answers.log_probability(need, self.explain, self.score))
-        y[np.isnan(answers.values(self.explain)).all(axis=(1, 2))] = np.nan  # a random order knows no maps
-        size = answers.geometry.size("pixel")
+        need = self._need(answers.image_shape)
+        y = np.exp(answers.log_probability(need, self.explain_class, self.score_class))
+        y[np.isnan(answers.values(self.explain_class)).all(axis=(1, 2))] = np.nan  # a random order knows no maps
+        size = answers.image_shape.size("pixel")
         gone = [size - count if need.keep else count for count in need.counts]
         return {"probability": Curve(np.array(gone) / size, y)}
 
-    def _need(self, geometry: ImageShape) -> RankedRemoval:
-        return Request.removed(self.substrate, self._counts(geometry), f"region:{self.region}")
+    def _need(self, image_shape: ImageShape) -> RankedRemoval:
+        return Request.removed(self.baseline, self._counts(image_shape), f"region:{self.region}")
 
-    def _counts(self, geometry: ImageShape) -> list[int]:
+    def _counts(self, image_shape: ImageShape) -> list[int]:
         square = self.region**2
-        return [count * square for count in equal_steps(max(1, geometry.size("pixel") // square), self.steps)]
+        return [count * square for count in equal_steps(max(1, image_shape.size("pixel") // square), self.steps)]
 
 
 @register_metric("region_perturbation", family="faithfulness", papers=("samek2017evaluating",))
@@ -204,13 +204,13 @@ class RegionPerturbation(_Regions):
     def higher_is_better(self) -> bool:  # type: ignore[override]
         return self.order != "lerf"
 
-    def _need(self, geometry: ImageShape) -> RankedRemoval:
-        counts, unit = self._counts(geometry), f"region:{self.region}"
+    def _need(self, image_shape: ImageShape) -> RankedRemoval:
+        counts, unit = self._counts(image_shape), f"region:{self.region}"
         if self.order == "lerf":
-            return Request.kept(self.substrate, [counts[-1] - count for count in counts], unit)
-        return Request.removed(self.substrate, counts, unit, "random" if self.order == "random" else "map")
+            return Request.kept(self.baseline, [counts[-1] - count for count in counts], unit)
+        return Request.removed(self.baseline, counts, unit, "random" if self.order == "random" else "map")
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         probability = self.curves(answers)["probability"].y
         return np.asarray((probability[:, :1] - probability).mean(axis=1))
 
@@ -225,7 +225,7 @@ class Selectivity(_Regions):
 
     higher_is_better = False
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         curve = self.curves(answers)["probability"]
         return area(curve.y, curve.x)
 
@@ -241,27 +241,27 @@ class Monotonicity(Metric):
     """
 
     steps: int = 28
-    substrate: str = "blur_rise"
+    baseline: str = "blur_rise"
 
     def check(self) -> None:
         at_least("steps", self.steps, 1)
-        check_baseline(self.substrate)
+        check_baseline(self.baseline)
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        return [Request.kept(self.substrate, equal_steps(geometry.size("pixel"), self.steps))]
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        return [Request.kept(self.baseline, equal_steps(image_shape.size("pixel"), self.steps))]
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         curve = self.curves(answers)["probability"].y
         rises = (np.diff(curve, axis=1) >= 0).mean(axis=1)
         return np.where(np.isnan(curve).any(axis=1), np.nan, rises)
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        (need,) = self.needs(answers.geometry)
-        y = np.exp(answers.log_probability(need, self.explain, self.score))
-        return {"probability": Curve(np.array(need.counts) / answers.geometry.size("pixel"), y)}
+        (need,) = self.requests(answers.image_shape)
+        y = np.exp(answers.log_probability(need, self.explain_class, self.score_class))
+        return {"probability": Curve(np.array(need.counts) / answers.image_shape.size("pixel"), y)}
 
 
-_SKIPPLUS = {"skipplus": {"percent": True, "explain": "label", "score": "label"}}
+_SKIPPLUS = {"skipplus": {"percent": True, "explain_class": "label", "score_class": "label"}}
 _TOKEN_REMOVAL: dict[str, Any] = {"family": "token removal", "papers": ("mehri2024skipplus",), "presets": _SKIPPLUS}
 
 
@@ -282,20 +282,20 @@ class _TokenCurve(Metric):
     def check(self) -> None:
         at_least("steps", self.steps, 2)
 
-    def needs(self, geometry: ImageShape) -> Sequence[RankedRemoval]:
-        counts, _ = self._grid(geometry)
+    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+        counts, _ = self._grid(image_shape)
         return [Request.kept(DROP, counts, "token") if self.inserts else Request.removed(DROP, counts, "token")]
 
-    def _grid(self, geometry: ImageShape) -> tuple[list[int], Array]:
+    def _grid(self, image_shape: ImageShape) -> tuple[list[int], Array]:
         """Return counts and ratios, without those that would leave no token."""
-        size = geometry.size("token")
+        size = image_shape.size("token")
         ratios = [j / self.steps for j in (range(1, self.steps + 1) if self.inserts else range(self.steps))]
         points = [(round(rho * size), rho) for rho in ratios]
         points = [(k, rho) for k, rho in points if (k if self.inserts else size - k) > 0]
         return [k for k, _ in points], np.array([rho for _, rho in points])
 
     def _area(self, answers: Evaluation, curve: Array) -> Array:
-        value = area(curve, self._grid(answers.geometry)[1])
+        value = area(curve, self._grid(answers.image_shape)[1])
         if not self.percent:
             return value
         return 100 * (value if self.rises else 1 - value)
@@ -303,26 +303,26 @@ class _TokenCurve(Metric):
 
 @dataclass
 class _TokenAccuracy(_TokenCurve):
-    judges_labels: ClassVar[bool] = True
+    needs_correctness: ClassVar[bool] = True
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         return self._area(answers, self.curves(answers)["accuracy"].y)
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        (need,) = self.needs(answers.geometry)
-        return {"accuracy": Curve(self._grid(answers.geometry)[1], answers.correct(need, self.explain))}
+        (need,) = self.requests(answers.image_shape)
+        return {"accuracy": Curve(self._grid(answers.image_shape)[1], answers.correct(need, self.explain_class))}
 
 
 @dataclass
 class _TokenAOPC(_TokenCurve):
-    def read(self, answers: Evaluation) -> Array:
-        clean = np.exp(answers.clean(self.score, self.explain))
+    def score(self, answers: Evaluation) -> Array:
+        clean = np.exp(answers.clean(self.score_class, self.explain_class))
         return self._area(answers, clean[:, None] - self.curves(answers)["probability"].y)
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        (need,) = self.needs(answers.geometry)
-        y = np.exp(answers.log_probability(need, self.explain, self.score))
-        return {"probability": Curve(self._grid(answers.geometry)[1], y)}
+        (need,) = self.requests(answers.image_shape)
+        y = np.exp(answers.log_probability(need, self.explain_class, self.score_class))
+        return {"probability": Curve(self._grid(answers.image_shape)[1], y)}
 
 
 @register_metric("token_deletion_accuracy", **_TOKEN_REMOVAL)
@@ -353,7 +353,7 @@ class TokenInsertionAccuracy(_TokenAccuracy):
 class TokenDeletionAOPC(_TokenAOPC):
     """Area under ``P(x) - P(x without the most important tokens)``, 0 to 90 % of them gone.
 
-    ``@skipplus`` explains and scores the true class, in percent; its formula has the predicted class (``score=pred``).
+    ``@skipplus`` explains and scores the true class, in percent; its formula has the predicted class (``score_class=pred``).
     Cost: none beside ``token_deletion_accuracy``.
     """
 

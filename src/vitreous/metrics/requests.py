@@ -57,25 +57,25 @@ class Request:
     """Something that a metric asks for; a frozen, hashable value, so that equal ones are answered once."""
 
     @staticmethod
-    def removed(substrate: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
+    def removed(baseline: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
         """The top-ranked ``counts`` are gone."""
-        return RankedRemoval(unit, substrate, False, tuple((0, count) for count in counts), by)
+        return RankedRemoval(unit, baseline, False, tuple((0, count) for count in counts), by)
 
     @staticmethod
-    def kept(substrate: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
+    def kept(baseline: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
         """Only the top-ranked ``counts`` are left."""
-        return RankedRemoval(unit, substrate, True, tuple((0, count) for count in counts), by)
+        return RankedRemoval(unit, baseline, True, tuple((0, count) for count in counts), by)
 
     @staticmethod
-    def bands(substrate: str, edges: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
+    def bands(baseline: str, edges: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
         """The ranks from one edge to the next are gone, and nothing else."""
         ends = list(edges)
-        return RankedRemoval(unit, substrate, False, tuple(pairwise(ends)), by)
+        return RankedRemoval(unit, baseline, False, tuple(pairwise(ends)), by)
 
     @staticmethod
-    def blend(substrate: str, how: str) -> RankedRemoval:
+    def blend(baseline: str, how: str) -> RankedRemoval:
         """The image times the map scaled to 0 .. 1, plus the substrate times the rest."""
-        return RankedRemoval(f"blend:{how}", substrate, True, ((0, 1),))
+        return RankedRemoval(f"blend:{how}", baseline, True, ((0, 1),))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RankedRemoval(Request):
     """
 
     unit: str
-    substrate: str
+    baseline: str
     keep: bool
     spans: tuple[tuple[int, int], ...]
     by: str = "map"
@@ -112,7 +112,7 @@ class Masks(Request):
     leave the sequence.
     """
 
-    substrate: str
+    baseline: str
     draw: Callable[[PRNGKey, ImageShape], Tensor]
     count: int
     unit: str = "pixel"
@@ -125,7 +125,7 @@ class WithoutParts(Request):
     As many states as the image has such parts; all methods share them.
     """
 
-    substrate: str
+    baseline: str
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class GivenMasks:
             raise VitreousError(f"masks are [count, h, w], not {list(array.shape)}")
         return cls(array.tobytes(), array.shape)
 
-    def __call__(self, draws: PRNGKey, geometry: ImageShape) -> Tensor:
+    def __call__(self, draws: PRNGKey, image_shape: ImageShape) -> Tensor:
         array = np.frombuffer(self.data, bool).reshape(self.shape)
         return torch.from_numpy(array.copy()).expand(len(draws.keys), *self.shape).to(draws.keys.device)
 
@@ -157,8 +157,8 @@ class RandomMasks:
     cells: tuple[int, int] | None = None
     """Rows and columns of the grid; the token grid if ``None``."""
 
-    def __call__(self, draws: PRNGKey, geometry: ImageShape) -> Tensor:
-        high, wide = self.cells or geometry.tokens
+    def __call__(self, draws: PRNGKey, image_shape: ImageShape) -> Tensor:
+        high, wide = self.cells or image_shape.tokens
         gone = round(self.share * high * wide)
         bits = draws.bits(self.count, high * wide)
         return (bits.argsort(dim=2, stable=True).argsort(dim=2) < gone).view(-1, self.count, high, wide)

@@ -99,12 +99,15 @@ class _Noisy(Metric):
     def _copies(self) -> Images:
         return uniform_copies(self.samples, self.radius)
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
         return [Reattribution(self._copies), *([self._copies] if self.unchanged else [])]
 
     def _maps(self, answers: Evaluation) -> tuple[Array, Array]:
         """Return the map ``[B, 1, n]`` and those of the noisy copies ``[B, samples, n]``."""
-        own, noisy = answers.values(self.explain), answers.explained(Reattribution(self._copies), self.explain)
+        own, noisy = (
+            answers.values(self.explain_class),
+            answers.explained(Reattribution(self._copies), self.explain_class),
+        )
         noisy = noisy.astype(np.float64).reshape(*noisy.shape[:2], -1)
         noisy[~np.isfinite(noisy).all(axis=2)] = np.nan
         return own.reshape(len(own), 1, -1), noisy
@@ -113,7 +116,7 @@ class _Noisy(Metric):
         """Return the largest or mean of ``[B, samples]``, of copies that leave the prediction as it is if asked."""
         lost = np.isnan(moved).any(axis=1)
         if self.unchanged:
-            moved = np.where(answers.correct(self._copies, self.explain, "pred") > 0, moved, np.nan)
+            moved = np.where(answers.correct(self._copies, self.explain_class, "pred") > 0, moved, np.nan)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of images without any such copy: NaN is meant
             found = (np.nanmax if worst else np.nanmean)(moved, axis=1)
@@ -145,7 +148,7 @@ _QUANTUS = {"samples": 200, "radius": 0.2}
     "max_sensitivity",
     family="robustness",
     papers=("yeh2019fidelity", "englebert2023explaining"),
-    presets={"tis": {"explain": "label"}, "quantus": _QUANTUS},
+    presets={"tis": {"explain_class": "label"}, "quantus": _QUANTUS},
 )
 @dataclass
 class MaxSensitivity(_Sensitivity):
@@ -158,7 +161,7 @@ class MaxSensitivity(_Sensitivity):
     explanations per map.
     """
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         return self._over(answers, self._relative(answers), worst=True)
 
 
@@ -170,7 +173,7 @@ class AverageSensitivity(_Sensitivity):
     As ``max_sensitivity``, with the mean, which does not grow with ``samples``. Cost: nothing beside it.
     """
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         return self._over(answers, self._relative(answers), worst=False)
 
 
@@ -183,7 +186,7 @@ class RankSensitivity(_Noisy):
     Cost: nothing beside ``max_sensitivity``.
     """
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         own, noisy = self._maps(answers)
         found = [1 - spearman(own, noisy[:, [copy]]) for copy in range(self.samples)]
         lost = np.isnan(noisy).any(axis=2) | np.isnan(own).any(axis=2)
@@ -196,7 +199,7 @@ class InputDistance:
 
     relative: bool = False
 
-    def __call__(self, view: VisionModel, images: Tensor, made: Tensor) -> Tensor:
+    def __call__(self, model: VisionModel, images: Tensor, made: Tensor) -> Tensor:
         moved = made.double() - images[:, None].double()
         found: Tensor = (moved / _not_zero(images[:, None].double()) if self.relative else moved).flatten(2).norm(dim=2)
         return found
@@ -215,10 +218,10 @@ class LocalLipschitz(_Sensitivity):
     def _distance(self) -> Measured:
         return Measured(self._copies, InputDistance())
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
-        return [*super().needs(geometry), self._distance]
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
+        return [*super().requests(image_shape), self._distance]
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         distance = answers.measured(self._distance)
         moved, _ = self._moved(answers)
         return self._over(answers, moved / np.where(distance > 0, distance, np.inf), worst=True)
@@ -228,8 +231,8 @@ class LocalLipschitz(_Sensitivity):
 class LogitDistance:
     """``|f(x') - f(x)|`` of all logits."""
 
-    def __call__(self, view: VisionModel, images: Tensor, made: Tensor) -> Tensor:
-        logits = [view.logits(_with_own(own, copies)).double() for own, copies in zip(images, made, strict=True)]
+    def __call__(self, model: VisionModel, images: Tensor, made: Tensor) -> Tensor:
+        logits = [model.logits(_with_own(own, copies)).double() for own, copies in zip(images, made, strict=True)]
         return torch.stack([(each[1:] - each[0]).norm(dim=1) for each in logits])
 
 
@@ -237,8 +240,8 @@ class LogitDistance:
 class TokenDistance:
     """``|(L(x') - L(x)) / L(x)|`` of all tokens L as they leave the last block, prefix tokens included."""
 
-    def __call__(self, view: VisionModel, images: Tensor, made: Tensor) -> Tensor:
-        seen, found = view.shared_copy(), []
+    def __call__(self, model: VisionModel, images: Tensor, made: Tensor) -> Tensor:
+        seen, found = model.shared_copy(), []
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             for own, copies in zip(images, made, strict=True):
                 tokens = seen.forward_blocks(seen.embed(seen.cast(_with_own(own, copies)))).double()
@@ -257,10 +260,10 @@ class _RelativeStability(_Noisy):
     def _distance(self) -> Measured:
         return Measured(self._copies, self.measure)
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
-        return [*super().needs(geometry), self._distance]
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
+        return [*super().requests(image_shape), self._distance]
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         own, noisy = self._maps(answers)
         moved = np.linalg.norm((noisy - own) / np.where(own == 0, _LEAST, own), axis=2)
         return self._over(answers, moved / np.maximum(answers.measured(self._distance), _LEAST), worst=True)

@@ -62,7 +62,7 @@ __all__ = [
     "otsu",
 ]
 
-_CHEFER = {"explain": "pred", "upsample": "bilinear"}
+_CHEFER = {"explain_class": "pred", "interpolation": "bilinear"}
 _SEGMENTATION: dict[str, Any] = {
     "family": "localisation",
     "papers": ("chefer2021transformer", "wu2024tokentm"),
@@ -149,7 +149,7 @@ class MeanAP(Localisation):
     family="localisation",
     aliases=("ap",),
     papers=("mehri2024skipplus",),
-    presets={"skipplus": {"explain": "label"}},
+    presets={"skipplus": {"explain_class": "label"}},
 )
 @dataclass
 class AveragePrecision(Localisation):
@@ -160,7 +160,7 @@ class AveragePrecision(Localisation):
     a map is shifted or scaled. Cost: no forwards.
     """
 
-    upsample: str = field(default="nearest", kw_only=True)
+    interpolation: str = field(default="nearest", kw_only=True)
 
     def measure(self, place: Place) -> float:
         return average_precision(place.values, place.inside)
@@ -280,18 +280,18 @@ class RegionF1(_Cut):
 
 @dataclass
 class _Top(Localisation):
-    """Shared by both: ``ties=expected`` is the mean over all orders of equal values, ``random`` a seeded one."""
+    """Shared by both: ``tie_breaking=expected`` is the mean over all orders of equal values, ``random`` a seeded one."""
 
-    ties: str = field(default="expected", kw_only=True)
+    tie_breaking: str = field(default="expected", kw_only=True)
     seed: int = field(default=0, kw_only=True)
 
     def check(self) -> None:
         super().check()
-        check_choice("ties", self.ties, ("expected", "random"))
+        check_choice("tie_breaking", self.tie_breaking, ("expected", "random"))
         at_least("seed", self.seed, 0)
 
     def _hits(self, place: Place, count: int) -> float:
-        return top_hits(place.values, place.inside, count, self.ties, self.seed)
+        return top_hits(place.values, place.inside, count, self.tie_breaking, self.seed)
 
 
 @register_metric("relevance_rank", family="localisation", aliases=("rra",), papers=("arras2022clevr",))
@@ -299,7 +299,7 @@ class _Top(Localisation):
 class RelevanceRank(_Top):
     """Relevance rank accuracy: of as many top-ranked pixels as the region has, the share that lies in it.
 
-    ``|top-|R| and R| / |R|``. Equal values: ``ties=expected`` (the mean over all their orders) or ``random`` (a key
+    ``|top-|R| and R| / |R|``. Equal values: ``tie_breaking=expected`` (the mean over all their orders) or ``random`` (a key
     from ``seed``, the same for all maps). A constant map has ``rho``. Cost: no forwards.
     """
 
@@ -368,13 +368,13 @@ class Shortcut(Metric):
         if not isinstance(self.part, str) or not self.part.strip():
             raise SpecError(f"part={self.part!r} is not the name of a part")
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
         return [AnnotationRequest("parts")]
 
-    def read(self, answers: Evaluation) -> Array:
-        maps = answers.values(self.explain, grid="pixel")
+    def score(self, answers: Evaluation) -> Array:
+        maps = answers.values(self.explain_class, grid="pixel")
         scores = np.full(len(maps), np.nan)
-        for place, (truth, values) in enumerate(zip(answers.truth(), maps, strict=True)):
+        for place, (truth, values) in enumerate(zip(answers.annotations(), maps, strict=True)):
             mask = truth.parts.get(self.part)
             if mask is None or not np.any(mask) or np.isnan(values).any():
                 continue
@@ -398,25 +398,25 @@ class PartCorrelation(Metric):
     image, shared by all methods.
     """
 
-    substrate: str = "mean_channel"
-    value: str = "logit"
+    baseline: str = "mean_channel"
+    output: str = "logit"
     least: int = 3
 
     def check(self) -> None:
-        check_baseline(self.substrate)
-        check_choice("value", self.value, ("logit", "log_probability"))
+        check_baseline(self.baseline)
+        check_choice("output", self.output, ("logit", "log_probability"))
         at_least("least", self.least, 2)
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
-        return [AnnotationRequest("parts"), WithoutParts(self.substrate)]
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
+        return [AnnotationRequest("parts"), WithoutParts(self.baseline)]
 
-    def read(self, answers: Evaluation) -> Array:
-        maps = answers.values(self.explain, grid="pixel")
-        clean = answers.clean_logit if self.value == "logit" else answers.clean
-        whole = clean(self.score, self.explain)
-        rows = answers.without(WithoutParts(self.substrate), self.score, self.explain, self.value)
+    def score(self, answers: Evaluation) -> Array:
+        maps = answers.values(self.explain_class, grid="pixel")
+        clean = answers.clean_logit if self.output == "logit" else answers.clean
+        whole = clean(self.score_class, self.explain_class)
+        rows = answers.without(WithoutParts(self.baseline), self.score_class, self.explain_class, self.output)
         scores = np.full(len(maps), np.nan)
-        for place, (truth, values, left) in enumerate(zip(answers.truth(), maps, rows, strict=True)):
+        for place, (truth, values, left) in enumerate(zip(answers.annotations(), maps, rows, strict=True)):
             if len(left) < self.least or np.isnan(values).any():
                 continue
             given = np.array([values[np.asarray(truth.parts[name], bool)].sum() for name in left])

@@ -47,7 +47,7 @@ class RandomCells:
     probability: float
     cells: tuple[int, int]
 
-    def __call__(self, draws: PRNGKey, geometry: ImageShape) -> Tensor:
+    def __call__(self, draws: PRNGKey, image_shape: ImageShape) -> Tensor:
         return draws.uniform(self.count, *self.cells) < self.probability
 
 
@@ -61,7 +61,7 @@ class _Bare:
         return baseline_images(self.substrate, inputs, preprocess, 0).expand_as(inputs)[:, None]
 
 
-def _removed(view: VisionModel, inputs: Tensor, made: Tensor) -> Tensor:
+def _removed(model: VisionModel, inputs: Tensor, made: Tensor) -> Tensor:
     """Return what removing each pixel takes away, the mean over channels, ``[B, H * W]``."""
     return (inputs - made[:, 0]).mean(dim=1).flatten(1)
 
@@ -71,21 +71,24 @@ class _Subsets(Metric):
     """Shared by all: what the model loses under some masks, in logits or probabilities."""
 
     subsets: int = 128
-    substrate: str = _SUBSTRATE
-    value: str = "logit"
+    baseline: str = _SUBSTRATE
+    output: str = "logit"
 
     def check(self) -> None:
         at_least("subsets", self.subsets, 2)
-        check_baseline(self.substrate)
-        check_choice("value", self.value, ("logit", "probability"))
+        check_baseline(self.baseline)
+        check_choice("output", self.output, ("logit", "probability"))
 
     def _losses(self, answers: Evaluation, need: Masks) -> Array:
         """Return ``f(x) - f(x without each mask)``, ``[B, count]``."""
-        if self.value == "logit":
-            clean, left = answers.clean_logit(self.score, self.explain), answers.logit(need, self.explain, self.score)
+        if self.output == "logit":
+            clean, left = (
+                answers.clean_logit(self.score_class, self.explain_class),
+                answers.logit(need, self.explain_class, self.score_class),
+            )
         else:
-            clean = np.exp(answers.clean(self.score, self.explain))
-            left = np.exp(answers.log_probability(need, self.explain, self.score))
+            clean = np.exp(answers.clean(self.score_class, self.explain_class))
+            left = np.exp(answers.log_probability(need, self.explain_class, self.score_class))
         return np.asarray(clean[:, None] - left)
 
 
@@ -98,21 +101,21 @@ class _Patches(_Subsets):
     def check(self) -> None:
         super().check()
         check_choice("unit", self.unit, ("pixel", "token"))
-        if self.unit == "token" and self.substrate != _SUBSTRATE:
-            raise SpecError(f"unit=token paints nothing: substrate={self.substrate} has no meaning")
+        if self.unit == "token" and self.baseline != _SUBSTRATE:
+            raise SpecError(f"unit=token paints nothing: baseline={self.baseline} has no meaning")
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
-        return self._masks(geometry)
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
+        return self._masks(image_shape)
 
     def _sizes(self, patches: int) -> Sequence[float]:
         """Return how many patches the subsets hold."""
         raise VitreousError(f"{self.info.name} must say how large its subsets are")
 
-    def _masks(self, geometry: ImageShape) -> list[Masks]:
+    def _masks(self, image_shape: ImageShape) -> list[Masks]:
         """Return one need for each size, the smallest first."""
-        patches, substrate = geometry.size("token"), DROP if self.unit == "token" else self.substrate
+        patches, baseline = image_shape.size("token"), DROP if self.unit == "token" else self.baseline
         counts = sorted({min(max(1, round(each)), patches - 1) for each in self._sizes(patches)})
-        return [Masks(substrate, RandomMasks(self.subsets, k / patches), self.subsets, self.unit) for k in counts]
+        return [Masks(baseline, RandomMasks(self.subsets, k / patches), self.subsets, self.unit) for k in counts]
 
 
 @dataclass
@@ -120,18 +123,18 @@ class _Correlation(_Patches):
     """Shared by both Pearson correlations: one for each size, and their mean."""
 
     undefined: str = "zero"
-    across = "share of patches in a subset"
+    x_axis = "share of patches in a subset"
 
     def check(self) -> None:
         super().check()
         check_choice("undefined", self.undefined, _UNDEFINED)
 
-    def read(self, answers: Evaluation) -> Array:
+    def score(self, answers: Evaluation) -> Array:
         return np.asarray(self.curves(answers)["correlation"].y.mean(axis=1))
 
     def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        needs = self._masks(answers.geometry)
-        values = answers.values(self.explain, "token")
+        needs = self._masks(answers.image_shape)
+        values = answers.values(self.explain_class, "token")
         values = values - values.min(axis=(1, 2), keepdims=True)  # at one size no difference, but no rounding either
         found = [
             _defined(pearson, _sums(answers, need, values), self._losses(answers, need), self.undefined)
@@ -162,24 +165,24 @@ class Infidelity(_Patches):
         super().check()
         _percentages(self.sizes)
         check_choice("reading", self.reading, ("removed", "product"))
-        known = SUBSTRATES[self.substrate]
+        known = SUBSTRATES[self.baseline]
         if self.reading == "product" and (self.unit == "token" or known.random or known.imputes):
-            what = "unit=token" if self.unit == "token" else f"substrate={self.substrate}"
+            what = "unit=token" if self.unit == "token" else f"baseline={self.baseline}"
             raise SpecError(f"reading=product needs the difference of two pictures, and {what} has none to offer")
 
     def _sizes(self, patches: int) -> Sequence[float]:
         return [share * patches / 100 for share in _percentages(self.sizes)]
 
-    def needs(self, geometry: ImageShape) -> Sequence[Request]:
-        masks = super().needs(geometry)
+    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
+        masks = super().requests(image_shape)
         return masks if self.reading == "removed" else [*masks, self._difference()]
 
-    def read(self, answers: Evaluation) -> Array:
-        values, geometry = answers.values(self.explain, "token"), answers.geometry
+    def score(self, answers: Evaluation) -> Array:
+        values, image_shape = answers.values(self.explain_class, "token"), answers.image_shape
         if self.reading == "product":
-            taken = answers.measured(self._difference()).reshape(-1, *geometry.pixels)
-            values = patched(answers.values(self.explain, "pixel") * taken, geometry.tokens)
-        needs = self._masks(geometry)
+            taken = answers.measured(self._difference()).reshape(-1, *image_shape.pixels)
+            values = patched(answers.values(self.explain_class, "pixel") * taken, image_shape.tokens)
+        needs = self._masks(image_shape)
         sums = np.concatenate([_sums(answers, need, values) for need in needs], axis=1)
         losses = np.concatenate([self._losses(answers, need) for need in needs], axis=1)
         if not self.normalise:
@@ -189,7 +192,7 @@ class Infidelity(_Patches):
         return np.asarray(((scale[:, None] * sums - losses) ** 2).mean(axis=1))
 
     def _difference(self) -> Measured:
-        return Measured(Images(f"bare {self.substrate}", _Bare(self.substrate), 1), _removed)
+        return Measured(Images(f"bare {self.baseline}", _Bare(self.baseline), 1), _removed)
 
 
 @register_metric("faithfulness_correlation", family="faithfulness", papers=("bhatt2020evaluating",))
@@ -202,7 +205,7 @@ class FaithfulnessCorrelation(_Correlation):
     image, none per map; those of ``infidelity``.
     """
 
-    value: str = "probability"
+    output: str = "probability"
     sizes: str = "5,10,20,40"
 
     def check(self) -> None:
@@ -244,7 +247,7 @@ class MuFidelity(_Subsets):
     """
 
     subsets: int = 200
-    substrate: str = "zero_norm"
+    baseline: str = "zero_norm"
     cells: int = 9
     share: float = 0.2
     undefined: str = "zero"
@@ -256,14 +259,14 @@ class MuFidelity(_Subsets):
         if not 0 < self.share < 1:
             raise SpecError(f"share={self.share:g} must lie between 0 and 1")
 
-    def needs(self, geometry: ImageShape) -> Sequence[Masks]:
+    def requests(self, image_shape: ImageShape) -> Sequence[Masks]:
         draw = RandomCells(self.subsets, self.share, (self.cells, self.cells))
-        return [Masks(self.substrate, draw, self.subsets)]
+        return [Masks(self.baseline, draw, self.subsets)]
 
-    def read(self, answers: Evaluation) -> Array:
-        (need,) = self.needs(answers.geometry)
-        fine = answers.values(self.explain, "pixel")
-        down, across = (_membership(side, self.cells) for side in answers.geometry.pixels)
+    def score(self, answers: Evaluation) -> Array:
+        (need,) = self.requests(answers.image_shape)
+        fine = answers.values(self.explain_class, "pixel")
+        down, across = (_membership(side, self.cells) for side in answers.image_shape.pixels)
         values = down @ fine @ across.T
         size = np.abs(values).sum(axis=(1, 2), keepdims=True)
         values = np.divide(values, size, out=np.zeros_like(values), where=size != 0)

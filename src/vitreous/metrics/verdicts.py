@@ -40,18 +40,18 @@ class Verdict:
         return f"{self.verdict}: {self.why}{trial}{f'; {self.note}' if self.note else ''}"
 
 
-def verdict(spelling: str | Metric) -> Verdict | None:
+def verdict(spec: str | Metric) -> Verdict | None:
     """Return what the shipped trial found about a metric: with these settings, or else with others and a note.
 
     ``None`` for a metric that no trial has seen. A spelling that means nothing is an error, as everywhere.
     """
-    judge, told = metric_of(spelling), shipped()
+    judge, told = metric_of(spec), shipped()
     rows = told["metrics"]
-    if judge.spelling in rows:
-        return _verdict(told, judge.spelling)
+    if judge.spec in rows:
+        return _verdict(told, judge.spec)
     for tried in (judge.info.name, *(each for each in rows if each.partition("(")[0] == judge.info.name)):
         if tried in rows:
-            return _verdict(told, tried, f"tried as {tried}, not as {judge.spelling}")
+            return _verdict(told, tried, f"tried as {tried}, not as {judge.spec}")
     return None
 
 

@@ -49,7 +49,7 @@ class VisionModel(ABC):
     class_names: list[str] | None = None
     can_drop_tokens: bool = True
     """Whether patch tokens can be left out without touching the model."""
-    attention: str = "everywhere"
+    attention: str = "global"
     """Where attention reaches: ``everywhere`` (a matrix between all tokens), inside ``windows``, or ``nowhere``."""
     has_patch_embedding: bool = True
     """Whether what comes before the first block makes tokens of patches; otherwise its first layer is just a layer."""
@@ -183,7 +183,7 @@ class VisionModel(ABC):
     @property
     def has_own_pooling(self) -> bool:
         """Whether only the adapter can tell how tokens are pooled: one of another package, or one without tokens."""
-        return self.attention == "nowhere" or is_external(type(self))
+        return self.attention == "none" or is_external(type(self))
 
     def read_pooling(self) -> Pooling | None:
         """Return how tokens are pooled, as the model does it now; ``None`` where nothing depends on any token."""
@@ -317,7 +317,7 @@ class VisionModel(ABC):
             raise ModelError(f"{self.name} has no weights: it is on the meta device; load them first")
         if inputs.is_meta:
             raise ModelError("the inputs have no values: they are on the meta device")
-        if self.attention != "nowhere":
+        if self.attention != "none":
             first = next((each for each in self.module.modules() if isinstance(each, nn.Conv2d)), None)
             is_patches = first is not None and first.kernel_size == first.stride
             if first is not None and is_patches and first.in_channels != 3:

@@ -115,24 +115,24 @@ def short_label(label: str) -> str:
     return label.split(",")[0].strip()
 
 
-def find_label(word: str, labels: Sequence[str] | None, classes: int) -> int:
+def find_label(word: str, class_names: Sequence[str] | None, classes: int) -> int:
     """Return the index of the class called ``word``: an index in digits, a whole label, or one of its synonyms.
 
     The comparison ignores case. A word that fits several classes is refused with their indices.
     """
-    if re.fullmatch(r"\s*[+-]?[0-9]{1,4000}\s*", word) and not (labels and word in labels):
+    if re.fullmatch(r"\s*[+-]?[0-9]{1,4000}\s*", word) and not (class_names and word in class_names):
         return check_index(int(word), classes)
-    if not labels:
+    if not class_names:
         raise TargetError(f"class {word!r} is given by name but the model has no labels; use an index 0..{classes - 1}")
     wanted = word.strip().lower()
-    indices = [i for i, label in enumerate(labels) if label.lower() == wanted]
-    indices = indices or [i for i, label in enumerate(labels) if wanted in _synonyms(label)]
+    indices = [i for i, label in enumerate(class_names) if label.lower() == wanted]
+    indices = indices or [i for i, label in enumerate(class_names) if wanted in _synonyms(label)]
     if len(indices) == 1:
         return check_index(indices[0], classes)
     if indices:
-        listed = ", ".join(f"{i} ({labels[i]})" for i in indices[:5])
+        listed = ", ".join(f"{i} ({class_names[i]})" for i in indices[:5])
         raise TargetError(f"class {word!r} names several classes: {listed}; use the index")
-    raise TargetError(f"no class is called {word!r}{suggested(word, labels)}")
+    raise TargetError(f"no class is called {word!r}{suggested(word, class_names)}")
 
 
 def check_index(index: int, classes: int) -> int:
@@ -149,13 +149,13 @@ def _synonyms(label: str) -> list[str]:
 _MOST = 5
 
 
-def suggested(word: str, labels: Sequence[str]) -> str:
+def suggested(word: str, class_names: Sequence[str]) -> str:
     """Return ``"; did you mean …?"`` with the classes that have the word in a name, or else with similar names."""
     wanted = word.strip()
     whole = re.compile(rf"(?<!\w){re.escape(wanted)}(?!\w)", re.IGNORECASE)
-    found = [label.split(",")[0].strip() for label in labels if wanted and whole.search(label)]
+    found = [label.split(",")[0].strip() for label in class_names if wanted and whole.search(label)]
     names = list(dict.fromkeys(found))[:_MOST]
     if not names:
-        return nearest(word, {name.strip().lower() for label in labels for name in label.split(",")})
+        return nearest(word, {name.strip().lower() for label in class_names for name in label.split(",")})
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
     return f"; did you mean {listed}?"

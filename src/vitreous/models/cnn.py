@@ -124,9 +124,9 @@ class ConvModel(VisionModel):
     pools or flattens them.
     """
 
-    attention = "nowhere"
+    attention = "none"
     can_drop_tokens = has_patch_embedding = has_residual_stream = False
-    cam_point = branch_point = "output"
+    cam_point = branch_point = "resid_post"
     unavailable_points: Mapping[str, str] = dict.fromkeys(("norm1", "attn", "norm2", "mlp"), _NO_TOKENS)
     num_heads = num_prefix_tokens = 0
     has_known_head = False
@@ -136,18 +136,18 @@ class ConvModel(VisionModel):
         model: nn.Module,
         chain: Chain,
         name: str | None = None,
-        labels: list[str] | None = None,
+        class_names: list[str] | None = None,
         preprocess: Preprocess | None = None,
-        output: str | int | None = None,
+        output_key: str | int | None = None,
         cut: str = "",
         headless: bool = False,
     ) -> None:
-        self.module, self.chain, self.output, self.cut = model, chain, output, cut
-        self.identity_extras = chain, output
+        self.module, self.chain, self.output_key, self.cut = model, chain, output_key, cut
+        self.identity_extras = chain, output_key
         self.family = getattr(type(self), "family", "cnn")
         self.name = name or type(model).__name__
         self.preprocess = preprocess or _preprocess(model, self.name)
-        self.depth, self.pooling, self.num_classes, self.class_names = len(chain), Pooling("avg", 0), 0, labels
+        self.depth, self.pooling, self.num_classes, self.class_names = len(chain), Pooling("avg", 0), 0, class_names
         if headless:  # a part of a larger model, which is looked at as a whole
             return
         facts = self._facts()
@@ -156,12 +156,12 @@ class ConvModel(VisionModel):
         grids = [self.grid(layer=layer) for layer in range(self.depth)]
         parts = [list(group) for _, group in groupby(range(self.depth), key=grids.__getitem__)]
         self.stages = tuple(range(part[0], part[-1] + 1) for part in parts) if len(parts) > 1 else ()
-        check_count(self.name, labels, self.num_classes)
+        check_count(self.name, class_names, self.num_classes)
 
     def ending(self, at: str) -> ConvModel:
         """Return the view whose last feature map is what the module called ``at`` gives."""
-        facts: dict[str, Any] = {"name": self.name, "labels": self.class_names, "preprocess": self.preprocess}
-        facts |= {"output": self.output, "cut": at}
+        facts: dict[str, Any] = {"name": self.name, "class_names": self.class_names, "preprocess": self.preprocess}
+        facts |= {"output_key": self.output_key, "cut": at}
         inside = [n for n, links in enumerate(self.chain) if any(_within(path, at) for path in links)]
         if not inside:
             return ConvModel(self.module, ((at,),), **facts)
@@ -196,7 +196,7 @@ class ConvModel(VisionModel):
         return self.shared_copy()._behind(features.clone() if self.depth in self._changed else features, self._aside)
 
     def reference_forward(self, inputs: Tensor) -> Tensor:
-        return chosen(self.name, self.output, self.module(inputs))
+        return chosen(self.name, self.output_key, self.module(inputs))
 
     def shared_copy(self: V, own_tensors: bool = False) -> V:
         """Return a twin whose modules change nothing in place, and compute nothing twice to save memory."""
@@ -239,7 +239,7 @@ class ConvModel(VisionModel):
         steps = [(self._part(path), _pass_on) for path in aside] + [(self._part(self.chain[-1][-1]), give)]
         blank = torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=self.device)
         with instead(steps):
-            return chosen(self.name, self.output, self.module(blank))
+            return chosen(self.name, self.output_key, self.module(blank))
 
     # -- places ----------------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class ConvModel(VisionModel):
     # -- what one image tells --------------------------------------------------------------------------
 
     def _facts(self) -> _Facts:
-        key = (type(self), self.chain, self.output, self.preprocess.size, self.dtype, *structure(self.module))
+        key = (type(self), self.chain, self.output_key, self.preprocess.size, self.dtype, *structure(self.module))
         known = _known.setdefault(self.module, {})
         if key not in known:
             off = torch.autocast(self.device.type, enabled=False)

@@ -58,12 +58,12 @@ class WrappedModel(VisionModel):
         inner: VisionModel,
         path: str,
         name: str | None = None,
-        labels: list[str] | None = None,
+        class_names: list[str] | None = None,
         preprocess: Preprocess | None = None,
-        output: str | int | None = None,
+        output_key: str | int | None = None,
     ) -> None:
-        self.module, self.inner, self.path, self.output = model, inner, path, output
-        self.identity_extras = path, output
+        self.module, self.inner, self.path, self.output_key = model, inner, path, output_key
+        self.identity_extras = path, output_key
         self.family = inner.family
         self.name = name or (f"{type(model).__name__} around {inner.name}" if path else inner.name)
         inner.name = self.name
@@ -84,10 +84,10 @@ class WrappedModel(VisionModel):
         self.pooling, self.num_classes = inner.pooling, 0
         facts = self._facts()
         self.pooling, self.num_classes = facts.pooling, facts.classes
-        self.class_names = labels or (
+        self.class_names = class_names or (
             inner.class_names if inner.class_names and len(inner.class_names) == self.num_classes else None
         )
-        check_count(self.name, labels, self.num_classes)
+        check_count(self.name, class_names, self.num_classes)
 
     # -- verbs -----------------------------------------------------------------------------------------
 
@@ -130,13 +130,13 @@ class WrappedModel(VisionModel):
         return self._chosen(self.module(inputs))
 
     def _chosen(self, output: Any) -> Tensor:
-        return chosen(self.name, self.output, output)
+        return chosen(self.name, self.output_key, output)
 
     # -- what a blank image tells ----------------------------------------------------------------------
 
     def _facts(self) -> _Facts:
         """Return what is known about this structure, found on its first view."""
-        now = (self.path, self.output, self.preprocess.size, *structure(self.module))
+        now = (self.path, self.output_key, self.preprocess.size, *structure(self.module))
         then, facts = _known.get(self.module, (None, None))
         if facts is None or then != now:
             shapes, classes = self._found()
@@ -238,10 +238,10 @@ def chosen(name: str, asked: str | int | None, output: Any) -> Tensor:
         if asked not in fitting:
             names = ", ".join(repr(key) for key in fitting) or "none"
             missing = "" if asked is None else f" and none called {asked!r}"
-            raise ModelError(f"{name} has these outputs of logits: {names}{missing}; choose one with output=")
+            raise ModelError(f"{name} has these outputs of logits: {names}{missing}; choose one with output_key=")
         return fitting[asked]
     if asked is not None:
-        raise ModelError(f"{name} has one output; output={asked!r} does not apply")
+        raise ModelError(f"{name} has one output; output_key={asked!r} does not apply")
     if not isinstance(given, Tensor) or given.ndim != 2:
         told = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
         raise ModelError(f"{name} gives {told}, not logits [B, classes]")

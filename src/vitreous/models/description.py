@@ -75,7 +75,7 @@ class _Facts(NamedTuple):
 class Description:
     """A model, and its view if there is one, as plain data: ``lines``, ``tensors``, ``view_tensors`` and ``code``."""
 
-    def __init__(self, model: nn.Module, view: VisionModel | None = None) -> None:
+    def __init__(self, model: nn.Module, vision_model: VisionModel | None = None) -> None:
         self.lines: list[Any] = []
         self.tensors: list[tuple[str, Tensor]] = []
         self.external: dict[str, Any] = {}
@@ -97,8 +97,8 @@ class Description:
         for path, part in self._modules:  # grows where modules are found that are not registered
             self._module(path, part)
         of_model = len(self.tensors)
-        if view is not None:
-            self.lines.append(self._view(view))
+        if vision_model is not None:
+            self.lines.append(self._view(vision_model))
         self.view_tensors = self.tensors[of_model:]
         del self.tensors[of_model:]
 
@@ -246,13 +246,13 @@ class Description:
             return "external"
         return name
 
-    def _view(self, view: VisionModel) -> Any:
+    def _view(self, model: VisionModel) -> Any:
         """Describe how a view looks at its model: its public attributes."""
-        line: list[Any] = [self._code(type(view), "view", type_name(type(view)))]
-        for name in sorted(vars(view)):
-            value = vars(view)[name]
-            if name == "pooling" and view.declared_pooling is not None:  # what is inferred follows from the model
-                value = view.declared_pooling
+        line: list[Any] = [self._code(type(model), "view", type_name(type(model)))]
+        for name in sorted(vars(model)):
+            value = vars(model)[name]
+            if name == "pooling" and model.declared_pooling is not None:  # what is inferred follows from the model
+                value = model.declared_pooling
             if not name.startswith("_") and name not in _FACTS_OF_VIEWS and not callable(value):
                 inner = hasattr(value, "module") and hasattr(value, "embed") and not isinstance(value, nn.Module)
                 line.append((name, self._view(value) if inner else self._plain(value, f"view.{name}")))

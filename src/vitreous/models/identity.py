@@ -193,8 +193,8 @@ class Snapshot:
     forward for the identity.
     """
 
-    def __init__(self, view: VisionModel, description: Description | None = None) -> None:
-        origin = view if view.source_model is None else view.source_model
+    def __init__(self, model: VisionModel, description: Description | None = None) -> None:
+        origin = model if model.source_model is None else model.source_model
         description = description or Description(origin.module, origin)
         self._module, self._view_tensors = ref(origin.module), description.view_tensors
         self._state = state_of([*description.tensors, *self._view_tensors])
@@ -206,18 +206,18 @@ class Snapshot:
         }
 
     @classmethod
-    def of_result(cls, view: VisionModel) -> Snapshot:
+    def of_result(cls, model: VisionModel) -> Snapshot:
         """Return one for what may outlive the model: it is read when that goes, if nobody has asked before."""
-        origin = view if view.source_model is None else view.source_model
+        origin = model if model.source_model is None else model.source_model
         description = Description(origin.module, origin)
         taken = cls(origin, description)
         _wait(origin.module, description.tensors, taken)
         return taken
 
     @classmethod
-    def of_question(cls, view: VisionModel) -> Snapshot:
+    def of_question(cls, model: VisionModel) -> Snapshot:
         """Return the one of an earlier question, if it was not read yet and nothing seems to have changed."""
-        taken, module = cls(view), (view if view.source_model is None else view.source_model).module
+        taken, module = cls(model), (model if model.source_model is None else model.source_model).module
         with _guard:
             earlier = _asked.get(module)
             is_same = earlier is not None and (earlier._state, earlier._parts) == (taken._state, taken._parts)

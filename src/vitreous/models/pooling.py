@@ -70,20 +70,20 @@ class Pooling:
         return f"Pooling({self.kind!r})"
 
 
-def infer_pooling(view: VisionModel, usual: Pooling) -> Pooling | None:
+def infer_pooling(model: VisionModel, usual: Pooling) -> Pooling | None:
     """Return how a model pools, from the gradient where tokens are pooled; ``None`` where there is none, or no number.
 
     That is the last tensor with one vector for each token. Tokens that are averaged have equal gradients there, and
     tokens that are not read have none, whatever the tokens are. The ``usual`` pooling is kept where that agrees. One
     forward and one backward of what follows the last block.
     """
-    seen = view.shared_copy()
+    seen = model.shared_copy()
     grid = seen.last_grid()
     count = seen.num_prefix_tokens + math.prod(grid)
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(view.device.type, enabled=False):
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(model.device.type, enabled=False):
         draws = torch.Generator().manual_seed(0)
         tokens = torch.randn(1, count, seen.embed_dim_at(seen.depth - 1), generator=draws)
-        tokens = tokens.to(view.device, view.dtype).requires_grad_()
+        tokens = tokens.to(model.device, model.dtype).requires_grad_()
         if usual.kind == "map" and _reads_through(seen, tokens):
             return usual
         logits = seen.forward_head(tokens)
@@ -91,12 +91,12 @@ def infer_pooling(view: VisionModel, usual: Pooling) -> Pooling | None:
         gradient = _gradient_where_pooled(score, tokens, grid)
     if gradient is None or not bool(gradient.isfinite().all()) or not bool((gradient != 0).any()):
         return None
-    near = 1e-2 if view.dtype in (torch.float16, torch.bfloat16) else 1e-3
+    near = 1e-2 if model.dtype in (torch.float16, torch.bfloat16) else 1e-3
     for kind in dict.fromkeys((usual.kind, *_KINDS)):
         if kind not in ("map", "unknown") and _agrees(kind, usual.prefix, gradient, near):
             return usual if kind == usual.kind else Pooling(kind, usual.prefix)
     read = int((gradient != 0).any(dim=1).sum())
-    return Pooling("unknown", usual.prefix, f"{view.name} reads {read} of {count} tokens in a way that is not known")
+    return Pooling("unknown", usual.prefix, f"{model.name} reads {read} of {count} tokens in a way that is not known")
 
 
 def _reads_through(seen: VisionModel, tokens: Tensor) -> bool:

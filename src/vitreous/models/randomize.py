@@ -43,26 +43,26 @@ class _Place(NamedTuple):
     leaf: str
 
 
-def stages(view: VisionModel) -> tuple[str, ...]:
+def stages(model: VisionModel) -> tuple[str, ...]:
     """Return the names of the stages, from the output to the input: depth + 3 of them, for any model."""
-    blocks = (f"block {layer}" for layer in reversed(range(view.depth)))
+    blocks = (f"block {layer}" for layer in reversed(range(model.depth)))
     return ("head", "norm", *blocks, "embeddings")
 
 
-def stage_parameters(view: VisionModel) -> dict[str, tuple[str, ...]]:
+def stage_parameters(model: VisionModel) -> dict[str, tuple[str, ...]]:
     """Return the names of the parameters of every stage; one forward of a blank image, once for each structure."""
-    if isinstance(view, SubModel):
-        raise ModelError(f"{view.name} is a part of a model or has another head; only whole models are randomised")
-    now = (type(view), view.preprocess.size, *structure(view.module), *map(id, view.module.parameters()))
-    then, found = _known.get(view.module, (None, None))
+    if isinstance(model, SubModel):
+        raise ModelError(f"{model.name} is a part of a model or has another head; only whole models are randomised")
+    now = (type(model), model.preprocess.size, *structure(model.module), *map(id, model.module.parameters()))
+    then, found = _known.get(model.module, (None, None))
     if found is None or then != now:
-        found = _found(view)
-        _known[view.module] = now, found
+        found = _found(model)
+        _known[model.module] = now, found
     return dict(found)
 
 
 def randomised(
-    view: VisionModel,
+    model: VisionModel,
     which: Iterable[str],
     seed: int = 0,
     *,
@@ -87,12 +87,12 @@ def randomised(
     """
     check_choice("norms", norms, NORMS)
     check_choice("init", init, INITS)
-    parts = stage_parameters(view)
+    parts = stage_parameters(model)
     asked = list(dict.fromkeys(which))
     for name in asked:
         if name not in parts:
-            raise ModelError(f"{view.name} has no stage {name!r}, but {', '.join(stages(view))}")
-    origin = view if view.source_model is None else view.source_model
+            raise ModelError(f"{model.name} has no stage {name!r}, but {', '.join(stages(model))}")
+    origin = model if model.source_model is None else model.source_model
     seen = copy_structure(origin, VisionModel)  # no user's view: it has weights, a fingerprint and a proof of its own
     places = _places(seen.module)
     parameters = dict(seen.module.named_parameters())
@@ -110,9 +110,9 @@ def randomised(
 # -- which parameter belongs where ---------------------------------------------------------------------
 
 
-def _found(view: VisionModel) -> dict[str, tuple[str, ...]]:
-    seen = copy_structure(view if view.source_model is None else view.source_model, VisionModel)
-    seen.source_model = view  # it is a twin, and need not make another one to step through its model
+def _found(model: VisionModel) -> dict[str, tuple[str, ...]]:
+    seen = copy_structure(model if model.source_model is None else model.source_model, VisionModel)
+    seen.source_model = model  # it is a twin, and need not make another one to step through its model
     named = {name: each for name, each in seen.module.named_parameters() if each.is_floating_point()}
     for each in named.values():
         each.requires_grad_()
@@ -136,7 +136,7 @@ def _found(view: VisionModel) -> dict[str, tuple[str, ...]]:
     owners = {id(places[name].owner) for name in _last(logits, names)}
     take("head", [name for name in behind if id(places[name].owner) in owners])
     take("norm", behind)
-    return {stage: found[stage] for stage in stages(view)}
+    return {stage: found[stage] for stage in stages(model)}
 
 
 def _ends(output: Tensor, names: dict[int, str]) -> set[str]:

@@ -116,26 +116,26 @@ def adapters() -> tuple[Adapter, ...]:
 def wrap(
     module: nn.Module | VisionModel,
     *,
-    inside: str | None = None,
-    at: str | None = None,
-    output: str | int | None = None,
+    backbone: str | None = None,
+    layer: str | None = None,
+    output_key: str | int | None = None,
     **facts: Any,
 ) -> VisionModel:
     """Look at a model already in hand; a view is returned as it is, and wrappers are looked through (``unwrap``).
 
-    A model of one's own is searched for the one known model inside; ``inside=`` names it where there are several, and
-    ``output=`` one of several outputs. ``at=`` names the layer whose output is the feature map of a convolutional
-    network, known or not. ``name=``, ``labels=``, ``preprocess=`` override what the model says about itself.
+    A model of one's own is searched for the one known model inside; ``backbone=`` names it where there are several, and
+    ``output_key=`` one of several outputs. ``layer=`` names the layer whose output is the feature map of a convolutional
+    network, known or not. ``name=``, ``class_names=``, ``preprocess=`` override what the model says about itself.
     """
     if isinstance(module, VisionModel):
         return module
     module = unwrap(module)
-    for fact, understood in (("labels", read_labels), ("preprocess", as_preprocess)):
+    for fact, understood in (("class_names", read_labels), ("preprocess", as_preprocess)):
         if facts.get(fact) is not None:
             facts[fact] = understood(facts[fact])
-    if at is not None:
-        return _ending(module, at, output, facts)
-    whole = inside in (None, "") and output is None
+    if layer is not None:
+        return _ending(module, layer, output_key, facts)
+    whole = backbone in (None, "") and output_key is None
     for adapter in adapters() if whole else ():
         if adapter.accepts(module):
             try:
@@ -146,48 +146,52 @@ def wrap(
                 if not any(path for path, _ in _towers(module)):
                     raise
                 break
-    return _around(module, inside, output, facts)
+    return _around(module, backbone, output_key, facts)
 
 
-def _ending(module: nn.Module, at: str, output: str | int | None, facts: dict[str, Any]) -> VisionModel:
-    """Return the view of a convolutional network whose feature map is what the layer ``at`` gives."""
+def _ending(module: nn.Module, layer: str, output_key: str | int | None, facts: dict[str, Any]) -> VisionModel:
+    """Return the view of a convolutional network whose feature map is what ``layer`` gives."""
     from vitreous.models.cnn import ConvModel
 
-    for adapter in adapters() if output is None else ():
+    for adapter in adapters() if output_key is None else ():
         if adapter.accepts(module):
             try:
                 known = adapter.wrap(module, **facts)
             except UnknownError:
                 break
             if not isinstance(known, ConvModel):
-                raise ModelError(f"at={at!r} is for convolutional networks; the layers of {known.name} have numbers")
-            return known.ending(at)
-    return ConvModel(module, ((at,),), output=output, cut=at, **facts)
+                raise ModelError(
+                    f"layer={layer!r} is for convolutional networks; the layers of {known.name} have numbers"
+                )
+            return known.ending(layer)
+    return ConvModel(module, ((layer,),), output_key=output_key, cut=layer, **facts)
 
 
-def _around(module: nn.Module, inside: str | None, output: str | int | None, facts: dict[str, Any]) -> VisionModel:
+def _around(
+    module: nn.Module, backbone: str | None, output_key: str | int | None, facts: dict[str, Any]
+) -> VisionModel:
     """Return the view of a model around the one model that is known in it."""
     found = list(_towers(module))
     what = f"{type(module).__module__}.{type(module).__qualname__}"
-    if inside is not None:
-        found = [each for each in found if each[0] == inside]
+    if backbone is not None:
+        found = [each for each in found if each[0] == backbone]
         if not found:
             listed = ", ".join(path or "itself" for path, _ in _towers(module)) or "none"
-            raise ModelError(f"{what} has no known model at {inside!r}; found: {listed}")
+            raise ModelError(f"{what} has no known model at {backbone!r}; found: {listed}")
     if not found:
         known = ", ".join(adapter.prefix for adapter in adapters())
         raise ModelError(
             f"no adapter knows {what}, and no known model is inside; families known: {known}; for a convolutional "
-            "network name the layer of its last feature map, as at='layer4'; a new family is one file, see the page "
+            "network name the layer of its last feature map, as layer='layer4'; a new family is one file, see the page "
             "'Write an adapter'"
         )
     if len(found) > 1:
         listed = ", ".join(f"{path} ({type(inner.module).__name__})" for path, inner in found)
-        raise ModelError(f"{what} has several models inside: {listed}; choose one with inside={found[0][0]!r}")
+        raise ModelError(f"{what} has several models inside: {listed}; choose one with backbone={found[0][0]!r}")
     ((path, inner),) = found
     if path and not _has_head(module, inner.module):
         raise ModelError(f"{what} around {inner.name} has no classifier: nothing after the blocks has weights")
-    return inner.wrap_in(module, path, output=output, **facts)
+    return inner.wrap_in(module, path, output=output_key, **facts)
 
 
 def _towers(module: nn.Module) -> Iterator[tuple[str, VisionModel]]:
@@ -226,9 +230,9 @@ def _has_head(module: nn.Module, inner: nn.Module) -> bool:
 def load(
     name: str,
     *,
-    labels: Any = None,
+    class_names: Any = None,
     preprocess: Any = None,
-    at: str | None = None,
+    layer: str | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     **options: Any,
@@ -236,17 +240,26 @@ def load(
     """Build a model by name, such as ``timm/vit_base_patch16_224`` or the bundled ``world``, and look at it.
 
     ``checkpoint``: a ``.safetensors`` or torch weight file; without one the hub's weights are fetched, unless
-    ``pretrained=False``. ``num_classes``, ``img_size``, ``labels`` and ``preprocess`` fit a fine-tuned model; the
-    number of classes is that of the checkpoint's head where none is given. ``at`` as for ``view``. ``device`` may be
+    ``pretrained=False``. ``num_classes``, ``img_size``, ``class_names`` and ``preprocess`` fit a fine-tuned model; the
+    number of classes is that of the checkpoint's head where none is given. ``layer`` as for ``wrap``. ``device`` may be
     ``"auto"``: a GPU where there is one. Other options go to the family's own constructor.
     """
-    given = {"labels": labels, "preprocess": preprocess, "at": at, "device": device, "dtype": dtype, **options}
+    given = {
+        "class_names": class_names,
+        "preprocess": preprocess,
+        "layer": layer,
+        "device": device,
+        "dtype": dtype,
+        **options,
+    }
     device, dtype = None if device is None else device_of(device), _dtype(dtype)
     adapter, rest = _find(name)
-    labels = None if labels is None else read_labels(labels)  # what is wrong with it is said before any work
+    class_names = (
+        None if class_names is None else read_labels(class_names)
+    )  # what is wrong with it is said before any work
     shown: dict[str, Any] = {} if preprocess is None else {"preprocess": as_preprocess(preprocess)}
     module = adapter.load(rest, **options)
-    made = wrap(module.to(device=device, dtype=dtype), at=at, name=name, labels=labels, **shown)
+    made = wrap(module.to(device=device, dtype=dtype), layer=layer, name=name, class_names=class_names, **shown)
     made.builder_digest = code_digest(adapter) if is_external(adapter) else ""
     made.load_recipe = Recipe.of(name, given, made.module)
     return made

@@ -154,55 +154,55 @@ class _Record(NamedTuple):
 _proven: WeakKeyDictionary[nn.Module, dict[Any, _Record]] = WeakKeyDictionary()
 
 
-def verify(view: VisionModel, inputs: Tensor) -> None:
+def verify(model: VisionModel, inputs: Tensor) -> None:
     """Compare the view with its model on the first of these images, unless both were found equal before.
 
     The copy that passes run on is held against the model too, if that is in evaluation mode and its forward writes
     nothing. Cost: two or three forwards of one image, once for each structure of a model and size of its inputs.
     """
-    key = (type(view), view.identity_extras, tuple(inputs.shape[1:]), inputs.dtype)
-    record, now = _proven.get(view.module, {}).get(key), structure(view.module)
+    key = (type(model), model.identity_extras, tuple(inputs.shape[1:]), inputs.dtype)
+    record, now = _proven.get(model.module, {}).get(key), structure(model.module)
     if record is None or record.structure != now or not record.watch.holds():
-        record = _verify(view, inputs[:1].detach())
-        records = {k: r for k, r in _proven.get(view.module, {}).items() if r.structure == record.structure}
-        if record.pooling is not None or view.has_own_pooling:  # a head of zeros may be trained, and read tokens then
-            _proven[view.module] = {**records, key: record}
-    if view.deviations is not record.deviations:
-        view.pooling, view.deviations, view.deviating_layers = (
-            record.pooling or view.pooling,
+        record = _verify(model, inputs[:1].detach())
+        records = {k: r for k, r in _proven.get(model.module, {}).items() if r.structure == record.structure}
+        if record.pooling is not None or model.has_own_pooling:  # a head of zeros may be trained, and read tokens then
+            _proven[model.module] = {**records, key: record}
+    if model.deviations is not record.deviations:
+        model.pooling, model.deviations, model.deviating_layers = (
+            record.pooling or model.pooling,
             record.deviations,
             record.layers,
         )
 
 
-def _verify(view: VisionModel, image: Tensor) -> _Record:
+def _verify(model: VisionModel, image: Tensor) -> _Record:
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(image.device.type, enabled=False):
         image = image.clone() if image.is_inference() else image
-        seen, other = (view.shared_copy(own_tensors=True) for _ in range(2))
-        written = [Writes(view.module, each.module) for each in (seen, other)]
+        seen, other = (model.shared_copy(own_tensors=True) for _ in range(2))
+        written = [Writes(model.module, each.module) for each in (seen, other)]
         logits = seen.forward_head(seen.forward_blocks(seen.embed(image)))
-        _compare(view, logits, _own(other, image), "its own forward")
+        _compare(model, logits, _own(other, image), "its own forward")
         tensors = frozenset().union(*(each.tensors() for each in written))
         for module, names in written[1].names().items():
             note_state(module, names)
-        writers[view.module] = tensors
-        has_state = bool(tensors) or any(module in state_names for module in view.module.modules())
-        if not has_state and not any(module.training for module in view.module.modules()):
-            _compare(view, logits, _own(view, image), "the model itself, called as it is,")
-    odd = deviations(view.module)
-    pooling = None if view.has_own_pooling else view.read_pooling()
-    return _Record(structure(view.module), Watch(view.module), pooling, odd, _layers(view, odd))
+        writers[model.module] = tensors
+        has_state = bool(tensors) or any(module in state_names for module in model.module.modules())
+        if not has_state and not any(module.training for module in model.module.modules()):
+            _compare(model, logits, _own(model, image), "the model itself, called as it is,")
+    odd = deviations(model.module)
+    pooling = None if model.has_own_pooling else model.read_pooling()
+    return _Record(structure(model.module), Watch(model.module), pooling, odd, _layers(model, odd))
 
 
-def _layers(view: VisionModel, odd: dict[str, str]) -> frozenset[int]:
+def _layers(model: VisionModel, odd: dict[str, str]) -> frozenset[int]:
     """Return the blocks in which a module is not as its library built it."""
     if not odd:
         return frozenset()
-    modules = {id(view.module.get_submodule(path)) for path in odd}
+    modules = {id(model.module.get_submodule(path)) for path in odd}
     try:
-        blocks = [view.get_block(layer) for layer in range(view.depth)]
+        blocks = [model.get_block(layer) for layer in range(model.depth)]
     except ModelError:  # it does not tell its blocks
-        return frozenset(range(view.depth))
+        return frozenset(range(model.depth))
     return frozenset(layer for layer, block in enumerate(blocks) if any(id(m) in modules for m in block.modules()))
 
 
@@ -223,29 +223,31 @@ def rounding(dtype: torch.dtype, device: str) -> float:
     return 2e-3 if dtype == torch.float32 and device == "cuda" and short else 1e-4
 
 
-def _own(view: VisionModel, image: Tensor) -> Tensor:
+def _own(model: VisionModel, image: Tensor) -> Tensor:
     try:
-        return view.reference_forward(image)
+        return model.reference_forward(image)
     except Exception as error:  # a forward of the user's own can fail anywhere
         reason = one_line(f"{type(error).__name__}: {error}")[:200]
-        raise ModelError(f"{view.name}: its own forward fails on one image ({reason})") from error
+        raise ModelError(f"{model.name}: its own forward fails on one image ({reason})") from error
 
 
-def _compare(view: VisionModel, logits: Tensor, expected: Any, whose: str) -> None:
+def _compare(model: VisionModel, logits: Tensor, expected: Any, whose: str) -> None:
     if not isinstance(expected, Tensor) or expected.shape != logits.shape:
         told = list(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
-        raise ModelError(f"{view.name}: {whose} gives {told}, its parts {list(logits.shape)}; explain the model inside")
+        raise ModelError(
+            f"{model.name}: {whose} gives {told}, its parts {list(logits.shape)}; explain the model inside"
+        )
     off, different = gap(logits, expected)
     if different:
         said, would = (int(each[0].float().argmax()) for each in (expected, logits))
         raise ModelError(
-            f"{view.name} computes something else than its parts: {whose} says class {said}, its blocks and head class "
+            f"{model.name} computes something else than its parts: {whose} says class {said}, its blocks and head class "
             f"{would} (logits differ by {off:.1e}); a subclass, a patched forward or a hook changes it"
         )
 
 
 @contextmanager
-def check_model_unchanged(view: VisionModel, name: str, content: bool = False) -> Iterator[None]:
+def check_model_unchanged(vision_model: VisionModel, name: str, content: bool = False) -> Iterator[None]:
     """Raise a ``ModelChangedError`` if what runs inside changes the weights, buffers or modules of a model.
 
     Weights are known by their version counters and a few of their values, with ``content`` by all of them. Nothing is
@@ -254,7 +256,7 @@ def check_model_unchanged(view: VisionModel, name: str, content: bool = False) -
     """
 
     def snapshot() -> tuple[Any, Any]:
-        model = view.module
+        model = vision_model.module
         tensors = [*model.named_parameters(), *model.named_buffers()]
         return structure(model), fingerprint_of(tensors) if content else state(model)
 
@@ -266,6 +268,6 @@ def check_model_unchanged(view: VisionModel, name: str, content: bool = False) -
         if after != before:
             part = "modules, hooks or methods" if after[0] != before[0] else "weights or buffers"
             raise ModelChangedError(
-                f"{name} changed the {part} of {view.name}, which all methods share: no number made from now on would "
+                f"{name} changed the {part} of {vision_model.name}, which all methods share: no number made from now on would "
                 "be of the model that was given; load the model again, and let the method work on a deep copy"
             )

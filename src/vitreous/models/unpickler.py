@@ -120,10 +120,10 @@ class _Unpickler(pickle.Unpickler):
         return type("Stub", (Stub,), {"told": f"{module}.{name}"})
 
     def persistent_load(self, pid: Any) -> Tensor:
-        what, dtype, key, _, count, *view = pid
+        what, dtype, key, _, count, *model = pid
         if what != "storage" or not isinstance(dtype, torch.dtype) or self.storage is None:
             raise pickle.UnpicklingError("it refers to something that is no storage of numbers")
-        if any(each is not None for each in view):
+        if any(each is not None for each in model):
             raise pickle.UnpicklingError("its storages are views of others; save it with a newer torch")
         return self.storage(dtype, str(key), int(count))
 

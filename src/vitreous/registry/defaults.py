@@ -12,13 +12,13 @@ MODEL = "timm/vit_base_patch16_224"
 STEPS = ("quick", "careful", "best")
 """How much effort an explanation may take; see the manual for what each is worth."""
 
-_QUICK = 'logprob(consensus(witness(decompx, grad_rollout), grad_rollout, attcat, how=scaled, weights="3,2,1"))'
+_QUICK = 'logprob(consensus(witness(decompx, grad_rollout), grad_rollout, attcat, combine=scaled, weights="3,2,1"))'
 _QUICK_IN_WINDOWS = "logprob(plus(decompx, combine=scaled))"
 _QUICK_ON_FEATURES = (
     "consensus(lrp(rules=epsilon_plus, at=pixels), logprob(layercam), logprob(input_x_gradient), "
-    'how=scaled, weights="2,1,1")'
+    'combine=scaled, weights="2,1,1")'
 )
-_QUICK_WITHOUT_RULES = "logprob(consensus(layercam, integrated_gradients(steps=10), how=scaled))"
+_QUICK_WITHOUT_RULES = "logprob(consensus(layercam, integrated_gradients(steps=10), combine=scaled))"
 
 
 def ladder(
@@ -39,18 +39,18 @@ def ladder(
     if step == "quick":
         return quick
     if step == "best" and stream and not drops:  # then all replicas are the best there is
-        return f"consensus(coiba{'(half=true)' if half else ''}, {quick}, how=scaled)"
-    careful = f"consensus(coiba(samples=3{float16}), {quick}, how=scaled)"
+        return f"consensus(coiba{'(half=true)' if half else ''}, {quick}, combine=scaled)"
+    careful = f"consensus(coiba(samples=3{float16}), {quick}, combine=scaled)"
     if step == "careful":
         return careful
     if not stream:
-        return f"consensus({careful}, refine({careful}, doubt=2.0{float16}), how=scaled)"
-    return f"consensus({careful}, refine({careful}, spread=0.3, doubt=2.0{float16}), how=matched)"
+        return f"consensus({careful}, refine({careful}, doubt=2.0{float16}), combine=scaled)"
+    return f"consensus({careful}, refine({careful}, spread=0.3, doubt=2.0{float16}), combine=matched)"
 
 
-def known_as(spelling: str) -> str:
+def known_as(spec: str) -> str:
     """Return the step of the ladder that a spelling is, for titles and names of folders; or else the spelling."""
-    return _STEP_OF.get(spelling, spelling)
+    return _STEP_OF.get(spec, spec)
 
 
 _EITHER = (False, True)

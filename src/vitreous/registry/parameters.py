@@ -36,12 +36,14 @@ def at_least(name: str, value: float, least: float) -> None:
         raise SpecError(f"{name}={value} must be at least {least:g}")
 
 
-def check_memory(memory: Any) -> None:
+def check_memory(memory_gb: Any) -> None:
     """Refuse a budget that is no number of GiB; without one, there is a default."""
-    if memory is None:
+    if memory_gb is None:
         return
-    if isinstance(memory, bool) or not isinstance(memory, Real) or not 0 < float(memory) <= _MOST_MEMORY:
-        raise VitreousError(f"memory={memory!r:.60} is not a number of GiB: give one above 0 and up to {_MOST_MEMORY}")
+    if isinstance(memory_gb, bool) or not isinstance(memory_gb, Real) or not 0 < float(memory_gb) <= _MOST_MEMORY:
+        raise VitreousError(
+            f"memory={memory_gb!r:.60} is not a number of GiB: give one above 0 and up to {_MOST_MEMORY}"
+        )
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Spelled(Protocol):
     def presets(self) -> Any: ...
 
     @property
-    def make(self) -> Any: ...
+    def factory(self) -> Any: ...
 
     @property
     def example(self) -> str: ...
@@ -83,14 +83,14 @@ def written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
-def understood(spelling: Any, thing: type, shelf: Registry[Any]) -> Any:
+def understood(spec: Any, thing: type, shelf: Registry[Any]) -> Any:
     """Return what a spelling means; a ``thing`` is returned as it is."""
-    if isinstance(spelling, thing):
-        return spelling
-    if not isinstance(spelling, str):
+    if isinstance(spec, thing):
+        return spec
+    if not isinstance(spec, str):
         name = f"a {shelf.noun} is a spelling or a {thing.__name__}"
-        raise SpecError(f"{name}, got {type(spelling).__name__}")
-    return Reader(shelf.meant(spelling.strip()) or spelling, shelf, thing).read()
+        raise SpecError(f"{name}, got {type(spec).__name__}")
+    return Reader(shelf.meant(spec.strip()) or spec, shelf, thing).read()
 
 
 class Reader:
@@ -221,7 +221,7 @@ class Reader:
             if parameter.required and parameter.name not in values:
                 raise self._error(call.name, f"{info.name} needs {parameter.name}{info.example}")
         try:
-            return info.make(**values)
+            return info.factory(**values)
         except SpecError as error:
             raise self._error(call.name, str(error)) from None
 
@@ -268,10 +268,10 @@ def _kinds(kind: Any) -> tuple[type, ...]:
     return (kind,)
 
 
-def split(spellings: str) -> list[str]:
+def split(specs: str) -> list[str]:
     """Cut ``a,b(c, d),e`` at the commas that are not inside brackets."""
     parts, depth, current = [], 0, ""
-    for letter in spellings:
+    for letter in specs:
         depth += (letter == "(") - (letter == ")")
         if letter == "," and depth == 0:
             parts.append(current.strip())

@@ -62,7 +62,9 @@ class Archive:
         """Return the folder of this very result, or the first free one."""
         assert explanation.identity is not None
         folder = self._picture(explanation)
-        rivals = f"-not-{'-'.join(map(disk.slug, explanation.rivals))}" if explanation.rivals else ""
+        rivals = (
+            f"-not-{'-'.join(map(disk.slug, explanation.contrast_classes))}" if explanation.contrast_classes else ""
+        )
         base = folder / disk.slug(_method_name(explanation)) / disk.safe_name(disk.slug(explanation.label) + rivals)
         for place in _numbered(base):
             disk.recover(place)
@@ -119,11 +121,11 @@ def _results(folder: Path) -> Iterator[Path]:
 def _method_name(explanation: Explanation) -> str:
     """The step or the spelling, and the value that was explained unless it is the usual one or the method's own."""
     try:
-        usual = " and ".join(get_method(explanation.method).values("logit"))
+        usual = " and ".join(get_method(explanation.method).outputs("logit"))
     except VitreousError:  # a method of the user's own, which no spelling gives again
         usual = "logit"
     name = known_as(explanation.method)
-    return name if explanation.value == usual else f"{name}-{explanation.value}"
+    return name if explanation.output == usual else f"{name}-{explanation.output}"
 
 
 def _part(manifest: dict[str, Any], name: str) -> Any:

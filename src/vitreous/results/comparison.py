@@ -107,6 +107,6 @@ def _cell(each: Explanation) -> show.Cell:
     if not each.class_specific:
         note = "the same for every class"
     else:
-        note = " and ".join(_VALUES.get(value, value) for value in each.value.split(" and "))
+        note = " and ".join(_VALUES.get(value, value) for value in each.output.split(" and "))
         note += "; the sign is a convention" if each.signed is False else ""
     return show.Cell(each.image, each.map.numpy(), known_as(each.method), note, each.method, each.signed)

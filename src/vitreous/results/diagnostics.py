@@ -294,9 +294,9 @@ class MetaEvaluation:
 
 def _row(each: Tried) -> list[str]:
     truth = "-" if math.isnan(each.truth) else f"{each.truth:.2f} [{each.truth_low:.2f}, {each.truth_high:.2f}]"
-    seeds, substrates = (_digits(r.order) if r is not None else "-" for r in (each.over_seeds, each.over_substrates))
+    seeds, baselines = (_digits(r.order) if r is not None else "-" for r in (each.over_seeds, each.over_substrates))
     shares = (_percent(each.error_rate), truth, _percent(each.smallest_share))
-    return [each.metric, each.verdict, *shares, seeds, substrates, _digits(each.alpha), each.why]
+    return [each.metric, each.verdict, *shares, seeds, baselines, _digits(each.alpha), each.why]
 
 
 def _digits(value: float) -> str:

@@ -50,16 +50,16 @@ __all__ = [
 
 def explanation_text(shown: Explanation) -> str:
     """Return which picture, class and method an explanation is about, and what its map is like."""
-    rather = f" rather than {', '.join(shown.rivals)}" if shown.rivals else ""
+    rather = f" rather than {', '.join(shown.contrast_classes)}" if shown.contrast_classes else ""
     low, high = float(shown.map.min()), float(shown.map.max())
     lines = [
-        f"Explanation of {shown.name}: {shown.label}{_sure(shown.probability)}{rather}, {shown.value}",
+        f"Explanation of {shown.name}: {shown.label}{_sure(shown.probability)}{rather}, {shown.output}",
         f"method {known_as(shown.method)} on {shown.model}, which said {_said(shown)}",
         f"map {' x '.join(map(str, shown.map.shape))}, from {low:.3g} to {high:.3g}"
         + (f"; extras {', '.join(shown.extras)}" if shown.extras else ""),
     ]
-    if shown.checkup is not None:
-        lines.append(f"check-up {shown.checkup.verdict}: {shown.checkup.sentence}")
+    if shown.check_result is not None:
+        lines.append(f"check-up {shown.check_result.verdict}: {shown.check_result.sentence}")
     return "\n  ".join(map(one_line, lines))
 
 
@@ -131,20 +131,20 @@ class Explanation:
     prediction: Prediction
     image: Image.Image
     name: str = "image"
-    value: str = "logit"
+    output: str = "logit"
     asked: str = "logit"
-    only: tuple[int, ...] = ()
-    among: tuple[int, ...] = ()
-    against: tuple[int, ...] = ()
-    rivals: tuple[str, ...] = ()
+    class_subset: tuple[int, ...] = ()
+    compare_classes: tuple[int, ...] = ()
+    contrast: tuple[int, ...] = ()
+    contrast_classes: tuple[str, ...] = ()
     extras: dict[str, Tensor] = field(default_factory=dict)
-    names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     box: Box | None = None
     source: str | None = None
     identity: Mapping[str, str] | None = None
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
-    photo: Image.Image | None = field(default=None, repr=False)
-    checkup: CheckResult | None = field(default=None, repr=False)
+    original_image: Image.Image | None = field(default=None, repr=False)
+    check_result: CheckResult | None = field(default=None, repr=False)
     origin: Origin | None = field(default=None, repr=False)
     checker: ClassVar[Callable[..., CheckResult] | None] = None
     """What ``check`` calls: handed in from above, for this room knows no judge."""
@@ -156,7 +156,11 @@ class Explanation:
         return {**self.__dict__, "origin": None}
 
     def check(
-        self, model: VisionModel | nn.Module | None = None, *, inputs: Tensor | None = None, memory: float | None = None
+        self,
+        model: VisionModel | nn.Module | None = None,
+        *,
+        inputs: Tensor | None = None,
+        memory_gb: float | None = None,
     ) -> CheckResult:
         """Return what cheap tests say about this map: see ``vitreous.check``.
 
@@ -164,7 +168,7 @@ class Explanation:
         """
         if Explanation.checker is None:
             raise VitreousError("nobody is here who could check an explanation; import vitreous and use vitreous.check")
-        return Explanation.checker(self, model, inputs=inputs, memory=memory)
+        return Explanation.checker(self, model, inputs=inputs, memory=memory_gb)
 
     # -- pictures --------------------------------------------------------------------------------------
 
@@ -174,7 +178,7 @@ class Explanation:
         return F.interpolate(self.map[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
 
     @property
-    def how(self) -> Method | None:
+    def method_text(self) -> Method | None:
         """The method; ``None`` where its spelling means nothing here, because it is registered elsewhere."""
         if self.origin is not None:
             return self.origin.method
@@ -186,12 +190,12 @@ class Explanation:
     @property
     def class_specific(self) -> bool:
         """Whether another class would have another map."""
-        return self.how is None or self.how.class_specific
+        return self.method_text is None or self.method_text.class_specific
 
     @property
     def signed(self) -> bool | None:
         """False where values below zero do not speak against the class; ``None`` where it depends on the values."""
-        return None if self.how is None or self.how.signed else False
+        return None if self.method_text is None or self.method_text.signed else False
 
     @property
     def scale(self) -> show.Scale:
@@ -244,7 +248,7 @@ class Explanation:
             under = show.resized(under, size)
         return show.overlay(under, self._array, self.scale, opacity, colours)
 
-    def picture(self, name: str, tile: int = show.TILE) -> Image.Image:
+    def extra_image(self, name: str, tile: int = show.TILE) -> Image.Image:
         """Return a picture of what the method found beside the map: ``"owners"`` where classes are compared."""
         there = {each.name: each for each in show.pictures_of(self.extras)}
         if name not in there:
@@ -254,14 +258,14 @@ class Explanation:
         return there[name].draw(self, tile)
 
     @property
-    def pictures(self) -> tuple[str, ...]:
+    def extra_images(self) -> tuple[str, ...]:
         """The names of the pictures that there are beside heat map and overlay."""
         return tuple(each.name for each in show.pictures_of(self.extras))
 
     @property
     def source_line(self) -> str:
         """Which method explained what of which model."""
-        return f"{known_as(self.method)}, {self.value} of {self.model}"
+        return f"{known_as(self.method)}, {self.output} of {self.model}"
 
     def show(self) -> None:
         """Show the overlay: in a notebook in place, elsewhere in the system's image viewer."""
@@ -283,11 +287,11 @@ class Explanation:
             return f"{how}: the same for every class of {self.model}; {self.scale.caption()}"
         given = "" if self.probability is None else f" (p = {self.probability:.3f})"
         sign = "the sign is a convention; " if self.signed is False else ""
-        return f"{how}: {self.label}{given}{self._rather}, {self.value} of {self.model}; {sign}{self.scale.caption()}"
+        return f"{how}: {self.label}{given}{self._rather}, {self.output} of {self.model}; {sign}{self.scale.caption()}"
 
     @property
     def _rather(self) -> str:
-        return f" rather than {', '.join(self.rivals)}" if self.rivals else ""
+        return f" rather than {', '.join(self.contrast_classes)}" if self.contrast_classes else ""
 
     @property
     def _readable(self) -> int:
@@ -295,7 +299,7 @@ class Explanation:
         return max(show.TILE, *self.image.size)
 
     def _repr_html_(self) -> str:
-        more = [figure(self.picture(each.name), each.title) for each in show.pictures_of(self.extras)]
+        more = [figure(self.extra_image(each.name), each.title) for each in show.pictures_of(self.extras)]
         return figure(self.overlay(size=self._readable), self.caption) + "".join(more)
 
     # -- files -----------------------------------------------------------------------------------------
@@ -330,8 +334,8 @@ class Explanation:
             if self.extras:
                 arrays: dict[str, Any] = {name: value.numpy() for name, value in self.extras.items()}
                 draft.write("extras.npz", lambda file: np.savez(file, **arrays))
-            for name in self.pictures:
-                draft.write(f"{name}.png", show.encoded(self.picture(name)))
+            for name in self.extra_images:
+                draft.write(f"{name}.png", show.encoded(self.extra_image(name)))
             if original:
                 draft.write("original.png", show.encoded(self.overlay(original=True)))
             draft.finish(self.manifest())
@@ -350,8 +354,8 @@ class Explanation:
     @property
     def _at_hand(self) -> bool:
         """Whether the photograph is still there, and still the one that was explained."""
-        if self.box is None or self.photo is not None or self.source is None:
-            return self.box is not None and self.photo is not None
+        if self.box is None or self.original_image is not None or self.source is None:
+            return self.box is not None and self.original_image is not None
         try:
             return self.identity is not None and file_digest(self.source) == self.identity["picture"]
         except VitreousError:
@@ -369,10 +373,10 @@ class Explanation:
             "target": self.target,
             "label": self.label,
             "probability": self.probability,
-            "value": self.value,
+            "value": self.output,
             "asked": self.asked,
-            "against": list(self.against),
-            "rivals": list(self.rivals),
+            "against": list(self.contrast),
+            "rivals": list(self.contrast_classes),
             "prediction": vars(self.prediction),
             "name": self.name,
             "source": self.source,
@@ -381,10 +385,10 @@ class Explanation:
             "input_size": [self.image.height, self.image.width],
             "extras": sorted(self.extras),
             "identity": None if self.identity is None else dict(self.identity),
-            **({"classes": list(self.names)} if self.names else {}),
-            **({"only": list(self.only)} if self.only else {}),
-            **({"among": list(self.among)} if self.among else {}),
-            **({} if self.checkup is None else {"check": self.checkup.to_json()}),
+            **({"classes": list(self.class_names)} if self.class_names else {}),
+            **({"only": list(self.class_subset)} if self.class_subset else {}),
+            **({"among": list(self.compare_classes)} if self.compare_classes else {}),
+            **({} if self.check_result is None else {"check": self.check_result.to_json()}),
             "picture": self.scale.caption(),
             "versions": versions(),
         }
@@ -418,14 +422,14 @@ class Explanation:
             map=torch.from_numpy(array),
             prediction=Prediction(**manifest["prediction"]),
             image=image,
-            against=tuple(manifest["against"]),
-            rivals=tuple(manifest["rivals"]),
-            names=tuple(manifest.get("classes", ())),
-            only=tuple(manifest.get("only", ())),
-            among=tuple(manifest.get("among", ())),
+            contrast=tuple(manifest["against"]),
+            contrast_classes=tuple(manifest["rivals"]),
+            class_names=tuple(manifest.get("classes", ())),
+            class_subset=tuple(manifest.get("only", ())),
+            compare_classes=tuple(manifest.get("among", ())),
             created=manifest["created"],
             identity=manifest.get("identity"),
-            checkup=CheckResult.from_json(manifest["check"]) if "check" in manifest else None,
+            check_result=CheckResult.from_json(manifest["check"]) if "check" in manifest else None,
             box=None if manifest["box"] is None else tuple(manifest["box"]),
             extras={name: torch.from_numpy(value) for name, value in extras.items()},
             **{name: manifest[name] for name in same},
@@ -441,8 +445,8 @@ class Explanation:
             raise ImageError(
                 "there is no original photograph to draw on: made of a tensor, or its place in it is not known"
             )
-        if self.photo is not None:
-            return self.photo, self.box
+        if self.original_image is not None:
+            return self.original_image, self.box
         if self.source is None:
             raise ImageError("the original photograph was not kept")
         return open_photo(self.source), self.box

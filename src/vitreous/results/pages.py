@@ -27,17 +27,21 @@ DIGITS = 12
 """Of a fingerprint, on a page."""
 
 
-def again(view: VisionModel, e: Explanation, asked: Mapping[str, Any]) -> str:
+def again(vision_model: VisionModel, e: Explanation, asked: Mapping[str, Any]) -> str:
     """Return the call of ``why`` in Python; below it what each name stands for that cannot be written out.
 
     ``asked`` are its arguments, in order. A model is loaded as it was, as long as its weights are those that were
     loaded; otherwise it is one in hand, told by its fingerprint.
     """
     weights = (e.identity or {}).get("weights", "")[:DIGITS]
-    model, names = "model", [f"model: a {type(view.module).__name__} of your own, fingerprint {weights}"]
-    if view.load_recipe is not None and view.load_recipe.holds(view.module):
-        model, names = view.load_recipe.code()
-        names += [f"the weights are random: these have the fingerprint {weights}"] if view.load_recipe.is_random else []
+    model, names = "model", [f"model: a {type(vision_model.module).__name__} of your own, fingerprint {weights}"]
+    if vision_model.load_recipe is not None and vision_model.load_recipe.holds(vision_model.module):
+        model, names = vision_model.load_recipe.code()
+        names += (
+            [f"the weights are random: these have the fingerprint {weights}"]
+            if vision_model.load_recipe.is_random
+            else []
+        )
     words = [model, "picture" if e.source is None else repr(e.source)]
     names += ["picture: the picture in hand"] if e.source is None else []
     for name, value in asked.items():
@@ -45,7 +49,7 @@ def again(view: VisionModel, e: Explanation, asked: Mapping[str, Any]) -> str:
         if name == "target" and not isinstance(plain, int | str | None):
             plain = e.target
         if isinstance(value, Method):
-            plain = value.spelling
+            plain = value.spec
             if get_method(plain) != value:
                 words.append(f"{name}={name}")
                 names.append(f"{name}: your own, {plain}")

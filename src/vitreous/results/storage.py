@@ -87,23 +87,23 @@ class Question:
     facts: Mapping[str, str]
     method: str
     target: int | None
-    against: tuple[int, ...]
-    value: str
-    classes: tuple[int, ...] | None
-    among: tuple[int, ...]
+    contrast: tuple[int, ...]
+    output: str
+    class_subset: tuple[int, ...] | None
+    compare_classes: tuple[int, ...]
     grid: str | None
     seed: int
 
     @classmethod
     def of(
         cls,
-        view: VisionModel,
+        model: VisionModel,
         how: Method,
         target: int | None,
-        against: tuple[int, ...] = (),
-        value: str = "logit",
-        classes: tuple[int, ...] | None = None,
-        among: tuple[int, ...] = (),
+        contrast: tuple[int, ...] = (),
+        output: str = "logit",
+        class_subset: tuple[int, ...] | None = None,
+        compare_classes: tuple[int, ...] = (),
         grid: str | None = None,
         seed: int = 0,
         snapshot: Snapshot | None = None,
@@ -112,8 +112,18 @@ class Question:
 
         ``snapshot`` is what the model was when it was answered.
         """
-        facts = _Facts(snapshot or Snapshot.of_question(view), str(view.dtype), view.device.type)
-        return cls(facts, how.fingerprint, target, against, " and ".join(how.values(value)), classes, among, grid, seed)
+        facts = _Facts(snapshot or Snapshot.of_question(model), str(model.dtype), model.device.type)
+        return cls(
+            facts,
+            how.fingerprint,
+            target,
+            contrast,
+            " and ".join(how.outputs(output)),
+            class_subset,
+            compare_classes,
+            grid,
+            seed,
+        )
 
     def digest(self, picture: str, target: int | None) -> str:
         """Return the identity of the answer for one picture and the class that was explained in the end."""

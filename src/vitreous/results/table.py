@@ -167,12 +167,12 @@ class ScoreTable:
         (first, aggregate), (second, _) = (self.judges[metric].cell(self.parts[name, metric]) for name in (one, other))
         return difference(first, second, aggregate, samples=self.samples, seed=self.seed, groups=self.groups)
 
-    def z(self, method: str, metric: str, against: str = "random") -> float:
+    def z(self, method: str, metric: str, contrast: str = "random") -> float:
         """Return how many standard errors a method lies above another, image by image; NaN where that is undefined.
 
         Images of a group count as one.
         """
-        gaps = self[method, metric] - self[against, metric]
+        gaps = self[method, metric] - self[contrast, metric]
         error = clustered_error(gaps, self.groups)
         return float(np.nanmean(gaps) / error) if error > 0 else math.nan
 

@@ -114,11 +114,11 @@ def sweep(
     x: Sequence[float] | None = None,
     across: str = "",
     name: str = "methods",
-    against: Sequence[str] | None = None,
+    contrast: Sequence[str] | None = None,
     width: str | float = "column",
 ) -> figures.Figure:
     found = _swept(methods, x, name)
-    levels = [each for each in ("random",) if each in table.methods] if against is None else list(against)
+    levels = [each for each in ("random",) if each in table.methods] if contrast is None else list(contrast)
     lines = [_scores(table, metric, each.name, each.methods, each.x) for each in found]
     flat = [_scores(table, metric, known_as(each), [each], [0.0]) for each in levels]
     names = [each.name for each in lines]
@@ -169,7 +169,7 @@ def histogram(
 
 
 def states_strip(
-    view: VisionModel,
+    model: VisionModel,
     inputs: Tensor,
     maps: Mapping[str, Tensor],
     need: RankedRemoval,
@@ -197,18 +197,18 @@ def states_strip(
     for step in chosen:
         if not 0 <= step < len(need.spans):
             raise VitreousError(f"step {step} is not one of the {len(need.spans)} states")
-    index = int(view.logits(image).argmax()) if target is None else view.class_index(target)
-    some = RankedRemoval(need.unit, need.substrate, need.keep, tuple(need.spans[step] for step in chosen))
+    index = int(model.logits(image).argmax()) if target is None else model.class_index(target)
+    some = RankedRemoval(need.unit, need.baseline, need.keep, tuple(need.spans[step] for step in chosen))
     rows, notes = {}, {}
     for name, map in maps.items():
-        states = perturbed(view, image, torch.as_tensor(map)[None], some, upsample=upsample, ties=ties, seed=seed)[0]
-        rows[name] = [view.preprocess.picture(each) for each in states]
-        chances = view.logits(states).double().softmax(dim=1)[:, index]
+        states = perturbed(model, image, torch.as_tensor(map)[None], some, upsample=upsample, ties=ties, seed=seed)[0]
+        rows[name] = [model.preprocess.picture(each) for each in states]
+        chances = model.logits(states).double().softmax(dim=1)[:, index]
         notes[name] = [f"{float(each):.2f}" for each in chances]
     size = image.shape[-1] * image.shape[-2]
     word = "kept" if need.keep else "removed"
     columns = [f"{count / size:.0%} {word}" for count in some.counts]
-    note = f"Under each picture the probability of {view.label(index)}; pixels in the order of each map."
+    note = f"Under each picture the probability of {model.label(index)}; pixels in the order of each map."
     return figures.strips(rows, columns, notes, "", note, width=width)
 
 
@@ -285,7 +285,7 @@ def curves(
 def _meanings(table: ScoreTable, metric: str, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     """Return what each curve has across, what it has upwards, and which way is better, from the states behind it."""
     needs = [
-        each for each in table.judges[metric].needs(_USUAL) if isinstance(each, RankedRemoval) and each.by == "map"
+        each for each in table.judges[metric].requests(_USUAL) if isinstance(each, RankedRemoval) and each.by == "map"
     ]
     fitting: Sequence[RankedRemoval | None] = needs if len(needs) == len(names) else [None] * len(names)
     found = {}
@@ -293,7 +293,7 @@ def _meanings(table: ScoreTable, metric: str, names: Sequence[str]) -> dict[str,
         by = getattr(table.judges[metric], "by", "probability")
         up = by if name in _PROBABILITIES and by in ("probability", "accuracy") else name
         if need is None or len(need.spans) < 2:
-            found[name] = (table.judges[metric].across, up, "")
+            found[name] = (table.judges[metric].x_axis, up, "")
             continue
         units = f"{need.unit.partition(':')[0]}s"
         across = f"share of {units} {'put back' if need.keep else 'removed'}"

@@ -38,10 +38,10 @@ __all__ = [
 class Branches:
     """Watches the two branches of one block for one forward; whoever made it removes its ``handles``."""
 
-    def __init__(self, view: VisionModel, layer: int) -> None:
-        self.view, self.layer = view, layer
+    def __init__(self, model: VisionModel, layer: int) -> None:
+        self.view, self.layer = model, layer
         self._added: dict[str, Tensor] = {}
-        self.handles = [self._hook(name, *view.branch(layer, name)) for name in ("attn", "mlp")]
+        self.handles = [self._hook(name, *model.branch(layer, name)) for name in ("attn", "mlp")]
 
     def _hook(self, name: str, module: nn.Module, gain: Tensor | None) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -53,7 +53,7 @@ class Branches:
     def check(self, parts: Mapping[str, Tensor]) -> None:
         """Refuse a block whose ``input``, ``middle`` and ``output`` differ by something else than its branches."""
         refuse_without_middle(self.view, self.layer, parts)
-        for name, start, end in (("attn", "input", "middle"), ("mlp", "middle", "output")):
+        for name, start, end in (("attn", "resid_pre", "resid_mid"), ("mlp", "resid_mid", "resid_post")):
             before, after, added = parts[start], parts[end], self._added.get(name)
             size = 16 * torch.finfo(after.dtype).eps * torch.maximum(before.abs().max(), after.abs().max())
             if added is None or not (before + added - after).abs().max() <= size:
@@ -63,60 +63,60 @@ class Branches:
                 )
 
 
-def hook_middle(view: VisionModel, layer: int, parts: dict[str, Tensor]) -> Any:
+def hook_middle(model: VisionModel, layer: int, parts: dict[str, Tensor]) -> Any:
     """Note what lies between attention and MLP, before a user's own hook makes something else of it for the norm."""
 
     def hook(module: nn.Module, args: Any) -> None:
-        parts["middle"] = args[0].detach()
+        parts["resid_mid"] = args[0].detach()
 
-    return view.hook_point(layer, "norm2").register_forward_pre_hook(hook, prepend=True)
+    return model.hook_point(layer, "norm2").register_forward_pre_hook(hook, prepend=True)
 
 
-def refuse_without_middle(view: VisionModel, layer: int, parts: Mapping[str, Tensor]) -> None:
+def refuse_without_middle(model: VisionModel, layer: int, parts: Mapping[str, Tensor]) -> None:
     """Refuse a block of which nobody saw what lies between attention and MLP."""
-    if "middle" not in parts:
-        raise TracingError(f"{view.name}: block {layer} never runs its second norm; what enters it is not known")
+    if "resid_mid" not in parts:
+        raise TracingError(f"{model.name}: block {layer} never runs its second norm; what enters it is not known")
 
 
-def changed_weights(view: VisionModel, layer: int) -> TracingError:
+def changed_weights(model: VisionModel, layer: int) -> TracingError:
     """Return the refusal of a block whose attention weights are seen before they become what they mix with."""
     return TracingError(
-        f"{view.name}: block {layer} changes its attention weights after their softmax "
-        f"({view.describe_deviation(layer)}), so that those that are seen are not those that mix"
+        f"{model.name}: block {layer} changes its attention weights after their softmax "
+        f"({model.describe_deviation(layer)}), so that those that are seen are not those that mix"
     )
 
 
 _SMALL = 1e-12
 
 
-def explicit_contributions(view: VisionModel, tokens: Tensor, layer: int, memory: float | None = None) -> Tensor:
+def explicit_contributions(model: VisionModel, tokens: Tensor, layer: int, memory_gb: float | None = None) -> Tensor:
     """Return the shares ``[N, classes]`` of the tokens ``[N, D]`` that enter block ``layer`` in the logits.
 
     Every bias vector b is spread with weights ``|<T[i, j], b>|`` over the sources j. Cost: about N + 1 forwards from
     that block on, and N x (N + 1) x 4D numbers at once, a few times over; refused where they do not fit into memory.
     """
     count, width = tokens.shape
-    need, allowed = 16 * (count + 1) * count * width * tokens.element_size(), budget_bytes(tokens.device, memory)
+    need, allowed = 16 * (count + 1) * count * width * tokens.element_size(), budget_bytes(tokens.device, memory_gb)
     if need > allowed:
         raise VitreousError(
             f"{count} x {count} shares of width {width} take about {need / 2**30:.1f} GiB, more than memory="
             f"{allowed / 2**30:.1f}; allow it, or use bias=token"
         )
     plain = torch.autocast(tokens.device.type, enabled=False)
-    view = view.shared_copy()
+    model = model.shared_copy()
     with torch.inference_mode(False), torch.no_grad(), plain:
         every = torch.cat([torch.diag_embed(tokens.T).permute(2, 1, 0), tokens.clone()[None]])
-        mode = _Carry(view)
-        for each in range(layer, view.depth):
+        mode = _Carry(model)
+        for each in range(layer, model.depth):
             with mode.inside(each):
-                every = view.forward_block(each, every)
+                every = model.forward_block(each, every)
         with mode.inside(None):
-            logits = view.forward_head(every)
+            logits = model.forward_head(every)
     shares, truth = logits[:-1], logits[-1]
     error = (shares.sum(dim=0) - truth).abs().max()
     if not error <= 1e-2 * truth.abs().max() + 1e-4:
         raise TracingError(
-            f"{view.name}: shares miss the logits by {float(error):.3g}; it adds something that is not recognised"
+            f"{model.name}: shares miss the logits by {float(error):.3g}; it adds something that is not recognised"
         )
     return shares
 
@@ -124,9 +124,9 @@ def explicit_contributions(view: VisionModel, tokens: Tensor, layer: int, memory
 class _Carry(TorchFunctionMode):
     """Makes what runs inside it linear in all rows of the batch but the last."""
 
-    def __init__(self, view: VisionModel) -> None:
+    def __init__(self, model: VisionModel) -> None:
         super().__init__()
-        self.view = view
+        self.view = model
         self.layer: int | None = None
         self.waiting = False  # before attention only values are shares: their bias is spread when they are known
         self.attention: Tensor | None = None

@@ -30,7 +30,7 @@ def budget_bytes(device: torch.device, budget: float | None = None) -> float:
     return budget * _GIB
 
 
-def inner_batch(view: VisionModel, inputs: Tensor, budget: float | None = None) -> int:
+def inner_batch(model: VisionModel, inputs: Tensor, budget: float | None = None) -> int:
     """Return how many inputs one pass may take within ``budget`` GiB.
 
     A block's graph holds about twenty token-sized tensors; attention and its gradient exist for one block at a time. In
@@ -38,10 +38,10 @@ def inner_batch(view: VisionModel, inputs: Tensor, budget: float | None = None) 
     it is, as what it is compared with, its gradient, and what is made of them. Without a budget, see ``budget_bytes``.
     """
     room = budget_bytes(inputs.device, budget)
-    grids = [math.prod(view.grid(inputs, layer)) for layer in range(view.depth)]
-    last = grids[-1] + view.num_prefix_tokens
-    vectors = sum((tokens / grids[-1]) ** 0.5 for tokens in grids) * last * view.embed_dim
-    matrices = view.num_heads * last**2 if view.attention == "everywhere" else 0
+    grids = [math.prod(model.grid(inputs, layer)) for layer in range(model.depth)]
+    last = grids[-1] + model.num_prefix_tokens
+    vectors = sum((tokens / grids[-1]) ** 0.5 for tokens in grids) * last * model.embed_dim
+    matrices = model.num_heads * last**2 if model.attention == "global" else 0
     numbers = 20 * vectors + 6 * matrices + 8 * inputs[0].numel()
     return max(1, int(room / (numbers * inputs.element_size())))
 

@@ -27,7 +27,7 @@ from vitreous.tracing.rules import Attend, AttentionCall, AttentionRule, Call, C
 __all__ = ["Observer"]
 
 _INSIDE = ("norm1", "attn", "norm2", "mlp")
-_WEIGHED = ("pool", "windows", *BETWEEN)
+_WEIGHED = ("pool_weights", "window_weights", *BETWEEN)
 _LAYER_NORMS = (F.layer_norm, torch.layer_norm)
 
 
@@ -36,14 +36,14 @@ class Observer(TorchFunctionMode):
 
     def __init__(
         self,
-        view: VisionModel,
+        model: VisionModel,
         keeps: Sequence[Record],
         rules: Composite,
-        trace: ActivationCache,
+        cache: ActivationCache,
         changes: Mapping[int, Change] | None = None,
     ) -> None:
         super().__init__()
-        self.view, self.rules, self.trace = view, rules, trace
+        self.view, self.rules, self.trace = model, rules, cache
         self.changes = changes or {}
         self.leaves: list[Tensor] = []
         """Changed weights whose gradient is wanted: the backward must be told of them."""
@@ -55,15 +55,15 @@ class Observer(TorchFunctionMode):
         self._mixing: Tensor | None = None  # the same after casts and dropout: what values must be multiplied with
         self._parts: dict[str, Tensor] = {}  # of the block now running, for those who want it whole
         self._branches: Branches | None = None  # what attention and MLP of that block add, where that is compared
-        self._biases = any(keep.site == "biases" for keep in keeps)
+        self._biases = any(keep.point == "biases" for keep in keeps)
         self._steered = dict(rules.table)
-        self._strict = rules.currency == "relevance"
+        self._strict = rules.propagates == "relevance"
         self._begun = False  # whether a layer has run
 
     @property
     def needed(self) -> bool:
         """Whether calls must be seen or changed: to steer, or to show attention or change it."""
-        return bool(self.rules) or bool(self.changes) or any(keep.site in _WEIGHED for keep in self.keeps)
+        return bool(self.rules) or bool(self.changes) or any(keep.point in _WEIGHED for keep in self.keeps)
 
     # -- places the runner tells about -----------------------------------------------------------------
 
@@ -81,32 +81,32 @@ class Observer(TorchFunctionMode):
             self.layer, self.pooling, self._attention, self._mixing = None, False, None, None
         self._check(layer)
 
-    def note(self, site: str, layer: int, value: Tensor) -> None:
+    def note(self, point: str, layer: int, value: Tensor) -> None:
         """Keep what was asked for at this place: now, or with its gradient when the backward comes by."""
-        for keep in self._wanted(site, layer):
+        for keep in self._wanted(point, layer):
             if keep.grad:
                 self._when_gradient(keep, layer, value)
             else:
                 self._store(keep, layer, value.detach())
-        if site in ("input", "output"):  # what leaves a block enters the next one, or the head
-            place = layer + (site == "output")
+        if point in ("resid_pre", "resid_post"):  # what leaves a block enters the next one, or the head
+            place = layer + (point == "resid_post")
             for keep in self._wanted("biases", place):
                 no_shares(self.trace, keep, place, value.detach())
-        if site == "input":
-            self._parts = {"input": value.detach()}
-        elif site == "output":
-            self._parts["output"] = value.detach()
+        if point == "resid_pre":
+            self._parts = {"resid_pre": value.detach()}
+        elif point == "resid_post":
+            self._parts["resid_post"] = value.detach()
             if self._branches is not None:
                 self._branches.check(self._parts)
-            if "attention" in self._parts:
+            if "attn_weights" in self._parts:
                 for keep in self._wanted("block", layer):
                     if not keep.grad:
                         self._store_block(keep, layer, self._parts, None)
             self._parts, self._branches = {}, None
 
     def _store(self, keep: Record, layer: int, value: Tensor, gradient: Tensor | None = None) -> None:
-        slope = None if gradient is None or not keep.grad else self._seen(keep.site, gradient, layer)
-        self.trace.store(keep, layer, keep.reduce(self.view, self._seen(keep.site, value, layer), slope))
+        slope = None if gradient is None or not keep.grad else self._seen(keep.point, gradient, layer)
+        self.trace.store(keep, layer, keep.reduce(self.view, self._seen(keep.point, value, layer), slope))
 
     def _store_block(self, keep: Record, layer: int, parts: dict[str, Tensor], gradient: Tensor | None) -> None:
         refuse_without_middle(self.view, layer, parts)
@@ -115,38 +115,38 @@ class Observer(TorchFunctionMode):
 
     def _when_gradient(self, keep: Record, layer: int, value: Tensor) -> None:
         if not value.requires_grad:
-            raise TracingError(f"{keep.site} of layer {layer} does not reach the target: it has no gradient")
+            raise TracingError(f"{keep.point} of layer {layer} does not reach the target: it has no gradient")
         kept = value.detach()  # a hook that knew the value itself would be a circle, and outlive the pass
         version = kept._version
 
         def hook(gradient: Tensor) -> None:
             if kept._version != version:
-                raise TracingError(f"{keep.site} of layer {layer} was changed in place after it was recorded")
+                raise TracingError(f"{keep.point} of layer {layer} was changed in place after it was recorded")
             self._store(keep, layer, kept, gradient)
 
         value.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _seen(self, site: str, value: Tensor, layer: int = 0) -> Tensor:
+    def _seen(self, point: str, value: Tensor, layer: int = 0) -> Tensor:
         """Lay out a grid ``[B, h, w, D]`` as tokens; see a float64 model in float64, whatever it casts to inside."""
-        if site in _INSIDE and value.ndim == 4:
+        if point in _INSIDE and value.ndim == 4:
             value = value.flatten(1, 2)
-        if site == "windows" and (windows := self.view.windows(layer)) is not None:
+        if point == "window_weights" and (windows := self.view.windows(layer)) is not None:
             value = windows.apart(value)
         return value.double() if self.view.dtype == torch.float64 else value
 
-    def _wanted(self, site: str, layer: int) -> list[Record]:
-        sites = ("attention", "windows") if site == "attention" else (site,)
-        return [keep for keep in self.keeps if keep.site in sites and layer in keep.layers]
+    def _wanted(self, point: str, layer: int) -> list[Record]:
+        points = ("attn_weights", "window_weights") if point == "attn_weights" else (point,)
+        return [keep for keep in self.keeps if keep.point in points and layer in keep.layers]
 
     def _hook(self, layer: int) -> list[Any]:
         handles = []
-        for site in _INSIDE:
-            if self._wanted(site, layer):
+        for point in _INSIDE:
+            if self._wanted(point, layer):
 
-                def hook(module: nn.Module, args: Any, output: Any, site: str = site) -> None:
-                    self.note(site, layer, output if isinstance(output, Tensor) else output[0])
+                def hook(module: nn.Module, args: Any, output: Any, point: str = point) -> None:
+                    self.note(point, layer, output if isinstance(output, Tensor) else output[0])
 
-                handles.append(self.view.hook_point(layer, site).register_forward_hook(hook))
+                handles.append(self.view.hook_point(layer, point).register_forward_hook(hook))
         if self._wanted("block", layer):
             handles.append(hook_middle(self.view, layer, self._parts))
             if not self.view.is_standard(layer):
@@ -160,8 +160,8 @@ class Observer(TorchFunctionMode):
             return
         declared = self.view.operation_counts(layer)
         kinds = [kind for kind in self.rules.kinds if kind in _COUNTED]
-        sites = ("pool",) if layer is None else ("attention", "block")
-        if not kinds and any(self._wanted(site, layer or 0) for site in sites):
+        points = ("pool_weights",) if layer is None else ("attn_weights", "block")
+        if not kinds and any(self._wanted(point, layer or 0) for point in points):
             kinds = ["attention"]
         place = "the head" if layer is None else f"block {layer}"
         for kind in kinds:
@@ -252,9 +252,9 @@ class Observer(TorchFunctionMode):
     ) -> Tensor:
         """``scaled_dot_product_attention``: left alone unless someone asked, or a rule is there for it."""
         self.seen["attention"] += 1
-        site, layer = ("pool", 0) if self.pooling else ("attention", self.layer or 0)
-        keeps = self._wanted(site, layer)
-        values, blocks = ([] if self.pooling else self._wanted(each, layer) for each in ("values", "block"))
+        point, layer = ("pool_weights", 0) if self.pooling else ("attn_weights", self.layer or 0)
+        keeps = self._wanted(point, layer)
+        values, blocks = ([] if self.pooling else self._wanted(each, layer) for each in ("attn_values", "block"))
         rule = self._steered.get("attention")
         inner = rule is None and ("softmax" in self._steered or "matmul" in self._steered)
         flows = torch.is_grad_enabled() and value.requires_grad
@@ -268,7 +268,7 @@ class Observer(TorchFunctionMode):
         call = AttentionCall(attn_mask, is_causal, scale)
         if change is not None:
             attention = self._changed(change, weights(query, key, call), layer)
-            self.note("values", layer, value)
+            self.note("attn_values", layer, value)
             self._note_block(layer, attention, value)
             return attention.to(value.dtype) @ value
         if flows and inner:
@@ -292,7 +292,7 @@ class Observer(TorchFunctionMode):
             for keep in values:
                 self._store(keep, layer, v, grad_v)
             for keep in blocks:
-                whole = {**parts, "attention": attention, "values": v}
+                whole = {**parts, "attn_weights": attention, "attn_values": v}
                 self._store_block(keep, layer, whole, gradient if keep.grad else None)
 
         call.watch = watch if keeps or values or blocks else None
@@ -303,9 +303,9 @@ class Observer(TorchFunctionMode):
         changed = change(attention.detach()).detach()
         if changed.shape != attention.shape:
             raise TracingError(f"attention of layer {layer} is {list(attention.shape)}, not {list(changed.shape)}")
-        if torch.is_grad_enabled() and any(keep.grad for keep in self._wanted("attention", layer)):
+        if torch.is_grad_enabled() and any(keep.grad for keep in self._wanted("attn_weights", layer)):
             self.leaves.append(changed.requires_grad_())
-        self.note("attention", layer, changed)
+        self.note("attn_weights", layer, changed)
         return changed
 
     def _attend_by_parts(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
@@ -329,10 +329,10 @@ class Observer(TorchFunctionMode):
         attention = weights(query, key, call)
         for keep, seen in [(keep, attention) for keep in keeps] + [(keep, value) for keep in values]:
             if keep.grad:
-                raise TracingError(f"{keep.site} of layer {layer} has no gradient in this pass")
+                raise TracingError(f"{keep.point} of layer {layer} has no gradient in this pass")
             self._store(keep, layer, seen)
         if not self.pooling and self._wanted("block", layer):
-            self._parts |= {"attention": attention, "values": value.detach()}
+            self._parts |= {"attn_weights": attention, "attn_values": value.detach()}
         return attention.to(value.dtype) @ value
 
     def _multi_head(self, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -356,7 +356,9 @@ class Observer(TorchFunctionMode):
         if self.layer is not None and self.layer in self.changes:
             attention = self._changed(self.changes[self.layer], attention, self.layer)
         else:
-            self.note("pool" if self.pooling else "attention", 0 if self.pooling else self.layer or 0, attention)
+            self.note(
+                "pool_weights" if self.pooling else "attn_weights", 0 if self.pooling else self.layer or 0, attention
+            )
         self._attention = self._mixing = attention
         return attention
 
@@ -365,10 +367,10 @@ class Observer(TorchFunctionMode):
         left, right = args[:2]
         mixes = self._attention is not None and left.shape == self._attention.shape
         if mixes and self.layer is not None:
-            wanted = self.changes or self._wanted("attention", self.layer) or self._wanted("block", self.layer)
+            wanted = self.changes or self._wanted("attn_weights", self.layer) or self._wanted("block", self.layer)
             if wanted and not of_attention:
                 raise changed_weights(self.view, self.layer)
-            self.note("values", self.layer, right)
+            self.note("attn_values", self.layer, right)
             self._note_block(self.layer, self._attention, right)
             self._attention = self._mixing = None
         return self._steer("matmul", func, args, kwargs)  # type: ignore[no-any-return]
@@ -378,7 +380,7 @@ class Observer(TorchFunctionMode):
         if not keeps:
             return
         parts = self._parts
-        parts |= {"attention": attention.detach(), "values": values.detach()}
+        parts |= {"attn_weights": attention.detach(), "attn_values": values.detach()}
         for keep in keeps:
             if keep.grad and not attention.requires_grad:
                 raise TracingError(f"attention of layer {layer} does not reach the target: it has no gradient")

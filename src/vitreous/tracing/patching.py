@@ -18,7 +18,7 @@ __all__ = ["Change", "logits_through", "logits_with", "replaced"]
 
 
 @contextmanager
-def replaced(view: VisionModel, layer: int, site: str, change: Change) -> Iterator[None]:
+def replaced(model: VisionModel, layer: int, point: str, change: Change) -> Iterator[None]:
     """Inside, ``norm1``, ``attn``, ``norm2`` or ``mlp`` of a block gives the changed output; outside, its own again.
 
     One module may be several blocks, so this is for the time that one of them runs, and for modules of a twin.
@@ -27,7 +27,7 @@ def replaced(view: VisionModel, layer: int, site: str, change: Change) -> Iterat
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         return change(output) if isinstance(output, Tensor) else (change(output[0]), *output[1:])
 
-    handle = view.hook_point(layer, site).register_forward_hook(hook)
+    handle = model.hook_point(layer, point).register_forward_hook(hook)
     try:
         yield
     finally:
@@ -35,7 +35,7 @@ def replaced(view: VisionModel, layer: int, site: str, change: Change) -> Iterat
 
 
 def logits_through(
-    view: VisionModel, tokens: Tensor, first: int, site: str, changes: Mapping[int, Change], half: bool = False
+    model: VisionModel, tokens: Tensor, first: int, point: str, changes: Mapping[int, Change], half: bool = False
 ) -> Tensor:
     """Return the logits of tokens that enter block ``first``, with one place of several blocks changed.
 
@@ -44,34 +44,34 @@ def logits_through(
     Evaluation mode, the model's own precision or, with ``half``, float16 where torch holds that safe; gradients as the
     surroundings say.
     """
-    view = view.shared_copy()
+    model = model.shared_copy()
     with torch.autocast(tokens.device.type, torch.float16 if half else None, enabled=half):
-        for layer in range(first, view.depth):
-            if site == "input" and layer in changes:
+        for layer in range(first, model.depth):
+            if point == "resid_pre" and layer in changes:
                 tokens = changes[layer](tokens)
-            with _changed(view, layer, site, changes):
-                tokens = view.forward_block(layer, tokens)
-            if site == "output" and layer in changes:
+            with _changed(model, layer, point, changes):
+                tokens = model.forward_block(layer, tokens)
+            if point == "resid_post" and layer in changes:
                 tokens = changes[layer](tokens)
-        if site == "input" and view.depth in changes:
-            tokens = changes[view.depth](tokens)
-        return view.forward_head(tokens)
+        if point == "resid_pre" and model.depth in changes:
+            tokens = changes[model.depth](tokens)
+        return model.forward_head(tokens)
 
 
 @contextmanager
-def _changed(view: VisionModel, layer: int, site: str, changes: Mapping[int, Change]) -> Iterator[None]:
-    if layer not in changes or site in ("input", "output"):
+def _changed(model: VisionModel, layer: int, point: str, changes: Mapping[int, Change]) -> Iterator[None]:
+    if layer not in changes or point in ("resid_pre", "resid_post"):
         yield
-    elif site != "attention":
-        with replaced(view, layer, site, changes[layer]):
+    elif point != "attn_weights":
+        with replaced(model, layer, point, changes[layer]):
             yield
     else:
-        observer = Observer(view, (), PLAIN, ActivationCache.empty(), {layer: changes[layer]})
+        observer = Observer(model, (), PLAIN, ActivationCache.empty(), {layer: changes[layer]})
         with observer, observer.inside(layer):
             yield
 
 
-def logits_with(view: VisionModel, tokens: Tensor, layer: int, site: str, change: Change) -> Tensor:
+def logits_with(model: VisionModel, tokens: Tensor, layer: int, point: str, change: Change) -> Tensor:
     """Return the logits of tokens that enter block ``layer``, with one place of that block changed; no gradients."""
     with torch.no_grad():
-        return logits_through(view, tokens, layer, site, {layer: change})
+        return logits_through(model, tokens, layer, point, {layer: change})

@@ -33,12 +33,12 @@ class PRNGKey:
     @classmethod
     def of(cls, seed: int, purpose: str, device: torch.device | str = "cpu") -> PRNGKey:
         """Return the one row of numbers that belongs to a seed and a purpose, whatever the image."""
-        return cls(torch.zeros(1, dtype=torch.int64, device=device)).at(check_seed(seed)).named(purpose)
+        return cls(torch.zeros(1, dtype=torch.int64, device=device)).at(check_seed(seed)).fold_in(purpose)
 
     @classmethod
     def of_images(cls, seed: int, purpose: str, images: Tensor) -> PRNGKey:
         """Return one row for each image, by its content."""
-        return cls(content_keys(images)).at(check_seed(seed)).named(purpose)
+        return cls(content_keys(images)).at(check_seed(seed)).fold_in(purpose)
 
     def at(self, *numbers: int | Tensor) -> PRNGKey:
         """Return other numbers: those of a step, a layer, a copy, the same for all rows or one for each."""
@@ -48,12 +48,12 @@ class PRNGKey:
             keys = _mixed(keys ^ _mixed(given.to(keys.device) * _signed(_GAMMA) + 1))
         return PRNGKey(keys)
 
-    def named(self, purpose: str) -> PRNGKey:
+    def fold_in(self, purpose: str) -> PRNGKey:
         """The same for a purpose in words."""
         digest = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
         return self.at(int.from_bytes(digest, "little", signed=True))
 
-    def rows(self, index: Tensor) -> PRNGKey:
+    def select(self, index: Tensor) -> PRNGKey:
         """Return some rows, in this order."""
         return PRNGKey(self.keys[index.to(self.keys.device)])
 

@@ -35,8 +35,8 @@ __all__ = [
     "whole",
 ]
 
-_ATTENTION = ("attention", "windows", "values", "pool")
-SITES = ("image", "input", "output", *_ATTENTION, "norm1", "attn", "norm2", "mlp", "block", "biases")
+_ATTENTION = ("attn_weights", "window_weights", "attn_values", "pool_weights")
+SITES = ("pixels", "resid_pre", "resid_post", *_ATTENTION, "norm1", "attn", "norm2", "mlp", "block", "biases")
 """Where one can look. ``image`` is what enters the model, ``input`` and ``output`` the residual stream around a block,
 ``attention`` the weights ``[B, H, N, N]``, ``windows`` those of a layer that attends inside windows
 ``[B, W, H, t, t]``, zero where nothing is seen (``VisionModel.windows``), ``values`` the value vectors ``[B, H, N, d]``,
@@ -45,7 +45,7 @@ SITES = ("image", "input", "output", *_ATTENTION, "norm1", "attn", "norm2", "mlp
 linear layers and norms, each with the gradient ``[B, N, D]`` where it is added; what they are reduced to is summed over
 a block. Layer ``depth`` is the head, where the gradient is ``[B, D]`` after the pooling."""
 
-BETWEEN = ("attention", "values", "block", "biases")
+BETWEEN = ("attn_weights", "attn_values", "block", "biases")
 """The sites that need tokens which all see each other, in one order."""
 
 Reduce = Callable[[VisionModel, Any, Tensor | None], Tensor]
@@ -59,16 +59,16 @@ class Block(NamedTuple):
     """Everything that went through one block, without a graph."""
 
     layer: int
-    input: Tensor
+    resid_pre: Tensor
     """The residual stream before it ``[B, N, D]``."""
-    attention: Tensor
-    values: Tensor
-    middle: Tensor
+    attn_weights: Tensor
+    attn_values: Tensor
+    resid_mid: Tensor
     """The residual stream between attention and MLP."""
-    output: Tensor
+    resid_post: Tensor
 
 
-def whole(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def whole(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """Keep the value itself, or its gradient where one was asked for."""
     return value if gradient is None else gradient
 
@@ -81,18 +81,18 @@ class Record:
     It must be a module-level function (or another hashable), because equal wishes are served once.
     """
 
-    site: str
+    point: str
     reduce: Reduce
     layers: tuple[int, ...] = (0,)
     grad: bool = False
 
     def __post_init__(self) -> None:
-        if self.site not in SITES:
-            raise TracingError(f"unknown site {self.site!r}; known: {', '.join(SITES)}")
+        if self.point not in SITES:
+            raise TracingError(f"unknown site {self.point!r}; known: {', '.join(SITES)}")
 
     @property
     def key(self) -> tuple[str, Reduce, bool]:
-        return self.site, self.reduce, self.grad
+        return self.point, self.reduce, self.grad
 
 
 @dataclass(frozen=True)
@@ -104,37 +104,37 @@ class Pass:
     gradient, is that of the new ones, and nothing flows back to the queries and keys of that layer.
     """
 
-    keeps: tuple[Record, ...] = ()
-    rules: Composite = PLAIN
-    value: str | None = None
-    changes: tuple[tuple[int, Change], ...] = ()
+    records: tuple[Record, ...] = ()
+    composite: Composite = PLAIN
+    output: str | None = None
+    patches: tuple[tuple[int, Change], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.value is not None:
-            check_value(self.value)
+        if self.output is not None:
+            check_value(self.output)
 
     @property
     def backward(self) -> bool:
-        return any(keep.grad for keep in self.keeps)
+        return any(keep.grad for keep in self.records)
 
     @property
     def weight(self) -> int:
         """How many times the room of a plain pass it takes: relevance is float64, and rules keep what they divide."""
-        return 5 if self.rules.currency == "relevance" else 1
+        return 5 if self.composite.propagates == "relevance" else 1
 
     def first(self, depth: int) -> int:
         """The lowest layer that needs a gradient: -1 for the image, ``depth`` for none."""
-        ends = {"image": -1, "pool": depth}
-        wanted = [keep for keep in self.keeps if keep.grad and keep.layers]
-        return min([depth, *(ends.get(keep.site, min(keep.layers)) for keep in wanted)])
+        ends = {"pixels": -1, "pool_weights": depth}
+        wanted = [keep for keep in self.records if keep.grad and keep.layers]
+        return min([depth, *(ends.get(keep.point, min(keep.layers)) for keep in wanted)])
 
 
-def no_shares(trace: ActivationCache, keep: Record, layer: int, like: Tensor) -> None:
+def no_shares(cache: ActivationCache, keep: Record, layer: int, like: Tensor) -> None:
     """Start the sum of a block: one number for every token of ``like``, and before them one for what has no token."""
-    trace.store(keep, layer, like.new_zeros(len(like), 1 + like.shape[1]))
+    cache.store(keep, layer, like.new_zeros(len(like), 1 + like.shape[1]))
 
 
-def add_shares(trace: ActivationCache, keep: Record, layer: int, bias: Tensor, gradient: Tensor) -> None:
+def add_shares(cache: ActivationCache, keep: Record, layer: int, bias: Tensor, gradient: Tensor) -> None:
     """Add what one bias does to the sum of its block, from the gradient of the output it is part of.
 
     Biases behind the pooling belong to no token. A pooling by attention may leave the prefix tokens out.
@@ -143,10 +143,10 @@ def add_shares(trace: ActivationCache, keep: Record, layer: int, bias: Tensor, g
         bias = bias.repeat(gradient.shape[1])
         gradient = gradient.transpose(1, 2).flatten(2)
     gradient = gradient.reshape(len(gradient), -1, gradient.shape[-1])
-    share = keep.reduce(trace.view, bias, gradient)
-    total = trace.get(keep, layer)
+    share = keep.reduce(cache.model, bias, gradient)
+    total = cache.get(keep, layer)
     missing = total.shape[1] - share.shape[1]
-    trace.store(keep, layer, total + F.pad(share, (0, missing) if share.shape[1] == 1 else (missing, 0)))
+    cache.store(keep, layer, total + F.pad(share, (0, missing) if share.shape[1] == 1 else (missing, 0)))
 
 
 class ActivationCache:
@@ -155,10 +155,10 @@ class ActivationCache:
     ``trace[keep]`` is the list of kept tensors in the order of ``keep.layers``; every tensor has the images first.
     """
 
-    def __init__(self, view: VisionModel, inputs: Tensor) -> None:
-        self.view = view
-        self.grids = [view.grid(inputs, layer) for layer in range(view.depth)]
-        self.last_grid = view.last_grid(inputs)
+    def __init__(self, model: VisionModel, inputs: Tensor) -> None:
+        self.model = model
+        self.grids = [model.grid(inputs, layer) for layer in range(model.depth)]
+        self.last_grid = model.last_grid(inputs)
         self.batch = len(inputs)
         self.logits: Tensor = torch.empty(0)
         self._kept: dict[tuple[Any, ...], Tensor] = {}
@@ -183,7 +183,7 @@ class ActivationCache:
     def __getitem__(self, keep: Record) -> list[Tensor]:
         for layer in keep.layers:
             if not self.has(keep, layer):
-                raise TracingError(f"{keep.site} of layer {layer} was not recorded in this pass")
+                raise TracingError(f"{keep.point} of layer {layer} was not recorded in this pass")
         return [self._kept[keep.key, layer] for layer in keep.layers]
 
     @property
@@ -198,14 +198,14 @@ class ActivationCache:
     def tokens_to_grid(self, tokens: Tensor, layer: int = 0) -> Tensor:
         """Drop the prefix of ``[B, N]`` and lay the patches of a layer out row by row: ``[B, h, w]``."""
         high, wide = self.grid_at(layer)
-        patches = tokens[:, self.view.num_prefix_tokens :]
+        patches = tokens[:, self.model.num_prefix_tokens :]
         if patches.shape[1] != high * wide:
             raise TracingError(f"{patches.shape[1]} patch tokens do not fill a grid of {high} x {wide}")
         return patches.reshape(len(patches), high, wide)
 
     def windows(self, layer: int) -> Windows | None:
         """Which patches see each other at a layer, where not all do."""
-        return self.view.windows(layer)
+        return self.model.windows(layer)
 
     def unmerged(self, row: Tensor, layer: int) -> Tensor:
         """Bring a row ``[B, N]`` over what comes out of a block to what entered it.
@@ -224,7 +224,7 @@ class ActivationCache:
     def copy(self) -> ActivationCache:
         """Return a trace that holds the same answers and may be given more of its own."""
         made = ActivationCache.__new__(ActivationCache)
-        made.view, made.grids, made.last_grid = self.view, self.grids, self.last_grid
+        made.model, made.grids, made.last_grid = self.model, self.grids, self.last_grid
         made.batch, made.logits = self.batch, self.logits
         made._kept = dict(self._kept)
         return made
@@ -235,7 +235,7 @@ class ActivationCache:
         if len(parts) == 1:
             return parts[0]
         joined = cls.__new__(cls)
-        joined.view, joined.grids, joined.last_grid = parts[0].view, parts[0].grids, parts[0].last_grid
+        joined.model, joined.grids, joined.last_grid = parts[0].model, parts[0].grids, parts[0].last_grid
         joined.batch = sum(part.batch for part in parts)
         joined.logits = torch.cat([part.logits for part in parts])
         # the parts let go of each piece as it is joined, so that not everything exists twice

@@ -29,120 +29,120 @@ def merge(passes: Iterable[Pass]) -> list[Pass]:
     with one of relevance, whose values are in float64.
     """
     passes = list(passes)
-    rules = list(dict.fromkeys(each.rules for each in passes if each.backward))
-    host = next((each for each in rules if each.currency != "relevance"), PLAIN)
+    rules = list(dict.fromkeys(each.composite for each in passes if each.backward))
+    host = next((each for each in rules if each.propagates != "relevance"), PLAIN)
     groups: dict[Composite, list[Record]] = {rule: [] for rule in rules}
     for each in passes:
-        groups.setdefault(each.rules if each.backward else host, []).extend(each.keeps)
+        groups.setdefault(each.composite if each.backward else host, []).extend(each.records)
     return [Pass(_union(keeps), rule) for rule, keeps in groups.items()]
 
 
-def run(view: VisionModel, inputs: Tensor, ask: Pass, target: Target) -> ActivationCache:
+def run(model: VisionModel, inputs: Tensor, ask: Pass, target: Target) -> ActivationCache:
     """Run one pass over a batch that fits into memory.
 
     Blocks below the lowest one that needs a gradient run without a graph; the backward ends there.
     """
-    (trace,) = run_for_targets(view, inputs, ask, [target])
-    return trace
+    (cache,) = run_for_targets(model, inputs, ask, [target])
+    return cache
 
 
 def run_for_targets(
-    view: VisionModel, inputs: Tensor, ask: Pass, targets: Sequence[Target] | Callable[[Tensor], Sequence[Target]]
+    model: VisionModel, inputs: Tensor, ask: Pass, targets: Sequence[Target] | Callable[[Tensor], Sequence[Target]]
 ) -> list[ActivationCache]:
     """Run one forward, and one backward for each target; targets may be chosen by the logits of that forward."""
-    view.check_inputs(inputs)
-    view.verify(inputs)
-    view = view.shared_copy()
-    _refuse_unattended(view, ask)
-    forward = ActivationCache(view, inputs)  # what needs no gradient is kept here, once for all targets
-    observer = Observer(view, ask.keeps, ask.rules, forward, dict(ask.changes))
+    model.check_inputs(inputs)
+    model.verify(inputs)
+    model = model.shared_copy()
+    _refuse_unattended(model, ask)
+    forward = ActivationCache(model, inputs)  # what needs no gradient is kept here, once for all targets
+    observer = Observer(model, ask.records, ask.composite, forward, dict(ask.patches))
     plain = torch.autocast(inputs.device.type, enabled=False)  # the model's own precision, whatever surrounds the call
     with torch.inference_mode(False), plain, torch.set_grad_enabled(ask.backward):
         inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
-        with _merged(view, ask) as changed:
-            logits, root = _forward(view, inputs, ask, observer)
+        with _merged(model, ask) as changed:
+            logits, root = _forward(model, inputs, ask, observer)
         if changed:
-            _refuse_other_logits(view, inputs, logits)
+            _refuse_other_logits(model, inputs, logits)
         forward.logits = logits.detach()
-        if ask.rules.currency == "relevance":
-            forward.logits = forward.logits.to(view.dtype)
-        refuse_not_finite(view, forward.logits)
+        if ask.composite.propagates == "relevance":
+            forward.logits = forward.logits.to(model.dtype)
+        refuse_not_finite(model, forward.logits)
         aims = targets(forward.logits) if callable(targets) else targets
-        traces = [forward.copy() for _ in aims]
-        for index, (target, trace) in enumerate(zip(aims, traces, strict=True)):
-            observer.trace = trace
+        caches = [forward.copy() for _ in aims]
+        for index, (target, cache) in enumerate(zip(aims, caches, strict=True)):
+            observer.trace = cache
             if root is not None:
-                score = _scored(target, logits) if ask.rules.scored else target.score(logits)
-                _backward(view, score, (root, *observer.leaves), keep_graph=index + 1 < len(traces))
-    for trace in traces:
-        for keep in ask.keeps:
-            trace[keep]  # an empty answer is an error here and not a strange picture later
-    return traces
+                score = _scored(target, logits) if ask.composite.scored else target.score(logits)
+                _backward(model, score, (root, *observer.leaves), keep_graph=index + 1 < len(caches))
+    for cache in caches:
+        for keep in ask.records:
+            cache[keep]  # an empty answer is an error here and not a strange picture later
+    return caches
 
 
 def _is_by_layer(ask: Pass) -> bool:
     """Whether it matters which layers a linear map is made of: to rules of relevance, and to who asks for biases."""
-    return ask.rules.currency == "relevance" or any(keep.site == "biases" for keep in ask.keeps)
+    return ask.composite.propagates == "relevance" or any(keep.point == "biases" for keep in ask.records)
 
 
-def _merged(view: VisionModel, ask: Pass) -> AbstractContextManager[list[Any]]:
-    if not view.deviations or not _is_by_layer(ask):
+def _merged(model: VisionModel, ask: Pass) -> AbstractContextManager[list[Any]]:
+    if not model.deviations or not _is_by_layer(ask):
         return nullcontext([])
-    return merged(view.module, view.deviations)
+    return merged(model.module, model.deviations)
 
 
-def _refuse_other_logits(view: VisionModel, inputs: Tensor, logits: Tensor) -> None:
+def _refuse_other_logits(model: VisionModel, inputs: Tensor, logits: Tensor) -> None:
     """Refuse a model that says something else once its adapters are merged: it reads a layer instead of running it."""
     with torch.no_grad():
-        expected = view.forward_head(view.forward_blocks(view.embed(inputs)))
+        expected = model.forward_head(model.forward_blocks(model.embed(inputs)))
     off, different = gap(logits.detach().to(expected.dtype), expected)
     if different:
         raise TracingError(
-            f"{view.name}: with its adapters and hooks merged into its layers logits differ by {off:.1e}; merge them "
+            f"{model.name}: with its adapters and hooks merged into its layers logits differ by {off:.1e}; merge them "
             "before explaining"
         )
 
 
-def refuse_not_finite(view: VisionModel, logits: Tensor) -> None:
+def refuse_not_finite(model: VisionModel, logits: Tensor) -> None:
     """Refuse logits that are not numbers; a class may be shut out with minus infinity."""
     bad = logits.isnan() | (logits == torch.inf)
     if bad.any():
         rows = int(bad.any(dim=1).sum())
-        raise ModelError(f"{view.name} gives logits that are not finite for {rows} of {len(logits)} images")
+        raise ModelError(f"{model.name} gives logits that are not finite for {rows} of {len(logits)} images")
 
 
-def _refuse_unattended(view: VisionModel, ask: Pass) -> None:
-    if view.attention != "everywhere" and any(keep.site in BETWEEN for keep in ask.keeps):
-        where = {"windows": "attends inside windows", "nowhere": "has no attention"}[view.attention]
-        raise ModelError(f"{view.name} {where}: a method that follows attention between all tokens does not apply")
-    if view.attention != "windows" and any(keep.site == "windows" for keep in ask.keeps):
-        raise ModelError(f"{view.name} has no windows")
+def _refuse_unattended(model: VisionModel, ask: Pass) -> None:
+    if model.attention != "global" and any(keep.point in BETWEEN for keep in ask.records):
+        where = {"windowed": "attends inside windows", "none": "has no attention"}[model.attention]
+        raise ModelError(f"{model.name} {where}: a method that follows attention between all tokens does not apply")
+    if model.attention != "windowed" and any(keep.point == "window_weights" for keep in ask.records):
+        raise ModelError(f"{model.name} has no windows")
 
 
-def _forward(view: VisionModel, inputs: Tensor, ask: Pass, observer: Observer) -> tuple[Tensor, Tensor | None]:
+def _forward(model: VisionModel, inputs: Tensor, ask: Pass, observer: Observer) -> tuple[Tensor, Tensor | None]:
     """Return the logits and the tensor at which the backward ends."""
-    first = ask.first(view.depth)
-    if ask.rules.currency == "relevance":
+    first = ask.first(model.depth)
+    if ask.composite.propagates == "relevance":
         inputs = inputs.double()
     root: Tensor | None = None
     with observer if observer.needed else nullcontext():
         if ask.backward and first < 0:
             inputs = root = inputs.requires_grad_()
-            observer.note("image", 0, inputs)
+            observer.note("pixels", 0, inputs)
         with torch.set_grad_enabled(root is not None):
-            tokens = view.embed(inputs)
-        for layer in range(view.depth):
+            tokens = model.embed(inputs)
+        for layer in range(model.depth):
             if layer == first:
                 tokens = root = tokens.detach().requires_grad_()
             with torch.set_grad_enabled(root is not None):
-                observer.note("input", layer, tokens)
+                observer.note("resid_pre", layer, tokens)
                 with observer.inside(layer):
-                    tokens = view.forward_block(layer, tokens)
-                observer.note("output", layer, tokens)
+                    tokens = model.forward_block(layer, tokens)
+                observer.note("resid_post", layer, tokens)
         if ask.backward and root is None:  # only the head needs a gradient
             tokens = root = tokens.detach().requires_grad_()
         with torch.set_grad_enabled(root is not None), observer.inside(None):
-            logits = view.forward_head(tokens)
+            logits = model.forward_head(tokens)
     return logits, root
 
 
@@ -157,9 +157,9 @@ def _scored(target: Target, logits: Tensor) -> Tensor:
     return (logits * shares).sum(dim=1)
 
 
-def _backward(view: VisionModel, score: Tensor, ends: Sequence[Tensor], keep_graph: bool) -> None:
+def _backward(model: VisionModel, score: Tensor, ends: Sequence[Tensor], keep_graph: bool) -> None:
     if not score.requires_grad:
-        raise TracingError(f"{view.name}: the target does not depend on the tokens")
+        raise TracingError(f"{model.name}: the target does not depend on the tokens")
     torch.autograd.grad(score.sum(), ends, retain_graph=keep_graph)
 
 

@@ -128,7 +128,7 @@ class ActivationStats:
     def fingerprint(self) -> str:
         """A digest of the numbers themselves."""
         named = [
-            (f"{site}.{layer}.{each.n}", torch.stack(each.tensors)) for (site, layer), each in self.moments.items()
+            (f"{point}.{layer}.{each.n}", torch.stack(each.tensors)) for (point, layer), each in self.moments.items()
         ]
         return fingerprint_of(sorted(named, key=lambda pair: pair[0]))
 
@@ -149,25 +149,25 @@ class ActivationStats:
 
     # -- using -----------------------------------------------------------------------------------------
 
-    def of(self, view: VisionModel, size: Sequence[int], site: str, layer: int) -> Moments:
+    def of(self, model: VisionModel, size: Sequence[int], point: str, layer: int) -> Moments:
         """Return the moments of a place, or say why these statistics are not those of this model and input size."""
-        if self.model != view.name:
-            raise ModelError(f"the statistics {self} are those of {self.model}, not of {view.name}")
-        moments = self.moments.get((site, layer))
+        if self.model != model.name:
+            raise ModelError(f"the statistics {self} are those of {self.model}, not of {model.name}")
+        moments = self.moments.get((point, layer))
         if moments is None:
-            raise ModelError(f"the statistics {self} have no {site} of layer {layer}")
+            raise ModelError(f"the statistics {self} have no {point} of layer {layer}")
         if self.count < 2:
             raise VitreousError(f"the statistics {self} are of {self.count} image: there is no deviation; take more")
         if len(moments.mean) > 1 and self.size != tuple(size):
             made, given = (f"{high} x {wide}" for high, wide in (self.size, size))
             raise ModelError(f"the statistics {self} were made at {made}, the input is {given}; pool them over tokens")
-        if self.maker and not self._is_of(view):
-            raise ModelError(f"the statistics {self} were made with other weights or settings of {view.name}")
+        if self.maker and not self._is_of(model):
+            raise ModelError(f"the statistics {self} were made with other weights or settings of {model.name}")
         return moments
 
-    def _is_of(self, view: VisionModel) -> bool:
+    def _is_of(self, model: VisionModel) -> bool:
         """Whether a model is the one they were made with; every byte of its weights is compared once."""
-        maker = maker_of(view, recent=self.maker in self._compared)
+        maker = maker_of(model, recent=self.maker in self._compared)
         self._compared.add(maker)
         return maker == self.maker
 
@@ -179,12 +179,12 @@ class ActivationStats:
         facts |= {"source": self.source, "count": str(self.count), "taken": str(self.taken)}
         facts |= {"pictures": self.pictures, "maker": self.maker}
         tensors = {}
-        for (site, layer), moments in self.moments.items():
-            tensors[f"{site}.{layer}.mean"] = moments.mean.contiguous()
-            tensors[f"{site}.{layer}.square"] = moments.square.contiguous()
-            tensors[f"{site}.{layer}.n"] = torch.tensor(moments.n)
+        for (point, layer), moments in self.moments.items():
+            tensors[f"{point}.{layer}.mean"] = moments.mean.contiguous()
+            tensors[f"{point}.{layer}.square"] = moments.square.contiguous()
+            tensors[f"{point}.{layer}.n"] = torch.tensor(moments.n)
             if moments.other is not None:
-                tensors[f"{site}.{layer}.other"] = moments.other.contiguous()
+                tensors[f"{point}.{layer}.other"] = moments.other.contiguous()
         disk.write_file(path, save(tensors, facts), overwrite=overwrite, held=held)
         return Path(path)
 
@@ -200,12 +200,12 @@ class ActivationStats:
                     raise ValueError(f"its format is {facts.get('format')!r}, not {_FORMAT!r}")
                 moments, names = {}, {*file.keys()}
                 for name in names:
-                    site, layer, what = name.split(".")
+                    point, layer, what = name.split(".")
                     if what == "mean":
-                        fields = [f"{site}.{layer}.{each}" for each in Moments._fields]
+                        fields = [f"{point}.{layer}.{each}" for each in Moments._fields]
                         mean, square, n = (file.get_tensor(each) for each in fields[:3])
                         other = file.get_tensor(fields[3]) if fields[3] in names else None
-                        moments[site, int(layer)] = _checked(Moments(mean, square, int(n), other))
+                        moments[point, int(layer)] = _checked(Moments(mean, square, int(n), other))
                 high, wide = facts["size"].split("x")
                 whole = (int(facts["count"]), moments, int(facts["taken"]), facts["pictures"], str(path))
                 return cls(facts["model"], (int(high), int(wide)), facts["source"], *whole, facts["maker"])
@@ -224,38 +224,38 @@ def _checked(moments: Moments) -> Moments:
     return moments
 
 
-def maker_of(view: VisionModel, recent: bool = False) -> str:
+def maker_of(model: VisionModel, recent: bool = False) -> str:
     """Return a digest of what activations depend on beside the pictures: the model's identity and its precision.
 
     Every byte of the weights is read; with ``recent``, only where they seem to have changed since the last time.
     """
-    snapshot = Snapshot(view)
-    told = [str(snapshot.recent if recent else snapshot.identity), str(view.dtype)]
+    snapshot = Snapshot(model)
+    told = [str(snapshot.recent if recent else snapshot.identity), str(model.dtype)]
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
 
 def statistics_of(
-    view: VisionModel, inputs: Tensor, source: str, sites: Sequence[str] | None = None
+    model: VisionModel, inputs: Tensor, source: str, points: Sequence[str] | None = None
 ) -> ActivationStats:
     """Return the statistics of one batch ``[B, 3, H, W]`` that fits into memory. Cost: one forward per image.
 
     Written down are the output of each block's first norm and the residual stream after the block, or these ``sites``.
     """
-    wanted = (view.branch_point, "output") if sites is None else sites
-    keeps = tuple(Record(site, _batch_moments, tuple(range(view.depth))) for site in dict.fromkeys(wanted))
-    trace = run(view, view.cast(inputs), Pass(keeps), Target())
+    wanted = (model.branch_point, "resid_post") if points is None else points
+    keeps = tuple(Record(point, _batch_moments, tuple(range(model.depth))) for point in dict.fromkeys(wanted))
+    cache = run(model, model.cast(inputs), Pass(keeps), Target())
     moments = {}
     for keep in keeps:
-        for layer, kept in zip(keep.layers, trace[keep], strict=True):
+        for layer, kept in zip(keep.layers, cache[keep], strict=True):
             mean, square, *other = kept.double().cpu()
-            moments[keep.site, layer] = Moments(mean, square, len(inputs), *(each.long() for each in other))
+            moments[keep.point, layer] = Moments(mean, square, len(inputs), *(each.long() for each in other))
     high, wide = inputs.shape[-2:]
-    return ActivationStats(view.name, (high, wide), source, len(inputs), moments, maker=maker_of(view, recent=True))
+    return ActivationStats(model.name, (high, wide), source, len(inputs), moments, maker=maker_of(model, recent=True))
 
 
-def noise(view: VisionModel, count: int, size: Sequence[int], seed: int, batch: int) -> Iterator[Tensor]:
+def noise(model: VisionModel, count: int, size: Sequence[int], seed: int, batch: int) -> Iterator[Tensor]:
     """Yield batches of images of uniform noise, normalised as the model's own preprocessing does."""
-    draws, how = PRNGKey.of(seed, "noise"), view.preprocess
+    draws, how = PRNGKey.of(seed, "noise"), model.preprocess
     mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (how.mean, how.std))
     for first in range(0, count, batch):
         places = torch.arange(first, min(count, first + batch))
@@ -263,9 +263,9 @@ def noise(view: VisionModel, count: int, size: Sequence[int], seed: int, batch: 
         yield (pixels - mean) / std
 
 
-def _batch_moments(view: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def _batch_moments(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
     """Mean and sum of squared deviations over the images of a batch, and how many are not zero: ``[2 or 3, N, D]``."""
     value = value if value.dtype == torch.float64 else value.float()
     mean = value.mean(dim=0)
-    counted = [] if view.has_residual_stream else [(value != 0).sum(dim=0).to(mean)]
+    counted = [] if model.has_residual_stream else [(value != 0).sum(dim=0).to(mean)]
     return torch.stack([mean, ((value - mean) ** 2).sum(dim=0), *counted])

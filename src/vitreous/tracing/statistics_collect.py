@@ -65,25 +65,25 @@ _guard = Lock()
 Told = Callable[[int], None]
 
 
-def world_moments(session: Context, site: str, layers: Sequence[int]) -> list[Moments] | str:
+def world_moments(context: Context, point: str, layers: Sequence[int]) -> list[Moments] | str:
     """Return the moments of these layers of a session's model; or, where scenes cannot tell, why.
 
     A sub-network gets those of the whole model, at the layers that are its own.
     """
-    view, first = _whole(session.view)
-    size = _size(session, view)
+    model, first = _whole(context.model)
+    size = _size(context, model)
     if isinstance(size, str):
         return size
-    made = world_statistics(view, size, site, _AT_ONCE, session.tick, session.expect)
-    return [made.moments[site, first + layer] for layer in layers]
+    made = world_statistics(model, size, point, _AT_ONCE, context.on_progress, context.expect)
+    return [made.moments[point, first + layer] for layer in layers]
 
 
 def world_statistics(
-    view: VisionModel,
+    model: VisionModel,
     size: Sequence[int],
-    site: str,
+    point: str,
     at_once: int = _AT_ONCE,
-    tick: Told | None = None,
+    on_progress: Told | None = None,
     expect: Told | None = None,
 ) -> ActivationStats:
     """Return mean and deviation of one place of every block over the scenes, made at ``size`` or known from before.
@@ -92,21 +92,21 @@ def world_statistics(
     first time; none afterwards.
     """
     high, wide = (int(side) for side in size)
-    key = _key(view, (high, wide), site, recent=True)
+    key = _key(model, (high, wide), point, recent=True)
     with _guard:
         known = _kept.get(key)
         if known is not None:
             _kept.move_to_end(key)
     if known is None:
-        key = _key(view, (high, wide), site)
-        is_lasting = not Snapshot(view).recent.has_unknown_code  # otherwise nobody ever finds it again
-        known = _read(key, view, (high, wide)) if is_lasting else None
+        key = _key(model, (high, wide), point)
+        is_lasting = not Snapshot(model).recent.has_unknown_code  # otherwise nobody ever finds it again
+        known = _read(key, model, (high, wide)) if is_lasting else None
         if known is None:
-            known = _sealed(key, view, _made(view, (high, wide), site, at_once, tick, expect))
+            known = _sealed(key, model, _made(model, (high, wide), point, at_once, on_progress, expect))
             if is_lasting:
                 _write(key, known)
         _remember(key, known)
-    return replace(known, model=view.name)
+    return replace(known, model=model.name)
 
 
 def scenes(size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
@@ -123,23 +123,23 @@ def scenes(size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
     return images
 
 
-def seen_scenes(view: VisionModel, size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
+def seen_scenes(model: VisionModel, size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
     """Return some of the scenes as a model is to see them, on the CPU."""
-    images, how = scenes(size, start, stop), view.preprocess
+    images, how = scenes(size, start, stop), model.preprocess
     mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
     return (images - mean) / std
 
 
 def _made(
-    view: VisionModel, size: tuple[int, int], site: str, at_once: int, tick: Told | None, expect: Told | None
+    model: VisionModel, size: tuple[int, int], point: str, at_once: int, on_progress: Told | None, expect: Told | None
 ) -> ActivationStats:
     if expect is not None:
         expect(SCENES)
 
     def part(start: int, stop: int) -> ActivationStats:
-        made = statistics_of(view, seen_scenes(view, size, start, stop), "world", (site,))
-        if tick is not None:
-            tick(stop - start)
+        made = statistics_of(model, seen_scenes(model, size, start, stop), "world", (point,))
+        if on_progress is not None:
+            on_progress(stop - start)
         return made
 
     with torch.inference_mode(False), torch.no_grad():
@@ -149,9 +149,9 @@ def _made(
     return total
 
 
-def _sealed(key: str, view: VisionModel, made: ActivationStats) -> ActivationStats:
+def _sealed(key: str, model: VisionModel, made: ActivationStats) -> ActivationStats:
     """Round to what will be kept, in memory as on disk, and note a digest of it."""
-    exact = torch.float64 if view.dtype == torch.float64 else torch.float32
+    exact = torch.float64 if model.dtype == torch.float64 else torch.float32
     moments = {at: Moments(each.mean.to(exact), each.square.to(exact), each.n) for at, each in made.moments.items()}
     rounded = replace(made, moments=moments)
     return replace(rounded, pictures=_seal(key, rounded))
@@ -161,9 +161,9 @@ def _seal(key: str, made: ActivationStats) -> str:
     return hashlib.blake2b(f"{key} {made.fingerprint}".encode(), digest_size=16).hexdigest()
 
 
-def _key(view: VisionModel, size: tuple[int, int], site: str, recent: bool = False) -> str:
+def _key(model: VisionModel, size: tuple[int, int], point: str, recent: bool = False) -> str:
     """Return a digest of all that the numbers follow from; names are none of it."""
-    told = [maker_of(view, recent), size, site, SCENES, VERSION, __version__]
+    told = [maker_of(model, recent), size, point, SCENES, VERSION, __version__]
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
 
@@ -187,7 +187,7 @@ def _place(key: str) -> Path | None:
     return disk.cached(f"world-{key}.safetensors")
 
 
-def _read(key: str, view: VisionModel, size: tuple[int, int]) -> ActivationStats | None:
+def _read(key: str, model: VisionModel, size: tuple[int, int]) -> ActivationStats | None:
     """Return what an earlier run left, if it is whole and of this very model."""
     path = _place(key)
     try:
@@ -196,9 +196,9 @@ def _read(key: str, view: VisionModel, size: tuple[int, int]) -> ActivationStats
         disk.recover(path)  # after a writer that died
         found = ActivationStats.load(path)
         moments = {at: Moments(each.mean.clone(), each.square.clone(), each.n) for at, each in found.moments.items()}
-        found = replace(found, model=view.name, moments=moments, path=None)
+        found = replace(found, model=model.name, moments=moments, path=None)
         facts = found.source, found.count, found.size, found.maker
-        if facts == ("world", SCENES, size, maker_of(view)) and found.pictures == _seal(key, found):
+        if facts == ("world", SCENES, size, maker_of(model)) and found.pictures == _seal(key, found):
             disk.mark_used(path)
             return found
         reason = "it is of another model, or its numbers were changed"
@@ -224,29 +224,29 @@ def _write(key: str, made: ActivationStats) -> None:
 # -- parts of a model --------------------------------------------------------------------------------------
 
 
-def _whole(view: VisionModel) -> tuple[VisionModel, int]:
+def _whole(model: VisionModel) -> tuple[VisionModel, int]:
     """Return the whole model that a view is a part of, and where in it the part begins."""
-    whole, first = view.source_model if isinstance(view.source_model, SubModel) else view, 0
+    whole, first = model.source_model if isinstance(model.source_model, SubModel) else model, 0
     while isinstance(whole, SubModel):
         first += whole.first
         whole = whole.whole
     return whole, first
 
 
-def _size(session: Context, whole: VisionModel) -> tuple[int, int] | str:
+def _size(context: Context, whole: VisionModel) -> tuple[int, int] | str:
     """Return height and width of the images, or why there is no saying what images are like."""
-    inputs, view = session.inputs, session.view
+    inputs, model = context.inputs, context.model
     if len(whole.preprocess.mean) != 3 or (inputs.ndim == 4 and inputs.shape[1] != 3):
-        return f"{view.name} does not take images of three channels"
+        return f"{model.name} does not take images of three channels"
     if inputs.ndim == 4:
         return inputs.shape[-2], inputs.shape[-1]
-    if isinstance(view, SubModel):
-        told = view.image_size
+    if isinstance(model, SubModel):
+        told = model.image_size
         high, wide = whole.preprocess.size if told is None else told
-        grid = view.grid()
-        if told is not None or inputs.shape[1] == view.num_prefix_tokens + grid[0] * grid[1]:
+        grid = model.grid()
+        if told is not None or inputs.shape[1] == model.num_prefix_tokens + grid[0] * grid[1]:
             return high, wide
-    return f"the inputs of {view.name} are tokens, and no one said of how large an image"
+    return f"the inputs of {model.name} are tokens, and no one said of how large an image"
 
 
 _FEW = 10
@@ -264,7 +264,7 @@ def collect_activation_stats(
     resume: bool = False,
     seed: int = 0,
     batch_size: int | None = None,
-    memory: float | None = None,
+    memory_gb: float | None = None,
     progress: Progress | None = None,
     on_error: OnError | None = None,
 ) -> ActivationStats:
@@ -274,7 +274,7 @@ def collect_activation_stats(
     now and then beside it (``out.partial``), and ``resume`` goes on from there, or adds to a finished file, if model
     and pictures are the same. Cost: one forward per picture.
     """
-    looked_at, partial = wrap(model), None if out is None else Path(f"{out}.partial")
+    vision_model, partial = wrap(model), None if out is None else Path(f"{out}.partial")
     if (images is None) == (noise is None):
         raise VitreousError("statistics need either images or noise=N")
     if noise is not None and noise < 2:
@@ -284,35 +284,35 @@ def collect_activation_stats(
     check_seed(seed)
     if out is not None:
         disk.check_file(out, overwrite=overwrite or resume)
-    source = _Noise(looked_at, noise, seed) if noise is not None else _Pictures(looked_at, images, on_error)
+    source = _Noise(vision_model, noise, seed) if noise is not None else _Pictures(vision_model, images, on_error)
     if out is None or partial is None:
-        return _collect(looked_at, source, None, None, batch_size, memory, progress)
+        return _collect(vision_model, source, None, None, batch_size, memory_gb, progress)
     with disk.lock(out, patience=0):
-        begun = _begin(looked_at, source, Path(out), partial, overwrite, resume)
-        collected = _collect(looked_at, source, begun, partial, batch_size, memory, progress)
-        if collected.maker != maker_of(looked_at):
-            raise VitreousError(f"{looked_at.name} was changed while its statistics were collected; start again")
+        begun = _begin(vision_model, source, Path(out), partial, overwrite, resume)
+        collected = _collect(vision_model, source, begun, partial, batch_size, memory_gb, progress)
+        if collected.maker != maker_of(vision_model):
+            raise VitreousError(f"{vision_model.name} was changed while its statistics were collected; start again")
         collected.save(out, overwrite=True, held=True)
         disk.discard(partial)
     return replace(collected, path=str(out))
 
 
 def _collect(
-    looked_at: VisionModel,
+    model: VisionModel,
     source: _Noise | _Pictures,
     total: ActivationStats | None,
     partial: Path | None,
     batch_size: int | None,
-    memory: float | None,
+    memory_gb: float | None,
     progress: Progress | None,
 ) -> ActivationStats:
     """Take in what is left of the source; what was finished is kept at ``partial``, also after an error or Ctrl-C."""
-    probe = torch.empty(1, 3, *looked_at.preprocess.size, dtype=looked_at.dtype, device=looked_at.device)
-    at_once = batch_size or min(_MOST_AT_ONCE, inner_batch(looked_at, probe, memory))
+    probe = torch.empty(1, 3, *model.preprocess.size, dtype=model.dtype, device=model.device)
+    at_once = batch_size or min(_MOST_AT_ONCE, inner_batch(model, probe, memory_gb))
     saved, written = time.monotonic(), total
     try:
         for taken, batch in source.batches(total, at_once):
-            for part in () if batch is None else in_parts(_part(looked_at, batch, source.kind), len(batch), at_once):
+            for part in () if batch is None else in_parts(_part(model, batch, source.kind), len(batch), at_once):
                 total = part if total is None else total.merge(part)
             if total is not None:
                 total = replace(total, taken=taken, pictures=source.digest(taken))
@@ -334,8 +334,8 @@ def _collect(
     return total
 
 
-def _part(view: VisionModel, batch: Tensor, kind: str) -> Callable[[int, int], ActivationStats]:
-    return lambda start, stop: statistics_of(view, batch[start:stop], kind)
+def _part(model: VisionModel, batch: Tensor, kind: str) -> Callable[[int, int], ActivationStats]:
+    return lambda start, stop: statistics_of(model, batch[start:stop], kind)
 
 
 class _Noise:
@@ -343,8 +343,8 @@ class _Noise:
 
     kind = "noise"
 
-    def __init__(self, view: VisionModel, total: int, seed: int) -> None:
-        self.view, self.total, self.seed = view, total, seed
+    def __init__(self, model: VisionModel, total: int, seed: int) -> None:
+        self.view, self.total, self.seed = model, total, seed
 
     def digest(self, taken: int) -> str:
         return f"seed {self.seed}"
@@ -364,8 +364,8 @@ class _Pictures:
 
     kind = "images"
 
-    def __init__(self, view: VisionModel, source: Any, on_error: OnError | None) -> None:
-        self.view, self.source, self.on_error = view, source, on_error
+    def __init__(self, model: VisionModel, source: Any, on_error: OnError | None) -> None:
+        self.view, self.source, self.on_error = model, source, on_error
         self.files = _files(source)
         self.total = len(self.files) if self.files is not None else count(source)
         self._digest, self._digested = hashlib.blake2b(digest_size=16), 0
@@ -416,7 +416,7 @@ def _digest_of(path: Path) -> str:
 
 
 def _begin(
-    view: VisionModel, source: _Noise | _Pictures, out: Path, partial: Path, overwrite: bool, resume: bool
+    model: VisionModel, source: _Noise | _Pictures, out: Path, partial: Path, overwrite: bool, resume: bool
 ) -> ActivationStats | None:
     """Return what an earlier run left to go on with, if it is of the same model."""
     there = [path for path in (partial, out) if os.path.lexists(path)]
@@ -427,7 +427,7 @@ def _begin(
     if not resume:
         raise VitreousError(f"{there[0]} is there already; choose another place, or allow overwriting or resuming")
     earlier = ActivationStats.load(there[0])
-    if (earlier.model, earlier.source, earlier.maker) != (view.name, source.kind, maker_of(view)):
+    if (earlier.model, earlier.source, earlier.maker) != (model.name, source.kind, maker_of(model)):
         made = f"{earlier.source} in {earlier.model}"
         raise VitreousError(f"{there[0]} holds statistics of {made}, or of other weights; it cannot be resumed here")
     if source.total is not None and earlier.taken > source.total:

@@ -55,8 +55,8 @@ def bars(scales: Collection[Scale], relative: bool, wide: int, size: int) -> lis
 def statement(scales: Collection[Scale], percentile: float, rule: Rule, mode: str = "bilinear") -> str:
     """What the colours mean, in a sentence or two."""
     if len(scales) == 1:
-        (only,) = scales
-        said = f"Colours: {only.caption()}; one scale for all maps."
+        (class_subset,) = scales
+        said = f"Colours: {class_subset.caption()}; one scale for all maps."
     else:
         shared = rule == "group"
         alike = "" if percentile == 100 else f", like all from the {percentile_name(percentile)} of |value| on"

@@ -418,7 +418,7 @@ class Shown(Protocol):
     def extras(self) -> Mapping[str, Any]: ...
 
     @property
-    def names(self) -> Sequence[str]: ...
+    def class_names(self) -> Sequence[str]: ...
 
     @property
     def source_line(self) -> str: ...
@@ -465,12 +465,12 @@ def _owners(shown: Shown, tile: int) -> Image.Image:
     """The distribution of `var`: who owns which patch, what is discriminative and what is shared."""
     there = shown.extras["classes"] >= 0
     shares, maps = (shown.extras[name][there].numpy() for name in ("distribution", "maps"))
-    return owners(shown.image, shares, maps, shown.names, shown.source_line, tile)
+    return owners(shown.image, shares, maps, shown.class_names, shown.source_line, tile)
 
 
 @renders_extra("times_input", "Map times input", needs=("distribution", "maps", "classes"), made_by="var({})")
 def _times_input(shown: Shown, tile: int) -> Image.Image:
     """How VAR's paper shows transformers: the picture times the base's own map, and times what `var` leaves of it."""
     before, after = shown.extras["maps"][0].numpy(), shown.map.numpy()
-    titles = f"{shown.names[0]}: the base alone", f"{shown.names[0]}: with var"
+    titles = f"{shown.class_names[0]}: the base alone", f"{shown.class_names[0]}: with var"
     return before_and_after(shown.image, before, after, titles, shown.source_line, tile)

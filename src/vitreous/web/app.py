@@ -137,10 +137,10 @@ class Explorer:
         self,
         models: Mapping[str, vt.VisionModel],
         runs: Mapping[str, Path],
-        memory: float | None = None,
+        memory_gb: float | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.desk = Desk(models, memory, options)
+        self.desk = Desk(models, memory_gb, options)
         limits = {"bytes": MOST_BYTES, "pixels": MOST_PIXELS, "tasks": MOST_TASKS, "passes": typed.MOST_PASSES}
         self.first = shelves.start(self.desk.models, runs) | {"limits": limits}
         self.arriving, self.uploads = asyncio.Semaphore(_MOST_ARRIVING), asyncio.Semaphore(_MOST_UPLOADS)
@@ -188,25 +188,25 @@ class Explorer:
         return answered(self.first)
 
     async def methods(self, request: Request) -> Response:
-        view = self.desk.model(request.query_params.get("model", ""))
-        return answered(await self._short(request, lambda: shelves.methods_of(view)))
+        model = self.desk.model(request.query_params.get("model", ""))
+        return answered(await self._short(request, lambda: shelves.methods_of(model)))
 
     async def classes(self, request: Request) -> Response:
-        view = self.desk.model(request.query_params.get("model", ""))
+        model = self.desk.model(request.query_params.get("model", ""))
         wanted = request.query_params.get("q", "")[:200]
-        return answered(await self._short(request, lambda: shelves.classes_of(view, wanted)))
+        return answered(await self._short(request, lambda: shelves.classes_of(model, wanted)))
 
     async def method(self, request: Request) -> Response:
         given = await read_json(request)
         model = text(given, "model", 300) or ""
-        view, spelling = self.desk.model(model), text(given, "spelling", LONGEST_SPELLING) or ""
-        cursor = whole(given, "cursor", 0, len(spelling) + 1, len(spelling))
+        vision_model, spec = self.desk.model(model), text(given, "spelling", LONGEST_SPELLING) or ""
+        cursor = whole(given, "cursor", 0, len(spec) + 1, len(spec))
 
         def look() -> dict[str, Any]:
-            found = typed.looked_at(spelling, view)
+            found = typed.looked_at(spec, vision_model)
             if found["ok"]:
                 found["seconds"] = self.desk.seconds(model, found["forwards"] + 2 * found["backwards"])
-            return found | {"completions": typed.completions(spelling, cursor or 0)}
+            return found | {"completions": typed.completions(spec, cursor or 0)}
 
         return answered(await self._short(request, look))
 
@@ -232,24 +232,24 @@ class Explorer:
 
     async def predict(self, request: Request) -> Response:
         asked = Question.of(await read_json(request))
-        view = self.desk.model(asked.model)
+        model = self.desk.model(asked.model)
 
         def look() -> dict[str, Any]:
             photo = self.desk.pictures.get(asked.picture)
-            return trying.predicted(view, photo, self.desk.seen(asked.model, photo))
+            return trying.predicted(model, photo, self.desk.seen(asked.model, photo))
 
         return answered(await self._short(request, look))
 
     async def removed(self, request: Request) -> Response:
         given = await read_json(request)
         asked = Question.of(given)
-        view = self.desk.model(asked.model)
-        gone, fill = given_mask(given.get("removed"), view.grid()), text(given, "fill", 20, "blur") or ""
+        model = self.desk.model(asked.model)
+        gone, fill = given_mask(given.get("removed"), model.grid()), text(given, "fill", 20, "blur") or ""
         check_choice("fill", fill, trying.FILLS)
 
         def look() -> dict[str, Any]:
             picture = self.desk.seen(asked.model, self.desk.pictures.get(asked.picture))
-            return trying.removed(view, picture, gone, fill, asked.target)
+            return trying.removed(model, picture, gone, fill, asked.target)
 
         return answered(await self._short(request, look))
 
@@ -276,7 +276,10 @@ class Explorer:
 
         def write(job: Job) -> tuple[bytes, str, str]:
             shares = [job.part(place / len(questions), (place + 1) / len(questions)) for place in range(len(questions))]
-            made = [self.desk.made(each, tick).explanation for each, tick in zip(questions, shares, strict=True)]
+            made = [
+                self.desk.made(each, on_progress).explanation
+                for each, on_progress in zip(questions, shares, strict=True)
+            ]
             content, ending = downloads.written(form, made, look)
             return content, ending, downloads.file_name(made, ending)
 

@@ -26,49 +26,49 @@ def start(views: Mapping[str, vt.VisionModel], runs: Mapping[str, Path]) -> dict
     tables = {"signed": show.DIVERGING.tolist(), "unsigned": show.SEQUENTIAL.tolist()}
     return {
         "version": vt.__version__,
-        "models": [_model(name, view) for name, view in views.items()],
+        "models": [_model(name, model) for name, model in views.items()],
         "runs": titles(runs),
         "scenes": scenes(),
         "methods": methods_of(next(iter(views.values()))),
         "efforts": [
-            {"name": step, "spelling": {name: vt.recommended_method(step, view) for name, view in views.items()}}
+            {"name": step, "spelling": {name: vt.recommended_method(step, model) for name, model in views.items()}}
             for step in STEPS
         ],
         "colours": tables,
     }
 
 
-def _model(name: str, view: vt.VisionModel) -> dict[str, Any]:
-    high, wide = view.grid()
-    there = [each for each in _FIRST if _refusal(vt.get_method(each), view) is None]
+def _model(name: str, model: vt.VisionModel) -> dict[str, Any]:
+    high, wide = model.grid()
+    there = [each for each in _FIRST if _refusal(vt.get_method(each), model) is None]
     return {
         "name": name,
         "title": name,
         "grid": [high, wide],
-        "size": list(view.preprocess.size),
-        "classes": max(view.num_classes, 2),
-        "depth": view.depth,
-        "heads": view.num_heads,
+        "size": list(model.preprocess.size),
+        "classes": max(model.num_classes, 2),
+        "depth": model.depth,
+        "heads": model.num_heads,
         "patches": high * wide,
-        "attends": view.attention,
+        "attends": model.attention,
         "default_methods": [STEPS[0], *there],
     }
 
 
-def methods_of(view: vt.VisionModel) -> list[dict[str, Any]]:
+def methods_of(model: vt.VisionModel) -> list[dict[str, Any]]:
     """Return every method with what it costs on this model, or why it means nothing there."""
-    return [_method(info, view) for info in vt.list_methods()]
+    return [_method(info, model) for info in vt.list_methods()]
 
 
-def _method(info: Any, view: vt.VisionModel) -> dict[str, Any]:
-    example = None if info.combines else info.make()
-    refused = None if example is None else _refusal(example, view)
+def _method(info: Any, model: vt.VisionModel) -> dict[str, Any]:
+    example = None if info.combines else info.factory()
+    refused = None if example is None else _refusal(example, model)
     there = example is not None and refused is None
     return {
         "name": info.name,
         "family": info.family,
         "summary": info.summary,
-        "forwards": example.forwards(view) if there and example is not None else None,
+        "forwards": example.forwards(model) if there and example is not None else None,
         "backwards": example.cost[1] if there and example is not None else None,
         "cost": info.cost_text,
         "class_specific": None if info.combines else info.class_specific,
@@ -83,13 +83,13 @@ def _method(info: Any, view: vt.VisionModel) -> dict[str, Any]:
     }
 
 
-def classes_of(view: vt.VisionModel, wanted: str) -> list[dict[str, Any]]:
+def classes_of(model: vt.VisionModel, wanted: str) -> list[dict[str, Any]]:
     """Return the classes that fit some words best: by number, by how a name begins, by what it holds."""
     words = wanted.casefold().split()
     found = []
-    for index in range(max(view.num_classes, 2)):
-        label = view.label(index)
-        whole = (view.class_names[index] if view.class_names and index < len(view.class_names) else label).casefold()
+    for index in range(max(model.num_classes, 2)):
+        label = model.label(index)
+        whole = (model.class_names[index] if model.class_names and index < len(model.class_names) else label).casefold()
         if wanted.strip() == str(index):
             found.append((0, index, label))
         elif all(word in whole for word in words):
@@ -99,14 +99,14 @@ def classes_of(view: vt.VisionModel, wanted: str) -> list[dict[str, Any]]:
     return [{"index": index, "label": label} for _, index, label in sorted(found)[:_MOST_CLASSES]]
 
 
-def _refusal(how: vt.Method, view: vt.VisionModel) -> str | None:
+def _refusal(how: vt.Method, model: vt.VisionModel) -> str | None:
     """Return why a method means nothing on a model, where that is known before it runs."""
-    for part in how.parts():
-        if part.models == "ViT" and view.attention != "everywhere":
-            return f"{part.info.name} is not for {view.name}, whose attention does not reach everywhere"
+    for part in how.components():
+        if part.models == "ViT" and model.attention != "global":
+            return f"{part.info.name} is not for {model.name}, whose attention does not reach everywhere"
     try:
-        refuse_unfit([how], view)
-        how.asks(view)
+        refuse_unfit([how], model)
+        how.passes(model)
     except VitreousError as error:
         return str(error)
     return None

@@ -28,23 +28,23 @@ _WORD = re.compile(r"[A-Za-z_][\w.:+-]*\Z")
 _REST = re.compile(r"[\w.:+-]*")
 
 
-def understood(spelling: str | None, view: vt.VisionModel) -> vt.Method:
+def understood(spec: str | None, model: vt.VisionModel) -> vt.Method:
     """Return the method that is meant, a step of effort included; refuse what this server will not do."""
-    if spelling is None or spelling in STEPS:
-        spelling = vt.recommended_method(spelling or STEPS[0], view)
-    how = vt.get_method(spelling)
-    allowed(how, view)
+    if spec is None or spec in STEPS:
+        spec = vt.recommended_method(spec or STEPS[0], model)
+    how = vt.get_method(spec)
+    allowed(how, model)
     return how
 
 
-def passes(how: vt.Method, view: vt.VisionModel) -> float:
+def passes(how: vt.Method, model: vt.VisionModel) -> float:
     """Return what a map costs: forwards, and twice the backwards."""
-    return how.forwards(view) + 2 * how.cost[1]
+    return how.num_forwards(model) + 2 * how.cost[1]
 
 
-def allowed(how: vt.Method, view: vt.VisionModel) -> None:
+def allowed(how: vt.Method, model: vt.VisionModel) -> None:
     """Refuse what would take hours or more memory than there is, and what reads files."""
-    for part in how.parts():
+    for part in how.components():
         for field in dataclasses.fields(part):  # type: ignore[arg-type]
             given = getattr(part, field.name)
             words = _WORDS.get(field.name, ())
@@ -52,14 +52,14 @@ def allowed(how: vt.Method, view: vt.VisionModel) -> None:
                 text = f"{part.info.name}: the explorer reads no files; {field.name} is {', '.join(words)}"
                 raise Refused(422, text)
             _check_number(part.info.name, field.name, given)
-    how.asks(view)
-    price = passes(how, view)
+    how.passes(model)
+    price = passes(how, model)
     if not price <= MOST_PASSES:
-        told = f"{known_as(how.spelling):.60} would run the model {price:,.0f} times for one map"
+        told = f"{known_as(how.spec):.60} would run the model {price:,.0f} times for one map"
         raise Refused(422, f"{told}, over {MOST_PASSES:,}; use the command line for that")
-    high, wide = view.preprocess.size if how.grid == "pixel" else view.grid()
-    if 4 * how.held(view) * high * wide > _MOST_BYTES:
-        raise Refused(422, f"{how.spelling:.60} returns {how.held(view):,} maps; use the command line for that")
+    high, wide = model.preprocess.size if how.grid == "pixel" else model.grid()
+    if 4 * how.num_maps(model) * high * wide > _MOST_BYTES:
+        raise Refused(422, f"{how.spec:.60} returns {how.num_maps(model):,} maps; use the command line for that")
 
 
 def _check_number(name: str, parameter: str, given: Any) -> None:
@@ -71,20 +71,20 @@ def _check_number(name: str, parameter: str, given: Any) -> None:
         raise Refused(422, f"{name}: {parameter}={given:g} is over {most:,.0f}; use the command line for that")
 
 
-def looked_at(spelling: str, view: vt.VisionModel) -> dict[str, Any]:
+def looked_at(spec: str, model: vt.VisionModel) -> dict[str, Any]:
     """Return what a spelling means and costs on a model, or what is wrong with it and where."""
     try:
-        how = understood(spelling, view)
+        how = understood(spec, model)
     except VitreousError as error:
         found = _WHERE.match(str(error)) if isinstance(error, SpecError) else None
-        at = None if found is None else min(int(found[2]) - 1, len(spelling))
+        at = None if found is None else min(int(found[2]) - 1, len(spec))
         message = str(error) if found is None else found[1]
         return {"ok": False, "error": {"message": message, "at": at}}
     return {
         "ok": True,
-        "spelling": how.spelling,
-        "title": known_as(how.spelling),
-        "forwards": how.forwards(view),
+        "spelling": how.spec,
+        "title": known_as(how.spec),
+        "forwards": how.num_forwards(model),
         "backwards": how.cost[1],
         "class_specific": how.class_specific,
         "signed": how.signed,

@@ -148,12 +148,12 @@ def _read(stream: IO[bytes], size: int) -> bytearray:
 # -- the worker ------------------------------------------------------------------------------------------------
 
 
-def serve(memory: int) -> None:
+def serve(memory_gb: int) -> None:
     """Decode what comes in on standard input until that ends; this is all that the worker does."""
     source, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a C library prints must not come between the answers
     Image.MAX_IMAGE_PIXELS = MOST_PIXELS
-    _limit(memory)
+    _limit(memory_gb)
     while len(head := source.read(_REQUEST.size)) == _REQUEST.size:
         (size,) = _REQUEST.unpack(head)
         if hasattr(signal, "alarm"):
@@ -171,13 +171,13 @@ def serve(memory: int) -> None:
         answers.flush()
 
 
-def _limit(memory: int) -> None:
+def _limit(memory_gb: int) -> None:
     """Bound the memory of this process, where the system can."""
     try:
         import resource
     except ImportError:
         return
-    for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0)):
+    for kind, most in ((resource.RLIMIT_AS, memory_gb), (resource.RLIMIT_CORE, 0)):
         with suppress(OSError, ValueError):
             resource.setrlimit(kind, (most, most))
 

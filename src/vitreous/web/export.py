@@ -74,8 +74,8 @@ def _scene(kind: str, place: int) -> list[str]:
 def _asked(some: Sequence[Question]) -> list[str]:
     first = some[0]
     how = [f"target={first.target}"] if first.target is not None else []
-    how += [f"against={first.against}"] if first.against is not None else []
-    how += [f"value={first.value!r}"] if first.value != "logit" else []
+    how += [f"contrast={first.contrast}"] if first.contrast is not None else []
+    how += [f"value={first.output!r}"] if first.output != "logit" else []
     how += [f"seed={first.seed}"] if first.seed else []
     rest = "".join(f", {each}" for each in how)
     methods = [each.method or "" for each in some]
@@ -96,8 +96,8 @@ def shell(questions: Sequence[Question], photos: Mapping[str, Photo], options: M
         words += [word for name, value in options.items() for word in _option(name, value)]
         words += [word for each in some for word in ("--method", each.method or "")]
         words += ["--target", str(first.target)] if first.target is not None else []
-        words += ["--against", str(first.against)] if first.against is not None else []
-        words += ["--value", first.value] if first.value != "logit" else []
+        words += ["--against", str(first.contrast)] if first.contrast is not None else []
+        words += ["--value", first.output] if first.output != "logit" else []
         words += ["--seed", str(first.seed)] if first.seed else []
         words += ["--out", f"maps-{number}.png" if len(_groups(questions)) > 1 else "maps.png"]
         lines.append(shlex.join(words))
@@ -139,7 +139,7 @@ def _groups(questions: Sequence[Question]) -> list[list[Question]]:
     """Return questions that differ in their method alone together, in the order in which they came."""
     groups: dict[Any, list[Question]] = {}
     for each in questions:
-        key = each.model, each.picture, each.target, each.against, each.value, each.seed
+        key = each.model, each.picture, each.target, each.contrast, each.output, each.seed
         if each not in groups.setdefault(key, []):
             groups[key].append(each)
     return list(groups.values())

@@ -58,40 +58,40 @@ _AT_ONCE = 8  # pictures, between two looks at whether anyone still waits
 
 def layers(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
     """Return the map of a method from every start layer: what ``plus`` sums."""
-    view = desk.model(question.model)
-    how = typed.understood(question.method, view)
+    model = desk.model(question.model)
+    how = typed.understood(question.method, model)
     if not isinstance(how, LayerSum):
-        how = typed.understood(f"plus({how.spelling})", view)
+        how = typed.understood(f"plus({how.spec})", model)
     assert isinstance(how, LayerSum)
-    asked = Question(question.model, question.picture, how.spelling, question.target, question.against, question.value)
+    asked = Question(question.model, question.picture, how.spec, question.target, question.contrast, question.output)
     e = desk.made(asked, job.tick).explanation
     found = e.extras["layers"].numpy()
-    starts = how._layers(view)[-len(found) :]
+    starts = how._layers(model)[-len(found) :]
     shown = [{"start": start, "map": array(each)} for start, each in zip(starts, found, strict=True)]
-    return {"layers": shown, "signed": how.base.signed and bool((found < 0).any()), "method": how.spelling}
+    return {"layers": shown, "signed": how.base.signed and bool((found < 0).any()), "method": how.spec}
 
 
-def head_rows(view: vt.VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_rows(model: vt.VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
     """The row that the model reads, of every head ``[B, H, N]``; inside windows all there is."""
     if attention.ndim == 5:
         return attention
-    return torch.stack([attention[:, :, rows].mean(dim=2) for rows in read_rows(view, attention)]).sum(dim=0)
+    return torch.stack([attention[:, :, rows].mean(dim=2) for rows in read_rows(model, attention)]).sum(dim=0)
 
 
 def heads(desk: Desk, question: Question, job: Job, layer: int) -> dict[str, Any]:
     """Return where each head of a layer looks."""
-    view, photo = desk.model(question.model), desk.pictures.get(question.picture)
-    if not 0 <= layer < view.depth:
-        raise Refused(422, f"layer {layer} is outside 0..{view.depth - 1} of {view.name}")
-    inputs = view.preprocess.tensor(desk.seen(question.model, photo))[None]
-    keep = Record(attention_point(view), head_rows, (layer,))
-    session = Context(view, inputs, Target.of(view, 1), memory=desk.memory, tick=lambda ran: job.tick(0.5))
-    trace = session.trace(Pass((keep,)))
-    (kept,) = trace[keep]
+    model, photo = desk.model(question.model), desk.pictures.get(question.picture)
+    if not 0 <= layer < model.depth:
+        raise Refused(422, f"layer {layer} is outside 0..{model.depth - 1} of {model.name}")
+    inputs = model.preprocess.tensor(desk.seen(question.model, photo))[None]
+    keep = Record(attention_point(model), head_rows, (layer,))
+    context = Context(model, inputs, Target.of(model, 1), memory_gb=desk.memory, on_progress=lambda ran: job.tick(0.5))
+    cache = context.run_pass(Pass((keep,)))
+    (kept,) = cache[keep]
     rows = kept.unbind(dim=2 if kept.ndim == 5 else 1)
-    maps = [trace.tokens_to_grid(whole_row(trace, row, layer), layer)[0].cpu().numpy() for row in rows]
+    maps = [cache.tokens_to_grid(whole_row(cache, row, layer), layer)[0].cpu().numpy() for row in rows]
     found = [{"head": head, "map": array(each)} for head, each in enumerate(maps)]
-    return {"layer": layer, "heads": found, "rows": _READ[view.pooling.kind]}
+    return {"layer": layer, "heads": found, "rows": _READ[model.pooling.kind]}
 
 
 _READ = {
@@ -110,24 +110,24 @@ def curve(desk: Desk, question: Question, job: Job, given: np.ndarray[Any, Any],
     Each state is the picture that ``try`` would show, asked about as it is. A random order read backwards swaps the two
     curves, so both are taken; random orders are the same for every map, and asked about once.
     """
-    view, photo = desk.model(question.model), desk.pictures.get(question.picture)
+    model, photo = desk.model(question.model), desk.pictures.get(question.picture)
     seen = desk.seen(question.model, photo)
-    values = to_grid(torch.from_numpy(given)[None], "token", view, view.preprocess.tensor(seen)[None])[0]
-    grid = view.grid()
+    values = to_grid(torch.from_numpy(given)[None], "token", model, model.preprocess.tensor(seen)[None])[0]
+    grid = model.grid()
     if tuple(values.shape) != grid:
-        raise Refused(422, f"the map has {list(values.shape)} values; the patches of {view.name} are {list(grid)}")
+        raise Refused(422, f"the map has {list(values.shape)} values; the patches of {model.name} are {list(grid)}")
     count, counts = values.numel(), [round(step * values.numel() / _STEPS) for step in range(_STEPS + 1)]
     target = question.target
     if target is None:
-        target = int(trying.chances(view, seen).argmax())
-    target = view.class_index(target)
+        target = int(trying.chances(model, seen).argmax())
+    target = model.class_index(target)
     about = question.model, question.picture, target, fill, question.seed
     random = desk.random.get(about)
     draw = np.random.default_rng(question.seed)
     drawn = [draw.permutation(count) for _ in range(_ORDERS)] if random is None else []
     orders = [values.flatten().argsort(descending=True, stable=True).numpy(), *drawn]
     masks = [_gone(each, k, keep, grid) for each in orders for keep in (False, True) for k in counts]
-    told = _asked(view, seen, masks, fill, target, job).reshape(len(orders), 2, len(counts))
+    told = _asked(model, seen, masks, fill, target, job).reshape(len(orders), 2, len(counts))
     if random is None:
         both = told[1:], told[1:, ::-1, ::-1]
         random = np.mean(both, axis=(0, 1))
@@ -161,7 +161,7 @@ def _gone(order: np.ndarray[Any, Any], count: int, keep: bool, grid: tuple[int, 
 
 
 def _asked(
-    view: vt.VisionModel, seen: Image.Image, masks: Sequence[np.ndarray[Any, Any]], fill: str, target: int, job: Job
+    model: vt.VisionModel, seen: Image.Image, masks: Sequence[np.ndarray[Any, Any]], fill: str, target: int, job: Job
 ) -> np.ndarray[Any, Any]:
     """Return the probability of a class for each state; equal states are asked about once."""
     keys = [mask.tobytes() for mask in masks]
@@ -170,8 +170,8 @@ def _asked(
     names = list(different)
     for start in range(0, len(names), _AT_ONCE):
         some = names[start : start + _AT_ONCE]
-        states = [view.preprocess.tensor(trying.changed(seen, different[each], fill)) for each in some]
-        chances = probabilities(view.logits(torch.stack(states)))[:, target].tolist()
+        states = [model.preprocess.tensor(trying.changed(seen, different[each], fill)) for each in some]
+        chances = probabilities(model.logits(torch.stack(states)))[:, target].tolist()
         known.update(zip(some, chances, strict=True))
         job.tick((start + len(some)) / len(names))
     return np.array([known[key] for key in keys])
@@ -204,7 +204,7 @@ def map_of(e: vt.Explanation) -> dict[str, Any]:
         "title": e.title,
         "caption": e.caption,
         "class_specific": e.class_specific,
-        "value": e.value,
+        "value": e.output,
         "identity": None if e.identity is None else dict(e.identity),
     }
 
@@ -219,23 +219,23 @@ def _tests(found: vt.CheckResult) -> list[dict[str, str]]:
     return [{"name": each.name, **dataclasses.asdict(trust(each))} for each in found.tests]
 
 
-def owners(desk: Desk, question: Question, job: Job, among: Sequence[int]) -> dict[str, Any]:
+def owners(desk: Desk, question: Question, job: Job, compare_classes: Sequence[int]) -> dict[str, Any]:
     """Return which of some classes owns which patch, by VAR."""
-    return _owners_of(_owned(desk, question, among, job.tick))
+    return _owners_of(_owned(desk, question, compare_classes, job.tick))
 
 
-def _owned(desk: Desk, question: Question, among: Sequence[int], tick: Tick) -> vt.Explanation:
-    view, photo = desk.model(question.model), desk.pictures.get(question.picture)
+def _owned(desk: Desk, question: Question, compare_classes: Sequence[int], on_progress: Tick) -> vt.Explanation:
+    model, photo = desk.model(question.model), desk.pictures.get(question.picture)
     found: vt.Explanation = vt.compare(
-        view,
+        model,
         photo.image,
-        [owning(view)],
-        among[0],
-        among=list(among),
-        value="logprob",
+        [owning(model)],
+        compare_classes[0],
+        compare_classes=list(compare_classes),
+        output="logprob",
         seed=question.seed,
-        memory=desk.memory,
-        progress=tick,
+        memory_gb=desk.memory,
+        progress=on_progress,
     )[0]
     return found
 
@@ -244,7 +244,7 @@ def _owners_of(e: vt.Explanation) -> dict[str, Any]:
     shares, maps = (e.extras[name].double().numpy() for name in ("distribution", "maps"))
     colours = ["#" + bytes(colour).hex() for colour in show.class_colours(len(shares))]
     indices = [each for each in e.extras["classes"].tolist() if each >= 0]
-    named = zip(indices, e.names, colours, strict=False)
+    named = zip(indices, e.class_names, colours, strict=False)
     return {
         "method": f'{e.method[:-1]}, classes="{",".join(map(str, indices))}")',  # what gives the same elsewhere
         "value": e.asked,
@@ -254,12 +254,12 @@ def _owners_of(e: vt.Explanation) -> dict[str, Any]:
     }
 
 
-def given_among(task: Mapping[str, Any], view: vt.VisionModel) -> list[int]:
+def given_among(task: Mapping[str, Any], model: vt.VisionModel) -> list[int]:
     """Read the classes that are to be compared."""
     given = task.get("among")
     if not isinstance(given, list) or not all(type(each) is int for each in given):
         raise Refused(422, "among must be a list of class indices")
-    classes = list(dict.fromkeys(view.class_index(each) for each in given))
+    classes = list(dict.fromkeys(model.class_index(each) for each in given))
     if not 2 <= len(classes) <= _MOST_OWNERS:
         raise Refused(422, f"among names {len(classes)} classes; from 2 to {_MOST_OWNERS} can be compared")
     return classes
@@ -267,32 +267,32 @@ def given_among(task: Mapping[str, Any], view: vt.VisionModel) -> list[int]:
 
 def why(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
     """Return all that stands on the page of ``vitreous why``, as data."""
-    question = dataclasses.replace(question, against=None)  # the contrast is a part of the answer
-    view, photo = desk.model(question.model), desk.pictures.get(question.picture)
+    question = dataclasses.replace(question, contrast=None)  # the contrast is a part of the answer
+    model, photo = desk.model(question.model), desk.pictures.get(question.picture)
     made = desk.made(question, job.part(0.0, 0.2))
     e = made.explanation
     if e.target is None:
         raise Refused(422, "why asks about a class")
-    now = trying.chances(view, desk.seen(question.model, photo))
+    now = trying.chances(model, desk.seen(question.model, photo))
     order = now.argsort(descending=True, stable=True).tolist()
     rival = next((each for each in order if each != e.target), None)
     contrast = owned = None
     if rival is not None and e.class_specific:
-        versus = dataclasses.replace(question, target=e.target, against=rival)
+        versus = dataclasses.replace(question, target=e.target, contrast=rival)
         contrast = desk.made(versus, job.part(0.2, 0.35)).explanation
         if min(float(now[rival]), float(now[e.target])) >= COMPETES:
             owned = _owned(desk, question, [e.target, rival], job.part(0.35, 0.4))
     job.tick(0.4)
     checkup = desk.checked(question, lambda first, last: job.part(0.4 + 0.6 * first, 0.4 + 0.6 * last))
-    told = assemble(view, e, now, contrast, owned, checkup, _command(desk, question, e))
+    told = assemble(model, e, now, contrast, owned, checkup, _command(desk, question, e))
     return map_of(e) | {"warnings": list(made.warnings)} | _page(told, order, rival)
 
 
 def _page(told: Why, order: Sequence[int], rival: int | None) -> dict[str, Any]:
     page, e = told.page(), told.explanation
-    against = None
+    contrast = None
     if told.contrast is not None:
-        against = map_of(told.contrast) | {"label": e.label, "rival": told.rival, "index": rival}
+        contrast = map_of(told.contrast) | {"label": e.label, "rival": told.rival, "index": rival}
     said = [{"index": i, "label": label, "probability": p} for i, (label, p) in zip(order, page.says, strict=False)]
     return {
         "title": page.title,
@@ -310,7 +310,7 @@ def _page(told: Why, order: Sequence[int], rival: int | None) -> dict[str, Any]:
         ],
         "tried_text": page.tried_text,
         "criterion": told.criterion,
-        "contrast": against,
+        "contrast": contrast,
         "owners": None if told.owners is None else _owners_of(told.owners),
         "trust": [dataclasses.asdict(each) for each in page.trust],
         "trust_text": page.trust_text,
@@ -358,11 +358,11 @@ def _refuse(error: VitreousError, job: Job) -> dict[str, Any]:
 
 
 def _other(desk: Desk, kind: str, question: Question, task: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    view = desk.model(question.model)
+    model = desk.model(question.model)
     if kind == "owners":
-        return owners(desk, question, job, given_among(task, view))
+        return owners(desk, question, job, given_among(task, model))
     if kind == "heads":
-        return heads(desk, question, job, whole(task, "layer", 0, view.depth) or 0)
+        return heads(desk, question, job, whole(task, "layer", 0, model.depth) or 0)
     if kind == "curve":
         fill = text(task, "fill", 20, "blur") or ""
         check_choice("fill", fill, trying.FILLS)

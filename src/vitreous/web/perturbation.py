@@ -27,50 +27,50 @@ FILLS = ("blur", "mean", "black")
 _TOP = 10
 
 
-def seen(view: vt.VisionModel, photo: Photo) -> Image.Image:
+def seen(model: vt.VisionModel, photo: Photo) -> Image.Image:
     """Return what the model sees of a picture, in 8 bits."""
-    return view.preprocess.inputs(photo.image)[1]
+    return model.preprocess.inputs(photo.image)[1]
 
 
-def chances(view: vt.VisionModel, picture: Image.Image) -> Tensor:
+def chances(model: vt.VisionModel, picture: Image.Image) -> Tensor:
     """Return the probability of every class for exactly this picture, already cut to size."""
-    told = probabilities(view.logits(view.preprocess.tensor(picture)[None]))[0].cpu()
+    told = probabilities(model.logits(model.preprocess.tensor(picture)[None]))[0].cpu()
     if not bool(told.isfinite().all()):
-        raise ModelError(f"what {view.name} says is not finite")
+        raise ModelError(f"what {model.name} says is not finite")
     return told
 
 
-def top(view: vt.VisionModel, given: Tensor) -> list[dict[str, Any]]:
+def top(model: vt.VisionModel, given: Tensor) -> list[dict[str, Any]]:
     """Return the most probable classes."""
     order = given.argsort(descending=True, stable=True)[:_TOP].tolist()
-    return [{"index": each, "label": view.label(each), "probability": float(given[each])} for each in order]
+    return [{"index": each, "label": model.label(each), "probability": float(given[each])} for each in order]
 
 
-def predicted(view: vt.VisionModel, photo: Photo, picture: Image.Image) -> dict[str, Any]:
+def predicted(model: vt.VisionModel, photo: Photo, picture: Image.Image) -> dict[str, Any]:
     """Return what the model says, and what is true where that is known."""
     began = time.perf_counter()
-    said = top(view, chances(view, picture))
+    said = top(model, chances(model, picture))
     truth = None
     if photo.truth is not None:
         try:
-            index = view.class_index(photo.truth)
-            truth = {"index": index, "label": view.label(index)}
+            index = model.class_index(photo.truth)
+            truth = {"index": index, "label": model.label(index)}
         except TargetError:
             truth = None
     return {"top": said, "truth": truth, "milliseconds": 1000 * (time.perf_counter() - began)}
 
 
 def removed(
-    view: vt.VisionModel, picture: Image.Image, gone: np.ndarray[Any, Any], fill: str, target: int | None
+    model: vt.VisionModel, picture: Image.Image, gone: np.ndarray[Any, Any], fill: str, target: int | None
 ) -> dict[str, Any]:
     """Return the picture without some patches, and what the model says about exactly that picture."""
     without = changed(picture, gone, fill)
-    told = chances(view, without)
+    told = chances(model, without)
     if target is None:
-        target = int(chances(view, picture).argmax())
+        target = int(chances(model, picture).argmax())
     if not target < len(told):
-        raise Refused(422, f"{view.name} has no class {target}: it has {len(told)}")
-    return {"picture": png(without), "top": top(view, told), "probability": float(told[target]), "target": target}
+        raise Refused(422, f"{model.name} has no class {target}: it has {len(told)}")
+    return {"picture": png(without), "top": top(model, told), "probability": float(told[target]), "target": target}
 
 
 def changed(picture: Image.Image, gone: np.ndarray[Any, Any], fill: str) -> Image.Image:

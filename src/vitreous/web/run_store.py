@@ -154,15 +154,15 @@ class Photos:
             raise VitreousError(f"this picture is not in {self.source.word} any more")
         return self._entries[digest]
 
-    def sample(self, digest: str, view: VisionModel) -> Sample:
+    def sample(self, digest: str, model: VisionModel) -> Sample:
         """Return a picture as an input of a model."""
-        return self.source.sample(view, self.source.entries.index(self.entry(digest)))
+        return self.source.sample(model, self.source.entries.index(self.entry(digest)))
 
-    def png(self, setting: RunConfig, digest: str, view: VisionModel | None = None) -> bytes:
+    def png(self, setting: RunConfig, digest: str, model: VisionModel | None = None) -> bytes:
         """Return a picture as the model sees it; ``view`` is that model, where it is loaded: grids are made for it."""
         if digest not in self._drawn:
             self._compare(digest)
-            seen = _seen(self, setting, digest, view)
+            seen = _seen(self, setting, digest, model)
             self._drawn = {**dict(list(self._drawn.items())[1 - _KEPT :]), digest: png_bytes(seen)}
         return self._drawn[digest]
 
@@ -187,11 +187,11 @@ class Photos:
                 raise Refused(404, f"{entry.name} has changed since this run was made: picture, label or truth")
 
 
-def _seen(photos: Photos, setting: RunConfig, digest: str, view: VisionModel | None) -> Image.Image:
+def _seen(photos: Photos, setting: RunConfig, digest: str, model: VisionModel | None) -> Image.Image:
     if max(setting.size) > _MOST_SIDE or max(setting.preprocess["size"]) > _MOST_SIDE:
         raise Refused(404, f"pictures of {setting.size} pixels are not drawn")
     with _one:
-        return Sight({setting.data: photos}, None if view is None else lambda _: view).seen(setting, digest)
+        return Sight({setting.data: photos}, None if model is None else lambda _: model).seen(setting, digest)
 
 
 def photos_of(

@@ -154,11 +154,11 @@ class Part:
             return label
         if not isinstance(label, str) or self.loaded is None:
             return UNKNOWN
-        view = self.loaded[1]
+        model = self.loaded[1]
         try:
-            return view.class_index(label)
+            return model.class_index(label)
         except TargetError:
-            number = index_of_wnid(label) if view.num_classes == 1000 else None
+            number = index_of_wnid(label) if model.num_classes == 1000 else None
             return UNKNOWN if number is None else number
 
     def word(self, number: int) -> str:
@@ -228,20 +228,20 @@ class Part:
         """Return the map that a metric judged, as it travels; ``None`` where it is not there (yet)."""
         gathered, judge = self.finding.gathered, self.finding.table.judges[metric]
         with self._maps:
-            found = gathered.map(gathered.pictures[row], method, judge.explain)
+            found = gathered.map(gathered.pictures[row], method, judge.explain_class)
         return None if found is None or found.ndim != 2 else array(found)
 
     def titled(self, method: str) -> dict[str, Any]:
         """Return how a method is named and spelled, and what is known about it."""
-        spelling = self.finding.gathered.setting.methods[method]
+        spec = self.finding.gathered.setting.methods[method]
         try:
-            how = spelled(spelling)
+            how = spelled(spec)
         except VitreousError:  # maps of others, or a plugin that is not here
             how = None
         return {
             "name": method,
             "title": known_as(method),
-            "spelling": spelling,
+            "spelling": spec,
             "signed": None if how is None or how.signed else False,
             "passes": None if how is None else plain(float(sum(how.cost))),
         }

@@ -40,8 +40,8 @@ class Question:
     picture: str
     method: str | None = None
     target: int | None = None
-    against: int | None = None
-    value: str = "logit"
+    contrast: int | None = None
+    output: str = "logit"
     seed: int = 0
 
     @classmethod

@@ -110,7 +110,7 @@ class Guard:
         if any(origin.lower() != f"http://{host[0].lower()}" for origin in origins):
             return 403, "other origins may not ask this explorer"
         path = scope["path"]
-        if path != "/" and any(site not in ("same-origin", "none") for site in headers.get("sec-fetch-site", [])):
+        if path != "/" and any(point not in ("same-origin", "none") for point in headers.get("sec-fetch-site", [])):
             return 403, "other sites may not ask this explorer"
         if self.token is not None and not path.startswith("/static/") and path != "/favicon.ico":
             try:

@@ -43,7 +43,7 @@ class Server:
         host: str,
         models: Mapping[str, vt.VisionModel],
         runs: Mapping[str, Path],
-        memory: float | None = None,
+        memory_gb: float | None = None,
         options: Mapping[str, Any] | None = None,
         data: str | Mapping[str, str] | None = None,
     ) -> None:
@@ -55,7 +55,7 @@ class Server:
         shown = f"[{host}]" if ":" in host else host
         self.token = None if local else secrets.token_urlsafe(24)
         self.address = f"http://{shown}:{self.port}/" + ("" if self.token is None else f"?token={self.token}")
-        self.explorer = Explorer(models, runs, memory, options)
+        self.explorer = Explorer(models, runs, memory_gb, options)
         names = [*LOOPBACK, shown.lower()] if local else None
         guard = made_app(self.explorer, self.token, names, [router(runs, data, models)])
         how: dict[str, Any] = {

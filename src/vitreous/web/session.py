@@ -135,13 +135,13 @@ class Desk:
     def __init__(
         self,
         models: Mapping[str, vt.VisionModel],
-        memory: float | None = None,
+        memory_gb: float | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        check_memory(memory)
+        check_memory(memory_gb)
         self.options = dict(options or {})
-        self.models, self.memory, self.pictures = dict(models), memory, Pictures()
-        if memory is None and all(view.device.type == "cpu" for view in models.values()):
+        self.models, self.memory, self.pictures = dict(models), memory_gb, Pictures()
+        if memory_gb is None and all(model.device.type == "cpu" for model in models.values()):
             self.memory = _MEMORY
         self._made: Recent[Made] = Recent(_MOST_MAPS, _MOST_BYTES, lambda made: made.bytes)
         self._seen: Recent[Image.Image] = Recent(_MOST_SEEN, _MOST_BYTES, _pixels)
@@ -171,11 +171,11 @@ class Desk:
         known = self._asked.get(question)
         if known is not None:
             return known
-        view = self.model(question.model)
-        for index in (question.target, question.against):
+        model = self.model(question.model)
+        for index in (question.target, question.contrast):
             if index is not None:
-                view.class_index(index)
-        plain = dataclasses.replace(question, method=typed.understood(question.method, view).spelling)
+                model.class_index(index)
+        plain = dataclasses.replace(question, method=typed.understood(question.method, model).spec)
         self._asked.put(question, plain)
         return plain
 
@@ -184,23 +184,23 @@ class Desk:
         plain = self._asked.get(question)
         return plain is not None and self._made.get(plain) is not None
 
-    def made(self, question: Question, tick: Tick | None = None) -> Made:
+    def made(self, question: Question, on_progress: Tick | None = None) -> Made:
         """Return the map that answers a question, from memory if it was made lately."""
         question = self.asked(question)
-        return self._made.get(question) or self._make([question], tick)[0]
+        return self._made.get(question) or self._make([question], on_progress)[0]
 
-    def checked(self, question: Question, tick: Callable[[float, float], Tick]) -> vt.CheckResult:
+    def checked(self, question: Question, on_progress: Callable[[float, float], Tick]) -> vt.CheckResult:
         """Return what cheap tests say about a map; ``tick`` gives one for each part of the work."""
         question = self.asked(question)
-        made = self.made(question, tick(0.0, 0.2))
+        made = self.made(question, on_progress(0.0, 0.2))
         found = self._checked.get(question)
         if found is None:
-            view = self.model(question.model)
-            found = vt.check(made.explanation, view, memory=self.memory, progress=tick(0.2, 1.0))
+            model = self.model(question.model)
+            found = vt.check(made.explanation, model, memory_gb=self.memory, progress=on_progress(0.2, 1.0))
             self._checked.put(question, found)
         return found
 
-    def prepare(self, questions: Sequence[Question], tick: Tick | None = None) -> None:
+    def prepare(self, questions: Sequence[Question], on_progress: Tick | None = None) -> None:
         """Make the cheap maps among those that are asked about one class of one picture, their passes shared.
 
         What goes wrong here is left to be said when its turn comes.
@@ -210,40 +210,40 @@ class Desk:
             try:
                 question = self.asked(each)
                 how = vt.get_method(question.method or "")
-                near = typed.passes(how, self.model(question.model)) <= _TOGETHER and not how.info.slow
+                near = typed.passes(how, self.model(question.model)) <= _TOGETHER and not how.info.is_slow
             except VitreousError:
                 continue
             if near and question not in cheap and self._made.get(question) is None:
                 cheap.append(question)
         if len(cheap) > 1:
             try:
-                self._make(cheap, tick)
+                self._make(cheap, on_progress)
             except VitreousError:
                 return
 
-    def _make(self, questions: Sequence[Question], tick: Tick | None) -> list[Made]:
+    def _make(self, questions: Sequence[Question], on_progress: Tick | None) -> list[Made]:
         first = questions[0]
-        view, photo = self.model(first.model), self.pictures.get(first.picture)
+        model, photo = self.model(first.model), self.pictures.get(first.picture)
         hows = [vt.get_method(each.method or "") for each in questions]
         began = time.perf_counter()
         with listening() as heard:
             found = vt.compare(
-                view,
+                model,
                 photo.image,
                 hows,
                 first.target,
-                against=first.against,
-                value=None if first.value == "logit" else first.value,  # what is usual is not missed
+                contrast=first.contrast,
+                output=None if first.output == "logit" else first.output,  # what is usual is not missed
                 seed=first.seed,
-                memory=self.memory,
-                progress=tick,
+                memory_gb=self.memory,
+                progress=on_progress,
             )
         took = time.perf_counter() - began
-        self._pace[first.model].append((sum(typed.passes(how, view) for how in hows), took))
+        self._pace[first.model].append((sum(typed.passes(how, model) for how in hows), took))
         told = _about([e.method for e in found], heard)
         made = [
             # the photograph belongs to the pictures: kept here too, it would never leave
-            Made(dataclasses.replace(e, photo=None, name=photo.name), told[e.method], took / len(questions))
+            Made(dataclasses.replace(e, original_image=None, name=photo.name), told[e.method], took / len(questions))
             for e in found
         ]
         for question, each in zip(questions, made, strict=True):

@@ -74,7 +74,7 @@ class HFZeroShot(HFTower):
         self,
         model: Any,
         name: str | None = None,
-        labels: list[str] | None = None,
+        class_names: list[str] | None = None,
         preprocess: Preprocess | None = None,
         img_size: int | tuple[int, int] | None = None,
         prompts: Sequence[str] | None = None,
@@ -82,7 +82,7 @@ class HFZeroShot(HFTower):
         text_embeds: Tensor | None = None,
     ) -> None:
         self._given = prompts, tokenizer, text_embeds
-        super().__init__(model, name, labels, preprocess, img_size)
+        super().__init__(model, name, class_names, preprocess, img_size)
         del self._given
 
     def _reading(self) -> tuple[int, str]:
@@ -115,7 +115,9 @@ class HFZeroShot(HFTower):
     def _read(self, prompts: list[str] | None, tokenizer: Any) -> Tensor:
         """Run the text tower; SigLIP was trained on prompts padded to their full length, without a mask."""
         if not prompts:
-            raise ModelError(f"{self.name} has no classes of its own; give prompts=[…], or text_embeds= with labels=")
+            raise ModelError(
+                f"{self.name} has no classes of its own; give prompts=[…], or text_embeds= with class_names="
+            )
         if tokenizer is None:
             raise ModelError(f"{self.name} needs tokenizer= to read prompts (or load it by name), or text_embeds=")
         longest = self.module.text_model.config.max_position_embeddings

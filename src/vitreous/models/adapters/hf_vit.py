@@ -91,7 +91,7 @@ class HFModel(VisionModel):
         self,
         model: Any,
         name: str | None = None,
-        labels: list[str] | None = None,
+        class_names: list[str] | None = None,
         preprocess: Preprocess | None = None,
         img_size: int | tuple[int, int] | None = None,
         headless: bool = False,
@@ -113,8 +113,8 @@ class HFModel(VisionModel):
         self.num_prefix_tokens, kind = self._reading()
         self.pooling = Pooling(kind, self.num_prefix_tokens)
         self.num_classes = 0 if headless else self._classes()
-        self.class_names = labels or self._labels(self.num_classes or len(self.module.config.id2label or {}))
-        check_count(self.name, labels, self.num_classes)
+        self.class_names = class_names or self._labels(self.num_classes or len(self.module.config.id2label or {}))
+        check_count(self.name, class_names, self.num_classes)
         if 0 in self.grid():
             raise ModelError(f"{self.name}: an image of {self.preprocess.size} holds no patch of {self.patch}")
 
@@ -152,9 +152,9 @@ class HFModel(VisionModel):
     def _labels(self, classes: int) -> list[str] | None:
         """Return the class names of the configuration; ``LABEL_0`` and its like are none."""
         named = {int(index): str(label) for index, label in (self.module.config.id2label or {}).items()}
-        labels = [named.get(index, "") for index in range(classes)]
-        numbered = all(label in ("", f"LABEL_{index}", str(index)) for index, label in enumerate(labels))
-        return None if numbered else labels
+        class_names = [named.get(index, "") for index in range(classes)]
+        numbered = all(label in ("", f"LABEL_{index}", str(index)) for index, label in enumerate(class_names))
+        return None if numbered else class_names
 
     def _refuse_unseen_attention(self) -> None:
         """Flash, flex and paged attention are kernels that torch's override protocol does not see."""
@@ -290,7 +290,7 @@ class HFSwin(HFModel):
     """
 
     usual = IMAGENET
-    attention = "windows"
+    attention = "windowed"
     can_drop_tokens = False
     cam_point = "norm2"
     places: ClassVar = {

@@ -48,7 +48,7 @@ class TimmModel(VisionModel):
         self,
         model: nn.Module,
         name: str | None = None,
-        labels: list[str] | None = None,
+        class_names: list[str] | None = None,
         preprocess: Preprocess | None = None,
         headless: bool = False,
     ) -> None:
@@ -67,8 +67,8 @@ class TimmModel(VisionModel):
             else Pooling("avg", self.num_prefix_tokens)
         )
         self.num_classes = 0 if headless else self._outputs()
-        self.class_names = labels or config.get("label_names") or imagenet_labels(self.num_classes)
-        check_count(self.name, labels, self.num_classes)
+        self.class_names = class_names or config.get("label_names") or imagenet_labels(self.num_classes)
+        check_count(self.name, class_names, self.num_classes)
         if self.class_names is not None and len(self.class_names) < self.num_classes:
             raise ModelError(
                 f"{self.name} has {self.num_classes} classes but {len(self.class_names)} labels were given"
@@ -152,8 +152,8 @@ class TimmColumn(TimmModel):
         block = self.module.blocks[layer]
         module, _ = _SCALES.get(name, ("", ""))
         scaled = getattr(block, module, None)
-        site: nn.Module = getattr(block, name) if scaled is None or isinstance(scaled, nn.Identity) else scaled
-        return site
+        point: nn.Module = getattr(block, name) if scaled is None or isinstance(scaled, nn.Identity) else scaled
+        return point
 
     def branch(self, layer: int, name: str) -> tuple[nn.Module, Tensor | None]:
         if name not in self.unavailable_points:

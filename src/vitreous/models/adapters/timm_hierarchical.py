@@ -47,7 +47,7 @@ class TimmSwin(TimmModel):
     parts = ((v1.SwinTransformerBlock, v1.WindowAttention),)
     wanted = "Swin blocks with window attention"
     convert = v1.checkpoint_filter_fn
-    attention = "windows"
+    attention = "windowed"
     can_drop_tokens = False
     cam_point = "norm2"
     unavailable_points: Mapping[str, str] = {"attn": "it is computed in windows, not on a grid"}
@@ -145,7 +145,7 @@ class TimmSwinV2(TimmSwin):
     modules = ("swin_transformer_v2",)
     parts = ((v2.SwinTransformerV2Block, v2.WindowAttention),)
     convert = v2.checkpoint_filter_fn
-    cam_point = "input"
+    cam_point = "resid_pre"
     unavailable_points = dict.fromkeys(("norm1", "norm2"), "its norms come after the branches, as attn and mlp")
     branch_point = "attn"
     bias_activations = 2
@@ -212,7 +212,7 @@ class TimmConv(ConvModel):
         self,
         model: nn.Module,
         name: str | None = None,
-        labels: list[str] | None = None,
+        class_names: list[str] | None = None,
         preprocess: Preprocess | None = None,
         headless: bool = False,
     ) -> None:
@@ -222,8 +222,8 @@ class TimmConv(ConvModel):
             raise ModelError(f"{name} has no classifier; give num_classes= and a checkpoint with a head")
         chain = next(chain for kind, (chain, _) in _FAMILIES.items() if isinstance(model, kind))(model)
         preprocess = preprocess or _preprocess(model)
-        super().__init__(model, chain, name, labels, preprocess, headless=headless)
-        self.class_names = labels or config.get("label_names") or imagenet_labels(self.num_classes)
+        super().__init__(model, chain, name, class_names, preprocess, headless=headless)
+        self.class_names = class_names or config.get("label_names") or imagenet_labels(self.num_classes)
 
     @staticmethod
     def convert(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

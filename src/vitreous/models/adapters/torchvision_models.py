@@ -57,7 +57,7 @@ class TorchvisionViT(VisionModel):
         self,
         model: VisionTransformer,
         name: str | None = None,
-        labels: list[str] | None = None,
+        class_names: list[str] | None = None,
         preprocess: Preprocess | None = None,
         headless: bool = False,
     ) -> None:
@@ -71,7 +71,7 @@ class TorchvisionViT(VisionModel):
         self.pooling = Pooling("token", self.num_prefix_tokens)
         self.num_classes = 0 if headless else classes_of(self.name, model.heads)
         usual, known = describe(name, "torchvision/vit_b_16", model.image_size)
-        self.class_names = labels_of(self.name, self.num_classes, labels, known)
+        self.class_names = labels_of(self.name, self.num_classes, class_names, known)
         self.preprocess = preprocess or usual
 
     def _refuse_unknown_parts(self) -> None:
@@ -143,10 +143,10 @@ def labels_of(name: str, classes: int, given: list[str] | None, known: list[str]
     return given or (known if len(known) == classes else None)
 
 
-def check_size(view: VisionModel, inputs: Tensor, size: tuple[int, int]) -> None:
+def check_size(model: VisionModel, inputs: Tensor, size: tuple[int, int]) -> None:
     """Refuse inputs of another size than the model's."""
     if tuple(inputs.shape[-2:]) != size:
-        raise ModelError(f"{view.name} takes images [B, 3, {size[0]}, {size[1]}], got {list(inputs.shape)}")
+        raise ModelError(f"{model.name} takes images [B, 3, {size[0]}, {size[1]}], got {list(inputs.shape)}")
 
 
 _KNOWN = {
@@ -164,7 +164,7 @@ class TorchvisionSwin(VisionModel):
 
     family = "torchvision"
     module: Any  # torch types the attributes of a module as tensors
-    attention = "windows"
+    attention = "windowed"
     can_drop_tokens = False
     num_prefix_tokens = 0
 
@@ -172,7 +172,7 @@ class TorchvisionSwin(VisionModel):
         self,
         model: SwinTransformer,
         name: str | None = None,
-        labels: list[str] | None = None,
+        class_names: list[str] | None = None,
         preprocess: Preprocess | None = None,
         headless: bool = False,
     ) -> None:
@@ -185,7 +185,7 @@ class TorchvisionSwin(VisionModel):
         self.depth = ends[-1]
         self._refuse_unknown_parts()
         self._after = isinstance(self._block(0), SwinTransformerBlockV2)
-        self.cam_point, self.branch_point = ("input", "attn") if self._after else ("norm2", "norm1")
+        self.cam_point, self.branch_point = ("resid_pre", "attn") if self._after else ("norm2", "norm1")
         if self._after:
             self.unavailable_points = dict.fromkeys(
                 ("norm1", "norm2"), "its norms come after the branches, as attn and mlp"
@@ -195,7 +195,7 @@ class TorchvisionSwin(VisionModel):
         self.num_classes = 0 if headless else classes_of(self.name, model.head)
         stand_in = "torchvision/swin_v2_t" if self._after else "torchvision/swin_t"
         usual, known = describe(name, stand_in, getattr(model, "image_size", None))
-        self.class_names = labels_of(self.name, self.num_classes, labels, known)
+        self.class_names = labels_of(self.name, self.num_classes, class_names, known)
         self.preprocess = preprocess or usual
         if 0 in self.grid():
             raise ModelError(f"{self.name}: an image of {self.preprocess.size} holds no patch of {self._patch}")
@@ -335,12 +335,12 @@ class TorchvisionConv(ConvModel):
         self,
         model: nn.Module,
         name: str | None = None,
-        labels: list[str] | None = None,
+        class_names: list[str] | None = None,
         preprocess: Preprocess | None = None,
         headless: bool = False,
     ) -> None:
         chain, stand_in = next(known for kind, known in KNOWN.items() if isinstance(model, kind))
         usual, known = describe(name, f"torchvision/{stand_in}", getattr(model, "image_size", None))
         name = name or f"torchvision/{type(model).__name__}"
-        super().__init__(model, chain(model), name, labels, preprocess or usual, headless=headless)
-        self.class_names = labels_of(self.name, self.num_classes, labels, known)
+        super().__init__(model, chain(model), name, class_names, preprocess or usual, headless=headless)
+        self.class_names = labels_of(self.name, self.num_classes, class_names, known)

@@ -50,7 +50,7 @@ class Call:
     func: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    view: VisionModel | None = None
+    model: VisionModel | None = None
     layer: int | None = None
     """The block; ``None`` in the embedding and in the head."""
 
@@ -99,12 +99,12 @@ class Composite:
     """
 
     table: tuple[tuple[str, Rule], ...] = ()
-    currency: str = "gradient"
+    propagates: str = "gradient"
     scored: bool = False
 
     def __post_init__(self) -> None:
-        if self.currency not in CURRENCIES:
-            raise TracingError(f"unknown currency {self.currency!r}; known: {', '.join(CURRENCIES)}")
+        if self.propagates not in CURRENCIES:
+            raise TracingError(f"unknown currency {self.propagates!r}; known: {', '.join(CURRENCIES)}")
         unknown = [kind for kind, _ in self.table if kind not in KINDS]
         if unknown:
             raise TracingError(f"no operation is of the kind {unknown[0]!r}; known: {', '.join(KINDS)}")
@@ -119,7 +119,7 @@ class Composite:
         return next((rule for each, rule in self.table if each == kind), None)
 
     def __bool__(self) -> bool:
-        return bool(self.table) or self.currency != "gradient"
+        return bool(self.table) or self.propagates != "gradient"
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -243,7 +243,7 @@ class Guided(Rule):
         if call.func in _GATES:
             return call.plain()
         if call.func not in RELUS:
-            name = call.view.name if call.view is not None else "this model"
+            name = call.model.name if call.model is not None else "this model"
             raise ModelError(
                 f"guided backpropagation changes gradients at ReLUs only, so it would be the plain gradient at the "
                 f"{getattr(call.func, '__name__', 'activation')} of {name}; use saliency"
@@ -273,7 +273,7 @@ GUIDED = Composite.of(activation=Guided(), gate=Guided())
 
 def refuse(call: Call, what: str) -> ModelError:
     """Say that something on the way is not linear and has no multiplier."""
-    name = call.view.name if call.view is not None else "this model"
+    name = call.model.name if call.model is not None else "this model"
     why = f"so its map would not sum to the difference in score of {name}"
     return ModelError(f"deeplift has rules for ReLUs only, and none for {what}, {why}; use integrated_gradients")
 

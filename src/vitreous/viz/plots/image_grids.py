@@ -103,8 +103,8 @@ def matrix(
         if across:
             label(made, way, across)
     made.tick_params(axis="both", length=0)
-    for tick in made.get_xticklabels() if upright else ():
-        tick.set(rotation=90)
+    for on_progress in made.get_xticklabels() if upright else ():
+        on_progress.set(rotation=90)
     _numbers(made, table, colours, cell)
     _bar(axes(figure, left + side + 0.1, top, 0.08, side), low, high)
     return figure
