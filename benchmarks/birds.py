@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     model = vt.load("world", device=options.device)
-    hows = {each.replace("{half}", ""): read(each, model) for each in options.methods}
+    hows = {method.replace("{half}", ""): read(method, model) for method in options.methods}
     began = time.perf_counter()
     found = vt.funnybirds(model, hows, vt.world.World(n=options.scenes), oracle=True)
     print(found)

@@ -128,9 +128,9 @@ def main() -> None:
         server.explorer.close(60)
     print(f"{torch.get_num_threads()} threads, {rounds} rounds, in milliseconds")
     print(f"{'':36}{'median':>8}{'worst':>8}{'goal':>8}")
-    for name, each in seconds.items():
+    for name, second in seconds.items():
         goal = GOALS[re.split("[:,]", name)[0]]
-        middle, worst = statistics.median(each), max(each)
+        middle, worst = statistics.median(second), max(second)
         print(f"{name:36}{1000 * middle:8.0f}{1000 * worst:8.0f}{1000 * goal:8.0f}{'' if worst <= goal else '  over'}")
     if options.out:
         options.out.write_text(json.dumps(seconds, indent=1))

@@ -238,13 +238,13 @@ def ranked(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         model: {n: r for g in each["groups"].values() for n, r in g["rows"].items()} for model, each in found.items()
     }
     places: dict[str, list[float]] = {}
-    for each in rows.values():
-        order = sorted((n for n in each if n not in LAST), key=lambda n: -each[n]["scores"]["insdel"]["mean"])
+    for row in rows.values():
+        order = sorted((n for n in row if n not in LAST), key=lambda n: -row[n]["scores"]["insdel"]["mean"])
         for place, name in enumerate(order):
             places.setdefault(name, []).append(place / len(order))
     names = sorted(places, key=lambda name: sum(places[name]) / len(places[name]))
-    names += [name for name in LAST if any(name in each for each in rows.values())]
-    return {name: {model: each.get(name) for model, each in rows.items()} for name in names}
+    names += [name for name in LAST if any(name in row for row in rows.values())]
+    return {name: {model: row.get(name) for model, row in rows.items()} for name in names}
 
 
 def markdown(found: Mapping[str, Any]) -> str:

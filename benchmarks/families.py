@@ -71,7 +71,7 @@ def main() -> None:
         model.module.eval().requires_grad_(False).to(options.device)
         images = torch.randn(options.batch, 3, *model.preprocess.size, device=options.device)
         works = {"bare": partial(bare, model, images)}
-        works |= {each: partial(explain, model, images, [each]) for each in methods}
+        works |= {method: partial(explain, model, images, [method]) for method in methods}
         seconds: dict[str, list[float]] = {work: [] for work in works}
         for work in works.values():
             work()
@@ -79,7 +79,7 @@ def main() -> None:
             for each, work in works.items():
                 seconds[each].append(timed(work, options.device))
         medians = {each: statistics.median(times) for each, times in seconds.items()}
-        ratios = " ".join(f"{medians[each] / medians['bare']:8.2f}" for each in methods)
+        ratios = " ".join(f"{medians[method] / medians['bare']:8.2f}" for method in methods)
         print(f"{name:46s} {medians['bare'] * 1000:6.0f} ms {ratios}")
 
 

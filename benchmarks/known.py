@@ -66,12 +66,12 @@ def boxed(
     model: vt.VisionModel, size: tuple[int, int], crop: Sequence[float], boxes: Iterable[Sequence[float]]
 ) -> Tensor:
     """Return how much of each patch lies inside any of the boxes, which are fractions of the photograph's sides."""
-    high, wide = model.preprocess.size
-    inside = torch.zeros(high, wide)
-    across, down = wide / (crop[2] - crop[0]), high / (crop[3] - crop[1])
+    height, width = model.preprocess.size
+    inside = torch.zeros(height, width)
+    across, down = width / (crop[2] - crop[0]), height / (crop[3] - crop[1])
     for box in boxes:
-        left, right = (min(max(round((box[i] * size[0] - crop[0]) * across), 0), wide) for i in (0, 2))
-        top, bottom = (min(max(round((box[i] * size[1] - crop[1]) * down), 0), high) for i in (1, 3))
+        left, right = (min(max(round((box[i] * size[0] - crop[0]) * across), 0), width) for i in (0, 2))
+        top, bottom = (min(max(round((box[i] * size[1] - crop[1]) * down), 0), height) for i in (1, 3))
         inside[top:bottom, left:right] = 1
     return patches(inside[None], model.grid())[0]
 

@@ -71,7 +71,7 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     spec, how, weights = MODELS[name]
     model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
     photos = read_photos(model, options.data, options.images, options.batch)
-    hows: dict[str, Any] = {each: read(each, model) for each in options.methods}
+    hows: dict[str, Any] = {method: read(method, model) for method in options.methods}
     like = None
     if COIBA in hows and len(photos) > 2 * PHOTOGRAPHS:  # the same with statistics of photographs
         statistics = vt.collect_activation_stats(model, photos.inputs[:PHOTOGRAPHS].cpu())
@@ -92,7 +92,7 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     rows = halves(table, METRICS, half, [each for each in AGAINST if each in hows])
     same = None if like is None else agreement_of(model, photos[half:], hows[COIBA], like)
     return {
-        "methods": {name: str(each) for name, each in hows.items()},
+        "methods": {name: str(method) for name, method in hows.items()},
         "spearman": same,
         "rows": rows,
         "seconds": seconds,
@@ -103,7 +103,7 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def on_world(model: vt.VisionModel, methods: Iterable[str], count: int) -> dict[str, Any]:
     """Return how much of the top fifth of each method lies on the creature and on what tells its class."""
-    hows = {each: read(each, model) for each in methods}
+    hows = {method: read(method, model) for method in methods}
 
     def explaining(how: vt.Method) -> Any:
         def explain(model: vt.VisionModel, inputs: Any, classes: Any) -> Any:
@@ -127,7 +127,7 @@ def halves(table: vt.ScoreTable, metrics: Mapping[str, str], half: int, others: 
                 "choose": float(np.nanmean(scores[:half])),
                 "report": float(np.nanmean(scores[half:])),
                 "interval": [low, high],
-                "gain": gains(table, method, metric, half, [each for each in others if each != method]),
+                "gain": gains(table, method, metric, half, [other for other in others if other != method]),
             }
     return rows
 

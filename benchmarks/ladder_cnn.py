@@ -55,7 +55,7 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     table = vt.evaluate(model, images, hows, list(METRICS.values()), controls=False, batch_size=options.batch)
     known = on_world(model, hows, options.scenes)["telling part"]
-    rows = halves(table, METRICS, len(images) // 2, [each for each in STEPS if each in hows])
+    rows = halves(table, METRICS, len(images) // 2, [step for step in STEPS if step in hows])
     for method, cells in rows.items():
         cells["telling part"] = known[method]
     return {

@@ -75,7 +75,7 @@ def race(works: dict[str, Work], rounds: int, device: str) -> dict[str, float]:
             taken = timed(works[name], device)
             if turn:
                 seconds[name].append(taken)
-    return {name: statistics.median(each) for name, each in seconds.items()}
+    return {name: statistics.median(second) for name, second in seconds.items()}
 
 
 def timed(work: Work, device: str) -> float:
@@ -104,9 +104,13 @@ def forward(model: vt.VisionModel, images: Tensor) -> None:
 
 
 def explain(
-    model: vt.VisionModel, images: Tensor, how: str | vt.Method, batch: int, tick: Callable[[int], None] | None = None
+    model: vt.VisionModel,
+    images: Tensor,
+    how: str | vt.Method,
+    batch: int,
+    on_progress: Callable[[int], None] | None = None,
 ) -> None:
-    context = Context(model, images, Target.of(model, len(images)), batch=batch, on_progress=tick)
+    context = Context(model, images, Target.of(model, len(images)), batch=batch, on_progress=on_progress)
     compute_attributions(context, [vt.get_method(how)])
 
 
@@ -208,7 +212,7 @@ def every(model: vt.VisionModel, images: Tensor, rounds: int, device: str, only:
     batch = Context(model, images, Target.of(model, len(images))).batch
     for name, stick in BARE.items():
         if stick.long and name in wanted:
-            yield long(model, naked, images, stick.spelling or name, stick, min(batch, 4096), rounds, device)
+            yield long(model, naked, images, stick.spec or name, stick, min(batch, 4096), rounds, device)
     for name, spec in ELSEWHERE.items():
         if name not in wanted:
             continue

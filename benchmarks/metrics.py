@@ -94,7 +94,7 @@ def main() -> None:
     grid = vision_model.grid(images)
     maps = {f"maps {i}": torch.randn(options.images, *grid, device=options.device) for i in range(options.methods)}
     labels = [0] * options.images
-    asked = {"labels": labels, "baselines": False, "batch": options.batch, "precision": options.precision}
+    asked = {"labels": labels, "controls": False, "batch_size": options.batch, "precision": options.precision}
     threads = torch.get_num_threads()
     print(
         f"{options.model}, {options.images} images, {options.methods} methods, {options.precision} on {options.device}"

@@ -50,7 +50,7 @@ def judge(model: vt.VisionModel, count: int) -> dict[str, Any]:
     compare_classes = [group for group in labels for _ in group]
     groups = torch.arange(count).repeat_interleave(4).tolist()
     bases = {name: how for name, how in BASES.items() if model.is_relu_only or vt.get_method(how).models != "ReLU"}
-    hows = bases | {f"{name}, {each}": f"var@{each}({how})" for name, how in bases.items() for each in PRESETS}
+    hows = bases | {f"{name}, {preset}": f"var@{preset}({how})" for name, how in bases.items() for preset in PRESETS}
     table = vt.evaluate(
         model,
         images,
@@ -85,7 +85,7 @@ def rows(tables: dict[str, Any]) -> Iterator[str]:
     yield "| network | method | | plain | with VAR | gain | gain of `sharp` | the paper's gain |"
     yield "|---|---|---|---|---|---|---|---|"
     for network, found in tables.items():
-        for name in (each for each in BASES if each in found["scores"]):
+        for name in (base for base in BASES if base in found["scores"]):
             for short in METRICS:
                 plain, *others = (
                     found["scores"][each][short] for each in (name, *(f"{name}, {p}" for p in PRESETS[:2]))
@@ -103,7 +103,7 @@ def rows(tables: dict[str, Any]) -> Iterator[str]:
 
 
 def between(mean: float, ends: Sequence[float], form: str) -> str:
-    low, high = (format(each, form) for each in ends)
+    low, high = (format(end, form) for end in ends)
     return f"{mean:{form}} [{low}, {high}]"
 
 

@@ -47,7 +47,7 @@ def bare(model: torch.nn.Module, images: torch.Tensor, fused: bool = True) -> No
 def explain(model: vt.VisionModel, images: torch.Tensor, methods: list[str]) -> None:
     """Several methods over one session, as ``compare`` runs them."""
     context = Context(model, images, Target.of(model, len(images)), batch=len(images))
-    compute_attributions(context, [get_method(each) for each in methods])
+    compute_attributions(context, [get_method(method) for method in methods])
 
 
 def _works(model: vt.VisionModel, images: torch.Tensor) -> dict[str, Callable[[], None]]:

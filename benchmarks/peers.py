@@ -65,7 +65,7 @@ class Sides:
         """Return ``P`` with nothing to everything removed, ``[B, steps + 1]``, and the areas ``[B]``."""
         judge = vt.get_metric(f"deletion(steps={self.steps}, baseline={baseline})")
         image_shape = ImageShape(tuple(self.inputs.shape[2:]), self.view.grid(self.inputs))
-        pool = Evaluator(self.view, [evaluation], image_shape, ["pred"], batch=self.batch)
+        pool = Evaluator(self.view, [judge], image_shape, ["pred"], batch=self.batch)
         looked = pool.engine.look(self.inputs)
         rows = {"given": np.arange(len(maps))}
         pool.add(self.inputs, looked, {"pred": looked.argmax(dim=1)}, {"maps": Maps(maps, rows)})
@@ -115,7 +115,7 @@ def without_ties(maps: Tensor) -> Tensor:
 def decisive(model: nn.Module, inputs: Tensor) -> None:
     """Scale an untrained classifier up: all its probabilities are alike, and flat curves agree whatever is run."""
     with torch.no_grad():
-        head = [each for each in model.modules() if isinstance(each, nn.Linear)][-1]
+        head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
         head.weight.mul_(3 / model(inputs).std())
 
 
@@ -170,7 +170,7 @@ def flipping(sides: Sides, options: argparse.Namespace) -> dict[str, Any]:
         "its 'black', our black": sides.quantus(maps, "black") - black,
         "its 'mean', our mean_scalar": sides.quantus(maps, "mean") - mean,
     }
-    largest = {name: float(np.abs(each).max()) for name, each in differences.items()}
+    largest = {name: float(np.abs(difference).max()) for name, difference in differences.items()}
     distinct = [len(each.unique()) for each in smooth]
     print(f"curves run from {curve.max():.3f} to {curve.min():.3f}; largest difference:")
     for name, value in largest.items():

@@ -107,7 +107,7 @@ def one(name: str, given: argparse.Namespace) -> None:
     called, model = name.split("/")
     table, began = TABLES[called], time.perf_counter()
     protocol, label = protocol_of(table, model), MODELS[model][0]
-    data = {each.label: str(given.data / (PETS if each.label == "pets" else FOLDER)) for each in _sets(protocol)}
+    data = {set_.label: str(given.data / (PETS if set_.label == "pets" else FOLDER)) for set_ in _sets(protocol)}
     options = Options(
         data=data,
         device=given.device,

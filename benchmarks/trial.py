@@ -66,7 +66,7 @@ def _run(given: argparse.Namespace, follow: Callable[[float, int | None], None])
         model=given.model,
         scenes=given.scenes,
         seeds=given.seeds,
-        baselines=given.substrates,
+        baselines=given.baselines,
         output=given.value,
         shortcut=given.shortcut,
         device=given.device,

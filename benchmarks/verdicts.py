@@ -114,7 +114,7 @@ def tried(
         blurs = list(pool.map(lambda each: blurred(model.preprocess.picture(each)), inputs.cpu()))
     blur, classes = model.cast(torch.stack([*map(model.preprocess.tensor, blurs)])), chances.argmax(dim=1)
     draws = PRNGKey.of_images(0, "check", inputs.cpu())
-    own = {name: torch.stack([strongest(each) for each in maps]) for name, maps in made.items()}
+    own = {name: torch.stack([strongest(map_) for map_ in maps]) for name, maps in made.items()}
     first = next(iter(own.values()))
     orders = torch.stack([draws.at(place + 1).permutation(first[0].numel()) for place in range(MOST)], dim=1)
     scattered = torch.zeros_like(orders, dtype=torch.bool).scatter_(2, orders[..., : int(first[0].sum())], True)
@@ -182,7 +182,7 @@ def shares(rows: Sequence[Mapping[str, Any]], verdict: Any = None) -> dict[str, 
 
 def lines(table: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for name, row in table.items():
-        yield f"  {name:14s}" + "".join(f"{each} {100 * row[each]:5.1f} %   " for each in VERDICTS)
+        yield f"  {name:14s}" + "".join(f"{verdict} {100 * row[verdict]:5.1f} %   " for verdict in VERDICTS)
 
 
 def thresholds(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -200,7 +200,7 @@ def thresholds(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         told = []
         for half in (0, 1):
             some = [row for row in rows if row["controls"] == controls and row["image"] % 2 == half]
-            told.append({name: each["good"] for name, each in shares(some, good).items()})
+            told.append({name: share["good"] for name, share in shares(some, good).items()})
         words = "  ".join(f"{name} {100 * told[0][name]:.0f}/{100 * told[1][name]:.0f}" for name in told[0])
         yield f"  {controls:9s} one {most:.2f} other {least:.2f}: {words}"
 
@@ -213,7 +213,9 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     maps = list(dict.fromkeys(row["map"] for row in reported))
     lines = [f"| map | {' | '.join(models)} |", "|---" * (len(models) + 1) + "|"]
     for name in maps:
-        cells = [" / ".join(f"{100 * t[name][each]:.0f}" for each in VERDICTS[:3]) if name in t else "" for t in tables]
+        cells = [
+            " / ".join(f"{100 * t[name][verdict]:.0f}" for verdict in VERDICTS[:3]) if name in t else "" for t in tables
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -237,7 +239,7 @@ def scenes(model: vt.VisionModel, count: int) -> tuple[Tensor, Tensor]:
         part = torch.tensor([PARTS.index(telling_part(each)) for each in drawn.label[:, 0].tolist()])
         telling = patches(seen.parts[torch.arange(len(part)), part], model.grid())
         truth.append(telling + 0.01 * patches(seen.creature, model.grid()))
-        inputs += [model.preprocess.tensor(model.preprocess.picture(each * 2 - 1)) for each in seen.images]
+        inputs += [model.preprocess.tensor(model.preprocess.picture(image * 2 - 1)) for image in seen.images]
     return model.cast(torch.stack(inputs)), torch.cat(truth)
 
 
@@ -251,7 +253,7 @@ def judged(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         spec, how, weights = PHOTOGRAPHS[name]
         model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
         inputs = read_photos(model, options.data, options.images, options.batch).inputs
-    chances = torch.cat([probabilities(model.logits(each)).cpu() for each in inputs.split(options.batch)])
+    chances = torch.cat([probabilities(model.logits(word)).cpu() for word in inputs.split(options.batch)])
     steps = ("quick", "careful") if options.careful else ("quick",)
     rows = tried(model, inputs, maps_of(model, inputs, steps, truth, chances), chances, options.batch)
     print(f"{name}: {len(inputs)} images, {time.perf_counter() - began:.0f} s", flush=True)

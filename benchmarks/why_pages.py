@@ -121,7 +121,7 @@ def _sentence(
         (True, True): "needed and enough", (True, False): "needed, but not enough",
         (False, True): "enough, but not needed", (False, False): "neither needed nor enough",
     }  # fmt: skip
-    said = [each for each in words.values() if f" is {each}:" in lead]
+    said = [word for word in words.values() if f" is {word}:" in lead]
     tells = places >= 10 and any(cell in lead for cell in words.values())
     if tells and said != [words[needed, enough]]:
         yield f"the headline says {said}: lower {lower}, higher {higher} of {places}, {now} to {without}, alone {alone}"
@@ -140,7 +140,7 @@ def _sentence(
 
 
 def _verdict(found: Any, html: str) -> Iterator[str]:
-    test = found.checkup["faithfulness"]
+    test = found.check_result["faithfulness"]
     n = test.numbers
     now, without = printed(n["now"]), printed(n["without"])
     if test.verdict == "-":
@@ -163,7 +163,7 @@ def _verdict(found: Any, html: str) -> Iterator[str]:
 def _findings(found: Any, html: str) -> Iterator[str]:
     """Words of the other tests against the numbers in their sentences."""
     worst = max(
-        (each.verdict for each in found.checkup.tests if each.verdict != "-"), key=("good", "weak", "bad").index
+        (test.verdict for test in found.check_result.tests if test.verdict != "-"), key=("good", "weak", "bad").index
     )
     calm = "Nothing speaks against this map" in text_of(html)
     if calm != (worst == "good"):

@@ -30,7 +30,7 @@ def written(text: str, page: str) -> str:
 
 def _methods(text: str, page: str) -> str:
     def row(info: Any) -> Sequence[str]:
-        specific = "as its base" if info.combines else "yes" if info.class_specific else "no"
+        specific = "as its base" if info.is_combinator else "yes" if info.class_specific else "no"
         paper = credit(info.papers, info.builds_on)
         return _name(info, text, page), info.family, specific, info.cost_text, info.models_text, paper
 
@@ -43,8 +43,8 @@ def _metrics(text: str, page: str) -> str:
         presets = ", ".join(f"`@{preset}`" for preset in info.presets)
         better = "higher" if info.higher_is_better else "lower"
         needs = ", ".join([*(["labels"] if info.needs_labels else []), *info.truth])
-        shared = "one per part" if info.per_part else info.shared_forwards
-        costs = (str(each or "") for each in (info.forwards, shared, info.explanations))
+        shared = "one per part" if info.needs_parts else info.num_shared_forwards
+        costs = (str(each or "") for each in (info.num_forwards, shared, info.num_reattributions))
         paper = credit(info.papers, info.builds_on)
         return _name(info, text, page), info.family, better, needs, *costs, presets, paper
 
@@ -80,7 +80,7 @@ def _place(info: Any, text: str) -> str:
         return f"systems/{_SYSTEMS[info.name]}.md"
     if getattr(info, "refuses", False):
         return "#refused"
-    pages = {"": text} | {f"metrics/{each.name}": each.read_text() for each in sorted(METRICS.glob("*.md"))}
+    pages = {"": text} | {f"metrics/{path.name}": path.read_text() for path in sorted(METRICS.glob("*.md"))}
     for level in ("###", "##"):
         for page, told in pages.items():
             for heading in re.findall(rf"^{level} (.+)$", told, re.MULTILINE):

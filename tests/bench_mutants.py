@@ -181,12 +181,12 @@ def zipped(members: dict[str, bytes], **how: Any) -> bytes:
 
 def contents(run: Path) -> dict[str, bytes]:
     """The files of a run as members of a packed one."""
-    files = [each for each in sorted(run.rglob("*")) if each.is_file() and not each.name.startswith(".vitreous-")]
-    return {each.relative_to(run).as_posix(): each.read_bytes() for each in files}
+    files = [path for path in sorted(run.rglob("*")) if path.is_file() and not path.name.startswith(".vitreous-")]
+    return {file.relative_to(run).as_posix(): file.read_bytes() for file in files}
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*"))
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
 def first_unit(run: Path) -> Path:

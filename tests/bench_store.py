@@ -51,7 +51,7 @@ def saved(store: Store, unit: Unit, arrays: Mapping[str, Any], said: Mapping[str
 
 
 def judged(store: Store, unit: Unit, bad: Sequence[str] = (), shift: float = 0.0, flags: Any = None) -> None:
-    there = [each for each in unit.pictures if each not in bad]
+    there = [image for image in unit.pictures if image not in bad]
     arrays: dict[str, Any] = {"confidence/pred": np.array([ord(each[0]) % 16 / 100 for each in there])}
     for i, method in enumerate(unit.methods):
         arrays[f"flags/{i}/given"] = np.array([1 if (each, method) == flags else 0 for each in there])
@@ -69,7 +69,7 @@ def mapped(store: Store, unit: Unit, costs: Mapping[str, Cost] | None = None) ->
     arrays: dict[str, Any] = {}
     for i, method in enumerate(unit.methods):
         arrays[f"maps/{i}"] = np.stack(
-            [np.full((2, 2), 10 * len(method) + ord(each[0]) % 16) for each in unit.pictures]
+            [np.full((2, 2), 10 * len(method) + ord(image[0]) % 16) for image in unit.pictures]
         )
         arrays[f"rows/{i}/given"] = np.arange(len(unit.pictures))
     said: dict[str, Any] = {"pictures": list(unit.pictures), "unreadable": {}, "seconds": 6.0, "explaining": 5.0}
@@ -80,7 +80,7 @@ def mapped(store: Store, unit: Unit, costs: Mapping[str, Cost] | None = None) ->
 
 def judging(pictures: str, seed: int = 0, setting: RunConfig = SETTING, number: int = 0, **which: Any) -> Unit:
     methods, metrics = which.get("methods", list(setting.methods)), which.get("metrics", list(setting.metrics))
-    return Unit.of(setting, number, seed, [each * 8 for each in pictures], methods, metrics=metrics)
+    return Unit.of(setting, number, seed, [image * 8 for image in pictures], methods, metrics=metrics)
 
 
 def begun(path: Path, wanted: Mapping[str, Any] | None = None) -> Store:
@@ -88,7 +88,7 @@ def begun(path: Path, wanted: Mapping[str, Any] | None = None) -> Store:
 
 
 def planned(store: Store, units: Sequence[Unit], setting: RunConfig = SETTING, replaces: Sequence[str] = ()) -> None:
-    names = {each: f"picture {each[0]}" for unit in units for each in unit.pictures}
+    names = {image: f"picture {image[0]}" for unit in units for image in unit.pictures}
     store.add_plan([setting], list(units), "wanted", names, replaces)
 
 

@@ -52,7 +52,7 @@ def run(*arguments: Any) -> Result:
 
 def result(out: str | Path, name: str) -> Path:
     """The only result about a picture, by the folder of the picture."""
-    (found,) = (each.parent for each in Path(out, name).glob("*/*/manifest.json"))
+    (found,) = (path.parent for path in Path(out, name).glob("*/*/manifest.json"))
     return found
 
 
@@ -68,4 +68,4 @@ def photographs(folder: Path) -> Path:
 
 def tree(folder: Path) -> dict[str, bytes | None]:
     """Everything in a folder: files with their content, folders with None."""
-    return {str(each.relative_to(folder)): None if each.is_dir() else each.read_bytes() for each in folder.rglob("*")}
+    return {str(path.relative_to(folder)): None if path.is_dir() else path.read_bytes() for path in folder.rglob("*")}

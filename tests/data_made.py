@@ -30,8 +30,8 @@ def _written(picture: Image.Image, path: Path) -> Path:
 
 
 def labels(source: Any) -> dict[str, Any]:
-    return {each.name: each.label for each in source.entries}
+    return {entry.name: entry.label for entry in source.entries}
 
 
 def names(source: Any) -> list[str]:
-    return [each.name for each in source.entries]
+    return [entry.name for entry in source.entries]

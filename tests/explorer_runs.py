@@ -77,20 +77,20 @@ def arrays(unit: Unit) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for i, method in enumerate(unit.methods):
         if not unit.judges:
-            found[f"maps/{i}"] = np.stack([map_of(each, method) for each in unit.pictures])
+            found[f"maps/{i}"] = np.stack([map_of(image, method) for image in unit.pictures])
             found[f"rows/{i}/given"] = np.arange(len(unit.pictures), dtype=np.int32)
             continue
         found[f"flags/{i}/given"] = np.array([method == "constant" for _ in unit.pictures], np.int64)
         for j, metric in enumerate(unit.metrics):
-            found[f"parts/{i}/{j}"] = np.array([[score(each, method, metric)] for each in unit.pictures])
+            found[f"parts/{i}/{j}"] = np.array([[score(image, method, metric)] for image in unit.pictures])
             if metric == METRICS[0]:
                 found[f"curve/{i}/{j}/0/deletion/x"] = np.linspace(0, 1, 5)
-                lines = [np.linspace(1, score(each, method, metric), 5) for each in unit.pictures]
+                lines = [np.linspace(1, score(image, method, metric), 5) for image in unit.pictures]
                 found[f"curve/{i}/{j}/0/deletion/y"] = np.stack(lines)
-    sure = np.array([confidence(each) for each in unit.pictures])
+    sure = np.array([confidence(image) for image in unit.pictures])
     if not unit.judges:
-        return {**found, "classes/given": np.array([predicted(each) for each in unit.pictures])}
-    chance = np.where([right(each) for each in unit.pictures], sure, sure / 10)
+        return {**found, "classes/given": np.array([predicted(image) for image in unit.pictures])}
+    chance = np.where([right(image) for image in unit.pictures], sure, sure / 10)
     return {**found, "confidence/pred": sure, "confidence/label": chance}
 
 

@@ -81,7 +81,7 @@ class Client:
     def tasks(self, *tasks: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return how each task ended."""
         events = self.events(*tasks)
-        ended = {each["task"]: each for each in events if each["event"] in ("result", "error")}
+        ended = {event["task"]: event for event in events if event["event"] in ("result", "error")}
         return [ended[place] for place in range(len(tasks))]
 
     def events(self, *tasks: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -88,12 +88,12 @@ def dense(affine: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> tuple[T
 
 def windows(shape: tuple[int, ...], kernel: int, stride: int, padding: int) -> list[list[int]]:
     """Return which numbers of a map ``[C, H, W]`` each window of a pooling sees, as flat indices."""
-    channels, high, wide = shape
+    channels, height, width = shape
     seen = []
     for channel in range(channels):
-        for top in range(-padding, high + padding - kernel + 1, stride):
-            for left in range(-padding, wide + padding - kernel + 1, stride):
-                rows = [row for row in range(top, top + kernel) if 0 <= row < high]
-                columns = [column for column in range(left, left + kernel) if 0 <= column < wide]
-                seen.append([(channel * high + row) * wide + column for row in rows for column in columns])
+        for top in range(-padding, height + padding - kernel + 1, stride):
+            for left in range(-padding, width + padding - kernel + 1, stride):
+                rows = [row for row in range(top, top + kernel) if 0 <= row < height]
+                columns = [column for column in range(left, left + kernel) if 0 <= column < width]
+                seen.append([(channel * height + row) * width + column for row in rows for column in columns])
     return seen

@@ -170,15 +170,15 @@ def painted(scene: Scene, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the picture ``[size, size, 3]`` and its owners: 1 body, 2 parts, 7 objects, 19 marker, 20 companion."""
     easel = Easel(size)
     ground(easel, scene)
-    for place, each in enumerate(scene.objects):
-        if not each.front:
-            thing(easel, each, 7 + place)
+    for place, object_ in enumerate(scene.objects):
+        if not object_.front:
+            thing(easel, object_, 7 + place)
     if scene.companion is not None:
         creature(easel, scene.companion, 20)
     creature(easel, scene, 1)
-    for place, each in enumerate(scene.objects):
-        if each.front:
-            thing(easel, each, 7 + place)
+    for place, object_ in enumerate(scene.objects):
+        if object_.front:
+            thing(easel, object_, 7 + place)
     light(easel, scene)
     sticker(easel, scene)
     return easel.image, easel.owner

@@ -90,7 +90,7 @@ class Steady(Metric):
         return [Reattribution(images=Images("shaken", shaken, 1))]
 
     def score(self, answers: Any) -> np.ndarray:
-        again = answers.explained(*self.requests(answers.geometry), self.explain_class)[:, 0]
+        again = answers.explained(*self.requests(answers.image_shape), self.explain_class)[:, 0]
         return -np.abs(again - answers.maps(self.explain_class)).max(axis=(1, 2))
 
 

@@ -102,8 +102,8 @@ def attention_pool(pool: nn.Module, x: Tensor, run: Run) -> Tensor:
 def embed(model: nn.Module, images: Tensor) -> Tensor:
     """Patches by hand; prefix tokens and positions as the constructor arranges them."""
     projection = model.patch_embed.proj
-    high, wide = projection.kernel_size
-    patches = images.unfold(2, high, high).unfold(3, wide, wide)  # [B, C, rows, columns, high, wide]
+    height, width = projection.kernel_size
+    patches = images.unfold(2, height, height).unfold(3, width, width)  # [B, C, rows, columns, high, wide]
     patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
     x = patches @ projection.weight.flatten(1).T + (0 if projection.bias is None else projection.bias)
     names = ("cls_token", "dist_token", "reg_token")

@@ -122,24 +122,24 @@ class Slow:
         return self.pairs(lambda: self.view.reference_forward(self.x)[:, self.target].sum(), [0, 1, 2, 3])
 
     def folded(self, apart: Tensor, layer: int) -> Tensor:
-        high, wide = self.grids[layer]
+        height, width = self.grids[layer]
         tall, broad = self.window(layer)
         below, beside = self.shift(layer)
-        rows, columns = -(-high // tall), -(-wide // broad)
+        rows, columns = -(-height // tall), -(-width // broad)
         apart = apart.reshape(len(self.x), rows, columns, *apart.shape[1:])
-        out = torch.zeros(len(self.x), apart.shape[3], high * wide, high * wide, dtype=torch.float64)
+        out = torch.zeros(len(self.x), apart.shape[3], height * width, height * width, dtype=torch.float64)
         for down in range(rows):
             for across in range(columns):
                 index = []
                 for y in range(down * tall, (down + 1) * tall):
                     for x in range(across * broad, (across + 1) * broad):
                         if self.kind.startswith("timm"):  # rolled, then padded
-                            real = y < high and x < wide
-                            place = (y + below) % high, (x + beside) % wide
+                            real = y < height and x < width
+                            place = (y + below) % height, (x + beside) % width
                         else:  # padded, then rolled
                             place = (y + below) % (rows * tall), (x + beside) % (columns * broad)
-                            real = place[0] < high and place[1] < wide
-                        index.append(place[0] * wide + place[1] if real else None)
+                            real = place[0] < height and place[1] < width
+                        index.append(place[0] * width + place[1] if real else None)
                 for i, row in enumerate(index):
                     for j, column in enumerate(index):
                         if row is not None and column is not None:
@@ -150,14 +150,14 @@ class Slow:
         """What a block takes for its grid. timm's is asked: not every version of it halves an odd side as it merges."""
         if not self.kind.startswith("timm"):
             return self.grids[layer]
-        high, wide = [block for stage in self.view.module.layers for block in stage.blocks][layer].input_resolution
-        return high, wide
+        height, width = [block for stage in self.view.module.layers for block in stage.blocks][layer].input_resolution
+        return height, width
 
     def window(self, layer: int) -> tuple[int, int]:
-        high, wide = self.sides(layer)
+        height, width = self.sides(layer)
         tall, broad = {"tv_wide": (4, 3), "timm_partition": (6, 6)}.get(self.kind, (4, 4))
         smaller = self.kind.startswith("timm") and self.kind != "timm_partition"
-        return (min(tall, high), min(broad, wide)) if smaller else (tall, broad)
+        return (min(tall, height), min(broad, width)) if smaller else (tall, broad)
 
     def shift(self, layer: int) -> tuple[int, int]:
         if layer % 2 == 0:
@@ -184,12 +184,12 @@ class Slow:
     @torch.no_grad()
     def merging(self) -> Tensor:
         """What each patch of the first grid has of each of the second, ``[N2, N1]``, by changing one at a time."""
-        high, wide = self.grids[0]
+        height, width = self.grids[0]
         generator = torch.Generator().manual_seed(0)
-        patches = torch.randn(high * wide, self.view.embed_dim_at(1), generator=generator, dtype=torch.float64)
+        patches = torch.randn(height * width, self.view.embed_dim_at(1), generator=generator, dtype=torch.float64)
         changed = patches.repeat(len(patches) + 1, 1, 1)
         changed[range(len(patches)), range(len(patches)), 0] += 1
-        merged = self.merge(changed.view(len(changed), high, wide, -1))
+        merged = self.merge(changed.view(len(changed), height, width, -1))
         out = ((merged[:-1] - merged[-1]).abs() > 1e-12).any(dim=-1).T.double()
         return out / out.sum(dim=1, keepdim=True)
 

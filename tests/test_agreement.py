@@ -137,7 +137,7 @@ def test_layers_of_one_method(model: vt.VisionModel, x: Tensor) -> None:
     first = vt.get_method("raw_attention(layer=0)").attribute(model, x)
     torch.testing.assert_close(hows["layer 0"].attribute(model, x), first)
     assert list(layer_methods("iba(steps=3)", model)) == ["layer 0", "layer 1"], "no patch is read after the last block"
-    assert all(each.steps == 3 for each in layer_methods("iba(steps=3)", model).values())
+    assert all(layer_method.steps == 3 for layer_method in layer_methods("iba(steps=3)", model).values())
     with pytest.raises(SpecError, match="rollout has no layer that could be another one"):
         layer_methods("rollout", model)
 

@@ -89,7 +89,7 @@ def test_interpretdl_differentiates_the_probability(spec: str, same: str) -> Non
 )
 def test_published_settings_differ(settings: list[str]) -> None:
     """Each pair, by more than a factor and more than rounding."""
-    maps = [of_twelve(each)[0].flatten() for each in settings]
+    maps = [of_twelve(setting)[0].flatten() for setting in settings]
     for place, one in enumerate(maps):
         for other in maps[:place]:
             apart = one / one.norm() - other / other.norm()

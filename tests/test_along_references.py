@@ -80,7 +80,7 @@ def assert_same(spec: str, model: Any, definition: Any) -> None:
 def transitions(model: Any, start: Tensor, steps: int, down_to: int, twice: bool = False, first: int = 0) -> Tensor:
     """TAM: the chain of all states at once."""
     run = forward(model, start if first else slow.embed(model, start), first)
-    means = [each[0].mean(dim=0) for each in attentions(run)]
+    means = [attention[0].mean(dim=0) for attention in attentions(run)]
     state = means[-1]
     for mean in reversed(means[down_to:] if twice else means[down_to:-1]):
         state = state @ mean + state
@@ -97,7 +97,7 @@ def test_tam_at_the_image_alone(model: Any) -> None:
 
     def definition(x: Tensor) -> Tensor:
         run = forward(model, slow.embed(model, x))
-        means = [each[0].mean(dim=0) for each in attentions(run)]
+        means = [attention[0].mean(dim=0) for attention in attentions(run)]
         state = means[-1]
         for mean in reversed(means[:-1]):
             state = state @ mean + state

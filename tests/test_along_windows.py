@@ -72,13 +72,13 @@ def one(matrix: Tensor) -> Tensor:
 
 def check_bt_h(slow: Slow, start: int, steps: int) -> None:
     matrices = [by_heads(*pair) for pair in slow.whole]
-    reached = climbed(slow, [each + one(each) for each in matrices[start:]], start)
+    reached = climbed(slow, [matrix + one(matrix) for matrix in matrices[start:]], start)
     close(slow.maps(f"bt_h(start={start}, steps={steps})"), weighed(slow, reached, steps, start))
 
 
 def check_tam(slow: Slow, start: int, steps: int) -> None:
     *matrices, last = [attention.mean(dim=1) for attention, _ in slow.whole]
-    below = [each + one(each) for each in matrices[start:]]
+    below = [matrix + one(matrix) for matrix in matrices[start:]]
     reached = climbed(slow, [*below, last], start)
     close(slow.maps(f"tam(start={start}, steps={steps})"), weighed(slow, reached, steps, start))
     twice = climbed(slow, [*below, last @ (last + one(last))], start)

@@ -27,7 +27,7 @@ NAMED = re.compile(r"vitreous(\.\w+)+(:\w+)?")
 def layers(root: Path) -> list[set[str]]:
     """The packages as the import contract has them, lowest first; those side by side together."""
     contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (order,) = (each["layers"] for each in contracts if each["type"] == "layers")
+    (order,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
     return [{package.strip(" ()") for package in layer.split("|")} for layer in reversed(order)]
 
 

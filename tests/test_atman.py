@@ -91,7 +91,7 @@ def test_presets():
     model, x = look_at("vit")
     model.module.pos_embed *= 0.1
     x = torch.cat([x[..., :16], x[..., :16]], dim=-1)
-    plain, magma = (vt.get_method(each).attribute(model, x, CLASS) for each in ("atman", "atman@magma"))
+    plain, magma = (vt.get_method(name).attribute(model, x, CLASS) for name in ("atman", "atman@magma"))
     assert ((plain - magma).abs().flatten(1).amax(dim=1) > 0.1 * plain.abs().flatten(1).amax(dim=1)).all()
     assert torch.allclose(magma[0], reference(model, x[:1], 0.1, 0.6), atol=1e-11)
 

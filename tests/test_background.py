@@ -100,8 +100,8 @@ def test_images_are_prepared_as_explain_prepares_them(photos: Path) -> None:
     x = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     kinds.append(next(iter(pictures(picture, model))).tensor)
     maps = [own(kind).attribute(model, x, TARGET) for kind in kinds]
-    for each in maps[1:]:
-        torch.testing.assert_close(each, maps[0])
+    for map_ in maps[1:]:
+        torch.testing.assert_close(map_, maps[0])
     assert not torch.allclose(maps[0], SHAP.attribute(model, x, TARGET))
 
 

@@ -261,9 +261,9 @@ def test_on_error(mixed: Path, model: vt.VisionModel, form: str, batch: int) -> 
     files = image_files(mixed)
     sources = {
         "folder": mixed,
-        "list": [str(each) for each in files],
+        "list": [str(file) for file in files],
         "nested": [files[0], [files[1], mixed / "c.png"], *files[3:]],
-        "generator": (each for each in files),
+        "generator": (file for file in files),
     }
     with pytest.raises(ImageError, match=r"b\.png"):
         list(vt.iter_explanations(model, mixed, "ixg", batch_size=batch))
@@ -306,7 +306,7 @@ def test_a_folder_on_the_command_line(mixed: Path, monkeypatch: pytest.MonkeyPat
     lines = done.err.splitlines()
     assert [line.split(": ")[2] for line in lines] == [f"skipped mixed/{name}.png" for name in "bdf"]
     assert all(line.startswith("vitreous: warning: skipped mixed/") for line in lines)
-    assert {each.name for each in Path("out").iterdir()} == set("ace")
+    assert {path.name for path in Path("out").iterdir()} == set("ace")
     again = run("explain", "mixed", *MODEL, "--method", "ixg", "--out", "out", "--resume")
     assert again.code == 2  # what is left cannot be read
     assert again.err.splitlines()[-1] == "vitreous: error: none of the 3 pictures can be read"

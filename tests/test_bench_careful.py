@@ -43,8 +43,8 @@ def red_corners(folder: Path) -> set[str]:
     """The pictures on which it fails, by the very inputs of the model."""
     model = vt.load("world", device="cpu")
     paths = sorted(folder.iterdir())
-    inputs = [each.picture.tensor for each in read_samples([str(path) for path in paths], model)]
-    return {path.name for path, each in zip(paths, inputs, strict=True) if each[0, 0, 0] > 0}
+    inputs = [sample.picture.tensor for sample in read_samples([str(path) for path in paths], model)]
+    return {path.name for path, input_ in zip(paths, inputs, strict=True) if input_[0, 0, 0] > 0}
 
 
 def test_pictures_on_which_it_fails_have_no_map_of_it(folder: Path, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_maps_of_a_folder_that_are_not_there(folder: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("where", ["methods", "models", "data"])
 def test_labels_are_one_line_that_can_be_seen(tmp_path: Path, label: str, where: str) -> None:
     names = {"methods": "row", "models": "model", "data": "set"} | {where: label}
-    row, model, data = (json.dumps(names[each]) for each in ("methods", "models", "data"))
+    row, model, data = (json.dumps(names[name]) for name in ("methods", "models", "data"))
     path = tmp_path / "mine.toml"
     path.write_text(
         f'schema = "vitreous.protocol/1"\ntitle = "x"\nmodels = [{{label = {model}, name = "world"}}]\n'
@@ -127,4 +127,4 @@ def test_every_link_of_the_page_leads_somewhere(tmp_path: Path) -> None:
     links = re.findall(r'<a href="#([^"]+)">', page)
     assert {"m1-scores", "m1-ranks", "settings", "again"} <= set(links)
     assert "m1-metrics" not in links
-    assert all(f'id="{each}"' in page for each in links)
+    assert all(f'id="{link}"' in page for link in links)

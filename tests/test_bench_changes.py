@@ -244,7 +244,7 @@ def two_sets() -> Protocol:
 def test_a_data_set_with_its_own_metrics_gets_what_is_added_and_no_more() -> None:
     added, _ = apply_changes(two_sets(), Changes(metrics=["+deletion"], methods=["+saliency"]))
     assert (added.data.metrics, added.also[0].metrics) == (("gini", "deletion"), ())
-    assert [each.methods for each in added.models] == [(), ("ixg", "saliency")]
+    assert [model.methods for model in added.models] == [(), ("ixg", "saliency")]
     removed, told = apply_changes(added, Changes(metrics=["-gini"], methods=["-ixg"]))
     assert (removed.data.metrics, removed.evaluation.metrics) == (("deletion",), ("pointing_game", "deletion"))
     assert removed.models[1].methods == ("saliency",)
@@ -260,7 +260,7 @@ def test_models_are_added_removed_and_replaced() -> None:
 
     def labels(*models: str, size: int | None = None) -> list[tuple[str, int | None]]:
         changed, _ = apply_changes(known, Changes(models=models, size=size), known)
-        return [(each.label, each.size) for each in changed.models]
+        return [(model.label, model.size) for model in changed.models]
 
     own: list[tuple[str, int | None]] = [("world", None), ("cnn", None)]
     assert labels("+timm/test_vit", size=64) == [*own, ("timm/test_vit", 64)]

@@ -90,7 +90,7 @@ def test_what_a_shipped_protocol_asks_for_could_be_drawn(name: str) -> None:
         if kind == "sweep":
             assert sweeps(list(known.methods.values()))
         if kind == "radar":
-            assert sum(get_metric(each).higher_is_better for each in known.evaluation.metrics) >= 3
+            assert sum(get_metric(metric).higher_is_better for metric in known.evaluation.metrics) >= 3
         assert kind in ("curves", "bins", "bars", "sweep", "histogram", "matrix", "radar")
 
 
@@ -118,7 +118,7 @@ def several(tmp_path: Path, **layout: Any) -> tuple[str, list[Finding]]:
             model, print_ = {"label": label, "name": "world"}, label[0] * 32
             made = dataclasses.replace(SETTING, label=label, data=data, model=model, fingerprint=print_)
             settings.append(made)
-    units = [judging("abcd" if at % 2 else "efgh", setting=each, number=at) for at, each in enumerate(settings)]
+    units = [judging("abcd" if at % 2 else "efgh", setting=setting, number=at) for at, setting in enumerate(settings)]
     store.add_plan(settings, units, "wanted", {each * 8: each for each in "abcdefgh"})
     for at, unit in enumerate(units):
         judged(store, unit, shift=0.25 * at)
@@ -139,7 +139,7 @@ def test_the_whole_table_stands_as_the_protocol_lays_it_out(tmp_path: Path) -> N
         for name in ("generic", "ours", "random")
         for metric in METRICS
     ]
-    assert [float(each) for each in values] == pytest.approx(expected)
+    assert [float(value) for value in values] == pytest.approx(expected)
     assert html.count("<b>") == 2 * 2 * 2, "the best method of each model, data set and metric"
 
 
@@ -149,10 +149,10 @@ def test_an_axis_that_the_layout_forgets_is_a_column(tmp_path: Path) -> None:
     assert heads(html) == [
         "method",
         *(
-            f"{data}|{model}|{each}"
+            f"{data}|{model}|{name}"
             for data in ("one", "two")
             for model in ("net", "other")
-            for each in ("insertion ↑", "deletion ↓")
+            for name in ("insertion ↑", "deletion ↓")
         ),
     ]
     assert firsts(html) == ["generic", "ours", "random"]

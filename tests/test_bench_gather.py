@@ -79,7 +79,7 @@ def test_the_first_plan_that_has_a_cell_counts(tmp_path: Path) -> None:
     there = found.table["random", "insertion"]
     assert np.isnan(there).tolist() == [True, False, False]
     assert there[1:] == pytest.approx([score(each, "random", "insertion") + 0.5 for each in "bc"])
-    assert {number: each["units"] for number, each in found.facts["revisions"].items()} == {1: 1, 2: 1}
+    assert {number: fact["units"] for number, fact in found.facts["revisions"].items()} == {1: 1, 2: 1}
 
 
 def test_a_cell_of_the_first_plan_waits_for_its_unit(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    kept = [each for each in folder.rglob("*") if each.is_file() and not each.name.startswith(".vitreous-")]
+    kept = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".vitreous-")]
     return {each.relative_to(folder).as_posix(): each.read_bytes() for each in kept}
 
 

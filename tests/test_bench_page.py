@@ -105,7 +105,7 @@ def test_it_opens_everywhere(browser: Any, page: Path, width: int, scheme: str) 
     assert len(images) >= 6 * (1 + len(METHODS)) + 2 * 5  # six pictures with their maps, two strips of all states
     assert all(images)
     assert smallest >= 12
-    assert (sum(int(each) for each in ink[4:-1].split(",")) > 400) == (scheme == "dark")
+    assert (sum(int(word) for word in ink[4:-1].split(",")) > 400) == (scheme == "dark")
 
 
 def test_tables_sort(browser: Any, page: Path) -> None:

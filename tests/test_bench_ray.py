@@ -166,15 +166,15 @@ def test_workers_that_find_no_place_are_given_up(cluster: Any, tmp_path: Path) -
     need_nodes(cluster)
     room = int(ray.cluster_resources()["CPU"])
     others = [Other.options(num_cpus=1).remote() for _ in range(room)]
-    assert all(ray.get([each.ready.remote() for each in others], timeout=LATE))
+    assert all(ray.get([other.ready.remote() for other in others], timeout=LATE))
     made = bench(tiny(images=2), tmp_path / "run")
     missing = f"waiting for a worker to start on a CPU: the cluster has {room}, of which 0 are free beside it"
     try:
         with pytest.warns(VitreousWarning, match=missing), pytest.raises(VitreousError, match=missing):
             run_engine(made, "ray", wait=2)
     finally:
-        for each in others:
-            ray.kill(each)
+        for other in others:
+            ray.kill(other)
 
 
 def test_a_cluster_that_is_lost_is_given_up_and_what_is_finished_stays(cluster: Any, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_what_holds_for_several_is_said_once(tmp_path: Path) -> None:
     """Two pictures tell nothing apart in either metric: one row, and one note."""
     (found,) = gather(Store.open(a_run(tmp_path, protocol(), "ab")))
     finding = Finding.of(found, protocol())
-    said = [each for each in finding.statistics.flags if each.kind == "no better than random"]
+    said = [flag for flag in finding.statistics.flags if flag.kind == "no better than random"]
     assert len(said) == 2 * 2
     page = flags(finding, "flags")
     assert page.count("no better than random") == 1
@@ -185,7 +185,7 @@ def cell(method: str, metric: str, value: float, **more: Any) -> Published:
 
 
 def mean(method: str, metric: str, pictures: str = "abcdefgh") -> float:
-    return sum(score(each, method, metric) for each in pictures) / len(pictures)
+    return sum(score(image, method, metric) for image in pictures) / len(pictures)
 
 
 def test_the_ledger_names_facts(tmp_path: Path) -> None:

@@ -61,10 +61,10 @@ def lines(text: str) -> list[dict[str, str]]:
 def test_numbers_are_those_of_the_report(run: Path, found: vt.BenchmarkResults, tmp_path: Path) -> None:
     written = report(run, tmp_path / "report")
     theirs = lines((written.folder / "table.csv").read_text())
-    assert [{**each, "paper": ""} for each in lines(found.to_csv())] == [{**each, "paper": ""} for each in theirs]
+    assert [{**line, "paper": ""} for line in lines(found.to_csv())] == [{**their, "paper": ""} for their in theirs]
     scores = lines((written.folder / "scores.csv").read_text())
     mine = lines(found.to_csv(tmp_path / "mine.csv", per_image=True))
-    assert mine == [{name: value for name, value in each.items() if name != "seed"} for each in scores]
+    assert mine == [{name: value for name, value in score.items() if name != "seed"} for score in scores]
     assert lines((tmp_path / "mine.csv").read_text()) == mine
     assert found.lead == written.lead
 
@@ -75,7 +75,7 @@ def test_it_shows_itself(found: vt.BenchmarkResults) -> None:
     heads = [place for place, row in enumerate(shown.rows) if row[0] == "method"]
     assert [len(shown.rows[place]) - 1 for place in heads] == [len(METRICS), 1]
     assert [row[0] for row in shown.rows[1 : heads[1]]] == list(ALL)  # a name is a name, tags and all
-    told = {(each["data"], each["method"], each["metric"]): float(each["mean"]) for each in lines(found.to_csv())}
+    told = {(line["data"], line["method"], line["metric"]): float(line["mean"]) for line in lines(found.to_csv())}
     for name, *cells in shown.rows[1 : heads[1]]:
         for metric, text in zip(METRICS, cells, strict=True):
             number = re.search(r"-?\d+\.\d+", text)

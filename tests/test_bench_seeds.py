@@ -52,12 +52,12 @@ def run_of(
             arrays[f"flags/{i}/given"] = np.array([int(unit.seed == 5 and method == "ours")] * len(pictures))
             for j, metric in enumerate(unit.metrics):
                 scores = [
-                    math.nan if (each, method, unit.seed) in lost else value(each, method, metric, unit.seed)
-                    for each in pictures
+                    math.nan if (image, method, unit.seed) in lost else value(image, method, metric, unit.seed)
+                    for image in pictures
                 ]
                 arrays[f"parts/{i}/{j}"] = np.array(scores)[:, None]
                 arrays[f"curve/{i}/{j}/0/{metric}/x"] = np.array([0.0, 1.0])
-                arrays[f"curve/{i}/{j}/0/{metric}/y"] = np.array([[each, each + 1] for each in scores])
+                arrays[f"curve/{i}/{j}/0/{metric}/y"] = np.array([[score, score + 1] for score in scores])
         saved(store, unit, arrays, {"pictures": list(unit.pictures), "unreadable": {}, "seconds": 1.0})
     return store
 
@@ -68,7 +68,7 @@ def found_in(store: Store) -> Gathered:
 
 
 def means_over_seeds(method: str, metric: str, seeds: Any = SEEDS) -> list[float]:
-    return [statistics.fmean(value(each, method, metric, seed) for seed in seeds) for each in PICTURES]
+    return [statistics.fmean(value(image, method, metric, seed) for seed in seeds) for image in PICTURES]
 
 
 def test_means_and_intervals_are_of_seed_averages(tmp_path: Path) -> None:
@@ -105,7 +105,9 @@ def test_tests_and_ranks_are_of_seed_averages(tmp_path: Path) -> None:
 
 
 def deviation(method: str, metric: str, pictures: str = PICTURES, seeds: Any = SEEDS) -> float:
-    return statistics.stdev(statistics.fmean(value(each, method, metric, seed) for each in pictures) for seed in seeds)
+    return statistics.stdev(
+        statistics.fmean(value(image, method, metric, seed) for image in pictures) for seed in seeds
+    )
 
 
 def test_the_spread_between_seeds_is_in_every_export(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_an_image_that_lacks_a_seed_has_the_mean_of_the_others(tmp_path: Path) -
     assert math.isnan(got[2])
     # seeds are compared on the images that have them all
     assert found.table.seed_sd["ours", "deletion"] == pytest.approx(deviation("ours", "deletion", PICTURES[3:]))
-    notes = [each for each in Finding.of(found, protocol()).statistics.notes if "lack the score" in each]
+    notes = [note for note in Finding.of(found, protocol()).statistics.notes if "lack the score" in note]
     assert notes == [
         "2 of 6 cells have images that lack the score of some seed, at most 2 of 12 (ours, insertion): "
         "these count with the mean over the seeds that are there"
@@ -226,7 +228,11 @@ def test_the_explorer_shows_the_spread(tmp_path: Path, browser: Any) -> None:
             tab.wait_for_selector(".runtable tbody th")
             heads = tab.locator(".runtable thead th").all_inner_texts()
             assert heads.count("between seeds") == count
-            row = next(each for each in tab.locator(".runtable tbody tr").all_inner_texts() if each.startswith("ours"))
+            row = next(
+                inner_text
+                for inner_text in tab.locator(".runtable tbody tr").all_inner_texts()
+                if inner_text.startswith("ours")
+            )
             expected = f"{deviation('ours', 'insertion'):.4f}"
             assert (expected in row.split()) == (count > 0)
             tab.context.close()

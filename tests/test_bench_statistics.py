@@ -105,7 +105,7 @@ def test_groups_are_swapped_whole_and_nan_left_out() -> None:
     gaps[[4, 10]] = math.nan
     observed, sums = abs(np.nansum(gaps)), [np.nansum(gaps[np.array(groups) == g]) for g in sorted(set(groups))]
     signs = list(itertools.product((-1, 1), repeat=len(sums)))
-    expected = np.mean([abs(np.dot(each, sums)) >= observed - 1e-12 for each in signs])
+    expected = np.mean([abs(np.dot(sign, sums)) >= observed - 1e-12 for sign in signs])
     assert swapped(gaps[:, None], groups)[0] == pytest.approx(expected)
 
 
@@ -196,7 +196,7 @@ def test_words_follow_the_direction_of_the_metric() -> None:
         same = found.test("rollout", "random", metric)
         assert same is not None
         assert (same.word, same.stars) == ("not told apart", "")
-        own = [each for each in found.tests if each.metric == metric]
+        own = [test for test in found.tests if test.metric == metric]
         np.testing.assert_allclose([each.corrected for each in own], holm(np.array([each.p for each in own])))
 
 
@@ -204,11 +204,11 @@ def test_scores_that_are_no_means_swap_their_parts() -> None:
     """Mean IoU is a ratio of sums: every swap aggregates anew."""
     draws = np.random.default_rng(8)
     counts = {name: draws.integers(1, 30, size=(6, 4)).astype(float) for name in ("ixg", "random")}
-    for each in counts.values():
-        each[:, 1] += each[:, 0]
-        each[:, 3] += each[:, 2]
+    for count in counts.values():
+        count[:, 1] += count[:, 0]
+        count[:, 3] += count[:, 2]
     counts["ixg"][:, 3] -= counts["ixg"][:, 2] // 2
-    scores = table({(name, "mean_iou"): each for name, each in counts.items()})
+    scores = table({(name, "mean_iou"): count for name, count in counts.items()})
     (found,) = compared(scores, [("ixg", "random")])
 
     def score(rows: Any) -> float:
@@ -290,7 +290,7 @@ def test_few_images_are_said_to_be_few() -> None:
     few, more = (RunStatistics.of(made(n, ("insdel",))) for n in (6, 30))
     assert any("insdel: 6 images are too few for 3 tests" in note for note in few.notes)
     assert not any("too few" in note for note in more.notes)
-    assert not [each for each in few.tests if each.word != "not told apart"]
+    assert not [test for test in few.tests if test.word != "not told apart"]
     no_chance = RunStatistics.of(table({("ixg", "insdel"): RNG.normal(size=9), ("generic", "insdel"): np.ones(9)}))
     assert no_chance.tests == ()
     assert any("no method 'random'" in note for note in no_chance.notes)

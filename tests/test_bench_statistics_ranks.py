@@ -124,7 +124,7 @@ def test_nothing_is_told_apart_unless_friedman_is_sure() -> None:
     """Here two mean ranks differ by more than the critical difference, and p is 0.058."""
     rows = [[4, 1, 3, 2, 1], [5, 5, 3, 1, 2], [2, 4, 5, 0, 0], [0, 0, 5, 1, 0], [0, 0, 5, 5, 0], [4, 4, 5, 5, 4]]
     scores = dict(zip("abcde", np.array(rows, float).T, strict=True))
-    found = ranked(table({(name, "insdel"): each for name, each in scores.items()}), "insdel")
+    found = ranked(table({(name, "insdel"): score for name, score in scores.items()}), "insdel")
     assert found.mean[-1] - found.mean[0] > found.critical
     assert found.p == pytest.approx(0.058, abs=1e-3)
     assert found.groups == (found.methods,)
@@ -143,23 +143,23 @@ def test_correlations_are_scipys_with_explicit_resamples() -> None:
     scores = table(cells, groups, samples=200)
     signs = {"insdel": 1, "deletion": -1, "average_gain": 1}
     (weights,) = resamples(20, 200, 0, groups)
-    for each in correlations(scores):
-        own = [name for name in names if not (each.other == "average_gain" and name == "saliency")]
+    for correlation in correlations(scores):
+        own = [name for name in names if not (correlation.other == "average_gain" and name == "saliency")]
 
-        def value(weight: Any, each: Any = each, own: Any = own) -> float:
+        def value(weight: Any, each: Any = correlation, own: Any = own) -> float:
             means = [
                 [
                     signs[m] * np.average(x[~np.isnan(x)], weights=weight[~np.isnan(x)])
                     for x in (cells[name, m] for name in own)
                 ]
-                for m in (each.one, each.other)
+                for m in (pair.one, pair.other)
             ]
             return float(stats.spearmanr(*means).statistic)
 
-        assert each.methods == len(own)
-        assert each.value == pytest.approx(value(np.ones(20)))
+        assert correlation.methods == len(own)
+        assert correlation.value == pytest.approx(value(np.ones(20)))
         expected = np.quantile([value(weight) for weight in weights], [0.025, 0.975])
-        np.testing.assert_allclose((each.low, each.high), expected)
+        np.testing.assert_allclose((correlation.low, correlation.high), expected)
 
 
 def test_two_methods_have_no_correlation() -> None:
@@ -279,9 +279,11 @@ def test_own_perturbation(method: str, metric: str, expected: str | None) -> Non
 
 
 def test_every_method_that_perturbs_is_declared() -> None:
-    known = {each.name for each in vt.list_methods()}
+    known = {method.name for method in vt.list_methods()}
     assert set(PERTURBS) <= known
-    assert {each.name for each in vt.list_methods() if each.family in ("perturbation", "sampling")} <= set(PERTURBS)
+    assert {method.name for method in vt.list_methods() if method.family in ("perturbation", "sampling")} <= set(
+        PERTURBS
+    )
     assert set(SHARED) <= {*SUBSTRATES, DROP}
 
 
@@ -302,13 +304,13 @@ def test_flags_of_a_table() -> None:
     strange = {**{name: {} for name in scores.methods}, "generic": {"constant": 3, "zero": 0, "nonfinite": 1}}
     plan = {"methods": {"ixg": {"spelling": "rise"}, "generic": {"what": "a function"}, "rollout": {"spelling": "?"}}}
     found = RunStatistics.of(table(cells, degenerate=strange, plan=plan))
-    told = {(each.kind, each.method, each.metric): each.text for each in found.flags}
+    told = {(flag.kind, flag.method, flag.metric): flag.text for flag in found.flags}
     assert told["degenerate maps", "generic", ""] == "3 constant, 1 nonfinite of 40"
     assert told["no better than random", "rollout", "insdel"] == "not told apart from random"
     assert ("no better than random", "ixg", "insdel") not in told
     bad = {name for name, v in scores.trial.items() if v is None or v.verdict in ("fails", "blind", "not tried")}
     assert {metric for kind, _, metric in told if kind == "trial"} == bad
-    assert {(each.method, each.metric) for each in found.marks} == {("ixg", "insdel"), ("ixg", "deletion")}
+    assert {(mark.method, mark.metric) for mark in found.marks} == {("ixg", "insdel"), ("ixg", "deletion")}
     given = RunStatistics.of(table(cells), methods={"generic": vt.get_method("tis")})
     assert given.marks == ()
 
@@ -318,6 +320,6 @@ def test_of_an_evaluation() -> None:
     metrics = ["deletion(steps=4)", "token_deletion_aopc"]
     scores = vt.evaluate(model, images(model, 5), ["occlusion", "ixg"], metrics, n_bootstrap=200)
     found = RunStatistics.of(scores, "ixg")
-    assert [(each.method, each.metric) for each in found.marks] == [("occlusion", "deletion(steps=4)")]
+    assert [(mark.method, mark.metric) for mark in found.marks] == [("occlusion", "deletion(steps=4)")]
     assert found.test("occlusion", "ixg", metrics[0]) is not None
     assert found.units == 5

@@ -66,7 +66,7 @@ def test_packages_of_others_say_their_version(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_is_mixed_in_words() -> None:
-    said = [{"versions": {"vitreous": each, "torch": "9"}} for each in ("1", "1", "2")]
+    said = [{"versions": {"vitreous": name, "torch": "9"}} for name in ("1", "1", "2")]
     here = {"vitreous": "2", "torch": "1"}
     assert mixed(said, here) == "2 units were done by vitreous 1, and what is left will be by vitreous 2"
     assert mixed(said[2:], here) == "", "another torch changes last digits alone"

@@ -50,7 +50,11 @@ def test_several_workers_and_one_that_is_killed(tmp_path: Path) -> None:
     killed: list[int] = []
 
     def kill(done: float, total: int | None) -> None:
-        children = [each for each in multiprocessing.active_children() if each.name.startswith("vitreous-bench")]
+        children = [
+            active_child
+            for active_child in multiprocessing.active_children()
+            if active_child.name.startswith("vitreous-bench")
+        ]
         if done >= 1 and not killed and children:
             killed.append(children[0].pid or 0)
             os.kill(killed[0], signal.SIGKILL)
@@ -59,7 +63,11 @@ def test_several_workers_and_one_that_is_killed(tmp_path: Path) -> None:
     run_engine(made, workers=2, progress=kill)
     assert killed
     assert made.counts() == (12, 12)
-    assert not [each for each in multiprocessing.active_children() if each.name.startswith("vitreous-bench")]
+    assert not [
+        active_child
+        for active_child in multiprocessing.active_children()
+        if active_child.name.startswith("vitreous-bench")
+    ]
     ran(tiny(images=12), tmp_path / "alone")
     assert_same(tmp_path / "run", tmp_path / "alone")
 

@@ -89,7 +89,7 @@ def painted(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
 def test_a_folder_is_what_its_scenes_are(folder: Path) -> None:
     """The same numbers as from the scenes themselves, but for 8 bits, the order of parts, and halves that overlap."""
     model = vt.load("world")
-    asked: dict[str, Any] = {"baselines": False, "samples": 5, "dilation": 1}
+    asked: dict[str, Any] = {"controls": False, "n_bootstrap": 5, "dilation": 1}
     read = vt.funnybirds(model, {"painted": painted}, folder, **asked)
     made = vt.funnybirds(model, {"painted": painted}, SCENES, **asked)
     np.testing.assert_array_equal(read.accuracy, made.accuracy)
@@ -149,8 +149,8 @@ def test_names_may_be_others(folder: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, tmp_path: Path, file: str, text: str | None, said: str) -> None:
-    for each in ("classes.json", "dataset_test.json"):
-        (tmp_path / each).write_bytes((folder / each).read_bytes())
+    for name in ("classes.json", "dataset_test.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / file).unlink() if text is None else (tmp_path / file).write_text(text)
     with pytest.raises(vt.VitreousError, match=said):
         Folder.of(tmp_path)
@@ -158,8 +158,8 @@ def test_what_is_wrong_is_named(folder: Path, tmp_path: Path, file: str, text: s
 
 def test_pictures_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     label = NAMES.index(SCENES[0].name)
-    for each in ("classes.json", "dataset_test.json"):
-        (tmp_path / each).write_bytes((folder / each).read_bytes())
+    for name in ("classes.json", "dataset_test.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
     source = Folder.of(tmp_path)
     with pytest.raises(vt.VitreousError, match="no such file"):
         source.size  # noqa: B018
@@ -193,7 +193,7 @@ def test_part_maps_without_the_colour_of_any_part_are_refused(folder: Path, tmp_
 def test_a_benchmark_opens_the_folder_as_its_data(folder: Path) -> None:
     """The word ``funnybirds``: every image with its class, and each part where the part map has its colours."""
     source = open_source("funnybirds", folder, split="test")
-    assert [each.name for each in source.entries] == [f"test/{s.label}/{k:06d}.png" for k, s in enumerate(SCENES)]
+    assert [entry.name for entry in source.entries] == [f"test/{s.label}/{k:06d}.png" for k, s in enumerate(SCENES)]
     samples = list(source.samples(vt.load("world")))
     assert [each.label for each in samples] == [scene.label for scene in SCENES]
     for sample, scene in zip(samples, SCENES, strict=True):
@@ -250,9 +250,9 @@ def test_handing_in_weights_makes_a_protocol_run_that_requires_them(folder: Path
 
 @pytest.mark.parametrize("name", ["classes.json", "dataset_test.json", "test", "test_part_map"])
 def test_a_folder_that_is_another_data_set_is_refused_in_a_line(folder: Path, tmp_path: Path, name: str) -> None:
-    for each in folder.iterdir():
-        if each.name != name:
-            (tmp_path / each.name).symlink_to(each)
+    for path in folder.iterdir():
+        if path.name != name:
+            (tmp_path / path.name).symlink_to(path)
     with pytest.raises(vt.VitreousError, match=r"^funnybirds: .* should hold classes.json, dataset_test.json, test/"):
         open_source("funnybirds", tmp_path)
     with pytest.raises(vt.VitreousError, match="split='valid'"):

@@ -149,7 +149,7 @@ def test_the_predicted_class_is_not_explained_twice(vision_model: vt.VisionModel
 
 def test_batches_and_repetition_change_nothing(model: vt.VisionModel, found: vt.FunnyBirdsResult) -> None:
     two = World(n=2, start=3)
-    asked: dict[str, Any] = {"oracle": True, "baselines": False, "samples": 20}
+    asked: dict[str, Any] = {"oracle": True, "controls": False, "n_bootstrap": 20}
     first = vt.funnybirds(model, {"painted": painted}, two, **asked)
     again = vt.funnybirds(model, {"painted": painted}, Scenes.of(two, 0, model.device), **asked)
     small = vt.funnybirds(model, {"painted": painted}, two.scenes(), batch_size=5, **asked)
@@ -253,8 +253,8 @@ def test_bad_input(model: vt.VisionModel) -> None:
         ([scene], {"fixed": 1.5}, "thresholds and fixed are shares"),
         ([scene], {"dilation": 2}, "dilation=2"),
         ([scene], {"share": 0}, "share=0 must lie between 0 and 1"),
-        ([scene], {"upsample": "cubic"}, "interpolation='cubic' is not one of nearest, bilinear"),
-        ([scene], {"batch": 0}, "batch=0 must be at least 1"),
+        ([scene], {"interpolation": "cubic"}, "interpolation='cubic' is not one of nearest, bilinear"),
+        ([scene], {"batch_size": 0}, "batch_size=0 must be at least 1"),
     ]:
         with pytest.raises(vt.VitreousError, match=said):
             vt.funnybirds(model, "random", scenes, **how)

@@ -32,7 +32,7 @@ def noise(image: Tensor, purpose: str, layers: int, steps: int, shape: tuple[int
 def seen(model: nn.Module, modules: list[nn.Module], inputs: Tensor) -> list[Tensor]:
     """What these modules gave in a plain forward."""
     kept: list[Tensor] = []
-    handles = [each.register_forward_hook(lambda m, a, out: kept.append(out)) for each in modules]
+    handles = [module.register_forward_hook(lambda m, a, out: kept.append(out)) for module in modules]
     with torch.no_grad():
         model(inputs)
     for handle in handles:
@@ -100,7 +100,7 @@ def compare(spec: str, model: nn.Module, layers: list[int], **how: Any) -> None:
         expected = tokens[model.num_prefix_tokens :].reshape(found.shape[1:])
         assert torch.allclose(found[index], expected, rtol=1e-7, atol=1e-9)
         assert extras["information"][index].tolist() == pytest.approx(informations[:-1], rel=1e-7)
-        assert extras["relevance"][index].tolist() == pytest.approx([-each for each in entropies[:-1]], rel=1e-7)
+        assert extras["relevance"][index].tolist() == pytest.approx([-entropy for entropy in entropies[:-1]], rel=1e-7)
 
 
 # -- definitions -------------------------------------------------------------------------------------------------------
@@ -156,12 +156,12 @@ def test_statistics_of_images_are_those_of_a_plain_forward() -> None:
     statistics = vt.collect_activation_stats(model, images(model, 12, seed=5))
     modules = [model.blocks[layer].norm1 for layer in (1, 2)]
     values = seen(model, modules, images(model, 12, seed=5))
-    moments = [(each.mean(dim=0), each.std(dim=0)) for each in values]
+    moments = [(value.mean(dim=0), value.std(dim=0)) for value in values]
     inputs = images(model, 1)
     method = replace(vt.get_method(f"coiba(samples={SAMPLES})"), stats=statistics)
     tokens, *_ = reference(model, inputs[0], modules, "coiba", 1, moments=moments)
     assert torch.allclose(method.attribute(model, inputs, target=TARGET).flatten(), tokens[1:], rtol=1e-7)
-    pooled = [(each.mean(dim=(0, 1)), each.flatten(0, 1).std(dim=0)) for each in values]
+    pooled = [(value.mean(dim=(0, 1)), value.flatten(0, 1).std(dim=0)) for value in values]
     tokens, *_ = reference(model, inputs[0], modules, "coiba", 1, moments=pooled)
     method = replace(method, stats=statistics.pooled())
     assert torch.allclose(method.attribute(model, inputs, target=TARGET).flatten(), tokens[1:], rtol=1e-7)

@@ -54,7 +54,7 @@ def own_moments(value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def seen(model: nn.Module, modules: list[nn.Module], x: Tensor) -> list[Tensor]:
     kept: list[Tensor] = []
-    handles = [each.register_forward_hook(lambda m, a, out: kept.append(out.clone())) for each in modules]
+    handles = [module.register_forward_hook(lambda m, a, out: kept.append(out.clone())) for module in modules]
     with torch.no_grad():
         model(x)
     for handle in handles:
@@ -101,7 +101,7 @@ def reference(
         logits = model(image.expand(SAMPLES, -1, -1, -1))
         for handle in handles:
             handle.remove()
-        lost = torch.stack([each.mean(dim=1) for each in (terms if every_term else terms[:1])]).mean(dim=0)
+        lost = torch.stack([term.mean(dim=1) for term in (terms if every_term else terms[:1])]).mean(dim=0)
         adam.zero_grad()
         (F.cross_entropy(logits, torch.full((SAMPLES,), TARGET)) + beta * lost.mean()).backward()
         adam.step()
@@ -235,10 +235,10 @@ def test_counts_are_kept_in_files(tmp_path: Path) -> None:
     read = ActivationStats.load(made.save(tmp_path / "s.safetensors"))
     assert read == made
     assert read.fingerprint == made.fingerprint
-    assert all(torch.equal(read.moments[key].other, each.other) for key, each in made.moments.items())
+    assert all(torch.equal(read.moments[key].other, moment.other) for key, moment in made.moments.items())
     assert made.pooled().moments["output", 0].other.shape == (1, 8)
     vit = TRANSFORMERS["vit"]()
-    assert all(each.other is None for each in vt.collect_activation_stats(vit, images(vit, 10)).moments.values())
+    assert all(moment.other is None for moment in vt.collect_activation_stats(vit, images(vit, 10)).moments.values())
 
 
 def test_what_is_refused() -> None:

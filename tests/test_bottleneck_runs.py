@@ -208,7 +208,7 @@ def test_statistics_of_another_model_or_size_are_refused(tmp_path: Any) -> None:
     with pytest.raises(vt.VitreousError, match="were made at 32 x 32, the input is 64 x 64; pool them"):
         method.attribute(large, images(large, 1))
     replace(method, stats=statistics.pooled()).attribute(large, images(large, 1))
-    few = {key: each for key, each in statistics.moments.items() if key[1] < 3}
+    few = {key: moment for key, moment in statistics.moments.items() if key[1] < 3}
     with pytest.raises(vt.VitreousError, match="no norm1 of layer 3"):
         replace(method, stats=replace(statistics, moments=few)).attribute(model, images(model, 1))
 

@@ -43,8 +43,8 @@ def test_the_folder_has_an_upper_size(fresh: Path, monkeypatch: pytest.MonkeyPat
     fresh.mkdir(parents=True)
     others = [fresh / name for name in ("world.safetensors", "mine.safetensors", f"world-{'A' * 32}.safetensors")]
     others += [fresh / f".vitreous-{'b' * 16}-{'c' * 8}"]  # a writer is at work
-    for each in others:
-        each.write_bytes(bytes(5000))
+    for other in others:
+        other.write_bytes(bytes(5000))
     (fresh / f"world-{'d' * 32}.safetensors").mkdir()
     (fresh / f"world-{'e' * 32}.safetensors").symlink_to(others[0])
     left_behind = fresh / f".vitreous-{'0' * 16}-{'1' * 8}"
@@ -59,7 +59,7 @@ def test_the_folder_has_an_upper_size(fresh: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("VITREOUS_CACHE_SIZE", "0")
     disk.trim_cache()
     assert before - {*fresh.iterdir()} == {left_behind, *entries}
-    assert all(each.read_bytes() == bytes(5000) for each in others)
+    assert all(other.read_bytes() == bytes(5000) for other in others)
 
 
 def test_the_entries_of_many_models_are_bounded(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_the_entries_of_many_models_are_bounded(fresh: Path, monkeypatch: pytest
             other.head.bias += shift
         explained(other)
         explained(first)  # used again and again
-        assert names <= {each.name for each in fresh.iterdir()}
+        assert names <= {path.name for path in fresh.iterdir()}
         assert len([*fresh.iterdir()]) <= 2
 
 

@@ -146,14 +146,14 @@ def corners(size: int, cells: int) -> np.ndarray:
 
 @torch.no_grad()
 def test_scorecam(reference):
-    high, wide = reference.model.patch_embed.grid_size
-    down, across = (corners(s, c) for s, c in zip(reference.images.shape[2:], (high, wide), strict=True))
+    height, width = reference.model.patch_embed.grid_size
+    down, across = (corners(s, c) for s, c in zip(reference.images.shape[2:], (height, width), strict=True))
     expected, few = [], []
     for image, features in zip(reference.images, reference.run.norm1[-1].detach().numpy(), strict=True):
         f = features[reference.prefix :]
         scores = np.zeros(f.shape[1])
         for k in range(f.shape[1]):
-            mask = down @ f[:, k].reshape(high, wide) @ across.T
+            mask = down @ f[:, k].reshape(height, width) @ across.T
             mask = (mask - mask.min()) / (mask.max() - mask.min() + 1e-8)
             scores[k] = slow.forward(reference.model, (image * torch.from_numpy(mask))[None]).logits[0, TARGET]
         expected.append(f @ (np.exp(scores) / np.exp(scores).sum()))
@@ -234,7 +234,7 @@ def test_every_cam_has_layer_terms_of_its_own(name):
     x = images(model, 2)
     found, extras = vt.get_method(f"plus({name})").attribute(model, x, 1, extras=True)
     terms = [vt.get_method(f"{name}(layer={layer}, point=resid_pre)") for layer in range(3)]
-    expected = torch.stack([each.attribute(model, x, 1) for each in terms], dim=1)
+    expected = torch.stack([term.attribute(model, x, 1) for term in terms], dim=1)
     torch.testing.assert_close(extras["layers"], expected)
     torch.testing.assert_close(found, expected.sum(dim=1))
     base = vt.get_method(name).attribute(model, x, 1)

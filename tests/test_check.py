@@ -225,7 +225,7 @@ def test_a_flat_map_is_condemned(model: vt.VisionModel) -> None:
 def test_on_a_photograph(shared: Path) -> None:
     deit = vt.load("timm/deit_tiny_patch16_224", checkpoint=shared / "deit_tiny_patch16_224.fp16.safetensors")
     cases = vt.compare(deit, shared / "photos/catdog.jpg", ["generic", "skipplus(decompx)", "random", "rollout"])
-    generic, skipplus, random, rollout = (each.check() for each in cases)
+    generic, skipplus, random, rollout = (case.check() for case in cases)
     assert (generic["faithfulness"].verdict, generic["runner-up"].verdict) == ("good", "good")
     assert generic.verdict == "weak"  # attention alone gives most of its order: the head explains the rest
     assert skipplus.verdict == "good"

@@ -69,9 +69,9 @@ def test_what_it_costs(model: vt.VisionModel) -> None:
 
 def state(vision_model: vt.VisionModel) -> Any:
     model = vision_model.module
-    hooks = [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules()]
-    flags = [(each.requires_grad, each.grad) for each in model.parameters()]
-    return hooks, flags, [each.training for each in model.modules()], sorted(vars(vision_model))
+    hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+    flags = [(parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
+    return hooks, flags, [module.training for module in model.modules()], sorted(vars(vision_model))
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
@@ -176,7 +176,7 @@ def test_str_and_json(model: vt.VisionModel, tmp_path: Path) -> None:
     assert all(list(test) == ["name", "verdict", "sentence", "numbers"] for test in told["tests"])
     assert CheckResult.from_json(json.loads(json.dumps(told))).to_json() == told
     assert "check" not in e.manifest()
-    saved = dataclasses.replace(e, checkup=found).save(tmp_path / "e")
+    saved = dataclasses.replace(e, check_result=found).save(tmp_path / "e")
     assert json.loads((saved / "manifest.json").read_text())["check"] == told
     again = vt.Explanation.load(saved).check_result
     assert again is not None

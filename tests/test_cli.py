@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def folders(out: Path) -> set[str]:
-    return {each.name for each in out.iterdir()}
+    return {path.name for path in out.iterdir()}
 
 
 # -- explain -------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_seeds(here: Path) -> None:
     for number, seed in enumerate((1, 1, 2)):
         run("explain", "a.png", *MODEL, "--method", "random", "--seed", seed, "--out", f"out{number}")
         maps.append(vt.Explanation.load(result(here / f"out{number}", "a")))
-    assert [each.seed for each in maps] == [1, 1, 2]
+    assert [map_.seed for map_ in maps] == [1, 1, 2]
     assert maps[0].map.equal(maps[1].map)
     assert not maps[0].map.equal(maps[2].map)
 

@@ -153,10 +153,10 @@ def test_a_bad_picture_among_good_ones_is_skipped(here: Path, batch: int) -> Non
     done = run(*given, "--out", "out")
     assert done.code == 1
     assert done.err == "vitreous: warning: skipped text.png: is not an image that can be read\n"
-    assert {each.name for each in Path("out").iterdir()} == {"a", "b"}  # the same picture twice is one result
+    assert {path.name for path in Path("out").iterdir()} == {"a", "b"}  # the same picture twice is one result
     for name in ("a", "b"):
         place = result("out", name)
-        assert {each.name for each in place.iterdir()} == WITH_LAYERS
+        assert {path.name for path in place.iterdir()} == WITH_LAYERS
         assert Explanation.load(place).source == f"{name[0]}.png"
     told = run(*given, "--json", "--quiet")
     assert (told.code, told.err) == (1, done.err)

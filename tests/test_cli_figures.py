@@ -34,7 +34,7 @@ def test_one_file_for_each_figure(here: Path) -> None:
     done = score(*FAST, "--figures", "drawn")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[-1] == f"drawn in drawn: {', '.join(DRAWN)}"
-    assert sorted(each.name for each in Path("drawn").iterdir()) == sorted([*DRAWN, "manifest.json"])
+    assert sorted(path.name for path in Path("drawn").iterdir()) == sorted([*DRAWN, "manifest.json"])
     for name in DRAWN:
         assert ElementTree.parse(here / "drawn" / name).getroot().tag.endswith("svg")
     manifest = json.loads((here / "drawn" / "manifest.json").read_text())
@@ -56,7 +56,7 @@ def test_what_is_not_ours_stays(here: Path) -> None:
         assert (done.code, done.out) == (2, "")
         assert said in done.err
         assert len(done.err.strip().splitlines()) == 1
-    assert [each.name for each in (here / "mine").iterdir()] == ["thesis.txt"]
+    assert [path.name for path in (here / "mine").iterdir()] == ["thesis.txt"]
 
 
 def test_matplotlib_is_missed_before_the_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def places(out: str) -> set[str]:
-    return {str(each.parent.relative_to(out)) for each in Path(out).glob("*/*/*/manifest.json")}
+    return {str(path.parent.relative_to(out)) for path in Path(out).glob("*/*/*/manifest.json")}
 
 
 # -- several -------------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ def test_every_picture_with_every_method_and_target(here: Path) -> None:
     found = {tuple(place.split("/")[:2]) for place in places("out")}
     assert found == {(picture, name) for picture in "ab" for name in names}
     assert len(places("out")) == 12
-    assert {vt.Explanation.load(Path("out") / each).target for each in places("out")} == {281, 3}
+    assert {vt.Explanation.load(Path("out") / position).target for position in places("out")} == {281, 3}
     assert all(name in done.out for name in ("ixg", "plus(ixg, start=1)", "generic", "tabby"))
 
 

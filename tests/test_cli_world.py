@@ -26,7 +26,7 @@ def test_demo(here: Path) -> None:
     done = run("demo", "--out", "shown")
     assert (done.code, done.err) == (0, "")
     creatures = ("feelered-bimble", "fan-tailed-mossop", "webbed-fennet")
-    assert {each.name for each in (here / "shown").iterdir()} == {
+    assert {path.name for path in (here / "shown").iterdir()} == {
         *("manifest.json", "report.html", "why.html", "world.png", "shortcut.png"),
         *(f"{name}{end}.png" for name in creatures for end in ("", "-panel", "-siblings", "-owners")),
     }
@@ -54,7 +54,7 @@ def test_demo_is_the_same_each_time(here: Path) -> None:
 def test_world(here: Path) -> None:
     done = run("world", "render", "--n", "3", "--size", "32", "--out", "scenes")
     assert (done.code, done.err) == (0, "")
-    assert {each.name for each in (here / "scenes").iterdir()} == {
+    assert {path.name for path in (here / "scenes").iterdir()} == {
         "scenes.json",
         *(f"scene-000{i}{end}.png" for i in range(3) for end in ("", "-mask")),
     }

@@ -270,12 +270,12 @@ def test_a_method_and_what_is_made_of_it_are_known_by_their_code(plug_ins: PlugI
     plug_ins.write(mine=METHOD.format(package=""), helpers=HELPERS)
     plug_ins.load("mine")
     specs = ("mine", "mine(power=2)", "smooth(mine)", "consensus(mine, ixg)")
-    before = [vt.get_method(each).fingerprint for each in specs]
+    before = [vt.get_method(spec).fingerprint for spec in specs]
     assert len(set(before)) == len(before)
     ours = vt.get_method("smooth(ixg)").fingerprint
     plug_ins.edit("helpers", "* 1", "* -1")
     plug_ins.load("mine")
-    after = [vt.get_method(each).fingerprint for each in specs]
+    after = [vt.get_method(spec).fingerprint for spec in specs]
     assert not set(before) & set(after)
     assert vt.get_method("smooth(ixg)").fingerprint == ours
 

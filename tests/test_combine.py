@@ -146,7 +146,10 @@ def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.registry import defaults
 
-    commands = {each.callback.__name__: inspect.signature(each.callback).parameters for each in app.registered_commands}
+    commands = {
+        registered_command.callback.__name__: inspect.signature(registered_command.callback).parameters
+        for registered_command in app.registered_commands
+    }
     python = {each.__name__: inspect.signature(each).parameters for each in (vt.explain, vt.compare, evaluate)}
     for command, option, name in (
         ("explain", "method", "method"),

@@ -51,8 +51,8 @@ def test_the_mean_of_maps_of_one_size():
     model = FAMILIES["vit"]().double()
     x = images(model, 2)
     found, extras = vt.get_method("consensus(ixg, decompx, combine=mean)").attribute(model, x, 1, extras=True)
-    maps = [vt.get_method(each).attribute(model, x, 1) for each in ("ixg", "decompx")]
-    expected = sum(each / each.abs().amax(dim=(1, 2), keepdim=True) for each in maps) / 2
+    maps = [vt.get_method(name).attribute(model, x, 1) for name in ("ixg", "decompx")]
+    expected = sum(map_ / map_.abs().amax(dim=(1, 2), keepdim=True) for map_ in maps) / 2
     assert torch.allclose(found, expected, atol=1e-12)
     assert extras["ranks"].min() == 0
     assert extras["ranks"].max() == 1

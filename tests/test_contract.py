@@ -256,9 +256,9 @@ def test_grids(one_of_each: vt.VisionModel, method: Method) -> None:
         assert method.grid == "token"
         assert torch.equal(own, token)
     else:
-        high, wide = (side // cells for side, cells in zip(x.shape[2:], model.grid(x), strict=True))
-        expected = own.unfold(1, high, high).unfold(2, wide, wide).sum(dim=(-1, -2))
-        assert torch.allclose(token, expected, atol=1e-5 * own.abs().max().item() * high * wide)
+        height, width = (side // cells for side, cells in zip(x.shape[2:], model.grid(x), strict=True))
+        expected = own.unfold(1, height, height).unfold(2, width, width).sum(dim=(-1, -2))
+        assert torch.allclose(token, expected, atol=1e-5 * own.abs().max().item() * height * width)
 
 
 def home(method: Method) -> nn.Module:
@@ -319,6 +319,6 @@ def test_weights_that_are_not_finite_are_loud(method: Method) -> None:
     if method.cost == (0, 0):
         pytest.skip("knows nothing of the model")
     with torch.no_grad():
-        [each for each in model.parameters() if each.ndim > 1][-2].flatten()[0] = float("nan")
+        [parameter for parameter in model.parameters() if parameter.ndim > 1][-2].flatten()[0] = float("nan")
     with pytest.raises(vt.VitreousError, match="not finite"):
         method.attribute(model, images(model, 1), target=0)

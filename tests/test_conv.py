@@ -50,10 +50,10 @@ def test_the_last_feature_map_and_the_logits(family: str) -> None:
     twin = vision_model.shared_copy()
     with torch.no_grad():
         tokens = twin.forward_blocks(twin.embed(x))
-    high, wide = vision_model.grid(x)
+    height, width = vision_model.grid(x)
     assert vision_model.chain[-1][-1] == LAST[family] or family.endswith("vgg")
     assert torch.allclose(tokens.transpose(1, 2).reshape(expected.shape), expected)
-    assert (vision_model.embed_dim, high, wide) == tuple(expected.shape[1:])
+    assert (vision_model.embed_dim, height, width) == tuple(expected.shape[1:])
     assert torch.allclose(twin.forward_head(tokens), logits)
     assert torch.allclose(vision_model.logits(x), logits)
 
@@ -65,8 +65,8 @@ def test_grids_widths_and_stages_are_those_of_the_tokens(family: str) -> None:
     twin = model.shared_copy()
     tokens = twin.embed(x)
     for layer in range(model.depth):
-        high, wide = model.grid(x, layer)
-        assert tokens.shape == (1, high * wide, model.embed_dim_at(layer))
+        height, width = model.grid(x, layer)
+        assert tokens.shape == (1, height * width, model.embed_dim_at(layer))
         tokens = twin.forward_block(layer, tokens)
     assert tokens.shape[1] == model.grid()[0] * model.grid()[1] == model.last_grid(x)[0] * model.last_grid(x)[1]
     assert [layer for stage in model.stages for layer in stage] == (list(range(model.depth)) if model.stages else [])

@@ -93,7 +93,7 @@ def test_parts_against_the_network_called_directly(creatures: vt.VisionModel) ->
         with torch.no_grad():
             whole = creatures.module(x[None])[0]
             best = int(whole.argmax())
-            for mask in (each for each in truth.parts.values() if each.any()):
+            for mask in (part for part in truth.parts.values() if part.any()):
                 painted = torch.where(torch.from_numpy(mask), x.mean(dim=(1, 2), keepdim=True), x)
                 lost.append(float(whole[best] - creatures.module(painted[None])[0, best]))
                 given.append(float(fine[image][mask].sum()))
@@ -116,7 +116,7 @@ def test_funnybirds(creatures: vt.VisionModel) -> None:
 @pytest.mark.parametrize("judge", ["insertion", "deletion", "road", "sensitivity_n", "mprt@var"])
 def test_pixels_are_painted_where_tokens_cannot_be_left_out(judge: str) -> None:
     model = vt.wrap(FAMILIES["tv_vgg"]())
-    table = vt.evaluate(model, images(model, 2), ["gradcam"], [evaluation], n_bootstrap=1, controls=False)
+    table = vt.evaluate(model, images(model, 2), ["gradcam"], [judge], n_bootstrap=1, controls=False)
     assert np.isfinite(table["gradcam", judge]).all()
 
 

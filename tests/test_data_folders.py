@@ -37,7 +37,7 @@ def test_a_folder_is_listed_in_order_without_opening_anything(tmp_path: Path) ->
     source = open_source("folder", tmp_path)
     assert names(source) == sorted(["b.jpg", "a.JPG", "ü ö.png", "two\nlines.jpg", "sp ace.JPEG", "broken.jpg"])
     assert len(source) == 6
-    assert all(each.label is None and each.group is None for each in source.entries)
+    assert all(entry.label is None and entry.group is None for entry in source.entries)
     assert source.entries[0].open().size == (12, 10)
 
 
@@ -49,7 +49,7 @@ def test_links_are_followed_and_those_that_lead_nowhere_are_told(tmp_path: Path,
     (tmp_path / "near" / "itself.jpg").symlink_to(tmp_path / "near" / "itself.jpg")
     told: list[tuple[str, str]] = []
     source = open_source("folder", tmp_path / "near")
-    found = [each.picture.name for each in source.samples(model, lambda name, why: told.append((name, why)))]
+    found = [sample.picture.name for sample in source.samples(model, lambda name, why: told.append((name, why)))]
     assert found == ["link.jpg"]
     assert [name for name, _ in told] == ["gone.jpg", "itself.jpg"]
 
@@ -77,19 +77,25 @@ def test_labels_of_class_folders(tmp_path: Path, model: vt.VisionModel) -> None:
     for name in ("b", "a", "e", "d", "c"):
         shade(tmp_path / "words" / name / "x.jpg")
         shade(tmp_path / "digits" / str("abcde".index(name)) / "x.jpg")
-    assert [each.label for each in open_source("imagefolder", tmp_path / "words").samples(model)] == [0, 1, 2, 3, 4]
-    assert [each.label for each in open_source("imagefolder", tmp_path / "digits").samples(model)] == [0, 1, 2, 3, 4]
+    assert [sample.label for sample in open_source("imagefolder", tmp_path / "words").samples(model)] == [0, 1, 2, 3, 4]
+    assert [sample.label for sample in open_source("imagefolder", tmp_path / "digits").samples(model)] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     (tmp_path / "words" / "b" / "x.jpg").unlink()
-    left = [each.label for each in open_source("imagefolder", tmp_path / "words").samples(model)]
+    left = [sample.label for sample in open_source("imagefolder", tmp_path / "words").samples(model)]
     assert left == [0, 2, 3, 4], "an empty folder is a class too"
     shade(tmp_path / "words" / "b" / "x.jpg")
     named = vt.wrap(FAMILIES["vit"](), class_names=["e, fifth", "d", "c", "b", "a"])
-    assert [each.label for each in open_source("imagefolder", tmp_path / "words").samples(named)] == [4, 3, 2, 1, 0]
+    assert [sample.label for sample in open_source("imagefolder", tmp_path / "words").samples(named)] == [4, 3, 2, 1, 0]
     shade(tmp_path / "wnids" / "n01443537" / "x.jpg")
     with pytest.raises(TargetError, match=r"n01443537.*the source has 1 classes, the model 5"):
         next(open_source("imagefolder", tmp_path / "wnids").samples(model))
     thousand = vt.wrap(FAMILIES["vit"](num_classes=1000))
-    assert [each.label for each in open_source("imagefolder", tmp_path / "wnids").samples(thousand)] == [1]
+    assert [sample.label for sample in open_source("imagefolder", tmp_path / "wnids").samples(thousand)] == [1]
     shade(tmp_path / "words" / "zebra" / "x.jpg")
     with pytest.raises(TargetError, match="the source has 6 classes, the model 5"):
         next(open_source("imagefolder", tmp_path / "words").samples(model))
@@ -106,10 +112,10 @@ def test_masks_beside_images(tmp_path: Path, model: vt.VisionModel, apart: bool)
         Image.fromarray(inside).save(place)
     source = open_source("masks", tmp_path)
     assert names(source) == ["one.jpg", "two.jpg"]
-    assert [each.mask is not None and each.mask.stem[:3] for each in source.entries] == ["one", "two"]
-    truths = [each.annotation for each in source.samples(model)]
+    assert [entry.mask is not None and entry.mask.stem[:3] for entry in source.entries] == ["one", "two"]
+    truths = [sample.annotation for sample in source.samples(model)]
     assert all(
-        each is not None and each.mask is not None and each.mask.any() and not each.mask.all() for each in truths
+        truth is not None and truth.mask is not None and truth.mask.any() and not truth.mask.all() for truth in truths
     )
     shade(tmp_path / ("images" if apart else "") / "bare.jpg")
     with pytest.raises(ImageError, match=r"masks: .* should hold pictures with a mask each.*bare\.jpg has none"):
@@ -151,11 +157,11 @@ def test_boxes_without_a_unit_are_fractions_only_if_none_is_above_one(tmp_path: 
     for box, shares in (([0, 0, 1, 1], True), ([0, 0, 1, 2], False)):
         table = [{"file": "a.jpg", "boxes": [[0, 0, 1, 1]]}, {"file": "b.jpg", "boxes": [box]}]
         (tmp_path / "t.json").write_text(json.dumps(table))
-        assert [each.shares for each in open_source("json", tmp_path / "t.json").entries] == [shares, shares]
+        assert [entry.shares for entry in open_source("json", tmp_path / "t.json").entries] == [shares, shares]
     (tmp_path / "t.json").write_text(
         json.dumps({"unit": "pixels", "images": [{"file": "a.jpg", "boxes": [[0, 0, 1, 1]]}]})
     )
-    assert [each.shares for each in open_source("json", tmp_path / "t.json").entries] == [False]
+    assert [entry.shares for entry in open_source("json", tmp_path / "t.json").entries] == [False]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class Columns:
 
 
 def rows(inputs: Tensor, image: str, label: str) -> list[dict[str, Any]]:
-    return [{image: each, label: one} for each, one in zip(inputs, LABELS, strict=True)]
+    return [{image: input_, label: one} for input_, one in zip(inputs, LABELS, strict=True)]
 
 
 SOURCES: dict[str, Callable[[Tensor], Any]] = {
@@ -137,7 +137,7 @@ def test_a_folder_of_classes(model: vt.VisionModel, tmp_path: Path) -> None:
 
 
 def test_evaluate_reads_the_classes_of_tables(model: vt.VisionModel, inputs: Tensor) -> None:
-    options: dict[str, Any] = {"baselines": False, "samples": 10}
+    options: dict[str, Any] = {"controls": False, "n_bootstrap": 10}
     one = vt.evaluate(model, inputs, "ixg", "insertion(score_class=label)", labels=LABELS, **options)
     other = vt.evaluate(model, Columns(image=inputs, label=LABELS), "ixg", "insertion(score_class=label)", **options)
     (cell,) = one.scores

@@ -57,7 +57,7 @@ def test_devkit_labels_follow_the_order_of_the_synsets(tmp_path: Path, model: vt
     assert labels(open_source("imagenet-val", tmp_path)) == slow
     assert labels(open_source("imagenet-val", tmp_path / "val")) == slow, "the devkit beside the images"
     assert slow[VAL.format(2)] == 0, "the devkit's number 1000 is not class 999 here"
-    assert [each.label for each in open_source("imagenet-val", tmp_path).samples(model)] == list(slow.values())
+    assert [sample.label for sample in open_source("imagenet-val", tmp_path).samples(model)] == list(slow.values())
     noise(tmp_path / "val" / VAL.format(6))
     with pytest.raises(ImageError, match=rf"should hold a line for {VAL.format(6)}, but it has 5"):
         open_source("imagenet-val", tmp_path)
@@ -88,12 +88,15 @@ def test_layouts_of_the_same_images_give_the_same(tmp_path: Path) -> None:
         lines.append(f"{VAL.format(number)[:-5]},{wnids()[kind]} 1 2 30 31 {wnids()[kind]} 4 5 6 7 ")
     (tmp_path / "kaggle" / "LOC_val_solution.csv").write_text("\n".join(lines))
     noise(tmp_path / "folders" / "logo.png")
-    one, two = (open_source("imagenet-val", tmp_path / each) for each in ("folders", "kaggle"))
+    one, two = (open_source("imagenet-val", tmp_path / name) for name in ("folders", "kaggle"))
     assert labels(one) == labels(two) == {VAL.format(number): kind for number, kind in kinds.items()}
     assert two.entries[0].boxes == ((1, 2, 30, 31), (4, 5, 6, 7))
     assert not two.entries[0].shares
     drawn_of_each = [
-        [each.name for each in open_source("imagenet-val", tmp_path / path, images=4, choose="random", seed=3).entries]
+        [
+            entry.name
+            for entry in open_source("imagenet-val", tmp_path / path, images=4, choose="random", seed=3).entries
+        ]
         for path in ("folders", "folders/val", "kaggle")
     ]
     assert drawn_of_each[0] == drawn_of_each[1] == drawn_of_each[2]
@@ -126,7 +129,7 @@ def test_the_harder_sets_bring_their_classes(tmp_path: Path, model: vt.VisionMod
         noise(tmp_path / wnids()[kind] / "0.001_fox_0.9.jpg", kind)
     (tmp_path / "README.txt").write_text("about it")
     source = open_source(word, tmp_path)
-    assert [each.label for each in source.entries] == chosen[:3]
+    assert [entry.label for entry in source.entries] == chosen[:3]
     assert source.classes == tuple(chosen)
     given = source.loaded_images(model)
     assert given["classes"] == tuple(chosen)
@@ -158,19 +161,19 @@ def test_imagenet_s_masks_number_classes_by_their_folders(
     whole = len(kinds) == 300
     imagenet_s(tmp_path, kinds, several=whole)
     source = open_source("imagenet-s", tmp_path, images=0)
-    assert sorted(each.label for each in source.entries) == sorted(kinds)
+    assert sorted(entry.label for entry in source.entries) == sorted(kinds)
     places = [0, 1, 255, 256, 299] if whole else range(3)
     samples = list(source.samples(model, places=places))
     assert len(samples) == len(places)
-    for each in samples:
-        assert each.annotation is not None
-        assert each.annotation.mask is not None
-        assert each.annotation.ignore is not None
-        (photo,) = pictures(source.entries[each.place].path, model)
+    for sample in samples:
+        assert sample.annotation is not None
+        assert sample.annotation.mask is not None
+        assert sample.annotation.ignore is not None
+        (photo,) = pictures(source.entries[sample.place].path, model)
         left, _, right, _ = photo.box or (0, 0, 0, 0)
         middles = left + (np.arange(32) + 0.5) * (right - left) / 32
-        assert np.array_equal(each.annotation.mask, np.tile(middles < 20, (32, 1)))
-        assert np.array_equal(each.annotation.ignore, np.tile((middles >= 20) & (middles < 24), (32, 1)))
+        assert np.array_equal(sample.annotation.mask, np.tile(middles < 20, (32, 1)))
+        assert np.array_equal(sample.annotation.ignore, np.tile((middles >= 20) & (middles < 24), (32, 1)))
 
 
 def test_a_part_of_imagenet_s_cannot_tell_several_classes_apart(tmp_path: Path, model: vt.VisionModel) -> None:
@@ -258,17 +261,19 @@ def test_quads_are_grids_of_different_classes(tmp_path: Path, model: vt.VisionMo
     assert source.groups == (0, 0, 0, 0, 1, 1, 1, 1)
     samples = list(source.samples(model, told.__setitem__))
     assert set(told) == {VAL.format(99)}
-    assert [each.place for each in samples] == list(range(8))
-    for each in samples:
-        assert each.target == each.label
-        assert each.compare_classes is not None
-        assert each.label in each.compare_classes
-        assert len(each.compare_classes) == 4
-        assert each.annotation is not None
-        assert np.mean(each.annotation.mask) == 0.25  # type: ignore[arg-type]
-    assert sum(np.asarray(each.annotation.mask, int) for each in samples[:4]).min() == 1  # type: ignore[union-attr]
+    assert [sample.place for sample in samples] == list(range(8))
+    for sample in samples:
+        assert sample.target == sample.label
+        assert sample.compare_classes is not None
+        assert sample.label in sample.compare_classes
+        assert len(sample.compare_classes) == 4
+        assert sample.annotation is not None
+        assert np.mean(sample.annotation.mask) == 0.25  # type: ignore[arg-type]
+    assert sum(np.asarray(sample.annotation.mask, int) for sample in samples[:4]).min() == 1  # type: ignore[union-attr]
     more = open_source("quad-imagenet", tmp_path, images=3, seed=4)
-    assert [each.label for each in more.samples(model, told.__setitem__)][:8] == [each.label for each in samples]
+    assert [sample.label for sample in more.samples(model, told.__setitem__)][:8] == [
+        sample.label for sample in samples
+    ]
     assert more.digest != source.digest
     table_of = vt.evaluate(
         model, methods=["ixg"], metrics=["pointing_game"], controls=False, **source.loaded_images(model)
@@ -283,8 +288,8 @@ def test_part_quads_show_the_object_in_its_cell(tmp_path: Path, model: vt.Vision
     imagenet_s(tmp_path, [5, 2, 9, 7])
     samples = list(open_source("part-quad-imagenet", tmp_path).samples(model))
     assert len(samples) == 4
-    for each in samples:
-        assert each.annotation is not None
-        assert 0.08 < np.mean(each.annotation.mask) < 0.16  # type: ignore[arg-type]
-        assert each.annotation.ignore is not None
-        assert each.annotation.ignore.any()
+    for sample in samples:
+        assert sample.annotation is not None
+        assert 0.08 < np.mean(sample.annotation.mask) < 0.16  # type: ignore[arg-type]
+        assert sample.annotation.ignore is not None
+        assert sample.annotation.ignore.any()

@@ -39,9 +39,9 @@ def test_mura_reads_the_names_of_studies(tmp_path: Path) -> None:
     (root / "valid" / "XR_WRIST" / "patient11185" / "study1_positive" / "._image1.png").write_bytes(b"left behind")
     for path in (tmp_path, root, root / "valid"):
         source = open_source("mura", path)
-        assert [each.label for each in source.entries] == [1, 0]
+        assert [entry.label for entry in source.entries] == [1, 0]
         assert source.groups == (11185, 11185)
-    assert [each.group for each in open_source("mura", root, split="train").entries] == [7]
+    assert [entry.group for entry in open_source("mura", root, split="train").entries] == [7]
     assert labels(open_source("mura", root / "train")) == {"XR_HAND/patient00007/study1_negative/image3.png": 0}
     with pytest.raises(ImageError, match=r"^mura: .*test/XR_.* but it holds train/, valid/"):
         open_source("mura", root, split="test")
@@ -107,17 +107,17 @@ def test_a_pickle_is_not_run(tmp_path: Path) -> None:
 
 
 def coco(root: Path, view_sized: tuple[int, int] = SIZE) -> None:
-    wide, high = view_sized
+    width, height = view_sized
     for number in (3, 8):
         noise(root / "val2017" / f"{number:012d}.jpg", number)
-    runs = [wide * high // 2, wide * high - wide * high // 2]
+    runs = [width * height // 2, width * height - width * height // 2]
     things = [
         (3, 1, {"segmentation": [[0, 0, 20, 0, 20, 32, 0, 32]], "area": 640, "bbox": [0, 0, 20, 32]}),
         (
             3,
             1,
             {
-                "segmentation": {"counts": runs, "size": [high, wide]},
+                "segmentation": {"counts": runs, "size": [height, width]},
                 "area": 640,
                 "bbox": [20, 0, 20, 32],
                 "iscrowd": 1,
@@ -129,7 +129,7 @@ def coco(root: Path, view_sized: tuple[int, int] = SIZE) -> None:
         (8, 9, {"segmentation": [[0, 0, 20, 0, 20, 20, 0, 20]], "area": 400, "bbox": [0, 0, 20, 20]}),
     ]
     told = {
-        "images": [{"id": n, "file_name": f"{n:012d}.jpg", "width": wide, "height": high} for n in (8, 3)],
+        "images": [{"id": n, "file_name": f"{n:012d}.jpg", "width": width, "height": height} for n in (8, 3)],
         "annotations": [{"image_id": image, "category_id": kind, "iscrowd": 0, **rest} for image, kind, rest in things],
         "categories": [
             {"id": n, "name": name} for n, name in ((1, "cat"), (2, "zebra"), (7, "giraffe"), (9, "banana"))
@@ -144,7 +144,7 @@ def test_coco_entries_are_categories_of_images(tmp_path: Path, model: vt.VisionM
     source = open_source("coco", tmp_path)
     cats = tuple(range(281, 286))
     one, two, three = source.entries
-    assert [each.name.partition("#")[2] for each in source.entries] == ["cat", "zebra", "banana"]
+    assert [entry.name.partition("#")[2] for entry in source.entries] == ["cat", "zebra", "banana"]
     assert (one.label, two.label, three.label) == (cats, (340,), (954,))
     assert source.groups == (3, 3, 8)
     assert one.boxes == ((0, 0, 20, 32),)
@@ -164,7 +164,7 @@ def test_coco_entries_are_categories_of_images(tmp_path: Path, model: vt.VisionM
     assert len(open_source("coco", tmp_path, images=1)) == 2, "images are photographs"
     assert len(open_source("coco", tmp_path, least_area=0)) == 4
     named = open_source("coco", tmp_path, classes="coco")
-    assert [each.label for each in named.entries] == ["cat", "zebra", "giraffe", "banana"]
+    assert [entry.label for entry in named.entries] == ["cat", "zebra", "giraffe", "banana"]
     assert named.names == ("banana", "cat", "giraffe", "zebra")
     given = open_source("coco", tmp_path, images=1).given(model)
     assert given["groups"] == [3, 3]
@@ -228,18 +228,18 @@ def packed(runs: list[int]) -> str:
 
 def test_run_lengths() -> None:
     rng = np.random.default_rng(4)
-    for high, wide in ((7, 5), (60, 90), (1, 1)):
-        mask = rng.random((high, wide)) > 0.5
-        mask[: high // 2] = True
+    for height, width in ((7, 5), (60, 90), (1, 1)):
+        mask = rng.random((height, width)) > 0.5
+        mask[: height // 2] = True
         runs, last = [0], False
         for value in mask.T.ravel().tolist():  # down the columns
             if value != last:
                 runs.append(0)
                 last = value
             runs[-1] += 1
-        assert np.array_equal(mask_of_runs(runs, (high, wide)), mask)
+        assert np.array_equal(mask_of_runs(runs, (height, width)), mask)
         assert runs_of_text(packed(runs)) == runs
-        assert np.array_equal(drawn({"counts": packed(runs), "size": [high, wide]}, (high, wide)), mask)
+        assert np.array_equal(drawn({"counts": packed(runs), "size": [height, width]}, (height, width)), mask)
     for wrong, said in (
         ([3], "runs of 3 pixels"),
         ([-1, 5], "runs of 4"),
@@ -291,7 +291,7 @@ def test_a_folder_of_datasets(tmp_path: Path, model: vt.VisionModel) -> None:
     assert source.names == ("b", "a")
     told: dict[str, str] = {}
     samples = list(source.samples(model, told.__setitem__))
-    assert [each.picture.name for each in samples] == ["000000", "000002"]
+    assert [sample.picture.name for sample in samples] == ["000000", "000002"]
     assert set(told) == {"000001"}
     assert np.array_equal(np.asarray(source.entries[2].open()), np.asarray(Image.open(files[2])))
     datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "both")

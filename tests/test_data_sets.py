@@ -70,7 +70,7 @@ def test_per_class_takes_turns(twelve: Path) -> None:
     counts = {}
     for images in (3, 6, 7, 9, 12):
         source = open_source("imagefolder", twelve, images=images, choose="per-class", seed=2)
-        kinds = [str(each.label) for each in source.entries]
+        kinds = [str(entry.label) for entry in source.entries]
         counts[images] = sorted(kinds.count(kind) for kind in ("cat", "dog", "owl"))
     assert counts == {3: [1, 1, 1], 6: [2, 2, 2], 7: [2, 2, 3], 9: [2, 3, 4], 12: [2, 4, 6]}
     more, fewer = (names(open_source("imagefolder", twelve, images=n, choose="per-class")) for n in (7, 6))
@@ -142,14 +142,14 @@ def test_a_hundred_broken_files_among_a_thousand_are_told_by_name(tmp_path: Path
         (folder / name).write_bytes(data)
     told: dict[str, str] = {}
     source = open_source("folder", folder)
-    seen = [each.picture.name for each in source.samples(model, told.__setitem__)]
+    seen = [sample.picture.name for sample in source.samples(model, told.__setitem__)]
     assert set(told) == broken
     assert len(broken) == 100
     assert all(told.values())
     assert seen == [name for name in names(source) if name not in broken]
     with pytest.warns(VitreousWarning, match=r"folder: 5 pictures were left out: 0003\.jpg .* and 2 more"):
         assert sum(1 for _ in source.samples(model, places=range(50))) == 45
-    places = [each.place for each in source.samples(model, told.__setitem__, places=[4, 3, 2])]
+    places = [sample.place for sample in source.samples(model, told.__setitem__, places=[4, 3, 2])]
     assert places == [4, 2], "places are those in the source"
 
 
@@ -160,7 +160,9 @@ def test_a_mask_that_cannot_be_read_leaves_its_picture_out(tmp_path: Path, model
     (tmp_path / "b.png").write_bytes(b"broken")
     Image.fromarray(np.eye(5, dtype=np.uint8)).save(tmp_path / "c.png")
     told: dict[str, str] = {}
-    assert [each.picture.name for each in open_source("masks", tmp_path).samples(model, told.__setitem__)] == ["a.jpg"]
+    assert [sample.picture.name for sample in open_source("masks", tmp_path).samples(model, told.__setitem__)] == [
+        "a.jpg"
+    ]
     assert set(told) == {"b.jpg", "c.jpg"}
     assert "[5, 5]" in told["c.jpg"]
 
@@ -212,11 +214,11 @@ def test_sources_that_render_are_added_from_above() -> None:
     try:
         source = open_source("drawn", images=3)
         assert "drawn" in source_words()
-        assert [each.label for each in source.entries] == world.labels[:3]
+        assert [entry.label for entry in source.entries] == world.labels[:3]
         assert source.entries[0].open().size == (32, 32)
         assert open_source("drawn", size=64).entries[0].open().size == (64, 64)
         samples = list(source.samples(model))
-        assert [each.label for each in samples] == world.labels[:3]
+        assert [sample.label for sample in samples] == world.labels[:3]
         assert all(a.annotation is b for a, b in zip(samples, known[:3], strict=True))
         with pytest.raises(SpecError, match="two sources are called 'drawn'"):
             register_source("drawn", opened)
@@ -256,20 +258,20 @@ def test_real_imagenet_labels_agree_with_their_table(shared: Path) -> None:
     for word, path in (("imagenet-val", "imagenet-val-1k"), ("json", "imagenet-val-1k.json")):
         source = open_source(word, shared / path)
         assert len(source) == len(rows) == 1000
-        for each in source.entries:
-            assert each.label == rows[each.name]["label"]
-            assert [list(box) for box in each.boxes or ()] == rows[each.name]["boxes"]
-            assert each.shares
-            assert each.path is not None
-            assert each.path.is_file()
+        for entry in source.entries:
+            assert entry.label == rows[entry.name]["label"]
+            assert [list(box) for box in entry.boxes or ()] == rows[entry.name]["boxes"]
+            assert entry.shares
+            assert entry.path is not None
+            assert entry.path.is_file()
 
 
 def test_real_pets_agree_with_their_table(shared: Path) -> None:
     rows = {row["file"]: row for row in json.loads((shared / "pets-200.json").read_text())}
     source = open_source("pets", shared / "pets-200")
     assert len(source) == len(rows) == 200
-    assert all(each.label == rows[each.name]["label"] for each in source.entries)
-    assert all(each.mask is not None and each.mask.name == rows[each.name]["mask"] for each in source.entries)
+    assert all(entry.label == rows[entry.name]["label"] for entry in source.entries)
+    assert all(entry.mask is not None and entry.mask.name == rows[entry.name]["mask"] for entry in source.entries)
     model = vt.wrap(FAMILIES["vit"](num_classes=1000))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

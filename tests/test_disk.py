@@ -26,7 +26,7 @@ def put(place: Path, text: str = "hello", *, overwrite: bool = False) -> Path:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def _writes(node: ast.Call) -> bool:
     if isinstance(called, ast.Attribute):
         owner = called.value.id if isinstance(called.value, ast.Name) else ""
         return called.attr in _CHANGES or (called.attr in ("replace", "move") and owner in ("os", "shutil"))
-    modes = [str(each.value) for each in node.args[1:2] if isinstance(each, ast.Constant)]
+    modes = [str(arg.value) for arg in node.args[1:2] if isinstance(arg, ast.Constant)]
     return isinstance(called, ast.Name) and called.id == "open" and any(set(mode) & set("wax+") for mode in modes)
 
 

@@ -258,9 +258,9 @@ def test_the_gallery_has_every_family_and_stays_small() -> None:
     page = (ROOT / "docs" / "gallery.md").read_text()
     named = re.findall(r"\(pictures/(gallery[\w-]*\.png)\)", page)
     assert named == ["gallery.png", *(f"gallery-{gallery.slug(family)}.png" for family in gallery.families())]
-    assert {each.name for each in (ROOT / "docs" / "pictures").glob("gallery*.png")} == set(named)
+    assert {path.name for path in (ROOT / "docs" / "pictures").glob("gallery*.png")} == set(named)
     assert sum((ROOT / "docs" / "pictures" / each).stat().st_size for each in named) < 3e6
-    shown = {vt.get_method(each).info.name for specs in gallery.families().values() for each in specs}
+    shown = {vt.get_method(spec).info.name for specs in gallery.families().values() for spec in specs}
     assert shown == {info.name for info in own_methods() if info.models != "ReLU"}
 
 

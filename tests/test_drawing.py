@@ -90,7 +90,9 @@ def scored(model: vt.VisionModel, x: Tensor, pictures: np.ndarray) -> np.ndarray
         best = model.module(x).argmax(dim=1)
         inputs = torch.from_numpy(pictures.astype(np.float32)).permute(0, 1, 4, 2, 3) / 255
         mean, std = (torch.tensor(each).view(3, 1, 1) for each in (model.preprocess.mean, model.preprocess.std))
-        logs = [model.module((each - mean) / std).log_softmax(1)[:, c] for each, c in zip(inputs, best, strict=True)]
+        logs = [
+            model.module((input_ - mean) / std).log_softmax(1)[:, c] for input_, c in zip(inputs, best, strict=True)
+        ]
     return torch.stack(logs).numpy()
 
 

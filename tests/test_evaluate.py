@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def evaluate(*given: Any, **options: Any) -> vt.ScoreTable:
-    return vt.evaluate(*given, **({"samples": 50} | options))
+    return vt.evaluate(*given, **({"n_bootstrap": 50} | options))
 
 
 # -- methods -------------------------------------------------------------------------------------------
@@ -207,14 +207,14 @@ def test_bad_pictures_and_classes(model: Any, inputs: Tensor) -> None:
         ({"target": "label"}, TargetError, "target='label' needs the true classes"),
         ({"target": [0, 1]}, TargetError, "fewer targets than images: none for image 2"),
         ({"target": 1.5}, TargetError, "1.5"),
-        ({"batch": 0}, vt.VitreousError, "batch=0 must be at least 1"),
+        ({"batch_size": 0}, vt.VitreousError, "batch_size=0 must be at least 1"),
         ({"precision": "int8"}, vt.VitreousError, "precision 'int8' is not one of"),
-        ({"upsample": "cubic"}, vt.VitreousError, "interpolation='cubic' is not one of"),
-        ({"ties": "none"}, vt.VitreousError, "tie_breaking='none' is not one of"),
-        ({"nonfinite": "hide"}, vt.VitreousError, "nonfinite='hide' is not one of"),
-        ({"classes": [7]}, TargetError, "class index 7 is outside 0..4"),
-        ({"classes": [0, 1], "labels": [4] * 4}, TargetError, "label class is not among"),
-        ({"samples": 0}, vt.VitreousError, "samples=0"),
+        ({"interpolation": "cubic"}, vt.VitreousError, "interpolation='cubic' is not one of"),
+        ({"tie_breaking": "none"}, vt.VitreousError, "tie_breaking='none' is not one of"),
+        ({"nan_policy": "hide"}, vt.VitreousError, "nan_policy='hide' is not one of"),
+        ({"class_subset": [7]}, TargetError, "class index 7 is outside 0..4"),
+        ({"class_subset": [0, 1], "labels": [4] * 4}, TargetError, "label class is not among"),
+        ({"n_bootstrap": 0}, vt.VitreousError, "n_bootstrap=0"),
     ]:
         with pytest.raises(error, match=said):
             str(evaluate(model, inputs, "ixg", "deletion", **options))

@@ -38,9 +38,9 @@ def patched(picture: Image.Image, gone: np.ndarray[Any, Any]) -> Image.Image:
     """Patches painted one by one from a blurred copy."""
     blurred = picture.filter(ImageFilter.GaussianBlur(max(picture.size) / 14))
     made = picture.copy()
-    high, wide = picture.height // gone.shape[0], picture.width // gone.shape[1]
+    height, width = picture.height // gone.shape[0], picture.width // gone.shape[1]
     for row, column in np.argwhere(gone):
-        box = (column * wide, row * high, (column + 1) * wide, (row + 1) * high)
+        box = (column * width, row * height, (column + 1) * width, (row + 1) * height)
         made.paste(blurred.crop(box), box)
     return made
 
@@ -68,7 +68,8 @@ def test_faithfulness_is_the_strongest_fifth_against_the_same_patches_elsewhere(
     places = places[:20]
     without, alone = (probability(model, patched(e.image, gone), 2, compare_classes) for gone in (own, ~own))
     others = [
-        [probability(model, patched(e.image, gone), 2, compare_classes) for gone in (each, ~each)] for each in places
+        [probability(model, patched(e.image, gone), 2, compare_classes) for gone in (position, ~position)]
+        for position in places
     ]
     found = e.check()["faithfulness"].numbers
     assert found["now"] == pytest.approx(probability(model, e.image, 2, compare_classes), abs=1e-6)
@@ -97,7 +98,7 @@ def test_moved_patches_keep_their_number_and_shape_and_are_elsewhere() -> None:
     others = moved(mask, draws, 20)
     assert len({each.numpy().tobytes() for each in (mask, *others)}) == 21
     shifts = [mask.roll((down, across), dims=(0, 1)) for down, across in itertools.product(range(9), range(11))]
-    assert all(any(torch.equal(each, shift) for shift in shifts) for each in others)
+    assert all(any(torch.equal(other, shift) for shift in shifts) for other in others)
     assert torch.equal(moved(mask, draws, 5), others[:5])
 
 

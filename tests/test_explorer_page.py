@@ -130,7 +130,7 @@ def test_a_patch_is_read_in_every_map(browser: Any, client: Client) -> None:
             return [(float(text[0]), int(text[1].rstrip("stndrh"))) for text in texts]
 
         def wanted(row: int, column: int) -> list[tuple[Any, int]]:
-            values = [(each[row, column], int((each > each[row, column]).sum()) + 1) for each in maps]
+            values = [(map_[row, column], int((map_ > map_[row, column]).sum()) + 1) for map_ in maps]
             return [(pytest.approx(float(value), rel=0.006), place) for value, place in values]
 
         box = page(".tile .map").first.bounding_box()

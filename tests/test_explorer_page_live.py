@@ -192,8 +192,8 @@ def test_files_of_the_screen(browser: Any, client: Client) -> None:
             return Path(found.value.path()).read_bytes()
 
         maps = np.load(io.BytesIO(saved("npy")))
-        for each, method in zip(maps, (None, "generic"), strict=True):
-            np.testing.assert_allclose(each, explained(client, method).map.numpy(), rtol=1e-3, atol=1e-5)
+        for map_, method in zip(maps, (None, "generic"), strict=True):
+            np.testing.assert_allclose(map_, explained(client, method).map.numpy(), rtol=1e-3, atol=1e-5)
         assert Image.open(io.BytesIO(saved("png"))).size > (300, 300)
         assert Tree.fromstring(saved("svg").decode()).tag.endswith("svg")
         html = saved("html").decode()

@@ -83,7 +83,7 @@ def test_every_view_fits_and_can_be_read(browser: Any, client: Client, width: in
             assert page.tab.evaluate(UNREADABLE) == [], model
             assert page.tab.evaluate(NAMELESS) == [], model
         ink = page.tab.evaluate("getComputedStyle(document.body).color")
-        assert (sum(int(each) for each in ink[4:-1].split(",")) > 400) == (scheme == "dark")
+        assert (sum(int(word) for word in ink[4:-1].split(",")) > 400) == (scheme == "dark")
 
 
 def test_an_address_is_the_whole_view(browser: Any, client: Client) -> None:

@@ -150,7 +150,7 @@ def test_pictures_are_chosen_and_ordered(
     found = client.fine("/mine/cell", method=method, metric=metric, order=order, **wanted)
     assert [(each["score"], each["picture"]) for each in found["images"]] == kept
     assert (found["total"], found["of"]) == (len(kept), 12)
-    assert found["without"] == sum(math.isnan(score(each, method, metric)) for each in names)
+    assert found["without"] == sum(math.isnan(score(name, method, metric)) for name in names)
     mean = sum(value for value, _ in kept) / len(kept) if kept else None
     assert found["mean"] == (None if mean is None else pytest.approx(mean))
 
@@ -192,7 +192,7 @@ def test_maps_are_those_that_were_judged(client: Client) -> None:
             assert each["scores"][metric] == (None if math.isnan(expected) else expected)
     (curve,) = found["curves"]
     assert curve["y"] == pytest.approx(np.linspace(1, score(picture, "generic", METRICS[0]), 5).tolist(), rel=1e-6)
-    ends = [score(each, "generic", METRICS[0]) for each in pictures(client)]
+    ends = [score(image, "generic", METRICS[0]) for image in pictures(client)]
     assert curve["mean"][-1] == pytest.approx(sum(ends) / len(ends), rel=1e-6)
 
 
@@ -204,14 +204,14 @@ def test_neighbours_are_those_of_the_order(client: Client) -> None:
         assert (found["place"], found["total"]) == (place, len(every))
         assert found["previous"] == (every[place - 1] if place else None)
         assert found["next"] == (every[place + 1] if place + 1 < len(every) else None)
-    other = next(each for each in pictures(client) if each not in every)
+    other = next(image for image in pictures(client) if image not in every)
     assert client.fine("/mine/image", picture=other, **asked)["place"] is None
 
 
 def test_scores_for_a_scatter(client: Client) -> None:
     found = client.fine("/mine/scores", method=["tis", "generic"], metric=["gini", METRICS[0]], high=0.9)
     there = [
-        each for each in pictures(client) if confidence(each) <= 0.9 and not math.isnan(score(each, "tis", "gini"))
+        image for image in pictures(client) if confidence(image) <= 0.9 and not math.isnan(score(image, "tis", "gini"))
     ]
     assert found["pictures"] == there
     one, other = found["columns"]
@@ -221,7 +221,7 @@ def test_scores_for_a_scatter(client: Client) -> None:
     fewer = client.fine("/mine/scores", method="generic", metric="gini", most=4)
     assert (len(fewer["pictures"]), fewer["total"]) == (4, 12)
     assert fewer["columns"][0]["mean"] == pytest.approx(
-        sum(score(each, "generic", "gini") for each in pictures(client)) / 12
+        sum(score(image, "generic", "gini") for image in pictures(client)) / 12
     )
 
 

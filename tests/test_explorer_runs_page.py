@@ -57,7 +57,7 @@ class Visit:
     def scores(self) -> list[float]:
         self.names()
         texts = self.tab.locator(".shots .number").all_inner_texts()
-        return [float(each.replace("−", "-")) for each in texts]
+        return [float(text.replace("−", "-")) for text in texts]
 
     @property
     def hash(self) -> str:
@@ -151,7 +151,7 @@ def test_scatter_names_its_points_and_opens_them(browser: Any, address: str) -> 
     visit.tab.locator(".choose select").nth(2).select_option("tis")
     there = visit.tab.locator(".scatter .point")
     visit.tab.wait_for_selector("text=tis is better than generic")
-    found = [each for each in pictures(visit) if not math.isnan(score(each, "tis", METRICS[0]))]
+    found = [image for image in pictures(visit) if not math.isnan(score(image, "tis", METRICS[0]))]
     assert there.count() == len(found)
     assert "of=pictures&y=tis" in visit.hash
     visit.tab.locator(".scatter a").first.hover()
@@ -202,7 +202,7 @@ def test_it_fits_everywhere(browser: Any, address: str, width: int, scheme: str,
     assert wide <= width
     assert smallest >= 12
     assert unnamed == 0
-    assert (sum(int(each) for each in ink[4:-1].split(",")) > 400) == (scheme == "dark")
+    assert (sum(int(word) for word in ink[4:-1].split(",")) > 400) == (scheme == "dark")
     visit.end()
 
 

@@ -210,8 +210,8 @@ def test_a_map_is_that_of_explain(client: Client, method: str, asked: dict[str, 
 
 def test_maps_that_are_asked_for_together_are_those_of_each_alone(client: Client) -> None:
     names = ["rollout", "attcat", "nonsense", "layercam", "cat", "guided_backprop", "smooth(gradient, samples=9)"]
-    events = client.events(*({**PAIR, "kind": "explain", "method": each, "target": 4} for each in names))
-    ended = [each for each in events if each["event"] in ("result", "error")]
+    events = client.events(*({**PAIR, "kind": "explain", "method": name, "target": 4} for name in names))
+    ended = [event for event in events if event["event"] in ("result", "error")]
     assert events[-1] == {"event": "end"}
     assert [each["event"] for each in sorted(ended, key=lambda each: each["task"])] == [
         "result", "result", "error", "result", "result", "error", "result",

@@ -163,7 +163,7 @@ def test_every_answer_has_the_same_guards(client: Client) -> None:
         assert found.headers["referrer-policy"] == "no-referrer"
         assert found.headers["cross-origin-resource-policy"] == "same-origin"
         assert "server" not in found.headers
-    assert {each.headers["cache-control"] for each in answers[2:]} == {"no-store"}
+    assert {answer.headers["cache-control"] for answer in answers[2:]} == {"no-store"}
 
 
 def test_there_are_no_pages_that_fetch_from_elsewhere(client: Client) -> None:

@@ -28,7 +28,7 @@ def client() -> Iterator[Client]:
 
 
 def saved(client: Client, form: str, *methods: str, **look: Any) -> Answer:
-    questions = [{**PAIR, "method": each} for each in methods]
+    questions = [{**PAIR, "method": method} for method in methods]
     found = client.post("/api/download", {"format": form, "questions": questions, "look": look})
     assert found.status == 200, found
     assert re.fullmatch(r'attachment; filename="vitreous-[\w.-]+"', found.headers["content-disposition"])
@@ -39,7 +39,7 @@ def saved(client: Client, form: str, *methods: str, **look: Any) -> Answer:
 
 
 def test_values(client: Client) -> None:
-    told = client.tasks(*({**PAIR, "kind": "explain", "method": each} for each in ("ixg", "cat")))
+    told = client.tasks(*({**PAIR, "kind": "explain", "method": name} for name in ("ixg", "cat")))
     maps = [decoded(each["map"]) for each in told]
     assert np.array_equal(np.load(io.BytesIO(saved(client, "npy", "ixg").data)), maps[0])
     assert np.array_equal(np.load(io.BytesIO(saved(client, "npy", "ixg", "cat").data)), np.stack(maps))
@@ -104,12 +104,12 @@ def test_files_that_cannot_be(client: Client, body: Any) -> None:
 def test_the_lines_of_python_make_the_same_map(client: Client, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"model": "world-shortcut", "picture": f"scene-{kind}-4", "target": 5, "against": 9, "seed": 3}
     methods = ["ixg", "smooth(ixg, samples=2)"]
-    lines = client.fine("/api/command", {"questions": [{**asked, "method": each} for each in methods]})["python"]
+    lines = client.fine("/api/command", {"questions": [{**asked, "method": method} for method in methods]})["python"]
     monkeypatch.setattr(vt.Comparison, "show", lambda self: None)
     monkeypatch.setattr(vt, "load", lambda name: world(name), raising=False)
     names: dict[str, Any] = {}
     exec(lines, names)
-    told = client.tasks(*({**asked, "kind": "explain", "method": each} for each in methods))
+    told = client.tasks(*({**asked, "kind": "explain", "method": method} for method in methods))
     for made, each in zip(names["found"], told, strict=True):
         assert np.allclose(made.map, decoded(each["map"]), atol=1e-6)
 

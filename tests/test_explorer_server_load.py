@@ -113,7 +113,7 @@ def test_whoever_comes_too_late_is_told_in_the_stream(client: Client, monkeypatc
     monkeypatch.setattr(client.explorer.long, "put", full)
     easy = {**SCENE, "kind": "explain", "method": "ixg"}
     events = client.events(easy, easy)
-    assert [(each.get("task"), each["event"]) for each in events] == [(0, "error"), (1, "error"), (None, "end")]
+    assert [(event.get("task"), event["event"]) for event in events] == [(0, "error"), (1, "error"), (None, "end")]
     assert events[0]["message"] == "no room"
 
 
@@ -216,7 +216,7 @@ def test_what_would_never_end_is_refused_at_once(client: Client, spec: str) -> N
 def test_every_default_is_allowed(client: Client) -> None:
     from vitreous.web.completion import allowed
 
-    for info in (each for each in vt.list_methods() if each.models != "ReLU"):
+    for info in (method for method in vt.list_methods() if method.models != "ReLU"):
         bases = ", ".join(["ixg", "generic"][: info.num_bases])
         allowed(vt.get_method(f"{info.name}({bases})" if bases else info.name), world())
     for step in ("quick", "careful", "best"):

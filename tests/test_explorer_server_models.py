@@ -43,7 +43,7 @@ def test_every_task(client: Client, name: str) -> None:
     about: dict[str, Any] = {"model": name, "picture": client.upload(Image.fromarray(pixels))}
     seen = Image.open(io.BytesIO(client.get(f"/api/pictures/{about['picture']}?model={name.replace(' ', '%20')}").data))
     assert seen.size == model.preprocess.size[::-1]
-    high, wide = model.grid()
+    height, width = model.grid()
     logits = model.logits(model.preprocess.tensor(seen)[None])[0]
     expected = torch.sigmoid(torch.cat([-logits, logits])) if len(logits) == 1 else logits.softmax(0)
     said = client.fine("/api/predict", about)
@@ -51,7 +51,7 @@ def test_every_task(client: Client, name: str) -> None:
         expected.sort(descending=True)[0][:10].tolist(), abs=1e-5
     )
     assert said["truth"] is None
-    tried = client.fine("/api/try", {**about, "removed": gone(0, count=high * wide), "target": 1})
+    tried = client.fine("/api/try", {**about, "removed": gone(0, count=height * width), "target": 1})
     assert opened(tried["picture"]).size == seen.size
     e = vt.explain(model, Image.fromarray(pixels), "ixg", 1)
     tasks = [

@@ -61,21 +61,21 @@ def test_what_an_upload_says_about_its_length_is_not_believed(client: Client) ->
         connection.close()
 
 
-def png(wide: int, high: int, data: bytes = b"") -> bytes:
+def png(width: int, height: int, data: bytes = b"") -> bytes:
     """A PNG that claims a size."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    head = struct.pack(">IIBBBBB", wide, high, 8, 2, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize(
     ("wide", "high"), [(10_000, 10_000), (60_000, 60_000), (2**31 - 1, 2**31 - 1), (50_000_001, 1)]
 )
-def test_bombs_are_refused_by_their_header(client: Client, wide: int, high: int) -> None:
-    assert refused(client, "POST", "/api/pictures", png(wide, high)) == 413
+def test_bombs_are_refused_by_their_header(client: Client, width: int, height: int) -> None:
+    assert refused(client, "POST", "/api/pictures", png(width, height)) == 413
 
 
 def broken() -> dict[str, bytes]:

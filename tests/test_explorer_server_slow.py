@@ -100,8 +100,8 @@ def test_whoever_does_not_read_is_left(client: Client, monkeypatch: pytest.Monke
         # more than both ends have room for: four megabytes each as a rule
         deaf.sendall(b"GET /static/image.css HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
         name = deaf.getsockname()
-        until(lambda: any(each.client == name for each in client.server.server.server_state.connections))
-        until(lambda: all(each.client != name for each in client.server.server.server_state.connections))
+        until(lambda: any(connection.client == name for connection in client.server.server.server_state.connections))
+        until(lambda: all(connection.client != name for connection in client.server.server.server_state.connections))
     assert client.get("/api/start").status == 200
 
 
@@ -129,7 +129,7 @@ def test_streams_and_long_answers_outlive_the_deadlines(client: Client, monkeypa
     shorten(monkeypatch)
     monkeypatch.setattr(connections, "READ_SECONDS", 0.3)
     tasks = [{**SCENE, "kind": "explain", "method": "rise(masks=60)", "seed": seed} for seed in range(2)]
-    assert [each["event"] for each in client.tasks(*tasks)] == ["result"] * len(tasks)
+    assert [task["event"] for task in client.tasks(*tasks)] == ["result"] * len(tasks)
 
 
 def test_a_slow_and_steady_upload_arrives(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_its_maps_are_those_of_why(found: dict[str, Any], expected: Any) -> None
     assert (contrast["rival"], contrast["index"]) == (expected.rival, expected.contrast.against[0])
     assert np.allclose(decoded(contrast["map"]), expected.contrast.map, rtol=1e-4, atol=1e-6)
     assert np.allclose(decoded(owners["distribution"]), expected.owners.extras["distribution"], atol=1e-4)
-    assert [each["label"] for each in owners["classes"]] == [expected.explanation.label, expected.rival]
+    assert [owner["label"] for owner in owners["classes"]] == [expected.explanation.label, expected.rival]
 
 
 def test_a_class_that_has_no_rival_has_no_owners(client: Client) -> None:
@@ -84,7 +84,7 @@ def test_the_check_is_that_of_the_library(client: Client) -> None:
     expected = vt.check(vt.explain(world(), scene, "ixg"), world())
     assert (told["verdict"], told["sentence"]) == (expected.verdict, expected.sentence)
     assert [(each["name"], each["verdict"]) for each in told["tests"]] == [
-        (each.name, each.verdict) for each in expected.tests
+        (test.name, test.verdict) for test in expected.tests
     ]
     assert all(each["word"] and each["sentence"].endswith(".") for each in told["tests"])
 

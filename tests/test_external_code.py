@@ -49,7 +49,7 @@ def registry() -> Iterator[None]:
 
 
 def evaluate(*arguments: Any, **options: Any) -> vt.ScoreTable:
-    return vt.evaluate(*arguments, **({"samples": 20, "baselines": False} | options))
+    return vt.evaluate(*arguments, **({"n_bootstrap": 20, "controls": False} | options))
 
 
 # -- methods: shape, dtype, count --------------------------------------------------------------------------

@@ -101,11 +101,11 @@ def test_bars_are_sorted_by_the_direction() -> None:
     for metric in made.metrics:
         axes = made.plot("bars", metric).axes[0]
         order = sorted(METHODS, key=lambda name: made.mean(name, metric), reverse=metric == METRIC)
-        assert [each.get_text() for each in axes.get_yticklabels()] == order
+        assert [yticklabel.get_text() for yticklabel in axes.get_yticklabels()] == order
         assert [bar.get_width() for bar in axes.patches] == [made.mean(name, metric) for name in order]
         spans = [line.get_xdata() for line in axes.get_lines() if line.get_linewidth() == 1.6]
         np.testing.assert_array_equal(spans, [made.interval(name, metric) for name in order])
-        written = [float(each.get_text()) for each in axes.texts]
+        written = [float(text.get_text()) for text in axes.texts]
         np.testing.assert_allclose(written, [made.mean(name, metric) for name in order], atol=0.006)
     said = " ".join(words(made.plot("bars", "deletion")))
     assert "Lower is better. Mean of 25 images" in said
@@ -162,7 +162,7 @@ def test_matrix_is_the_correlation_of_scores() -> None:
     made = table()
     axes = made.plot("matrix").axes[0]
     expected = np.corrcoef([made[name, METRIC] for name in METHODS])
-    shown = [float(each.get_text().replace("−", "-")) for each in axes.texts]
+    shown = [float(text.get_text().replace("−", "-")) for text in axes.texts]
     np.testing.assert_allclose(np.reshape(shown, (3, 3)), expected, atol=0.0051)
     assert len(axes.collections[0].get_paths()) == 9
 
@@ -177,7 +177,7 @@ def test_radar_goes_from_0_to_1() -> None:
     values = np.hypot(line.get_xdata(), line.get_ydata())
     means = [made.mean("ixg", metric) for metric in metrics]
     np.testing.assert_allclose(values, [*means, means[0]])
-    assert {"0", "0.5", "1"} <= {each.get_text() for each in axes.texts}
+    assert {"0", "0.5", "1"} <= {text.get_text() for text in axes.texts}
     with pytest.raises(VitreousError, match="goes from 0 to 1"):
         figures.radar(["a", "b", "c"], {"x": [0.1, 0.2, 1.5]})
     with pytest.raises(VitreousError, match="better when lower"):
@@ -309,7 +309,7 @@ def test_names_at_the_ends_of_lines_keep_apart() -> None:
     figure = table([*METHODS, "generic", "rollout", "centre"]).plot("curves")
     renderer = figure.canvas.get_renderer()
     boxes = [
-        each.get_window_extent(renderer) for each in figure.axes[1].texts if each.get_text() in {*METHODS, "generic"}
+        text.get_window_extent(renderer) for text in figure.axes[1].texts if text.get_text() in {*METHODS, "generic"}
     ]
     assert len(boxes) == 4
     assert not any(one.overlaps(other) for at, one in enumerate(boxes) for other in boxes[:at])

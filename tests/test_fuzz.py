@@ -227,7 +227,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def content(folder: Path) -> set[Path]:
-    return {each for each in folder.rglob("*") if each.is_file()}
+    return {path for path in folder.rglob("*") if path.is_file()}
 
 
 def run_cleanly(arguments: list[str], here: Path) -> None:
@@ -238,16 +238,16 @@ def run_cleanly(arguments: list[str], here: Path) -> None:
     told_well(done)
     new = content(here) - before
     assert content(here) >= before, "a file of the user is gone"
-    assert not any("partial" in str(each) for each in here.rglob("*partial*"))
+    assert not any("partial" in str(path) for path in here.rglob("*partial*"))
     if done.code == 2:
         assert not {each for each in new if each.name not in WITH_LAYERS | {"original.png"}}
     for each in {each.parent for each in new if each.name in FILES}:
         assert {file.name for file in each.iterdir()} >= FILES, "a folder is half-written"
     for each in new:
         each.unlink()
-    for each in sorted(here.rglob("*"), reverse=True):
-        if each.is_dir() and not any(each.iterdir()):
-            shutil.rmtree(each)
+    for path in sorted(here.rglob("*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            shutil.rmtree(path)
 
 
 def told_well(done: Result) -> None:

@@ -74,7 +74,7 @@ def test_larger_grids(model: vt.VisionModel) -> None:
 
 def test_the_draw_follows_content_and_seed(model: vt.VisionModel, x: Tensor) -> None:
     def shown(made: Grids) -> set[bytes]:
-        return {np.asarray(each).tobytes() for each in made.pictures}
+        return {np.asarray(image).tobytes() for image in made.pictures}
 
     one = grids(model, x, LABELS)
     back = grids(model, x.flip(0), LABELS[::-1])
@@ -84,7 +84,7 @@ def test_the_draw_follows_content_and_seed(model: vt.VisionModel, x: Tensor) -> 
     places = {target: set() for target in range(5)}
     for entry, target in enumerate(one.targets):
         places[target].add(entry % 4)
-    assert sum(len(each) > 1 for each in places.values()) >= 3, "a class is not always in the same cell"
+    assert sum(len(position) > 1 for position in places.values()) >= 3, "a class is not always in the same cell"
 
 
 def test_as_many_grids_as_there_can_be(model: vt.VisionModel, x: Tensor) -> None:

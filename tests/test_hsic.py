@@ -61,8 +61,8 @@ def test_hsic(family):
     model, x = look_at(family)
     found = vt.get_method("hsic(masks=31, cells=3)").attribute(model, x, CLASS)
     masks = np.round(qmc.Sobol(9, scramble=False, bits=30).random_base2(5)[1:]).reshape(31, 3, 3)
-    high, wide = x.shape[2:]
-    cell = [[(row * 3 // high, column * 3 // wide) for column in range(wide)] for row in range(high)]
+    height, width = x.shape[2:]
+    cell = [[(row * 3 // height, column * 3 // width) for column in range(width)] for row in range(height)]
     large = torch.tensor([[[mask[place] for place in line] for line in cell] for mask in masks])
     scores = torch.stack([model.logits(x * mask)[:, CLASS] for mask in large], dim=1)
     for own, said in zip(found, scores, strict=True):

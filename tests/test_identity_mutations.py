@@ -323,8 +323,8 @@ def test_weights_are_read_only_where_something_is_stored(read_weights: list[int]
     results = vt.explain(model, images(model, 3), "gradient", 1)
     single = vt.explain(model, images(model, 1)[0], "gradient", 1)
     assert not read_weights
-    for number, each in enumerate(results):
-        each.save(tmp_path / str(number))
+    for number, result in enumerate(results):
+        result.save(tmp_path / str(number))
     assert len(read_weights) == 1, "once for a batch"
     single.save(tmp_path / "single")
     assert len(read_weights) == 2, "what is written is known by every byte, also where nothing seems to have changed"

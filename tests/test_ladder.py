@@ -145,7 +145,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (made,) = Path("explanations/cat").iterdir()
     assert made.name == "quick"
     assert CliRunner().invoke(app, ["explain", *small, "--effort", "careful"]).exit_code == 0
-    assert sorted(each.name for each in Path("explanations/cat").iterdir()) == ["careful", "quick"]
+    assert sorted(path.name for path in Path("explanations/cat").iterdir()) == ["careful", "quick"]
     for wrong in (["--effort", "slow"], ["--effort", "best", "--method", "ixg"]):
         refused = CliRunner().invoke(app, ["explain", *small, *wrong])
         assert refused.exit_code != 0
@@ -227,6 +227,6 @@ def test_maps_scaled_by_their_mean_size() -> None:
     model = FAMILIES["vit"]().double()
     x = images(model, 2).double()
     found = vt.get_method("consensus(ixg, decompx, combine=scaled, weights='3,1')").attribute(model, x, 1)
-    maps = [vt.get_method(each).attribute(model, x, 1) for each in ("ixg", "decompx")]
-    scaled = [each / each.abs().mean(dim=(1, 2), keepdim=True) for each in maps]
+    maps = [vt.get_method(name).attribute(model, x, 1) for name in ("ixg", "decompx")]
+    scaled = [map_ / map_.abs().mean(dim=(1, 2), keepdim=True) for map_ in maps]
     assert torch.allclose(found, 0.75 * scaled[0] + 0.25 * scaled[1], atol=1e-12)

@@ -54,7 +54,7 @@ def test_load_options() -> None:
         (NAME, {"dtype": "int8"}, "'int8' is not one of"),
         (NAME, {"dtype": "nn"}, "'nn' is not one of"),
         (NAME, {"dtype": "float8_e4m3fn"}, "'float8_e4m3fn' is not one of"),
-        (NAME, {"labels": ["cat"]}, "1000 classes but 1 labels"),
+        (NAME, {"class_names": ["cat"]}, "1000 classes but 1 labels"),
     ],
 )
 def test_load_refuses(name: str, options: dict[str, Any], named: str) -> None:

@@ -73,7 +73,7 @@ def test_prompts_that_cannot_be_read() -> None:
         ({"prompts": ["cat " * 40], "tokenizer": tokenizer()}, "longer than the 16 pieces"),
         ({"text_embeds": torch.zeros(3)}, "finite numbers"),
         ({"text_embeds": torch.ones(3, 7)}, "7 wide, images 20"),
-        ({"text_embeds": torch.ones(3, 20), "labels": ["a"]}, "3 classes but 1 labels"),
+        ({"text_embeds": torch.ones(3, 20), "class_names": ["a"]}, "3 classes but 1 labels"),
     ]:
         with pytest.raises(ModelError, match=named):
             vt.wrap(model, **facts)

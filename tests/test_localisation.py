@@ -25,7 +25,7 @@ def model() -> vt.VisionModel:
 
 def scores(model: vt.VisionModel, maps: Any, truths: Any, *metrics: str, **options: Any) -> vt.ScoreTable:
     maps = torch.as_tensor(np.asarray(maps))
-    settings: dict[str, Any] = {"baselines": False, "samples": 1, "labels": [0] * len(maps)} | options
+    settings: dict[str, Any] = {"controls": False, "n_bootstrap": 1, "labels": [0] * len(maps)} | options
     return vt.evaluate(model, images(model, len(maps)), {"it": maps}, list(metrics), annotations=truths, **settings)
 
 
@@ -303,7 +303,7 @@ def test_facts(info: Any) -> None:
     judge = vt.get_metric(info.name)
     assert judge.higher_is_better
     assert info.truth == ("region",)
-    assert (info.forwards, info.shared_forwards, info.explanations) == (0, 0, 0)
+    assert (info.num_forwards, info.num_shared_forwards, info.num_reattributions) == (0, 0, 0)
     assert "Cost:" in info.factory.__doc__
     assert info.papers
 

@@ -50,12 +50,12 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 def relevance(rule: Any, kind: str, func: Any, *args: Any, seed: int = 9, **kwargs: Any) -> tuple[Any, ...]:
     """Return the output of an operation under a rule, the relevance sent, and what arrives at each operand."""
-    leaves = [each.requires_grad_() if isinstance(each, Tensor) and each.ndim > 1 else each for each in args]
+    leaves = [arg.requires_grad_() if isinstance(arg, Tensor) and arg.ndim > 1 else arg for arg in args]
     if kind in ("linear", "embedding"):
-        leaves[1:] = [each.detach() if isinstance(each, Tensor) else each for each in leaves[1:]]
+        leaves[1:] = [leave.detach() if isinstance(leave, Tensor) else leave for leave in leaves[1:]]
     out = rule(Call(kind, func, tuple(leaves), kwargs))
     sent = numbers(*out.shape, seed=seed)
-    wanted = [each for each in leaves if isinstance(each, Tensor) and each.requires_grad]
+    wanted = [leave for leave in leaves if isinstance(leave, Tensor) and leave.requires_grad]
     torch.testing.assert_close(out.detach(), func(*args, **kwargs).detach())
     return out.detach(), sent, *torch.autograd.grad(out, wanted, sent)
 
@@ -338,7 +338,7 @@ def test_every_word_of_the_vocabulary_makes_a_table() -> None:
         tables = {word: composed(f"{place}={word}") for word in words}
         assert len(set(tables.values())) == len(words)
         assert composed("") == composed(f"{place}={DEFAULTS[place]}")
-        assert all(isinstance(each, Composite) and each.propagates == "relevance" for each in tables.values())
+        assert all(isinstance(table, Composite) and table.propagates == "relevance" for table in tables.values())
     assert composed("linear=gamma:0.1,patch=flat") == composed(" patch = flat , linear = gamma:0.1")
     assert composed("linear=epsilon:0.1") != composed("linear=epsilon:0.2")
 

@@ -127,8 +127,8 @@ def test_each_logit_gets_what_it_changes_the_score_by(family: str) -> None:
     maps, p = each_class(model, x, logits.shape[1]), logits.softmax(dim=1)
     one = torch.eye(logits.shape[1], dtype=torch.float64)[1]
     for target, slope in (
-        ({"target": 1, "value": "logprob"}, one - p),
-        ({"target": 1, "value": "prob"}, p[:, 1:2] * (one - p)),
+        ({"target": 1, "output": "logprob"}, one - p),
+        ({"target": 1, "output": "prob"}, p[:, 1:2] * (one - p)),
         ({"target": lambda given: 5 - 2 * given[:, 1]}, -2 * one),
         ({"target": lambda given: given[:, 1] ** 2}, 2 * logits * one),
         ({"target": lambda given: given.mul_(3)[:, 1]}, 3 * one),  # writes into what it gets
@@ -178,7 +178,7 @@ def test_a_class_that_is_shut_out(family: str) -> None:
     same(lrp(model, x, target=1, contrast=2), maps[:, 1] - maps[:, 2])
     slope = torch.eye(4, dtype=torch.float64)[1] - p
     same(lrp(model, x, target=1, output="logprob"), torch.einsum("bc,bchw->bhw", slope, maps[:, :4]))
-    for target in ({"target": 4}, {"target": 1, "against": 4}):
+    for target in ({"target": 4}, {"target": 1, "contrast": 4}):
         with pytest.raises(MapError, match="not finite"):
             lrp(model, x, **target)
 

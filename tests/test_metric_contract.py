@@ -167,7 +167,7 @@ def test_facts(metric: Metric) -> None:
     info = metric.info
     assert isinstance(metric.higher_is_better, bool)
     assert info.papers or info.builds_on
-    costs = info.forwards + info.shared_forwards + info.num_reattributions
+    costs = info.num_forwards + info.num_shared_forwards + info.num_reattributions
     assert costs >= 1 or not any(isinstance(need, RankedRemoval) for need in metric.requests(SMALL))
     assert len(info.summary) > 20
     assert "cost" in inspect.getdoc(info.factory).lower()

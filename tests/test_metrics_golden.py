@@ -45,7 +45,7 @@ def pooled(
 ) -> tuple[Evaluator, Evaluation]:
     """One method's maps straight through the pool."""
     image_shape = ImageShape(tuple(inputs.shape[2:]), model.grid(inputs))
-    pool = Evaluator(model, [vt.get_metric(each) for each in metrics], image_shape, ["pred"], **options)
+    pool = Evaluator(model, [vt.get_metric(metric) for metric in metrics], image_shape, ["pred"], **options)
     looked = pool.engine.look(inputs)
     rows = {mode: np.arange(len(inputs)) for mode in pool.modes}
     pool.add(inputs, looked, {"pred": looked.argmax(dim=1)}, {"it": Maps(maps, rows)})

@@ -194,7 +194,7 @@ def test_facts(family: str) -> None:
     assert (model.depth, model.num_prefix_tokens, model.grid(), model.pooling.kind) == FACTS[family]
     assert (model.embed_dim, model.num_heads, model.num_classes, model.class_names) == (24, 3, 5, None)
     assert model.preprocess.size == ((32, 48) if family == "nonsquare" else (32, 32))
-    assert model.pooling.attends == (family == "siglip")
+    assert model.pooling.uses_attention == (family == "siglip")
     assert model.label(3) == "class 3"
     assert vt.wrap(model) is model
 

@@ -99,8 +99,8 @@ def test_every_block_gets_tokens_on_its_own_grid(family: str) -> None:
     assert vision_model.stages == (range(0, 2), range(2, 4))
     for layers, stage in zip(vision_model.stages, model.layers, strict=True):
         for layer in layers:
-            high, wide = vision_model.grid(layer=layer)
-            assert tokens.shape[1] == high * wide
+            height, width = vision_model.grid(layer=layer)
+            assert tokens.shape[1] == height * width
             tokens = vision_model.forward_block(layer, tokens)
         expected = stage(expected)
         if layers.stop < vision_model.depth:
@@ -129,9 +129,11 @@ def test_facts(family: str) -> None:
 def test_keeping_all_patches_changes_nothing(family: str) -> None:
     model = wide(family)
     vision_model, inputs = vt.wrap(model), images(model, 2)
-    high, across = vision_model.grid()
-    ordered = torch.arange(high * across).expand(2, -1)
-    shuffled = torch.stack([torch.randperm(high * across, generator=torch.Generator().manual_seed(s)) for s in (1, 2)])
+    height, across = vision_model.grid()
+    ordered = torch.arange(height * across).expand(2, -1)
+    shuffled = torch.stack(
+        [torch.randperm(height * across, generator=torch.Generator().manual_seed(s)) for s in (1, 2)]
+    )
     tokens = vision_model.embed(inputs)
     for layer in range(vision_model.depth):
         close(vision_model.forward_block(layer, tokens, ordered), vision_model.forward_block(layer, tokens))

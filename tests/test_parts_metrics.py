@@ -22,7 +22,7 @@ def model() -> vt.VisionModel:
 
 
 def scored(model: vt.VisionModel, methods: Any, **options: Any) -> vt.ScoreTable:
-    asked: dict[str, Any] = {"truth": list(WORLD.truths()), "baselines": False, "samples": 10} | options
+    asked: dict[str, Any] = {"annotations": list(WORLD.truths()), "controls": False, "n_bootstrap": 10} | options
     return vt.evaluate(model, list(WORLD.pictures()), methods, ["shortcut"], **asked)
 
 
@@ -54,9 +54,9 @@ def test_every_pixel_again(model: vt.VisionModel) -> None:
 def test_golden(model: vt.VisionModel) -> None:
     """The marker itself scores 1, a constant map the marker's share of the picture, a negative map and nothing 0."""
     marker = torch.stack(
-        [torch.from_numpy(each.parts.get("marker", np.ones((128, 128)))).double() for each in WORLD.truths()]
+        [torch.from_numpy(truth.parts.get("marker", np.ones((128, 128)))).double() for truth in WORLD.truths()]
     )
-    marked = np.array(["marker" in each.parts for each in WORLD.truths()])
+    marked = np.array(["marker" in truth.parts for truth in WORLD.truths()])
     given = {"marker": marker, "flat": torch.ones(6, 16, 16), "minus": -marker, "zero": torch.zeros(6, 16, 16)}
     given["nan"] = torch.full((6, 16, 16), torch.nan)
     table = scored(model, given)
@@ -91,7 +91,7 @@ def test_another_part_and_bad_words(model: vt.VisionModel) -> None:
         annotations=list(WORLD.truths()),
         n_bootstrap=5,
     )
-    areas = [each.parts["tail"].mean() for each in WORLD.truths()]
+    areas = [truth.parts["tail"].mean() for truth in WORLD.truths()]
     assert table["flat", spelled] == pytest.approx(areas)
     assert vt.get_metric("shortcut").annotation_kinds == ("parts",)
     assert vt.get_metric("shortcut").higher_is_better
@@ -111,7 +111,7 @@ def test_a_faithful_map_shows_the_shortcut(model: vt.VisionModel) -> None:
 
 
 def correlated(seen: vt.VisionModel, methods: Any, metric: str = "part_correlation", **options: Any) -> vt.ScoreTable:
-    asked: dict[str, Any] = {"truth": list(PLAIN.truths()), "baselines": False, "samples": 10} | options
+    asked: dict[str, Any] = {"annotations": list(PLAIN.truths()), "controls": False, "n_bootstrap": 10} | options
     return vt.evaluate(seen, list(PLAIN.pictures()), methods, [metric], **asked)
 
 

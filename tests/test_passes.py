@@ -103,7 +103,7 @@ def test_the_frozen_network_is_a_second_pass_and_only_one():
     model = FAMILIES["vit"]()
     count = Count(model)
     compute_attributions(
-        session(model), [vt.get_method(each) for each in ("decompx", "skipplus(decompx)", "rollout", "ixg", "generic")]
+        session(model), [vt.get_method(name) for name in ("decompx", "skipplus(decompx)", "rollout", "ixg", "generic")]
     )
     assert count.embeds == 2
 

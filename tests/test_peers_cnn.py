@@ -38,7 +38,7 @@ def test_a_peer_gave_the_same(row: dict[str, Any]) -> None:
         warnings.simplefilter("ignore", vt.VitreousWarning)
         maps = vt.get_method(row["ours"]).attribute(model, images(model, 2).double(), target=row["class"])
     some = torch.linspace(0, maps[0].numel() - 1, 7).long()
-    found = torch.stack([each.flatten()[some] for each in maps])
+    found = torch.stack([map_.flatten()[some] for map_ in maps])
     expected = torch.tensor(row["numbers"], dtype=torch.float64)
     torch.testing.assert_close(found, expected[:, :-1], rtol=0, atol=1e-5)
     torch.testing.assert_close(maps.sum(dim=(1, 2)), expected[:, -1], rtol=0, atol=1e-5 * maps[0].numel())

@@ -146,8 +146,8 @@ def slid(
     model: vt.VisionModel, x: Tensor, windows: tuple[int, int], strides: tuple[int, int], fill: Tensor
 ) -> list[Tensor]:
     """The sum over all windows, and how many cover each pixel."""
-    high, wide = x.shape[2:]
-    total, count = torch.zeros(len(x), high, wide, dtype=x.dtype), torch.zeros(high, wide)
+    height, width = x.shape[2:]
+    total, count = torch.zeros(len(x), height, width, dtype=x.dtype), torch.zeros(height, width)
     whole = value_of(model.logits(x))
     top = 0
     while True:
@@ -158,10 +158,10 @@ def slid(
             changed[place] = fill[place]
             total[place] += (whole - value_of(model.logits(changed)))[:, None, None]
             count[place] += 1
-            if left + windows[1] >= wide:
+            if left + windows[1] >= width:
                 break
             left += strides[1]
-        if top + windows[0] >= high:
+        if top + windows[0] >= height:
             break
         top += strides[0]
     return [total, count]
@@ -172,8 +172,8 @@ def slid(
 def test_occlusion_of_patches(family):
     model, x = look_at(family)
     found = vt.get_method("occlusion").attribute(model, x, CLASS)
-    high, wide = model.grid(x)
-    step = (x.shape[2] // high, x.shape[3] // wide)
+    height, width = model.grid(x)
+    step = (x.shape[2] // height, x.shape[3] // width)
     total, _ = slid(model, x, step, step, torch.zeros_like(x))
     assert torch.allclose(found, total[:, :: step[0], :: step[1]], atol=1e-12)
 

@@ -38,16 +38,16 @@ def config(**changes: Any) -> dict[str, Any]:
 
 def slowly(how: Preprocess, photo: Image.Image) -> np.ndarray[Any, Any]:
     """The definition of a ``Preprocess``, one pixel after the other once the photograph is resized."""
-    high, wide = (int(side / how.crop + 1e-9) for side in how.size)
+    height, width = (int(side / how.crop + 1e-9) for side in how.size)
     scale = {
-        "center": max(wide / photo.width, high / photo.height),
-        "border": min(wide / photo.width, high / photo.height),
+        "center": max(width / photo.width, height / photo.height),
+        "border": min(width / photo.width, height / photo.height),
     }.get(how.mode)
-    across = wide if scale is None else max(1, round(photo.width * scale))
-    down = high if scale is None else max(1, round(photo.height * scale))
-    if how.mode == "center" and high == wide:  # rounded down, unlike the rest
-        across = wide if photo.width <= photo.height else int(wide * photo.width / photo.height)
-        down = high if photo.height <= photo.width else int(high * photo.height / photo.width)
+    across = width if scale is None else max(1, round(photo.width * scale))
+    down = height if scale is None else max(1, round(photo.height * scale))
+    if how.mode == "center" and height == width:  # rounded down, unlike the rest
+        across = width if photo.width <= photo.height else int(width * photo.width / photo.height)
+        down = height if photo.height <= photo.width else int(height * photo.height / photo.width)
     resized = np.asarray(photo.resize((across, down), getattr(Image.Resampling, how.interpolation.upper())))
     left, top = (
         round((long - short) / 2) if long >= short else -((short - long) // 2)

@@ -343,7 +343,7 @@ BAD = {
     "number in a list of texts": ('"deletion@coiba"]', "3]", ["judge.metrics[1] = 3", "must be text"]),
     "not finite": ("value = 1", "value = nan", ["published[0].value = nan", "finite"]),
     "empty text": ('label = "mine"', 'label = ""', ["models[0].label = ''", "not empty"]),
-    "no table": ("[evaluation]\n", "[judging]\n", ["judging", "did you mean judge"]),
+    "no table": ("[evaluation]\n", "[judging]\n", ["judging", "did you mean evaluation"]),
     "no data": ('[data]\nsource = "folder"\npath = "photos"\nimages = 10', "", ["[data] is missing"]),
     "unknown source": ('"folder"', '"foldr"', ["data.source = 'foldr'", "did you mean folder"]),
     "negative count": ("images = 10", "images = -1", ["data.images = -1", "at least 0"]),

@@ -50,7 +50,7 @@ def test_they_depend_on_seed_image_purpose_step_and_place() -> None:
     base = PRNGKey.of_images(0, "p", x)
     others = [PRNGKey.of_images(1, "p", x), PRNGKey.of_images(0, "q", x), base.at(0), base.at(1), base.at(0, 0)]
     others += [PRNGKey.of_images(0, "p", x + 1e-6), base.at(torch.tensor([0, 0]) + 5)]
-    rows = [base.bits(8), *(each.bits(8) for each in others)]
+    rows = [base.bits(8), *(other.bits(8) for other in others)]
     flat = torch.cat(rows).flatten()
     assert len(flat.unique()) == len(flat)
 

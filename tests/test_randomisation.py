@@ -181,7 +181,7 @@ def test_a_cascade_reuses_what_another_one_made() -> None:
     """All stages random is the end of both orders and what ``emprt`` explains."""
     image_shape = ImageShape((32, 32), (4, 4), 3)
     needs = {
-        each: set(vt.get_metric(each).requests(image_shape)) for each in ("mprt", "mprt(order=bottom_up)", "emprt")
+        name: set(vt.get_metric(name).requests(image_shape)) for name in ("mprt", "mprt(order=bottom_up)", "emprt")
     }
     assert len(needs["mprt"]) == 3 * 6
     assert len(needs["mprt"] & needs["mprt(order=bottom_up)"]) == 3

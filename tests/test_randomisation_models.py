@@ -37,8 +37,8 @@ def test_every_parameter_has_one_stage(model: Any) -> None:
     left = set(tensors(model)) - set(all_names)
     assert all(any(word in name for word in UNMET) for name in left)
     for layer in range(model.depth):
-        own = {id(each) for each in model.get_block(layer).parameters()}
-        mine = {name for name, each in tensors(model).items() if id(each) in own}
+        own = {id(parameter) for parameter in model.get_block(layer).parameters()}
+        mine = {name for name, tensor in tensors(model).items() if id(tensor) in own}
         assert mine <= set(parts[f"block {layer}"])
         assert mine
     assert parts["head"]
@@ -138,7 +138,7 @@ def test_tied_and_frozen_parameters() -> None:
     assert not any("mlp.fc1.weight" in name for name in parts["block 2"])
     seen: Any = randomised(vision_model, ["block 0"], 0)
     assert seen.model.blocks[2].mlp.fc1.weight is seen.model.blocks[0].mlp.fc1.weight
-    assert not any(each.requires_grad for each in model.parameters())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_model_around_a_known_one() -> None:

@@ -21,8 +21,8 @@ def model(shared):
 def share(e, box):
     """The share of positive mass inside a box."""
     positive = e.upsample().clamp(min=0)
-    high, wide = positive.shape
-    left, top, right, bottom = (round(f * s) for f, s in zip(box, (wide, high, wide, high), strict=True))
+    height, width = positive.shape
+    left, top, right, bottom = (round(f * s) for f, s in zip(box, (width, height, width, height), strict=True))
     return (positive[top:bottom, left:right].sum() / positive.sum()).item()
 
 

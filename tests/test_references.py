@@ -352,10 +352,10 @@ def test_smooth_is_the_mean_over_the_noisy_copies(reference):
 
 def test_yardsticks(reference):
     found = vt.get_method("centre").attribute(reference.model, reference.images.detach())
-    high, wide = found.shape[1:]
-    for i in range(high):
-        for j in range(wide):
-            down, across = 2 * i / (high - 1) - 1, 2 * j / (wide - 1) - 1
+    height, width = found.shape[1:]
+    for i in range(height):
+        for j in range(width):
+            down, across = 2 * i / (height - 1) - 1, 2 * j / (width - 1) - 1
             assert found[0, i, j].item() == pytest.approx(1 - math.hypot(down, across) / math.sqrt(2), abs=1e-6)
     assert (vt.get_method("constant").attribute(reference.model, reference.images.detach()) == 1).all()
     noise = vt.get_method("random").attribute(reference.model, reference.images.detach())

@@ -20,8 +20,8 @@ def subsets(model: vt.VisionModel, x: Tensor, method: vt.Method) -> np.ndarray:
     from vitreous.tracing import Context, Target
 
     context = Context(model, x[None], Target.of(model, 1, 1), 0)
-    high, wide = model.grid(x[None])
-    return method._kept(context, high * wide)[0].numpy()  # type: ignore[attr-defined]
+    height, width = model.grid(x[None])
+    return method._kept(context, height * width)[0].numpy()  # type: ignore[attr-defined]
 
 
 def score(model: vt.VisionModel, x: Tensor, keep: np.ndarray, target: int, value: str) -> float:

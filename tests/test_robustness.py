@@ -54,7 +54,7 @@ def maps_of(model: vt.VisionModel, x: Tensor, changed: Tensor) -> tuple[np.ndarr
 def captum(own: np.ndarray, copies: np.ndarray) -> list[float]:
     """Captum's maximum of norms, one copy after the other."""
     size = np.sqrt((own**2).sum())
-    return [float(np.sqrt(((each - own) ** 2).sum()) / (size if size != 0 else 1.0)) for each in copies]
+    return [float(np.sqrt(((copy - own) ** 2).sum()) / (size if size != 0 else 1.0)) for copy in copies]
 
 
 def test_noise_is_uniform_in_its_ball(x: Tensor) -> None:

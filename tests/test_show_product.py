@@ -26,7 +26,7 @@ def test_pixels_are_multiplied_by_what_is_above_zero():
     for row in range(4):
         for column in range(4):
             light = min(max(map[row, column] / 4, 0), 1)
-            assert found[row, column].tolist() == [round(light * int(each)) for each in pixels[row, column]]
+            assert found[row, column].tolist() == [round(light * int(pixel)) for pixel in pixels[row, column]]
 
 
 def test_cells_are_clipped_before_they_are_enlarged():

@@ -10,10 +10,10 @@ from vitreous.errors import MapError, SpecError
 from vitreous.metrics.similarity import SIMILARITIES, check_similarity, cka, dead, gaussian, similarity
 
 
-def pairs(high: int, wide: int, count: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def pairs(height: int, width: int, count: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     draws = np.random.default_rng(seed)
-    one = draws.normal(size=(count, high, wide))
-    other = 0.6 * one + draws.normal(size=(count, high, wide)) + 0.4
+    one = draws.normal(size=(count, height, width))
+    other = 0.6 * one + draws.normal(size=(count, height, width)) + 0.4
     one[0] = one[0].round()  # ties
     other[0] = np.maximum(other[0], 0)
     return one, other
@@ -100,7 +100,7 @@ def test_cka() -> None:
     np.testing.assert_allclose(cka(one, other), [slow_cka(one, other)])
     np.testing.assert_allclose(cka(one, 3 * one + 5), [1])
     counts = np.random.default_rng(1).multinomial(9, np.ones(9) / 9, size=5).astype(float)
-    rows = [np.repeat(np.arange(9), each.astype(int)) for each in counts]
+    rows = [np.repeat(np.arange(9), count.astype(int)) for count in counts]
     np.testing.assert_allclose(cka(one, other, counts), [slow_cka(one[row], other[row]) for row in rows])
     one[4, 0, 0] = np.nan
     left = np.arange(9) != 4

@@ -83,13 +83,13 @@ def test_finer_maps_are_summed_over_the_area_of_a_cell(size: tuple[int, int]) ->
     maps = torch.randn(2, 30, 31, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = resized(maps, size)
     expected = torch.zeros(2, *size, dtype=torch.float64)
-    high, wide = 30 / size[0], 31 / size[1]
+    height, width = 30 / size[0], 31 / size[1]
     for row in range(size[0]):
         for column in range(size[1]):
             for y in range(30):
                 for x in range(31):
-                    down = min((row + 1) * high, y + 1) - max(row * high, y)
-                    across = min((column + 1) * wide, x + 1) - max(column * wide, x)
+                    down = min((row + 1) * height, y + 1) - max(row * height, y)
+                    across = min((column + 1) * width, x + 1) - max(column * width, x)
                     if down > 0 and across > 0:
                         expected[:, row, column] += down * across * maps[:, y, x]
     torch.testing.assert_close(found, expected)
@@ -144,11 +144,11 @@ def test_what_attends_is_a_fact(family: str) -> None:
 def test_labels_from_any_iterable(labels: Any, said: str) -> None:
     model = vt.wrap(FAMILIES["vit"]())
     x = images(model, 4)
-    options: dict[str, Any] = {"baselines": False, "samples": 1}
+    options: dict[str, Any] = {"controls": False, "n_bootstrap": 1}
     made = (each % 5 for each in range(4))
     one = vt.evaluate(model, x, "ixg", "insertion@coiba(steps=2)", labels=made, **options)
     other = vt.evaluate(model, x, "ixg", "insertion@coiba(steps=2)", labels=[0, 1, 2, 3], **options)
     np.testing.assert_array_equal(one["ixg", one.metrics[0]], other["ixg", one.metrics[0]])
-    given = labels if isinstance(labels, str) else (each for each in labels)
+    given = labels if isinstance(labels, str) else (label for label in labels)
     with pytest.raises(TargetError, match=said):
         vt.evaluate(model, x, "ixg", "insertion@coiba(steps=2)", labels=given, **options)

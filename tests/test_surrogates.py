@@ -24,14 +24,14 @@ KINDS = ["vit", "registers", "gap", "siglip", "nonsquare", "swin", "hf_vit", "tv
 
 def painted(model: vt.VisionModel, image: Tensor, kept: list[bool], fill: str) -> Tensor:
     """One image [3, H, W] with the patches that are not kept painted over, patch by patch."""
-    high, wide = model.grid(image[None])
-    step = (image.shape[1] // high, image.shape[2] // wide)
+    height, width = model.grid(image[None])
+    step = (image.shape[1] // height, image.shape[2] // width)
     line = torch.exp(-0.5 * (torch.arange(-5, 6).double() / 5) ** 2)
     kernel = (torch.outer(line, line) / line.sum() ** 2).expand(3, 1, 11, 11)
     soft = F.conv2d(F.pad(image[None], (5, 5, 5, 5), mode="reflect"), kernel, groups=3)[0]
     made = image.clone()
     for patch, stays in enumerate(kept):
-        top, left = patch // wide * step[0], patch % wide * step[1]
+        top, left = patch // width * step[0], patch % width * step[1]
         place = (slice(None), slice(top, top + step[0]), slice(left, left + step[1]))
         if not stays:
             made[place] = {

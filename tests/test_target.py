@@ -17,7 +17,7 @@ LOGITS = torch.tensor([[1.0, -2.0, 0.5, 3.0, 0.0], [0.2, 0.1, 4.0, -1.0, 2.0]], 
 
 
 def score(target=None, contrast=None, output="logit", logits=LOGITS):
-    return Target.of(VIEW, len(logits), target, contrast, value).score(logits)
+    return Target.of(VIEW, len(logits), target, contrast, output).score(logits)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_gradients_follow_the_value():
         ({"target": 0.5}, "0.5"),
         ({"target": [0.5, 1]}, "0.5 is neither"),
         ({"target": [None, 1]}, "None is neither"),
-        ({"target": 0, "against": 9}, "9 is outside"),
-        ({"target": 0, "against": []}, "names no class"),
-        ({"target": 0, "value": "odds"}, "'odds' is not one of logit, prob, logprob"),
-        ({"target": lambda z: z, "against": 1}, "callable target"),
-        ({"target": 0, "against": lambda z: z}, "not a callable"),
+        ({"target": 0, "contrast": 9}, "9 is outside"),
+        ({"target": 0, "contrast": []}, "names no class"),
+        ({"target": 0, "output": "odds"}, "'odds' is not one of logit, prob, logprob"),
+        ({"target": lambda z: z, "contrast": 1}, "callable target"),
+        ({"target": 0, "contrast": lambda z: z}, "not a callable"),
     ],
 )
 def test_refused(asked, complaint):

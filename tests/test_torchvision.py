@@ -58,8 +58,8 @@ def test_blocks_lie_on_their_grids(kind: str) -> None:
     model = vt.wrap(MODELS[kind]())
     tokens = model.embed(inputs_of(model))
     for layer in range(model.depth):
-        high, wide = model.grid(layer=layer)
-        assert tokens.shape[:2] == (2, high * wide + model.num_prefix_tokens)
+        height, width = model.grid(layer=layer)
+        assert tokens.shape[:2] == (2, height * width + model.num_prefix_tokens)
         tokens = model.forward_block(layer, tokens)
 
 
@@ -278,7 +278,7 @@ def test_options_of_load() -> None:
         ("vit_b_32", {"img_size": (64, 96)}, "64 x 96"),
         ("vit_b_32", {"img_size": 32, "nonsense": 3}, "nonsense"),
         ("swin_t", {"img_size": 3}, "holds no patch"),
-        ("vit_b_32", {"img_size": 32, "labels": ["cat"]}, "1000 classes but 1 labels"),
+        ("vit_b_32", {"img_size": 32, "class_names": ["cat"]}, "1000 classes but 1 labels"),
     ],
 )
 def test_load_refuses(name: str, options: dict[str, Any], named: str) -> None:

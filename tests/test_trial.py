@@ -198,7 +198,7 @@ def test_all_metrics_are_tried_unless_some_are_named() -> None:
         ({"scenes": 1}, "scenes=1"),
         ({"seeds": 0}, "seeds=0"),
         ({"substrates": -1}, "substrates=-1"),
-        ({"value": "colour", "metrics": "average_drop"}, "value='colour'"),
+        ({"output": "colour", "metrics": "average_drop"}, "output='colour'"),
         ({"model": "worlds", "metrics": "average_drop"}, "worlds"),
     ],
 )

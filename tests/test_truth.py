@@ -21,9 +21,9 @@ def model() -> vt.VisionModel:
     return vt.wrap(FAMILIES["vit"]())
 
 
-def photo(model: vt.VisionModel, high: int = 60, wide: int = 100) -> LoadedImage:
+def photo(model: vt.VisionModel, height: int = 60, width: int = 100) -> LoadedImage:
     """A photograph that is white in rows 20..39 and columns 40..69."""
-    shown = np.zeros((high, wide, 3), np.uint8)
+    shown = np.zeros((height, width, 3), np.uint8)
     shown[20:40, 40:70] = 255
     return next(iter(pictures(Image.fromarray(shown), model)))
 
@@ -32,8 +32,8 @@ def white(picture: LoadedImage) -> Any:
     return np.asarray(picture.image)[..., 0] > 127
 
 
-def square(value: int = 1, other: int = 0, high: int = 60, wide: int = 100) -> Any:
-    numbers = np.full((high, wide), other)
+def square(value: int = 1, other: int = 0, height: int = 60, width: int = 100) -> Any:
+    numbers = np.full((height, width), other)
     numbers[20:40, 40:70] = value
     return numbers
 

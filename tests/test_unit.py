@@ -47,7 +47,7 @@ def samples(model: vt.VisionModel, x: Tensor) -> list[Sample]:
 def plan(
     model: vt.VisionModel, methods: Sequence[str] = METHODS, metrics: Sequence[Any] = METRICS, **how: Any
 ) -> EvaluationConfig:
-    judges = {str(each): vt.get_metric(each) for each in metrics}
+    judges = {str(metric): vt.get_metric(metric) for metric in metrics}
     how = {"labelled": True, **how}
     return EvaluationConfig.of(model, (32, 32), {name: vt.get_method(name) for name in methods}, judges, **how)
 
@@ -145,8 +145,8 @@ def test_the_budget_reaches_engine_and_explainers(
     monkeypatch.setattr(contexts, "run", watched)
 
     def largest(budget: float | None) -> tuple[int, int]:
-        for each in sizes.values():
-            each.clear()
+        for size in sizes.values():
+            size.clear()
         vt.evaluate(mine, x, "ixg", "insertion(steps=6)", controls=False, n_bootstrap=1, memory_gb=budget)
         return max(sizes["states"]), max(sizes["inputs"])
 
@@ -171,14 +171,14 @@ def test_a_unit_can_be_cancelled_between_inner_batches(model: vt.VisionModel, x:
     for last in range(len(ticks)):
         seen = 0
 
-        def tick(states: int, last: int = last) -> None:
+        def on_progress(states: int, last: int = last) -> None:
             nonlocal seen
             if seen == last:
                 raise Stop
             seen += 1
 
         with pytest.raises(Stop):
-            unit(model, group, how, tick)
+            unit(model, group, how, on_progress)
         assert seen == last
         before.assert_same(model.module)
     assert same(expected, unit(model, group, how))
@@ -223,13 +223,13 @@ def test_memory_does_not_grow_with_the_number_of_images(model: vt.VisionModel) -
         def look(done: float, total: int | None) -> None:
             nonlocal most
             alive = {}
-            for each in gc.get_objects():
-                if issubclass(type(each), Tensor):
-                    alive[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+            for object_ in gc.get_objects():
+                if issubclass(type(object_), Tensor):
+                    alive[object_.untyped_storage().data_ptr()] = object_.untyped_storage().nbytes()
             most = max(most, sum(alive.values()))
 
         stream = (images(model, 1, seed=seed)[0] for seed in range(count))
-        options: dict[str, Any] = {"baselines": False, "samples": 1, "memory": 0.001}
+        options: dict[str, Any] = {"controls": False, "n_bootstrap": 1, "memory_gb": 0.001}
         table = vt.evaluate(model, stream, ["ixg", "random"], ["insertion(steps=3)"], progress=look, **options)
         assert table.plan["images_per_unit"] <= 8
         return most
@@ -242,7 +242,7 @@ def test_memory_does_not_grow_with_the_number_of_images(model: vt.VisionModel) -
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"labelled": True, "samples": "unlabelled"}, "input-0 has no label"),
+        ({"has_labels": True, "samples": "unlabelled"}, "input-0 has no label"),
         ({"samples": "none"}, "no pictures"),
         ({"labelled": False}, "needs the true classes"),
         ({"explained": "given"}, "input-0 has no target"),
@@ -364,7 +364,7 @@ def test_every_image_may_have_its_own_classes(model: vt.VisionModel, x: Tensor) 
     """VAR's class set, image by image, in one evaluation."""
     sets = [[0, 1], [2, 3, 4], [1, 4], [0, 2, 3]] * 3
     spec = "var(ixg)"
-    targets = [each[0] for each in sets]
+    targets = [set_[0] for set_ in sets]
     probe = Probe()
     vt.evaluate(model, x, spec, [probe], target=targets, compare_classes=sets, controls=False, n_bootstrap=1)
     found = probe.heard[0].maps("given")

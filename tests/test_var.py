@@ -21,9 +21,9 @@ INVERSE = {"sharp": (1, 5, 100), "paper": (1, 0.2, 0.01), "released": (10,)}
 def definition(maps: np.ndarray, preset: str) -> tuple[np.ndarray, np.ndarray]:
     """The map and the distribution of one image from its class maps [K, h, w], the explained class first."""
     q = np.zeros_like(maps)
-    classes, high, wide = maps.shape
-    for i in range(high):
-        for j in range(wide):
+    classes, height, width = maps.shape
+    for i in range(height):
+        for j in range(width):
             values = np.abs(maps[:, i, j]) if preset == "released" else maps[:, i, j]
             for b in INVERSE[preset]:
                 e = np.exp(b * (values - values.max()))

@@ -175,7 +175,7 @@ def test_no_evidence_makes_a_page_that_contradicts_itself(
         same = other != target or evidence.predictions[1][0] == target
         evidence = dataclasses.replace(evidence, keeps_prediction=same)
         first = finding(evidence, found.explanation.label)[0]
-        tests = (first, *found.checkup.tests[1:])
+        tests = (first, *found.check_result.tests[1:])
         verdict = max((test.verdict for test in tests if test.verdict != "-"), key=VERDICTS.index, default="weak")
         sentence = "nothing speaks against this map" if verdict == "good" else "take care"
         said = Prediction(other, model.label(other), 0.8)
@@ -199,7 +199,7 @@ def test_the_five_kinds_of_answers(plain: tuple[vt.VisionModel, Why, torch.Tenso
         evidence = Evidence(now, without, alone, predictions, *others, (51, 256), same)
         said = Prediction(target, model.label(target), now)
         e = dataclasses.replace(found.explanation, probability=now, prediction=said)
-        tests = (finding(evidence, e.label)[0], *found.checkup.tests[1:])
+        tests = (finding(evidence, e.label)[0], *found.check_result.tests[1:])
         page = assemble(model, e, chances, None, None, CheckResult("weak", "care", tests), "").page()
         return page.lead.split(f"{e.label}. ")[1].replace(model.label(target), "ski").replace(model.label(other), "alp")
 

@@ -34,8 +34,8 @@ def test_a_patch_reaches_exactly_those_that_see_it(kind: str) -> None:
 
 @torch.no_grad()
 def check_reach(model: vt.VisionModel, layer: int) -> None:
-    windows, (high, wide) = model.windows(layer), model.grid(layer=layer)
-    patches = high * wide
+    windows, (height, width) = model.windows(layer), model.grid(layer=layer)
+    patches = height * width
     assert windows is not None
     assert sorted(windows.patches[windows.patches >= 0].tolist()) == list(range(patches))
     expected = torch.zeros(patches, patches, dtype=torch.bool)
@@ -266,7 +266,7 @@ def test_one_pass_answers_them_all() -> None:
     model = timm()
     x = images(model, 2)
     vt.wrap(model).verify(x)
-    methods = [vt.get_method(each) for each in METHODS if each != "legrad"]
+    methods = [vt.get_method(method) for method in METHODS if method != "legrad"]
     context = Context(vt.wrap(model), x, Target.of(vt.wrap(model), 2, 1))
     runs: list[int] = []
     context.on_progress = runs.append

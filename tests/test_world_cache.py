@@ -243,7 +243,7 @@ def test_where_nothing_can_be_kept_it_is_made_each_time(
     assert sum(ran) == 2 * SCENES
     explained(model, forget=False)
     assert sum(ran) == 2 * SCENES
-    assert [each.name for each in tmp_path.iterdir()] == ["FILE"]
+    assert [path.name for path in tmp_path.iterdir()] == ["FILE"]
 
 
 def test_nobody_is_at_home(ran: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_a_disk_that_is_full_or_cannot_be_written(
         monkeypatch.setattr(disk, part, refused)
         explained(model)
     assert sum(ran) == 2 * SCENES
-    assert [each.levelname for each in caplog.records] == ["INFO"] * 2
+    assert [record.levelname for record in caplog.records] == ["INFO"] * 2
     assert "statistics are not kept on disk" in caplog.text
     assert not fresh.exists() or not list(fresh.iterdir())
 
@@ -322,10 +322,10 @@ def test_threads_at_once(fresh: Path) -> None:
     model = FAMILIES["vit"]()
     found: list[Tensor] = []
     workers = [threading.Thread(target=lambda: found.append(explained(model, forget=False))) for _ in range(4)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     assert len(found) == 4
     assert all(torch.equal(each, found[0]) for each in found)
     only(fresh)

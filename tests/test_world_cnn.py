@@ -41,7 +41,7 @@ def test_a_plain_timm_residual_network_with_relu_and_batch_norm():
     model = ADAPTER.load("world-cnn", pretrained=False)
     assert type(model) is ResNet
     assert not model.training
-    kinds = {type(each) for each in model.modules() if not list(each.children())}
+    kinds = {type(module) for module in model.modules() if not list(module.children())}
     assert {nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Linear} <= kinds
     assert [len(stage) for stage in (model.layer1, model.layer2, model.layer3, model.layer4)] == [2, 2, 2, 2]
     assert all(type(block) is BasicBlock for block in model.layer4)
@@ -79,7 +79,7 @@ def test_the_doctor_finds_it_healthy():
 
 def test_both_fit_into_four_megabytes():
     numbers = sum(each.numel() * 2 if each.is_floating_point() else 8 for each in build("cnn").state_dict().values())
-    assert 500_000 <= sum(each.numel() for each in build("cnn").parameters()) <= 950_000
+    assert 500_000 <= sum(parameter.numel() for parameter in build("cnn").parameters()) <= 950_000
     assert len(MODELS) * (numbers + 2**15) < 4_000_000  # the rest are the names
 
 
@@ -112,7 +112,7 @@ def test_one_command_trains_them(tmp_path, caplog):
     (record,) = json.loads((tmp_path / "training.json").read_text(encoding="utf-8")).values()
     assert (record["recipe"]["arch"], record["recipe"]["steps"], record["exam"]["scenes"]) == ("cnn", 2, 20)
     model = ADAPTER.load("world-cnn", checkpoint=weights)
-    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert accuracy(model, 20) == record["exam"]["accuracy"]
 
 

@@ -128,8 +128,8 @@ def test_difficulty_rises_in_clutter_occlusion_and_dimness():
     drawn = draw(range(24))
     levels = [0, 0.2, 0.4, 0.6, 0.8, 1]
     scenes = [difficult(drawn, level) for level in levels]
-    seen = [render(each, 64) for each in scenes]
-    clutter = [(each.objects[:, :, 0] >= 0).sum(1) for each in scenes]
+    seen = [render(scene, 64) for scene in scenes]
+    clutter = [(scene.objects[:, :, 0] >= 0).sum(1) for scene in scenes]
     visible = [each.creature.flatten(1).sum(1) for each in seen]
     contrast = [each.images.mean(1).flatten(1).std(1) for each in seen]
     for easy, hard in pairwise(clutter):
@@ -141,7 +141,7 @@ def test_difficulty_rises_in_clutter_occlusion_and_dimness():
     assert (contrast[0] > contrast[-1]).all()
     assert clutter[0].max() == 0
     assert clutter[-1].min() == 12
-    assert all(torch.equal(each.label, drawn.label) and torch.equal(each.pose, drawn.pose) for each in scenes)
+    assert all(torch.equal(scene.label, drawn.label) and torch.equal(scene.pose, drawn.pose) for scene in scenes)
 
 
 def test_the_shortcut_betrays_half_of_the_classes():

@@ -202,7 +202,7 @@ def test_progress_shows_the_first_use() -> None:
 def shifted(model: vt.VisionModel, first: int, like: Tensor) -> ActivationStats:
     """The statistics of a whole model as those of its part from a block on."""
     made = world_statistics(model, model.preprocess.size, "norm1")
-    moments = {(point, layer - first): each for (point, layer), each in made.moments.items() if layer >= first}
+    moments = {(point, layer - first): moment for (point, layer), moment in made.moments.items() if layer >= first}
     return ActivationStats(f"{model.name}[{first}:]", tuple(like.shape[-2:]), "world", 64, moments)
 
 
@@ -306,7 +306,7 @@ def test_half_precision_is_refused_on_a_cpu() -> None:
 def test_half_precision_is_close(options: str) -> None:
     model = vt.load("world", device="cuda")
     inputs = images(model, 4).cpu()
-    one, two = (vt.get_method(f"coiba({options}half={each})").attribute(model, inputs, 1) for each in ("true", "false"))
+    one, two = (vt.get_method(f"coiba({options}half={name})").attribute(model, inputs, 1) for name in ("true", "false"))
     assert one.dtype == torch.float32
     for a, b in zip(one.flatten(1), two.flatten(1), strict=True):
         assert torch.corrcoef(torch.stack([a.argsort().argsort(), b.argsort().argsort()]).double())[0, 1] > 0.99
@@ -325,6 +325,6 @@ def test_moments_of_another_shape_are_refused() -> None:
     """What is given is still checked: the world's are not trusted more than a file."""
     model = FAMILIES["vit"]()
     made = world_statistics(vt.wrap(model), (32, 32), "norm1")
-    cut = {key: Moments(each.mean[:5], each.square[:5], each.n) for key, each in made.moments.items()}
+    cut = {key: Moments(moment.mean[:5], moment.square[:5], moment.n) for key, moment in made.moments.items()}
     with pytest.raises(vt.VitreousError, match="do not fit tokens"):
         replace(vt.get_method(SHORT), stats=replace(made, moments=cut)).attribute(model, images(model, 1))

@@ -19,12 +19,12 @@ def model() -> nn.Module:
     return proven(FAMILIES["vit"]().double())
 
 
-def picture(high: int, wide: int, noise: float = 0.05, seed: int = 0) -> np.ndarray:
+def picture(height: int, width: int, noise: float = 0.05, seed: int = 0) -> np.ndarray:
     """Blobs and noise ``[H, W, 3]`` from -1 to 1."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(1, 3, 5, 6, generator=generator, dtype=torch.float64)
-    large = nn.functional.interpolate(coarse, (high, wide), mode="bicubic", align_corners=False)[0]
-    large = large + noise * torch.randn(3, high, wide, generator=generator, dtype=torch.float64)
+    large = nn.functional.interpolate(coarse, (height, width), mode="bicubic", align_corners=False)[0]
+    large = large + noise * torch.randn(3, height, width, generator=generator, dtype=torch.float64)
     return (2 * (large - large.min()) / (large.max() - large.min()) - 1).permute(1, 2, 0).numpy()
 
 
@@ -32,15 +32,15 @@ def slow_segments(image: np.ndarray, scale: float, sigma: float, least: int) -> 
     """The paper's algorithm on sets of pixels, edge by edge."""
     ndimage = pytest.importorskip("scipy.ndimage")
     image = ndimage.gaussian_filter(image, (sigma, sigma, 0), mode="reflect")
-    high, wide = image.shape[:2]
+    height, width = image.shape[:2]
     edges = []
     for kind, (down, across) in enumerate([(0, 1), (1, 0), (1, 1), (1, -1)]):
-        for i in range(high - down):
-            for j in range(max(0, -across), wide - max(0, across)):
+        for i in range(height - down):
+            for j in range(max(0, -across), width - max(0, across)):
                 apart = np.linalg.norm(image[i, j] - image[i + down, j + across])
                 edges.append((apart, kind, (i, j), (i + down, j + across)))
     edges.sort()
-    of = {(i, j): [(i, j)] for i in range(high) for j in range(wide)}
+    of = {(i, j): [(i, j)] for i in range(height) for j in range(width)}
     inside = dict.fromkeys(of, 0.0)  # by the first pixel of the list
 
     def join(one: list, other: list) -> list:
@@ -59,7 +59,7 @@ def slow_segments(image: np.ndarray, scale: float, sigma: float, least: int) -> 
         if of[p] is not of[q] and min(len(of[p]), len(of[q])) < least:
             join(of[p], of[q])
     names = {id(part): n for n, part in enumerate({id(v): v for v in of.values()}.values())}
-    return np.array([[names[id(of[i, j])] for j in range(wide)] for i in range(high)])
+    return np.array([[names[id(of[i, j])] for j in range(width)] for i in range(height)])
 
 
 def same_partition(one: np.ndarray, other: np.ndarray) -> bool:

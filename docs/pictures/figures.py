@@ -45,8 +45,10 @@ def tables(view: vt.VisionModel, pictures: list[Any]) -> None:
     table = vt.evaluate(view, pictures[:12], layers, "deletion(steps=4)")
     drawn("sweep.svg", table.plot("sweep"))
     drawn("histogram.svg", table.plot("histogram", methods=layers))
-    maps = np.stack([[vt.explain(view, each, layer).map.numpy().ravel() for layer in layers] for each in pictures[:4]])
-    alike = np.mean([np.corrcoef(each) for each in maps], axis=0)
+    maps = np.stack(
+        [[vt.explain(view, image, layer).map.numpy().ravel() for layer in layers] for image in pictures[:4]]
+    )
+    alike = np.mean([np.corrcoef(map_) for map_ in maps], axis=0)
     names = [str(layer) for layer in range(view.depth)]
     note = "Mean correlation of the maps of plus(ixg) from two start layers, over 4 images."
     drawn("matrix.svg", figures.matrix(alike, names, "Agreement of layers", note, across="start layer"))
@@ -63,8 +65,8 @@ def pictures_of(view: vt.VisionModel, picture: Any) -> None:
     torch.manual_seed(0)
     stages = ["trained"]
     for layer in reversed(range(view.depth - 4, view.depth)):
-        for each in vt.wrap(model).get_block(layer).parameters():
-            torch.nn.init.normal_(each, std=0.02)
+        for parameter in vt.wrap(model).get_block(layer).parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
         stages.append(f"block {layer}")
         for name, row in rows.items():
             row.append(vt.explain(vt.wrap(model), picture, name, target=found[name].target).map.numpy())

@@ -250,8 +250,8 @@ def compare(
 
 def _at_once(model: VisionModel, how: Method, memory_gb: float | None) -> int:
     """How many pictures to explain together: as many as have room for their results, and no more than 32."""
-    high, wide = model.preprocess.size if how.grid == "pixel" else model.grid()
-    bytes_each = how.num_maps(model) * high * wide * 4
+    height, width = model.preprocess.size if how.grid == "pixel" else model.grid()
+    bytes_each = how.num_maps(model) * height * width * 4
     return max(1, min(_MOST_AT_ONCE, int(budget_bytes(model.device, memory_gb) / bytes_each)))
 
 
@@ -366,7 +366,7 @@ def _explanations(
                 class_subset=target.class_subset or (),
                 compare_classes=compare_classes,
                 contrast=rivals,
-                contrast_classes=tuple(model.label(each) for each in rivals),
+                contrast_classes=tuple(model.label(rival) for rival in rivals),
                 extras=extras,
                 class_names=tuple(model.label(c) for c in extras["classes"].tolist() if c >= 0)
                 if "classes" in extras

@@ -72,7 +72,7 @@ class Why:
     """The strongest fifth of the patches blurred away; ``None`` where the map is the same everywhere."""
     alone: Answer | None
     """Only the strongest fifth of the patches, the rest blurred."""
-    checkup: CheckResult
+    check_result: CheckResult
     command: str
 
     def __repr__(self) -> str:
@@ -110,8 +110,8 @@ class Why:
             tried=self._tried(),
             tried_text=self._tried_text() if self.numbers else "",
             others=self._others(),
-            trust_text=self.checkup.sentence[:1].upper() + self.checkup.sentence[1:] + ".",
-            trust=[trust(each) for each in self.checkup.tests if each.verdict != "-"],
+            trust_text=self.check_result.sentence[:1].upper() + self.check_result.sentence[1:] + ".",
+            trust=[trust(test) for test in self.check_result.tests if test.verdict != "-"],
             command=self.command,
             settings=self._settings(),
         )
@@ -121,7 +121,7 @@ class Why:
     @property
     def numbers(self) -> Mapping[str, float]:
         """What the test of the strongest fifth found; nothing where the map is the same everywhere."""
-        return self.checkup["faithfulness"].numbers
+        return self.check_result["faithfulness"].numbers
 
     @property
     def now(self) -> float:
@@ -164,7 +164,7 @@ class Why:
 
     def _answer(self) -> str:
         """Say what the test found, in one of four sentences, or why it says nothing."""
-        n, test = self.numbers, self.checkup["faithfulness"]
+        n, test = self.numbers, self.check_result["faithfulness"]
         if not n:
             return "The map is the same everywhere: it does not say where the evidence is."
         parts = f"{self._left_without()}; {self._left_alone()}"
@@ -333,12 +333,12 @@ def assemble(
     chances: Tensor,
     contrast: Explanation | None,
     owners: Explanation | None,
-    checkup: CheckResult,
+    check_result: CheckResult,
     command: str,
 ) -> Why:
     """Return the answer that all these make; the pictures that were tried are those of the check."""
     assert e.target is not None
-    order, n = chances.argsort(descending=True, stable=True).tolist(), checkup["faithfulness"].numbers
+    order, n = chances.argsort(descending=True, stable=True).tolist(), check_result["faithfulness"].numbers
     rival = _rival(chances, e.target)
     without = alone = None
     if n:
@@ -357,7 +357,7 @@ def assemble(
     own = {} if not n else {e.target: n["now"]}
     said = tuple((model.label(each), own.get(each, float(chances[each]))) for each in order[:_SAID])
     named = None if rival is None else model.label(rival)
-    return Why(e, said, named, contrast, owners, without, alone, checkup, command)
+    return Why(e, said, named, contrast, owners, without, alone, check_result, command)
 
 
 def _plainly(verb: str, chance: float) -> str:

@@ -193,7 +193,7 @@ def _drawn(scenes: Sequence[Scene]) -> tuple[Rendered, list[Image.Image]]:
 
 def _share(explanations: Sequence[Explanation], masks: Tensor) -> float:
     """The mean share of the maps' positive part that lies on a mask, a patch counting as far as it is covered."""
-    maps = torch.stack([each.map for each in explanations]).clamp(min=0)
+    maps = torch.stack([explanation.map for explanation in explanations]).clamp(min=0)
     covered = F.adaptive_avg_pool2d(masks.float().unsqueeze(1), (maps.shape[1], maps.shape[2]))[:, 0]
     return float(((maps * covered).sum(dim=(1, 2)) / maps.sum(dim=(1, 2)).clamp(min=1e-12)).mean())
 

@@ -293,7 +293,7 @@ class WhyPage:
 
     def body(self, heading: str = "h1") -> str:
         """Return what stands between the tags of ``main``, its title as a heading of some level."""
-        cards = [_panel(each) for each in self.others]
+        cards = [_panel(other) for other in self.others]
         if len(cards) % 2:
             cards.append(self._trust())
         both = "\n".join(cards)

@@ -205,7 +205,7 @@ class Explain(Command):
             assert vt.Explanation.load(manifest.parent).method == "rollout"
 
     def finished(self) -> None:
-        found = [vt.Explanation.load(each.parent).name for each in self.ours.glob("*/*/*/manifest.json")]
+        found = [vt.Explanation.load(path.parent).name for path in self.ours.glob("*/*/*/manifest.json")]
         assert sorted(found) == [f"{number}.png" for number in range(4)]
         assert not list(self.ours.rglob(".vitreous*"))
 

@@ -24,10 +24,18 @@ from families import FAMILIES, images
 def state(model: nn.Module) -> Any:
     """Everything that a pass could leave behind."""
     modules = [
-        (each.training, *each._forward_hooks, *each._forward_pre_hooks, *each._backward_hooks, sorted(vars(each)))
-        for each in model.modules()
+        (
+            module.training,
+            *module._forward_hooks,
+            *module._forward_pre_hooks,
+            *module._backward_hooks,
+            sorted(vars(module)),
+        )
+        for module in model.modules()
     ]
-    weights = [(each.requires_grad, each.grad is None, each._version) for each in model.parameters()]
+    weights = [
+        (parameter.requires_grad, parameter.grad is None, parameter._version) for parameter in model.parameters()
+    ]
     return (
         modules,
         weights,

@@ -25,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def explained(out: str = "out") -> set[str]:
-    return {vt.Explanation.load(each.parent).name for each in Path(out).glob("*/*/*/manifest.json")}
+    return {vt.Explanation.load(path.parent).name for path in Path(out).glob("*/*/*/manifest.json")}
 
 
 @pytest.mark.parametrize("name", ["...jpg", "..jpg", "....png", " .png", "-.png", "con.png"])

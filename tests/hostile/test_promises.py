@@ -269,11 +269,15 @@ def test_statistics_of_a_wrong_shape_are_refused(tmp_path: Path) -> None:
     from dataclasses import replace
 
     for cut in (lambda m: m[:, :5], lambda m: m[:3]):
-        moments = {key: type(each)(cut(each.mean), cut(each.square), each.n) for key, each in made.moments.items()}
+        moments = {
+            key: type(moment)(cut(moment.mean), cut(moment.square), moment.n) for key, moment in made.moments.items()
+        }
         how = vt.get_method("coiba(steps=3)")
         bad = replace(how, stats=replace(made, moments=moments))
         lines(lambda bad=bad: bad.attribute(vision_model, x[:1]), "do not fit tokens of shape")
-    nothing = {key: type(each)(each.mean * float("nan"), each.square, each.n) for key, each in made.moments.items()}
+    nothing = {
+        key: type(moment)(moment.mean * float("nan"), moment.square, moment.n) for key, moment in made.moments.items()
+    }
     path = replace(made, moments=nothing).save(tmp_path / "s.safetensors")
     lines(lambda: vt.ActivationStats.load(path), "holds no statistics that can be read")
 

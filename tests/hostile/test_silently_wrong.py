@@ -138,8 +138,8 @@ def test_pictures_without_names_are_counted_through_the_whole_source(tmp_path: P
     model = FAMILIES["vit"]()
     x = images(model, 5)
     maps = torch.rand(5, 4, 4, generator=torch.Generator().manual_seed(0))
-    for place, each in enumerate(maps):
-        np.save(tmp_path / f"input-{place}.npy", each.numpy())
+    for place, map_ in enumerate(maps):
+        np.save(tmp_path / f"input-{place}.npy", map_.numpy())
     whole = vt.evaluate(model, x, {"maps": tmp_path}, "deletion(steps=4)", controls=False)
     for source in ([x[:2], x[2:4], x[4:]], list(x), iter([x[:3], x[3:]]), [(x[:2], [0, 1]), (x[2:], [1, 2, 3])]):
         found = vt.evaluate(model, source, {"maps": tmp_path}, "deletion(steps=4)", controls=False)

@@ -119,7 +119,7 @@ def test_a_twin_is_the_model_and_shares_its_weights(family: str) -> None:
         assert weight.data_ptr() == theirs[name].data_ptr()
         assert weight is not theirs[name]
         assert not weight.requires_grad
-    assert not {id(each) for each in twin.module.modules()} & {id(each) for each in model.module.modules()}
+    assert not {id(module) for module in twin.module.modules()} & {id(module) for module in model.module.modules()}
     with torch.no_grad():
         next(iter(theirs.values())).mul_(1.5)  # training goes on, and is seen
         assert torch.equal(twin.embed(inputs), model.embed(inputs))

@@ -153,7 +153,7 @@ class _Listed:
             if each not in names and each not in past:
                 told = f"{where} has no {self.noun} {one_line(repr(each))} that could be removed"
                 raise VitreousError(told + nearest(each, names))
-        kept = [each for each in names if each not in self.removed]
+        kept = [name for name in names if name not in self.removed]
         kept += [each for each in self.added if each not in kept]
         if not kept:
             raise VitreousError(f"no {self.noun} of {where} would be left")
@@ -173,7 +173,7 @@ def _change_methods(
     rows = {**known.methods, **protocol.methods}
     meant = _meanings(rows, lambda spec: get_method(spec).spec)
     listed = _Listed.of("method", texts, meant, rows)
-    past = {*known.methods, *(name for plan in plans for each in plan.settings for name in each.methods)}
+    past = {*known.methods, *(name for plan in plans for setting in plan.settings for name in setting.methods)}
     names = listed.applied(list(protocol.methods), protocol.name, past - set(BASELINES))
     if names == list(protocol.methods):
         return protocol
@@ -182,7 +182,7 @@ def _change_methods(
         protocol,
         methods={name: rows.get(name, name) for name in names},
         evaluation=replace(protocol.evaluation, reference=reference),
-        models=tuple(replace(each, methods=listed.narrowed(each.methods, each.label)) for each in protocol.models),
+        models=tuple(replace(model, methods=listed.narrowed(model.methods, model.label)) for model in protocol.models),
     )
 
 
@@ -190,7 +190,10 @@ def _change_metrics(
     protocol: Protocol, known: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]
 ) -> Protocol:
     own = protocol.evaluation.metrics
-    past = {*known.evaluation.metrics, *(name for plan in plans for each in plan.settings for name in each.metrics)}
+    past = {
+        *known.evaluation.metrics,
+        *(name for plan in plans for setting in plan.settings for name in setting.metrics),
+    }
     columns = dict.fromkeys([*own, *known.evaluation.metrics, *sorted(past)], "")
     listed = _Listed.of("metric", texts, _meanings(columns, lambda each: get_metric(each).spec), columns)
     names = tuple(listed.applied(own, protocol.name, past))
@@ -222,10 +225,10 @@ def _change_models(protocol: Protocol, known: Protocol, changes: Changes, plans:
         raise VitreousError("--img-size is that of another model: give --model too")
     if not texts:
         return protocol
-    specs = {each.label: each for each in (*_usable(known).models, *protocol.models)}
+    specs = {model.label: model for model in (*_usable(known).models, *protocol.models)}
     listed = _Listed.of("model", texts, str, [text.lstrip("+-").strip() for text in texts])  # names may have commas
-    past = {*(each.label for each in known.models), *(each.label for plan in plans for each in plan.settings)}
-    labels = listed.applied([each.label for each in protocol.models], protocol.name, past)
+    past = {*(model.label for model in known.models), *(setting.label for plan in plans for setting in plan.settings)}
+    labels = listed.applied([model.label for model in protocol.models], protocol.name, past)
     changed = protocol
     for place, label in enumerate(listed.named):
         spec = None if size is not None else specs.get(label)
@@ -234,9 +237,9 @@ def _change_models(protocol: Protocol, known: Protocol, changes: Changes, plans:
         else:
             changed = replace_model(changed, label, size) if spec is None else _only_model(known, changed, spec)
     for label in listed.added:
-        if label not in [each.label for each in changed.models]:
+        if label not in [model.label for model in changed.models]:
             changed = add_model(changed, specs.get(label, label) if size is None else label, size)
-    left = tuple(each for each in changed.models if each.label in labels)
+    left = tuple(model for model in changed.models if model.label in labels)
     return changed if left == changed.models else with_models(changed, left)
 
 
@@ -289,7 +292,7 @@ def _merged(began: Protocol, run: Protocol, named: Protocol) -> Protocol:
         named,
         methods={label: rows[label] for label in methods},
         evaluation=replace(judge, reference=reference, **lists),
-        models=tuple(replace(each, methods=tuple(m for m in each.methods if m in methods)) for each in models),
+        models=tuple(replace(model, methods=tuple(m for m in model.methods if m in methods)) for model in models),
         data=replace(data, metrics=tuple(m for m in data.metrics if m in lists["metrics"])),
         also=tuple(replace(each, metrics=tuple(m for m in each.metrics if m in lists["metrics"])) for each in also),
     )
@@ -303,13 +306,13 @@ def _merged_list(began: list[Any], run: list[Any], named: list[Any]) -> list[Any
 
 
 def _merged_fields(began: EvaluationSpec, run: EvaluationSpec, named: EvaluationSpec) -> EvaluationSpec:
-    changed = [each.name for each in fields(EvaluationSpec) if getattr(run, each.name) != getattr(began, each.name)]
+    changed = [field.name for field in fields(EvaluationSpec) if getattr(run, field.name) != getattr(began, field.name)]
     return replace(named, **{name: getattr(run, name) for name in changed})
 
 
 def _usable(protocol: Protocol) -> Protocol:
     """Return a protocol without the models that cannot run, as a run has it; all of them where none can."""
-    models = tuple(each for each in protocol.models if not each.requires)
+    models = tuple(model for model in protocol.models if not model.requires)
     return with_models(protocol, models) if models else protocol
 
 
@@ -321,7 +324,7 @@ def _differences(before: Protocol, after: Protocol, dropped_only: bool = False) 
     """Return what one protocol lacks of another, and has more, in words."""
     told = []
     for noun, old, new in (
-        ("models", [each.label for each in before.models], [each.label for each in after.models]),
+        ("models", [model.label for model in before.models], [model.label for model in after.models]),
         ("methods", list(before.methods), list(after.methods)),
         ("metrics", list(before.evaluation.metrics), list(after.evaluation.metrics)),
         ("seeds", list(map(str, before.evaluation.seeds)), list(map(str, after.evaluation.seeds))),

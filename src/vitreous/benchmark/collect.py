@@ -249,7 +249,7 @@ class _Part:
         self.planned = tuple(dict.fromkeys(picture for _, unit in own for picture in unit.pictures))
         told, groups = wanted.get("pictures", {}).get(setting.data, (self.planned, ()))
         if known is not None:
-            told, groups = known.digests, [known.entry(each).group for each in known.digests]
+            told, groups = known.digests, [known.entry(digest).group for digest in known.digests]
         self.all = tuple(told)
         self.groups = {} if None in groups else dict(zip(told, groups, strict=False))
         self.parts: dict[tuple[int, str, str], dict[str, Array]] = {}
@@ -348,7 +348,7 @@ class _Part:
         pictures = said.get("pictures", [])
         if not pictures or unit.seed not in self.seeds:  # a seed that is not asked for any more
             return
-        for name in (each.partition("/")[2] for each in arrays if each.startswith("confidence/")):
+        for name in (array.partition("/")[2] for array in arrays if array.startswith("confidence/")):
             column = self.confidence.setdefault(name, {})
             for picture, value in zip(pictures, arrays[f"confidence/{name}"].tolist(), strict=True):
                 column.setdefault(picture, value)
@@ -360,7 +360,7 @@ class _Part:
                         self._scored(unit, (i, j), (method, label), arrays, pictures)
 
     def _flagged(self, unit: Unit, i: int, method: str, arrays: Mapping[str, Array], pictures: Sequence[str]) -> None:
-        for name in (each for each in arrays if each.startswith(f"flags/{i}/")):
+        for name in (array for array in arrays if array.startswith(f"flags/{i}/")):
             codes = self.flags.setdefault((unit.seed, method, name.split("/", 2)[2]), {})
             for picture, code in zip(pictures, arrays[name].tolist(), strict=True):
                 codes.setdefault(picture, int(code))
@@ -383,7 +383,7 @@ class _Part:
         check_widths(cell[1], [*[row[None] for row in islice(scores.values(), 1)], values])
         scores |= {pictures[row]: values[row] for row in own}
         start = f"curve/{at[0]}/{at[1]}/"
-        for name in (each for each in arrays if each.startswith(start) and each.endswith("/y")):
+        for name in (array for array in arrays if array.startswith(start) and array.endswith("/y")):
             curve = name.removeprefix(start).removesuffix("/y").partition("/")[2]
             x = arrays[f"{name.removesuffix('/y')}/x"]
             _, lines = self.curves.setdefault((unit.seed, *cell), {}).setdefault(curve, (x, {}))
@@ -396,7 +396,7 @@ class _Part:
         widths = {cell[2]: len(next(iter(found.values()))) for cell, found in self.parts.items() if found}
         cells = [(name, label) for name in methods for label in columns]
         return ScoreTable(
-            images=tuple(self._name(each) for each in rows),
+            images=tuple(self._name(row) for row in rows),
             methods=methods,
             metrics=columns,
             parts={cell: _stacked(self.parts.get((seed, *cell), {}), rows, widths[cell[1]]) for cell in cells},
@@ -424,8 +424,8 @@ class _Part:
         return {kind: max((c[code] for c in counts), default=0) for code, kind in enumerate(FLAGS) if code}
 
     def _groups(self, rows: Sequence[str]) -> tuple[int, ...] | None:
-        groups = [self.groups.get(each) for each in rows]
-        return None if None in groups or not rows else tuple(int(each) for each in groups if each is not None)
+        groups = [self.groups.get(row) for row in rows]
+        return None if None in groups or not rows else tuple(int(group) for group in groups if group is not None)
 
     def _name(self, picture: str) -> str:
         if self.known is not None:
@@ -465,4 +465,4 @@ class _Part:
 def _stacked(found: Mapping[str, Array], rows: Sequence[str], width: int) -> Array:
     """Return ``[rows, width]``, NaN where a row is not there."""
     nothing = np.full(width, np.nan)
-    return np.array([found.get(each, nothing) for each in rows], np.float64).reshape(len(rows), width)
+    return np.array([found.get(row, nothing) for row in rows], np.float64).reshape(len(rows), width)

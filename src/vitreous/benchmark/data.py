@@ -224,8 +224,8 @@ class Part:
 
 def check_labels(options: Options, protocols: Sequence[Protocol]) -> None:
     """Refuse places and weights for labels that no model or data set of these protocols has."""
-    models = list(dict.fromkeys(model.label for each in protocols for model in each.models))
-    sets = list(dict.fromkeys(data.label for each in protocols for data in (each.data, *each.also)))
+    models = list(dict.fromkeys(model.label for protocol in protocols for model in protocol.models))
+    sets = list(dict.fromkeys(data.label for protocol in protocols for data in (protocol.data, *protocol.also)))
     places = options.data if isinstance(options.data, Mapping) else {}
     for option, noun, labels, known in (
         ("checkpoint", "model", options.checkpoint or {}, models),

@@ -21,7 +21,7 @@ PROTOCOL = "protocol.json"
 
 def contents(findings: Sequence[Finding], ledger: Ledger | None) -> dict[str, bytes]:
     """Return every file but the page, by name."""
-    full = [each for each in findings if not each.empty]
+    full = [finding for finding in findings if not finding.empty]
     texts = {
         "scores.csv": comma_separated(_scores(full)),
         "table.csv": comma_separated(_means(full)),
@@ -30,14 +30,16 @@ def contents(findings: Sequence[Finding], ledger: Ledger | None) -> dict[str, by
         PROTOCOL: json.dumps(findings[0].protocol.to_json(), indent=1, allow_nan=False) + "\n",
         "statistics.json": json.dumps([_statistics(each) for each in full], indent=1, allow_nan=False) + "\n",
     }
-    bad = [[each.gathered.data, name, why] for each in findings for name, why in each.gathered.unreadable.items()]
+    bad = [
+        [finding.gathered.data, name, why] for finding in findings for name, why in finding.gathered.unreadable.items()
+    ]
     if bad:
         texts["unreadable.csv"] = comma_separated([["data", "image", "reason"], *_once(bad)])
     texts["units.csv"] = comma_separated(_units(findings))
     unsure = [
-        [each.gathered.data, each.gathered.label, name, why]
-        for each in findings
-        for name, why in each.gathered.unsure.items()
+        [finding.gathered.data, finding.gathered.label, name, why]
+        for finding in findings
+        for name, why in finding.gathered.unsure.items()
     ]
     if unsure:
         texts["unsure.csv"] = comma_separated([["data", "model", "image", "reason"], *unsure])
@@ -57,9 +59,9 @@ def _units(findings: Sequence[Finding]) -> list[list[str]]:
     """Return one row per unit: what it is of, and who did it."""
     rows = [["data", "model", "unit", "kind", "seed", "pictures", "methods", "metrics", "plan", "versions", "device"]]
     rows[0] += ["threads", "seconds", "tries"]
-    for each in findings:
-        for unit, plan, versions, device, said in each.gathered.facts["done"]:
-            names = [each.gathered.data, each.gathered.label, unit.id, "scores" if unit.judges else "maps"]
+    for finding in findings:
+        for unit, plan, versions, device, said in finding.gathered.facts["done"]:
+            names = [finding.gathered.data, finding.gathered.label, unit.id, "scores" if unit.judges else "maps"]
             size = [str(unit.seed), str(len(unit.pictures)), "; ".join(unit.methods), "; ".join(unit.metrics)]
             how = [str(plan), versions, device, str(said.get("threads", "")), f"{said.get('seconds', 0.0):.3f}"]
             rows.append([*names, *size, *how, str(len(said.get("retried", ())) + 1)])
@@ -73,9 +75,9 @@ def _once(rows: Sequence[list[str]]) -> list[list[str]]:
 def _scores(findings: Sequence[Finding]) -> list[list[str]]:
     """Return one row per picture, method, metric and seed, with a head; what is missing is empty."""
     rows = [["data", "model", "image", "method", "metric", "seed", "score"]]
-    for each in findings:
-        names = [each.gathered.data, each.gathered.label]
-        for seed, table in zip(each.gathered.seeds, each.gathered.tables, strict=True):
+    for finding in findings:
+        names = [finding.gathered.data, finding.gathered.label]
+        for seed, table in zip(finding.gathered.seeds, finding.gathered.tables, strict=True):
             for (method, metric), values in table.scores.items():
                 for image, value in zip(table.images, values.tolist(), strict=True):
                     score = "" if math.isnan(value) else repr(value)
@@ -84,18 +86,18 @@ def _scores(findings: Sequence[Finding]) -> list[list[str]]:
 
 
 def _means(findings: Sequence[Finding]) -> list[list[str]]:
-    several = any(each.table.seed_sd for each in findings)
+    several = any(finding.table.seed_sd for finding in findings)
     more = ["seed_sd"] if several else []
     rows = [["data", "model", "method", "metric", "mean", "low", "high", "images", "paper", *more]]
-    for each in findings:
-        for (method, metric), values in each.table.scores.items():
-            numbers = (each.table.mean(method, metric), *each.table.interval(method, metric))
+    for finding in findings:
+        for (method, metric), values in finding.table.scores.items():
+            numbers = (finding.table.mean(method, metric), *finding.table.interval(method, metric))
             told = ["" if math.isnan(value) else repr(value) for value in numbers]
             there = sum(not math.isnan(value) for value in values.tolist())
-            cell = each.published.get((method, metric))
+            cell = finding.published.get((method, metric))
             paper = "" if cell is None else repr(cell.value)
-            rows.append([each.gathered.data, each.gathered.label, method, metric, *told, str(there), paper])
-            deviation = each.table.seed_sd.get((method, metric), math.nan)
+            rows.append([finding.gathered.data, finding.gathered.label, method, metric, *told, str(there), paper])
+            deviation = finding.table.seed_sd.get((method, metric), math.nan)
             rows[-1] += ["" if math.isnan(deviation) else repr(deviation)] if several else []
     return rows
 
@@ -109,8 +111,8 @@ def parquet(rows: Sequence[Sequence[str]]) -> bytes | None:
         return None
     head, *body = rows
     columns: dict[str, Any] = {name: [row[at] for row in body] for at, name in enumerate(head)}
-    columns["score"] = [float(each) if each else None for each in columns["score"]]
-    columns["seed"] = [int(each) for each in columns["seed"]]
+    columns["score"] = [float(column) if column else None for column in columns["score"]]
+    columns["seed"] = [int(column) for column in columns["seed"]]
     typed = {name: pyarrow.string() for name in head} | {"score": pyarrow.float64(), "seed": pyarrow.int64()}
     table = pyarrow.table(columns, schema=pyarrow.schema(list(typed.items())))
     held = io.BytesIO()

@@ -251,7 +251,7 @@ def replace_model(protocol: Protocol, name: str, size: int | None = None) -> Pro
     """
     like = _fullest(protocol)
     sets = [each for each in (protocol.data, *protocol.also) if not each.models or like.label in each.models]
-    sets = [replace(each, models=()) for each in sets]
+    sets = [replace(set_, models=()) for set_ in sets]
     needs = tuple(word for word in protocol.requires if word not in ("weights", "training"))
     model = ModelSpec(label=name, name=name, size=size, methods=like.methods)
     return replace(protocol, models=(model,), data=sets[0], also=tuple(sets[1:]), requires=needs)

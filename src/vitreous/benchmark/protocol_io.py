@@ -273,12 +273,14 @@ class _Check:
         for label, spec in self.protocol.methods.items():
             self._understood(f"methods.{one_line(repr(label))}", spec, get_method)
         metrics = self.protocol.evaluation.metrics
-        meant = [self._understood(f"judge.metrics[{place}]", each, get_metric) for place, each in enumerate(metrics)]
+        meant = [
+            self._understood(f"judge.metrics[{place}]", metric, get_metric) for place, metric in enumerate(metrics)
+        ]
         self._once("judge.metrics", meant)
 
     def _understood(self, key: str, spec: str, understand: Any) -> str:
         try:
-            return str(understand(spec).spelling)
+            return str(understand(spec).spec)
         except VitreousError as error:
             raise self.file.wrong(key, spec, str(error)) from None
 

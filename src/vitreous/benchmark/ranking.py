@@ -329,9 +329,9 @@ def averaged(tables: Sequence[ScoreTable]) -> ScoreTable:
         curves=curves,
         degenerate={
             name: {
-                kind: max(own.get(kind, 0) for own in each) for kind in dict.fromkeys(k for own in each for k in own)
+                kind: max(own.get(kind, 0) for own in count) for kind in dict.fromkeys(k for own in count for k in own)
             }
-            for name, each in counts.items()
+            for name, count in counts.items()
         },
         plan={**first.plan, "seed": [table.plan.get("seed") for table in tables]},
         seed_sd=deviations,

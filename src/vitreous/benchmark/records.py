@@ -92,16 +92,16 @@ class Checker:
         if not isinstance(data, dict):
             raise self.wrong(where or "the file", data, "must be a table")
         hints, fields = get_type_hints(kind), dataclasses.fields(kind)  # type: ignore[arg-type]
-        names = [each.name for each in fields]
+        names = [field.name for field in fields]
         dot = f"{where}." if where else ""
         for key, value in data.items():
             if key not in names:
                 options = (*names, *also)
                 raise self.wrong(f"{dot}{one_line(key)}", value, f"unknown key{nearest(key, options)}")
-        for each in fields:
-            is_there = each.name in data or each.name in filled
-            if each.default is MISSING and each.default_factory is MISSING and not is_there:
-                raise VitreousError(f"{self.path}: {dot}{each.name} is missing")
+        for field in fields:
+            is_there = field.name in data or field.name in filled
+            if field.default is MISSING and field.default_factory is MISSING and not is_there:
+                raise VitreousError(f"{self.path}: {dot}{field.name} is missing")
         return kind(**{key: self.value(value, hints[key], f"{dot}{key}") for key, value in data.items()}, **filled)
 
     def value(self, value: Any, kind: Any, key: str) -> Any:

@@ -69,7 +69,7 @@ def page(
     """Return the whole page; ``folder`` is that of the run, ``place`` that of the report."""
     title = findings[0].protocol.title
     several = len(findings) > 1
-    parts = [_part(each, sight, number, several) for number, each in enumerate(findings, 1)]
+    parts = [_part(finding, sight, number, several) for number, finding in enumerate(findings, 1)]
     whole = [
         overview(findings),
         "" if ledger is None else ledger.html(),
@@ -79,7 +79,7 @@ def page(
         _again(findings[0], wanted, folder, files, place),
     ]
     links = [("overview", "whole table"), ("ledger", "beside the paper"), *_links(findings)]
-    links += [(each, each) for each in ("unreadable", "settings", "again")]
+    links += [(name, name) for name in ("unreadable", "settings", "again")]
     there = [(anchor, word) for anchor, word in links if any(f'id="{anchor}"' in each for each in whole)]
     bar = "".join(f'<a href="#{anchor}">{escape(word)}</a>' for anchor, word in there)
     said = f"{lead(findings)} {state(findings)}".strip()
@@ -89,7 +89,7 @@ def page(
 
 def _links(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     if len(findings) > 1:
-        return [(f"m{number}", each.name) for number, each in enumerate(findings, 1)]
+        return [(f"m{number}", finding.name) for number, finding in enumerate(findings, 1)]
     words = ("scores", "ranks", "figures", "differences", "metrics", "cost", "pictures")
     return [] if findings[0].empty else [(f"m1-{word}", word) for word in words]
 
@@ -118,9 +118,9 @@ def _part(finding: Finding, sight: Sight, number: int, several: bool) -> str:
 
 def lead(findings: Sequence[Finding]) -> str:
     """Return in one sentence what was measured."""
-    methods = {name for each in findings for name in each.rows}
-    metrics = {name for each in findings for name in each.gathered.setting.metrics}
-    models = list(dict.fromkeys(each.gathered.label for each in findings))
+    methods = {name for finding in findings for name in finding.rows}
+    metrics = {name for finding in findings for name in finding.gathered.setting.metrics}
+    models = list(dict.fromkeys(finding.gathered.label for finding in findings))
     protocol = findings[0].protocol
     sets = [each.label or each.source for each in (protocol.data, *protocol.also)]
     largest = max(findings, key=lambda each: len(each.table.images)).table
@@ -144,8 +144,8 @@ def state(findings: Sequence[Finding]) -> str:
 def _mixed(findings: Sequence[Finding]) -> str:
     """Name the versions of Vitreous that the numbers are from, where there are several."""
     counts: Counter[str] = Counter()
-    for each in findings:
-        for _, _, _, _, said in each.gathered.facts["done"]:
+    for finding in findings:
+        for _, _, _, _, said in finding.gathered.facts["done"]:
             counts[said.get("versions", {}).get("vitreous", "unknown")] += 1
     if len(counts) < 2:
         return ""
@@ -154,10 +154,12 @@ def _mixed(findings: Sequence[Finding]) -> str:
 
 
 def _unfinished(findings: Sequence[Finding]) -> str:
-    wanted, missing = (sum(getattr(each.gathered.missing, what) for each in findings) for what in ("wanted", "cells"))
+    wanted, missing = (
+        sum(getattr(finding.gathered.missing, what) for finding in findings) for what in ("wanted", "cells")
+    )
     if not missing:
         return ""
-    lost = sorted({name for each in findings for name in each.gathered.missing.metrics})
+    lost = sorted({name for finding in findings for name in finding.gathered.missing.metrics})
     more = f" Nothing yet of {', '.join(lost)}." if lost else ""
     share = f"{missing} of {wanted} cells ({100 * missing / wanted:.0f} %)"
     return f"Unfinished: {share} are missing, and this is what is there.{more}"
@@ -196,7 +198,7 @@ def _options_of(ran: Protocol) -> list[str] | None:
         return None
     usual = read(ran.name)
     models = [] if set(_labels(ran)) <= set(_labels(usual)) and _labels(ran) else _labels(ran)
-    size = next((each.size for each in ran.models if each.label in models), None)
+    size = next((model.size for model in ran.models if model.label in models), None)
     seeds = [] if ran.evaluation.seeds == usual.evaluation.seeds else list(map(str, ran.evaluation.seeds))
     precision = None if ran.evaluation.precision == usual.evaluation.precision else ran.evaluation.precision
     for methods in _ways(list(ran.methods), list(usual.methods)):

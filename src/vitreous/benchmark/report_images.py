@@ -55,7 +55,7 @@ class Sight:
         """Return a picture as the model sees it."""
         known = self.known[setting.data]
         entry = known.entry(digest)
-        if entry.ingredients is not None and self.view is not None:
+        if entry.source is not None and self.view is not None:
             model = self.view(setting)
             return model.preprocess.picture(known.sample(digest, model).picture.tensor)
         is_own = setting.preprocess["mode"] == OWN
@@ -140,7 +140,9 @@ def _strips(finding: Finding, sight: Sight, name: str, first: str, rows: list[in
     for metric in dict.fromkeys([first, *finding.table.metrics]):
         needs = finding.table.judges[metric].requests(_geometry(model, finding.gathered.setting))
         states = [
-            each for each in needs if isinstance(each, RankedRemoval) and each.by == "map" and len(each.spans) > 2
+            request
+            for request in needs
+            if isinstance(request, RankedRemoval) and request.by == "map" and len(request.spans) > 2
         ]
         if states:
             drawn = "".join(_strip(finding, sight, model, name, metric, states, row) for row in rows)
@@ -266,8 +268,8 @@ def _sweeps(finding: Finding) -> list[tuple[list[str], dict[str, Any]]]:
     """Return the rows of each sweep and where they stand in it, by their spellings: labels may say anything."""
     rows = {spec: label for label, spec in finding.gathered.setting.methods.items()}
     return [
-        ([rows[spec] for spec in each.methods], {"x": list(each.x), "across": each.across, "name": each.name})
-        for each in sweeps(list(rows))
+        ([rows[spec] for spec in sweep.methods], {"x": list(sweep.x), "across": sweep.across, "name": sweep.name})
+        for sweep in sweeps(list(rows))
     ]
 
 

@@ -159,9 +159,9 @@ def _letters(finding: Finding, name: str, metric: str) -> str:
 
 
 def _mark(marks: Sequence[object], name: str, metric: str) -> str:
-    for each in marks:
-        if (each.method, each.metric) == (name, metric):  # type: ignore[attr-defined]
-            return f'<sup><abbr title="shared with the metric: {escape(each.text)}">◆</abbr></sup>'  # type: ignore[attr-defined]
+    for mark in marks:
+        if (mark.method, mark.metric) == (name, metric):  # type: ignore[attr-defined]
+            return f'<sup><abbr title="shared with the metric: {escape(mark.text)}">◆</abbr></sup>'  # type: ignore[attr-defined]
     return ""
 
 
@@ -178,7 +178,7 @@ def _chance(finding: Finding, metric: str) -> float:
 
 def overview(findings: Sequence[Finding]) -> str:
     """Return all means in one table, laid out as the protocol says; nothing where there is only one model and set."""
-    full = [each for each in findings if not each.empty]
+    full = [finding for finding in findings if not finding.empty]
     if len(full) < 2:
         return ""
     layout, found = full[0].protocol, list[tuple[dict[str, str], Finding]]()
@@ -217,7 +217,7 @@ def _top(at: Mapping[str, str], found: Sequence[tuple[Mapping[str, str], Finding
     }
     (up, *other) = ways
     words = [f"{each} {'↑' if up else '↓'}" if axis == "metrics" and not other else each for axis, each in at.items()]
-    first, *rest = [escape(known_as(each)) for each in words]
+    first, *rest = [escape(known_as(word)) for word in words]
     below = "".join(f"<small>{each}</small>" for each in rest)
     return Cell(first + below, kind="n", first="descending" if up else "ascending")
 
@@ -414,7 +414,7 @@ def _several(names: Sequence[str], every: Sequence[str]) -> str:
 
 def unreadable(findings: Sequence[Finding]) -> str:
     """Return the pictures that could not be read, each once, with the reason."""
-    bad = {name: reason for each in findings for name, reason in each.gathered.unreadable.items()}
+    bad = {name: reason for finding in findings for name, reason in finding.gathered.unreadable.items()}
     if not bad:
         return ""
     rows = [[Cell(escape(name)), Cell(escape(reason))] for name, reason in list(bad.items())[:_MOST_NAMES]]
@@ -435,8 +435,8 @@ def provenance(findings: Sequence[Finding], wanted: Mapping[str, Any], version: 
         "begun with": f"vitreous {version}",
     }
     cards.append(card(_facts(facts), "Run"))
-    for each in findings:
-        cards.append(card(_facts(_settings(each)), each.name))
+    for finding in findings:
+        cards.append(card(_facts(_settings(finding)), finding.name))
     return section("settings", "Settings and provenance", "", f'<div class="grid even">{"".join(cards)}</div>')
 
 

@@ -64,7 +64,9 @@ class Line:
         told = "; ".join(self.causes)
         if self.verdict == "agrees":
             return f"agrees within the interval{f', though: {told}' if told else ''}"
-        unexplained = all(each.startswith("other images") and any(w in each for w in _SIMILAR) for each in self.causes)
+        unexplained = all(
+            cause.startswith("other images") and any(w in cause for w in _SIMILAR) for cause in self.causes
+        )
         if self.verdict == "differs" and unexplained:
             return "; ".join(filter(None, [told, "not explained by anything else that is known"]))
         return told
@@ -196,7 +198,7 @@ class _Pair:
         self, paper: Protocol, cell: Published, findings: Sequence[Finding], wanted: Mapping[str, Any]
     ) -> None:
         self.paper, self.cell, self.wanted = paper, cell, wanted
-        of_data = [each for each in findings if each.gathered.data == cell.data]
+        of_data = [finding for finding in findings if finding.gathered.data == cell.data]
         same = [each for each in of_data if each.gathered.label == cell.model]
         known = {model.label for model in paper.models}
         another = [each for each in of_data if each.gathered.label not in known]  # a model of one's own
@@ -301,7 +303,7 @@ class _Pair:
         assert self.finding is not None
         wanted, gathered = self._data, self.finding.gathered
         sets = (self.finding.protocol.data, *self.finding.protocol.also)
-        ran = next((each for each in sets if each.label == gathered.data), wanted)
+        ran = next((set_ for set_ in sets if set_.label == gathered.data), wanted)
         causes = []
         asked = self.wanted.get("images")
         if wanted.images and images < wanted.images:
@@ -352,7 +354,7 @@ class _Pair:
 
 def _kind(how: Metric) -> tuple[str, dict[str, Any]]:
     """Return what a metric measures: its name and its settings but for counts, such as how many steps there are."""
-    own = {each.name: getattr(how, each.name) for each in fields(how)}
+    own = {field.name: getattr(how, field.name) for field in fields(how)}
     return how.info.name, {name: value for name, value in own.items() if type(value) not in (int, float)}
 
 

@@ -54,10 +54,10 @@ class BenchmarkResults(Sequence[Finding]):
     def table(self, model: str | None = None, data: str | None = None) -> ScoreTable:
         """Return the table of a model on a data set, as ``evaluate`` gives it; name them where there are several."""
         fits = [
-            each for each in self.parts if model in (None, each.gathered.label) and data in (None, each.gathered.data)
+            part for part in self.parts if model in (None, part.gathered.label) and data in (None, part.gathered.data)
         ]
         if len(fits) != 1:
-            names = ", ".join(each.name for each in self.parts)
+            names = ", ".join(part.name for part in self.parts)
             many = "several parts" if fits else "no part"
             raise VitreousError(f"model={model!r} and data={data!r} name {many} of this run; there is {names}")
         return fits[0].table
@@ -77,7 +77,7 @@ class BenchmarkResults(Sequence[Finding]):
 
     @property
     def _full(self) -> list[Finding]:
-        return [each for each in self.parts if not each.empty]
+        return [part for part in self.parts if not part.empty]
 
     def __str__(self) -> str:
         parts = [f"{each.name}\n{each.table}" if len(self.parts) > 1 else str(each.table) for each in self._full]
@@ -108,7 +108,7 @@ def _shown(finding: Finding) -> str:
     arrows = {name: "↑" if up else "↓" for name, up in found.higher_is_better.items()}
     head = ["method", *(each for name, arrow in arrows.items() for each in (f"{name} {arrow}", *more))]
     rows = [
-        [known_as(name), *(each for metric in found.metrics for each in _cells(finding, name, metric))]
+        [known_as(name), *(cell for metric in found.metrics for cell in _cells(finding, name, metric))]
         for name in found.methods
     ]
     return html_rows([head, *rows], f"{finding.name}, {len(found.images)} pictures")
@@ -130,6 +130,6 @@ def _cell(finding: Finding, name: str, metric: str) -> str:
     word = "" if test is None else test.word
     sign = {"better": f"{test.stars} " if test else "", "worse": "▾ ", "not told apart": "≈ "}.get(word, "")
     between = "" if math.isnan(ends[0]) else f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
-    shared = any((each.method, each.metric) == (name, metric) for each in statistics.marks)
+    shared = any((mark.method, mark.metric) == (name, metric) for mark in statistics.marks)
     best = " (best)" if name == found.best(metric) else ""
     return f"{sign}{mean:.{digits}f}{between}{best}{' ◆' if shared else ''}"

@@ -55,7 +55,7 @@ class BenchmarkRun:
         self.named, self.seen = named or protocol, seen
         self.options = options or Options()
         self.protocol = protocol.with_weights(self.options.checkpoint or {}).runnable()
-        self.parts = [Part(each, self.options) for each in self.protocol.parts()]
+        self.parts = [Part(part, self.options) for part in self.protocol.parts()]
         self.store = Store(out)
         self._places: tuple[int, dict[Cell, str]] | None = None
         self._obstacles: dict[tuple[Any, ...], str] = {}
@@ -95,7 +95,7 @@ class BenchmarkRun:
         }
         asked = {name: value for name, value in asked.items() if value and value != getattr(own, name)}
         if asked:  # a protocol's own numbers, whatever the transform of the model's library
-            usual = {each.name: getattr(own, each.name) for each in dataclasses.fields(Preprocess)}
+            usual = {field.name: getattr(own, field.name) for field in dataclasses.fields(Preprocess)}
             loaded.preprocess = Preprocess(**{**usual, **asked})
         return loaded
 

@@ -162,7 +162,7 @@ class Worker:
     pictures: Pictures
     load: Callable[[RunConfig], VisionModel]
     how: Callable[[RunConfig, str], Any]
-    tick: Callable[[int], None] | None = None
+    on_progress: Callable[[int], None] | None = None
     _view: tuple[str, VisionModel] | None = field(default=None, init=False)
     _checked: set[tuple[str, ...]] = field(default_factory=set, init=False)
 
@@ -219,7 +219,7 @@ class Worker:
         said: dict[str, Any] = {"pictures": there, "unreadable": unreadable, "unsure": unsure}
         if samples:
             plan = self._plan(job.setting, piece, model, ())
-            found = mapped(model, samples, plan, piece.modes, self.tick)
+            found = mapped(model, samples, plan, piece.modes, self.on_progress)
             for number, name in enumerate(piece.methods):
                 maps = found.maps[name]
                 arrays[f"maps/{number}"] = maps.values.detach().float().cpu().numpy()
@@ -243,7 +243,7 @@ class Worker:
         if not samples:
             return {}, said
         maps = {name: stored.maps(name, there) for name in piece.methods}
-        judged = unit(model, samples, plan, self.tick, maps)
+        judged = unit(model, samples, plan, self.on_progress, maps)
         return _arrays(piece, judged), {**said, **_words(judged), "raised": _raised(plan)}
 
     def _samples(self, job: Job, pictures: Sequence[str]) -> tuple[list[Sample], list[str], dict[str, str]]:

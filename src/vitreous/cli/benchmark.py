@@ -288,8 +288,8 @@ def _read(name: str) -> Protocol:
         return dataclasses.replace(data, **{key: path and options.place(path) for key, path in paths.items()})
 
     models = [
-        dataclasses.replace(each, checkpoint=each.checkpoint and options.place(each.checkpoint))
-        for each in known.models
+        dataclasses.replace(model, checkpoint=model.checkpoint and options.place(model.checkpoint))
+        for model in known.models
     ]
     return dataclasses.replace(known, data=found(known.data), also=tuple(map(found, known.also)), models=tuple(models))
 
@@ -435,10 +435,10 @@ def reproduce(
 def _tell(written: Report, open_it: bool, quiet: bool) -> None:
     if not quiet:
         options.say(" ".join(filter(None, (written.lead, written.state))))
-        for each in written.findings:
-            if not each.empty:
-                options.say(each.name)
-                options.say(str(each.table))
+        for finding in written.findings:
+            if not finding.empty:
+                options.say(finding.name)
+                options.say(str(finding.table))
         if written.ledger is not None:
             options.say(written.ledger.summary)
         for note in written.notes:

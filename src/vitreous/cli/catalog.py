@@ -131,7 +131,7 @@ def demo(
 
 
 def _specific(info: Any) -> str:
-    return "as its base" if info.combines else "yes" if info.class_specific else "no"
+    return "as its base" if info.is_combinator else "yes" if info.class_specific else "no"
 
 
 def _short(words: str) -> str:
@@ -169,10 +169,10 @@ def _describe(info: Any) -> None:
 def _describe_metric(info: Any) -> None:
     """Print one metric: its docstring, parameters, presets and papers."""
     cost = [
-        f"{info.forwards} forwards per image and method" if info.forwards else "",
-        f"{info.shared_forwards} forwards per image for all methods" if info.shared_forwards else "",
-        "a forward per known part and image for all methods" if info.per_part else "",
-        f"{info.explanations} further maps per image and method" if info.explanations else "",
+        f"{info.num_forwards} forwards per image and method" if info.num_forwards else "",
+        f"{info.num_shared_forwards} forwards per image for all methods" if info.num_shared_forwards else "",
+        "a forward per known part and image for all methods" if info.needs_parts else "",
+        f"{info.num_reattributions} further maps per image and method" if info.num_reattributions else "",
     ]
     facts = {"better": _better(info), "cost": ", ".join(filter(None, cost)) or "nothing but the map"}
     facts["needs"] = _needs(info) or "nothing but pictures"
@@ -202,8 +202,8 @@ def _needs(info: Any) -> str:
 
 
 def _cost(info: Any) -> str:
-    costs = {"F": info.forwards, "S": info.shared_forwards, "M": info.explanations}
-    told = [f"{count} {unit}" for unit, count in costs.items() if count] + (["S per part"] if info.per_part else [])
+    costs = {"F": info.num_forwards, "S": info.num_shared_forwards, "M": info.num_reattributions}
+    told = [f"{count} {unit}" for unit, count in costs.items() if count] + (["S per part"] if info.needs_parts else [])
     return " + ".join(told) or "0"
 
 
@@ -228,7 +228,7 @@ def _method(info: Any) -> dict[str, Any]:
         "aliases": list(info.aliases),
         "family": info.family,
         "summary": info.summary,
-        "class_specific": None if info.combines else info.class_specific,
+        "class_specific": None if info.is_combinator else info.class_specific,
         "cost": info.cost_text,
         "models": info.models_text,
         "papers": [paper.key for paper in info.papers],
@@ -248,10 +248,10 @@ def _metric(info: Any) -> dict[str, Any]:
         "family": info.family,
         "summary": info.summary,
         "higher_is_better": info.higher_is_better,
-        "forwards": info.forwards,
-        "shared_forwards": info.shared_forwards,
-        "per_part": info.per_part,
-        "explanations": info.explanations,
+        "forwards": info.num_forwards,
+        "shared_forwards": info.num_shared_forwards,
+        "per_part": info.needs_parts,
+        "explanations": info.num_reattributions,
         "needs_labels": info.needs_labels,
         "truth": list(info.truth),
         "trial": None if info.verdict is None else dataclasses.asdict(info.verdict),
@@ -350,7 +350,7 @@ def stats(
     model, images = options.model_first(model, words or [])
     if options.is_there(out) and not overwrite and not resume:
         raise VitreousError(f"{out} is there already; choose another --out, or add --overwrite or --resume")
-    files = [each for path in images for each in vt.image_files(path)] or None
+    files = [image_file for path in images for image_file in vt.image_files(path)] or None
     if (files is None) == (noise is None):
         raise VitreousError("give either pictures or --noise N")
     vision_model = options.load(

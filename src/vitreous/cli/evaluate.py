@@ -93,7 +93,7 @@ def score(
     options.check_out(out, overwrite, ".json", ".csv")
     if figures is not None:
         _check_figures(figures, overwrite)
-    files = [each for path in images for each in vt.image_files(path)]
+    files = [image_file for path in images for image_file in vt.image_files(path)]
     labels = None if annotations is None else _classes(annotations)
     wanting = [name for name, judge in zip(metrics, judges, strict=True) if judge.needs_labels]
     if labels is None and (wanting or target == "label"):
@@ -165,10 +165,10 @@ def _classes(path: Path) -> Any:
         raise VitreousError(f"truth {path} cannot be read: {error}") from None
     scenes = isinstance(told, dict) and isinstance(told.get("scenes"), list)
     rows, key = (told["scenes"], "class") if scenes else (told, "label")
-    if isinstance(rows, list) and rows and all(isinstance(each, dict) and {"file", key} <= set(each) for each in rows):
-        told = {each["file"]: each[key] for each in rows}
+    if isinstance(rows, list) and rows and all(isinstance(row, dict) and {"file", key} <= set(row) for row in rows):
+        told = {row["file"]: row[key] for row in rows}
     values = list(told.values()) if isinstance(told, dict) else told
-    if not isinstance(values, list) or not all(isinstance(each, int | str) for each in values):
+    if not isinstance(values, list) or not all(isinstance(value, int | str) for value in values):
         raise VitreousError(f"truth {path} must hold one class for each picture")
     return told
 

@@ -124,24 +124,28 @@ def explain(
     }
     for number, asked in enumerate(rounds):
         left = [path for path in wanted if (number, path) not in kept and path not in lost]
-        with options.progress_bar(known_as(asked.how.spelling), quiet or as_json) as bar:
+        with options.progress_bar(known_as(asked.how.spec), quiet or as_json) as bar:
             given = {**aim, **budget, "seed": seed, "progress": bar}
-            for each in vt.iter_explanations(vision_model, left, asked.how, asked.target, **given) if left else ():
-                answer = each.identity["question"] if each.identity and archive is not None else ""
+            for explanation in (
+                vt.iter_explanations(vision_model, left, asked.how, asked.target, **given) if left else ()
+            ):
+                answer = explanation.identity["question"] if explanation.identity and archive is not None else ""
                 if answer in done:
                     continue  # the class that was named is the predicted one, which was asked for too
                 done |= {answer} - {""}
                 if check:
-                    each = replace(each, check_result=vt.check(each, vision_model, memory_gb=memory_gb))
-                    which = f", {known_as(each.method)}, {each.label}" if len(rounds) > 1 else ""
-                    verdicts.append(f"{each.name}{which}: {each.check_result}")
-                saved = None if archive is None else archive.save(each, overwrite=overwrite, original=original)
-                rows.append(_row(each, saved))
-                shown += [each] if html is not None else []
-                said = f"{each.prediction.label} ({each.prediction.probability:.3f})"
-                sure = "" if each.probability is None else f" ({each.probability:.3f})"
-                how = [known_as(each.method)][: int(several)]
-                table.add_row(each.name, *how, said, each.label + sure, str(saved))
+                    explanation = replace(
+                        explanation, check_result=vt.check(explanation, vision_model, memory_gb=memory_gb)
+                    )
+                    which = f", {known_as(explanation.method)}, {explanation.label}" if len(rounds) > 1 else ""
+                    verdicts.append(f"{explanation.name}{which}: {explanation.check_result}")
+                saved = None if archive is None else archive.save(explanation, overwrite=overwrite, original=original)
+                rows.append(_row(explanation, saved))
+                shown += [explanation] if html is not None else []
+                said = f"{explanation.prediction.label} ({explanation.prediction.probability:.3f})"
+                sure = "" if explanation.probability is None else f" ({explanation.probability:.3f})"
+                how = [known_as(explanation.method)][: int(several)]
+                table.add_row(explanation.name, *how, said, explanation.label + sure, str(saved))
     if lost and not rows:
         raise VitreousError(f"none of the {len(lost)} pictures can be read")
     if html is not None and shown:
@@ -259,7 +263,7 @@ def _files(given: Sequence[Path]) -> list[Path]:
     """Return the pictures meant, those of a folder in order; a missing one is an error before anything is loaded."""
     import vitreous as vt
 
-    return [each for path in given for each in vt.image_files(path)]
+    return [image_file for path in given for image_file in vt.image_files(path)]
 
 
 def _row(each: Explanation, place: Path | None) -> dict[str, Any]:

@@ -99,7 +99,7 @@ _ARGUMENT = re.compile(rf"(?<![\w./\\'\"=▸-])(?P<name>{'|'.join(_OPTIONS)})=(?
 
 def current(arguments: Sequence[str]) -> list[str]:
     """Return a command line with older options as they are called now."""
-    command = next((each for each in arguments if not each.startswith("-")), "")
+    command = next((argument for argument in arguments if not argument.startswith("-")), "")
     older, done = _OLDER.get(command, {}), list(arguments)
     for place, each in enumerate(done):
         if each == "--":
@@ -116,7 +116,7 @@ def in_options(text: str, arguments: Sequence[str]) -> str:
     """
     if "▸" in text:
         return text
-    typed = [each.partition("=")[2] if each.startswith("--") else each for each in arguments]
+    typed = [argument.partition("=")[2] if argument.startswith("--") else argument for argument in arguments]
 
     def option(found: re.Match[str]) -> str:
         before = found.string[: found.start()]

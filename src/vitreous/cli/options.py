@@ -167,7 +167,7 @@ def spelled(given: Sequence[str], noun: str) -> list[str]:
     for one in given:
         if not split(one):
             raise VitreousError(f"--{noun} {one!r} names no {noun}: expected a {noun} name")
-    return [each for one in given for each in split(one)]
+    return [word for one in given for word in split(one)]
 
 
 def model_first(model: str | None, words: Sequence[str]) -> tuple[str, list[str]]:
@@ -213,7 +213,7 @@ class Rows(Table):
     """A table of plain text: names of files and classes may hold anything, and a terminal obeys some of it."""
 
     def add_row(self, *cells: Any, **look: Any) -> None:
-        super().add_row(*(Text(one_line(each)) if isinstance(each, str) else each for each in cells), **look)
+        super().add_row(*(Text(one_line(cell)) if isinstance(cell, str) else cell for cell in cells), **look)
 
 
 def table(*columns: str) -> Rows:

@@ -151,7 +151,7 @@ class _Description:
             return ["class", made.__module__, made.__qualname__]
         has_source = self._has_source(made.__module__)
         told: list[Any] = [self.of(base) for base in made.__bases__ if is_external(base)]
-        for key, member in _in_order({k: each for k, each in vars(made).items() if not _is_internal(k, each)}):
+        for key, member in _in_order({k: var for k, var in vars(made).items() if not _is_internal(k, var)}):
             try:
                 told.append([key, self.of(member)])
             except _UnknownCode:
@@ -240,10 +240,10 @@ def _references(code: types.CodeType) -> tuple[list[str], list[str]]:
     waiting = [code]
     while waiting:
         some = waiting.pop()
-        waiting += [each for each in some.co_consts if isinstance(each, types.CodeType)]
-        for each in dis.get_instructions(some):
-            if each.opname in found:
-                found[each.opname].add(str(each.argval))
+        waiting += [co_const for co_const in some.co_consts if isinstance(co_const, types.CodeType)]
+        for instruction in dis.get_instructions(some):
+            if instruction.opname in found:
+                found[instruction.opname].add(str(instruction.argval))
     return sorted(found["LOAD_GLOBAL"] | found["LOAD_NAME"]), sorted(found["IMPORT_NAME"] - {""})
 
 

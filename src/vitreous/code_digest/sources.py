@@ -178,7 +178,7 @@ def _imports(content: bytes, package: str) -> tuple[str, ...]:
             base = ".".join([*(part for part in above if part), *([node.module] if node.module else [])])
             found += [base, *(f"{base}.{alias.name}" if base else alias.name for alias in node.names)]
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
-            named = [each.value for each in node.args[:1] if isinstance(each, ast.Constant)]
+            named = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
             found += [f"{package}{each}" if each.startswith(".") else each for each in named if isinstance(each, str)]
     return tuple(dict.fromkeys(_with_packages(found)))
 

@@ -67,7 +67,7 @@ def writes_of(functions: Iterable[Any], owner: type | None = None, until: type =
         other |= facts.other | (frozenset() if is_method else facts.own)
         variables |= facts.variables
         read |= facts.attributes
-        waiting += [(each, True) for each in _methods(owner, facts.attributes, until)]
+        waiting += [(method, True) for method in _methods(owner, facts.attributes, until)]
         waiting += [(each, False) for each in _called(function, facts.globals, homes)]
     return Writes(frozenset(own), frozenset(other), frozenset(variables), frozenset(read))
 
@@ -133,9 +133,13 @@ def _facts(code: types.CodeType) -> _Facts:
     global_names: set[str] = set()
     for part in _codes(code):
         first = part.co_varnames[0] if part is code and part.co_argcount else None
-        steps = [each for each in dis.get_instructions(part) if each.opname not in ("CACHE", "EXTENDED_ARG")]
+        steps = [
+            instruction
+            for instruction in dis.get_instructions(part)
+            if instruction.opname not in ("CACHE", "EXTENDED_ARG")
+        ]
         if _SETTERS & set(part.co_names):
-            own |= {each for each in part.co_consts if isinstance(each, str) and each.isidentifier()}
+            own |= {co_const for co_const in part.co_consts if isinstance(co_const, str) and co_const.isidentifier()}
         for number, step in enumerate(steps):
             name = str(step.argval)
             before = steps[number - 1] if number else None
@@ -191,15 +195,15 @@ def _container(steps: list[dis.Instruction], number: int) -> dis.Instruction | N
 def _names_read(code: types.CodeType) -> frozenset[str]:
     names = set(_facts(code).attributes)
     for part in _codes(code):
-        words = {each for each in part.co_consts if isinstance(each, str) and each.isidentifier()}
+        words = {co_const for co_const in part.co_consts if isinstance(co_const, str) and co_const.isidentifier()}
         names |= words
         if _GETTERS & set(part.co_names):  # getattr(self, f"scale_{number}")
-            names |= {f"*{each}" for each in words if len(each) >= _SHORTEST_PIECE}
+            names |= {f"*{word}" for word in words if len(word) >= _SHORTEST_PIECE}
     return frozenset(names)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _codes(each)
+    for co_const in code.co_consts:
+        if isinstance(co_const, types.CodeType):
+            yield from _codes(co_const)

@@ -37,15 +37,15 @@ __all__ = [
 
 def mask_of_runs(counts: str | Sequence[int], size: tuple[int, int]) -> Array:
     """Return the mask ``[H, W]`` of a list of run lengths, or of a text that packs one."""
-    runs = runs_of_text(counts) if isinstance(counts, str) else [int(each) for each in counts]
-    high, wide = size
-    if any(run < 0 for run in runs) or sum(runs) != high * wide:
-        raise ValueError(f"runs of {sum(runs)} pixels in an image of {high} x {wide}")
-    flat = np.zeros(high * wide, bool)
+    runs = runs_of_text(counts) if isinstance(counts, str) else [int(count) for count in counts]
+    height, width = size
+    if any(run < 0 for run in runs) or sum(runs) != height * width:
+        raise ValueError(f"runs of {sum(runs)} pixels in an image of {height} x {width}")
+    flat = np.zeros(height * width, bool)
     ends = list(accumulate(runs))
     for start, stop in zip(ends[::2], ends[1::2], strict=False):
         flat[start:stop] = True
-    return np.asarray(flat.reshape(wide, high).T)
+    return np.asarray(flat.reshape(width, height).T)
 
 
 def runs_of_text(text: str) -> list[int]:
@@ -163,9 +163,9 @@ class Annotation:
         known = [each for each in (self.mask, self.ignore, *self.parts.values()) if each is not None]
         if size is None and not known:
             raise ImageError("a region of boxes has no size of its own: give size=(height, width)")
-        high, wide = size or known[0].shape
-        rows, columns = np.arange(high) + 0.5, np.arange(wide) + 0.5
-        inside = np.zeros((high, wide), bool)
+        height, width = size or known[0].shape
+        rows, columns = np.arange(height) + 0.5, np.arange(width) + 0.5
+        inside = np.zeros((height, width), bool)
         for left, top, right, bottom in self.boxes:
             inside |= ((rows >= top) & (rows < bottom))[:, None] & ((columns >= left) & (columns < right))
         return inside
@@ -189,35 +189,35 @@ def photo_size(picture: LoadedImage) -> tuple[int, int]:
     if picture.path is None:
         raise ImageError(f"{picture.name} is no photograph: give what is known in the pixels of the tensor")
     with disk.open_file(picture.path) as file, Image.open(file) as opened:
-        wide, high = opened.size
-        return (high, wide) if opened.getexif().get(_ORIENTATION, 1) >= 5 else (wide, high)
+        width, height = opened.size
+        return (height, width) if opened.getexif().get(_ORIENTATION, 1) >= 5 else (width, height)
 
 
 def _seen(picture: LoadedImage, array: Any, what: str, beyond: Any = 0) -> Array:
     """Return an array of the photograph's pixels at those that the model sees, each from the nearest one."""
     if picture.box is None:
         raise ImageError(f"{picture.name} is no photograph: give what is known in the pixels of the tensor")
-    values, (wide, high) = np.asarray(array), photo_size(picture)
-    if values.shape != (high, wide):
-        raise ImageError(f"the {what} of {picture.name} is {list(values.shape)}, the photograph is [{high}, {wide}]")
+    values, (width, height) = np.asarray(array), photo_size(picture)
+    if values.shape != (height, width):
+        raise ImageError(f"the {what} of {picture.name} is {list(values.shape)}, the photograph is [{height}, {width}]")
     left, top, right, bottom = picture.box
     rows, columns = (
         np.floor(start + (np.arange(length) + 0.5) * (stop - start) / length).astype(int)
         for start, stop, length in zip((top, left), (bottom, right), picture.tensor.shape[-2:], strict=True)
     )
-    there = ((rows >= 0) & (rows < high))[:, None] & ((columns >= 0) & (columns < wide))
-    cut = values[rows.clip(0, high - 1)[:, None], columns.clip(0, wide - 1)]
+    there = ((rows >= 0) & (rows < height))[:, None] & ((columns >= 0) & (columns < width))
+    cut = values[rows.clip(0, height - 1)[:, None], columns.clip(0, width - 1)]
     return np.where(there, cut, np.asarray(beyond, values.dtype))
 
 
 def _boxes_seen(picture: LoadedImage, boxes: Iterable[Box]) -> tuple[Box, ...]:
     if picture.box is None:
         raise ImageError(f"{picture.name} is no photograph: give what is known in the pixels of the tensor")
-    high, wide = picture.tensor.shape[-2:]
+    height, width = picture.tensor.shape[-2:]
     left, top, right, bottom = picture.box
-    across, down = wide / (right - left), high / (bottom - top)
+    across, down = width / (right - left), height / (bottom - top)
     moved = [((a - left) * across, (b - top) * down, (c - left) * across, (d - top) * down) for a, b, c, d in boxes]
-    cut = [(max(0.0, a), max(0.0, b), min(float(wide), c), min(float(high), d)) for a, b, c, d in moved]
+    cut = [(max(0.0, a), max(0.0, b), min(float(width), c), min(float(height), d)) for a, b, c, d in moved]
     return tuple(box for box in cut if box[0] < box[2] and box[1] < box[3])
 
 
@@ -287,9 +287,9 @@ def load_annotations(path: str | Path, *, trimap: bool | None = None, ignore: in
         if row is None:
             raise ImageError(f"{path} has no region for {picture.name}")
         if "mask" not in row:
-            wide, high = photo_size(picture) if shares else (1, 1)
+            width, height = photo_size(picture) if shares else (1, 1)
             return Annotation.of_photo(
-                picture, boxes=[(a * wide, b * high, c * wide, d * high) for a, b, c, d in row["boxes"]]
+                picture, boxes=[(a * width, b * height, c * width, d * height) for a, b, c, d in row["boxes"]]
             )
         place = _place(path, picture, row["mask"])
         return _of_scene(picture, place, owners) if owners else _of_mask(picture, place, trimap, ignore)
@@ -386,12 +386,12 @@ def _rows(told: Any, path: Path) -> dict[str, dict[str, Any]]:
     if isinstance(told, dict):
         entries = [{"file": name, **_entry(value)} for name, value in told.items()]
     rows: dict[str, dict[str, Any]] = {}
-    for each in entries:
-        name = each.get("file") if isinstance(each, dict) else None
-        if not isinstance(name, str) or not _is_sound(each):
-            raise ImageError(f"regions {path} has {each!r:.80}; it must name a file and its boxes or its mask")
-        rows[name] = rows[Path(name).name] = each
-        rows.setdefault(Path(name).stem, each)
+    for entry in entries:
+        name = entry.get("file") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not _is_sound(entry):
+            raise ImageError(f"regions {path} has {entry!r:.80}; it must name a file and its boxes or its mask")
+        rows[name] = rows[Path(name).name] = entry
+        rows.setdefault(Path(name).stem, entry)
     if not rows:
         raise ImageError(f"regions {path} holds no pictures: {{file: boxes}}, or a list of {{file, boxes}}")
     return rows

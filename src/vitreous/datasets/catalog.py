@@ -100,7 +100,7 @@ def open_source(
     """
     kind = find_kind(word, ELSEWHERE)
     found = kind.open(path, **({} if size is None else {"size": size}), **more)
-    twice = next((name for name, times in Counter(each.name for each in found.entries).items() if times > 1), None)
+    twice = next((name for name, times in Counter(entry.name for entry in found.entries).items() if times > 1), None)
     if twice is not None:
         raise ImageError(f"{word}: two pictures are called {one_line(twice)}")
     where = None if path is None else Path(path).expanduser()

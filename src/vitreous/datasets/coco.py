@@ -71,11 +71,13 @@ def _entries(told: Mapping[str, Any], root: Path, split: str, least: float, mapp
     images, annotations, categories = (told[part] for part in _PARTS)
     names = {int(each["id"]): str(each["name"]) for each in categories}
     photos = {
-        int(each["id"]): _Photo(str(each["file_name"]), int(each["width"]), int(each["height"])) for each in images
+        int(image["id"]): _Photo(str(image["file_name"]), int(image["width"]), int(image["height"])) for image in images
     }
     objects: dict[int, dict[int, list[Mapping[str, Any]]]] = {}
-    for each in annotations:
-        objects.setdefault(int(each["image_id"]), {}).setdefault(int(each["category_id"]), []).append(each)
+    for annotation in annotations:
+        objects.setdefault(int(annotation["image_id"]), {}).setdefault(int(annotation["category_id"]), []).append(
+            annotation
+        )
     folder = first_there(root / split, root / "images" / split, root / "images") or root
     labels: Mapping[str, Sequence[int]] = table("coco.json")
     found: list[Entry] = []
@@ -103,8 +105,8 @@ def _entries(told: Mapping[str, Any], root: Path, split: str, least: float, mapp
 
 
 def _box(told: Any) -> tuple[float, float, float, float]:
-    left, top, wide, high = (float(each) for each in told)
-    return left, top, left + wide, top + high
+    left, top, width, height = (float(each) for each in told)
+    return left, top, left + width, top + height
 
 
 def _truth(
@@ -112,8 +114,8 @@ def _truth(
 ) -> Annotation:
     size = photo.high, photo.wide
     try:
-        inside = [drawn(each["segmentation"], size) for each in objects if not each.get("iscrowd")]
-        crowd = [drawn(each["segmentation"], size) for each in objects if each.get("iscrowd")]
+        inside = [drawn(object_["segmentation"], size) for object_ in objects if not object_.get("iscrowd")]
+        crowd = [drawn(object_["segmentation"], size) for object_ in objects if object_.get("iscrowd")]
     except (KeyError, TypeError, ValueError) as error:
         raise ImageError(f"coco: the masks of {photo.file} cannot be understood: {one_line(str(error))}") from None
     mask = np.any(inside, axis=0)
@@ -127,9 +129,9 @@ def drawn(told: Any, size: tuple[int, int]) -> Array:
     pycocotools traces polygons on a grid five times finer: masks may differ from its own along the outline.
     """
     if isinstance(told, Mapping):
-        high, wide = (int(each) for each in told["size"])
-        if (high, wide) != size:
-            raise ValueError(f"runs of {high} x {wide} pixels in an image of {size[0]} x {size[1]}")
+        height, width = (int(each) for each in told["size"])
+        if (height, width) != size:
+            raise ValueError(f"runs of {height} x {width} pixels in an image of {size[0]} x {size[1]}")
         return mask_of_runs(told["counts"], size)
     mask = np.zeros(size, bool)
     for polygon in told:
@@ -141,13 +143,13 @@ def drawn(told: Any, size: tuple[int, int]) -> Array:
 
 def _filled(points: Array, size: tuple[int, int]) -> Array:
     """Fill a polygon row by row: a pixel is inside if an odd number of edges cross its row to the right of it."""
-    high, wide = size
+    height, width = size
     (left, top), (right, bottom) = points.T, np.roll(points, -1, axis=0).T
-    rows = np.arange(high)[:, None] + 0.5
+    rows = np.arange(height)[:, None] + 0.5
     row, edge = np.nonzero((top > rows) != (bottom > rows))
     slope = (right[edge] - left[edge]) / (bottom[edge] - top[edge])
     crossing = left[edge] + (row + 0.5 - top[edge]) * slope
-    before = np.ceil(crossing - 0.5).clip(0, wide).astype(int)  # how many middles of pixels lie to the left of it
-    turns = np.zeros((high, wide + 1), int)
+    before = np.ceil(crossing - 0.5).clip(0, width).astype(int)  # how many middles of pixels lie to the left of it
+    turns = np.zeros((height, width + 1), int)
     np.add.at(turns, (row, before), 1)
     return np.asarray(turns[:, :0:-1].cumsum(axis=1)[:, ::-1] % 2 == 1)

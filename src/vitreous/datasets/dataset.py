@@ -172,8 +172,8 @@ class Entry:
             return self.known(picture)
         boxes = None
         if self.boxes:
-            wide, high = photo_size(picture) if self.shares else (1, 1)
-            moved = [(a * wide, b * high, c * wide, d * high) for a, b, c, d in self.boxes]
+            width, height = photo_size(picture) if self.shares else (1, 1)
+            moved = [(a * width, b * height, c * width, d * height) for a, b, c, d in self.boxes]
             boxes = Annotation.of_photo(picture, boxes=moved)
         if self.mask is None:
             return boxes
@@ -204,9 +204,9 @@ class DataSource:
     def digest(self) -> str:
         """What tells this choice from another: names, labels, boxes, names of masks and groups; no bytes are read."""
         told = hashlib.blake2b(self.word.encode(), digest_size=16)
-        for each in self.entries:
-            mask = None if each.mask is None else each.mask.name
-            row = [each.name, each.label, each.boxes, each.shares, mask, each.group, each.compare_classes]
+        for entry in self.entries:
+            mask = None if entry.mask is None else entry.mask.name
+            row = [entry.name, entry.label, entry.boxes, entry.shares, mask, entry.group, entry.compare_classes]
             told.update(json.dumps(row).encode() + b"\n")  # JSON writes every character in ASCII
         return told.hexdigest()
 
@@ -218,7 +218,7 @@ class DataSource:
     @property
     def groups(self) -> tuple[int, ...] | None:
         """The number of each entry's group; None where there are no groups."""
-        numbers = [each.group for each in self.entries]
+        numbers = [entry.group for entry in self.entries]
         return None if None in numbers else tuple(number for number in numbers if number is not None)
 
     def sample(self, model: VisionModel, place: int) -> Sample:
@@ -263,10 +263,10 @@ class DataSource:
         found: dict[str, Any] = {
             "data": _Opened(kept),
             "labels": None if None in labels else list(labels),
-            "truth": [each.truth for each in kept] if any(each.is_known for each in kept) else None,
+            "annotations": [each.truth for each in kept] if any(each.is_known for each in kept) else None,
             "groups": None if groups is None else [groups[place] for place in places],
-            "among": None if None in compare_classes else list(compare_classes),
-            "classes": self.classes,
+            "compare_classes": None if None in compare_classes else list(compare_classes),
+            "class_subset": self.classes,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -274,7 +274,7 @@ class DataSource:
         """Return what a record says about the data."""
         return {
             "source": self.word,
-            "images": len({each.photo for each in self.entries}),
+            "images": len({entry.photo for entry in self.entries}),
             "entries": len(self),
             "digest": self.digest,
             "classes": None if self.classes is None else len(self.classes),
@@ -376,11 +376,11 @@ def chosen(
     if (listed is not None) != (choose == "listed"):
         raise SpecError(f"choose={choose!r} and listed={listed!r:.60} do not go together")
     if choose == "per-class":
-        taken = [[each] for each in _turns(word, entries, seed)]
+        taken = [[turn] for turn in _turns(word, entries, seed)]
     else:
         photos: dict[str, list[Entry]] = {}
-        for each in entries:
-            photos.setdefault(each.photo, []).append(each)
+        for entry in entries:
+            photos.setdefault(entry.photo, []).append(entry)
         taken = list(photos.values())
         if choose == "random":
             taken.sort(key=lambda some: _key(seed, some[0]))
@@ -404,10 +404,10 @@ def _key(seed: int, entry: Entry) -> tuple[bytes, str]:
 
 def _turns(word: str, entries: Sequence[Entry], seed: int) -> list[Entry]:
     classes: dict[str, list[Entry]] = {}
-    for each in entries:
-        if each.label is None:
-            raise ImageError(f"{word}: {one_line(each.name)} has no label, so choose='per-class' cannot be had")
-        classes.setdefault(repr(each.label), []).append(each)
+    for entry in entries:
+        if entry.label is None:
+            raise ImageError(f"{word}: {one_line(entry.name)} has no label, so choose='per-class' cannot be had")
+        classes.setdefault(repr(entry.label), []).append(entry)
     queues = [sorted(some, key=lambda each: _key(seed, each)) for some in classes.values()]
     queues.sort(key=lambda queue: digest(seed, f"class {queue[0].label!r}"))
     longest = max(map(len, queues), default=0)
@@ -469,10 +469,10 @@ def _names(word: str, listed: Iterable[str] | str | Path) -> list[str]:
             said = getattr(error, "strerror", None) or str(error)
             raise ImageError(f"{word}: the list {listed} cannot be read: {one_line(said)}") from None
     if isinstance(names, list):
-        names = [each.get("file") if isinstance(each, dict) else each for each in names]
-    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        names = [name.get("file") if isinstance(name, dict) else name for name in names]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ImageError(f"{word}: a list of pictures holds names, or a JSON list of tables with a file each")
-    wanted = [str(each) for each in names if each.strip()]
+    wanted = [str(name) for name in names if name.strip()]
     if not wanted:
         raise ImageError(f"{word}: the list of pictures is empty")
     return wanted

@@ -56,7 +56,7 @@ def folder_at(word: str, path: Path, expected: str) -> Path:
 
 def first_there(*places: Path) -> Path | None:
     """Return the first of some files or folders that is there."""
-    return next((each for each in places if os.path.exists(each)), None)
+    return next((position for position in places if os.path.exists(position)), None)
 
 
 def is_picture(name: str) -> bool:
@@ -148,7 +148,7 @@ def folder(path: Path) -> Found:
         inside = next((each for each in folders(path) if pictures_below(each)), None)
         hint = f"they are in folders inside it such as {one_line(inside.name)}; use imagefolder" if inside else None
         raise misfit("folder", expected, hint or content(path), path)
-    return Found([Entry(each.name, each) for each in files])
+    return Found([Entry(file.name, file) for file in files])
 
 
 @source_kind("imagefolder")
@@ -249,10 +249,10 @@ def pets(path: Path) -> Found:
         where = content(path.parent) if os.path.isdir(path.parent) else "there is no such folder"
         raise misfit("pets", f"pictures, trimaps and, beside it, {path.name}.json", where, path)
     found = _of_json("pets", table)
-    bare = next((each for each in found.entries if each.mask is None or each.label is None), None)
+    bare = next((entry for entry in found.entries if entry.mask is None or entry.label is None), None)
     if bare is not None:
         raise misfit("pets", "a trimap and a label for every picture", f"{one_line(bare.name)} lacks one", table)
-    entries = [replace(each, known=partial(_trimap, each.mask)) for each in found.entries if each.mask is not None]
+    entries = [replace(entry, known=partial(_trimap, entry.mask)) for entry in found.entries if entry.mask is not None]
     return replace(found, entries=entries)
 
 
@@ -307,7 +307,7 @@ def _found(word: str, table: Path, rows: Sequence[Mapping[str, Any]]) -> Found:
             mask=_place(table, str(row["mask"])) if row.get("mask") else None,
             group=group,
         )
-    words = sorted({each.label for each in entries.values() if isinstance(each.label, str)})
+    words = sorted({entry.label for entry in entries.values() if isinstance(entry.label, str)})
     return Found(list(entries.values()), names=tuple(words), note=f"labels and regions of {table.name}")
 
 

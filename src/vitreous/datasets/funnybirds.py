@@ -251,7 +251,7 @@ def _class(row: Mapping[str, Any], count: int, path: Path, number: int) -> int:
 def _count(objects: Any, path: Path, number: int) -> int:
     """Return how many background objects there are: a list of them, or their numbers with commas between."""
     if isinstance(objects, str):
-        return len([each for each in objects.split(",") if each.strip()])
+        return len([word for word in objects.split(",") if word.strip()])
     if isinstance(objects, list):
         return len(objects)
     raise ImageError(

@@ -34,7 +34,7 @@ def quad(path: Path, rows: int = 2, least_confidence: float | None = None, pool:
     not classify rightly with this probability.
     """
     found = imagenet_val(path)
-    plain = [replace(each, boxes=None, known=None) for each in found.entries]
+    plain = [replace(entry, boxes=None, known=None) for entry in found.entries]
     make = partial(_made, "quad-imagenet", path, rows=rows, least=least_confidence, pool=pool)
     return replace(found, entries=plain, make=make)
 
@@ -73,7 +73,7 @@ def _most(counts: Iterable[int], cells: int) -> int:
     low, high = 0, sum(counts) // cells
     while low < high:
         half = (low + high + 1) // 2
-        low, high = (half, high) if sum(min(each, half) for each in counts) >= cells * half else (low, half - 1)
+        low, high = (half, high) if sum(min(count, half) for count in counts) >= cells * half else (low, half - 1)
     return low
 
 
@@ -112,7 +112,7 @@ class GridSource(DataSource):
     def _made(self, model: VisionModel, on_error: Unreadable | None = None) -> Grids:
         if not self._kept or self._kept[0][0] is not model:
             truths: deque[Annotation | None] = deque()
-            known = any(each.is_known for each in self.ingredients.entries)
+            known = any(entry.is_known for entry in self.ingredients.entries)
             parts: Any = _in_step(truths) if known else None
             shown = self._pairs(model, on_error, truths if known else None)
             made = possible_grids(model, shown, None, self.rows, self.count or None, self.seed, self.least, parts)
@@ -149,8 +149,8 @@ class GridSource(DataSource):
             "data": made.pictures,
             "labels": list(made.targets),
             "target": list(made.targets),
-            "truth": list(made.truths),
-            "among": [list(each) for each in made.compare_classes],
+            "annotations": list(made.truths),
+            "compare_classes": [list(each) for each in made.compare_classes],
             "groups": list(made.groups),
         }
 

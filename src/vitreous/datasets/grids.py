@@ -141,7 +141,7 @@ def mosaics(
         if len(first) < 2:
             break
         pair = [waiting.take(first), waiting.take(first)]
-        cells = sorted([*pair, *(waiting.take(each) for each in others)], key=lambda cell: cell.key[::-1])
+        cells = sorted([*pair, *(waiting.take(other) for other in others)], key=lambda cell: cell.key[::-1])
         made.append(cells)
         places.append([place for place, cell in enumerate(cells) if cell in pair])
     _enough(len(made), count, "two pictures of one class and two of others", "mosaics")
@@ -162,11 +162,11 @@ def _entries(made: Sequence[Sequence[_Cell]], entries: Sequence[tuple[int, list[
 
 
 def _truth(cells: Sequence[_Cell], places: Sequence[int], rows: int) -> Annotation:
-    high, wide = cells[0].tensor.shape[-2:]
-    mask, ignore = (np.zeros((rows * high, rows * wide), bool) for _ in range(2))
+    height, width = cells[0].tensor.shape[-2:]
+    mask, ignore = (np.zeros((rows * height, rows * width), bool) for _ in range(2))
     for place in places:
         down, across = divmod(place, rows)
-        own = slice(down * high, (down + 1) * high), slice(across * wide, (across + 1) * wide)
+        own = slice(down * height, (down + 1) * height), slice(across * width, (across + 1) * width)
         region, unsure = cells[place].region, cells[place].ignore
         mask[own] = True if region is None else region
         ignore[own] = False if unsure is None else unsure
@@ -192,7 +192,9 @@ def _sure(model: VisionModel, samples: list[Sample], least: float | None) -> lis
     if least is None:
         return samples
     with torch.no_grad():
-        told = model.logits(model.cast(torch.stack([each.picture.tensor for each in samples]))).float().softmax(dim=1)
+        told = (
+            model.logits(model.cast(torch.stack([sample.picture.tensor for sample in samples]))).float().softmax(dim=1)
+        )
     best, classes = (each.tolist() for each in told.max(dim=1))
     return [s for s, p, c in zip(samples, best, classes, strict=True) if c == s.label and p >= least]
 
@@ -200,15 +202,15 @@ def _sure(model: VisionModel, samples: list[Sample], least: float | None) -> lis
 def _small(sample: Sample, rows: int, seed: int) -> _Cell:
     """Make a picture as small as a cell, and what is known about it."""
     tensor, truth = sample.picture.tensor, sample.annotation
-    high, wide = tensor.shape[-2:]
-    if high % rows or wide % rows:
-        raise ImageError(f"{high} x {wide} pixels cannot be cut into {rows} x {rows} equal cells")
+    height, width = tensor.shape[-2:]
+    if height % rows or width % rows:
+        raise ImageError(f"{height} x {width} pixels cannot be cut into {rows} x {rows} equal cells")
     if truth is not None and not truth.has("region"):
         raise ImageError(f"nothing is known about where the object of {sample.picture.name} is")
-    size = (high // rows, wide // rows)
+    size = (height // rows, width // rows)
     small = torch.nn.functional.interpolate(tensor[None].float(), size, mode="bilinear", antialias=True)[0]
     middle = slice(rows // 2, None, rows)  # the pixel nearest to the middle of each cell's pixel
-    known = None if truth is None else truth.region(size=(high, wide))[middle, middle]
+    known = None if truth is None else truth.region(size=(height, width))[middle, middle]
     unsure = None if truth is None or truth.ignore is None else np.asarray(truth.ignore, bool)[middle, middle]
     assert sample.label is not None
     key = hashlib.blake2b(f"{seed} {sample.picture.digest}".encode(), digest_size=16).digest()

@@ -62,10 +62,10 @@ def imagenet_val(path: Path, boxes: str | Path | None = None) -> Found:
         found = wnid_folders(_WORD, shown)
     else:
         found = _flat(path, shown)
-    entries = [replace(each, name=Path(each.name).name) for each in found.entries]  # one name in every layout
+    entries = [replace(entry, name=Path(entry.name).name) for entry in found.entries]  # one name in every layout
     if boxes is not None:
         place = folder_at(_WORD, Path(boxes), "ILSVRC2012_val_*.xml")
-        entries = [replace(each, known=partial(_annotated, place, each)) for each in entries]
+        entries = [replace(entry, known=partial(_annotated, place, entry)) for entry in entries]
     return replace(found, entries=sorted(entries, key=lambda each: each.name))
 
 
@@ -82,12 +82,12 @@ def imagenet_r(path: Path) -> Found:
 
 
 def _has_wnids(path: Path) -> bool:
-    return any(is_wnid(each.name) for each in folders(path))
+    return any(is_wnid(folder.name) for folder in folders(path))
 
 
 def _subset(word: str, path: Path) -> Found:
     found, classes = wnid_folders(word, path), imagenet_subset(word)
-    other = next((each for each in found.entries if each.label not in classes), None)
+    other = next((entry for entry in found.entries if entry.label not in classes), None)
     if other is not None:
         said = f"{one_line(other.name.partition('/')[0])} is not one of its classes"
         raise misfit(word, "folders of its 200 WordNet ids", said, path)
@@ -102,7 +102,7 @@ def wnid_folders(word: str, path: Path) -> Found:
         if label is None:
             said = f"{one_line(folder.name)} is no WordNet id of ImageNet's thousand classes"
             raise misfit(word, "folders of WordNet ids such as n01440764", said, path)
-        entries += [Entry(each.relative_to(path).as_posix(), each, label=label) for each in files]
+        entries += [Entry(file.relative_to(path).as_posix(), file, label=label) for file in files]
     return Found(entries, note="labels are folders of WordNet ids")
 
 
@@ -120,7 +120,7 @@ def _flat(path: Path, shown: Path) -> Found:
         if meta is None:
             raise misfit(_WORD, f"{_META} beside {_TRUTH}", "it is not there", told.parent)
         labels = _devkit(told, meta)
-        numbered = [(each, _number(each)) for each in files]
+        numbered = [(file, _number(file)) for file in files]
         short = next((each for each, number in numbered if not 0 < number <= len(labels)), None)
         if short is not None:
             raise misfit(_WORD, f"a line for {short.name}", f"it has {len(labels)}", told)
@@ -173,10 +173,10 @@ def _synsets(meta: Path) -> dict[int, int]:
 def _kaggle(files: list[Path], solution: Path) -> Found:
     """Read lines of a name and, over and over, a WordNet id and a box in pixels."""
     rows = {row[0]: told for row in csv.reader(read_lines(_WORD, solution)) if (told := _solved(row)) is not None}
-    lost = next((each for each in files if each.stem not in rows), None)
+    lost = next((file for file in files if file.stem not in rows), None)
     if lost is not None:
         raise misfit(_WORD, f"a line for {lost.stem}", "there is none", solution)
-    entries = [Entry(each.name, each, label=rows[each.stem][0], boxes=rows[each.stem][1]) for each in files]
+    entries = [Entry(file.name, file, label=rows[file.stem][0], boxes=rows[file.stem][1]) for file in files]
     return Found(entries, note=f"labels and boxes of {solution.name}")
 
 
@@ -194,11 +194,11 @@ def _solved(row: list[str]) -> tuple[int, tuple[Box, ...]] | None:
 
 def _table(files: list[Path], table: Path) -> Found:
     found = _of_json(_WORD, table)
-    rows = {Path(each.name).stem: each for each in found.entries}
-    lost = next((each for each in files if each.stem not in rows or rows[each.stem].label is None), None)
+    rows = {Path(entry.name).stem: entry for entry in found.entries}
+    lost = next((file for file in files if file.stem not in rows or rows[file.stem].label is None), None)
     if lost is not None:
         raise misfit(_WORD, f"a label for {lost.name}", "there is none", table)
-    return replace(found, entries=[replace(rows[each.stem], path=each) for each in files])
+    return replace(found, entries=[replace(rows[file.stem], path=file) for file in files])
 
 
 # -- boxes -------------------------------------------------------------------------------------------------
@@ -244,17 +244,17 @@ def imagenet_s(path: Path, split: str = "validation") -> Found:
     shown, masks = path / split, path / f"{split}-segmentation"
     if not os.path.isdir(shown) or not os.path.isdir(masks):
         raise misfit(_S, _EXPECTED_S.replace("validation", split), content(path), path)
-    wnids = [each.name for each in folders(masks)]
+    wnids = [folder.name for folder in folders(masks)]
     numbers = {wnid: number for number, wnid in enumerate(sorted(wnids), 1)} if len(wnids) in _SIZES else {}
     found = wnid_folders(_S, shown)
     by_name = {each.relative_to(masks).with_suffix("").as_posix(): each for each in pictures_below(masks)}
     entries = []
-    for each in found.entries:
-        mask = by_name.get(each.name.rpartition(".")[0])
+    for entry in found.entries:
+        mask = by_name.get(entry.name.rpartition(".")[0])
         if mask is None:
-            raise misfit(_S, f"a mask of {one_line(each.name)}", "there is none", masks)
-        number = numbers.get(each.name.partition("/")[0])
-        entries.append(replace(each, mask=mask, known=partial(_numbered, mask, number)))
+            raise misfit(_S, f"a mask of {one_line(entry.name)}", "there is none", masks)
+        number = numbers.get(entry.name.partition("/")[0])
+        entries.append(replace(entry, mask=mask, known=partial(_numbered, mask, number)))
     note = f"{found.note}; {len(wnids)} folders of masks"
     return replace(
         found, entries=entries, note=note if numbers else f"{note}, so masks of several classes are left out"

@@ -81,7 +81,7 @@ def scene_masks(folder: Path) -> frozenset[str]:
     scenes = told.get("scenes") if isinstance(told, dict) else None
     if not isinstance(scenes, list) or not str(told.get("schema")).startswith("vitreous.scenes/"):
         return frozenset()
-    return frozenset(str(each["mask"]) for each in scenes if isinstance(each, dict) and "mask" in each)
+    return frozenset(str(scene["mask"]) for scene in scenes if isinstance(scene, dict) and "mask" in scene)
 
 
 _BYTES = 16.0
@@ -334,13 +334,13 @@ def pictures(
 
 
 def _from_files(path: Path, model: VisionModel, on_error: OnError | None) -> Iterator[LoadedImage]:
-    for each in image_files(path) if os.path.isdir(path) else [path]:
+    for image_file in image_files(path) if os.path.isdir(path) else [path]:
         try:
-            picture = _from_photo(open_photo(each), model, each.name, each)
+            picture = _from_photo(open_photo(image_file), model, image_file.name, image_file)
         except ImageError as error:
             if on_error is None:
                 raise
-            on_error(each, error)
+            on_error(image_file, error)
         else:
             yield picture
 

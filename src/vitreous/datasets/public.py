@@ -97,7 +97,7 @@ def _pickled(word: str, place: Path) -> tuple[Array, list[int]]:
     labels: Any
     pixels, labels = (told.get(name) if isinstance(told, dict) else None for name in (b"data", key))
     sound = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (_PIXELS,)
-    if not sound or not isinstance(labels, list) or not all(isinstance(each, int) for each in labels):
+    if not sound or not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
         said = ", ".join(sorted(map(str, told))[:5]) if isinstance(told, dict) else type(told).__name__
         raise misfit(word, f"data of [n, {_PIXELS}] bytes and {key.decode()}", f"it has {said}", place)
     return pixels, labels

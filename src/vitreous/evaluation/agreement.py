@@ -80,8 +80,8 @@ def agreement(
         by,
         grid,
         matrix=_square(pairs, np.array(whole)),
-        low=_square(pairs, np.array([each.low for each in ends])),
-        high=_square(pairs, np.array([each.high for each in ends])),
+        low=_square(pairs, np.array([end.low for end in ends])),
+        high=_square(pairs, np.array([end.high for end in ends])),
         per_image=None if by == "cka" else _square(pairs, np.stack([parts[:, 0] for parts, _ in cells], axis=-1)),
         plan={**table.plan, "metrics": {}, "resampling": {"n_bootstrap": n_bootstrap, "seed": seed}},
     )
@@ -94,7 +94,7 @@ def layer_methods(of: str | Method, model: VisionModel | nn.Module) -> dict[str,
     ``decompx`` … Layers where it has nothing to see are left out.
     """
     how, seen = get_method(of), wrap(model)
-    if "layer" not in {each.name for each in how.info.parameters}:
+    if "layer" not in {parameter.name for parameter in how.info.parameters}:
         raise SpecError(f"{how.spec} has no layer that could be another one")
     layers = [layer for layer in range(seen.depth) if not how.has_layer_choice or how.at_layer(seen, layer) is not None]
     moved: Any = how
@@ -134,8 +134,8 @@ _Kept.info = MetricInfo("maps", "agreement", _Kept)
 
 
 def _maps(parts: Array) -> Array:
-    high, wide = parts[0, :2].astype(int)
-    return parts[:, 2:].reshape(len(parts), high, wide)
+    height, width = parts[0, :2].astype(int)
+    return parts[:, 2:].reshape(len(parts), height, width)
 
 
 def _similarities(by: str, one: Array, other: Array) -> Array:

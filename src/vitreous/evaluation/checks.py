@@ -100,7 +100,7 @@ class _Case:
     how: Method
     given: Tensor | None
     memory: float | None
-    tick: Callable[[int], None] | None
+    on_progress: Callable[[int], None] | None
 
     def tests(self) -> Iterator[tuple[Finding, str]]:
         self._same_model()
@@ -134,7 +134,7 @@ class _Case:
             halves = [self.explanation.extras["halves"]]
         if not halves:
             return Finding(name, "-", "the method averages no samples"), ""
-        lowest = min(agreement(each[:1], each[1:]) for each in halves)
+        lowest = min(agreement(halve[:1], halve[1:]) for halve in halves)
         whole = 2 * lowest / (1 + lowest) if lowest > 0 else 0.0
         sentence = (
             f"the maps of two halves of the samples agree to {lowest:.2f}, so all of them to about {whole:.2f}; "
@@ -201,7 +201,7 @@ class _Case:
         context = self._session(seed=self.explanation.seed + 1)
         found = self._found(context)
         answers = [each for each in context.memo.values() if isinstance(each, Attribution)]
-        return found, [each.extras["halves"][0].cpu() for each in answers if "halves" in each.extras]
+        return found, [answer.extras["halves"][0].cpu() for answer in answers if "halves" in answer.extras]
 
     def _again(self, seen: VisionModel | None = None, target: int | None = None, seed: int | None = None) -> Tensor:
         """Return the map of the same method when one thing is another."""
@@ -214,7 +214,12 @@ class _Case:
             seen, 1, asked, rivals, e.asked, e.class_subset or None, [e.compare_classes] if e.compare_classes else None
         )
         return Context(
-            seen, self.inputs, aim, e.seed if seed is None else seed, memory_gb=self.memory, on_progress=self.tick
+            seen,
+            self.inputs,
+            aim,
+            e.seed if seed is None else seed,
+            memory_gb=self.memory,
+            on_progress=self.on_progress,
         )
 
     def _found(self, context: Context) -> Tensor:
@@ -233,7 +238,7 @@ class _Case:
         draws = PRNGKey.of_images(e.seed, "check", self.inputs.cpu())
         return measure(
             self.view, self.inputs, e.image, self.map[0], e.target, draws,
-            compare_classes=compare_classes, class_subset=e.class_subset or None, memory_gb=self.memory, on_progress=self.tick,
+            compare_classes=compare_classes, class_subset=e.class_subset or None, memory_gb=self.memory, on_progress=self.on_progress,
         )  # fmt: skip
 
     def _same_model(self) -> None:

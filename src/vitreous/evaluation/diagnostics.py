@@ -64,7 +64,9 @@ class Diagnosis:
         return html_rows([["check", "", ""], *checks], self.verdict) + second
 
     def _told(self) -> str:
-        counts = {verdict: sum(each.verdict == verdict for each in self.methods) for verdict in ("ok", "failed", "-")}
+        counts = {
+            verdict: sum(method.verdict == verdict for method in self.methods) for verdict in ("ok", "failed", "-")
+        }
         return f"{counts['ok']} methods apply, {counts['failed']} do not, {counts['-']} were not tried"
 
 
@@ -80,8 +82,8 @@ def diagnose(model: VisionModel | nn.Module, *, seed: int = 0, **facts: Any) -> 
     first = _safely("a view of the model", look)
     if first.verdict == "failed":
         return Diagnosis(type(model).__name__, (first,))
-    (vision_model,), (high, wide) = seen, seen[0].preprocess.size
-    inputs = PRNGKey.of(seed, "doctor").at(torch.arange(2)).normal(3, high, wide)
+    (vision_model,), (height, width) = seen, seen[0].preprocess.size
+    inputs = PRNGKey.of(seed, "doctor").at(torch.arange(2)).normal(3, height, width)
     examiner = _Examiner(vision_model, vision_model.cast(inputs))
     checks = tuple(_safely(name, look) for name, look in examiner.checks())
     tried = tuple(_try(vision_model, inputs[:1], name) for name in _spellings())
@@ -174,8 +176,8 @@ class _Examiner:
     def tokens(self) -> str | None:
         if not self.view.can_drop_tokens:
             return None
-        high, wide = self.view.grid(self.inputs)
-        everything = torch.arange(high * wide).expand(len(self.inputs), -1)
+        height, width = self.view.grid(self.inputs)
+        everything = torch.arange(height * width).expand(len(self.inputs), -1)
         return self._same(self.view.logits(self.inputs, keep=everything), self.view.logits(self.inputs))
 
     def suffixes(self) -> str:

@@ -160,11 +160,11 @@ class _Run:
     ) -> None:
         self.view, self.plan, self.first = model, plan, plan
         self.done: list[Judged] = []
-        self.tick = _ticker(plan, progress, total)
+        self.on_progress = _ticker(plan, progress, total)
         self.began = time.perf_counter()
 
     def judge(self, group: Sequence[Sample]) -> None:
-        judged = unit(self.view, group, self.plan, self.tick)
+        judged = unit(self.view, group, self.plan, self.on_progress)
         self.plan = replace(
             self.plan, attribution_batch=judged.inner, forward_batch=judged.at_once
         )  # too much once is not tried again
@@ -191,7 +191,7 @@ class _Run:
             plan=self._record(target),
             samples=samples,
             seed=plan.seed,
-            groups=None if groups is None else tuple(int(each) for each in groups),
+            groups=None if groups is None else tuple(int(group) for group in groups),
         )
 
     def _degenerate(self, name: str) -> dict[str, int]:

@@ -170,7 +170,7 @@ def _attributed(given: Any, model: VisionModel, inputs: Tensor, classes: Tensor)
     """Ask an attribution object, which knows the user's own model: its gradients and flags are put back afterwards."""
     if any(module.training for module in model.module.modules()):
         raise ModelError(f"{model.name} is in training mode; call .eval() before an attribution object runs it")
-    before = [(each, each.grad, each.requires_grad) for each in model.module.parameters()]
+    before = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.module.parameters()]
     try:
         return given.attribute(inputs, target=classes)
     finally:

@@ -63,12 +63,12 @@ def window(size: int, given: int | None = None) -> int:
 class Reader:
     """Reads the maps of one image: ``masks`` are dilated once for all of them."""
 
-    def __init__(self, seen: Seen, slots: int, wide: int) -> None:
-        high, across = seen.masks.shape[1:]
+    def __init__(self, seen: Seen, slots: int, width: int) -> None:
+        height, across = seen.masks.shape[1:]
         masks = torch.from_numpy(seen.masks).float()[:, None]
-        grown = torch.nn.functional.max_pool2d(masks, wide, stride=1, padding=wide // 2)
+        grown = torch.nn.functional.max_pool2d(masks, width, stride=1, padding=width // 2)
         self._grown: Array = grown.flatten(1).double().numpy()
-        self._owners, self._slots, self._size = seen.owners, slots, (high, across)
+        self._owners, self._slots, self._size = seen.owners, slots, (height, across)
 
     def importances(self, maps: Array) -> tuple[Array, Array]:
         """Return what maps ``[m, S, S]`` hold inside each part and object ``[m, slots]``, and in all ``[m]``.
@@ -248,8 +248,8 @@ class _Run:
         clean = [self._inputs(some) for some in cut([Change(i, everything) for i in images], self.engine.batch)]
         inputs = torch.cat(clean)
         samples = [
-            Sample(LoadedImage(each, _NOTHING, self.source.names[image]), image)
-            for image, each in zip(images, inputs, strict=True)
+            Sample(LoadedImage(input_, _NOTHING, self.source.names[image]), image)
+            for image, input_ in zip(images, inputs, strict=True)
         ]
         explaining = Explaining(self.view, self.plan, samples, inputs, self._tick)
         wanted = {mode: torch.from_numpy(of).to(self.view.device) for mode, of in classes.items()}
@@ -264,7 +264,7 @@ class _Run:
         names = [*maps, *([_ORACLE] if self.oracle else [])]
         values = {name: np.empty((len(images), len(_MODES), self.slots)) for name in names}
         totals = {name: np.empty((len(images), len(_MODES))) for name in names}
-        own = {name: each.values.double().cpu().numpy() for name, each in maps.items()}
+        own = {name: map_.values.double().cpu().numpy() for name, map_ in maps.items()}
         falls = np.stack([facts.drops(classes[mode]) for mode in _MODES], axis=1)
         for place, seen in enumerate(self.source.seen(images)):
             self.objects_seen += int(seen.masks[seen.owners >= len(self.source.parts)].any(axis=(1, 2)).sum())
@@ -284,9 +284,9 @@ class _Run:
     def result(self, methods: tuple[str, ...], levels: Array, samples: int, seed: int) -> FunnyBirdsResult:
         """Put the numbers of all images together."""
         facts = Interventions(
-            np.concatenate([each.labels for each in self.facts]),
-            np.concatenate([each.kept for each in self.facts]),
-            np.concatenate([each.without for each in self.facts]),
+            np.concatenate([fact.labels for fact in self.facts]),
+            np.concatenate([fact.kept for fact in self.facts]),
+            np.concatenate([fact.without for fact in self.facts]),
             self.source.variants,
             self.share,
         )
@@ -401,7 +401,7 @@ def _source(given: Any, model: VisionModel) -> Source:
         return Folder.of(Path(given))
     if isinstance(given, World) or (isinstance(given, list | tuple) and all(isinstance(e, Scene) for e in given)):
         return Scenes.of(given, model.preprocess.size[0], model.device)
-    if all(hasattr(given, each) for each in ("variants", "seen", "most_objects")):
+    if all(hasattr(given, name) for name in ("variants", "seen", "most_objects")):
         source: Source = given
         return source
     raise VitreousError(f"{given!r:.60} is neither a World, nor a list of scenes, nor a folder")

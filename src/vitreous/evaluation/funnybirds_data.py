@@ -211,5 +211,5 @@ class Scenes:
             one = rendered.owner[place : place + 1]
             whole = type(rendered)(rendered.images[place : place + 1], one)
             masks = torch.cat([whole.parts[0], whole.objects[0], whole.marker])
-            owners = [*range(len(PARTS)), *(len(PARTS) + each for each in objects)]
+            owners = [*range(len(PARTS)), *(len(PARTS) + object_ for object_ in objects)]
             yield Seen(np.asarray(masks[owners].cpu().numpy()), np.array(owners))

@@ -54,7 +54,7 @@ class Course:
     maps: tuple[str, ...]
     seed: int = 0
     again: bool = False
-    substrates: Mapping[str, str] = field(default_factory=dict)
+    baselines: Mapping[str, str] = field(default_factory=dict)
 
     def states(self, image_shape: ImageShape) -> int:
         """Return how many states each scene takes, if the explained class is the true one."""
@@ -116,7 +116,7 @@ def courses(judges: Mapping[str, Metric], image_shape: ImageShape, seeds: int, b
         others = {label: each[turn] for label, each in changed.items() if turn < len(each)}
         if others:
             names = {label: name for label, (name, _) in others.items()}
-            yield Course({label: judge for label, (_, judge) in others.items()}, CORE, substrates=names)
+            yield Course({label: judge for label, (_, judge) in others.items()}, CORE, baselines=names)
 
 
 def _asks_again(judge: Metric, image_shape: ImageShape) -> bool:
@@ -181,7 +181,7 @@ def meta_evaluate(
             tell,
         )
         fit, aside = court.sorted_out(judges)
-        plan = list(courses(fit, court.geometry, seeds, baselines)) if fit else []
+        plan = list(courses(fit, court.image_shape, seeds, baselines)) if fit else []
         court.announce(plan)
         tables = [(course, court.hold(course)) for course in plan]
     rows = {**aside, **{label: court.verdict(label, judge, tables) for label, judge in fit.items()}}
@@ -224,7 +224,7 @@ class _Court:
 
     def __post_init__(self) -> None:
         side, tokens = self.scenes.owner.shape[-1], self.view.grid(self.scenes.inputs[:1])
-        self.geometry = ImageShape((side, side), tokens, self.view.depth)
+        self.image_shape = ImageShape((side, side), tokens, self.view.depth)
         self.maps = ladder(self.scenes, tokens)
         self.maps[CENTRE] = self._centre().expand(len(self.scenes), -1, -1)
         self.closeness = closeness({name: self.maps[name] for name in (*CORE, *MIXES)})
@@ -234,11 +234,11 @@ class _Court:
         """Return the metrics that can be tried, after a rehearsal on one scene, and rows for those that cannot."""
         why: dict[str, str] = {}
         for label, judge in judges.items():
-            reason = refusal(judge, self.geometry)
+            reason = refusal(judge, self.image_shape)
             if reason is not None:
                 why[label] = reason
         fit = {label: judge for label, judge in judges.items() if label not in why}
-        for course in courses(fit, self.geometry, 1, 0) if fit else ():
+        for course in courses(fit, self.image_shape, 1, 0) if fit else ():
             if self._rehearsed(course.judges, course.again) is not None:
                 for label, judge in course.judges.items():
                     reason = self._rehearsed({label: judge}, course.again)
@@ -253,7 +253,7 @@ class _Court:
         with torch.no_grad():
             self.view.logits(few).cpu()
         rate = len(few) / (time.perf_counter() - begun)
-        self.total = sum(course.states(self.geometry) for course in plan) * len(self.scenes)
+        self.total = sum(course.states(self.image_shape) for course in plan) * len(self.scenes)
         labels = {label for course in plan for label in course.judges}
         _log.info(
             "trial of %d metrics on %d scenes: about %s forwards, %s at %.0f a second",
@@ -282,8 +282,8 @@ class _Court:
     def verdict(self, label: str, judge: Metric, tables: Sequence[tuple[Course, Mapping[str, Parts]]]) -> Tried:
         """Return what the runs say about one metric."""
         mine = [(course, parts[label]) for course, parts in tables if label in parts]
-        seeds = [parts for course, parts in mine if not course.substrates]
-        others = {course.substrates[label]: parts for course, parts in mine if course.substrates}
+        seeds = [parts for course, parts in mine if not course.baselines]
+        others = {course.baselines[label]: parts for course, parts in mine if course.baselines}
         try:
             return judged(label, judge, seeds, others, self.samples)
         except VitreousError as error:

@@ -120,7 +120,7 @@ class Recalled:
 def closeness(maps: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the mean correlation of each map with the oracle, over pixels: how much of the truth is left."""
     truth = _standard(maps[ORACLE])
-    return {name: float((_standard(each) * truth).mean()) for name, each in maps.items()}
+    return {name: float((_standard(map_) * truth).mean()) for name, map_ in maps.items()}
 
 
 def _enlarged(values: Tensor, side: int) -> Tensor:

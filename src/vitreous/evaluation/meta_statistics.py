@@ -61,19 +61,19 @@ class Scores:
     def of(cls, metric: Metric, parts: Sequence[Mapping[str, Array]], samples: int, seed: int = 0) -> Scores:
         """Take the parts ``[n, P]`` of every map, once for each seed of the run; seeds are averaged."""
         sign, names = 1.0 if metric.higher_is_better else -1.0, list(parts[0])
-        finite = [np.isfinite(each[name]).all(axis=1) for each in parts for name in names]
+        finite = [np.isfinite(part[name]).all(axis=1) for part in parts for name in names]
         there: Array = np.asarray(np.stack(finite).all(axis=0))
         if not there.any():
             raise VitreousError(f"{metric.spec} has no scene that all maps have a score of")
         images, whole, drawn = [], [], []
-        for each in parts:
-            kept = [np.where(there[:, None], each[name], np.nan) for name in names]
+        for part in parts:
+            kept = [np.where(there[:, None], part[name], np.nan) for name in names]
             cells = [metric.cell(one) for one in kept]
             images.append([metric.per_image(one) for one in kept])
             whole.append([float(aggregate(one, np.ones((1, len(one))))[0]) for one, aggregate in cells])
             drawn.append(resampled(cells, samples, seed).T)
         means = [sign * np.mean(each, axis=0) for each in (images, whole, drawn)]
-        image, score, drawn_anew = (dict(zip(names, each, strict=True)) for each in means)
+        image, score, drawn_anew = (dict(zip(names, mean, strict=True)) for mean in means)
         return cls(image, {name: float(value) for name, value in score.items()}, drawn_anew)
 
     @property
@@ -135,13 +135,13 @@ def truth_correlation(
 
 def order_agreement(scores: Sequence[Scores], names: Sequence[str]) -> float:
     """Return the rank correlation between the orders of the maps by their whole scores, over all pairs of runs."""
-    rows = [np.array([each.whole[name] for name in names]) for each in scores]
+    rows = [np.array([score.whole[name] for name in names]) for score in scores]
     return _mean([float(rank_correlation(one[None], two[None])[0]) for one, two in combinations(rows, 2)])
 
 
 def agreement(scores: Sequence[Scores], names: Sequence[str]) -> float:
     """Return the rank correlation between two runs over the maps of one image; the mean over images and pairs."""
-    tables = [np.stack([each.images[name] for name in names], axis=1) for each in scores]
+    tables = [np.stack([score.images[name] for name in names], axis=1) for score in scores]
     return _mean([each for one, two in combinations(tables, 2) for each in rank_correlation(one, two).tolist()])
 
 
@@ -210,7 +210,7 @@ def judged(
     samples: int,
 ) -> Tried:
     """Return the verdict on a metric from its parts in every seed (the first with all maps) and on other substrates."""
-    core = [{name: each[name] for name in CORE} for each in seeds]
+    core = [{name: seed[name] for name in CORE} for seed in seeds]
     scores = Scores.of(metric, core, samples)
     mixed = Scores.of(metric, [{name: seeds[0][name] for name in MIXES}], samples)
     each = [Scores.of(metric, [one], 1) for one in core]

@@ -70,7 +70,7 @@ class Explaining:
         self.inner = InnerBatch(self.plan.attribution_batch)
         self.costs = {name: Cost() for name in self.plan.methods}
         sets = [sample.compare_classes for sample in self.samples]
-        if None in sets and any(each is not None for each in sets):
+        if None in sets and any(set_ is not None for set_ in sets):
             raise TargetError(f"{self.samples[sets.index(None)].picture.name} has no set of classes, but others have")
         self.among = None if None in sets else class_sets(self.model, len(sets), sets)
 
@@ -172,9 +172,9 @@ class Explaining:
         """
         kinds: dict[Any, dict[str, list[Pass]]] = {}
         for name, method in methods.items():
-            for each in method.passes(context.model):
-                kind = (each.output, each.composite) if each.backward else None
-                kinds.setdefault(kind, {}).setdefault(name, []).append(each)
+            for pass_run in method.passes(context.model):
+                kind = (pass_run.output, pass_run.composite) if pass_run.backward else None
+                kinds.setdefault(kind, {}).setdefault(name, []).append(pass_run)
         forward = kinds.pop(None, {})
         order = sorted(kinds, key=lambda kind: kind[0] is not None) or [None]
         for name, asks in forward.items():
@@ -183,7 +183,7 @@ class Explaining:
             readers = kinds.get(kind, {})
             began = self._now()
             with torch.autocast(context.inputs.device.type, enabled=False):
-                context.prepare([each for asks in readers.values() for each in asks])
+                context.prepare([request for asks in readers.values() for request in asks])
             taken = self._now() - began
             for name in readers:
                 self._spent(name, taken, shared=len(readers) > 1)
@@ -347,7 +347,7 @@ def _read(
         return [(name, l, m.checked_parts(answers[name]), m.checked_curves(answers[name])) for l, m in judged]
 
     with ThreadPoolExecutor(thread_name_prefix="vitreous-read") as pool:
-        found = [each for rows in pool.map(of, plan.methods) for each in rows]
+        found = [row for rows in pool.map(of, plan.methods) for row in rows]
     return {(n, l): parts for n, l, parts, _ in found}, {(n, l): curves for n, l, _, curves in found}
 
 

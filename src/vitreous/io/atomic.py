@@ -97,7 +97,7 @@ def holds(folder: str | Path) -> list[str]:
     manifest = manifest_of(folder) or {}
     listed = manifest.get("files")
     ours = {str(name) for name in listed} if isinstance(listed, list) else set()
-    return sorted(each.name for each in Path(folder).iterdir() if each.name not in ours | _LITTER)
+    return sorted(path.name for path in Path(folder).iterdir() if path.name not in ours | _LITTER)
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def named(path: str | Path) -> Path:
 @contextmanager
 def _parents(place: Path) -> Iterator[None]:
     """Make the folders that lead to a target; those that are still empty after a failure go away again."""
-    missing = [each for each in place.parents if not os.path.lexists(each)]
+    missing = [parent for parent in place.parents if not os.path.lexists(parent)]
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield

@@ -44,10 +44,10 @@ def _open(file: BinaryIO, name: str) -> Image.Image:
     except Image.DecompressionBombError as error:
         told = re.search(r"\d+ pixels", str(error))
         raise ImageError(f"{name} has {told[0] if told else 'too many pixels'}, over {limit}; {advice}") from None
-    wide, high = opened.size
-    if limit is not None and wide * high > limit:
+    width, height = opened.size
+    if limit is not None and width * height > limit:
         opened.close()
-        raise ImageError(f"{name} has {wide} x {high} pixels, over {limit}; {advice}")
+        raise ImageError(f"{name} has {width} x {height} pixels, over {limit}; {advice}")
     return opened
 
 

@@ -115,7 +115,7 @@ class Feedback(Method):
             return Attribution(cache.tokens_to_grid(row, matrices[-1][0]), {})
         reached = self.gathered(cache, self._begin(cache, matrices[0][1]), matrices)
         product = reached * F.pad(weights, (reached.shape[2] - weights.shape[2], 0))  # a pooling may see patches only
-        row = product[:, 0] if model.pooling.attends else model.pooling.read(product, dim=1)
+        row = product[:, 0] if model.pooling.uses_attention else model.pooling.read(product, dim=1)
         return Attribution(cache.tokens_to_grid(row), {})
 
     def gathered(self, cache: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
@@ -152,7 +152,7 @@ class Feedback(Method):
 
     def _begin(self, cache: ActivationCache, like: Tensor) -> Tensor:
         """The rows of the identity that are read, or the one row of a pooling by attention."""
-        if cache.model.pooling.attends:
+        if cache.model.pooling.uses_attention:
             return initial_row(cache, like, *self.pooled()).unsqueeze(1)
         same = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
         return same[rows_read(cache.model)].expand(len(like), -1, -1)
@@ -189,13 +189,13 @@ def read_gradient(model: VisionModel, attention: Tensor, gradient: Tensor | None
     assert gradient is not None
     if gradient.ndim == 5:
         return gradient
-    rows = slice(None) if model.pooling.attends else rows_read(model)
+    rows = slice(None) if model.pooling.uses_attention else rows_read(model)
     return upcast(gradient[:, :, rows]).clone()
 
 
 def last_gradient(model: VisionModel) -> Record:
     """What is averaged along the way: the gradient of the last attention of the model."""
-    if model.pooling.attends:
+    if model.pooling.uses_attention:
         return Record("pool_weights", read_gradient, grad=True)
     return Record(attention_point(model), read_gradient, (model.depth - 1,), grad=True)
 
@@ -278,7 +278,7 @@ class TAM(Feedback):
         return model.depth // 3
 
     def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        if self.twice and model.pooling.attends:
+        if self.twice and model.pooling.uses_attention:
             raise ModelError(f"tam: twice=true repeats the last block; {model.name} reads it by attention pooling")
         return super().passes(model)
 
@@ -289,7 +289,7 @@ class TAM(Feedback):
         return head_mean, False
 
     def gathered(self, cache: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
-        if cache.model.pooling.attends:
+        if cache.model.pooling.uses_attention:
             return super().gathered(cache, rows, matrices)
         last, matrix = matrices[0]
         rows = push_rows(rows, matrix, cache.windows(last))

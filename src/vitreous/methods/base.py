@@ -235,7 +235,7 @@ class Method:
     def settings(self) -> dict[str, Any]:
         """Every parameter with its value, bases by their spelling, and the notes of all parts."""
         values = self._fields()
-        spelled = {name: [each.spec for each in _methods(given)] for name, given in values.items()}
+        spelled = {name: [method.spec for method in _methods(given)] for name, given in values.items()}
         values |= {
             name: bases if isinstance(values[name], tuple) else bases[0] for name, bases in spelled.items() if bases
         }
@@ -268,7 +268,7 @@ class Method:
 
     def base_methods(self) -> list[Method]:
         """The methods that its parameters hold."""
-        return [each for given in self._fields().values() for each in _methods(given)]
+        return [method for given in self._fields().values() for method in _methods(given)]
 
     def _fields(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -414,7 +414,7 @@ def resolve_layer(model: VisionModel, layer: int) -> int:
 def _methods(given: Any) -> tuple[Method, ...]:
     """The methods that a parameter holds: itself, or the members of a tuple."""
     members = given if isinstance(given, tuple) else (given,)
-    return tuple(each for each in members if isinstance(each, Method))
+    return tuple(member for member in members if isinstance(member, Method))
 
 
 def _check(method: Method, maps: Tensor) -> None:

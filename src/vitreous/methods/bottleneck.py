@@ -123,8 +123,8 @@ class Blur(NamedTuple):
 
     def __call__(self, values: Tensor) -> Tensor:
         """Return ``[B, N, C]`` blurred."""
-        high, wide = len(self.down), len(self.across)
-        places = values[:, self.prefix :].reshape(len(values), high, wide, -1)
+        height, width = len(self.down), len(self.across)
+        places = values[:, self.prefix :].reshape(len(values), height, width, -1)
         smooth = torch.einsum("ih,jw,bhwc->bijc", self.down, self.across, places).flatten(1, 2)
         return torch.cat([values[:, : self.prefix], smooth], dim=1) if self.prefix else smooth
 
@@ -362,7 +362,7 @@ class Bottlenecks:
             logits = logits_through(model, self.tokens[images], self.layers[0], self.site, changes, how.half)
             target = self.repeated.slice_images(start, stop)
             score = target.score(logits)
-            noted = [each.passing for each in dampers if each.passing is not None]
+            noted = [damper.passing for damper in dampers if damper.passing is not None]
             terms = torch.stack(noted, dim=1) if noted else leaf.new_zeros(len(leaf), 0, leaf.shape[2])
             gradient = leaf.new_zeros(0)
             if backward:

@@ -49,9 +49,9 @@ class Centre(Method):
     """Photographers put things in the middle: one minus the distance from the centre, which is 1 at the corners."""
 
     def compute(self, context: Context) -> Attribution:
-        high, wide = context.model.grid(context.inputs)
-        down = torch.linspace(-1, 1, high, dtype=torch.float32) if high > 1 else torch.zeros(1)
-        across = torch.linspace(-1, 1, wide, dtype=torch.float32) if wide > 1 else torch.zeros(1)
+        height, width = context.model.grid(context.inputs)
+        down = torch.linspace(-1, 1, height, dtype=torch.float32) if height > 1 else torch.zeros(1)
+        across = torch.linspace(-1, 1, width, dtype=torch.float32) if width > 1 else torch.zeros(1)
         return _spread(context, 1 - ((down[:, None] ** 2 + across[None] ** 2) / 2).sqrt())
 
 

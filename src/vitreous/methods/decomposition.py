@@ -160,7 +160,7 @@ class FullGrad(BiasTerms):
 
     def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
         terms, biases = self._terms(cache, layers)
-        behind = [sum((each for at, each in biases.items() if at >= layer), start=terms[0] * 0) for layer in layers]
+        behind = [sum((bias for at, bias in biases.items() if at >= layer), start=terms[0] * 0) for layer in layers]
         pairs = zip(layers, terms, behind, strict=True)
         return [cache.tokens_to_grid(term + rest, layer) for layer, term, rest in pairs]
 

@@ -228,10 +228,10 @@ class Enlarging(NamedTuple):
         """Min-max maps ``[B, C, h, w]`` by their enlarged extremes; also return which are not the same everywhere."""
         down, across = self.ends
         edges = (down @ maps @ across.T).flatten(2)
-        low, high = edges.amin(dim=2), edges.amax(dim=2)
-        varies = high - low > least * torch.maximum(low.abs(), high.abs())
-        wide = torch.where(varies, high - low, 1)[..., None, None]
-        return ((maps - low[..., None, None]) / wide).masked_fill(~varies[..., None, None], 0), varies
+        low, height = edges.amin(dim=2), edges.amax(dim=2)
+        varies = height - low > least * torch.maximum(low.abs(), height.abs())
+        width = torch.where(varies, height - low, 1)[..., None, None]
+        return ((maps - low[..., None, None]) / width).masked_fill(~varies[..., None, None], 0), varies
 
     def cosines(self, maps: Tensor) -> Tensor:
         """Return the cosines ``[B, C, C]`` of the enlarged maps; of a map of zeros, zero."""
@@ -323,8 +323,8 @@ class AtMan(Method):
         return self.output
 
     def num_forwards(self, model: VisionModel) -> float:
-        high, wide = model.grid()
-        return 1 + high * wide
+        height, width = model.grid()
+        return 1 + height * width
 
     def passes(self, model: VisionModel) -> tuple[Pass, ...]:
         return (Pass((Record("resid_pre", whole, (0,)), Record("attn_weights", nothing, tuple(range(model.depth))))),)

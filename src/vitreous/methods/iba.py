@@ -385,7 +385,7 @@ class IBAStar(OneLayer):
 
     def compute(self, context: Context) -> Attribution:
         maps = [bits for bits, _ in self._each(context)]
-        if len({each.shape for each in maps}) > 1:
+        if len({map_.shape for map_ in maps}) > 1:
             raise ModelError(f"iba_star: blocks {self.layers(context.model)} end on different grids; lower stop")
         layers = torch.stack(maps, dim=1)
         return Attribution(layers.sum(dim=1), {"layers": layers})

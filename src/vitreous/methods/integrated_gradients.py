@@ -93,7 +93,7 @@ def _items(images: Any) -> tuple[Any, ...]:
     if isinstance(images, str | Path):
         return tuple(image_files(images))
     if isinstance(images, Tensor | np.ndarray) and images.ndim == 4:
-        return tuple(item for each in images for item in _items(each))
+        return tuple(item for image in images for item in _items(image))
     if isinstance(images, Tensor):
         if images.ndim != 3 or not images.is_floating_point() or not bool(torch.isfinite(images).all()):
             what = f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
@@ -102,7 +102,7 @@ def _items(images: Any) -> tuple[Any, ...]:
     if isinstance(images, np.ndarray | Image.Image):
         return (images.copy(),)
     if isinstance(images, Sequence):
-        return tuple(item for each in images for item in _items(each))
+        return tuple(item for image in images for item in _items(image))
     raise SpecError(
         f"background={one_line(repr(images))[:60]} is none of normal, scenes, a picture or folder, a tensor, images"
     )

@@ -109,7 +109,7 @@ class TransAtt(Method):
             return [(gradient.double() * relevance).clamp_(min=0).mean(dim=-3) for gradient, relevance in pairs]
 
         matrices = terms(keeps[0])
-        if model.pooling.attends:
+        if model.pooling.uses_attention:
             row = pad_prefix(terms(keeps[1])[0].flatten(1), matrices[0].shape[1])
         else:
             row = initial_row(gradients, matrices[0], whole, True)
@@ -146,7 +146,7 @@ class PartialLRP(Relevant):
 
     def passes(self, model: VisionModel) -> tuple[Pass, ...]:
         layer = resolve_layer(model, self.layer)
-        if model.pooling.attends and layer == model.depth - 1:
+        if model.pooling.uses_attention and layer == model.depth - 1:
             return (Pass(start_keeps(model, relevant_row, True), RULES[self.rules]),)
         return (Pass((Record(attention_point(model), relevant_row, (layer,), grad=True),), RULES[self.rules]),)
 
@@ -154,8 +154,8 @@ class PartialLRP(Relevant):
         (keep,) = self.single_pass(cache.model).records
         if keep.point != "pool_weights":
             return own_precision(cache, row_maps(cache, keep)[0])
-        high, wide = cache.grid
-        row = pad_prefix(cache[keep][0], high * wide + cache.model.num_prefix_tokens)
+        height, width = cache.grid
+        row = pad_prefix(cache[keep][0], height * width + cache.model.num_prefix_tokens)
         return own_precision(cache, cache.tokens_to_grid(row))
 
 

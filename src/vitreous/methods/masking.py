@@ -184,9 +184,12 @@ def scores_of_sets(
     if inputs.ndim == 3:
         shown = F.pad(kept, (context.model.num_prefix_tokens, 0), value=True).unsqueeze(2)
     else:
-        high, wide = context.model.grid(inputs)
-        rows, columns = cell_of(inputs.shape[2], high).to(kept.device), cell_of(inputs.shape[3], wide).to(kept.device)
-        places = rows[:, None] * wide + columns
+        height, width = context.model.grid(inputs)
+        rows, columns = (
+            cell_of(inputs.shape[2], height).to(kept.device),
+            cell_of(inputs.shape[3], width).to(kept.device),
+        )
+        places = rows[:, None] * width + columns
 
     def make(images: Tensor, copies: Tensor) -> Tensor:
         seen = shown[copies] if inputs.ndim == 3 else kept[copies][:, places].unsqueeze(1)
@@ -214,8 +217,8 @@ def filling(context: Context, name: str, fill: str) -> Tensor:
     if fill == "mean":
         painted = precise.mean(dim=(2, 3), keepdim=True).expand_as(inputs)
     elif fill == "own":
-        high, wide = (cell_of(*sides) for sides in zip(inputs.shape[2:], context.model.grid(inputs), strict=True))
-        down, across = (F.one_hot(cells).to(precise) for cells in (high, wide))
+        height, width = (cell_of(*sides) for sides in zip(inputs.shape[2:], context.model.grid(inputs), strict=True))
+        down, across = (F.one_hot(cells).to(precise) for cells in (height, width))
         area = down.sum(dim=0)[:, None] * across.sum(dim=0)
         painted = down @ (down.T @ precise @ across / area) @ across.T
     else:

@@ -303,7 +303,7 @@ class HSIC(Method):
             return masked(context.model, inputs[images], shown[copies][:, rows][:, :, columns])
 
         scores = scores_of_copies(context, self.masks, make, None, ("hsic", self.masks, self.cells))
-        found = [dependence(shown.flatten(1).double(), each.double()) for each in scores]
+        found = [dependence(shown.flatten(1).double(), score.double()) for score in scores]
         cells = torch.stack(found).to(scores.dtype).reshape(-1, self.cells, self.cells)
         return Attribution(cells[:, rows][:, :, columns], {})
 

@@ -83,7 +83,7 @@ def refuse_in_windows(model: VisionModel, what: str) -> None:
 
 def start_keeps(model: VisionModel, reduce: Reduce, grad: bool) -> tuple[Record, ...]:
     """What must be kept to know where a row recursion starts: nothing, or the attention of the pooling."""
-    return (Record("pool_weights", reduce, grad=grad),) if model.pooling.attends else ()
+    return (Record("pool_weights", reduce, grad=grad),) if model.pooling.uses_attention else ()
 
 
 def initial_row(cache: ActivationCache, like: Tensor, reduce: Reduce, grad: bool) -> Tensor:

@@ -67,8 +67,8 @@ class RowTerm(Method):
     def attribution(self, cache: ActivationCache) -> Tensor:
         if self._pools(cache.model):
             (pool,) = cache[start_keeps(cache.model, type(self).reduce, self.grad)[0]]
-            high, wide = cache.grid
-            return cache.tokens_to_grid(pad_prefix(pool, high * wide + cache.model.num_prefix_tokens))
+            height, width = cache.grid
+            return cache.tokens_to_grid(pad_prefix(pool, height * width + cache.model.num_prefix_tokens))
         return self.layer_maps(cache, (resolve_layer(cache.model, self.layer),))[0]
 
     def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
@@ -78,7 +78,7 @@ class RowTerm(Method):
         return row_maps(cache, self.layer_pass(cache.model, layers).records[0])
 
     def _pools(self, model: VisionModel) -> bool:
-        return model.pooling.attends and resolve_layer(model, self.layer) == model.depth - 1
+        return model.pooling.uses_attention and resolve_layer(model, self.layer) == model.depth - 1
 
 
 def row_maps(cache: ActivationCache, keep: Record) -> list[Tensor]:

@@ -248,7 +248,7 @@ def _by_patch(context: Context, value: Tensor) -> Tensor:
     if value.ndim == 3:
         return value.sum(dim=2)
     sides = zip(value.shape[2:], context.model.grid(context.inputs), strict=True)
-    down, across = (F.one_hot(cell_of(*each)).to(value) for each in sides)
+    down, across = (F.one_hot(cell_of(*side)).to(value) for side in sides)
     return (down.T @ value.sum(dim=1) @ across).flatten(1)
 
 

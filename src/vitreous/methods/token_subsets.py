@@ -133,21 +133,21 @@ class TIS(Method):
 
     def compute(self, context: Context) -> Attribution:
         cache = context.run_pass(self.single_pass(context.model))
-        high, wide = cache.grid
-        kept = int(self.ratio * high * wide)
+        height, width = cache.grid
+        kept = int(self.ratio * height * width)
         if kept < 1:
-            raise ModelError(f"tis: ratio={self.ratio} of {high} x {wide} patches is less than one patch")
+            raise ModelError(f"tis: ratio={self.ratio} of {height} x {width} patches is less than one patch")
         images, samples, back = with_places(self._samples(context, cache, kept))
         rows = back.view(len(context.inputs), -1)
         parts = (rows, rows[:, 0::2], rows[:, 1::2]) if rows.shape[1] > 1 else (rows,)
         times = torch.stack([torch.bincount(part.flatten(), minlength=len(images)) for part in parts])
         (tokens,) = cache[self.single_pass(context.model).records[0]]
         scores = scored(context, "tis", tokens, images, samples, self.output, self.half)
-        means, share = _mean_over_samples(scores, images, samples, times, len(context.inputs), high * wide)
-        shape = (-1, high, wide)
+        means, share = _mean_over_samples(scores, images, samples, times, len(context.inputs), height * width)
+        shape = (-1, height, width)
         extras = {"kept": share.reshape(shape)}
         if len(parts) > 1:
-            extras["halves"] = means[:, 1:].reshape(-1, 2, high, wide)
+            extras["halves"] = means[:, 1:].reshape(-1, 2, height, width)
         return Attribution(means[:, 0].reshape(shape), extras)
 
     def _samples(self, context: Context, cache: ActivationCache, kept: int) -> Tensor:
@@ -158,7 +158,7 @@ class TIS(Method):
         first = context.prng_key("tis").permutation(rows)[:, :masks]
 
         def part(start: int, stop: int) -> Tensor:
-            patches = [upcast(each[start:stop, context.model.num_prefix_tokens :]) for each in outputs]
+            patches = [upcast(output[start:stop, context.model.num_prefix_tokens :]) for output in outputs]
             channels = torch.cat(patches, dim=2).transpose(1, 2).contiguous()  # [b, L D, n]
             centres = centroids(channels, first[start:stop].to(channels.device), self.iterations)
             # equal values, such as those of an empty cluster, are taken from the front
@@ -296,7 +296,9 @@ class Refine(BaseWrapper):
             "prior": solved.prior,
         }
         like = torch.float64 if context.model.dtype == torch.float64 else torch.float32
-        return Attribution(solved.map.view(-1, *shape).to(like), {name: each.to(like) for name, each in extras.items()})
+        return Attribution(
+            solved.map.view(-1, *shape).to(like), {name: extra.to(like) for name, extra in extras.items()}
+        )
 
     def _sampled(self, context: Context, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return subsets and scores, drawn and run once for whatever is refined by the same ones."""

@@ -101,8 +101,8 @@ class VAR(BaseWrapper):
     def compute(self, context: Context) -> Attribution:
         self._check_target(context.requested_target)
         pixels = self.grid == "pixel" or self._fine(context)
-        high, wide = context.inputs.shape[-2:] if pixels else context.model.grid(context.inputs)
-        bytes_each = 8 * self._count * high * wide * 4  # base maps, their copy, shares and what they are made of
+        height, width = context.inputs.shape[-2:] if pixels else context.model.grid(context.inputs)
+        bytes_each = 8 * self._count * height * width * 4  # base maps, their copy, shares and what they are made of
         at_once = max(1, int(budget_bytes(context.inputs.device, context.memory_gb) / bytes_each))
         if at_once >= len(context.inputs):
             return self._compare(context)
@@ -191,7 +191,7 @@ def _joined(parts: Sequence[Attribution]) -> Attribution:
     extras = {}
     for name, empty in (("distribution", 0.0), ("maps", 0.0), ("classes", -1)):
         values = [part.extras.pop(name) for part in parts]  # let go of, so that not everything exists twice
-        missing = [(slots - each.shape[1], each) for each in values]
+        missing = [(slots - value.shape[1], value) for value in values]
         filled = [torch.cat([v, v.new_full((len(v), n, *v.shape[2:]), empty)], dim=1) if n else v for n, v in missing]
         extras[name] = torch.cat(filled)
     return Attribution(torch.cat([part.map for part in parts]), extras)

@@ -234,7 +234,7 @@ def _labels(image: Tensor, side: int, least: int) -> list[Ints]:
         scaled = F.interpolate(scaled[None], (side, side), mode="bicubic", align_corners=False, antialias=True)[0]
     labels = segmented(scaled.permute(1, 2, 0).numpy(), SCALES, least=least)
     down, across = (((np.arange(n) + 0.5) * side / n).astype(np.int64) for n in size)
-    return [each[down[:, None], across] for each in labels]
+    return [label[down[:, None], across] for label in labels]
 
 
 def _regions(labels: Sequence[Ints], radius: int) -> list[Ints]:
@@ -259,16 +259,16 @@ def _regions(labels: Sequence[Ints], radius: int) -> list[Ints]:
 
 def _dilated(bits: NDArray[np.uint64], radius: int) -> NDArray[np.uint64]:
     """Return the union over a disk around every place of ``[..., H, W]``."""
-    high, wide = bits.shape[-2:]
+    height, width = bits.shape[-2:]
     wider = [bits]  # by so many columns to either side
     for reach in range(1, radius + 1):
         next_one = wider[-1].copy()
-        if reach < wide:
+        if reach < width:
             next_one[..., reach:] |= bits[..., :-reach]
             next_one[..., :-reach] |= bits[..., reach:]
         wider.append(next_one)
     grown: NDArray[np.uint64] = wider[radius].copy()
-    for down in range(1, min(radius, high - 1) + 1):
+    for down in range(1, min(radius, height - 1) + 1):
         row = wider[math.isqrt(radius**2 - down**2)]
         grown[..., down:, :] |= row[..., :-down, :]
         grown[..., :-down, :] |= row[..., down:, :]

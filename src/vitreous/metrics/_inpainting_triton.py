@@ -17,22 +17,22 @@ _BLOCK = 1024
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _neighbours(  # type: ignore[no-untyped-def]
-    values, tie, scale, other, out, channels, high, wide, MODE: tl.constexpr, TIED: tl.constexpr, BLOCK: tl.constexpr
+    values, tie, scale, other, out, channels, height, width, MODE: tl.constexpr, TIED: tl.constexpr, BLOCK: tl.constexpr
 ):
     plane = tl.program_id(0).to(tl.int64)
     here = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    size = high * wide
+    size = height * width
     inside = here < size
-    row, column = here // wide, here % wide
+    row, column = here // width, here % width
     picture = plane // channels * size
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for down in tl.static_range(-1, 2):
         for across in tl.static_range(-1, 2):
             if down != 0 or across != 0:
                 weight = 1.0 / 12.0 if down != 0 and across != 0 else 1.0 / 6.0
-                there = inside & (row + down >= 0) & (row + down < high)
-                there = there & (column + across >= 0) & (column + across < wide)
-                step = here + down * wide + across
+                there = inside & (row + down >= 0) & (row + down < height)
+                there = there & (column + across >= 0) & (column + across < width)
+                step = here + down * width + across
                 value = tl.load(values + plane * size + step, mask=there, other=0.0)
                 if TIED:
                     value *= tl.load(tie + picture + step, mask=there, other=0.0)
@@ -51,7 +51,7 @@ def _neighbours(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _rougher(values, on, out, channels, high, wide, rows, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rougher(values, on, out, channels, height, width, rows, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     plane = tl.program_id(0).to(tl.int64)
     here = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = here < rows * columns
@@ -61,18 +61,18 @@ def _rougher(values, on, out, channels, high, wide, rows, columns, BLOCK: tl.con
         for across in tl.static_range(-1, 3):
             weight = (3.0 if down == 0 or down == 1 else 1.0) * (3.0 if across == 0 or across == 1 else 1.0) / 16.0
             r, c = 2 * row + down, 2 * column + across
-            there = inside & (r >= 0) & (r < high) & (c >= 0) & (c < wide)
-            total += weight * tl.load(values + plane * high * wide + r * wide + c, mask=there, other=0.0)
+            there = inside & (r >= 0) & (r < height) & (c >= 0) & (c < width)
+            total += weight * tl.load(values + plane * height * width + r * width + c, mask=there, other=0.0)
     scaled = tl.load(on + plane // channels * rows * columns + here, mask=inside, other=0.0)
     tl.store(out + plane * rows * columns + here, scaled * total, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _finer(below, on, found, out, channels, high, wide, rows, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _finer(below, on, found, out, channels, height, width, rows, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     plane = tl.program_id(0).to(tl.int64)
     here = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = here < high * wide
-    row, column = here // wide, here % wide
+    inside = here < height * width
+    row, column = here // width, here % width
     near, beside = row // 2, column // 2
     far = tl.minimum(tl.maximum(near + 2 * (row % 2) - 1, 0), rows - 1)
     aside = tl.minimum(tl.maximum(beside + 2 * (column % 2) - 1, 0), columns - 1)
@@ -81,9 +81,9 @@ def _finer(below, on, found, out, channels, high, wide, rows, columns, BLOCK: tl
     top += 0.25 * tl.load(start + near * columns + aside, mask=inside, other=0.0)
     bottom = 0.75 * tl.load(start + far * columns + beside, mask=inside, other=0.0)
     bottom += 0.25 * tl.load(start + far * columns + aside, mask=inside, other=0.0)
-    scaled = tl.load(on + plane // channels * high * wide + here, mask=inside, other=0.0)
-    own = tl.load(found + plane * high * wide + here, mask=inside, other=0.0)
-    tl.store(out + plane * high * wide + here, own + scaled * (0.75 * top + 0.25 * bottom), mask=inside)
+    scaled = tl.load(on + plane // channels * height * width + here, mask=inside, other=0.0)
+    own = tl.load(found + plane * height * width + here, mask=inside, other=0.0)
+    tl.store(out + plane * height * width + here, own + scaled * (0.75 * top + 0.25 * bottom), mask=inside)
 
 
 def launch(mode: int, values: Tensor, tie: Tensor | None, scale: Tensor, other: Tensor | None) -> Tensor:

@@ -333,12 +333,12 @@ class MetricInfo:
         return self.factory().num_reattributions()
 
     @property
-    def per_part(self) -> bool:
+    def needs_parts(self) -> bool:
         """Whether all methods share a state more for every known part of an image."""
         return self.factory().needs_parts
 
     @property
-    def shared_forwards(self) -> int:
+    def num_shared_forwards(self) -> int:
         """States of each image that all methods share."""
         return self.factory().num_shared_forwards()
 
@@ -350,7 +350,7 @@ class MetricInfo:
         return verdict(self.factory())
 
     @property
-    def forwards(self) -> int:
+    def num_forwards(self) -> int:
         """States of its own per image and method, at 224 x 224 pixels in 14 x 14 patches."""
         return self.factory().num_forwards()
 

@@ -343,8 +343,8 @@ def default_forward_batch(
     usual = 32 if model.device.type == "cpu" else 256
     if memory_gb is None:
         return usual
-    high, wide = size or model.preprocess.size
-    probe = torch.empty(1, 3, high, wide, dtype=model.dtype, device=model.device)
+    height, width = size or model.preprocess.size
+    probe = torch.empty(1, 3, height, width, dtype=model.dtype, device=model.device)
     return min(usual, inner_batch(model, probe, memory_gb))
 
 

@@ -124,7 +124,7 @@ class Drawing:
                 given = f"{pictures.dtype} {list(pictures.shape)} and {len(numbers)} numbers"
                 raise VitreousError(f"states are drawn in uint8 {list(expected)}, one number each; got {given}")
             facts[:] = numbers
-            inputs = torch.stack([self.model.preprocess.tensor(Image.fromarray(each)) for each in pictures])
+            inputs = torch.stack([self.model.preprocess.tensor(Image.fromarray(image)) for image in pictures])
 
             def write(out: Tensor, start: int, stop: int, inputs: Tensor = inputs) -> None:
                 out.copy_(inputs[start:stop])
@@ -247,9 +247,9 @@ class Evaluator:
                     self._add_parts(need, chunk, truth)
                 else:
                     self._add_shared(need, chunk)
-            values = {name: each.values.detach().to(inputs.device) for name, each in maps.items()}
-            values = {name: each if each.dtype == torch.float64 else each.float() for name, each in values.items()}
-            codes = torch.cat([flag(each) for each in values.values()]).cpu().numpy()  # one wait for all methods
+            values = {name: map_.values.detach().to(inputs.device) for name, map_ in maps.items()}
+            values = {name: value if value.dtype == torch.float64 else value.float() for name, value in values.items()}
+            codes = torch.cat([flag(value) for value in values.values()]).cpu().numpy()  # one wait for all methods
             for name in maps:
                 mine, codes = codes[: len(values[name])], codes[len(values[name]) :]
                 self._add_maps(name, Maps(values[name], maps[name].rows), mine, chunk)

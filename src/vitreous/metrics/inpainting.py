@@ -81,8 +81,8 @@ def rougher(values: Tensor, on: Tensor) -> Tensor:
     """Return ``on`` times the values restricted to its size, half as large: 1 3 3 1 twice, over 16."""
     if (fused := _fused(values)) is not None:
         return fused.rougher(values, on)
-    high, wide = values.shape[-2:]
-    even = F.pad(values, (0, wide % 2, 0, high % 2)) if high % 2 or wide % 2 else values
+    height, width = values.shape[-2:]
+    even = F.pad(values, (0, width % 2, 0, height % 2)) if height % 2 or width % 2 else values
     return on * _convolved(even, _RESTRICT, 16, 2)
 
 
@@ -95,9 +95,9 @@ def finer(below: Tensor, on: Tensor, found: Tensor) -> Tensor:
 
 def prolonged(values: Tensor, size: torch.Size) -> Tensor:
     """Return values at twice as many places, bilinearly, cut to an odd size."""
-    high, wide = size
-    fine = F.interpolate(values, size=(high + high % 2, wide + wide % 2), mode="bilinear", align_corners=False)
-    return fine if fine.shape[-2:] == size else fine[..., :high, :wide]
+    height, width = size
+    fine = F.interpolate(values, size=(height + height % 2, width + width % 2), mode="bilinear", align_corners=False)
+    return fine if fine.shape[-2:] == size else fine[..., :height, :width]
 
 
 def _convolved(values: Tensor, kernel: tuple[tuple[int, ...], ...], divisor: int, stride: int) -> Tensor:
@@ -137,10 +137,10 @@ def _kernels(device: torch.device) -> _Kernels | None:
 def prove(kernels: _Kernels, device: torch.device) -> None:
     """Refuse kernels that do not agree with torch on a CPU."""
     draw = torch.Generator().manual_seed(0)
-    for high, wide in ((37, 41), (38, 40)):
-        values, residual = (torch.randn(2, 3, high, wide, generator=draw) for _ in range(2))
-        tie, scale, diagonal = (torch.rand(2, 1, high, wide, generator=draw) for _ in range(3))
-        below = torch.randn(2, 3, (high + 1) // 2, (wide + 1) // 2, generator=draw)
+    for height, width in ((37, 41), (38, 40)):
+        values, residual = (torch.randn(2, 3, height, width, generator=draw) for _ in range(2))
+        tie, scale, diagonal = (torch.rand(2, 1, height, width, generator=draw) for _ in range(3))
+        below = torch.randn(2, 3, (height + 1) // 2, (width + 1) // 2, generator=draw)
         rough = below[:, :1].abs()
         there = [each.to(device) for each in (values, residual, tie, scale, diagonal, below, rough)]
         v, r, t, s, d, b, o = there
@@ -246,8 +246,8 @@ def _quartered(values: Tensor) -> Tensor:
 
 
 def _even(values: Tensor) -> Tensor:
-    high, wide = values.shape[-2:]
-    return F.pad(values, (0, wide % 2, 0, high % 2)) if high % 2 or wide % 2 else values
+    height, width = values.shape[-2:]
+    return F.pad(values, (0, width % 2, 0, height % 2)) if height % 2 or width % 2 else values
 
 
 def _pushed(known: Tensor, there: Tensor) -> Tensor:

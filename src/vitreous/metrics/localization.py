@@ -216,17 +216,17 @@ class PointingGame(Localisation):
 
 def dilated(mask: Array, radius: float) -> Array:
     """Return the pixels of a mask and those whose centres are closer to one of them than ``radius``."""
-    high, wide = mask.shape
+    height, width = mask.shape
     grown = mask.copy()
     for down in range(ceil(radius)):
         left = radius**2 - down**2
         across = isqrt(ceil(left) - 1) if left > 0 else -1  # the largest whole number whose square is below
-        if across < 0 or down >= high:
+        if across < 0 or down >= height:
             break
         sums = np.cumsum(np.pad(mask, ((0, 0), (across + 1, across))), axis=1, dtype=np.int32)
-        wider = sums[:, 2 * across + 1 :] > sums[:, :wide]
-        grown[down:] |= wider[: high - down]
-        grown[: high - down] |= wider[down:]
+        wider = sums[:, 2 * across + 1 :] > sums[:, :width]
+        grown[down:] |= wider[: height - down]
+        grown[: height - down] |= wider[down:]
     return np.asarray(grown)
 
 

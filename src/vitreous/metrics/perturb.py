@@ -41,7 +41,7 @@ class Chunk:
         made = {s: baseline_images(s, inputs, model.preprocess, seed) for s in baselines if s in SUBSTRATES}
         return cls(model, inputs, made, scored, seed)
 
-    def substrate(self, name: str, image: int) -> Tensor:
+    def baseline(self, name: str, image: int) -> Tensor:
         images = self.images[name]
         return images[0] if len(images) == 1 else images[image]
 
@@ -63,7 +63,7 @@ def select(chunk: Chunk, image: int, baseline: str, keep: bool, spans: Tensor, r
 
     if SUBSTRATES[baseline].imputes:
         return _impute(chunk, image, (lambda a, b: ~inside(a, b)) if keep else inside)
-    other = chunk.substrate(baseline, image)
+    other = chunk.baseline(baseline, image)
     top, rest = (picture, other) if keep else (other, picture)
 
     def write(out: Tensor, start: int, stop: int) -> None:
@@ -91,7 +91,7 @@ def masked(chunk: Chunk, image: int, baseline: str, gone: Tensor) -> Write:
         return fill
 
     def write(out: Tensor, start: int, stop: int) -> None:
-        torch.where(gone[start:stop, None], chunk.substrate(baseline, image), chunk.inputs[image], out=out)
+        torch.where(gone[start:stop, None], chunk.baseline(baseline, image), chunk.inputs[image], out=out)
 
     return write
 
@@ -100,7 +100,7 @@ def fade(weights: Tensor, chunk: Chunk, baseline: str, image: int) -> Write:
     """Return what writes the image faded into the substrate by the map."""
 
     def write(out: Tensor, start: int, stop: int) -> None:
-        bare = chunk.substrate(baseline, image).expand_as(chunk.inputs[image])
+        bare = chunk.baseline(baseline, image).expand_as(chunk.inputs[image])
         out.copy_(torch.lerp(bare, chunk.inputs[image], weights.to(chunk.inputs)))
 
     return write
@@ -159,10 +159,10 @@ def perturbed(
 def _greyed(
     model: VisionModel, chunk: Chunk, image: int, need: RankedRemoval, own: Tensor, ties: str, seed: int
 ) -> Write:
-    high, wide = model.grid(chunk.inputs)
+    height, width = model.grid(chunk.inputs)
     ranked = order(token_map(own, model, chunk.inputs).flatten(1), ties, seed)[0]
-    gone = torch.zeros(len(need.spans), high * wide, dtype=torch.bool, device=own.device)
+    gone = torch.zeros(len(need.spans), height * width, dtype=torch.bool, device=own.device)
     for state, (low, stop) in enumerate(need.spans):
         gone[state, ranked[low:stop]] = True
     gone = ~gone if need.keep else gone
-    return masked(chunk, image, "zero_norm", gone.view(-1, high, wide))
+    return masked(chunk, image, "zero_norm", gone.view(-1, height, width))

@@ -204,10 +204,10 @@ class EfficientMPRT(_UnderRandomWeights):
         trained = answers.values(self.explain_class)
         maps = [answers.explained(need, self.explain_class)[:, 0] for need in self.requests(answers.image_shape)]
         before = histogram_entropy(trained, self.bins)
-        after = np.mean([histogram_entropy(each, self.bins) for each in maps], axis=0)
+        after = np.mean([histogram_entropy(map_, self.bins) for map_ in maps], axis=0)
         rise = np.divide(after - before, before, out=np.zeros_like(before), where=before > 0)
         rise[np.isnan(trained).all(axis=(1, 2))] = np.nan
-        return np.stack([rise, np.sum([dead(each) for each in maps], axis=0)], axis=1)
+        return np.stack([rise, np.sum([dead(map_) for map_ in maps], axis=0)], axis=1)
 
 
 @register_metric("random_logit", family="randomisation", papers=("sixt2020explanations",))

@@ -88,15 +88,17 @@ def pixel_ranks(maps: Tensor, size: tuple[int, int], upsample: str, ties: str, s
     A coarse map is interpolated (``bilinear``, half-pixel centres), or with ``nearest`` its cells are ranked and the
     pixels of a cell follow each other in reading order: a cell disappears whole before the next one begins.
     """
-    high, wide = size
+    height, width = size
     if tuple(maps.shape[1:]) == size:
-        return ranks(maps.flatten(1), ties, seed).view(-1, high, wide)
+        return ranks(maps.flatten(1), ties, seed).view(-1, height, width)
     if upsample == "bilinear":
-        return ranks(_finer(maps, size).flatten(1), ties, seed).view(-1, high, wide)
+        return ranks(_finer(maps, size).flatten(1), ties, seed).view(-1, height, width)
     rows, columns = maps.shape[1:]
-    if high % rows or wide % columns:
-        raise MapError(f"a map of {rows} x {columns} cannot be laid on {high} x {wide} pixels by nearest; use bilinear")
-    down, across = high // rows, wide // columns
+    if height % rows or width % columns:
+        raise MapError(
+            f"a map of {rows} x {columns} cannot be laid on {height} x {width} pixels by nearest; use bilinear"
+        )
+    down, across = height // rows, width // columns
     cells = ranks(maps.flatten(1), ties, seed).view(-1, rows, columns)
     inside = torch.arange(down * across, device=maps.device, dtype=torch.int32).view(down, across)
     whole = cells.repeat_interleave(down, 1).repeat_interleave(across, 2)
@@ -110,12 +112,12 @@ def unit_ranks(maps: Tensor, size: tuple[int, int], unit: str, upsample: str, ti
     """
     if unit == "pixel":
         return pixel_ranks(maps, size, upsample, ties, seed)
-    side, (high, wide) = int(unit.removeprefix("region:")), size
-    if high % side or wide % side:
-        raise MapError(f"{high} x {wide} pixels cannot be cut into squares of {side} pixels")
-    if tuple(maps.shape[1:]) != (high // side, wide // side):
+    side, (height, width) = int(unit.removeprefix("region:")), size
+    if height % side or width % side:
+        raise MapError(f"{height} x {width} pixels cannot be cut into squares of {side} pixels")
+    if tuple(maps.shape[1:]) != (height // side, width // side):
         fine = torch.from_numpy(enlarged(maps.double().cpu().numpy(), size, upsample)).to(maps.device)
-        maps = fine.view(-1, high // side, side, wide // side, side).mean(dim=(2, 4))
+        maps = fine.view(-1, height // side, side, width // side, side).mean(dim=(2, 4))
     return pixel_ranks(maps, size, "nearest", ties, seed)
 
 
@@ -131,10 +133,10 @@ def enlarged(maps: Array, size: tuple[int, int], upsample: str) -> Array:
 
 def patched(maps: Array, grid: tuple[int, int]) -> Array:
     """Return maps ``[B, H, W]`` summed into the cells of a grid."""
-    batch, high, wide = maps.shape
-    if high % grid[0] or wide % grid[1]:
-        raise MapError(f"{high} x {wide} pixels cannot be summed into {grid[0]} x {grid[1]} patches")
-    return np.asarray(maps.reshape(batch, grid[0], high // grid[0], grid[1], wide // grid[1]).sum(axis=(2, 4)))
+    batch, height, width = maps.shape
+    if height % grid[0] or width % grid[1]:
+        raise MapError(f"{height} x {width} pixels cannot be summed into {grid[0]} x {grid[1]} patches")
+    return np.asarray(maps.reshape(batch, grid[0], height // grid[0], grid[1], width // grid[1]).sum(axis=(2, 4)))
 
 
 def token_map(maps: Tensor, model: VisionModel, inputs: Tensor) -> Tensor:

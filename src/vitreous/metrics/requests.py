@@ -158,10 +158,10 @@ class RandomMasks:
     """Rows and columns of the grid; the token grid if ``None``."""
 
     def __call__(self, draws: PRNGKey, image_shape: ImageShape) -> Tensor:
-        high, wide = self.cells or image_shape.tokens
-        gone = round(self.share * high * wide)
-        bits = draws.bits(self.count, high * wide)
-        return (bits.argsort(dim=2, stable=True).argsort(dim=2) < gone).view(-1, self.count, high, wide)
+        height, width = self.cells or image_shape.tokens
+        gone = round(self.share * height * width)
+        bits = draws.bits(self.count, height * width)
+        return (bits.argsort(dim=2, stable=True).argsort(dim=2) < gone).view(-1, self.count, height, width)
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ class LogitDistance:
 
     def __call__(self, model: VisionModel, images: Tensor, made: Tensor) -> Tensor:
         logits = [model.logits(_with_own(own, copies)).double() for own, copies in zip(images, made, strict=True)]
-        return torch.stack([(each[1:] - each[0]).norm(dim=1) for each in logits])
+        return torch.stack([(logit[1:] - logit[0]).norm(dim=1) for logit in logits])
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def cka(one: Array, other: Array, weights: Array | None = None) -> Array:
     counts = (np.ones((1, len(there))) if weights is None else weights)[:, there]
     if counts.shape[1] < 2:
         return np.full(len(counts), np.nan)
-    x, y = (each @ each.T for each in (each[there] - each[there].mean(axis=0) for each in rows))
+    x, y = (each @ each.T for each in (row[there] - row[there].mean(axis=0) for row in rows))
     bottom = np.sqrt(np.maximum(_aligned(counts, x, x) * _aligned(counts, y, y), 0))
     rounding = 1e-12 * np.linalg.norm(x) * np.linalg.norm(y)
     found = np.divide(_aligned(counts, x, y), bottom, out=np.full(len(counts), np.nan), where=bottom > rounding)

@@ -55,10 +55,10 @@ class RandomCells:
 class _Bare:
     """Makes the bare substrate of an image, one that depends on the image alone."""
 
-    substrate: str
+    baseline: str
 
     def __call__(self, inputs: Tensor, preprocess: Preprocess, draws: PRNGKey) -> Tensor:
-        return baseline_images(self.substrate, inputs, preprocess, 0).expand_as(inputs)[:, None]
+        return baseline_images(self.baseline, inputs, preprocess, 0).expand_as(inputs)[:, None]
 
 
 def _removed(model: VisionModel, inputs: Tensor, made: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class _Patches(_Subsets):
     def _masks(self, image_shape: ImageShape) -> list[Masks]:
         """Return one need for each size, the smallest first."""
         patches, baseline = image_shape.size("token"), DROP if self.unit == "token" else self.baseline
-        counts = sorted({min(max(1, round(each)), patches - 1) for each in self._sizes(patches)})
+        counts = sorted({min(max(1, round(size)), patches - 1) for size in self._sizes(patches)})
         return [Masks(baseline, RandomMasks(self.subsets, k / patches), self.subsets, self.unit) for k in counts]
 
 

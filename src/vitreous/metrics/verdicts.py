@@ -49,7 +49,7 @@ def verdict(spec: str | Metric) -> Verdict | None:
     rows = told["metrics"]
     if judge.spec in rows:
         return _verdict(told, judge.spec)
-    for tried in (judge.info.name, *(each for each in rows if each.partition("(")[0] == judge.info.name)):
+    for tried in (judge.info.name, *(row for row in rows if row.partition("(")[0] == judge.info.name)):
         if tried in rows:
             return _verdict(told, tried, f"tried as {tried}, not as {judge.spec}")
     return None

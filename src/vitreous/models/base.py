@@ -318,7 +318,7 @@ class VisionModel(ABC):
         if inputs.is_meta:
             raise ModelError("the inputs have no values: they are on the meta device")
         if self.attention != "none":
-            first = next((each for each in self.module.modules() if isinstance(each, nn.Conv2d)), None)
+            first = next((module for module in self.module.modules() if isinstance(module, nn.Conv2d)), None)
             is_patches = first is not None and first.kernel_size == first.stride
             if first is not None and is_patches and first.in_channels != 3:
                 raise ModelError(f"{self.name} takes images of {first.in_channels} channels; only 3 are supported")
@@ -326,9 +326,9 @@ class VisionModel(ABC):
     def check_inputs(self, inputs: Tensor) -> None:
         """Refuse inputs that the model cannot take, by name and shape."""
         self._check_values(inputs)
-        high, wide = self.preprocess.size
+        height, width = self.preprocess.size
         if inputs.ndim != 4 or inputs.shape[1] != 3:
-            raise ModelError(f"{self.name} takes images [B, 3, {high}, {wide}], got {list(inputs.shape)}")
+            raise ModelError(f"{self.name} takes images [B, 3, {height}, {width}], got {list(inputs.shape)}")
         if inputs.shape[0] == 0:
             raise ModelError("the batch is empty")
         if not inputs.is_floating_point():
@@ -359,8 +359,8 @@ class VisionModel(ABC):
         return total
 
     def __repr__(self) -> str:
-        high, wide = self.grid()
+        height, width = self.grid()
         return (
-            f"View({self.name}: {self.depth} blocks, {high}x{wide} patches, {self.num_prefix_tokens} prefix tokens, "
+            f"View({self.name}: {self.depth} blocks, {height}x{width} patches, {self.num_prefix_tokens} prefix tokens, "
             f"{self.pooling.kind} pooling, {self.num_classes} classes)"
         )

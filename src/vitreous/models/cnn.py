@@ -171,7 +171,7 @@ class ConvModel(VisionModel):
         return ConvModel(self.module, (*self.chain[:last], links[: end + 1]), **facts)
 
     def wrap_in(self, module: nn.Module, path: str, **facts: Any) -> VisionModel:
-        chain = tuple(tuple(f"{path}.{each}" for each in links) for links in self.chain) if path else self.chain
+        chain = tuple(tuple(f"{path}.{link}" for link in links) for links in self.chain) if path else self.chain
         given = {key: value for key, value in facts.items() if value is not None}
         name = f"{type(module).__name__} around {self.name}" if path else self.name
         usual = {"name": name, "preprocess": self.preprocess}
@@ -261,16 +261,16 @@ class ConvModel(VisionModel):
 
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
-        high, wide = self.preprocess.size
-        if tuple(inputs.shape[-2:]) != (high, wide):
+        height, width = self.preprocess.size
+        if tuple(inputs.shape[-2:]) != (height, width):
             raise ModelError(
-                f"{self.name} takes images [B, 3, {high}, {wide}], got {list(inputs.shape)}; "
+                f"{self.name} takes images [B, 3, {height}, {width}], got {list(inputs.shape)}; "
                 "give img_size= to load, or preprocess= to view"
             )
 
     def _features(self, tokens: Tensor, layer: int) -> Tensor:
-        _, high, wide = self._shapes[layer]
-        return tokens.transpose(1, 2).reshape(len(tokens), -1, high, wide)
+        _, height, width = self._shapes[layer]
+        return tokens.transpose(1, 2).reshape(len(tokens), -1, height, width)
 
     def _part(self, path: str) -> nn.Module:
         try:
@@ -371,9 +371,9 @@ class ConvModel(VisionModel):
         return logits, tuple(path for path in before if not any(path != up and _within(path, up) for up in before))
 
     def __repr__(self) -> str:
-        (high, wide), last = self.grid(), self.chain[-1][-1]
+        (height, width), last = self.grid(), self.chain[-1][-1]
         return (
-            f"View({self.name}: {self.depth} blocks, {high}x{wide} places of {self.embed_dim} channels at {last}, "
+            f"View({self.name}: {self.depth} blocks, {height}x{width} places of {self.embed_dim} channels at {last}, "
             f"{self.num_classes} classes)"
         )
 
@@ -383,8 +383,8 @@ def _flat(features: Tensor) -> Tensor:
 
 
 def _shape(features: Tensor) -> tuple[int, int, int]:
-    _, channels, high, wide = features.shape
-    return channels, high, wide
+    _, channels, height, width = features.shape
+    return channels, height, width
 
 
 def _pass_on(value: Any, *args: Any, **kwargs: Any) -> Any:

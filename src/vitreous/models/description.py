@@ -157,7 +157,7 @@ class Description:
         if key not in self._is_setting:
             facts, own = self._facts, self._facts.own.get(kind, frozenset())
             member = getattr(kind, name, None)
-            is_read = name in facts.read or member is not None or any(each in name for each in facts.pieces)
+            is_read = name in facts.read or member is not None or any(piece in name for piece in facts.pieces)
             is_written = name in own or name in facts.written or isinstance(member, cached_property)
             self._is_setting[key] = is_read and not is_written and name not in _NO_SETTINGS
         return self._is_setting[key]
@@ -326,8 +326,8 @@ def _read_facts(kinds: Sequence[type], functions: Sequence[tuple[Any, type | Non
     return _Facts(
         frozenset(name for name in read if not name.startswith("*")),
         tuple(name[1:] for name in read if name.startswith("*")),
-        frozenset().union(*(each.attributes for each in hung), *(each.other for each in writes.values())),
-        {kind: each.own for kind, each in writes.items()},
+        frozenset().union(*(each.attributes for each in hung), *(write.other for write in writes.values())),
+        {kind: write.own for kind, write in writes.items()},
         frozenset().union(*(each.read for each in (*hung, *writes.values()))),
     )
 

@@ -290,7 +290,7 @@ def state(module: nn.Module) -> Any:
 
 def _preprocessing_of(preprocess: Preprocess) -> str:
     """Return the digest of a preprocessing: its numbers, and the code of a user's function."""
-    steps = [each for each in preprocess.steps() if is_external(each)]
+    steps = [step for step in preprocess.steps() if is_external(step)]
     code = settled(preprocess, code_digest(steps, noun="your preprocess")) if steps else ""
     numbers = sorted(preprocess.to_json().items())
     return code if is_unknown(code) else digest_of([type_name(type(preprocess)), numbers, code])

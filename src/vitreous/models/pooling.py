@@ -35,7 +35,7 @@ class Pooling:
         self.reason = reason
 
     @property
-    def attends(self) -> bool:
+    def uses_attention(self) -> bool:
         """Whether the pooling is itself an attention over the tokens."""
         return self.kind == "map"
 

@@ -110,7 +110,7 @@ class Preprocess:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that tells one preprocessing from another, by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.compare}
 
     def steps(self) -> tuple[Any, ...]:
         """Return the functions that it is made of, where it is not data alone."""

@@ -123,11 +123,11 @@ class _Copier:
         made = self._note(value, object.__new__(type(value)))
         attributes = vars(made)
         attributes.update(vars(value))
-        for name, each in attributes.items():  # most of what a module has: settings, hooks that nobody set
-            kind = type(each)
+        for name, attribute in attributes.items():  # most of what a module has: settings, hooks that nobody set
+            kind = type(attribute)
             if kind in _PLAIN:
                 continue
-            attributes[name] = kind() if kind in _BARE and not each else self(each)
+            attributes[name] = kind() if kind in _BARE and not attribute else self(attribute)
         if isinstance(value, nn.Module):
             attributes["training"] = False
         return made

@@ -100,8 +100,8 @@ def _parts(side: int, window: int, shift: int) -> Tensor:
 
 
 def _cut(laid: Tensor, window: Sequence[int]) -> Tensor:
-    high, wide = laid.shape
-    apart = laid.view(high // window[0], window[0], wide // window[1], window[1])
+    height, width = laid.shape
+    apart = laid.view(height // window[0], window[0], width // window[1], window[1])
     return apart.transpose(1, 2).reshape(-1, window[0] * window[1])
 
 

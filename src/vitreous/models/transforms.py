@@ -132,12 +132,12 @@ class Transform(Preprocess):
         colours = np.allclose((self.mean, self.std), (data.mean, data.std), rtol=1e-3, atol=1e-4)
         if self.size != data.size or not colours:
             return False
-        high, wide = data.size
+        height, width = data.size
         for photo in _trials(data)[:2]:
             region, told = self.region(*photo.size), data.region(*photo.size)
             if region is None or told is None:
                 return False
-            across, down = (told[2] - told[0]) / wide, (told[3] - told[1]) / high
+            across, down = (told[2] - told[0]) / width, (told[3] - told[1]) / height
             if np.abs((np.array(region) - told) / (across, down, across, down)).max() > 1.5:
                 return False
         return True
@@ -189,7 +189,7 @@ def _trials(data: Preprocess) -> tuple[Image.Image, ...]:
             left, exact = scaled[axis] - data.size[1 - axis], scaled[1 - axis] * long / 40
             if left % 2 and exact % 1:
                 shapes.setdefault((left % 4, exact % 1 > 0.5), (height, width))
-    return tuple(Image.fromarray(draws.integers(0, 256, (*each, 3), dtype=np.uint8)) for each in shapes.values())
+    return tuple(Image.fromarray(draws.integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes.values())
 
 
 def _call(function: Function, photo: Image.Image) -> torch.Tensor:
@@ -363,10 +363,10 @@ def preprocess_of(processor: Any, size: tuple[int, int] | None = None) -> Prepro
         data = _of_processor(processor)
     if data is not None and size is not None and size != data.size:
         data = replace(data, size=size)
-        high, wide = (math.floor(side / data.crop) for side in size)
-        if data.mode == "center" and high != wide:
+        height, width = (math.floor(side / data.crop) for side in size)
+        if data.mode == "center" and height != width:
             return data
-        sides = {"shortest_edge": high} if data.mode == "center" else {"height": high, "width": wide}
+        sides = {"shortest_edge": height} if data.mode == "center" else {"height": height, "width": width}
         settings = {**processor.to_dict(), "size": sides, "crop_size": {"height": size[0], "width": size[1]}}
         processor = type(processor).from_dict(settings)
     return match(_Processed(processor), data)
@@ -379,11 +379,11 @@ def _of_processor(processor: Any) -> Preprocess:
     is a crop of ``c / s``.
     """
     size = getattr(processor, "size", None)
-    high, wide, short = (_side(size, key) for key in ("height", "width", "shortest_edge"))
+    height, width, short = (_side(size, key) for key in ("height", "width", "shortest_edge"))
     kept = _side(getattr(processor, "crop_size", None), "height"), _side(getattr(processor, "crop_size", None), "width")
     crops = bool(getattr(processor, "do_center_crop", False)) and None not in kept
-    if high is not None and wide is not None:
-        mode, resized = "squash", (high, wide)
+    if height is not None and width is not None:
+        mode, resized = "squash", (height, width)
     elif short is not None:
         mode, resized = "center", (short, short)
     else:

@@ -23,7 +23,7 @@ __all__ = ["Stub", "unpickle"]
 
 _OLD_MAGIC, _OLD_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
-_DTYPES = {name: each for name, each in vars(torch).items() if isinstance(each, torch.dtype)}
+_DTYPES = {name: var for name, var in vars(torch).items() if isinstance(var, torch.dtype)}
 _STORAGES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,

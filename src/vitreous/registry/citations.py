@@ -41,7 +41,7 @@ PAPERS: dict[str, Paper] = _read()
 
 def cited(papers: Iterable[str | Paper]) -> tuple[Paper, ...]:
     """Return papers by their keys; a ``Paper`` of one's own is returned as it is."""
-    return tuple(PAPERS[each] if isinstance(each, str) else each for each in papers)
+    return tuple(PAPERS[paper] if isinstance(paper, str) else paper for paper in papers)
 
 
 def credit(papers: Sequence[Paper], builds_on: Sequence[Paper]) -> str:

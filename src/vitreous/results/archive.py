@@ -115,7 +115,7 @@ def _results(folder: Path) -> Iterator[Path]:
     """Yield the folders two levels down, where results are."""
     for spelled in sorted(folder.iterdir()) if folder.is_dir() else ():
         if spelled.is_dir():
-            yield from (each for each in sorted(spelled.iterdir()) if each.is_dir())
+            yield from (path for path in sorted(spelled.iterdir()) if path.is_dir())
 
 
 def _method_name(explanation: Explanation) -> str:

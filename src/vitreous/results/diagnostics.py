@@ -213,8 +213,8 @@ class MetaEvaluation:
                 one, two = (each.plan.get(name, getattr(each, name, None)) for each in (first, other))
                 if one != two:
                     raise VitreousError(f"trials of different {name} cannot be joined: {one} and {two}")
-        rows = {row.metric: row for each in trials for row in each.tried}
-        total = {name: sum(each.plan.get(name, 0) for each in trials) for name in ("states", "seconds")}
+        rows = {row.metric: row for trial in trials for row in trial.tried}
+        total = {name: sum(trial.plan.get(name, 0) for trial in trials) for name in ("states", "seconds")}
         return cls(tuple(rows.values()), first.scenes, first.left_out, first.closeness, {**first.plan, **total})
 
     def verdicts(self) -> dict[str, Any]:
@@ -357,7 +357,7 @@ class Agreement:
             "methods": list(self.methods),
             "by": self.by,
             "grid": self.grid,
-            **{name: plain(each) for name, each in arrays.items()},
+            **{name: plain(array) for name, array in arrays.items()},
             "per_image": None if self.per_image is None else plain(self.per_image),
         }
 

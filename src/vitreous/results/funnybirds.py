@@ -280,9 +280,9 @@ class FunnyBirdsResult:
         width: str | float = "column",
     ) -> Any:
         """Return the radar of the eight dimensions as a matplotlib figure; with a path, also write it."""
-        names = [self._method(each) for each in (self.methods if methods is None else methods)]
-        values = {name: [self.score(name, each, at) for each in DIMENSIONS] for name in names}
-        spans = {name: [self.interval(name, each, at) for each in DIMENSIONS] for name in names}
+        names = [self._method(method) for method in (self.methods if methods is None else methods)]
+        values = {name: [self.score(name, dimension, at) for dimension in DIMENSIONS] for name in names}
+        spans = {name: [self.interval(name, dimension, at) for dimension in DIMENSIONS] for name in names}
         note = f"{len(self.images)} images; higher is better; lines along the axes are 95 % bootstrap intervals."
         figure = figures.radar(list(DIMENSIONS.values()), values, "FunnyBirds", note, intervals=spans, width=width)
         if path is not None:

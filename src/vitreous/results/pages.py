@@ -70,10 +70,10 @@ def _of_explanations(explanations: Sequence[Explanation]) -> str:
     if not explanations:
         raise VitreousError("there is nothing to show: give at least one explanation")
     by_picture: dict[str, list[Explanation]] = {}
-    for each in explanations:
-        by_picture.setdefault(each.source or each.name, []).append(each)
+    for explanation in explanations:
+        by_picture.setdefault(explanation.source or explanation.name, []).append(explanation)
     sections = [_section(found) for found in by_picture.values()]
-    models = ", ".join(dict.fromkeys(each.model for each in explanations))
+    models = ", ".join(dict.fromkeys(explanation.model for explanation in explanations))
     return report(f"What {models} saw", _lead(explanations), sections)
 
 
@@ -85,7 +85,7 @@ def _of_comparison(comparison: Comparison) -> str:
 
 
 def _lead(explanations: Sequence[Explanation]) -> str:
-    methods = ", ".join(dict.fromkeys(known_as(each.method) for each in explanations))
+    methods = ", ".join(dict.fromkeys(known_as(explanation.method) for explanation in explanations))
     return f"{len(explanations)} maps by {methods}. Each has its own scale: its strongest patch is 1."
 
 
@@ -94,7 +94,7 @@ def _section(found: Iterable[Explanation]) -> Section:
     first = maps[0]
     said = f"The model said {first.prediction.label} ({first.prediction.probability:.2f})."
     pictures = [(first.image, f"{first.name}, as the model sees it")]
-    pictures += [(each.overlay(size=max(320, *each.image.size)), each.caption) for each in maps]
+    pictures += [(map_.overlay(size=max(320, *map_.image.size)), map_.caption) for map_ in maps]
     given = "" if first.probability is None else f" {first.probability:.2f}"
-    heading = f"{first.name}: why {first.label}?{given}" if len({each.label for each in maps}) == 1 else first.name
+    heading = f"{first.name}: why {first.label}?{given}" if len({map_.label for map_ in maps}) == 1 else first.name
     return Section(heading, said, pictures)

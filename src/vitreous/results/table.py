@@ -355,10 +355,10 @@ class ScoreTable:
         arrows = {metric: "↑" if up else "↓" for metric, up in self.higher_is_better.items()}
         more = ["between seeds"] if self.seed_sd else []
         columns = {metric: [f"{metric} {arrow}", *more] for metric, arrow in arrows.items()}
-        head = ["method", *(each for metric in self.metrics for each in columns[metric])]
+        head = ["method", *(column for metric in self.metrics for column in columns[metric])]
         strange = any(sum(counts.values()) for counts in self.degenerate.values())
         rows = [
-            [method, *(each for metric in self.metrics for each in self._texts(method, metric))]
+            [method, *(text for metric in self.metrics for text in self._texts(method, metric))]
             for method in self.methods
         ]
         if strange:

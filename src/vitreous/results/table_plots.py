@@ -120,8 +120,8 @@ def sweep(
     found = _swept(methods, x, name)
     levels = [each for each in ("random",) if each in table.methods] if contrast is None else list(contrast)
     lines = [_scores(table, metric, each.name, each.methods, each.x) for each in found]
-    flat = [_scores(table, metric, known_as(each), [each], [0.0]) for each in levels]
-    names = [each.name for each in lines]
+    flat = [_scores(table, metric, known_as(level), [level], [0.0]) for level in levels]
+    names = [line.name for line in lines]
     places = sorted({x for each in found for x in each.x})
     panel = figures.Panel(
         "",
@@ -138,8 +138,8 @@ def sweep(
 
 
 def _scores(table: ScoreTable, metric: str, name: str, methods: Sequence[str], x: Sequence[float]) -> figures.Line:
-    low, high = np.array([table.interval(each, metric) for each in methods]).T
-    means = np.array([table.mean(each, metric) for each in methods])
+    low, high = np.array([table.interval(method, metric) for method in methods]).T
+    means = np.array([table.mean(method, metric) for method in methods])
     return figures.Line(name, np.array(x, np.float64), means, low, high)
 
 
@@ -158,7 +158,7 @@ def histogram(
     if len(found) > 1:
         raise VitreousError(f"name the methods of one sweep: {', '.join(each.name for each in found)}")
     (one,) = found
-    scores = np.stack([table[each, metric] for each in one.methods])
+    scores = np.stack([table[method, metric] for method in one.methods])
     scores = scores[:, ~np.isnan(scores).any(axis=0)]
     best = scores.argmax(axis=0) if table.higher_is_better[metric] else scores.argmin(axis=0)
     counts: Array = np.bincount(best, minlength=len(one.methods))
@@ -202,9 +202,9 @@ def states_strip(
     rows, notes = {}, {}
     for name, map in maps.items():
         states = perturbed(model, image, torch.as_tensor(map)[None], some, upsample=upsample, ties=ties, seed=seed)[0]
-        rows[name] = [model.preprocess.picture(each) for each in states]
+        rows[name] = [model.preprocess.picture(state) for state in states]
         chances = model.logits(states).double().softmax(dim=1)[:, index]
-        notes[name] = [f"{float(each):.2f}" for each in chances]
+        notes[name] = [f"{float(chance):.2f}" for chance in chances]
     size = image.shape[-1] * image.shape[-2]
     word = "kept" if need.keep else "removed"
     columns = [f"{count / size:.0%} {word}" for count in some.counts]
@@ -285,7 +285,9 @@ def curves(
 def _meanings(table: ScoreTable, metric: str, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     """Return what each curve has across, what it has upwards, and which way is better, from the states behind it."""
     needs = [
-        each for each in table.judges[metric].requests(_USUAL) if isinstance(each, RankedRemoval) and each.by == "map"
+        request
+        for request in table.judges[metric].requests(_USUAL)
+        if isinstance(request, RankedRemoval) and request.by == "map"
     ]
     fitting: Sequence[RankedRemoval | None] = needs if len(needs) == len(names) else [None] * len(names)
     found = {}
@@ -352,10 +354,10 @@ def bins(
 
 def matrix(table: ScoreTable, metric: str, methods: Sequence[str], *, width: str | float = "column") -> figures.Figure:
     """How alike the scores of two methods are, over the images that have both."""
-    scores = [table[each, metric] for each in methods]
+    scores = [table[method, metric] for method in methods]
     alike = [[_correlation(one, other) for other in scores] for one in scores]
     said = f"Correlation of the scores of two methods over {over(table)}."
-    return figures.matrix(alike, [known_as(each) for each in methods], metric, said, width=width)
+    return figures.matrix(alike, [known_as(method) for method in methods], metric, said, width=width)
 
 
 def _correlation(one: Array, other: Array) -> float:

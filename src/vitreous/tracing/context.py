@@ -76,8 +76,8 @@ class Context:
         What needs no backward rides along with the first pass that runs one, whatever its value.
         """
         wanted: dict[str | None, list[Pass]] = {}
-        for each in passes:
-            wanted.setdefault(each.output if each.backward else None, []).append(replace(each, output=None))
+        for pass_run in passes:
+            wanted.setdefault(pass_run.output if pass_run.backward else None, []).append(replace(pass_run, output=None))
         own = wanted.get(None, [])
         if len(wanted) > 1 and not any(each.backward for each in own):
             wanted[next(value for value in wanted if value is not None)] += wanted.pop(None, [])
@@ -85,7 +85,7 @@ class Context:
             (self if value is None else self.with_output(value))._prepare(some)
 
     def _prepare(self, passes: Sequence[Pass]) -> None:
-        missing = [each for each in passes if not each.patches and self._find_cache(each) is None]
+        missing = [pass_run for pass_run in passes if not pass_run.patches and self._find_cache(pass_run) is None]
         if missing:
             for each in merge(missing):
                 self._execute(each)
@@ -279,7 +279,7 @@ class ContrastContext(Context):
 
     def _execute(self, ask: Pass) -> None:
         rivals = self.rivals
-        waiting = [each for each in rivals.contexts if each._find_cache(ask) is None]
+        waiting = [context for context in rivals.contexts if context._find_cache(ask) is None]
 
         def part(start: int, stop: int) -> tuple[Tensor, list[ActivationCache]]:
             chosen: list[Tensor] = []

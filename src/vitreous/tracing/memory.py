@@ -83,4 +83,6 @@ _COMPLAINTS = ("can't allocate memory", "could not create a primitive", "out of 
 
 
 def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(each in str(error) for each in _COMPLAINTS)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        complaint in str(error) for complaint in _COMPLAINTS
+    )

@@ -47,7 +47,7 @@ class Observer(TorchFunctionMode):
         self.changes = changes or {}
         self.leaves: list[Tensor] = []
         """Changed weights whose gradient is wanted: the backward must be told of them."""
-        self.keeps = keeps
+        self.records = keeps
         self.layer: int | None = None  # the block now running; None inside embed
         self.pooling = False
         self.seen: Counter[str] = Counter()
@@ -63,7 +63,7 @@ class Observer(TorchFunctionMode):
     @property
     def needed(self) -> bool:
         """Whether calls must be seen or changed: to steer, or to show attention or change it."""
-        return bool(self.rules) or bool(self.changes) or any(keep.point in _WEIGHED for keep in self.keeps)
+        return bool(self.rules) or bool(self.changes) or any(keep.point in _WEIGHED for keep in self.records)
 
     # -- places the runner tells about -----------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Observer(TorchFunctionMode):
 
     def _wanted(self, point: str, layer: int) -> list[Record]:
         points = ("attn_weights", "window_weights") if point == "attn_weights" else (point,)
-        return [keep for keep in self.keeps if keep.point in points and layer in keep.layers]
+        return [keep for keep in self.records if keep.point in points and layer in keep.layers]
 
     def _hook(self, layer: int) -> list[Any]:
         handles = []
@@ -254,7 +254,7 @@ class Observer(TorchFunctionMode):
         self.seen["attention"] += 1
         point, layer = ("pool_weights", 0) if self.pooling else ("attn_weights", self.layer or 0)
         keeps = self._wanted(point, layer)
-        values, blocks = ([] if self.pooling else self._wanted(each, layer) for each in ("attn_values", "block"))
+        values, blocks = ([] if self.pooling else self._wanted(name, layer) for name in ("attn_values", "block"))
         rule = self._steered.get("attention")
         inner = rule is None and ("softmax" in self._steered or "matmul" in self._steered)
         flows = torch.is_grad_enabled() and value.requires_grad

@@ -197,11 +197,11 @@ class ActivationCache:
 
     def tokens_to_grid(self, tokens: Tensor, layer: int = 0) -> Tensor:
         """Drop the prefix of ``[B, N]`` and lay the patches of a layer out row by row: ``[B, h, w]``."""
-        high, wide = self.grid_at(layer)
+        height, width = self.grid_at(layer)
         patches = tokens[:, self.model.num_prefix_tokens :]
-        if patches.shape[1] != high * wide:
-            raise TracingError(f"{patches.shape[1]} patch tokens do not fill a grid of {high} x {wide}")
-        return patches.reshape(len(patches), high, wide)
+        if patches.shape[1] != height * width:
+            raise TracingError(f"{patches.shape[1]} patch tokens do not fill a grid of {height} x {width}")
+        return patches.reshape(len(patches), height, width)
 
     def windows(self, layer: int) -> Windows | None:
         """Which patches see each other at a layer, where not all do."""

@@ -29,11 +29,11 @@ def merge(passes: Iterable[Pass]) -> list[Pass]:
     with one of relevance, whose values are in float64.
     """
     passes = list(passes)
-    rules = list(dict.fromkeys(each.composite for each in passes if each.backward))
+    rules = list(dict.fromkeys(pass_run.composite for pass_run in passes if pass_run.backward))
     host = next((each for each in rules if each.propagates != "relevance"), PLAIN)
     groups: dict[Composite, list[Record]] = {rule: [] for rule in rules}
-    for each in passes:
-        groups.setdefault(each.composite if each.backward else host, []).extend(each.records)
+    for pass_run in passes:
+        groups.setdefault(pass_run.composite if pass_run.backward else host, []).extend(pass_run.records)
     return [Pass(_union(keeps), rule) for rule, keeps in groups.items()]
 
 

@@ -128,7 +128,8 @@ class ActivationStats:
     def fingerprint(self) -> str:
         """A digest of the numbers themselves."""
         named = [
-            (f"{point}.{layer}.{each.n}", torch.stack(each.tensors)) for (point, layer), each in self.moments.items()
+            (f"{point}.{layer}.{moment.n}", torch.stack(moment.tensors))
+            for (point, layer), moment in self.moments.items()
         ]
         return fingerprint_of(sorted(named, key=lambda pair: pair[0]))
 
@@ -139,12 +140,12 @@ class ActivationStats:
         if self._facts[:3] != other._facts[:3] or self.maker != other.maker:
             ours, theirs = (f"{s.source} of {s.size[0]} x {s.size[1]} in {s.model}" for s in (self, other))
             raise VitreousError(f"statistics of {ours} and of {theirs} cannot be merged")
-        moments = {key: each.merge(other.moments[key]) for key, each in self.moments.items()}
+        moments = {key: moment.merge(other.moments[key]) for key, moment in self.moments.items()}
         return replace(self, count=self.count + other.count, moments=moments, path=None)
 
     def pooled(self) -> ActivationStats:
         """Return the statistics over all tokens of a layer: no longer bound to positions, input size or settings."""
-        moments = {key: each.pooled() for key, each in self.moments.items()}
+        moments = {key: moment.pooled() for key, moment in self.moments.items()}
         return replace(self, moments=moments, path=None, maker="")
 
     # -- using -----------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ class ActivationStats:
         if self.count < 2:
             raise VitreousError(f"the statistics {self} are of {self.count} image: there is no deviation; take more")
         if len(moments.mean) > 1 and self.size != tuple(size):
-            made, given = (f"{high} x {wide}" for high, wide in (self.size, size))
+            made, given = (f"{height} x {width}" for height, width in (self.size, size))
             raise ModelError(f"the statistics {self} were made at {made}, the input is {given}; pool them over tokens")
         if self.maker and not self._is_of(model):
             raise ModelError(f"the statistics {self} were made with other weights or settings of {model.name}")
@@ -206,9 +207,9 @@ class ActivationStats:
                         mean, square, n = (file.get_tensor(each) for each in fields[:3])
                         other = file.get_tensor(fields[3]) if fields[3] in names else None
                         moments[point, int(layer)] = _checked(Moments(mean, square, int(n), other))
-                high, wide = facts["size"].split("x")
+                height, width = facts["size"].split("x")
                 whole = (int(facts["count"]), moments, int(facts["taken"]), facts["pictures"], str(path))
-                return cls(facts["model"], (int(high), int(wide)), facts["source"], *whole, facts["maker"])
+                return cls(facts["model"], (int(height), int(width)), facts["source"], *whole, facts["maker"])
         except Exception as error:  # foreign bytes can break a reader anywhere
             reason = one_line(f"{type(error).__name__}: {error}")[:160]
             raise VitreousError(f"{path} holds no statistics that can be read ({reason})") from error
@@ -249,8 +250,10 @@ def statistics_of(
         for layer, kept in zip(keep.layers, cache[keep], strict=True):
             mean, square, *other = kept.double().cpu()
             moments[keep.point, layer] = Moments(mean, square, len(inputs), *(each.long() for each in other))
-    high, wide = inputs.shape[-2:]
-    return ActivationStats(model.name, (high, wide), source, len(inputs), moments, maker=maker_of(model, recent=True))
+    height, width = inputs.shape[-2:]
+    return ActivationStats(
+        model.name, (height, width), source, len(inputs), moments, maker=maker_of(model, recent=True)
+    )
 
 
 def noise(model: VisionModel, count: int, size: Sequence[int], seed: int, batch: int) -> Iterator[Tensor]:

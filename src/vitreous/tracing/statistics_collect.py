@@ -91,18 +91,18 @@ def world_statistics(
     ``expect`` is told how many inputs will have to be run, ``tick`` after each part of them. Cost: 64 forwards, the
     first time; none afterwards.
     """
-    high, wide = (int(side) for side in size)
-    key = _key(model, (high, wide), point, recent=True)
+    height, width = (int(side) for side in size)
+    key = _key(model, (height, width), point, recent=True)
     with _guard:
         known = _kept.get(key)
         if known is not None:
             _kept.move_to_end(key)
     if known is None:
-        key = _key(model, (high, wide), point)
+        key = _key(model, (height, width), point)
         is_lasting = not Snapshot(model).recent.has_unknown_code  # otherwise nobody ever finds it again
-        known = _read(key, model, (high, wide)) if is_lasting else None
+        known = _read(key, model, (height, width)) if is_lasting else None
         if known is None:
-            known = _sealed(key, model, _made(model, (high, wide), point, at_once, on_progress, expect))
+            known = _sealed(key, model, _made(model, (height, width), point, at_once, on_progress, expect))
             if is_lasting:
                 _write(key, known)
         _remember(key, known)
@@ -114,12 +114,12 @@ def scenes(size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
 
     They are rendered on the CPU, for a GPU rounds otherwise.
     """
-    high, wide = size
+    height, width = size
     least, most = _SIDES
-    side = min(most, max(least, high, wide))
+    side = min(most, max(least, height, width))
     images = render(draw(range(_FIRST + start, _FIRST + stop)), side).images
-    if (high, wide) != (side, side):
-        images = F.interpolate(images, (high, wide), mode="bilinear", align_corners=False, antialias=True)
+    if (height, width) != (side, side):
+        images = F.interpolate(images, (height, width), mode="bilinear", align_corners=False, antialias=True)
     return images
 
 
@@ -144,15 +144,17 @@ def _made(
 
     with torch.inference_mode(False), torch.no_grad():
         total, *others = InnerBatch(max(1, at_once)).run(part, SCENES)
-        for each in others:
-            total = total.merge(each)
+        for other in others:
+            total = total.merge(other)
     return total
 
 
 def _sealed(key: str, model: VisionModel, made: ActivationStats) -> ActivationStats:
     """Round to what will be kept, in memory as on disk, and note a digest of it."""
     exact = torch.float64 if model.dtype == torch.float64 else torch.float32
-    moments = {at: Moments(each.mean.to(exact), each.square.to(exact), each.n) for at, each in made.moments.items()}
+    moments = {
+        at: Moments(moment.mean.to(exact), moment.square.to(exact), moment.n) for at, moment in made.moments.items()
+    }
     rounded = replace(made, moments=moments)
     return replace(rounded, pictures=_seal(key, rounded))
 
@@ -177,7 +179,7 @@ def _remember(key: str, made: ActivationStats) -> None:
 
 
 def _num_bytes(made: ActivationStats) -> int:
-    return sum(tensor.nbytes for each in made.moments.values() for tensor in each[:2])
+    return sum(tensor.nbytes for moment in made.moments.values() for tensor in moment[:2])
 
 
 # -- on disk -----------------------------------------------------------------------------------------------
@@ -195,7 +197,9 @@ def _read(key: str, model: VisionModel, size: tuple[int, int]) -> ActivationStat
             return None
         disk.recover(path)  # after a writer that died
         found = ActivationStats.load(path)
-        moments = {at: Moments(each.mean.clone(), each.square.clone(), each.n) for at, each in found.moments.items()}
+        moments = {
+            at: Moments(moment.mean.clone(), moment.square.clone(), moment.n) for at, moment in found.moments.items()
+        }
         found = replace(found, model=model.name, moments=moments, path=None)
         facts = found.source, found.count, found.size, found.maker
         if facts == ("world", SCENES, size, maker_of(model)) and found.pictures == _seal(key, found):
@@ -242,10 +246,10 @@ def _size(context: Context, whole: VisionModel) -> tuple[int, int] | str:
         return inputs.shape[-2], inputs.shape[-1]
     if isinstance(model, SubModel):
         told = model.image_size
-        high, wide = whole.preprocess.size if told is None else told
+        height, width = whole.preprocess.size if told is None else told
         grid = model.grid()
         if told is not None or inputs.shape[1] == model.num_prefix_tokens + grid[0] * grid[1]:
-            return high, wide
+            return height, width
     return f"the inputs of {model.name} are tokens, and no one said of how large an image"
 
 
@@ -385,7 +389,7 @@ class _Pictures:
         if self.files is not None:
             self._remember(begun, (_digest_of(path) for path in self.files[:before]))
             for part in cut(iter(self.files[before:]), at_once):
-                readable = [each for path in part for each in pictures(path, self.view, self.on_error)]
+                readable = [image for path in part for image in pictures(path, self.view, self.on_error)]
                 for path in part:
                     self._know(_digest_of(path))
                 yield self._digested, _stacked([each.tensor for each in readable])
@@ -445,6 +449,6 @@ def _files(source: Any) -> list[Path] | None:
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor | None:
-    if len({each.shape for each in tensors}) > 1:
+    if len({tensor.shape for tensor in tensors}) > 1:
         raise ImageError("tensors of different sizes cannot share statistics")
     return torch.stack(list(tensors)) if tensors else None

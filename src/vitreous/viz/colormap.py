@@ -175,7 +175,7 @@ def gradient(signed: bool) -> str:
     """The colours of a scale from its low end to its high one, as CSS has them: what `colourise` does by default."""
     table = DIVERGING[1:] if signed else SEQUENTIAL
     stops = table[np.rint(np.linspace(0, len(table) - 1, _STOPS)).astype(int)]
-    return f"linear-gradient(90deg,{','.join('#' + bytes(each).hex() for each in stops)})"
+    return f"linear-gradient(90deg,{','.join('#' + bytes(stop).hex() for stop in stops)})"
 
 
 def colourise(map: NDArray[Any], scale: Scale, colours: str | None = None) -> Bytes:

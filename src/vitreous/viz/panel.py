@@ -457,7 +457,7 @@ def renders_extra(name: str, title: str, needs: Sequence[str], made_by: str = ""
 
 def pictures_of(extras: Mapping[str, Any]) -> list[Extra]:
     """The pictures that these extras allow."""
-    return [each for each in EXTRAS.values() if all(need in extras for need in each.needs)]
+    return [extra for extra in EXTRAS.values() if all(need in extras for need in extra.needs)]
 
 
 @renders_extra("owners", "Who owns which patch", needs=("distribution", "maps", "classes"), made_by="var({})")

@@ -177,7 +177,7 @@ class Explorer:
 
     def _file(self, name: str) -> Response:
         """Return a file of the page: one of those that lie beside each other in its folder, and nothing else."""
-        there = {each.name: each for each in _STATIC.iterdir() if each.suffix in _KINDS and each.is_file()}
+        there = {path.name: path for path in _STATIC.iterdir() if path.suffix in _KINDS and path.is_file()}
         if name not in there:
             raise Refused(404, f"there is no file {name!r:.60}")
         return Response(there[name].read_bytes(), media_type=_KINDS[there[name].suffix])
@@ -277,8 +277,8 @@ class Explorer:
         def write(job: Job) -> tuple[bytes, str, str]:
             shares = [job.part(place / len(questions), (place + 1) / len(questions)) for place in range(len(questions))]
             made = [
-                self.desk.made(each, on_progress).explanation
-                for each, on_progress in zip(questions, shares, strict=True)
+                self.desk.made(question, on_progress).explanation
+                for question, on_progress in zip(questions, shares, strict=True)
             ]
             content, ending = downloads.written(form, made, look)
             return content, ending, downloads.file_name(made, ending)
@@ -293,7 +293,7 @@ class Explorer:
         questions = _questions(await read_json(request))
 
         def write() -> dict[str, str]:
-            asked = [self.desk.asked(each) for each in questions]
+            asked = [self.desk.asked(question) for question in questions]
             photos = {each.picture: self.desk.pictures.get(each.picture) for each in asked}
             return {
                 "python": lines.python(asked, photos, self.desk.options),

@@ -39,17 +39,17 @@ def start(views: Mapping[str, vt.VisionModel], runs: Mapping[str, Path]) -> dict
 
 
 def _model(name: str, model: vt.VisionModel) -> dict[str, Any]:
-    high, wide = model.grid()
+    height, width = model.grid()
     there = [each for each in _FIRST if _refusal(vt.get_method(each), model) is None]
     return {
         "name": name,
         "title": name,
-        "grid": [high, wide],
+        "grid": [height, width],
         "size": list(model.preprocess.size),
         "classes": max(model.num_classes, 2),
         "depth": model.depth,
         "heads": model.num_heads,
-        "patches": high * wide,
+        "patches": height * width,
         "attends": model.attention,
         "default_methods": [STEPS[0], *there],
     }
@@ -61,24 +61,24 @@ def methods_of(model: vt.VisionModel) -> list[dict[str, Any]]:
 
 
 def _method(info: Any, model: vt.VisionModel) -> dict[str, Any]:
-    example = None if info.combines else info.factory()
+    example = None if info.is_combinator else info.factory()
     refused = None if example is None else _refusal(example, model)
     there = example is not None and refused is None
     return {
         "name": info.name,
         "family": info.family,
         "summary": info.summary,
-        "forwards": example.forwards(model) if there and example is not None else None,
+        "forwards": example.num_forwards(model) if there and example is not None else None,
         "backwards": example.cost[1] if there and example is not None else None,
         "cost": info.cost_text,
-        "class_specific": None if info.combines else info.class_specific,
-        "combinator": info.combines,
+        "class_specific": None if info.is_combinator else info.class_specific,
+        "combinator": info.is_combinator,
         "bases": info.bases,
         "grid": "token" if example is None else example.grid,
         "aliases": list(info.aliases),
         "presets": list(info.presets),
         "slow": info.slow,
-        "layers": example is not None and (example.layered or example.moves),
+        "layers": example is not None and (example.has_layer_terms or example.has_layer_choice),
         **({} if refused is None else {"refused": refused}),
     }
 

@@ -57,8 +57,8 @@ def allowed(how: vt.Method, model: vt.VisionModel) -> None:
     if not price <= MOST_PASSES:
         told = f"{known_as(how.spec):.60} would run the model {price:,.0f} times for one map"
         raise Refused(422, f"{told}, over {MOST_PASSES:,}; use the command line for that")
-    high, wide = model.preprocess.size if how.grid == "pixel" else model.grid()
-    if 4 * how.num_maps(model) * high * wide > _MOST_BYTES:
+    height, width = model.preprocess.size if how.grid == "pixel" else model.grid()
+    if 4 * how.num_maps(model) * height * width > _MOST_BYTES:
         raise Refused(422, f"{how.spec:.60} returns {how.num_maps(model):,} maps; use the command line for that")
 
 
@@ -197,7 +197,7 @@ def _offered(place: _Place) -> Iterator[tuple[str, str]]:
 
 def _names(infos: Iterable[Any]) -> Iterator[tuple[str, str]]:
     for info in infos:
-        yield (f"{info.name}(" if info.combines else info.name), f"{info.family}; {info.cost_text}"
+        yield (f"{info.name}(" if info.is_combinator else info.name), f"{info.family}; {info.cost_text}"
 
 
 def _called(name: str, infos: Iterable[Any]) -> Any:

@@ -112,7 +112,11 @@ class TimedProtocol(H11Protocol):
     def _make_room(self) -> None:
         """Close the connection that has kept the server waiting for longest, or this one if none does."""
         now = time.monotonic()
-        alive = [each for each in self.connections if isinstance(each, TimedProtocol) and not each.is_closing]
+        alive = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, TimedProtocol) and not connection.is_closing
+        ]
         waits = [(each.waits_since, each) for each in alive if each.waits_since is not None and each is not self]
         since, oldest = min(waits, key=lambda pair: pair[0], default=(now - _GRACE, self))
         if now - since >= _GRACE or len(alive) > 2 * connection_limit():

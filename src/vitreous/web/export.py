@@ -138,10 +138,10 @@ def _option(name: str, value: Any) -> list[str]:
 def _groups(questions: Sequence[Question]) -> list[list[Question]]:
     """Return questions that differ in their method alone together, in the order in which they came."""
     groups: dict[Any, list[Question]] = {}
-    for each in questions:
-        key = each.model, each.picture, each.target, each.contrast, each.output, each.seed
-        if each not in groups.setdefault(key, []):
-            groups[key].append(each)
+    for question in questions:
+        key = question.model, question.picture, question.target, question.contrast, question.output, question.seed
+        if question not in groups.setdefault(key, []):
+            groups[key].append(question)
     return list(groups.values())
 
 
@@ -213,9 +213,9 @@ def written(form: str, maps: Sequence[vt.Explanation], look: Look) -> tuple[byte
 
 def _values(maps: Sequence[vt.Explanation]) -> tuple[bytes, str]:
     """One array of all maps, ``[h, w]`` or ``[n, h, w]``; one by one where they differ in size."""
-    arrays = [each.map.numpy() for each in maps]
+    arrays = [map_.map.numpy() for map_ in maps]
     buffer = io.BytesIO()
-    if len({each.shape for each in arrays}) > 1:
+    if len({array.shape for array in arrays}) > 1:
         np.savez(buffer, *arrays)
         return buffer.getvalue(), "npz"
     np.save(buffer, arrays[0] if len(arrays) == 1 else np.stack(arrays))
@@ -226,10 +226,10 @@ def _sheet(maps: Sequence[vt.Explanation], look: Look) -> show.Sheet:
     first = maps[0]
     said = f"said: {first.prediction.label} ({first.prediction.probability:.2f})"
     cells = [show.Cell(first.image, None, first.name, said)]
-    for each in maps:
-        values, signed = look.values(each)
-        note = each.title if each.class_specific else "the same for every class"
-        cells.append(show.Cell(each.image, values, known_as(each.method), note, each.method, signed))
+    for map_ in maps:
+        values, signed = look.values(map_)
+        note = map_.title if map_.class_specific else "the same for every class"
+        cells.append(show.Cell(map_.image, values, known_as(map_.method), note, map_.method, signed))
     across = math.ceil(len(cells) / math.ceil(len(cells) / _ACROSS))  # lines of equal length
     rows = [cells[start : start + across] for start in range(0, len(cells), across)]
     rule: Literal["each", "panel"] = "panel" if look.shared else "each"
@@ -237,13 +237,13 @@ def _sheet(maps: Sequence[vt.Explanation], look: Look) -> show.Sheet:
 
 
 def _page(maps: Sequence[vt.Explanation], look: Look) -> str:
-    first, shown = maps[0], [look.values(each) for each in maps]
+    first, shown = maps[0], [look.values(map_) for map_ in maps]
     together = show.Scale.of([values for values, _ in shown], look.clip, _signed(shown)) if look.shared else None
     pictures = [(show.resized(first.image, _TILE), f"{first.name}, as the model sees it")]
-    for each, (values, signed) in zip(maps, shown, strict=True):
+    for map_, (values, signed) in zip(maps, shown, strict=True):
         scale = together or show.Scale.of([values], look.clip, signed)
-        drawn = show.overlay(show.resized(each.image, _TILE), values, scale, look.opacity, None, look.mode)
-        what = known_as(each.method) if not each.class_specific else f"{known_as(each.method)}: {each.title}"
+        drawn = show.overlay(show.resized(map_.image, _TILE), values, scale, look.opacity, None, look.mode)
+        what = known_as(map_.method) if not map_.class_specific else f"{known_as(map_.method)}: {map_.title}"
         pictures.append((drawn, f"{what}; {scale.caption()}"))
     said = f"{first.model} said {first.prediction.label} ({first.prediction.probability:.2f})."
     told = f"Opacity {look.opacity:g}" + ("; only what is above zero." if look.positive else ".")

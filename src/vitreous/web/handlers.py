@@ -64,7 +64,7 @@ def layers(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
         how = typed.understood(f"plus({how.spec})", model)
     assert isinstance(how, LayerSum)
     asked = Question(question.model, question.picture, how.spec, question.target, question.contrast, question.output)
-    e = desk.made(asked, job.tick).explanation
+    e = desk.made(asked, job.on_progress).explanation
     found = e.extras["layers"].numpy()
     starts = how._layers(model)[-len(found) :]
     shown = [{"start": start, "map": array(each)} for start, each in zip(starts, found, strict=True)]
@@ -85,12 +85,14 @@ def heads(desk: Desk, question: Question, job: Job, layer: int) -> dict[str, Any
         raise Refused(422, f"layer {layer} is outside 0..{model.depth - 1} of {model.name}")
     inputs = model.preprocess.tensor(desk.seen(question.model, photo))[None]
     keep = Record(attention_point(model), head_rows, (layer,))
-    context = Context(model, inputs, Target.of(model, 1), memory_gb=desk.memory, on_progress=lambda ran: job.tick(0.5))
+    context = Context(
+        model, inputs, Target.of(model, 1), memory_gb=desk.memory, on_progress=lambda ran: job.on_progress(0.5)
+    )
     cache = context.run_pass(Pass((keep,)))
     (kept,) = cache[keep]
     rows = kept.unbind(dim=2 if kept.ndim == 5 else 1)
     maps = [cache.tokens_to_grid(whole_row(cache, row, layer), layer)[0].cpu().numpy() for row in rows]
-    found = [{"head": head, "map": array(each)} for head, each in enumerate(maps)]
+    found = [{"head": head, "map": array(map_)} for head, map_ in enumerate(maps)]
     return {"layer": layer, "heads": found, "rows": _READ[model.pooling.kind]}
 
 
@@ -126,7 +128,7 @@ def curve(desk: Desk, question: Question, job: Job, given: np.ndarray[Any, Any],
     draw = np.random.default_rng(question.seed)
     drawn = [draw.permutation(count) for _ in range(_ORDERS)] if random is None else []
     orders = [values.flatten().argsort(descending=True, stable=True).numpy(), *drawn]
-    masks = [_gone(each, k, keep, grid) for each in orders for keep in (False, True) for k in counts]
+    masks = [_gone(order, k, keep, grid) for order in orders for keep in (False, True) for k in counts]
     told = _asked(model, seen, masks, fill, target, job).reshape(len(orders), 2, len(counts))
     if random is None:
         both = told[1:], told[1:, ::-1, ::-1]
@@ -173,7 +175,7 @@ def _asked(
         states = [model.preprocess.tensor(trying.changed(seen, different[each], fill)) for each in some]
         chances = probabilities(model.logits(torch.stack(states)))[:, target].tolist()
         known.update(zip(some, chances, strict=True))
-        job.tick((start + len(some)) / len(names))
+        job.on_progress((start + len(some)) / len(names))
     return np.array([known[key] for key in keys])
 
 
@@ -186,8 +188,8 @@ _MOST_OWNERS = 12
 
 def explain(desk: Desk, question: Question, job: Job, together: Sequence[Question] = ()) -> dict[str, Any]:
     """Return a map; cheap maps that were asked for together share their passes."""
-    desk.prepare(together, job.tick)
-    made = desk.made(question, job.tick)
+    desk.prepare(together, job.on_progress)
+    made = desk.made(question, job.on_progress)
     return map_of(made.explanation) | {"seconds": made.seconds, "warnings": list(made.warnings)}
 
 
@@ -216,12 +218,12 @@ def check(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
 
 
 def _tests(found: vt.CheckResult) -> list[dict[str, str]]:
-    return [{"name": each.name, **dataclasses.asdict(trust(each))} for each in found.tests]
+    return [{"name": test.name, **dataclasses.asdict(trust(test))} for test in found.tests]
 
 
 def owners(desk: Desk, question: Question, job: Job, compare_classes: Sequence[int]) -> dict[str, Any]:
     """Return which of some classes owns which patch, by VAR."""
-    return _owners_of(_owned(desk, question, compare_classes, job.tick))
+    return _owners_of(_owned(desk, question, compare_classes, job.on_progress))
 
 
 def _owned(desk: Desk, question: Question, compare_classes: Sequence[int], on_progress: Tick) -> vt.Explanation:
@@ -282,9 +284,9 @@ def why(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
         contrast = desk.made(versus, job.part(0.2, 0.35)).explanation
         if min(float(now[rival]), float(now[e.target])) >= COMPETES:
             owned = _owned(desk, question, [e.target, rival], job.part(0.35, 0.4))
-    job.tick(0.4)
-    checkup = desk.checked(question, lambda first, last: job.part(0.4 + 0.6 * first, 0.4 + 0.6 * last))
-    told = assemble(model, e, now, contrast, owned, checkup, _command(desk, question, e))
+    job.on_progress(0.4)
+    check_result = desk.checked(question, lambda first, last: job.part(0.4 + 0.6 * first, 0.4 + 0.6 * last))
+    told = assemble(model, e, now, contrast, owned, check_result, _command(desk, question, e))
     return map_of(e) | {"warnings": list(made.warnings)} | _page(told, order, rival)
 
 

@@ -59,7 +59,7 @@ class Job:
         """Let it end at its next tick."""
         self._stop.set()
 
-    def tick(self, done: float, total: float | None = None) -> None:
+    def on_progress(self, done: float, total: float | None = None) -> None:
         """Say how far it is; here a job ends that has been stopped."""
         if self._stop.is_set():
             raise Stopped
@@ -71,13 +71,13 @@ class Job:
 
     def part(self, first: float, last: float) -> Callable[[float, float | None], None]:
         """Return a tick for a part of the work: all of it is ``last``."""
-        return lambda done, total: self.tick(first + (last - first) * (done / total if total else done))
+        return lambda done, total: self.on_progress(first + (last - first) * (done / total if total else done))
 
     def run(self) -> None:
         """Do the work and tell how it ended; what goes wrong is one line."""
         self.began = time.monotonic()
         try:
-            self.tick(0.0)
+            self.on_progress(0.0)
             self.tell({**self.work.run(self), "event": "result"})
         except Stopped:
             self.tell({"event": "error", "message": "stopped"})
@@ -129,8 +129,8 @@ class Worker:
         with self._changed:
             gone = set(map(id, jobs))
             self._waiting = deque(each for each in self._waiting if id(each) not in gone)
-            for each in jobs:
-                each.stop()
+            for job in jobs:
+                job.stop()
             self._tell_places()
 
     @property

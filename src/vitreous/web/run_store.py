@@ -113,7 +113,7 @@ def _look(path: Path) -> tuple[int, ...]:
             found = path.stat()
             return 1, found.st_size, found.st_mtime_ns
         with os.scandir(path) as files:
-            some = [each.stat(follow_symlinks=False) for each in files]
+            some = [file.stat(follow_symlinks=False) for file in files]
     except OSError:
         return ()
     return len(some), sum(each.st_size for each in some), max((each.st_mtime_ns for each in some), default=0)

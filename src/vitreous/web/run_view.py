@@ -320,7 +320,7 @@ def _cell(finding: Finding, name: str, metric: str) -> dict[str, Any] | None:
     test = statistics.test(name, statistics.chance, metric)
     printed = finding.published.get((name, metric))
     groups = statistics.ranks[metric].groups
-    shared = [each.text for each in statistics.marks if (each.method, each.metric) == (name, metric)]
+    shared = [mark.text for mark in statistics.marks if (mark.method, mark.metric) == (name, metric)]
     return {
         "mean": mean,
         "low": plain(low),
@@ -423,14 +423,14 @@ class Run:
         protocol = store.protocol()
         plans = store.plans()
         photos = photos_of(protocol, manifest["wanted"], plans, self.data)
-        known = {label: each for label, each in photos.items() if not isinstance(each, str)}
+        known = {label: photo for label, photo in photos.items() if not isinstance(photo, str)}
         findings = [Finding.of(each, protocol) for each in gather(store, known)]
         if not findings:
             raise VitreousError("there is no plan for what its run.json asks for: start the run again")
         parts = []
-        for each in findings:
-            own = photos.get(each.gathered.data, "the run has no such data set")
-            parts.append(Part(each, store, plans, own, self._loaded(each)))
+        for finding in findings:
+            own = photos.get(finding.gathered.data, "the run has no such data set")
+            parts.append(Part(finding, store, plans, own, self._loaded(finding)))
             parts[-1].facts  # noqa: B018 - read now, so that all damage is known
         opened = Opened(_title(manifest, self.path), tuple(parts), tuple(sorted(store.damaged)))
         opened.table  # noqa: B018 - what cannot be told is told here, once

@@ -119,7 +119,7 @@ class Made:
     def bytes(self) -> int:
         e = self.explanation
         tensors = [e.map, *e.extras.values()]
-        return sum(each.numel() * each.element_size() for each in tensors) + _pixels(e.image)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _pixels(e.image)
 
 
 def _pixels(image: Image.Image) -> int:
@@ -259,9 +259,9 @@ class Desk:
 
 def _about(methods: Sequence[str], heard: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return what was warned about each of several maps: what names its method, or names none of them."""
-    told: dict[str, list[str]] = {each: [] for each in methods}
+    told: dict[str, list[str]] = {method: [] for method in methods}
     for text in heard:
-        named = [each for each in methods if each in text or known_as(each) in text]
+        named = [method for method in methods if method in text or known_as(method) in text]
         for each in [max(named, key=len)] if named else methods:
             told[each].append(text)
     return {name: tuple(texts) for name, texts in told.items()}

@@ -169,7 +169,7 @@ class World:
         """Yield every scene as a picture, for ``explain`` and ``evaluate``."""
         for _, rendered in self.batches():
             pixels = (rendered.images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-            yield from (Image.fromarray(each) for each in pixels)
+            yield from (Image.fromarray(pixel) for pixel in pixels)
 
     def truths(self) -> Iterator[Annotation]:
         """Yield what is known about every scene: the creature's mask and box, and masks of all that is seen."""

@@ -399,7 +399,7 @@ def _creature(canvas: Canvas, parts: Tensor, pose: Tensor, shown: Tensor, first:
 
 
 def _objects(canvas: Canvas, objects: Tensor, front: int) -> None:
-    pigments = torch.tensor([rgb(each) for each in _PIGMENTS], device=objects.device)
+    pigments = torch.tensor([rgb(pigment) for pigment in _PIGMENTS], device=objects.device)
     largest = max(float(objects[:, :, 3].max()), 1.0) / 1000
     upright = torch.ones(len(objects), device=objects.device)
     for place in range(MOST_OBJECTS):

@@ -244,7 +244,7 @@ class Scene(Creature):
             **_creature(given, "scene"),
             light=_made(Light, given.get("light", {}), "light"),
             ground=_made(Ground, given.get("ground", {}), "ground"),
-            objects=tuple(_made(Thing, each, "object") for each in things),
+            objects=tuple(_made(Thing, item, "object") for item in things),
             marker=None if marker is None else _made(Marker, marker, "marker"),
             companion=None
             if friend is None

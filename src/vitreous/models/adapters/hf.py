@@ -127,8 +127,8 @@ def _configured(name: str, config: Any, num_classes: int | None, img_size: Any) 
             config.num_labels = num_classes
     if img_size is not None:
         vision = getattr(config, "vision_config", config)
-        high, wide = pair(img_size)
-        vision.image_size = high if high == wide else (high, wide)
+        height, width = pair(img_size)
+        vision.image_size = height if height == width else (height, width)
     return config
 
 

@@ -57,8 +57,8 @@ def first(output: Any) -> Any:
 
 def pair(size: Any) -> tuple[int, int]:
     """Return height and width of a size that a configuration gives as one number or as two."""
-    high, wide = size if isinstance(size, list | tuple) else (size, size)
-    return int(high), int(wide)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return int(height), int(width)
 
 
 def part(module: Any, *paths: str) -> Any:
@@ -184,8 +184,8 @@ class HFModel(VisionModel):
         return first(self.blocks[layer](tokens, *nothing))  # type: ignore[no-any-return]
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        high, wide = self.preprocess.size if inputs is None else inputs.shape[-2:]
-        return high // self.patch[0], wide // self.patch[1]
+        height, width = self.preprocess.size if inputs is None else inputs.shape[-2:]
+        return height // self.patch[0], width // self.patch[1]
 
     def _hook_point(self, layer: int, name: str) -> nn.Module:
         return part(self.blocks[layer], *self.places[name])  # type: ignore[no-any-return]
@@ -318,9 +318,9 @@ class HFSwin(HFModel):
         if any(side % patch for side, patch in zip(size, self.patch, strict=True)):
             raise ModelError(f"{self.name}: an image of {size} cannot be cut into patches of {self.patch}")
         for stage in self.stages:
-            high, wide = self.grid(layer=stage.start)
-            if min(high, wide) < window:
-                raise ModelError(f"{self.name}: a grid of {high} x {wide} is smaller than its windows of {window}")
+            height, width = self.grid(layer=stage.start)
+            if min(height, width) < window:
+                raise ModelError(f"{self.name}: a grid of {height} x {width} is smaller than its windows of {window}")
 
     def _width_and_heads(self, config: Any) -> tuple[int, int]:
         return config.embed_dim, config.num_heads[0]
@@ -345,11 +345,11 @@ class HFSwin(HFModel):
         return self.module.classifier(pooled.flatten(1))  # type: ignore[no-any-return]
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        high, wide = super().grid(inputs)
+        height, width = super().grid(inputs)
         for stage in self.stages:
             if layer >= stage.stop:
-                high, wide = (high + 1) // 2, (wide + 1) // 2
-        return high, wide
+                height, width = (height + 1) // 2, (width + 1) // 2
+        return height, width
 
     def windows(self, layer: int) -> Windows:
         block, grid = self.blocks[layer], self.grid(layer=layer)
@@ -367,5 +367,5 @@ class HFSwin(HFModel):
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
         if tuple(inputs.shape[-2:]) != self.preprocess.size:
-            high, wide = self.preprocess.size
-            raise ModelError(f"{self.name} takes images [B, 3, {high}, {wide}], got {list(inputs.shape)}")
+            height, width = self.preprocess.size
+            raise ModelError(f"{self.name} takes images [B, 3, {height}, {width}], got {list(inputs.shape)}")

@@ -62,8 +62,8 @@ class TimmViT(TimmColumn):
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
         if inputs is None or not self._any_size():
             return super().grid(inputs, layer)
-        high, wide = self.module.patch_embed.dynamic_feat_size(tuple(inputs.shape[-2:]))
-        return int(high), int(wide)
+        height, width = self.module.patch_embed.dynamic_feat_size(tuple(inputs.shape[-2:]))
+        return int(height), int(width)
 
     def _any_size(self) -> bool:
         return bool(self.module.dynamic_img_size)

@@ -139,8 +139,8 @@ class TimmColumn(TimmModel):
         return getattr(self.module, "attn_pool", None)
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        high, wide = self.module.patch_embed.grid_size
-        return int(high), int(wide)
+        height, width = self.module.patch_embed.grid_size
+        return int(height), int(width)
 
     @property
     def unavailable_points(self) -> Mapping[str, str]:  # type: ignore[override]

@@ -97,10 +97,10 @@ class TimmSwin(TimmModel):
         return [self.module.layers[self._stage(layer + 1)].downsample] if ends else []
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        high, wide = self.module.patch_embed.grid_size
+        height, width = self.module.patch_embed.grid_size
         for _ in range(self._stage(layer)):
-            high, wide = (high + 1) // 2, (wide + 1) // 2  # an odd side is padded before it is halved
-        return int(high), int(wide)
+            height, width = (height + 1) // 2, (width + 1) // 2  # an odd side is padded before it is halved
+        return int(height), int(width)
 
     def embed_dim_at(self, layer: int) -> int:
         return int(self._blocks[layer].dim)

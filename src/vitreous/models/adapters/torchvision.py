@@ -149,10 +149,10 @@ def _create(name: str, size: tuple[int, int], options: dict[str, Any]) -> nn.Mod
 
 def _size(name: str, asked: int | tuple[int, int] | None, weights: Any) -> tuple[int, int]:
     size = weights.transforms().crop_size[0] if asked is None else asked
-    high, wide = size if isinstance(size, tuple | list) else (size, size)
-    if min(high, wide) < 1 or (name.startswith("vit_") and high != wide):
-        raise ModelError(f"torchvision/{name} cannot take images of {high} x {wide} pixels")
-    return high, wide
+    height, width = size if isinstance(size, tuple | list) else (size, size)
+    if min(height, width) < 1 or (name.startswith("vit_") and height != width):
+        raise ModelError(f"torchvision/{name} cannot take images of {height} x {width} pixels")
+    return height, width
 
 
 def _convert(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -227,8 +227,8 @@ class TorchvisionSwin(VisionModel):
 
     @property
     def _patch(self) -> tuple[int, int]:
-        high, wide = self.module.features[0][0].stride
-        return high, wide
+        height, width = self.module.features[0][0].stride
+        return height, width
 
     # -- verbs -----------------------------------------------------------------------------------------
 
@@ -253,10 +253,10 @@ class TorchvisionSwin(VisionModel):
         return self._block(layer)  # type: ignore[no-any-return]
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        high, wide = (side // patch for side, patch in zip(self.preprocess.size, self._patch, strict=True))
+        height, width = (side // patch for side, patch in zip(self.preprocess.size, self._patch, strict=True))
         for _ in range(self._stage(layer)):  # odd grids are padded before they are halved
-            high, wide = (high + 1) // 2, (wide + 1) // 2
-        return high, wide
+            height, width = (height + 1) // 2, (width + 1) // 2
+        return height, width
 
     def windows(self, layer: int) -> Windows:
         attention, grid = self._block(layer).attn, self.grid(layer=layer)

@@ -151,7 +151,7 @@ class RelevanceRule(Rule):
 class _Carry(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, back: Back, out: Tensor, *operands: Tensor) -> Tensor:
-        ctx.back, ctx.shapes = back, [each.shape for each in operands]
+        ctx.back, ctx.shapes = back, [operand.shape for operand in operands]
         return out.view_as(out)
 
     @staticmethod
@@ -182,7 +182,7 @@ def own(call: Call) -> Tensor:
         return value.detach().clone() if isinstance(value, Tensor) and value.requires_grad else value
 
     with torch.no_grad():
-        args = [plain(each) for each in call.args]
+        args = [plain(arg) for arg in call.args]
         out: Tensor = call.func(*args, **{name: plain(each) for name, each in call.kwargs.items()})
     return out
 

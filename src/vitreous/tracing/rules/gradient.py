@@ -352,18 +352,18 @@ def _to_largest(values: Tensor, x: Tensor, out: Tensor, options: dict[str, Any],
 
     One step for each position inside a window: windows may overlap, those of one position do not.
     """
-    (high, wide), (down, across) = _pair(options["kernel_size"]), _pair(options.get("dilation", 1))
+    (height, width), (down, across) = _pair(options["kernel_size"]), _pair(options.get("dilation", 1))
     step, padding = _pair(options.get("stride") or options["kernel_size"]), _pair(options.get("padding", 0))
     rows, columns = ((count - 1) * each + 1 for count, each in zip(out.shape[2:], step, strict=True))
     beyond = [  # how far the last window reaches: with ceil_mode further than the padding
-        max(padding[0], rows + (high - 1) * down - padding[0] - x.shape[2]),
-        max(padding[1], columns + (wide - 1) * across - padding[1] - x.shape[3]),
+        max(padding[0], rows + (height - 1) * down - padding[0] - x.shape[2]),
+        max(padding[1], columns + (width - 1) * across - padding[1] - x.shape[3]),
     ]
     padded = F.pad(x, (padding[1], beyond[1], padding[0], beyond[0]), value=-torch.inf)
     places = [
         (..., slice(top, top + rows, step[0]), slice(left, left + columns, step[1]))
-        for top in range(0, high * down, down)
-        for left in range(0, wide * across, across)
+        for top in range(0, height * down, down)
+        for left in range(0, width * across, across)
     ]
     largest = torch.stack([padded[place] == out for place in places])
     count = largest.cumsum(dim=0, dtype=torch.int32)

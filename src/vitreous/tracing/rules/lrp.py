@@ -287,7 +287,7 @@ class SumShare(RelevanceRule):
         summands(call)
         if self.uniform:
             return lambda flow: [flow / len(operands)] * len(operands)
-        parts = [each.detach() for each in operands]
+        parts = [operand.detach() for operand in operands]
         return lambda flow: [part * (flow / stabilised(out, self.eps)) for part in parts]
 
 
@@ -326,7 +326,7 @@ class MeanShare(RelevanceRule):
         def back(flow: Tensor) -> tuple[Tensor]:
             with torch.enable_grad():
                 leaf = kept.clone().requires_grad_()
-                args = [leaf if each is x else each for each in call.args]
+                args = [leaf if arg is x else arg for arg in call.args]
                 z = call.func(*args, **{name: leaf if each is x else each for name, each in call.kwargs.items()})
                 (shares,) = torch.autograd.grad(z, leaf, self.quotient(flow, z.detach()))
             return (kept * shares,)
@@ -357,7 +357,7 @@ class Halves(RelevanceRule):
         return super().__call__(call)
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
-        left, right = (each.detach() for each in operands)
+        left, right = (operand.detach() for operand in operands)
         return lambda flow: self.split(left, right, flow)
 
     def split(self, left: Tensor, right: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
@@ -438,7 +438,7 @@ class Winner(RelevanceRule):
         def back(flow: Tensor) -> tuple[Tensor]:
             with torch.enable_grad():
                 leaf = kept.clone().requires_grad_()
-                args = [leaf if each is x else each for each in call.args]
+                args = [leaf if arg is x else arg for arg in call.args]
                 z = call.func(*args, **{name: leaf if each is x else each for name, each in call.kwargs.items()})
                 (share,) = torch.autograd.grad(z, leaf, flow)
             return (share,)

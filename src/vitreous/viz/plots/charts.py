@@ -103,7 +103,7 @@ def bars(
     ticks(made, "y", range(len(order)), names)
     made.tick_params(axis="y", length=0)
     marks = nice(*made.get_xlim())
-    ticks(made, "x", marks, [number(each) for each in marks])
+    ticks(made, "x", marks, [number(mark) for mark in marks])
     rules(made, "x", marks)
     line(made, [0, 0], made.get_ylim(), SOFT_INK, zorder=3, label="_zero", scalex=False, scaley=False)
     for row, (name, words) in enumerate(zip(order, written, strict=True)):
@@ -118,17 +118,17 @@ def bars(
 
 def _alike(values: Sequence[float]) -> list[str]:
     """Return numbers with as many decimals each: three digits of the largest."""
-    largest = max((abs(each) for each in values), default=0.0)
+    largest = max((abs(value) for value in values), default=0.0)
     decimals = 2 - math.floor(math.log10(largest)) if largest > 0 else 2
     if not -3 <= decimals <= 6:
-        return [number(float(f"{each:.3g}")) for each in values]
-    return [f"{each:.{max(0, decimals)}f}".replace("-", "−") for each in values]
+        return [number(float(f"{value:.3g}")) for value in values]
+    return [f"{value:.{max(0, decimals)}f}".replace("-", "−") for value in values]
 
 
 def _apart(edges: Sequence[float]) -> list[str]:
     """Return edges with the fewest digits that tell them apart."""
     for digits in (2, 3, 4, 5):
-        words = [number(float(f"{each:.{digits}g}")) for each in edges]
+        words = [number(float(f"{edge:.{digits}g}")) for edge in edges]
         if len(set(words)) == len(set(edges)):
             break
     return words
@@ -161,7 +161,7 @@ def bins(
     scale = limits([[mean.value, mean.low, mean.high] for each in means.values() for mean in each])
     marks = nice(*scale)
     holds = [max(means[name][at].count for name in names) for at in range(count)]
-    left = max([wide(number(each), SMALL) for each in marks] + [wide(str(max(holds)), SMALL)]) + 0.12
+    left = max([wide(number(mark), SMALL) for mark in marks] + [wide(str(max(holds)), SMALL)]) + 0.12
     left += height_of(SIZE) + 0.03
     top, high, low, gap = head_height(title, note, inches) + 0.05, 1.6, 0.35, 0.08
     legend = key_height(names, inches)
@@ -174,7 +174,7 @@ def bins(
         made.set_xlim(0, count)
     upper.set_ylim(*scale)
     upper.spines["bottom"].set_visible(False)
-    ticks(upper, "y", marks, [number(each) for each in marks])
+    ticks(upper, "y", marks, [number(mark) for mark in marks])
     label(upper, "y", up)
     for made in (upper, lower):
         made.yaxis.set_label_coords(-(left - height_of(SIZE) - 0.03) / room, 0.5)
@@ -191,7 +191,7 @@ def bins(
     ticks(lower, "y", [0, max(holds)] if max(holds) else [0], ["0", str(max(holds))] if max(holds) else ["0"])
     label(lower, "y", "images")
     words = _apart(edges)
-    step = math.ceil((count + 1) * (max(wide(each, SMALL) for each in words) + 0.08) / room)
+    step = math.ceil((count + 1) * (max(wide(word, SMALL) for word in words) + 0.08) / room)
     shown = range(0, count + 1, step)
     ticks(lower, "x", shown, [words[at] for at in shown])
     label(lower, "x", across)
@@ -286,7 +286,7 @@ class Panel:
 
 def limits(values: Sequence[Any], zero: bool = False, room: float = 0.06) -> tuple[float, float]:
     """Return a range that holds all finite values, with a little room; with ``zero``, zero too."""
-    flat = np.concatenate([np.ravel(np.asarray(each, np.float64)) for each in values]) if values else np.zeros(0)
+    flat = np.concatenate([np.ravel(np.asarray(value, np.float64)) for value in values]) if values else np.zeros(0)
     flat = flat[np.isfinite(flat)]
     low, high = (float(flat.min()), float(flat.max())) if len(flat) else (0.0, 1.0)
     if zero:
@@ -348,7 +348,7 @@ def _scale(panels: Sequence[Panel]) -> tuple[float, float]:
     """Return the range of panels that show the same thing."""
     lines = [line for panel in panels for line in (*panel.lines, *panel.levels)]
     values = [each for line in lines for each in (line.y, line.low, line.high)]
-    return limits([each for each in values if each is not None])
+    return limits([value for value in values if value is not None])
 
 
 def _left(panel: Panel, scale: tuple[float, float]) -> float:
@@ -359,7 +359,7 @@ def _left(panel: Panel, scale: tuple[float, float]) -> float:
 def _draw(made: Any, panel: Panel, scale: tuple[float, float], look: Mapping[str, Look], height: float) -> None:
     made.set_ylim(*scale)
     marks = nice(*scale)
-    ticks(made, "y", marks, [number(each) for each in marks])
+    ticks(made, "y", marks, [number(mark) for mark in marks])
     places = np.concatenate([line.x for line in panel.lines])
     low, high = float(np.nanmin(places)), float(np.nanmax(places))
     margin = 0.04 * (high - low) if panel.marks else 0.0

@@ -170,7 +170,7 @@ def _bar(made: Any, low: float, high: float) -> None:
         spine.set_visible(False)
     marks = [low, (low + high) / 2, high]
     made.yaxis.tick_right()
-    ticks(made, "y", marks, [number(each) for each in marks])
+    ticks(made, "y", marks, [number(mark) for mark in marks])
     made.tick_params(axis="y", length=2, color=SOFT_INK, labelleft=False, labelright=True, left=False, right=True)
 
 
@@ -206,15 +206,15 @@ def radar(
     names = list(values)
     look = looks(names) if look is None else look
     inches = inches_of(width)
-    words = [wrapped(each, 0.24 * inches) or [""] for each in dimensions]
+    words = [wrapped(dimension, 0.24 * inches) or [""] for dimension in dimensions]
     turns = np.pi / 2 - 2 * np.pi * np.arange(count) / count
-    across = [max((wide(row, SMALL) for row in each), default=0.0) for each in words]
+    across = [max((wide(row, SMALL) for row in word), default=0.0) for word in words]
     beside = max(each * min(1.0, 1.5 * abs(np.cos(turn))) for each, turn in zip(across, turns, strict=True)) + 0.12
     radius = min(inches / 2 - beside, 1.5)
-    heights = [_heights(np.sin(turn), len(each), radius) for each, turn in zip(words, turns, strict=True)]
+    heights = [_heights(np.sin(turn), len(word), radius) for word, turn in zip(words, turns, strict=True)]
     half = height_of(SMALL) / 2 + 0.02
-    over = max(0.05, max(each[0] for each in heights) + half - radius)
-    under = max(0.05, half - min(each[-1] for each in heights) - radius)
+    over = max(0.05, max(height[0] for height in heights) + half - radius)
+    under = max(0.05, half - min(height[-1] for height in heights) - radius)
     top = head_height(title, note, inches) + 0.05 + over
     figure = page(inches, top + 2 * radius + under + 0.04 + key_height(names, inches))
     head(figure, title, note)
@@ -329,12 +329,12 @@ def strips(
     return figure
 
 
-def _tile(figure: Figure, picture: Image.Image, left: float, top: float, wide: float) -> None:
-    high = wide * picture.height / picture.width
-    size = (max(1, round(wide * _DOTS)), max(1, round(high * _DOTS)))
+def _tile(figure: Figure, picture: Image.Image, left: float, top: float, width: float) -> None:
+    height = width * picture.height / picture.width
+    size = (max(1, round(width * _DOTS)), max(1, round(height * _DOTS)))
     if size[0] < picture.width:
         picture = picture.resize(size, Image.Resampling.LANCZOS)
-    made = axes(figure, left, top, wide, high, frame=False)
+    made = axes(figure, left, top, width, height, frame=False)
     # embedded as it is: matplotlib would otherwise draw it anew in the few dots of a screen
     made.imshow(np.asarray(picture), interpolation="none", aspect="auto", origin="upper")
 
@@ -355,7 +355,7 @@ def cascade(
     """
     pictures: dict[str, list[Image.Image]] = {}
     for name, maps in rows.items():
-        own = [np.asarray(each, np.float64) for each in maps]
+        own = [np.asarray(map_, np.float64) for map_ in maps]
         both = (signed or {}).get(name)
         both = any((each < 0).any() for each in own) if both is None else both
         scales = [Scale.of([each], 99.0, both) for each in own]

@@ -348,7 +348,7 @@ def head(figure: Figure, title: str, note: str) -> None:
 
 
 def names_at_ends(
-    axes: Any, ends: Sequence[tuple[str, Look, float, float]], wide: float, high: float, size: float = SMALL
+    axes: Any, ends: Sequence[tuple[str, Look, float, float]], width: float, height: float, size: float = SMALL
 ) -> None:
     """Write the name of every line to the right of axes of ``wide`` times ``high`` inches.
 
@@ -356,13 +356,13 @@ def names_at_ends(
     in one place are named in the order of their means.
     """
     low, top = axes.get_ylim()
-    step = height_of(size) / high
+    step = height_of(size) / height
     place = {name: (last - low) / (top - low) for name, _, last, _ in ends}
     order = sorted(ends, key=lambda end: (round(place[end[0]] / step), end[3]))
     spread = _apart([place[end[0]] for end in order], step)
     for (name, look, _, _), at in zip(order, spread, strict=True):
         how: dict[str, Any] = {"transform": axes.transAxes, "ha": "left", "va": "center", "clip_on": False}
-        text(axes, 1 + 0.05 / wide, at, shortened(name, _LONGEST, size), size, look.colour, **how)
+        text(axes, 1 + 0.05 / width, at, shortened(name, _LONGEST, size), size, look.colour, **how)
 
 
 def _apart(places: Sequence[float], step: float) -> list[float]:
