@@ -77,7 +77,7 @@ def main() -> None:
             work()
         for _ in range(options.rounds):
             for each, work in works.items():
-                seconds[each].append(timed(work, options.device))
+                seconds[each].append(timed(work, options.device, time.perf_counter))
         medians = {each: statistics.median(times) for each, times in seconds.items()}
         ratios = " ".join(f"{medians[method] / medians['bare']:8.2f}" for method in methods)
         print(f"{name:46s} {medians['bare'] * 1000:6.0f} ms {ratios}")

@@ -137,7 +137,7 @@ def told(table: vt.ScoreTable, hows: Mapping[str, How]) -> dict[str, Any]:
         "methods": {
             name: {
                 "spelling": how.method.spec,
-                "value": how.method.value or how.value,
+                "value": how.method.fixed_output or how.output,
                 "degenerate": dict(table.degenerate[name]),
                 "scores": {
                     m: {"mean": table.mean(name, m), "interval": list(table.interval(name, m))} for m in table.metrics

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--metrics", nargs="*", help="spellings; all metrics, if none is named")
     parser.add_argument("--scenes", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--substrates", type=int, default=2)
+    parser.add_argument("--baselines", type=int, default=2)
     parser.add_argument("--model", default="world", help="world or world-cnn; those that cheat end in -shortcut")
     parser.add_argument("--shortcut", action="store_true", help="scenes with a marker")
     parser.add_argument("--value", default="logit", help="what the oracle measures: logit or prob")

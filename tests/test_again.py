@@ -44,7 +44,7 @@ def rerun(code: str, **names: Any) -> str:
 
 def test_a_loaded_model_with_its_checkpoint(checkpoint: Path) -> None:
     model = vt.load(NAME, checkpoint=checkpoint, **OPTIONS)
-    first = vt.why(model, "a photo.png", 3, method="ixg", seed=5)
+    first = vt.why(model, "a photo.png", "ixg", 3, seed=5)
     assert f"checkpoint={str(checkpoint)!r}" in first.command
     assert "'a photo.png', target=3, method='ixg', seed=5" in first.command
     assert "#" not in first.command
@@ -55,7 +55,7 @@ def test_labels_and_preprocess_are_loaded_again(checkpoint: Path, here: Path) ->
     (here / "names.txt").write_text("\n".join(f"kind {index}" for index in range(1000)))
     like = vt.Preprocess(size=(32, 32), mean=(0.4, 0.4, 0.4), crop=1.0)
     model = vt.load(NAME, checkpoint=checkpoint, class_names=here / "names.txt", preprocess=like, **OPTIONS)
-    first = vt.why(model, "a photo.png", "kind 7", method="ixg")
+    first = vt.why(model, "a photo.png", "ixg", "kind 7")
     assert "target='kind 7'" in first.command
     assert rerun(first.command) == first.html()
     names = [f"sort {index}" for index in range(1000)]
@@ -99,7 +99,7 @@ def test_random_weights_are_told() -> None:
 
 def test_a_target_in_a_list_and_a_method_that_has_no_spelling(checkpoint: Path) -> None:
     model = vt.load(NAME, checkpoint=checkpoint, **OPTIONS)
-    first = vt.why(model, "a photo.png", torch.tensor([4]), method=vt.get_method("ixg"))
+    first = vt.why(model, "a photo.png", vt.get_method("ixg"), torch.tensor([4]))
     assert "target=4, method='ixg'" in first.command
     assert rerun(first.command) == first.html()
 

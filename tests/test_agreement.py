@@ -116,7 +116,7 @@ def test_saved_and_loaded(found: Agreement, tmp_path: Path) -> None:
     [
         (None, "cannot be read"),
         ("nonsense", "is no agreement"),
-        ('{"schema": "vitreous.score/2"}', "is no agreement of the form vitreous.agreement/1"),
+        ('{"schema": "vitreous.evaluate/2"}', "is no agreement of the form vitreous.agreement/1"),
         ('{"schema": "vitreous.agreement/1", "methods": ["a"]}', "is no agreement: KeyError"),
         ("[]", "is no agreement"),
     ],

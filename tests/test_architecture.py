@@ -112,7 +112,7 @@ def test_what_climbs_is_seen(planted: str, root: Path) -> None:
         "from vitreous.errors import ModelError",
         "from .view import View",
         "from vitreous import __version__",
-        'SCHEMA = "vitreous.score/2"',
+        'SCHEMA = "vitreous.evaluate/2"',
         '"""See vitreous.evaluation.runner for more."""',
         "import numpy",
     ],

@@ -146,7 +146,7 @@ def test_correlations_are_scipys_with_explicit_resamples() -> None:
     for correlation in correlations(scores):
         own = [name for name in names if not (correlation.other == "average_gain" and name == "saliency")]
 
-        def value(weight: Any, each: Any = correlation, own: Any = own) -> float:
+        def value(weight: Any, pair: Any = correlation, own: Any = own) -> float:
             means = [
                 [
                     signs[m] * np.average(x[~np.isnan(x)], weights=weight[~np.isnan(x)])

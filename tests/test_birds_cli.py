@@ -1,4 +1,4 @@
-"""``vitreous birds``: a table, JSON or a file; what is wrong in one line."""
+"""``vitreous funnybirds``: a table, JSON or a file; what is wrong in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commands import run
 
 def test_a_table_json_and_a_file(tmp_path: Path) -> None:
     out = tmp_path / "birds.json"
-    done = run("birds", "world", "--method", "generic,rollout", "--scenes", "2", "--oracle", "--out", out)
+    done = run("funnybirds", "world", "--method", "generic,rollout", "--scenes", "2", "--oracle", "--out", out)
     assert done.code == 0, done.err
     head, *rows = done.out.splitlines()
     columns = ["method", "Acc.", "B.I.", "CSDC", "PC", "DC", "D", "SD", "TS", "Com.", "Cor.", "Con.", "mean"]
@@ -25,18 +25,18 @@ def test_a_table_json_and_a_file(tmp_path: Path) -> None:
     saved = vt.FunnyBirdsResult.load(out)
     assert str(saved) in done.out
 
-    printed = run("birds", "--method", "rollout", "--no-baselines", "--scenes", "1", "--fixed", "0.2", "--json")
+    printed = run("funnybirds", "--method", "rollout", "--no-controls", "--scenes", "1", "--fixed", "0.2", "--json")
     told = json.loads(printed.out)
-    assert told["schema"] == "vitreous.birds/1"
+    assert told["schema"] == "vitreous.funnybirds/1"
     assert told["fixed"] == 0.2
     assert [each["name"] for each in told["methods"]] == ["rollout"]
-    quiet = run("birds", "--method", "rollout", "--no-baselines", "--scenes", "1", "--quiet")
+    quiet = run("funnybirds", "--method", "rollout", "--no-controls", "--scenes", "1", "--quiet")
     assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
 
 
 def test_steps_and_shortcut() -> None:
     done = run(
-        "birds", "world-shortcut", "--method", "quick", "--scenes", "1", "--shortcut", "--no-baselines", "--json"
+        "funnybirds", "world-shortcut", "--method", "quick", "--scenes", "1", "--shortcut", "--no-controls", "--json"
     )
     told = json.loads(done.out)
     assert told["methods"][0]["name"] == "quick"
@@ -57,7 +57,7 @@ def test_steps_and_shortcut() -> None:
     ],
 )
 def test_errors_are_one_line(words: list[str], said: str) -> None:
-    done = run("birds", *words)
+    done = run("funnybirds", *words)
     assert done.code == 2
     assert said in done.err
     assert len(done.err.strip().splitlines()) == 1

@@ -251,7 +251,7 @@ def test_one_line_tells_what_was_taken(
 def test_the_command_line_tells_unless_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"net": vt.load("timm/test_vit", pretrained=False, num_classes=3).module.state_dict()}, "w.pth")
-    given = ("doctor", "--model", "timm/test_vit", "--checkpoint", "w.pth")
+    given = ("diagnose", "--model", "timm/test_vit", "--checkpoint", "w.pth")
     told = run(*given)
     assert told.err.splitlines() == ["vitreous: weights from w.pth: 80 tensors, from its net, 3 classes"]
     assert run(*given, "--quiet").err == ""

@@ -47,8 +47,8 @@ def test_five_files_per_picture(here: Path) -> None:
 
 
 def test_the_map_is_the_librarys(here: Path) -> None:
-    run("explain", "a.png", *MODEL, "--method", "gradcam(layer=3)", "--target", 7, "--against", 1, "--against", "9",
-        "--value", "logprob", "--dtype", "float64", "--out", "out")  # fmt: skip
+    run("explain", "a.png", *MODEL, "--method", "gradcam(layer=3)", "--target", 7, "--contrast", 1, "--contrast", "9",
+        "--output", "logprob", "--dtype", "float64", "--out", "out")  # fmt: skip
     torch.manual_seed(0)
     model = vt.load(MODEL[1], pretrained=False, img_size=32, dtype="float64")
     expected = vt.explain(model, "a.png", "gradcam(layer=3)", 7, contrast=[1, 9], output="logprob")
@@ -120,10 +120,12 @@ def test_checkpoint_labels_and_classes(here: Path) -> None:
     Path("names.txt").write_text("cat\ndog [/b]\n[red]bird\n")
     Path("names.json").write_text('["cat", "dog", "bird"]')
     given = (*MODEL, "--checkpoint", "weights.pth", "--num-classes", 3)
-    assert run("explain", "a.png", *given, "--names", "names.json", "--target", "dog", "--out", "json").code == 0
+    assert run("explain", "a.png", *given, "--class-names", "names.json", "--target", "dog", "--out", "json").code == 0
     assert vt.Explanation.load(result("json", "a")).label == "dog"
     for target in ("dog [/b]", "[red]bird"):  # words in brackets are words, not colours
-        done = run("explain", "a.png", *given, "--names", "names.txt", "--target", target, "--out", "o", "--overwrite")
+        done = run(
+            "explain", "a.png", *given, "--class-names", "names.txt", "--target", target, "--out", "o", "--overwrite"
+        )
         assert done.code == 0
         assert target in done.out
 
@@ -242,7 +244,7 @@ def test_version_and_help(here: Path) -> None:
         assert (shown.code, shown.err) == (0, "")
         assert all(word in shown.out for word in ("explain", "compare", "methods", "models", "cite", "demo", "world"))
     for command, options in {
-        "explain": "--model --method --target --against --value --out --checkpoint --seed --resume --overwrite --json",
+        "explain": "--model --method --target --contrast --output --out --checkpoint --seed --resume --overwrite --json",
         "compare": "--method --target --tile --out --quiet",
         "methods": "--json",
         "models": "--json",

@@ -1,4 +1,4 @@
-"""``vitreous score --figures``, and a folder of figures from Python."""
+"""``vitreous evaluate --figures``, and a folder of figures from Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def score(*arguments: object) -> object:
-    return run("score", NAME, "more", *arguments, *MODEL[2:])
+    return run("evaluate", NAME, "more", *arguments, *MODEL[2:])
 
 
 def test_one_file_for_each_figure(here: Path) -> None:

@@ -36,15 +36,15 @@ GOOD: dict[str, tuple[str, ...]] = {
     "explain": ("a.png", *MODEL, "--method", "random", "--json"),
     "compare": ("a.png", *MODEL, "--method", "random", "--tile", "48", "--overwrite"),
     "why": ("a.png", "--model", "nonsense"),
-    "score": ("world", "a.png", "--method", "random", "--metric", "sparseness", "--no-baselines"),
-    "birds": ("nonsense", "--method", "random", "--scenes", "1", "--no-baselines"),
+    "evaluate": ("world", "a.png", "--method", "random", "--metric", "sparseness", "--no-controls"),
+    "funnybirds": ("nonsense", "--method", "random", "--scenes", "1", "--no-controls"),
     "methods": ("lrp",),
     "metrics": ("ehr",),
     "models": ("world",),
     "cite": ("lrp",),
-    "doctor": ("nonsense",),
+    "diagnose": ("nonsense",),
     "stats": ("nonsense", "--noise", "2"),
-    "trial": ("--metric", "nonsense"),
+    "meta-evaluate": ("--metric", "nonsense"),
     "explore": ("--host", "nonsense", "--no-browser"),
     "bench run": ("nonsense", "--out", "run"),
     "bench status": ("run",),
@@ -55,23 +55,33 @@ GOOD: dict[str, tuple[str, ...]] = {
 }
 """Commands that end soon, whether or not they can work."""
 OPTIONS = {
-    "explain": "--memory --seed --batch-size --img-size --num-classes --out --html --names --checkpoint --classes "
-    "--target --against --prompt --device --dtype --effort --value",
-    "compare": "--memory --tile --out --html --classes",
-    "why": "--out --target --effort --memory",
-    "score": "--memory --out --truth --regions --target --method --metric --batch-size --seed",
-    "birds": "--scenes --start --fixed --dilation --out --folder --method --batch-size --seed --memory",
-    "doctor": "--seed --names --checkpoint",
-    "stats": "--out --noise --seed --memory --batch-size",
-    "trial": "--scenes --seeds --substrates --out --model --memory --batch-size",
-    "explore": "--port --host --data --names --memory",
-    "bench run": "--out --data --images --threads --workers --shard --engine --wait --memory --precision --checkpoint",
+    "explain": "--memory-gb --seed --batch-size --img-size --num-classes --out --html --class-names --checkpoint --class-subset "
+    "--target --contrast --prompt --device --dtype --effort --output",
+    "compare": "--memory-gb --tile --out --html --class-subset",
+    "why": "--out --target --effort --memory-gb",
+    "evaluate": "--memory-gb --out --labels --annotations --target --method --metric --batch-size --seed",
+    "funnybirds": "--scenes --start --fixed --dilation --out --folder --method --batch-size --seed --memory-gb",
+    "diagnose": "--seed --class-names --checkpoint",
+    "stats": "--out --noise --seed --memory-gb --batch-size",
+    "meta-evaluate": "--scenes --seeds --baselines --out --model --memory-gb --batch-size",
+    "explore": "--port --host --data --class-names --memory-gb",
+    "bench run": "--out --data --images --threads --workers --shard --engine --wait --memory-gb --precision --checkpoint",
     "bench report": "--out --reference",
-    "reproduce": "--out --data --memory",
+    "reproduce": "--out --data --memory-gb",
 }
 NUMERIC = {
-    *("--memory", "--seed", "--batch-size", "--img-size", "--num-classes", "--tile", "--scenes", "--start", "--fixed"),
-    *("--dilation", "--noise", "--seeds", "--substrates", "--port", "--images", "--threads", "--workers", "--wait"),
+    *(
+        "--memory-gb",
+        "--seed",
+        "--batch-size",
+        "--img-size",
+        "--num-classes",
+        "--tile",
+        "--scenes",
+        "--start",
+        "--fixed",
+    ),
+    *("--dilation", "--noise", "--seeds", "--baselines", "--port", "--images", "--threads", "--workers", "--wait"),
 }
 
 
@@ -118,12 +128,14 @@ def test_an_empty_argument_is_an_error(here: Path, command: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1e300", "nan", "inf"])
-@pytest.mark.parametrize("command", ["explain", "compare", "score", "birds", "stats", "trial", "explore", "bench run"])
+@pytest.mark.parametrize(
+    "command", ["explain", "compare", "evaluate", "funnybirds", "stats", "meta-evaluate", "explore", "bench run"]
+)
 def test_a_budget_that_is_none_is_refused_before_any_work(here: Path, command: str, value: str) -> None:
-    done = run(*command.split(), *GOOD[command], "--memory", value)
+    done = run(*command.split(), *GOOD[command], "--memory-gb", value)
     assert done.code == 2
     assert "is not a number of GiB" in done.err
-    assert "--memory" in done.err
+    assert "--memory-gb" in done.err
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -180,7 +192,7 @@ def test_ctrl_c_while_it_starts(tmp_path: Path, delay: float) -> None:
 import _thread, sys, threading, runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Timer({delay}, _thread.interrupt_main).start()
-sys.argv = ["vitreous", "doctor", "world"]
+sys.argv = ["vitreous", "diagnose", "world"]
 runpy.run_module("vitreous", run_name="__main__", alter_sys=True)
 """
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""``vitreous score`` and ``vitreous metrics`` as a user types them."""
+"""``vitreous evaluate`` and ``vitreous metrics`` as a user types them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def score(*arguments: object) -> object:
-    return run("score", MODEL[0], *arguments, *MODEL[1:])
+    return run("evaluate", MODEL[0], *arguments, *MODEL[1:])
 
 
 def test_table_on_standard_output(here: Path) -> None:
@@ -40,7 +40,7 @@ def test_table_on_standard_output(here: Path) -> None:
 
 
 def test_the_numbers_are_the_librarys(here: Path) -> None:
-    done = score("more", *FAST, "--out", "t.json", "--batch-size", 9, "--no-baselines", "-q")
+    done = score("more", *FAST, "--out", "t.json", "--batch-size", 9, "--no-controls", "-q")
     assert (done.code, done.out, done.err) == (0, "", "")
     found = json.loads((here / "t.json").read_text())
     assert found["images"] == ["b.png", "c.png"]
@@ -62,7 +62,7 @@ def test_the_numbers_are_the_librarys(here: Path) -> None:
 def test_labels(here: Path, truth: object) -> None:
     (here / "truth.json").write_text(json.dumps(truth))
     asked = ("--method", "ixg", "--metric", "deletion(steps=4, score_class=label)", "--target", "label")
-    done = score("more", *asked, "--truth", "truth.json", "--json")
+    done = score("more", *asked, "--labels", "truth.json", "--json")
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
     assert found["plan"]["target"] == "label"
@@ -94,11 +94,11 @@ def test_folder_of_maps(here: Path) -> None:
         (("a.png", "--metric", "insrtion"), "unknown metric 'insrtion'"),
         (("a.png", "--metric", "deletion(baseline=snow)"), "unknown substrate 'snow'"),
         (("nowhere.png",), "no such file: nowhere.png"),
-        (("a.png", "--metric", "positive_perturbation"), "positive_perturbation needs the true classes: give --truth"),
-        (("a.png", "--target", "label"), "needs the true classes: give --truth"),
-        (("a.png", "--truth", "nowhere.json"), "truth nowhere.json cannot be read"),
-        (("a.png", "--truth", "bad.json"), "truth bad.json must hold one class for each picture"),
-        (("a.png", "--truth", "other.json", *FAST), "there is no label for a.png"),
+        (("a.png", "--metric", "positive_perturbation"), "positive_perturbation needs the true classes: give --labels"),
+        (("a.png", "--target", "label"), "needs the true classes: give --labels"),
+        (("a.png", "--labels", "nowhere.json"), "truth nowhere.json cannot be read"),
+        (("a.png", "--labels", "bad.json"), "truth bad.json must hold one class for each picture"),
+        (("a.png", "--labels", "other.json", *FAST), "there is no label for a.png"),
         (("a.png", "--out", "table.txt"), "must end in .json or .csv"),
         (("a.png", "--out", "there.json"), "there.json is there already"),
         (("a.png", "--batch-size", 0), "batch"),

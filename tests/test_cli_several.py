@@ -9,9 +9,8 @@ import pytest
 
 import vitreous as vt
 from commands import MODEL, NAME, photographs, run, tree
-from vitreous.cli.main import current, in_options
 
-FAST = ("--metric", "deletion(steps=4)", "--no-baselines")
+FAST = ("--metric", "deletion(steps=4)", "--no-controls")
 
 
 @pytest.fixture
@@ -93,31 +92,12 @@ def test_methods_of_compare_are_repeated(here: Path) -> None:
 # -- vocabulary ----------------------------------------------------------------------------------------
 
 
-def test_older_options_work_and_are_not_shown(here: Path) -> None:
-    Path("names.json").write_text(json.dumps([f"thing {i}" for i in range(1000)]))
-    Path("truth.json").write_text('{"a": 3}')
-    older = run("compare", "a.png", *MODEL, "--methods", "ixg", "--labels=names.json", "--target", "thing 3", "--json")
-    assert [row["label"] for row in json.loads(older.out)["explanations"]] == ["thing 3"]
-    assert run("explain", "a.png", *MODEL, "--labels", "names.json", "--target", "thing 3", "-q").code == 0
-    given = ("--labels", "truth.json", "--names", "names.json", "--target", "label", "--batch", 7, "--json")
-    told = json.loads(run("score", NAME, "a.png", *MODEL[2:], "--method", "ixg", *FAST, *given).out)
-    assert (told["plan"]["batch"], told["plan"]["target"]) == (7, "label")
-    for command, option in (
-        ("compare", "--methods"),
-        ("compare", "--labels"),
-        ("score", "--labels"),
-        ("explain", "--labels"),
-    ):
-        assert option not in run(command, "--help").out
-    assert "No such option" in run("explain", "a.png", "--methods", "ixg").err
-
-
 def test_the_same_words_in_every_command() -> None:
     for command, words in {
-        "explain": "--model --method --target --names --batch-size",
-        "compare": "--model --method --target --names",
-        "score": "--model --method --target --metric --names --truth --batch-size",
-        "doctor": "--model --names",
+        "explain": "--model --method --target --class-names --batch-size",
+        "compare": "--model --method --target --class-names",
+        "evaluate": "--model --method --target --metric --class-names --labels --batch-size",
+        "diagnose": "--model --class-names",
         "stats": "--model --batch-size",
     }.items():
         shown = run(command, "--help").out.split()
@@ -126,67 +106,30 @@ def test_the_same_words_in_every_command() -> None:
 
 def test_a_model_stands_first_or_is_an_option(here: Path) -> None:
     rest = ("a.png", *MODEL[2:], "--method", "ixg", *FAST, "--json")
-    first, option = run("score", NAME, *rest), run("score", *rest, "--model", NAME)
+    first, option = run("evaluate", NAME, *rest), run("evaluate", *rest, "--model", NAME)
     scores = [json.loads(each.out)["methods"] for each in (first, option)]
     assert scores[0] == scores[1]
-    examined = run("doctor", "-m", NAME, "--no-pretrained", "--img-size", 32, "--json")
+    examined = run("diagnose", "-m", NAME, "--no-pretrained", "--img-size", 32, "--json")
     assert json.loads(examined.out)["model"] == NAME
     assert run("stats", "more", *MODEL, "-q").code == 0
     for arguments, said in (
-        (("score", "a.png"), "there are no pictures to judge with, only the model a.png"),
-        (("doctor",), "there is no model: give --model NAME"),
-        (("doctor", NAME, "--model", NAME), "there are two models"),
+        (("evaluate", "a.png"), "there are no pictures to judge with, only the model a.png"),
+        (("diagnose",), "there is no model: give --model NAME"),
+        (("diagnose", NAME, "--model", NAME), "there are two models"),
         (("stats", "--noise", 4), "there is no model"),
     ):
         told = run(*arguments)
         assert (told.code, said in told.err) == (2, True), told.err
 
 
-def test_only_options_are_renamed() -> None:
-    assert current(["compare", "a.png", "--methods=x", "--", "--methods"]) == [
-        "compare", "a.png", "--method=x", "--", "--methods",
-    ]  # fmt: skip
-    assert current(["score", "m", "--labels", "--batch"]) == ["score", "m", "--truth", "--batch-size"]
-    assert current(["methods", "--labels"]) == ["methods", "--labels"]
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments", "said"),
-    [
-        ("memory=inf is not a number", ["--memory=inf"], "--memory inf is not a number"),
-        ("seed=-1 is not a whole number", ["--seed", "-1"], "--seed -1 is not a whole number"),
-        ("contrast= names no class", [], "--against names no class"),
-        ("give num_classes= and a checkpoint", [], "give --num-classes and a checkpoint"),
-        ("its classes are prompts=[…], not num_classes=3", [], "its classes are --prompt, not --num-classes 3"),
-        ("coiba explains; output='prob' has no meaning", [], "coiba explains; --value 'prob' has no meaning"),
-        ("give checkpoint=FILE, or pretrained=False for it", [], "give --checkpoint FILE, or --no-pretrained for it"),
-        (
-            "target='label' needs the true classes: give labels",
-            [],
-            "--target 'label' needs the true classes: give --truth",
-        ),
-        ("give them as classes= and not as contrast=", [], "give them as classes= and not as --against"),
-        ("no such file: seed=3", ["explain", "seed=3"], "no such file: seed=3"),
-        ("seed=3.png is not an image", [], "seed=3.png is not an image"),
-        ("out/seed=3 is there already", [], "out/seed=3 is there already"),
-        ("no class is called 'seed=3'", [], "no class is called 'seed=3'"),
-        ("smooth(ixg, seed=3) gave values", [], "smooth(ixg, seed=3) gave values"),
-        ("size=3 at character 4: ixg▸size=3 ", [], "size=3 at character 4: ixg▸size=3 "),
-        ("myseed=3 and seed= and_target=4", [], "myseed=3 and --seed and_target=4"),
-    ],
-)
-def test_messages_speak_of_options(text: str, arguments: list[str], said: str) -> None:
-    assert in_options(text, arguments) == said
-
-
 # -- what a method does not follow ---------------------------------------------------------------------
 
 
 def test_a_value_that_is_not_followed_is_said(here: Path) -> None:
-    done = run("explain", "a.png", *MODEL, "--method", "logprob(ixg)", "--value", "prob", "--target", 1, "--target", 2)
+    done = run("explain", "a.png", *MODEL, "--method", "logprob(ixg)", "--output", "prob", "--target", 1, "--target", 2)
     assert done.code == 0
     assert done.err == (
-        "vitreous: warning: --value 'prob' is not what is explained: logprob(ixg) explains logprob, "
+        "vitreous: warning: output='prob' is not what is explained: logprob(ixg) explains logprob, "
         "whatever is asked for\n"
     )
     assert run("explain", "a.png", *MODEL, "--method", "logprob(ixg)", "--json").err == ""

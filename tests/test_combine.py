@@ -158,11 +158,11 @@ def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
         ("compare", "effort", "effort"),
     ):
         assert commands[command][option].default is python[command][name].default is None  # each then asks the ladder
-    assert commands["score"]["method"].default is python["evaluate"]["methods"].default is None
+    assert commands["evaluate"]["method"].default is python["evaluate"]["methods"].default is None
     assert python["evaluate"]["metrics"].default == defaults.METRICS
     for name in ("value", "seed"):
         assert commands["explain"][name].default == python["explain"][name].default
-    assert commands["score"]["target"].default == python["evaluate"]["target"].default
+    assert commands["evaluate"]["target"].default == python["evaluate"]["target"].default
     for name in (
         defaults.METHOD,
         *defaults.compared(),

@@ -112,12 +112,12 @@ def test_a_model_that_raises_gets_no_traceback():
 
 def test_on_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = run("doctor", "timm/test_vit", "--no-pretrained", "--img-size", "32")
+    done = run("diagnose", "timm/test_vit", "--no-pretrained", "--img-size", "32")
     assert (done.code, done.err) == (0, "")
     assert all(name in done.out for name in NAMES)
     assert "healthy" in done.out
-    told = json.loads(run("doctor", "timm/test_vit", "--no-pretrained", "--img-size", "32", "--json").out)
-    assert told["schema"] == "vitreous.doctor/1"
+    told = json.loads(run("diagnose", "timm/test_vit", "--no-pretrained", "--img-size", "32", "--json").out)
+    assert told["schema"] == "vitreous.diagnose/1"
     assert told["healthy"] is True
     assert [check["name"] for check in told["checks"]] == NAMES
-    assert run("doctor", "timm/regnetx_002", "--no-pretrained").code == 2
+    assert run("diagnose", "timm/regnetx_002", "--no-pretrained").code == 2

@@ -290,7 +290,7 @@ def test_table_as_text_and_files(table: vt.ScoreTable, tmp_path: Path) -> None:
     assert "4 constant" in text
 
     saved = json.loads(table.save(tmp_path / "t.json").read_text())
-    assert saved["schema"] == "vitreous.score/2"
+    assert saved["schema"] == "vitreous.evaluate/2"
     assert [each["name"] for each in saved["methods"]] == list(table.methods)
     cell = saved["methods"][0]["scores"]["insdel"]
     np.testing.assert_array_equal(cell["per_image"], table["ixg", "insdel"])

@@ -58,7 +58,7 @@ def evaluate(*arguments: Any, **options: Any) -> vt.ScoreTable:
 def answer_of(maps: Callable[[Tensor], Any]) -> type[Method]:
     """Return a registered method whose answer is a function of the means of the images' channels."""
 
-    @method_registry.register("from_elsewhere", family="test", class_specific=False, cost=(0, 0))
+    @method_registry.register_method("from_elsewhere", family="test", class_specific=False, cost=(0, 0))
     @dataclass(frozen=True)
     class FromElsewhere(Method):
         """A map from elsewhere."""
@@ -115,7 +115,7 @@ def test_a_proper_answer_from_elsewhere_is_returned_as_it_is(model: Any, inputs:
 def test_layer_terms_of_another_shape_are_refused(wrong: str, model: Any, inputs: Tensor, registry: None) -> None:
     base = type(vt.get_method("ixg"))
 
-    @method_registry.register("terms_from_elsewhere", family="test")
+    @method_registry.register_method("terms_from_elsewhere", family="test")
     @dataclass(frozen=True)
     class Terms(base):  # type: ignore[misc, valid-type]
         """Terms from elsewhere."""
@@ -133,7 +133,7 @@ def test_layer_terms_of_another_shape_are_refused(wrong: str, model: Any, inputs
 
 
 def metric_of(read: Callable[[Any], Any], **members: Any) -> None:
-    @metric_registry.register("judge_from_elsewhere", family="test")
+    @metric_registry.register_metric("judge_from_elsewhere", family="test")
     @dataclass
     class Judge(Metric):
         """A score from elsewhere."""

@@ -177,7 +177,7 @@ def test_everything_masked_is_the_mean_colour() -> None:
     model: Any = FAMILIES["vit"]()
     vision_model, inputs = vt.wrap(model), images(model, 2)
     every = np.stack([np.ones((4, 4), bool), np.eye(4, dtype=bool)])
-    need = vt.list_metrics.Masks("noisy_linear", vt.list_metrics.GivenMasks.of(every), 2)
+    need = Masks("noisy_linear", GivenMasks.of(every), 2)
     probe = Probe(asked=[need])
     vt.evaluate(vision_model, inputs, {"it": torch.rand(2, 4, 4)}, [probe], controls=False, n_bootstrap=1)
     found = probe.heard[0].log_probability(need, "given", "pred")

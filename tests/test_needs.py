@@ -70,9 +70,7 @@ def test_rank_bands(model: vt.VisionModel, x: Tensor, maps: Tensor, keep: bool) 
     """Ranks between two edges go, and those above and below them stay."""
     edges = [0, 100, 400, 900, SIZE]
     spans = tuple(pairwise(edges))
-    need = (
-        vt.list_metrics.RankedRemoval("pixel", "zero_norm", True, spans) if keep else Request.bands("zero_norm", edges)
-    )
+    need = RankedRemoval("pixel", "zero_norm", True, spans) if keep else Request.bands("zero_norm", edges)
     ranks = pixel_ranks(maps, (32, 32), "bilinear", "random", 0)
     inside = torch.stack([(ranks >= low) & (ranks < high) for low, high in spans], dim=1)  # [B, J, 1, H, W]
     inside = inside.reshape(5, 4, 1, 32, 32)

@@ -225,7 +225,7 @@ def test_the_default_value_is_the_logit(model: Any, inputs: Tensor) -> None:
     assert vt.question(model, "ixg") == vt.question(model, "ixg", output="logit")
     for call in (vt.explain, vt.compare):
         with pytest.raises(TargetError, match="is not one of logit, prob, logprob"):
-            call(model, inputs[0], value="")
+            call(model, inputs[0], output="")
 
 
 def test_a_table_tells_it_too(model: Any, inputs: Tensor) -> None:

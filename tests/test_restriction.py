@@ -90,7 +90,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         Image.fromarray(rng.integers(0, 255, (64, 64, 3), np.uint8)).save(f"{name}.png")
     model = vt.load("world")
     told = json.loads(
-        run("explain", "a.png", "--model", "world", "--method", "logprob(ixg)", "--classes", "3,5,8", "--json").out
+        run("explain", "a.png", "--model", "world", "--method", "logprob(ixg)", "--class-subset", "3,5,8", "--json").out
     )
     (told,) = told["explanations"]
     e = vt.explain(model, "a.png", "logprob(ixg)", class_subset=[3, 5, 8])
@@ -99,7 +99,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert told["probability"] == pytest.approx(e.probability, rel=1e-4)
     scored = json.loads(
         run(
-            "score",
+            "evaluate",
             "world",
             "a.png",
             "b.png",
@@ -107,7 +107,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             "ixg",
             "--metric",
             "average_drop",
-            "--classes",
+            "--class-subset",
             "3,5,8",
             "--json",
         ).out

@@ -66,7 +66,7 @@ def test_words_with_spaces_and_slashes_survive_in_metrics_as_in_methods(text: st
 
         word: str = "plain"
 
-    Named.info = registry.Info("named_here", "test", Named)
+    Named.info = registry.MetricInfo("named_here", "test", Named)
     registry.SHELF.by_name["named_here"] = Named.info
     try:
         assert vt.get_metric(Named(word=text).spec).settings["word"] == text

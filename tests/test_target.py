@@ -46,11 +46,11 @@ def test_values_are_logit_probability_and_its_logarithm():
     assert score(0, output="logprob").tolist() == pytest.approx([np.log(row[0]) for row in weights])
 
 
-@pytest.mark.parametrize("value", ["logit", "prob", "logprob"])
-def test_against_subtracts_the_mean_of_the_rivals(value):
-    each = [score(c, value=value) for c in range(5)]
-    assert torch.allclose(score("lynx", contrast="cougar", value=value), each[3] - each[4])
-    assert torch.allclose(score("lynx", ["cougar", 0], value), each[3] - (each[4] + each[0]) / 2)
+@pytest.mark.parametrize("output", ["logit", "prob", "logprob"])
+def test_against_subtracts_the_mean_of_the_rivals(output):
+    each = [score(c, output=output) for c in range(5)]
+    assert torch.allclose(score("lynx", contrast="cougar", output=output), each[3] - each[4])
+    assert torch.allclose(score("lynx", ["cougar", 0], output), each[3] - (each[4] + each[0]) / 2)
 
 
 def test_against_one_class_is_the_same_for_logits_and_log_probabilities():

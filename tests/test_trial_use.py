@@ -16,7 +16,7 @@ from commands import run
 from vitreous.metrics import verdicts
 from vitreous.results.diagnostics import MetaEvaluation, Reliability, Step, Tried
 
-FEW = ("--scenes", 3, "--seeds", 1, "--substrates", 0, "--device", "cpu")
+FEW = ("--scenes", 3, "--seeds", 1, "--baselines", 0, "--device", "cpu")
 
 BARE = """
 import sys
@@ -33,7 +33,7 @@ exec(compile(open("benchmarks/trial.py").read(), "trial.py", "exec"))
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run("trial", "--metric", "average_gain,average_drop", *FEW, "--out", "trial.json")
+    done = run("meta-evaluate", "--metric", "average_gain,average_drop", *FEW, "--out", "trial.json")
     assert done.code == 0
     lines = done.out.splitlines()
     assert lines[0].split() == ["metric", "verdict", "errors", "truth", "sees", "seeds", "substrates", "alpha", "why"]
@@ -42,16 +42,16 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "trial of 2 metrics on 3 scenes: about 60 forwards, about" in done.err
     saved = MetaEvaluation.load("trial.json")
     assert (saved.scenes, saved.plan["seeds"], saved.plan["states"]) == (3, 1, 60)
-    again = run("trial", "--metric", "average_gain", *FEW, "--out", "trial.json")
+    again = run("meta-evaluate", "--metric", "average_gain", *FEW, "--out", "trial.json")
     assert (again.code, again.out) == (2, "")
     assert "trial.json is there already" in again.err
 
 
 def test_json_and_nothing_else() -> None:
-    done = run("trial", "--metric", "average_gain", *FEW, "--json")
+    done = run("meta-evaluate", "--metric", "average_gain", *FEW, "--json")
     assert (done.code, done.err) == (0, "")
     told = json.loads(done.out)
-    assert told["schema"] == "vitreous.trial/1"
+    assert told["schema"] == "vitreous.meta_evaluate/1"
     assert [row["metric"] for row in told["tried"]] == ["average_gain"]
 
 
@@ -65,14 +65,14 @@ def test_json_and_nothing_else() -> None:
     ],
 )
 def test_bad_words(words: tuple[str, ...], message: str) -> None:
-    done = run("trial", *words)
+    done = run("meta-evaluate", *words)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
 
 
 def test_the_script_needs_few_libraries(root: Path, tmp_path: Path) -> None:
     out, kept = tmp_path / "trial.json", tmp_path / "verdicts.json"
-    few = ["--metrics", "average_gain", "--scenes", "3", "--seeds", "1", "--substrates", "0", "--device", "cpu"]
+    few = ["--metrics", "average_gain", "--scenes", "3", "--seeds", "1", "--baselines", "0", "--device", "cpu"]
     done = subprocess.run(
         [sys.executable, "-c", BARE, *few, "--out", str(out), "--verdicts", str(kept)],
         cwd=root,

@@ -197,12 +197,12 @@ def test_bad_folders(here: Path, model: vt.VisionModel) -> None:
 
 
 def score(*arguments: object) -> Any:
-    return run("score", MODEL[0], "photos", "--method", "ixg", "--no-baselines", *arguments, *MODEL[1:])
+    return run("evaluate", MODEL[0], "photos", "--method", "ixg", "--no-controls", *arguments, *MODEL[1:])
 
 
 def test_score_with_regions(here: Path) -> None:
     (here / "boxes.json").write_text(json.dumps(BOXES))
-    done = score("--metric", "iou", "--metric", "miou", "--regions", "boxes.json", "--json")
+    done = score("--metric", "iou", "--metric", "miou", "--annotations", "boxes.json", "--json")
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)["methods"][0]["scores"]
     import torch
@@ -218,8 +218,8 @@ def test_score_with_regions(here: Path) -> None:
 def test_one_clear_line_where_regions_are_missing(here: Path) -> None:
     done = score("--metric", "insdel", "--metric", "ap")
     assert (done.code, done.out) == (2, "")
-    assert "ap needs to know where the objects are: give --regions" in done.err
+    assert "ap needs to know where the objects are: give --annotations" in done.err
     assert len(done.err.strip().splitlines()) == 1
-    done = score("--metric", "ap", "--regions", "none.json")
+    done = score("--metric", "ap", "--annotations", "none.json")
     assert done.code == 2
     assert "regions none.json cannot be read" in done.err

@@ -335,7 +335,9 @@ def test_a_table_can_be_read_again(table: vt.ScoreTable, model: vt.VisionModel, 
     )
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "vitreous.score/1"}', '{"schema": "vitreous.score/2"}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema": "vitreous.evaluate/1"}', '{"schema": "vitreous.evaluate/2"}']
+)
 def test_what_is_no_table(tmp_path: Any, text: str) -> None:
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(vt.VitreousError, match=r"t\.json"):

@@ -59,7 +59,7 @@ def test_another_class_than_the_prediction(contradictions: Any) -> None:
     model = vt.load("world")
     (image,) = World(n=1, start=3).pictures()
     for target in (3, 40):
-        found = vt.why(model, image, target, method="ixg")
+        found = vt.why(model, image, "ixg", target)
         assert contradictions(found, model) == []
         page = found.page()
         assert page.title == f"What speaks for “{model.label(target)}”?"
@@ -72,7 +72,7 @@ def test_another_class_than_the_prediction(contradictions: Any) -> None:
 def test_models_of_two_classes(contradictions: Any, classes: int) -> None:
     model = vt.wrap(_build(num_classes=classes), name="two")
     for target in (0, 1, None):
-        assert contradictions(vt.why(model, photo(), target, method="ixg"), model) == []
+        assert contradictions(vt.why(model, photo(), "ixg", target), model) == []
 
 
 def test_a_saturated_model(contradictions: Any) -> None:
@@ -82,7 +82,7 @@ def test_a_saturated_model(contradictions: Any) -> None:
         model.head.bias.copy_(torch.tensor([40.0, 0, 0, 0, 0]))
     vision_model = vt.wrap(model, name="sure")
     for target in (0, 3):
-        found = vt.why(vision_model, photo(), target, method="ixg")
+        found = vt.why(vision_model, photo(), "ixg", target)
         assert contradictions(found, vision_model) == []
         assert "cannot tell where the evidence is" in found.page().lead
         assert "faithful" not in found.html()
@@ -132,7 +132,7 @@ def test_a_convolutional_network(contradictions: Any) -> None:
 
 def test_two_classes_of_one_name_are_told_apart() -> None:
     model = vt.wrap(FAMILIES["vit"](), class_names=["crane"] * 5)
-    found = vt.why(model, photo(), 2, method="ixg")
+    found = vt.why(model, photo(), "ixg", 2)
     for answer in (found.without, found.alone):
         assert answer is not None
         assert answer.label == ("crane" if answer.target == 2 else f"crane, class {answer.target}")

@@ -361,7 +361,7 @@ def test_where_the_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert disk.cache_folder() is None
 
 
-@pytest.mark.parametrize("command", ["explain", "compare", "score"])
+@pytest.mark.parametrize("command", ["explain", "compare", "evaluate"])
 def test_a_command_keeps_nothing_where_it_is_told(
     command: str, fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,7 +370,7 @@ def test_a_command_keeps_nothing_where_it_is_told(
     given = {
         "explain": ("explain", "a.png", *MODEL, "--method", short, "--overwrite"),
         "compare": ("compare", "a.png", *MODEL, "--methods", short, "--overwrite"),
-        "score": ("score", MODEL[1], "a.png", *MODEL[2:], "--method", short, "--metric", "deletion(steps=2)"),
+        "evaluate": ("evaluate", MODEL[1], "a.png", *MODEL[2:], "--method", short, "--metric", "deletion(steps=2)"),
     }[command]
     assert run(*given, "--no-cache").code == 0
     assert not fresh.exists()

@@ -272,10 +272,10 @@ def test_explain_and_why_on_the_command_line(desk):
 
 def test_birds_and_trial_on_the_command_line(desk):
     few = ("--device", "cpu", "--json")
-    done = run("birds", "world-cnn", "--method", "gradcam", "--scenes", "1", "--no-baselines", *few)
+    done = run("funnybirds", "world-cnn", "--method", "gradcam", "--scenes", "1", "--no-controls", *few)
     assert done.code == 0, done.err
     assert [each["name"] for each in json.loads(done.out)["methods"]] == ["gradcam"]
-    count = ("--scenes", "2", "--seeds", "1", "--substrates", "0")
-    done = run("trial", "--model", "world-cnn", "--metric", "relevance_mass", *count, *few)
+    count = ("--scenes", "2", "--seeds", "1", "--baselines", "0")
+    done = run("meta-evaluate", "--model", "world-cnn", "--metric", "relevance_mass", *count, *few)
     assert done.code == 0, done.err
     assert [row["metric"] for row in json.loads(done.out)["tried"]] == ["relevance_mass"]

@@ -10,7 +10,7 @@ import pytest
 import vitreous as vt
 from commands import run
 
-SMALL = ("--method", "ixg", "--metric", "deletion(steps=4)", "--no-baselines", "--device", "cpu")
+SMALL = ("--method", "ixg", "--metric", "deletion(steps=4)", "--no-controls", "--device", "cpu")
 
 
 @pytest.fixture
@@ -40,7 +40,16 @@ def test_other_files_of_that_name_say_nothing(tmp_path: Path, told: str) -> None
 
 def test_scenes_are_scored_and_explained_as_they_are(here: Path) -> None:
     done = run(
-        "score", "scenes", "--model", "world", *SMALL, "--truth", "scenes/scenes.json", "--target", "label", "--json"
+        "evaluate",
+        "scenes",
+        "--model",
+        "world",
+        *SMALL,
+        "--labels",
+        "scenes/scenes.json",
+        "--target",
+        "label",
+        "--json",
     )
     assert (done.code, done.err) == (0, "")
     told = json.loads(done.out)

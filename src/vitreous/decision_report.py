@@ -285,10 +285,10 @@ class Why:
 def why(
     model: VisionModel | nn.Module,
     image: Any,
+    method: Any = None,
     target: TargetSpec = None,
     *,
     effort: str | None = None,
-    method: Any = None,
     seed: int = 0,
     memory_gb: float | None = None,
     command: str | None = None,

@@ -224,7 +224,7 @@ class Stats(Command):
 
 
 class Score(Command):
-    arguments = ("score", "world", "pictures", "--out", "ours/t.json", "--method", "rollout", "--metric",
+    arguments = ("evaluate", "world", "pictures", "--out", "ours/t.json", "--method", "rollout", "--metric",
                  "deletion(steps=2)", "-q", "--overwrite")  # fmt: skip
 
     def work(self, again: bool = False) -> None:

@@ -92,8 +92,8 @@ def test_another_question_is_another_result(here: Path) -> None:
         ("--method", "ixg"),
         ("--method", "generic"),
         ("--method", "ixg", "--target", "7"),
-        ("--method", "ixg", "--target", "7", "--against", "8"),
-        ("--method", "ixg", "--target", "7", "--value", "prob"),
+        ("--method", "ixg", "--target", "7", "--contrast", "8"),
+        ("--method", "ixg", "--target", "7", "--output", "prob"),
         ("--method", "ixg", "--seed", "1"),
         ("--method", "ixg", "--checkpoint", "other.pth"),
         ("--method", "ixg", "--dtype", "float64"),
@@ -120,8 +120,8 @@ def test_the_predicted_class_by_name_is_the_same_question(here: Path) -> None:
 def test_folders_that_a_person_can_read(here: Path) -> None:
     run("explain", "a.png", *MODEL, "--out", "out", "--target", "tiger cat")
     assert result("out", "a") == Path("out/a/quick/tiger-cat")
-    run("explain", "b.png", *MODEL, "--out", "out", "--method", "ixg", "--target", "281", "--against", "lynx",
-        "--value", "prob")  # fmt: skip
+    run("explain", "b.png", *MODEL, "--out", "out", "--method", "ixg", "--target", "281", "--contrast", "lynx",
+        "--output", "prob")  # fmt: skip
     assert result("out", "b") == Path("out/b/ixg-prob/tabby-not-lynx")
 
 
@@ -162,7 +162,7 @@ def test_too_few_pictures_do_not_replace_good_statistics(here: Path) -> None:
 
 
 def test_a_table_is_printed_even_if_it_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ("score", MODEL[1], "more", *MODEL[2:], "--method", "ixg", "--metric", "deletion(steps=2)")
+    given = ("evaluate", MODEL[1], "more", *MODEL[2:], "--method", "ixg", "--metric", "deletion(steps=2)")
     assert run(*given, "--out", "missing/t.json").code == 0
     before = Path("missing/t.json").read_bytes()
     refused = run(*given, "--out", "missing/t.json")

@@ -168,8 +168,8 @@ def test_every_way_to_say_out_of_memory_is_understood(words: str) -> None:
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
 def test_a_file_without_an_end_is_not_read_to_it(here: Path) -> None:
-    for option in ("--names", "--labels"):
-        told = run("score", MODEL[1], "a.png", *MODEL[2:], option, "/dev/zero")
+    for option in ("--class-names", "--labels"):
+        told = run("evaluate", MODEL[1], "a.png", *MODEL[2:], option, "/dev/zero")
         assert (told.code, "more than 64 MiB" in told.err) == (2, True)
     assert run("explain", "a.png", *MODEL, "--labels", "/dev/zero").code == 2
 
@@ -238,7 +238,7 @@ def test_numbers_that_are_too_large() -> None:
 
 
 def test_odd_targets_on_the_command_line(here: Path) -> None:
-    for command in (("explain", "a.png", *MODEL, "--method", "ixg"), ("score", MODEL[1], "a.png", *MODEL[2:])):
+    for command in (("explain", "a.png", *MODEL, "--method", "ixg"), ("evaluate", MODEL[1], "a.png", *MODEL[2:])):
         for target in ("²", "٣", "9" * 5000):
             told = run(*command, "--target", target)
             assert told.code == 2

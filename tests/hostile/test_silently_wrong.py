@@ -202,7 +202,7 @@ def test_a_number_means_the_same_in_every_command(here: Path) -> None:
     told = run("explain", "a.png", *MODEL[:2], *given, "--labels", "names.json", "--target", "1", "--method", "ixg",
                "--json")  # fmt: skip
     assert json.loads(told.out)["explanations"][0]["target"] == 2
-    scored = run("score", MODEL[1], "a.png", *given, "--names", "names.json", "--target", "1", "--method", "ixg",
+    scored = run("evaluate", MODEL[1], "a.png", *given, "--class-names", "names.json", "--target", "1", "--method", "ixg",
                  "--metric", "deletion(steps=2)", "--json")  # fmt: skip
     assert json.loads(scored.out)["plan"]["target"] == "1"
     model = vt.load(

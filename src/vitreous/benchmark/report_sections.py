@@ -348,7 +348,7 @@ def agreement(finding: Finding, anchor: str) -> str:
             if each is None or math.isnan(each.value):
                 row.append(Cell("" if one == other else "–"))
                 continue
-            colour = "--for" if each.value > 0 else "--against"
+            colour = "--for" if each.value > 0 else "--contrast"
             mixed = f"background:color-mix(in srgb, var({colour}) {abs(each.value) * 45:.0f}%, transparent)"
             inside = f"{number(each.value, 2)}<small>{interval(each.low, each.high, 2)}</small>"
             row.append(Cell(f'<div style="{mixed};border-radius:8px;padding:4px 6px">{inside}</div>'))

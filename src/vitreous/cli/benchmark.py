@@ -101,7 +101,7 @@ def run(
         Optional[str],  # noqa: UP045
         typer.Option(help="Of perturbed images on a GPU: float32, float16 or bfloat16.", show_default="the protocol's"),
     ] = None,
-    memory_gb: options.Memory = None,
+    memory_gb: options.MemoryGb = None,
     workers: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(min=1, help="Processes, or actors.", show_default="one per GPU, or per core up to 8"),
@@ -347,6 +347,7 @@ _Reference = Annotated[
 _Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 
 
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, finished or not.")],
     out: Annotated[
@@ -393,7 +394,7 @@ def reproduce(
         Optional[str],  # noqa: UP045
         typer.Option(help="Of perturbed images on a GPU: float32, float16 or bfloat16.", show_default="the protocol's"),
     ] = None,
-    memory_gb: options.Memory = None,
+    memory_gb: options.MemoryGb = None,
     workers: Annotated[Optional[int], typer.Option(min=1, help="Processes.")] = None,  # noqa: UP045
     reference: _Reference = None,
     open_it: _Open = False,

@@ -1,9 +1,4 @@
-"""``vitreous methods``, ``metrics``, ``models``, ``cite`` and ``demo``.
-
-``vitreous doctor``.
-
-``vitreous stats``.
-"""
+"""``vitreous methods``, ``metrics``, ``models``, ``cite``, ``demo``, ``diagnose`` and ``stats``."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ from vitreous.registry.registry import PLANNED, folded
 __all__ = [
     "cite",
     "demo",
-    "doctor",
+    "diagnose",
     "methods",
     "metrics",
     "models",
@@ -76,7 +71,7 @@ def metrics(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     options.say(table)
     options.say(
         "F: forwards per image and method, at 224 pixels, S: those that all methods share, M: maps to be made again. "
-        "Equal questions are asked once for all metrics. On trial: see `vitreous trial`.",
+        "Equal questions are asked once for all metrics. On trial: see `vitreous meta-evaluate`.",
         style="dim",
     )
 
@@ -265,7 +260,7 @@ def _metric(info: Any) -> dict[str, Any]:
 _STYLES = {"ok": "green", "failed": "bold red", "-": "dim"}
 
 
-def doctor(
+def diagnose(
     word: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(metavar="MODEL", help="A name such as timm/vit_base_patch16_224.", show_default=False),
@@ -275,7 +270,7 @@ def doctor(
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
-    names: options.Names = None,
+    class_names: options.ClassNames = None,
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
@@ -293,11 +288,11 @@ def doctor(
     if more:
         raise VitreousError(f"there are two models: {more[0]} and --model {model}")
     vision_model = options.load(
-        model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt
+        model, checkpoint, pretrained, img_size, num_classes, class_names, device, dtype, quiet, prompt
     )
     diagnosis = vt.diagnose(vision_model, seed=seed)
     if as_json:
-        options.print_json({"schema": "vitreous.doctor/1", **diagnosis.to_json()})
+        options.print_json({"schema": "vitreous.diagnose/1", **diagnosis.to_json()})
     elif not quiet:
         table = options.table("check", "", "")
         for check in diagnosis.checks:
@@ -333,7 +328,7 @@ def stats(
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     batch_size: options.BatchSize = None,
-    memory_gb: options.Memory = None,
+    memory_gb: options.MemoryGb = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     resume: Annotated[bool, typer.Option(help="Go on where an earlier run over the same pictures stopped.")] = False,

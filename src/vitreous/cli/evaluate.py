@@ -1,9 +1,4 @@
-"""``vitreous score``.
-
-``vitreous birds``.
-
-``vitreous trial``.
-"""
+"""``vitreous evaluate``, ``vitreous funnybirds`` and ``vitreous meta-evaluate``."""
 
 from __future__ import annotations
 
@@ -21,13 +16,13 @@ from vitreous.registry import defaults
 from vitreous.registry.defaults import STEPS
 
 __all__ = [
-    "birds",
-    "score",
-    "trial",
+    "evaluate",
+    "funnybirds",
+    "meta_evaluate",
 ]
 
 
-def score(
+def evaluate(
     words: Annotated[
         list[str],
         typer.Argument(metavar="[MODEL] IMAGES", help="A model, and pictures or folders of them.", show_default=False),
@@ -41,18 +36,18 @@ def score(
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="A spelling such as insertion or deletion@coiba; may be repeated."),
     ] = None,
-    annotations: Annotated[
+    labels: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             help="True classes, JSON: {file: class}, a list in order, or a list of {file, label}; or a scenes.json."
         ),
     ] = None,
-    regions: Annotated[
+    annotations: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Where the objects are: a folder of masks named like the pictures, or a JSON of boxes."),
     ] = None,
     target: Annotated[str, typer.Option(help="The explained class: pred, label, an index or a name.")] = "pred",
-    class_subset: options.Classes = None,
+    class_subset: options.ClassSubset = None,
     controls: Annotated[bool, typer.Option(help="Random, constant and centre maps for comparison.")] = True,
     out: Annotated[Optional[Path], typer.Option(help="Write the table as .json or .csv.")] = None,  # noqa: UP045
     figures: Annotated[
@@ -65,10 +60,10 @@ def score(
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
-    names: options.Names = None,
+    class_names: options.ClassNames = None,
     prompt: options.Prompts = None,
     device: options.Device = "auto",
-    memory_gb: options.Memory = None,
+    memory_gb: options.MemoryGb = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     no_cache: options.NoCache = False,
@@ -94,16 +89,16 @@ def score(
     if figures is not None:
         _check_figures(figures, overwrite)
     files = [image_file for path in images for image_file in vt.image_files(path)]
-    labels = None if annotations is None else _classes(annotations)
+    true_classes = None if labels is None else _read_labels(labels)
     wanting = [name for name, judge in zip(metrics, judges, strict=True) if judge.needs_labels]
-    if labels is None and (wanting or target == "label"):
-        raise VitreousError(f"{wanting[0] if wanting else '--target label'} needs the true classes: give --truth")
-    known = None if regions is None else vt.load_annotations(regions)
+    if true_classes is None and (wanting or target == "label"):
+        raise VitreousError(f"{wanting[0] if wanting else '--target label'} needs the true classes: give --labels")
+    regions = None if annotations is None else vt.load_annotations(annotations)
     lost = next((name for name, judge in zip(metrics, judges, strict=True) if judge.annotation_kinds), None)
-    if known is None and lost is not None:
-        raise VitreousError(f"{lost} needs to know where the objects are: give --regions")
+    if regions is None and lost is not None:
+        raise VitreousError(f"{lost} needs to know where the objects are: give --annotations")
     vision_model = options.load(
-        model, checkpoint, pretrained, img_size, num_classes, names, device, "float32", quiet, prompt
+        model, checkpoint, pretrained, img_size, num_classes, class_names, device, "float32", quiet, prompt
     )
     methods = methods or [
         vt.recommended_method("quick", vision_model),
@@ -111,15 +106,15 @@ def score(
     ]
     precision = "float16" if half else "float32"
     asked: dict[str, Any] = {"precision": precision, "batch_size": batch_size, "seed": seed, "controls": controls}
-    asked |= {"class_subset": options.classes(class_subset), "memory_gb": memory_gb}
+    asked |= {"class_subset": options.read_class_subset(class_subset), "memory_gb": memory_gb}
     with options.progress_bar("states", quiet or as_json) as bar:
         table = vt.evaluate(
             vision_model,
             files,
             methods,
             metrics,
-            labels=labels,
-            annotations=known,
+            labels=true_classes,
+            annotations=regions,
             target=target,
             progress=bar,
             **asked,
@@ -156,27 +151,27 @@ def _check_figures(folder: Path, overwrite: bool) -> None:
     disk.check_folder(folder, overwrite)
 
 
-def _classes(path: Path) -> Any:
+def _read_labels(path: Path) -> Any:
     """Return true classes in order or by file name."""
-    text = options.read_text(path, "truth")
+    text = options.read_text(path, "labels")
     try:
         told = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise VitreousError(f"truth {path} cannot be read: {error}") from None
+        raise VitreousError(f"labels {path} cannot be read: {error}") from None
     scenes = isinstance(told, dict) and isinstance(told.get("scenes"), list)
     rows, key = (told["scenes"], "class") if scenes else (told, "label")
     if isinstance(rows, list) and rows and all(isinstance(row, dict) and {"file", key} <= set(row) for row in rows):
         told = {row["file"]: row[key] for row in rows}
     values = list(told.values()) if isinstance(told, dict) else told
     if not isinstance(values, list) or not all(isinstance(value, int | str) for value in values):
-        raise VitreousError(f"truth {path} must hold one class for each picture")
+        raise VitreousError(f"labels {path} must hold one class for each picture")
     return told
 
 
 _MOST = 100_000
 
 
-def birds(
+def funnybirds(
     word: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(metavar="[MODEL]", help="A model that knows the classes of the scenes.", show_default="world"),
@@ -207,7 +202,7 @@ def birds(
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
     device: options.Device = "auto",
-    memory_gb: options.Memory = None,
+    memory_gb: options.MemoryGb = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
@@ -254,7 +249,7 @@ def birds(
             options.say(f"saved in {out}")
 
 
-def trial(
+def meta_evaluate(
     metric: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="A spelling such as insertion; may be repeated.", show_default="all metrics"),
@@ -271,7 +266,7 @@ def trial(
     half: Annotated[bool, typer.Option(help="Half precision.")] = False,
     batch_size: options.BatchSize = None,
     device: options.Device = "auto",
-    memory_gb: options.Memory = None,
+    memory_gb: options.MemoryGb = None,
     overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,

@@ -44,9 +44,9 @@ def explain(
     ] = None,
     effort: options.Effort = None,
     target: options.Targets = None,
-    contrast: options.Against = None,
-    output: options.Value = None,
-    class_subset: options.Classes = None,
+    contrast: options.Contrast = None,
+    output: options.Output = None,
+    class_subset: options.ClassSubset = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Folder for the results: PICTURE/METHOD/CLASS.", show_default="explanations"),
@@ -58,12 +58,12 @@ def explain(
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
-    names: options.Names = None,
+    class_names: options.ClassNames = None,
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     batch_size: options.BatchSize = None,
-    memory_gb: options.Memory = None,
+    memory_gb: options.MemoryGb = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     resume: Annotated[bool, typer.Option(help="Do what is missing: leave out what was asked before.")] = False,
@@ -89,13 +89,13 @@ def explain(
         archive.check()
         wanted = archive.once(wanted)
     vision_model = options.load(
-        model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt
+        model, checkpoint, pretrained, img_size, num_classes, class_names, device, dtype, quiet, prompt
     )
     hows = hows or [vt.get_method(vt.recommended_method("quick" if effort is None else effort, vision_model))]
     aim: dict[str, Any] = {
         "contrast": contrast or None,
         "output": output,
-        "class_subset": options.classes(class_subset),
+        "class_subset": options.read_class_subset(class_subset),
     }
     rounds = _rounds(vision_model, hows, target or [None], {**aim, "seed": seed})
     kept: set[tuple[int, Path]] = set()
@@ -173,9 +173,9 @@ def compare(
     model: options.Model = defaults.MODEL,
     effort: options.Effort = None,
     target: options.Targets = None,
-    contrast: options.Against = None,
-    output: options.Value = None,
-    class_subset: options.Classes = None,
+    contrast: options.Contrast = None,
+    output: options.Output = None,
+    class_subset: options.ClassSubset = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="The panel, a picture file.", show_default="IMAGE-compare.png"),
@@ -186,11 +186,11 @@ def compare(
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
-    names: options.Names = None,
+    class_names: options.ClassNames = None,
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    memory_gb: options.Memory = None,
+    memory_gb: options.MemoryGb = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     no_cache: options.NoCache = False,
@@ -212,10 +212,10 @@ def compare(
     if options.is_there(place) and not overwrite:
         raise VitreousError(f"{place} is there already; choose another --out or add --overwrite")
     vision_model = options.load(
-        model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt
+        model, checkpoint, pretrained, img_size, num_classes, class_names, device, dtype, quiet, prompt
     )
     asked: dict[str, Any] = {"contrast": contrast or None, "output": output, "seed": seed, "memory_gb": memory_gb}
-    asked["classes"] = options.classes(class_subset)
+    asked["class_subset"] = options.read_class_subset(class_subset)
     with options.progress_bar("comparing", quiet or as_json) as bar:
         comparison = vt.compare(vision_model, image, hows, target or None, effort=effort, progress=bar, **asked)
     comparison.save(place, overwrite=overwrite, tile=tile)
@@ -296,11 +296,11 @@ def why(
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
-    names: options.Names = None,
+    class_names: options.ClassNames = None,
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    memory_gb: options.Memory = None,
+    memory_gb: options.MemoryGb = None,
     seed: options.Seed = 0,
     overwrite: options.Overwrite = False,
     no_cache: options.NoCache = False,
@@ -323,12 +323,10 @@ def why(
     if len(files) != 1:
         raise VitreousError(f"why takes one picture, {image} has {len(files)}")
     vision_model = options.load(
-        model, checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt
+        model, checkpoint, pretrained, img_size, num_classes, class_names, device, dtype, quiet, prompt
     )
     typed = shlex.join(["vitreous", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("vitreous", "__main__") else None
-    found = vt.why(
-        vision_model, files[0], target, effort=effort, method=method, seed=seed, memory_gb=memory_gb, command=typed
-    )
+    found = vt.why(vision_model, files[0], method, target, effort=effort, seed=seed, memory_gb=memory_gb, command=typed)
     saved = found.save(place, overwrite=overwrite)
     if not quiet:
         options.say(str(found))

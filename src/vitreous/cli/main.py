@@ -1,13 +1,9 @@
-"""One vocabulary on the command line: what older options are called now, and the library's words as options.
-
-``vitreous``: the commands, and how errors become one line and an exit code.
-"""
+"""``vitreous``: its commands, and how an error becomes one line and an exit code."""
 
 from __future__ import annotations
 
 import io
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -18,117 +14,10 @@ import typer
 from rich.console import Console
 
 from vitreous import __version__
-from vitreous.cli import (
-    benchmark as bench,
-)
-from vitreous.cli import (
-    benchmark as report,
-)
-from vitreous.cli import (
-    catalog as doctor,
-)
-from vitreous.cli import (
-    catalog as lists,
-)
-from vitreous.cli import (
-    catalog as stats,
-)
-from vitreous.cli import (
-    evaluate as birds,
-)
-from vitreous.cli import (
-    evaluate as score,
-)
-from vitreous.cli import (
-    evaluate as trial,
-)
-from vitreous.cli import (
-    explain,
-    world,
-)
-from vitreous.cli import (
-    explain as why,
-)
-from vitreous.cli import (
-    web as explore,
-)
+from vitreous.cli import benchmark, catalog, evaluate, explain, web, world
 from vitreous.errors import VitreousError, VitreousWarning, one_line
 
-__all__ = [
-    "app",
-    "current",
-    "in_options",
-    "main",
-]
-
-_OLDER = {
-    "explain": {"--labels": "--names"},
-    "compare": {"--labels": "--names", "--methods": "--method"},
-    "doctor": {"--labels": "--names"},
-    "score": {"--labels": "--truth", "--batch": "--batch-size"},
-}
-
-_OPTIONS = {
-    "target": "--target",
-    "against": "--against",
-    "value": "--value",
-    "effort": "--effort",
-    "memory": "--memory",
-    "batch_size": "--batch-size",
-    "batch": "--batch-size",
-    "seed": "--seed",
-    "labels": "--names",
-    "prompts": "--prompt",
-    "img_size": "--img-size",
-    "num_classes": "--num-classes",
-    "checkpoint": "--checkpoint",
-    "device": "--device",
-    "dtype": "--dtype",
-    "noise": "--noise",
-    "size": "--size",
-    "overwrite": "--overwrite",
-    "resume": "--resume",
-    "pretrained": "--pretrained",
-}
-"""By the name of an argument in Python. ``classes`` is not here: methods have a parameter of that name."""
-
-_NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|inf|nan)"
-_VALUE = rf"'[^']*'|\"[^\"]*\"|{_NUMBER}|None|True|False|N|FILE|\[…\]"
-_ARGUMENT = re.compile(rf"(?<![\w./\\'\"=▸-])(?P<name>{'|'.join(_OPTIONS)})=(?P<value>{_VALUE})?(?=[,;:]?(?:\s|$))")
-
-
-def current(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with older options as they are called now."""
-    command = next((argument for argument in arguments if not argument.startswith("-")), "")
-    older, done = _OLDER.get(command, {}), list(arguments)
-    for place, each in enumerate(done):
-        if each == "--":
-            break
-        name, sign, rest = each.partition("=")
-        done[place] = older.get(name, name) + sign + rest
-    return done
-
-
-def in_options(text: str, arguments: Sequence[str]) -> str:
-    """Return a message of the library with options for the arguments that it names.
-
-    Spellings, what stands in brackets or quotes, and whatever the user typed stay as they are.
-    """
-    if "▸" in text:
-        return text
-    typed = [argument.partition("=")[2] if argument.startswith("--") else argument for argument in arguments]
-
-    def option(found: re.Match[str]) -> str:
-        before = found.string[: found.start()]
-        if before.count("(") > before.count(")") or any(found[0] in each for each in typed):
-            return found[0]
-        name, value = _OPTIONS[found["name"]], found["value"]
-        if value == "False":
-            return name.replace("--", "--no-", 1)
-        return name if value in (None, "True", "[…]") else f"{name} {value}"
-
-    return _ARGUMENT.sub(option, text.replace("true classes: give labels", "true classes: give --truth"))
-
+__all__ = ["app", "main"]
 
 app = typer.Typer(
     name="vitreous",
@@ -139,24 +28,26 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(why.why)
-app.command()(explain.explain)
-app.command()(explain.compare)
-app.command()(score.score)
-app.command()(birds.birds)
-app.command()(lists.methods)
-app.command()(lists.metrics)
-app.command()(lists.models)
-app.command()(lists.cite)
-app.command()(lists.demo)
-app.command()(explore.explore)
-app.command()(doctor.doctor)
-app.command()(stats.stats)
-app.command()(trial.trial)
+for _command in (
+    explain.why,
+    explain.explain,
+    explain.compare,
+    evaluate.evaluate,
+    evaluate.funnybirds,
+    catalog.methods,
+    catalog.metrics,
+    catalog.models,
+    catalog.cite,
+    catalog.demo,
+    web.explore,
+    catalog.diagnose,
+    catalog.stats,
+    evaluate.meta_evaluate,
+    benchmark.reproduce,
+):
+    app.command()(_command)
 app.add_typer(world.app, name="world")
-bench.app.command()(report.report)
-app.add_typer(bench.app, name="bench")
-app.command()(report.reproduce)
+app.add_typer(benchmark.app, name="bench")
 
 _ERRORS = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
@@ -185,8 +76,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may hold what a terminal cannot show
     debug = "--debug" in sys.argv
-    arguments = current([each for each in sys.argv[1:] if each != "--debug"])
-    warnings.showwarning = _Told(arguments)
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    warnings.showwarning = _WarningPrinter()
     try:
         _refuse_empty(arguments)
         code = app(arguments, prog_name="vitreous", standalone_mode=False)
@@ -196,22 +87,22 @@ def main() -> None:
     except VitreousError as error:
         if debug:
             raise
-        code = _tell("error", in_options(str(error), arguments), 2)
+        code = _print_line("error", str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        code = _tell("stopped", "what was finished is kept", 130)
+        code = _print_line("stopped", "what was finished is kept", 130)
     except BrokenPipeError:  # whoever read what is printed, such as head, has read enough
         code = 2
         _drop_output()
     except OSError as error:  # a name that no file system takes, a full disk
         if debug:
             raise
-        code = _tell("error", ": ".join(map(str, filter(None, (error.filename, error.strerror or error)))), 2)
+        code = _print_line("error", ": ".join(map(str, filter(None, (error.filename, error.strerror or error)))), 2)
         _drop_output()
     except Exception as error:
         message = getattr(error, "format_message", None)  # typer's own complaint about the arguments
         if message is None or debug:
             raise
-        code = _tell("error", f"{message()} (see --help)", 2)
+        code = _print_line("error", f"{message()} (see --help)", 2)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -230,16 +121,16 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
             raise VitreousError(f"there is nothing after {argument}")
 
 
-def _tell(kind: str, text: str, code: int) -> int:
+def _print_line(kind: str, text: str, code: int) -> int:
     _ERRORS.print(one_line(f"vitreous: {kind}: {text}"), markup=False)
     return code
 
 
-class _Told:
-    """Says what concerns the user in one line, and each line once; keeps other libraries' warnings to themselves."""
+class _WarningPrinter:
+    """Prints each warning of the library once, in one line; keeps other libraries' warnings to themselves."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self.arguments, self.lines = arguments, set[str]()
+    def __init__(self) -> None:
+        self.lines: set[str] = set()
 
     def __call__(
         self,
@@ -250,7 +141,7 @@ class _Told:
         file: object = None,
         line: object = None,
     ) -> None:
-        text = in_options(str(message), self.arguments)
+        text = str(message)
         if issubclass(category, VitreousWarning) and text not in self.lines:
             self.lines.add(text)
-            _tell("warning", text, 0)
+            _print_line("warning", text, 0)

@@ -39,8 +39,9 @@ Checkpoint = Annotated[
 Pretrained = Annotated[bool, typer.Option(help="Fetch the hub's weights if there is no checkpoint.")]
 ImgSize = Annotated[Optional[int], typer.Option(min=1, help="Input size, if not the model's own.")]  # noqa: UP045
 NumClasses = Annotated[Optional[int], typer.Option(min=1, help="Number of classes, if not the model's own.")]  # noqa: UP045
-Names = Annotated[
-    Optional[Path], typer.Option("--names", help="Class names: a text file with one per line, or a JSON list or table.")  # noqa: UP045
+ClassNames = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(help="Names of the classes: a text file with one per line, or a JSON list or table."),
 ]
 Prompts = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -50,10 +51,10 @@ Targets = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--target", help="Class index or label; may be repeated.", show_default="the prediction"),
 ]
-Against = Annotated[
+Contrast = Annotated[
     Optional[list[str]], typer.Option(help="Explain the target rather than this class; may be repeated.")  # noqa: UP045
 ]
-Classes = Annotated[
+ClassSubset = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help="Restrict the softmax: indices or labels, separated by commas, or a text or JSON file of such."),
 ]
@@ -61,7 +62,7 @@ Effort = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help=f"How much it may cost where no method is named: {', '.join(STEPS)}.", show_default="quick"),
 ]
-Value = Annotated[
+Output = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help="What is explained: logit, prob or logprob.", show_default="logit"),
 ]
@@ -71,7 +72,7 @@ NamedModel = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU where there is one.")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")]
-Memory = Annotated[
+MemoryGb = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(callback=_checked_memory, help="Memory budget in GiB."),
 ]
@@ -96,7 +97,7 @@ def load(
     pretrained: bool,
     img_size: int | None,
     num_classes: int | None,
-    names: Path | None,
+    class_names: Path | None,
     device: str,
     dtype: str,
     quiet: bool,
@@ -111,7 +112,7 @@ def load(
         options["pretrained"] = False
     status = ERR.status(f"loading {model}") if ERR.is_terminal and not quiet else _nothing()
     with telling(quiet or checkpoint is None), status:
-        return vitreous.load(model, class_names=names, device=device, dtype=dtype, **options)
+        return vitreous.load(model, class_names=class_names, device=device, dtype=dtype, **options)
 
 
 class _Lines(logging.Handler):
@@ -232,22 +233,22 @@ def check_effort(effort: str | None, methods: Sequence[str] = ()) -> None:
             raise VitreousError(f"give --method or --effort, not both: {', '.join(methods)} and {effort}")
 
 
-def classes(given: str | None) -> list[str | int] | None:
-    """Return the classes that the softmax is restricted to."""
-    if given is None:
+def read_class_subset(text: str | None) -> list[str | int] | None:
+    """Return the classes that the softmax is restricted to: separated by commas, or those of a file."""
+    if text is None:
         return None
-    path = Path(given)
+    path = Path(text)
+    classes: Any = text.split(",")
     if path.suffix in (".json", ".txt"):
-        text = read_text(path, "classes")
+        content = read_text(path, "class_subset")
         try:
-            listed = json.loads(text) if path.suffix == ".json" else text.split("\n")
+            classes = json.loads(content) if path.suffix == ".json" else content.split("\n")
         except (ValueError, RecursionError) as error:
-            raise VitreousError(f"classes {path} cannot be read: {error}") from None
-    else:
-        listed = given.split(",")
-    if not isinstance(listed, list) or not all(isinstance(each, str | int) for each in listed):
-        raise VitreousError(f"classes {given} must be a list of indices or labels")
-    return [each for each in (e.strip() if isinstance(e, str) else e for e in listed) if each != ""]
+            raise VitreousError(f"class_subset {path} cannot be read: {error}") from None
+    if not isinstance(classes, list) or not all(isinstance(name, str | int) for name in classes):
+        raise VitreousError(f"class_subset {text} must be a list of indices or labels")
+    names = [name.strip() if isinstance(name, str) else name for name in classes]
+    return [name for name in names if name != ""]
 
 
 def skipped(path: Path, error: VitreousError) -> None:

@@ -37,11 +37,11 @@ def explore(
     pretrained: options.Pretrained = True,
     img_size: options.ImgSize = None,
     num_classes: options.NumClasses = None,
-    names: options.Names = None,
+    class_names: options.ClassNames = None,
     prompt: options.Prompts = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    memory_gb: options.Memory = None,
+    memory_gb: options.MemoryGb = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Open a page on this machine to look at explanations, and at benchmark runs.
@@ -62,7 +62,7 @@ def explore(
         "pretrained": None if pretrained else False,
         "img_size": img_size,
         "num_classes": num_classes,
-        "labels": None if names is None else str(names),
+        "class_names": None if class_names is None else str(class_names),
         "prompts": prompt or None,
         "dtype": None if dtype == "float32" else dtype,
     }
@@ -70,7 +70,7 @@ def explore(
     if len(wanted) > 1 and (several := set(own) - {"dtype", "pretrained"}):
         raise VitreousError(f"--{min(several).replace('_', '-')} is for one model; give one --model with it")
     found, places, socket = named_runs(runs or []), options.places(data), bound(host, port)
-    how = checkpoint, pretrained, img_size, num_classes, names, device, dtype, quiet, prompt
+    how = checkpoint, pretrained, img_size, num_classes, class_names, device, dtype, quiet, prompt
     models = {name: options.load(name, *how) for name in wanted}
     server = Server(socket, host, models, found, memory_gb, own, places)
     options.say(f"the explorer is at {server.address}")

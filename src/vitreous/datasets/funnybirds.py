@@ -184,7 +184,7 @@ class FunnyBirdsFiles:
 
 @source_kind(_WORD)
 def funnybirds(path: Path, split: str = "test") -> Found:
-    """The plain images with their classes, and where each part is; removing parts is for ``vitreous birds``."""
+    """The plain images with their classes, and where each part is; removing parts is for ``vitreous funnybirds``."""
     check_choice("split", split, ("test", "train"))
     layout = replace(Layout(), split=split)
     expected = _EXPECTED.replace("test", split)

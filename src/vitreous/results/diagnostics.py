@@ -100,7 +100,7 @@ class CheckResult:
         return cls(told["verdict"], told["sentence"], tuple(Finding(**test) for test in told["tests"]))
 
 
-TRIAL_SCHEMA = "vitreous.trial/1"
+TRIAL_SCHEMA = "vitreous.meta_evaluate/1"
 _NAN = float("nan")
 
 

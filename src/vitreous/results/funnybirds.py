@@ -22,7 +22,7 @@ from vitreous.viz import plots as figures
 
 __all__ = ["AT", "COLUMNS", "SCHEMA", "FunnyBirdsResult", "Found"]
 
-SCHEMA = "vitreous.birds/1"
+SCHEMA = "vitreous.funnybirds/1"
 COLUMNS = {
     "acc": "Acc.",
     "bi": "B.I.",

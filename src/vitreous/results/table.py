@@ -99,7 +99,7 @@ def html_rows(rows: Rows, caption: str = "") -> str:
     return f"<table>{title}<thead><tr>{top}</tr></thead><tbody>{rest}</tbody></table>"
 
 
-SCHEMA = "vitreous.score/2"
+SCHEMA = "vitreous.evaluate/2"
 _NUMBERS = re.compile(r"\[\s*\n([-\d.eE+,\s]|null)*\]")
 
 

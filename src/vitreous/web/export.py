@@ -33,7 +33,7 @@ __all__ = [
     "written",
 ]
 
-_OPTIONS = {"labels": "--names", "prompts": "--prompt"}
+_OPTIONS = {"labels": "--class-names", "prompts": "--prompt"}
 """Words of ``load`` that are called otherwise on the command line."""
 _CHANGES = {
     "pairs": "world.pair({})",
@@ -96,7 +96,7 @@ def shell(questions: Sequence[Question], photos: Mapping[str, Photo], options: M
         words += [word for name, value in options.items() for word in _option(name, value)]
         words += [word for each in some for word in ("--method", each.method or "")]
         words += ["--target", str(first.target)] if first.target is not None else []
-        words += ["--against", str(first.contrast)] if first.contrast is not None else []
+        words += ["--contrast", str(first.contrast)] if first.contrast is not None else []
         words += ["--value", first.output] if first.output != "logit" else []
         words += ["--seed", str(first.seed)] if first.seed else []
         words += ["--out", f"maps-{number}.png" if len(_groups(questions)) > 1 else "maps.png"]
