@@ -107,9 +107,8 @@ def main() -> None:
 
     clock = time.process_time if options.busy else time.perf_counter
     if options.identity:
-        print(
-            f"the first identity in a process: {timed(lambda: vision_model.identity, options.device, clock) * 1000:.1f} ms"
-        )
+        seconds = timed(lambda: vision_model.identity, options.device, clock)
+        print(f"the first identity in a process: {seconds * 1000:.1f} ms")
     works: dict[str, Callable[[], object]] = {**(_identities if options.identity else _works)(vision_model, images)}
     yardstick, limits = next(iter(works)), LIMITS if vision_model.has_residual_stream else dict.fromkeys(CNN, 1.3)
     seconds: dict[str, list[float]] = {name: [] for name in works}

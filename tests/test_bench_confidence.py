@@ -91,7 +91,8 @@ def test_what_is_no_probability_is_refused(tmp_path: Path, given: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
         f'schema = "vitreous.protocol/1"\ntitle = "x"\nmodels = [{{label = "m", name = "world"}}]\n'
-        f'[data]\nsource = "world"\nleast_confidence = {given}\n[evaluation]\nmetrics = ["gini"]\n[methods]\na = "rollout"\n'
+        f'[data]\nsource = "world"\nleast_confidence = {given}\n'
+        f'[evaluation]\nmetrics = ["gini"]\n[methods]\na = "rollout"\n'
     )
     with pytest.raises(VitreousError, match=r"mine\.toml: data\.least_confidence = "):
         read(path)

@@ -244,7 +244,8 @@ def test_version_and_help(here: Path) -> None:
         assert (shown.code, shown.err) == (0, "")
         assert all(word in shown.out for word in ("explain", "compare", "methods", "models", "cite", "demo", "world"))
     for command, options in {
-        "explain": "--model --method --target --contrast --output --out --checkpoint --seed --resume --overwrite --json",
+        "explain": "--model --method --target --contrast --output --out --checkpoint --seed --resume --overwrite "
+        "--json",
         "compare": "--method --target --tile --out --quiet",
         "methods": "--json",
         "models": "--json",

@@ -55,8 +55,8 @@ GOOD: dict[str, tuple[str, ...]] = {
 }
 """Commands that end soon, whether or not they can work."""
 OPTIONS = {
-    "explain": "--memory-gb --seed --batch-size --img-size --num-classes --out --html --class-names --checkpoint --class-subset "
-    "--target --contrast --prompt --device --dtype --effort --output",
+    "explain": "--memory-gb --seed --batch-size --img-size --num-classes --out --html --class-names --checkpoint "
+    "--class-subset --target --contrast --prompt --device --dtype --effort --output",
     "compare": "--memory-gb --tile --out --html --class-subset",
     "why": "--out --target --effort --memory-gb",
     "evaluate": "--memory-gb --out --labels --annotations --target --method --metric --batch-size --seed",
@@ -65,7 +65,8 @@ OPTIONS = {
     "stats": "--out --noise --seed --memory-gb --batch-size",
     "meta-evaluate": "--scenes --seeds --baselines --out --model --memory-gb --batch-size",
     "explore": "--port --host --data --class-names --memory-gb",
-    "bench run": "--out --data --images --threads --workers --shard --engine --wait --memory-gb --precision --checkpoint",
+    "bench run": "--out --data --images --threads --workers --shard --engine --wait --memory-gb --precision "
+    "--checkpoint",
     "bench report": "--out --reference",
     "reproduce": "--out --data --memory-gb",
 }

@@ -72,7 +72,7 @@ def png(width: int, height: int, data: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("wide", "high"), [(10_000, 10_000), (60_000, 60_000), (2**31 - 1, 2**31 - 1), (50_000_001, 1)]
+    ("width", "height"), [(10_000, 10_000), (60_000, 60_000), (2**31 - 1, 2**31 - 1), (50_000_001, 1)]
 )
 def test_bombs_are_refused_by_their_header(client: Client, width: int, height: int) -> None:
     assert refused(client, "POST", "/api/pictures", png(width, height)) == 413

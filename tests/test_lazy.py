@@ -49,5 +49,6 @@ def test_command_line(line: str) -> None:
 
 def test_what_was_imported_by_its_own_name_knows_the_rest() -> None:
     """A room that is imported before the others still lists the bundled models."""
-    code = "import vitreous.models, json; import vitreous as vt; print(json.dumps([each.name for each in vt.list_models()]))"
+    code = "import vitreous.models, json; import vitreous as vt; "
+    code += "print(json.dumps([info.name for info in vt.list_models()]))"
     assert "world" in loaded(code)

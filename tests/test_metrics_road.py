@@ -18,6 +18,7 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from metric_probe import Probe
+from vitreous.metrics import GivenMasks, Masks
 from vitreous.metrics import baselines as road
 from vitreous.metrics.inpainting import filled
 from vitreous.models import Preprocess

@@ -21,6 +21,7 @@ from vitreous.metrics import (
     Images,
     Masks,
     RandomMasks,
+    RankedRemoval,
     Reattribution,
     Request,
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitreous.viz import Section, figure, png_data_uri, report
+from vitreous.html import Section, figure, png_data_uri, report
 
 EVIL = "<script>alert('x')</script> & \"quotes\""
 VOID = {"meta", "img", "br", "hr"}

@@ -202,8 +202,8 @@ def test_a_number_means_the_same_in_every_command(here: Path) -> None:
     told = run("explain", "a.png", *MODEL[:2], *given, "--labels", "names.json", "--target", "1", "--method", "ixg",
                "--json")  # fmt: skip
     assert json.loads(told.out)["explanations"][0]["target"] == 2
-    scored = run("evaluate", MODEL[1], "a.png", *given, "--class-names", "names.json", "--target", "1", "--method", "ixg",
-                 "--metric", "deletion(steps=2)", "--json")  # fmt: skip
+    scored = run("evaluate", MODEL[1], "a.png", *given, "--class-names", "names.json", "--target", "1", "--method",
+                 "ixg", "--metric", "deletion(steps=2)", "--json")  # fmt: skip
     assert json.loads(scored.out)["plan"]["target"] == "1"
     model = vt.load(
         MODEL[1], pretrained=False, img_size=32, num_classes=3, checkpoint="w.pth", class_names=["0", "2", "1"]

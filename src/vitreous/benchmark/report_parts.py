@@ -56,12 +56,12 @@ def diagram(ranks: Ranks) -> str:
 
     lines = []
     step = max(1, math.ceil(count / 8))
-    for on_progress in range(1, count + 1, step):
+    for rank in range(1, count + 1, step):
         lines.append(
-            f'<line class="axis" x1="{at(on_progress):.1f}" x2="{at(on_progress):.1f}" y1="{_TOP - 8}" y2="{high - 6}"/>'
+            f'<line class="axis" x1="{at(rank):.1f}" x2="{at(rank):.1f}" y1="{_TOP - 8}" y2="{high - 6}"/>'
         )
         lines.append(
-            f'<text class="soft" x="{at(on_progress):.1f}" y="{_TOP - 14}" text-anchor="middle">{on_progress}</text>'
+            f'<text class="soft" x="{at(rank):.1f}" y="{_TOP - 14}" text-anchor="middle">{rank}</text>'
         )
     for row, (name, rank) in enumerate(zip(ranks.methods, ranks.mean, strict=True)):
         y = _TOP + _ROW * row + _ROW / 2

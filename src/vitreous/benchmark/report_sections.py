@@ -459,10 +459,12 @@ def _settings(finding: Finding) -> dict[str, str]:
         if setting.least_confidence is not None
         else "",
         "explained": f"{setting.target} class, {setting.output}",
-        "ranking": f"upsample {setting.interpolation}, ties {setting.tie_breaking}, non-finite maps: {setting.nan_policy}",
+        "ranking": f"upsample {setting.interpolation}, ties {setting.tie_breaking}, "
+        f"non-finite maps: {setting.nan_policy}",
         "numbers": f"{setting.dtype} to explain, {setting.precision} to judge"
         + (" (audited)" if facts["audits"] else ""),
-        "sizes": f"{setting.images_per_unit} pictures in a unit, {setting.attribution_batch} inputs in a pass, {setting.forward_batch} states",
+        "sizes": f"{setting.images_per_unit} pictures in a unit, {setting.attribution_batch} inputs in a pass, "
+        f"{setting.forward_batch} states",
         "plan": "; ".join(f"revision {n} ({each['why']}): {each['units']} units" for n, each in revisions),
         "retried": f"{facts['retried']} units, after a failure or the loss of a worker" if facts["retried"] else "",
         "ran on": ", ".join(f"{name} ({count} units)" for name, count in facts["devices"].items()),

@@ -347,7 +347,10 @@ class BenchmarkRun:
             smaller = smaller.narrowed({m for u in left for m in u.methods}, {m for u in left for m in u.metrics})
             less = [Unit.of(smaller, 0, u.seed, u.pictures, u.methods, u.modes, u.metrics) for u in left]
             names = {picture: plan.names[picture] for unit in left for picture in unit.pictures}
-            sizes = f"inner {job.setting.attribution_batch} to {smaller.attribution_batch}, states {job.setting.forward_batch} to {smaller.forward_batch}"
+            sizes = (
+                f"inner {job.setting.attribution_batch} to {smaller.attribution_batch}, "
+                f"states {job.setting.forward_batch} to {smaller.forward_batch}"
+            )
             why = f"out of memory on {smaller.label}: {sizes}"
             self.store.add_plan([smaller], less, why, names, [each.id for each in left], self._versions)
 

@@ -85,8 +85,8 @@ class Annotation:
     """What is known about one picture, in the pixels that the model sees.
 
     ``mask`` ``[H, W]`` is true on the object, ``boxes`` are (left, top, right, bottom), ``parts`` are masks by name,
-    ``ignore`` ``[H, W]`` is true where nobody knows: such pixels count for nothing. ``Annotation.of_photo``, ``of_trimap``
-    and ``of_parts`` take the same in the pixels of the photograph, and follow its way into the model.
+    ``ignore`` ``[H, W]`` is true where nobody knows: such pixels count for nothing. ``Annotation.of_photo``,
+    ``of_trimap`` and ``of_parts`` take the same in the pixels of the photograph, and follow its way into the model.
     """
 
     mask: Array | None = None

@@ -238,7 +238,8 @@ class _Case:
         draws = PRNGKey.of_images(e.seed, "check", self.inputs.cpu())
         return measure(
             self.view, self.inputs, e.image, self.map[0], e.target, draws,
-            compare_classes=compare_classes, class_subset=e.class_subset or None, memory_gb=self.memory, on_progress=self.on_progress,
+            compare_classes=compare_classes, class_subset=e.class_subset or None, memory_gb=self.memory,
+            on_progress=self.on_progress,
         )  # fmt: skip
 
     def _same_model(self) -> None:

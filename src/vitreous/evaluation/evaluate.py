@@ -100,8 +100,8 @@ def evaluate(
     """Judge methods by metrics over pictures; return per-image scores, means and bootstrap intervals.
 
     ``data``: paths, pictures or preprocessed tensors, or an iterable of ``(image, label)``; ``labels``: the true
-    classes, in order or by picture name; ``truth``: masks, boxes and parts (``vt.Annotation``), in order, by name or as a
-    function of the picture. ``methods``: spellings, callables ``(model, inputs, classes) -> maps``, attribution
+    classes, in order or by picture name; ``truth``: masks, boxes and parts (``vt.Annotation``), in order, by name or as
+    a function of the picture. ``methods``: spellings, callables ``(model, inputs, classes) -> maps``, attribution
     objects, folders of ``.npy`` maps, tensors of maps, or a mapping of names to such; without them, what ``explain``
     does and ``generic``. ``target``: the explained class,
     ``"pred"``, ``"label"``, a class or one per image; metrics may have their own. ``classes`` restricts the softmax, of

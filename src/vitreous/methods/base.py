@@ -294,8 +294,8 @@ def refuse_unfit(methods: Iterable[Method], model: VisionModel) -> None:
         for part in method.components():
             if part.models in ("transformers", "ViT"):
                 raise ModelError(
-                    f"{part.info.name} is for transformers: {model.name} has no attention, and no stream of tokens that "
-                    f"all its layers add to; use a method that is for all models, such as gradcam"
+                    f"{part.info.name} is for transformers: {model.name} has no attention, and no stream of tokens "
+                    f"that all its layers add to; use a method that is for all models, such as gradcam"
                 )
 
 

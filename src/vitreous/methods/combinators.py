@@ -327,10 +327,10 @@ class Consensus(Method):
     """The mean rank of each patch over several methods.
 
     ``map = mean_m rank_m / (n - 1)``, the rank of a patch in the map of method m among its n patches, from 0; equal
-    values share their mean rank. ``combine="mean"``: the mean of the maps themselves, each divided by its largest absolute
-    value; ``combine="scaled"``: by its mean absolute value. ``combine="matched"``: the patches are in the order of their mean
-    ranks and have the values of the first map, sorted (histogram matching), so that the map keeps the first one's signs
-    and contrast; patches of equal mean rank share the mean of their values.
+    values share their mean rank. ``combine="mean"``: the mean of the maps themselves, each divided by its largest
+    absolute value; ``combine="scaled"``: by its mean absolute value. ``combine="matched"``: the patches are in the
+    order of their mean ranks and have the values of the first map, sorted (histogram matching), so that the map keeps
+    the first one's signs and contrast; patches of equal mean rank share the mean of their values.
     ``weights`` are those of the methods, such as ``"2,1"``;
     without them all count the same. Maps on other grids are brought to the token grid first: pixels are summed into
     patches, coarser maps enlarged. The methods share their passes. Extras: ``ranks``, one map per method, and

@@ -165,6 +165,7 @@ def gradient_sum(model: VisionModel, value: Tensor, gradient: Tensor | None) -> 
     total = gradient.sum(dim=-1)
     if total.abs().max() <= 1e-4 * gradient_norm(model, value, gradient).max():
         raise MapError(
-            f"gradient(reduction=sum) is zero on {model.name}: its LayerNorms remove the mean of each token; use reduction=norm"
+            f"gradient(reduction=sum) is zero on {model.name}: its LayerNorms remove the mean of each token; "
+            "use reduction=norm"
         )
     return total

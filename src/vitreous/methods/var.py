@@ -56,11 +56,11 @@ class VAR(BaseWrapper):
     > 1 / K]``. That is the paper; the released code multiplies the absolute values by 10 and asks for ``q_c > 1 / K +
     0.01`` (``released``); ``sharp`` multiplies by 1, 5, 100, so that small differences count. ``classes`` are the k
     most probable and the least probable (``top:k``), ``best-worst``, or a list such as ``"281,lynx"`` or
-    ``"lynx|cougar"``; a set of each image's own (``compare_classes=``) goes before them. The explained class is added where it is
-    missing. ``normalise`` divides the maps by the largest value of all K before the softmax. Pixels are compared, as in
-    the paper, where the map is asked for on pixels or with ``upsample``, patches otherwise. Cost: 1 F + K B where the
-    base reads one pass, K times the base otherwise. Extras: ``distribution`` q, ``maps`` H and ``classes``, the
-    explained one first.
+    ``"lynx|cougar"``; a set of each image's own (``compare_classes=``) goes before them. The explained class is added
+    where it is missing. ``normalise`` divides the maps by the largest value of all K before the softmax. Pixels are
+    compared, as in the paper, where the map is asked for on pixels or with ``upsample``, patches otherwise. Cost: 1 F +
+    K B where the base reads one pass, K times the base otherwise. Extras: ``distribution`` q, ``maps`` H and
+    ``classes``, the explained one first.
     """
 
     base: Method

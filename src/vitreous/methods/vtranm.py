@@ -116,9 +116,9 @@ class VTranM(Method):
 
     The paper mentions neither LayerNorm nor biases, and no code of its authors is known. Chosen here: E is the
     residual stream (``original=residual``; ``normalised``: after the LayerNorm of the branch), E~ includes value biases
-    and LayerScale, not the bias of the projection. The paper differentiates the probability, so ``output=prob`` whatever
-    value was asked for; ``output=none`` takes that one. The map depends on it: I is fixed, so the scale of dA counts.
-    Extras, one map per block: ``attention`` (the row that is read), ``weights`` and ``mlp_weights``.
+    and LayerScale, not the bias of the projection. The paper differentiates the probability, so ``output=prob``
+    whatever value was asked for; ``output=none`` takes that one. The map depends on it: I is fixed, so the scale of dA
+    counts. Extras, one map per block: ``attention`` (the row that is read), ``weights`` and ``mlp_weights``.
     """
 
     original: str = "residual"

@@ -53,8 +53,8 @@ class Gini(_OfValues):
     """Gini index of the values: ``sum_i (2 i - n - 1) a_(i) / (n sum_i a_i)``, a in ascending order, i from 1.
 
     0 where all are the same (also all zero), ``(n - 1) / n`` where one has everything. The index is defined for values
-    that are not negative: ``normalization=shift_negative`` subtracts the minimum of a map that has negative values, ``shift``
-    that of every map (TIS, as released), ``abs`` takes absolute values (Quantus), ``relu`` the positive part.
+    that are not negative: ``normalization=shift_negative`` subtracts the minimum of a map that has negative values,
+    ``shift`` that of every map (TIS, as released), ``abs`` takes absolute values (Quantus), ``relu`` the positive part.
     ``offset`` is added to every value, as published code does: maps whose values are near it look flat. Higher is
     sparser, which is not better. Cost: one sort.
     """

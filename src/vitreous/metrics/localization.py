@@ -188,9 +188,9 @@ def top_hits(values: Array, inside: Array, count: int, ties: str, seed: int) -> 
 class PointingGame(Localisation):
     """Whether the largest value lies in the region, or closer to it than ``tolerance`` pixels.
 
-    Of several largest values, ``tie_breaking=expected`` takes the share that hit, ``first`` the first in reading order, ``any``
-    is content with one. Regions of ``largest`` of the image or more are not counted: the default leaves out those that
-    cannot be missed. Constant maps have their share under ``expected``. Cost: no forwards.
+    Of several largest values, ``tie_breaking=expected`` takes the share that hit, ``first`` the first in reading order,
+    ``any`` is content with one. Regions of ``largest`` of the image or more are not counted: the default leaves out
+    those that cannot be missed. Constant maps have their share under ``expected``. Cost: no forwards.
     """
 
     tolerance: float = 0.0

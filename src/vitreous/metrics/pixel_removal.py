@@ -237,9 +237,9 @@ _CHEFER = {"steps": 10, "stop": 0.9, "normalise": False}
 class PositivePerturbation(_Accuracy):
     """Area under top-1 accuracy as the most important pixels turn black, 0 to 100 % in steps of 5 %.
 
-    Correctness is against the true class, whichever class is explained: ``explain_class=pred`` and ``explain_class=label`` are the
-    two rows of the papers. ``@chefer`` stops at 90 % in steps of 10 % and does not divide by the range. Cost:
-    ``steps - 1`` forwards per map.
+    Correctness is against the true class, whichever class is explained: ``explain_class=pred`` and
+    ``explain_class=label`` are the two rows of the papers. ``@chefer`` stops at 90 % in steps of 10 % and does not
+    divide by the range. Cost: ``steps - 1`` forwards per map.
     """
 
     higher_is_better = False
@@ -377,9 +377,9 @@ class _Masked(Metric):
 class AverageDrop(_Masked):
     """Share of the probability that is lost under the map: ``relu(P(x) - P(x')) / P(x)``.
 
-    ``m`` is the positive part of the map (``normalization=relu``) or all of it (``normalization=minmax``), scaled to 0 .. 1. From the
-    difference of log-probabilities, so that a tiny ``P(x)`` does no harm. Cost: one forward per map, shared with
-    increase and gain.
+    ``m`` is the positive part of the map (``normalization=relu``) or all of it (``normalization=minmax``), scaled to 0
+    .. 1. From the difference of log-probabilities, so that a tiny ``P(x)`` does no harm. Cost: one forward per map,
+    shared with increase and gain.
     """
 
     higher_is_better = False

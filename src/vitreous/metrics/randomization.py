@@ -215,8 +215,9 @@ class EfficientMPRT(_UnderRandomWeights):
 class RandomLogit(Metric):
     """Similarity of the map to that of another class: drawn at random for each image, or the runner-up.
 
-    The lower the better. A method that knows no class scores 1. Look-alikes share evidence, so that ``contrast=runner-up``
-    asks for more than ``random``, and neither should be expected to reach 0. Cost: one explanation per map.
+    The lower the better. A method that knows no class scores 1. Look-alikes share evidence, so that
+    ``contrast=runner-up`` asks for more than ``random``, and neither should be expected to reach 0. Cost: one
+    explanation per map.
     """
 
     higher_is_better = False

@@ -353,8 +353,8 @@ class TokenInsertionAccuracy(_TokenAccuracy):
 class TokenDeletionAOPC(_TokenAOPC):
     """Area under ``P(x) - P(x without the most important tokens)``, 0 to 90 % of them gone.
 
-    ``@skipplus`` explains and scores the true class, in percent; its formula has the predicted class (``score_class=pred``).
-    Cost: none beside ``token_deletion_accuracy``.
+    ``@skipplus`` explains and scores the true class, in percent; its formula has the predicted class
+    (``score_class=pred``). Cost: none beside ``token_deletion_accuracy``.
     """
 
     inserts, rises = False, True

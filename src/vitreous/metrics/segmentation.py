@@ -280,7 +280,7 @@ class RegionF1(_Cut):
 
 @dataclass
 class _Top(Localisation):
-    """Shared by both: ``tie_breaking=expected`` is the mean over all orders of equal values, ``random`` a seeded one."""
+    """Shared by both: ``tie_breaking=expected`` is the mean over all orders of equal values, ``random`` one of them."""
 
     tie_breaking: str = field(default="expected", kw_only=True)
     seed: int = field(default=0, kw_only=True)
@@ -299,8 +299,8 @@ class _Top(Localisation):
 class RelevanceRank(_Top):
     """Relevance rank accuracy: of as many top-ranked pixels as the region has, the share that lies in it.
 
-    ``|top-|R| and R| / |R|``. Equal values: ``tie_breaking=expected`` (the mean over all their orders) or ``random`` (a key
-    from ``seed``, the same for all maps). A constant map has ``rho``. Cost: no forwards.
+    ``|top-|R| and R| / |R|``. Equal values: ``tie_breaking=expected`` (the mean over all their orders) or ``random`` (a
+    key from ``seed``, the same for all maps). A constant map has ``rho``. Cost: no forwards.
     """
 
     def measure(self, place: Place) -> float:

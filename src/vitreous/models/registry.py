@@ -124,8 +124,9 @@ def wrap(
     """Look at a model already in hand; a view is returned as it is, and wrappers are looked through (``unwrap``).
 
     A model of one's own is searched for the one known model inside; ``backbone=`` names it where there are several, and
-    ``output_key=`` one of several outputs. ``layer=`` names the layer whose output is the feature map of a convolutional
-    network, known or not. ``name=``, ``class_names=``, ``preprocess=`` override what the model says about itself.
+    ``output_key=`` one of several outputs. ``layer=`` names the layer whose output is the feature map of a
+    convolutional network, known or not. ``name=``, ``class_names=``, ``preprocess=`` override what the model says about
+    itself.
     """
     if isinstance(module, VisionModel):
         return module

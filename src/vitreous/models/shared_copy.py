@@ -241,8 +241,8 @@ def _compare(model: VisionModel, logits: Tensor, expected: Any, whose: str) -> N
     if different:
         said, would = (int(each[0].float().argmax()) for each in (expected, logits))
         raise ModelError(
-            f"{model.name} computes something else than its parts: {whose} says class {said}, its blocks and head class "
-            f"{would} (logits differ by {off:.1e}); a subclass, a patched forward or a hook changes it"
+            f"{model.name} computes something else than its parts: {whose} says class {said}, its blocks and head "
+            f"class {would} (logits differ by {off:.1e}); a subclass, a patched forward or a hook changes it"
         )
 
 
@@ -268,6 +268,6 @@ def check_model_unchanged(vision_model: VisionModel, name: str, content: bool = 
         if after != before:
             part = "modules, hooks or methods" if after[0] != before[0] else "weights or buffers"
             raise ModelChangedError(
-                f"{name} changed the {part} of {vision_model.name}, which all methods share: no number made from now on would "
-                "be of the model that was given; load the model again, and let the method work on a deep copy"
+                f"{name} changed the {part} of {vision_model.name}, which all methods share: no number made from now "
+                "on would be of the model that was given; load the model again, and let the method work on a deep copy"
             )

@@ -416,7 +416,8 @@ class Explanation:
         if manifest["schema"] != SCHEMA:
             raise VitreousError(f"the explanation has the schema {manifest['schema']!r}, not {SCHEMA!r}")
         same = [
-            "model", "method", "settings", "seed", "target", "label", "probability", "output", "asked", "name", "source",
+            "model", "method", "settings", "seed", "target", "label", "probability", "output", "asked", "name",
+            "source",
         ]  # fmt: skip
         return cls(
             map=torch.from_numpy(array),

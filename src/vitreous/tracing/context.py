@@ -260,8 +260,8 @@ class ContrastContext(Context):
 
     def __init__(self, rivals: ContrastContexts, context: Context, slot: int) -> None:
         super().__init__(
-            context.model, context.inputs, context._target, context.seed, context.batching, context.memory_gb, context.on_progress,
-            context.grid,
+            context.model, context.inputs, context._target, context.seed, context.batching, context.memory_gb,
+            context.on_progress, context.grid,
         )  # fmt: skip
         self.rivals, self.slot = rivals, slot
         self._origin, self._place = context._origin, context._place

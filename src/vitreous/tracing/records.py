@@ -39,8 +39,8 @@ _ATTENTION = ("attn_weights", "window_weights", "attn_values", "pool_weights")
 SITES = ("pixels", "resid_pre", "resid_post", *_ATTENTION, "norm1", "attn", "norm2", "mlp", "block", "biases")
 """Where one can look. ``image`` is what enters the model, ``input`` and ``output`` the residual stream around a block,
 ``attention`` the weights ``[B, H, N, N]``, ``windows`` those of a layer that attends inside windows
-``[B, W, H, t, t]``, zero where nothing is seen (``VisionModel.windows``), ``values`` the value vectors ``[B, H, N, d]``,
-``pool`` the weights ``[B, H, 1, N]`` of attention pooling, ``norm1 attn norm2 mlp`` the outputs inside a block,
+``[B, W, H, t, t]``, zero where nothing is seen (``VisionModel.windows``), ``values`` the value vectors ``[B, H, N,
+d]``, ``pool`` the weights ``[B, H, 1, N]`` of attention pooling, ``norm1 attn norm2 mlp`` the outputs inside a block,
 ``block`` a whole ``Block`` at once, with the gradient of its attention. ``biases`` are the bias vectors ``[D]`` of
 linear layers and norms, each with the gradient ``[B, N, D]`` where it is added; what they are reduced to is summed over
 a block. Layer ``depth`` is the head, where the gradient is ``[B, D]`` after the pooling."""

@@ -55,7 +55,8 @@ class TorchvisionAdapter:
                 return look(module, **facts)
         raise UnknownError(
             f"torchvision's {type(module).__name__} is not supported; supported: "
-            f"{', '.join(kind.__name__ for kind in looks)}, and any convolutional network by a layer, as layer='features'"
+            f"{', '.join(kind.__name__ for kind in looks)}, and any convolutional network by a layer, "
+            "as layer='features'"
         )
 
     def load(
