@@ -25,11 +25,11 @@ import torch
 
 import vitreous as vt
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from bench_tiny import tiny
-from every import ALL
 from families import images
+from tiny_benchmark import tiny
+from zoo import ALL
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"

@@ -43,7 +43,7 @@ from zennit.torchvision import ResNetCanonizer, VGGCanonizer
 
 import vitreous as vt
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from families import images
 from families_cnn import FAMILIES

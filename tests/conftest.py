@@ -89,7 +89,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small benchmark that nobody interrupted."""
-    from bench_tiny import ran, tiny
+    from tiny_benchmark import ran, tiny
 
     out = tmp_path_factory.mktemp("whole") / "run"
     ran(tiny(), out)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import vitreous as vt
-from every import EVERY
 from families import FAMILIES, images
 from vitreous.errors import ModelError, TargetError
 from vitreous.methods import to_grid
 from vitreous.methods.base import resized
 from vitreous.metrics import difference
 from vitreous.metrics.bootstrap import resamples
+from zoo import EVERY
 
 
 def test_no_p_value_is_zero() -> None:

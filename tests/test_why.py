@@ -14,10 +14,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import vitreous as vt
-from every import CNNS
 from vitreous.evaluation.evidence import strongest
 from vitreous.html import percent
 from vitreous.world import Scene, render
+from zoo import CNNS
 
 
 def scene(seed: int = 35) -> Image.Image:

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 
 import vitreous as vt
-from every import CNNS
 from families import FAMILIES, _build
 from vitreous.decision_report import Why, assemble
 from vitreous.evaluation.evidence import Evidence, finding
@@ -23,6 +22,7 @@ from vitreous.results.diagnostics import CHECK_VERDICTS as VERDICTS
 from vitreous.results.diagnostics import CheckResult
 from vitreous.tracing import probabilities
 from vitreous.world import World
+from zoo import CNNS
 
 HERE = Path(__file__).parent.parent / "benchmarks"
 pytestmark = pytest.mark.skipif(not HERE.exists(), reason="the benchmarks are not shipped")

@@ -49,7 +49,7 @@ def diagram(ranks: Ranks) -> str:
     if count < 2 or not ranks.blocks:
         return ""
     ties = _NAMES + 8 + 10 * len(ranks.groups)
-    left, right, high = ties + 8, _WIDE - _RIGHT, _TOP + _ROW * count + 6
+    left, right, bottom = ties + 8, _WIDE - _RIGHT, _TOP + _ROW * count + 6
 
     def at(rank: float) -> float:
         return left + 10 + (rank - 1) / (count - 1) * (right - left - 20)
@@ -57,12 +57,8 @@ def diagram(ranks: Ranks) -> str:
     lines = []
     step = max(1, math.ceil(count / 8))
     for rank in range(1, count + 1, step):
-        lines.append(
-            f'<line class="axis" x1="{at(rank):.1f}" x2="{at(rank):.1f}" y1="{_TOP - 8}" y2="{high - 6}"/>'
-        )
-        lines.append(
-            f'<text class="soft" x="{at(rank):.1f}" y="{_TOP - 14}" text-anchor="middle">{rank}</text>'
-        )
+        lines.append(f'<line class="axis" x1="{at(rank):.1f}" x2="{at(rank):.1f}" y1="{_TOP - 8}" y2="{bottom - 6}"/>')
+        lines.append(f'<text class="soft" x="{at(rank):.1f}" y="{_TOP - 14}" text-anchor="middle">{rank}</text>')
     for row, (name, rank) in enumerate(zip(ranks.methods, ranks.mean, strict=True)):
         y = _TOP + _ROW * row + _ROW / 2
         if tested:
@@ -82,7 +78,7 @@ def diagram(ranks: Ranks) -> str:
     words = f"Mean ranks in {ranks.metric}: " + ", ".join(
         f"{name} {rank:.2f}" for name, rank in zip(ranks.methods, ranks.mean, strict=True)
     )
-    box = f'viewBox="0 0 {_WIDE} {high}" role="img" aria-label="{escape(words)}"'
+    box = f'viewBox="0 0 {_WIDE} {bottom}" role="img" aria-label="{escape(words)}"'
     return f'<svg class="diagram" {box}>{"".join(lines)}</svg>'
 
 

@@ -1,0 +1,217 @@
+"""From the files of a run to tables; the stores are written by hand, with numpy alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from run_files import METHODS, METRICS, SETTING, begun, judged, judging, mapped, planned, protocol, saved, score
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.protocol import DataSpec
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.units import Unit
+
+
+def test_cells_stand_where_they_belong(tmp_path: Path) -> None:
+    store, units = begun(tmp_path), [judging("ab"), judging("cd")]
+    planned(store, units)
+    for unit in units:
+        judged(store, unit, flags=("c" * 8, "ours"))
+    (found,) = gather(store)
+    table = found.table
+    assert table.images == ("picture a", "picture b", "picture c", "picture d")
+    assert table.methods == ("generic", "ours", "random")
+    assert table.metrics == ("insertion", "deletion")
+    for method in METHODS:
+        for metric in METRICS:
+            expected = [score(each, method, metric) for each in "abcd"]
+            assert table[method, metric].tolist() == expected
+            assert np.allclose(table.curve(method, metric).y, np.array(expected)[:, None] + [0, 1, 2], atol=1e-6)
+    assert table.confidence["pred"].tolist() == [0.01, 0.02, 0.03, 0.04]
+    assert table.degenerate["ours"] == {"constant": 1, "zero": 0, "nonfinite": 0}
+    assert sum(table.degenerate["generic"].values()) == 0
+    assert (found.missing.wanted, found.missing.cells) == (4 * 3 * 2, 0)
+    assert found.seconds == {"judging": 4.0}
+    assert found.facts["versions"] == {"vitreous 0, torch 1": 2}
+    assert table.groups is None
+
+
+def test_what_is_missing_is_counted(tmp_path: Path) -> None:
+    store = begun(tmp_path)
+    whole, half, never, cut = judging("ab"), judging("cd", metrics=["insertion"]), judging("ef"), judging("g")
+    rest = judging("cd", metrics=["deletion"])
+    planned(store, [whole, half, rest, never, cut])
+    judged(store, whole, bad=["b" * 8])
+    judged(store, half)
+    judged(store, cut)
+    file = store.path / "units" / f"{cut.id}.npz"
+    file.write_bytes(file.read_bytes()[:-40])
+    (found,) = gather(store)
+    assert found.table.images == ("picture a", "picture c", "picture d")  # those with any score
+    assert found.unreadable == {"picture b": "cut short"}
+    assert np.isnan(found.table["ours", "deletion"]).tolist() == [False, True, True]
+    assert not np.isnan(found.table["ours", "insertion"]).any()
+    assert np.isnan(found.table.curve("ours", "deletion").y[1:]).all()
+    wanted = 6 * 3 * 2  # b cannot be read
+    assert (found.missing.wanted, found.missing.cells) == (wanted, wanted - 3 * 2 - 2 * 3)
+    assert found.table.mean("ours", "deletion") == pytest.approx(score("a", "ours", "deletion"))
+
+
+def test_the_first_plan_that_has_a_cell_counts(tmp_path: Path) -> None:
+    store = begun(tmp_path)
+    first, second = judging("ab", methods=["generic"]), judging("bc", methods=["generic", "random"])
+    planned(store, [first])
+    planned(store, [second])
+    judged(store, first)
+    judged(store, second, shift=0.5)
+    (found,) = gather(store)
+    values = found.table["generic", "insertion"]
+    expected = [
+        score("a", "generic", "insertion"),
+        score("b", "generic", "insertion"),
+        score("c", "generic", "insertion") + 0.5,
+    ]
+    assert values == pytest.approx(expected)
+    there = found.table["random", "insertion"]
+    assert np.isnan(there).tolist() == [True, False, False]
+    assert there[1:] == pytest.approx([score(each, "random", "insertion") + 0.5 for each in "bc"])
+    assert {number: fact["units"] for number, fact in found.facts["revisions"].items()} == {1: 1, 2: 1}
+
+
+def test_a_cell_of_the_first_plan_waits_for_its_unit(tmp_path: Path) -> None:
+    store = begun(tmp_path)
+    planned(store, [judging("a")])
+    later = judging("ab")
+    planned(store, [later])
+    judged(store, later)
+    (found,) = gather(store)
+    assert found.table.images == ("picture b",)
+
+
+def test_units_that_were_replaced_do_not_count(tmp_path: Path) -> None:
+    store, old = begun(tmp_path), judging("ab")
+    small = dataclasses.replace(SETTING, attribution_batch=4)
+    new = judging("ab", setting=small)
+    assert new.id != old.id
+    planned(store, [old])
+    planned(store, [new], small, [old.id])
+    judged(store, old, shift=9.0)
+    judged(store, new)
+    (found,) = gather(store)
+    assert found.table["ours", "insertion"] == pytest.approx([score(each, "ours", "insertion") for each in "ab"])
+
+
+def test_rows_may_be_called_otherwise_later(tmp_path: Path) -> None:
+    store, old = begun(tmp_path), judging("ab")
+    planned(store, [old])
+    judged(store, old)
+    methods = {"Generic": "generic", "ours": "rollout", "random": "random"}
+    renamed = dataclasses.replace(SETTING, methods=methods, method_digests=dict.fromkeys(methods, "m"))
+    new = judging("c", setting=renamed)
+    planned(store, [new], renamed)
+    judged(store, new)
+    wanted = {"protocol": protocol(methods).to_json()}
+    store = Store.create(store.path, wanted)
+    (found,) = gather(store)
+    assert found.table.methods == ("Generic", "ours", "random")
+    assert not np.isnan(found.table["Generic", "insertion"]).any()
+    assert found.table["Generic", "insertion"][:2].tolist() == [score(each, "generic", "insertion") for each in "ab"]
+
+
+def test_seeds_have_a_table_each(tmp_path: Path) -> None:
+    store, units = begun(tmp_path), [judging("abc", seed) for seed in (0, 7)]
+    planned(store, units)
+    for unit in units:
+        judged(store, unit)
+    (found,) = gather(store)
+    assert found.seeds == (0, 7)
+    assert [table.seed for table in found.tables] == [0, 7]
+    both = found.of_seeds["ours", "deletion"]
+    assert both.tolist() == [[score(each, "ours", "deletion", seed) for each in "abc"] for seed in (0, 7)]
+    assert found.missing.wanted == 3 * 3 * 2 * 2
+
+
+def test_maps_and_seconds(tmp_path: Path) -> None:
+    store = begun(tmp_path)
+    pictures = ["a" * 8, "b" * 8]
+    both = Unit.of(SETTING, 0, 0, pictures, ["generic", "ours"], modes=["given"])
+    alone = Unit.of(SETTING, 0, 0, pictures, ["random"], modes=["given"])
+    unit = judging("ab")
+    planned(store, [both, alone, unit])
+    third = Unit.of(SETTING, 0, 0, ["c" * 8], ["random", "generic"], modes=["given"])
+    planned(store, [third])
+    mapped(store, both), mapped(store, alone), mapped(store, third), judged(store, unit)
+    (found,) = gather(store)
+    map = found.map("b" * 8, "ours")
+    assert map is not None
+    assert map.tolist() == [[42, 42], [42, 42]]  # 10 for each letter of ours, and 2 for b
+    assert found.map("c" * 8, "ours") is None
+    assert found.seconds == {"explaining": 18.0, "judging": 2.0}
+
+
+def test_a_later_data_set_of_the_same_pictures(tmp_path: Path) -> None:
+    """Nothing of it has to be planned or run: cells are known by what they are."""
+    both = protocol(data=DataSpec("folder", label="one"), also=(DataSpec("folder", label="two"),))
+    store = begun(tmp_path, {"protocol": both.to_json()})
+    one, two = (dataclasses.replace(SETTING, data=label) for label in ("one", "two"))
+    unit = judging("ab", setting=one)
+    planned(store, [unit], one)
+    planned(store, [], two)
+    judged(store, unit)
+    first, second = gather(store)
+    assert (first.data, second.data) == ("one", "two")
+    assert second.table["ours", "insertion"].tolist() == first.table["ours", "insertion"].tolist()
+    assert second.missing.cells == 0
+
+
+class Listed:
+    """Pictures at hand, in an order of their own."""
+
+    def __init__(self, order: str, group: int | None = None) -> None:
+        self.digests = tuple(each * 8 for each in order)
+        self.group = group
+
+    def entry(self, digest: str) -> Any:
+        group = None if self.group is None else ord(digest[0]) % self.group
+        return type("Entry", (), {"name": f"{digest[0]}.png", "group": group})
+
+
+def test_pictures_at_hand_give_order_names_and_groups(tmp_path: Path) -> None:
+    store, unit = begun(tmp_path), judging("abcd")
+    planned(store, [unit])
+    judged(store, unit)
+    (found,) = gather(store, {"": Listed("dbaz", 2)})
+    assert found.table.images == ("d.png", "b.png", "a.png")  # c is not wanted any more, z not there yet
+    assert found.table.groups == (0, 0, 1)
+    assert found.missing.cells == 3 * 2
+    assert found.table["ours", "insertion"].tolist() == [score(each, "ours", "insertion") for each in "dba"]
+
+
+def test_without_pictures_rows_are_those_last_asked_for(tmp_path: Path) -> None:
+    """Units of pictures that went out of a list stay on disk, and count no more; rows of a group belong together."""
+    store = begun(tmp_path, {"protocol": protocol().to_json(), "pictures": {"": [["d" * 8, "b" * 8], [5, 5]]}})
+    unit = judging("abcd")
+    planned(store, [unit])
+    judged(store, unit)
+    (found,) = gather(store)
+    assert found.table.images == ("picture d", "picture b")
+    assert found.table.groups == (5, 5)
+    assert found.missing.cells == 0
+    (other,) = gather(store, {"": Listed("abc")})
+    assert other.table.images == ("a.png", "b.png", "c.png"), "those at hand count more"
+    assert other.table.groups is None
+
+
+def test_a_metric_that_is_no_mean_keeps_its_parts(tmp_path: Path) -> None:
+    setting = dataclasses.replace(SETTING, metrics={"mean_iou": "mean_iou"})
+    store, unit = begun(tmp_path), judging("ab", setting=setting)
+    planned(store, [unit], setting)
+    parts = np.array([[1.0, 2.0, 3.0, 4.0], [4.0, 4.0, 1.0, 9.0]])
+    said = {"pictures": list(unit.pictures), "unreadable": {}, "seconds": 1.0}
+    saved(store, unit, {f"parts/{i}/0": parts for i in range(3)}, said)
+    (found,) = gather(store)
+    assert found.table.parts["ours", "mean_iou"].tolist() == parts.tolist()

@@ -1,0 +1,155 @@
+"""What each method costs, where methods share passes: counted in forwards, from the unit to the page of the report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import vitreous as vt
+from families import FAMILIES, images
+from run_files import METHODS, SETTING, begun, judged, judging, mapped, planned, protocol
+from tiny_benchmark import ran, tiny
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.report_sections import cost
+from vitreous.benchmark.summary import Finding
+from vitreous.benchmark.units import Unit
+from vitreous.datasets import read_samples
+from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.explainers import ExternalExplainer
+from vitreous.evaluation.runner import Cost, Explaining
+from vitreous.evaluation.runner import mapped as explained
+from vitreous.methods import compute_attributions
+from vitreous.tracing import Context, Target
+
+SPELLINGS = ["raw_attention", "generic", "ixg", "decompx", "logprob(ixg)", "smooth(ixg, samples=3)", "random"]
+
+
+@pytest.fixture(scope="module")
+def model() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
+
+
+@pytest.fixture
+def forwards(model: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many inputs the model has seen so far, which is what the clock shows."""
+    seen = [0]
+
+    def count(module: Any, given: Any) -> None:
+        seen[0] += len(given[0])
+
+    handle = model.module.patch_embed.register_forward_pre_hook(count)
+    monkeypatch.setattr(Explaining, "_now", lambda self: float(seen[0]))
+    yield seen
+    handle.remove()
+
+
+def explaining(model: vt.VisionModel, methods: Any, count: int = 2, modes: Any = ("given",), **more: Any) -> Any:
+    hows = {name: vt.get_method(name) for name in methods} if isinstance(methods, list) else methods
+    samples = list(read_samples(images(model, count), model, [1] * count))
+    how = EvaluationConfig.of(model, (32, 32), hows, {"gini": vt.get_metric("gini")}, labelled=True, **more)
+    return explained(model, samples, how, modes)
+
+
+def test_passes_are_counted_with_those_who_read_them(model: vt.VisionModel, forwards: list[int]) -> None:
+    """Two pictures: plain gradients are one pass of two methods; what needs no backward rides along with the first."""
+    assert explaining(model, SPELLINGS).costs == {
+        "decompx": Cost(0, 2, 2),  # the first by name, as plans have them
+        "raw_attention": Cost(0, 2, 2),
+        "generic": Cost(0, 2, 2),
+        "ixg": Cost(0, 2, 2),
+        "logprob(ixg)": Cost(2, 0, 2),
+        "smooth(ixg, samples=3)": Cost(6, 0, 2),
+        "random": Cost(0, 0, 2),
+    }
+
+
+@pytest.mark.parametrize("name", ["raw_attention", "ixg", "smooth(ixg, samples=3)"])
+def test_alone_a_method_has_all_for_itself(model: vt.VisionModel, forwards: list[int], name: str) -> None:
+    (found,) = explaining(model, [name]).costs.values()
+    assert found.shared == 0
+    assert found.own == (6 if name.startswith("smooth") else 2)
+
+
+def test_every_explained_class_counts(model: vt.VisionModel, forwards: list[int]) -> None:
+    """The true class is explained too where it is not the predicted one: more maps, and their passes."""
+    found = explaining(model, ["ixg", "generic", "raw_attention"], 4, ("given", "label"))
+    other = int((found.classes["given"] != found.classes["label"]).sum())
+    assert other > 0
+    assert found.costs["ixg"] == Cost(0, 4 + other, 4 + other)
+    assert found.costs["raw_attention"] == Cost(0, 4, 4), "which knows no class"
+
+
+def test_a_callable_is_its_own(model: vt.VisionModel, forwards: list[int]) -> None:
+    def find(own: vt.VisionModel, samples: Any, inputs: Tensor, classes: Tensor) -> Tensor:
+        own.module(inputs), own.module(inputs)
+        return torch.ones(len(inputs), 4, 4)
+
+    methods = {
+        "theirs": ExternalExplainer(find, "callable", True),
+        "ixg": vt.get_method("ixg"),
+        "generic": vt.get_method("generic"),
+    }
+    found = explaining(model, methods).costs
+    assert found["theirs"] == Cost(4, 0, 2)
+    assert found["ixg"] == Cost(0, 2, 2)
+
+
+def test_one_pass_at_a_time_gives_the_same_maps(model: vt.VisionModel, forwards: list[int]) -> None:
+    """No pass is run for the sake of the clock, and no bit differs from passes prepared all at once."""
+    explaining(model, SPELLINGS)  # the view is proven on its first inputs
+    before = forwards[0]
+    found = explaining(model, SPELLINGS)
+    taken = forwards[0] - before
+    x = images(model, 2)
+    target = Target(classes=found.classes["given"].cpu())
+    before = forwards[0]
+    names = sorted(SPELLINGS)
+    alone = compute_attributions(Context(model, x, target, batch=found.inner), [vt.get_method(name) for name in names])
+    looking = 2  # to know the predicted class
+    assert taken == forwards[0] - before + looking
+    for name, each in zip(names, alone, strict=True):
+        assert torch.equal(found.maps[name].values, each.map), name
+
+
+# -- from units to the report ------------------------------------------------------------------------------------------
+
+
+def test_units_record_what_each_method_took(tmp_path: Path) -> None:
+    store = ran(tiny(images=2), tmp_path / "run")
+    (said,) = [store.said(unit.id) for unit in store.plans()[0].units if not unit.judges]
+    assert [each.keys() for each in said["costs"]] == [{"own", "shared", "maps"}] * 2
+    assert all(each["maps"] == 2 and each["own"] > 0 for each in said["costs"])
+    assert sum(each["own"] for each in said["costs"]) + said["costs"][0]["shared"] <= said["explaining"]
+
+
+def test_costs_are_added_up_and_shown(tmp_path: Path) -> None:
+    store = begun(tmp_path, {"protocol": protocol().to_json()})
+    both = Unit.of(SETTING, 0, 0, ["a" * 8, "b" * 8], ["generic", "ours"], modes=["given"])
+    third = Unit.of(SETTING, 0, 0, ["c" * 8], ["random", "generic"], modes=["given"])
+    unit = judging("abc")
+    planned(store, [both, third, unit])
+    mapped(store, both, {"generic": Cost(0.25, 1.0, 2), "ours": Cost(0.0, 1.0, 2)})
+    mapped(store, third, {"generic": Cost(0.5, 3.0, 1), "random": Cost(0.003, 0.0, 1)})
+    judged(store, unit)
+    (found,) = gather(store)
+    assert found.costs == {"generic": Cost(0.75, 4.0, 3), "ours": Cost(0.0, 1.0, 2), "random": Cost(0.003, 0.0, 1)}
+    rows = re.findall(r"<tr.*?</tr>", cost(Finding.of(found, protocol()), "cost"), re.S)[1:]
+    shown = [re.findall(r"<td[^>]*>(.*?)</td>", row)[2:4] for row in rows]
+    assert shown == [["1.6 s", "250 ms"], ["500 ms", "0.0 ms"], ["3.0 ms", "3.0 ms"]]
+
+
+def test_units_that_do_not_tell_show_no_time(tmp_path: Path) -> None:
+    store = begun(tmp_path, {"protocol": protocol().to_json()})
+    unit, maps = judging("ab"), Unit.of(SETTING, 0, 0, ["a" * 8, "b" * 8], list(METHODS), modes=["given"])
+    planned(store, [maps, unit])
+    mapped(store, maps)
+    judged(store, unit)
+    (found,) = gather(store)
+    assert found.costs == {}
+    assert "time per map" not in cost(Finding.of(found, protocol()), "cost")

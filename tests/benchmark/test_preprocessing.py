@@ -1,0 +1,68 @@
+"""A benchmark of a model whose pictures are prepared by its library's own transform."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitreous as vt
+from tiny_benchmark import bench, of_folder, photos
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.protocol import ModelSpec
+from vitreous.benchmark.report import report
+from vitreous.benchmark.report_images import Sight
+from vitreous.models.transforms import Transform
+
+hf = pytest.importorskip("transformers")
+from families_hf import FAMILIES  # noqa: E402
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A saved model and its image processor."""
+    model: Any = FAMILIES["hf_vit"]()
+    model.save_pretrained(tmp_path / "vit")
+    sides = {"height": 32, "width": 32}
+    hf.ViTImageProcessor(size=sides).save_pretrained(tmp_path / "vit")
+    return tmp_path / "vit"
+
+
+def test_a_run_records_and_draws_a_librarys_transform(folder: Path, tmp_path: Path) -> None:
+    pictures = photos(tmp_path / "photos", 2, side=60)
+    protocol = of_folder(pictures, name=f"hf/{folder}", metrics=("insertion",))
+    made = bench(protocol, tmp_path / "run")
+    made.work()
+    how = vt.load(f"hf/{folder}").preprocess
+    (gathered,) = gather(made.store, {part.protocol.data.label: part.pictures for part in made.parts})
+    setting = gathered.setting
+    assert setting.preprocess["mode"] == "squash"
+    assert isinstance(how, Transform) == ("digest" in setting.preprocess)
+    known = {setting.data: made.parts[0].pictures}
+    for digest in gathered.pictures:
+        photo = made.parts[0].pictures.entry(digest).open()
+        expected = np.asarray(how.see(photo)[0]).astype(int)
+        drawn = np.asarray(Sight(known).seen(setting, digest)).astype(int)
+        assert np.abs(drawn - expected).max() <= 3  # without the model: the same crop, colours rounded otherwise
+        own = replace(setting, preprocess={**setting.preprocess, "mode": "own"})
+        exact = Sight(known, lambda _: vt.load(f"hf/{folder}")).seen(own, digest)
+        assert np.array_equal(np.asarray(exact), expected)
+    assert "Best and worst pictures" in report(tmp_path / "run").page.read_text()
+
+
+def test_a_protocols_own_numbers_are_data(folder: Path, tmp_path: Path) -> None:
+    """What a protocol says of its pictures holds, whatever transform its model came with."""
+    pictures = photos(tmp_path / "photos", 1)
+    protocol = of_folder(pictures, name=f"hf/{folder}")
+    spec = ModelSpec("vit", f"hf/{folder}", resize=40, crop="center", interpolation="bicubic")
+    made = bench(replace(protocol, models=(spec,)), tmp_path / "run")
+    found = made._load(spec).preprocess
+    assert found == vt.Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3, "bicubic", 0.8, "center")
+    plain = ModelSpec("vit", f"hf/{folder}", size=32)
+    assert made._load(plain).preprocess == vt.load(f"hf/{folder}").preprocess
+    photo = Image.new("RGB", (50, 40))
+    assert found.see(photo)[1] == pytest.approx((9, 4, 41, 36))

@@ -1,0 +1,325 @@
+"""Ranks, correlations between metrics, variance from seeds, marks and flags: against scipy and slow loops."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import vitreous as vt
+from families import FAMILIES, images
+from paired_scores import made, table
+from vitreous.benchmark.ranking import (
+    correlations,
+    critical_difference,
+    friedman,
+    groups_of,
+    ranked,
+    ranks,
+    seed_scores,
+    spread,
+    studentised_range,
+)
+from vitreous.benchmark.summary import PERTURBS, SHARED, RunStatistics, own_perturbation
+from vitreous.errors import VitreousError
+from vitreous.methods.masking import filling
+from vitreous.metrics.baselines import DROP, SUBSTRATES, baseline_images
+from vitreous.metrics.bootstrap import resamples
+from vitreous.tracing import Context, Target
+
+RNG = np.random.default_rng(1)
+
+
+# -- ranks -----------------------------------------------------------------------------------------------
+
+
+def test_ranks_and_friedman_are_scipys() -> None:
+    scores = RNG.integers(0, 4, size=(25, 6)).astype(float) + 0.3 * np.arange(6)
+    scores[:, 4] = scores[:, 1]
+    np.testing.assert_array_equal(ranks(scores, False), stats.rankdata(scores, axis=1))
+    np.testing.assert_array_equal(ranks(scores), stats.rankdata(-scores, axis=1))
+    expected = stats.friedmanchisquare(*scores.T)
+    assert friedman(ranks(scores)) == pytest.approx((expected.statistic, expected.pvalue), rel=1e-9)
+    assert friedman(ranks(np.ones((8, 3)))) == (0.0, 1.0)
+
+
+def test_two_methods_make_a_sign_test() -> None:
+    """With two methods and no ties Friedman's number is (wins - losses)^2 / n."""
+    scores = RNG.normal(0.5, 1, size=(30, 1)) * [1, 0]
+    wins = int((scores[:, 0] > 0).sum())
+    chi_square, p = friedman(ranks(scores))
+    assert chi_square == pytest.approx((2 * wins - 30) ** 2 / 30)
+    assert p == pytest.approx(stats.chi2.sf(chi_square, 1))
+
+
+def test_studentised_range_is_scipys() -> None:
+    for count in (2, 3, 7, 20, 50, 120):
+        expected = stats.studentized_range.ppf(0.95, count, math.inf)
+        assert studentised_range(count) == pytest.approx(expected, rel=1e-6)
+    printed = [1.960, 2.343, 2.569, 2.728, 2.850, 2.949, 3.031, 3.102, 3.164]  # Demsar 2006, table 5 (a)
+    found = [studentised_range(count) / math.sqrt(2) for count in range(2, 11)]
+    np.testing.assert_allclose(found, printed, atol=1.1e-3)
+    assert critical_difference(5, 30) == pytest.approx(2.728 * math.sqrt(5 * 6 / (6 * 30)), abs=1e-3)
+    for wrong in (lambda: studentised_range(1), lambda: critical_difference(3, 0), lambda: studentised_range(3, 2.0)):
+        with pytest.raises(VitreousError, match="must"):
+            wrong()
+
+
+def test_nemenyi_keeps_its_level() -> None:
+    """Of five equal methods, the best and the worst are told apart five times in a hundred, or fewer."""
+    rng = np.random.default_rng(2)
+    critical, far = critical_difference(5, 40), 0
+    for _ in range(1000):
+        mean = ranks(rng.normal(size=(40, 5))).mean(axis=0)
+        far += float(np.ptp(mean)) >= critical
+    assert 0.025 < far / 1000 < 0.065
+
+
+def test_groups_hold_exactly_the_pairs_that_are_close() -> None:
+    names, mean = tuple("abcdef"), (1.0, 1.5, 2.25, 3.0, 3.75, 9.0)
+    found = groups_of(names, mean, 1.5)
+    assert found == (("a", "b", "c"), ("c", "d"), ("d", "e"))  # b and d differ by 1.5: that is apart
+    for i, one in enumerate(names):
+        for j in range(i + 1, len(names)):
+            together = any(one in group and names[j] in group for group in found)
+            assert together == (mean[j] - mean[i] < 1.5)
+    assert groups_of(names, mean, math.inf) == (names,)
+    assert groups_of(names, mean, 0.1) == ()
+
+
+def test_a_table_is_ranked_best_first_whatever_the_direction() -> None:
+    scores = made(50)
+    for metric in ("insdel", "deletion"):
+        found = ranked(scores, metric)
+        stacked = np.stack([scores[name, metric] for name in scores.methods], axis=1)
+        own = stats.rankdata(-stacked if metric == "insdel" else stacked, axis=1).mean(axis=0)
+        assert [found.of(name) for name in scores.methods] == pytest.approx(list(own))
+        assert list(found.mean) == sorted(found.mean)
+        assert found.methods[0] == "ixg"
+        assert (found.blocks, found.dropped, found.left_out) == (50, 0, ())
+        assert found.p == pytest.approx(stats.friedmanchisquare(*stacked.T).pvalue, rel=1e-6)
+        assert any({"random", "rollout"} <= set(group) for group in found.groups)
+        assert not any({"ixg", "random"} <= set(group) for group in found.groups)
+
+
+def test_groups_are_blocks_and_gaps_are_dropped() -> None:
+    groups = np.array([0, 0, 1, 1, 1, 2, 3, 3])
+    cells = {(name, "insdel"): RNG.normal(size=8) for name in ("ixg", "generic", "random")}
+    cells["rollout", "insdel"] = np.full(8, math.nan)
+    cells["generic", "insdel"][5] = math.nan
+    found = ranked(table(cells, tuple(groups)), "insdel")
+    assert (found.blocks, found.dropped, found.left_out) == (3, 1, ("rollout",))
+    names = ("ixg", "generic", "random")
+    means = np.array([[cells[name, "insdel"][groups == g].mean() for name in names] for g in (0, 1, 3)])
+    expected = stats.rankdata(-means, axis=1).mean(axis=0)
+    assert [found.of(name) for name in names] == pytest.approx(list(expected))
+    assert math.isnan(found.of("rollout"))
+
+
+def test_nothing_is_told_apart_unless_friedman_is_sure() -> None:
+    """Here two mean ranks differ by more than the critical difference, and p is 0.058."""
+    rows = [[4, 1, 3, 2, 1], [5, 5, 3, 1, 2], [2, 4, 5, 0, 0], [0, 0, 5, 1, 0], [0, 0, 5, 5, 0], [4, 4, 5, 5, 4]]
+    scores = dict(zip("abcde", np.array(rows, float).T, strict=True))
+    found = ranked(table({(name, "insdel"): score for name, score in scores.items()}), "insdel")
+    assert found.mean[-1] - found.mean[0] > found.critical
+    assert found.p == pytest.approx(0.058, abs=1e-3)
+    assert found.groups == (found.methods,)
+
+
+# -- correlation between metrics -------------------------------------------------------------------------
+
+
+def test_correlations_are_scipys_with_explicit_resamples() -> None:
+    names, metrics = (*"abcdefghijk", "saliency"), ("insdel", "deletion", "average_gain")
+    level = dict(zip(names, RNG.normal(size=12), strict=True))
+    cells = {(name, m): RNG.normal(level[name], 1.0, size=20) for name in names for m in metrics}
+    cells["saliency", "average_gain"][:] = math.nan
+    cells["a", "insdel"][:6] = math.nan
+    groups = tuple(np.arange(20) // 2)
+    scores = table(cells, groups, samples=200)
+    signs = {"insdel": 1, "deletion": -1, "average_gain": 1}
+    (weights,) = resamples(20, 200, 0, groups)
+    for correlation in correlations(scores):
+        own = [name for name in names if not (correlation.other == "average_gain" and name == "saliency")]
+
+        def value(weight: Any, pair: Any = correlation, own: Any = own) -> float:
+            means = [
+                [
+                    signs[m] * np.average(x[~np.isnan(x)], weights=weight[~np.isnan(x)])
+                    for x in (cells[name, m] for name in own)
+                ]
+                for m in (pair.one, pair.other)
+            ]
+            return float(stats.spearmanr(*means).statistic)
+
+        assert correlation.methods == len(own)
+        assert correlation.value == pytest.approx(value(np.ones(20)))
+        expected = np.quantile([value(weight) for weight in weights], [0.025, 0.975])
+        np.testing.assert_allclose((correlation.low, correlation.high), expected)
+
+
+def test_two_methods_have_no_correlation() -> None:
+    cells = {(name, m): RNG.normal(size=9) for name in ("ixg", "random") for m in ("insdel", "deletion")}
+    (found,) = correlations(table(cells))
+    assert found.methods == 2
+    assert math.isnan(found.value)
+    assert math.isnan(found.low)
+    assert correlations(table({("ixg", "insdel"): np.ones(3)})) == ()
+
+
+# -- seeds -----------------------------------------------------------------------------------------------
+
+
+def test_variances_by_loops() -> None:
+    x = RNG.normal(size=(4, 1)) + RNG.normal(size=(1, 7)) + RNG.normal(size=(4, 7))
+    found = spread(x, "tis", "insdel")
+    whole = sum(x[s, i] for s in range(4) for i in range(7)) / 28
+    of_seed = sum(7 * (x[s].mean() - whole) ** 2 for s in range(4)) / 3
+    of_image = sum(4 * (x[:, i].mean() - whole) ** 2 for i in range(7)) / 6
+    rest = sum((x[s, i] - x[s].mean() - x[:, i].mean() + whole) ** 2 for s in range(4) for i in range(7)) / 18
+    seed, image = max(0.0, (of_seed - rest) / 7), max(0.0, (of_image - rest) / 4)
+    assert (found.seed, found.image, found.rest) == pytest.approx((seed, image, rest))
+    squared = seed / 4 + image / 7 + rest / 28
+    assert found.error == pytest.approx(math.sqrt(squared))
+    assert found.share == pytest.approx((seed / 4 + rest / 28) / squared)
+    assert found.share_of_one == pytest.approx((seed + rest / 7) / (seed + image / 7 + rest / 7))
+    assert (found.method, found.metric, found.seeds, found.images) == ("tis", "insdel", 4, 7)
+
+
+def test_variances_are_found_again() -> None:
+    """On average over many experiments: variances 0.5, 2 and 1."""
+    rng, total, raw = np.random.default_rng(3), np.zeros(3), []
+    for _ in range(600):
+        x = rng.normal(0, 0.5**0.5, (5, 1)) + rng.normal(0, 2**0.5, (1, 30)) + rng.normal(size=(5, 30))
+        found = spread(x)
+        total += (found.seed, found.image, found.rest)
+        raw.append(found.mean)
+    np.testing.assert_allclose(total / 600, (0.5, 2.0, 1.0), rtol=0.1)
+    assert np.var(raw) == pytest.approx(0.5 / 5 + 2 / 30 + 1 / 150, rel=0.2)
+
+
+def test_seeds_that_change_nothing_have_no_share() -> None:
+    still = spread(np.tile(RNG.normal(size=9) * 0.1, (3, 1)))
+    assert (still.seed, still.rest, still.share, still.share_of_one, still.clipped) == (0, 0, 0, 0, ())
+    assert math.isnan(spread(np.full((3, 4), 0.1)).share)
+    crossed = spread(np.array([[1.0, -1.0], [-1.0, 1.0]]))
+    assert (crossed.seed, crossed.image, crossed.clipped) == (0, 0, ("seed", "image"))
+    assert crossed.share == 1
+
+
+def test_seeds_of_groups_and_of_images_without_a_score() -> None:
+    x = RNG.normal(size=(3, 8))
+    groups = [0, 0, 1, 1, 2, 2, 3, 3]
+    assert spread(x, groups=groups).image == pytest.approx(spread((x[:, ::2] + x[:, 1::2]) / 2).image)
+    x[1, 4] = math.nan
+    assert spread(x).images == 7
+    assert spread(x).rest == pytest.approx(spread(np.delete(x, 4, axis=1)).rest)
+    with pytest.raises(VitreousError, match="1 seeds and 7 images"):
+        spread(x[1:2])
+    with pytest.raises(VitreousError, match="3 seeds and 1 images with a score in each of tis in insdel"):
+        spread(x[:, :1], "tis", "insdel")
+    with pytest.raises(VitreousError, match=r"not \[8\]"):
+        spread(x[0])
+
+
+def test_tables_of_several_seeds_are_stacked() -> None:
+    one, other = made(6), made(6, seed=1)
+    stacked = seed_scores([one, other])
+    assert set(stacked) == set(one.parts)
+    np.testing.assert_array_equal(stacked["ixg", "deletion"], [one["ixg", "deletion"], other["ixg", "deletion"]])
+    with pytest.raises(VitreousError, match="same images"):
+        seed_scores([one, made(7)])
+    with pytest.raises(VitreousError, match="1 seed has no variance"):
+        seed_scores([one])
+
+
+# -- marks and flags -------------------------------------------------------------------------------------
+
+TOKENS, MEAN, OWN, BLUR = (SHARED[what] for what in (DROP, "zero_norm", "mean_channel", "blur_tv"))
+
+
+@pytest.mark.parametrize(
+    ("method", "metric", "expected"),
+    [
+        ("tis", "token_deletion_accuracy", f"{TOKENS} (tis)"),
+        ("tis", "deletion", None),
+        ("refine(ixg)", "token_insertion_aopc", f"{TOKENS} (refine)"),
+        ("rise", "deletion", f"{MEAN} (rise)"),
+        ("rise", "deletion(baseline=black)", None),
+        ("rise", "insertion", None),
+        ("rise", "insdel", f"{MEAN} (rise)"),
+        ("scorecam", "average_drop", f"{MEAN} (scorecam)"),
+        ("hsic", "mu_fidelity", f"{MEAN} (hsic)"),
+        ("occlusion", "deletion", f"{MEAN} (occlusion)"),
+        ("occlusion(fill=mean)", "deletion", None),
+        ("occlusion(fill=mean)", "region_perturbation", f"{OWN} (occlusion)"),
+        ("occlusion(fill=mean)", "part_correlation", f"{OWN} (occlusion)"),
+        ("occlusion(fill=blur)", "deletion@tis", f"{BLUR} (occlusion)"),
+        ("occlusion(fill=blur)", "insertion", None),
+        ("occlusion(drop=true)", "deletion", None),
+        ("occlusion(drop=true)", "token_deletion_accuracy", f"{TOKENS} (occlusion)"),
+        ("kernel_shap(drop=true)", "infidelity(unit=token)", f"{TOKENS} (kernel_shap)"),
+        ("lime", "deletion", None),
+        ("lime(fill=zero)", "deletion", f"{MEAN} (lime)"),
+        ("vit_cx", "deletion", None),
+        ("ixg", "deletion", None),
+        ("consensus(ixg, rise, occlusion)", "deletion", f"{MEAN} (rise, occlusion)"),
+        ("refine(tis)", "token_deletion_accuracy", f"{TOKENS} (refine, tis)"),
+        ("smooth(generic)", "deletion", None),
+        ("rise", "pointing_game", None),
+        ("rise", "gini", None),
+    ],
+)
+def test_own_perturbation(method: str, metric: str, expected: str | None) -> None:
+    assert own_perturbation(vt.get_method(method), vt.get_metric(metric)) == expected
+
+
+def test_every_method_that_perturbs_is_declared() -> None:
+    known = {method.name for method in vt.list_methods()}
+    assert set(PERTURBS) <= known
+    assert {method.name for method in vt.list_methods() if method.family in ("perturbation", "sampling")} <= set(
+        PERTURBS
+    )
+    assert set(SHARED) <= {*SUBSTRATES, DROP}
+
+
+@pytest.mark.parametrize("fill", ["zero", "mean", "blur"])
+def test_fills_are_the_substrates_they_are_said_to_be(fill: str) -> None:
+    model = vt.wrap(FAMILIES["vit"]())
+    inputs = images(model, 2)
+    declared = PERTURBS["occlusion"]
+    assert not isinstance(declared, str)
+    painted = filling(Context(model, inputs, Target.of(model, 2)), "occlusion", fill)
+    expected = baseline_images(declared[fill], inputs, model.preprocess, 0)
+    torch.testing.assert_close(painted, expected.expand_as(inputs))
+
+
+def test_flags_of_a_table() -> None:
+    scores = made(40, ("insdel", "deletion"))
+    cells = {cell: parts[:, 0] for cell, parts in scores.parts.items()}
+    strange = {**{name: {} for name in scores.methods}, "generic": {"constant": 3, "zero": 0, "nonfinite": 1}}
+    plan = {"methods": {"ixg": {"spelling": "rise"}, "generic": {"what": "a function"}, "rollout": {"spelling": "?"}}}
+    found = RunStatistics.of(table(cells, degenerate=strange, plan=plan))
+    told = {(flag.kind, flag.method, flag.metric): flag.text for flag in found.flags}
+    assert told["degenerate maps", "generic", ""] == "3 constant, 1 nonfinite of 40"
+    assert told["no better than random", "rollout", "insdel"] == "not told apart from random"
+    assert ("no better than random", "ixg", "insdel") not in told
+    bad = {name for name, v in scores.trial.items() if v is None or v.verdict in ("fails", "blind", "not tried")}
+    assert {metric for kind, _, metric in told if kind == "trial"} == bad
+    assert {(mark.method, mark.metric) for mark in found.marks} == {("ixg", "insdel"), ("ixg", "deletion")}
+    given = RunStatistics.of(table(cells), methods={"generic": vt.get_method("tis")})
+    assert given.marks == ()
+
+
+def test_of_an_evaluation() -> None:
+    model = vt.wrap(FAMILIES["vit"]())
+    metrics = ["deletion(steps=4)", "token_deletion_aopc"]
+    scores = vt.evaluate(model, images(model, 5), ["occlusion", "ixg"], metrics, n_bootstrap=200)
+    found = RunStatistics.of(scores, "ixg")
+    assert [(mark.method, mark.metric) for mark in found.marks] == [("occlusion", "deletion(steps=4)")]
+    assert found.test("occlusion", "ixg", metrics[0]) is not None
+    assert found.units == 5

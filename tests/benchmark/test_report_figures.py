@@ -1,0 +1,158 @@
+"""The figures and the layout that a protocol asks for, on the page of its report."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from run_files import METRICS, SETTING, a_run, begun, judged, judging, protocol, score
+from vitreous.benchmark import report_images as drawn
+from vitreous.benchmark.collect import gather
+from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol, read, shipped
+from vitreous.benchmark.report_images import drawings
+from vitreous.benchmark.report_sections import overview
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.summary import Finding
+from vitreous.metrics import get_metric
+from vitreous.results.table_plots import sweeps
+
+pytest.importorskip("matplotlib")
+
+
+def finding(tmp_path: Path, known: Protocol, pictures: str = "abcd", **more: Any) -> Finding:
+    (found,) = gather(Store.open(a_run(tmp_path, known, pictures, **more)))
+    return Finding.of(found, known)
+
+
+def shown(html: str) -> list[str]:
+    return re.findall(r'<img class="plot" src="data:image/svg[^"]*" alt="([^"]*)">', html)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected", "said"),
+    [
+        ((), ["curves of insertion", "curves of deletion"], []),
+        (("bars",), ["bars of insertion", "bars of deletion"], []),
+        (("matrix", "curves"), [f"{k} of {m}" for k in ("matrix", "curves") for m in METRICS], []),
+        (("bins",), [], ["No bins: 40 pictures are needed, and there are 4."]),
+        (("sweep",), [], ["No sweep: no two methods differ in one number only"]),
+        (("bars", "radar"), ["bars of insertion", "bars of deletion"], ["No radar: a radar needs at least three"]),
+    ],
+    ids=lambda each: "+".join(each) if isinstance(each, tuple) else None,
+)
+def test_what_is_asked_for_is_drawn_or_named(tmp_path: Path, asked: Any, expected: list[str], said: list[str]) -> None:
+    html = drawings(finding(tmp_path, protocol(figures=asked)), "figures")
+    assert shown(html) == expected
+    for words in said:
+        assert words in html
+    assert ("No " in html) == bool(said)
+
+
+def test_difficulty_bins_of_enough_pictures(tmp_path: Path) -> None:
+    """Bins of as many pictures each, by the probability of the class that is explained."""
+    many = "".join(chr(0x4E00 + at) for at in range(65))
+    found = finding(tmp_path, protocol(figures=("bins",)), many)
+    assert drawn._bins(found) == {"count": 3, "by": "mass", "confidence": "pred"}
+    assert shown(drawings(found, "figures")) == ["bins of insertion", "bins of deletion"]
+    assert "Every bin has as many pictures, at least 20." in drawings(found, "figures")
+    for each in found.table.bins("ours", "insertion", 3, "mass"):
+        own = [ord(p) for p in many if each.low <= ord(p) % 16 / 100 <= each.high]
+        assert each.count in (21, 22)
+        assert min(score(chr(p), "ours", "insertion") for p in own) <= each.mean
+    labelled = dataclasses.replace(found.gathered.setting, target="label")
+    true = dataclasses.replace(found.gathered, setting=labelled)
+    assert drawn._bins(dataclasses.replace(found, gathered=true))["confidence"] == "pred", "no label is known"
+    table = dataclasses.replace(found.table, confidence={**found.table.confidence, "label": np.ones(65)})
+    true = dataclasses.replace(true, tables=(table,))
+    assert drawn._bins(dataclasses.replace(found, gathered=true))["confidence"] == "label"
+
+
+def test_sweeps_go_by_spellings_whatever_the_rows_are_called(tmp_path: Path) -> None:
+    rows = {"late": "skipplus(decompx, skip=0.75)", "early": "skipplus(decompx, skip=0.25)", "g": "generic"}
+    setting = dataclasses.replace(SETTING, methods=rows, method_digests=dict.fromkeys(rows, "m"))
+    known = protocol(rows, figures=("sweep",), judge=EvaluationSpec(tuple(METRICS)))
+    found = finding(tmp_path, known, setting=setting)
+    assert drawn._sweeps(found) == [
+        (["early", "late"], {"x": [0.25, 0.75], "across": "skip", "name": "skipplus(decompx, skip=…)"})
+    ]
+    assert shown(drawings(found, "figures")) == ["sweep of insertion", "sweep of deletion"]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_what_a_shipped_protocol_asks_for_could_be_drawn(name: str) -> None:
+    known = read(name)
+    for kind in known.figures:
+        if kind == "sweep":
+            assert sweeps(list(known.methods.values()))
+        if kind == "radar":
+            assert sum(get_metric(metric).higher_is_better for metric in known.evaluation.metrics) >= 3
+        assert kind in ("curves", "bins", "bars", "sweep", "histogram", "matrix", "radar")
+
+
+# -- the whole table -----------------------------------------------------------------------------------------------
+
+
+def heads(html: str) -> list[str]:
+    found = re.findall(r"<th scope=col[^>]*>(.*?)</th>", html)
+    return [re.sub(r"(<[^>]*>)+", "|", each).strip("|") for each in found]
+
+
+def firsts(html: str) -> list[str]:
+    return re.findall(r"<th scope=row[^>]*><div>(.*?)</div></th>", html)
+
+
+def several(tmp_path: Path, **layout: Any) -> tuple[str, list[Finding]]:
+    """Two models on two data sets, everything finished; the cells of each of the four are 0.25 above the last."""
+    models = tuple(ModelSpec(label, "world") for label in ("net", "other"))
+    sets = [DataSpec("folder", label=label, path="nowhere") for label in ("one", "two")]
+    known = protocol(models=models, data=sets[0], also=(sets[1],), **layout)
+    given = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
+    store, settings = begun(tmp_path, given), []
+    for label in ("net", "other"):
+        for data in ("one", "two"):
+            model, print_ = {"label": label, "name": "world"}, label[0] * 32
+            made = dataclasses.replace(SETTING, label=label, data=data, model=model, fingerprint=print_)
+            settings.append(made)
+    units = [judging("abcd" if at % 2 else "efgh", setting=setting, number=at) for at, setting in enumerate(settings)]
+    store.add_plan(settings, units, "wanted", {each * 8: each for each in "abcdefgh"})
+    for at, unit in enumerate(units):
+        judged(store, unit, shift=0.25 * at)
+    found = [Finding.of(each, known) for each in gather(store)]
+    return overview(found), found
+
+
+def test_the_whole_table_stands_as_the_protocol_lays_it_out(tmp_path: Path) -> None:
+    html, found = several(tmp_path, rows="models", columns=("data", "methods", "metrics"))
+    assert heads(html)[:3] == ["model", "one|generic|insertion ↑", "one|generic|deletion ↓"]
+    assert firsts(html) == ["net", "other"]
+    values = re.findall(r'<td class="n" data-value="([^"]*)">', html)
+    tables = {(each.gathered.label, each.gathered.data): each.table for each in found}
+    expected = [
+        tables[model, data].mean(name, metric)
+        for model in ("net", "other")
+        for data in ("one", "two")
+        for name in ("generic", "ours", "random")
+        for metric in METRICS
+    ]
+    assert [float(value) for value in values] == pytest.approx(expected)
+    assert html.count("<b>") == 2 * 2 * 2, "the best method of each model, data set and metric"
+
+
+def test_an_axis_that_the_layout_forgets_is_a_column(tmp_path: Path) -> None:
+    """Rows of methods and columns of metrics do not tell two models on two sets apart: these come first."""
+    html, _ = several(tmp_path, rows="methods", columns=("metrics",))
+    assert heads(html) == [
+        "method",
+        *(
+            f"{data}|{model}|{name}"
+            for data in ("one", "two")
+            for model in ("net", "other")
+            for name in ("insertion ↑", "deletion ↓")
+        ),
+    ]
+    assert firsts(html) == ["generic", "ours", "random"]

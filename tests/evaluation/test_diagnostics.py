@@ -1,0 +1,123 @@
+"""The doctor finds healthy models healthy and says what is wrong with the others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import vitreous as vt
+from commands import run
+from families import FAMILIES
+from zoo import ALL, CNNS
+
+NAMES = [
+    "a view of the model",
+    "forward through the view equals the model",
+    "attention in every block, rows sum to one",
+    "declared rule counts are met",
+    "hooks, adapters and code of its own",
+    "shares add up to what attention adds",
+    "gradients reach every block",
+    "keeping all tokens changes nothing",
+    "sub-networks agree",
+    "preprocessing",
+    "labels",
+]
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_every_family_is_healthy(family):
+    model = vt.wrap(ALL[family]())
+    found = vt.diagnose(model)
+    assert [check.name for check in found.checks] == NAMES
+    failed = [check for check in found.checks if check.verdict == "failed"]
+    assert not failed, failed
+    assert found.healthy
+    verdicts = {check.name: check.verdict for check in found.checks}
+    assert (verdicts["attention in every block, rows sum to one"] == "-") == (model.attention != "global")
+    assert (verdicts["keeping all tokens changes nothing"] == "ok") == model.can_drop_tokens
+    applies = {check.name: check for check in found.methods}
+    assert set(applies) == {info.name for info in vt.list_methods()}
+    assert applies["ixg"].verdict == applies["gradcam"].verdict == "ok"
+    assert applies["integrated_gradients"].verdict == "-"
+    assert applies["decompx"].verdict == applies["generic"].verdict == ("failed" if family in CNNS else "ok")
+    assert (applies["globenc"].verdict == "failed") == (model.attention != "global")
+    if model.attention == "windowed":
+        assert "windows" in applies["globenc"].sentence
+
+
+def verdict(found, name):
+    (check,) = [check for check in found.checks if check.name == name]
+    return check
+
+
+def test_an_unknown_module_gets_advice():
+    found = vt.diagnose(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
+    assert not found.healthy
+    assert "Write an adapter" in found.checks[0].sentence
+    assert "Sequential" in found.model
+
+
+def test_a_forward_that_the_view_does_not_follow():
+    class Odd(type(FAMILIES["vit"]())):
+        def forward(self, x, **options):
+            return 2 * super().forward(x, **options)
+
+    model = FAMILIES["vit"]()
+    model.__class__ = Odd
+    found = vt.diagnose(model)
+    assert "logits differ" in verdict(found, "forward through the view equals the model").sentence
+    assert "something else than its parts" in verdict(found, "sub-networks agree").sentence
+
+
+def test_an_activation_that_no_rule_knows():
+    model = FAMILIES["vit"]()
+    model.blocks[0].mlp.act = nn.Mish()
+    found = vt.diagnose(model)
+    assert "saw 0 activation calls in block 0" in verdict(found, "declared rule counts are met").sentence
+    assert {check.name: check.verdict for check in found.methods}["decompx"] == "failed"
+    assert {check.name: check.verdict for check in found.methods}["ixg"] == "ok"
+
+
+def test_a_cut_gradient():
+    model = FAMILIES["vit"]()
+    model.blocks[1].register_forward_hook(lambda module, args, out: out.detach())
+    found = vt.diagnose(model)
+    assert verdict(found, "gradients reach every block").verdict == "failed"
+
+
+def test_a_head_of_zeros():
+    model = FAMILIES["vit"]()
+    nn.init.zeros_(model.head.weight)
+    assert "is the head untrained" in verdict(vt.diagnose(model), "gradients reach every block").sentence
+
+
+def test_weights_that_are_not_finite():
+    model = FAMILIES["vit"]()
+    with torch.no_grad():
+        model.head.weight[0, 0] = float("nan")
+    found = vt.diagnose(model)
+    assert not found.healthy
+
+
+def test_a_model_that_raises_gets_no_traceback():
+    model = FAMILIES["vit"]()
+    model.blocks[0].attn.qkv.register_forward_hook(lambda *a: 1 / 0)
+    found = vt.diagnose(model)
+    assert "ZeroDivisionError" in verdict(found, "forward through the view equals the model").sentence
+
+
+def test_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run("diagnose", "timm/test_vit", "--no-pretrained", "--img-size", "32")
+    assert (done.code, done.err) == (0, "")
+    assert all(name in done.out for name in NAMES)
+    assert "healthy" in done.out
+    told = json.loads(run("diagnose", "timm/test_vit", "--no-pretrained", "--img-size", "32", "--json").out)
+    assert told["schema"] == "vitreous.diagnose/1"
+    assert told["healthy"] is True
+    assert [check["name"] for check in told["checks"]] == NAMES
+    assert run("diagnose", "timm/regnetx_002", "--no-pretrained").code == 2

@@ -1,0 +1,220 @@
+"""The trial finds out what each metric is worth; metrics with a known verdict are planted among them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitreous as vt
+from planted_metrics import planted
+from vitreous.errors import VitreousError
+from vitreous.evaluation.meta_evaluation import courses, judges_of
+from vitreous.evaluation.meta_maps import known
+from vitreous.evaluation.meta_statistics import CORE, PAIRS
+from vitreous.metrics import ImageShape, get_metric
+
+SCENES = 6
+PLANTED = ("perfect", "flipped", "downward", "unmoved", "sparse", "steady", "twomodels", "twoclasses", "broken")
+
+
+@pytest.fixture(scope="module")
+def world() -> vt.VisionModel:
+    return vt.load("world", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def found(world: vt.VisionModel) -> Iterator[vt.MetaEvaluation]:
+    scenes = known(world, SCENES)
+    maps = scenes.map().numpy()
+    by_mask = {truth.mask.tobytes(): one for truth, one in zip(scenes.truths, maps, strict=True)}
+    with planted(by_mask):
+        yield vt.meta_evaluate(
+            [f"planted_{each}" for each in PLANTED] + ["average_increase"],
+            model=world,
+            scenes=SCENES,
+            baselines=1,
+            n_bootstrap=500,
+        )
+
+
+def test_a_metric_that_knows_the_oracle_passes(found: vt.MetaEvaluation) -> None:
+    row = found["planted_perfect"]
+    assert row.verdict == "passes"
+    assert row.error_rate < 0.1
+    assert row.truth > 0.95 < row.truth_high
+    assert all(step.holds for step in row.steps if step.required)
+    assert row.alpha > 0.7
+    assert row.scores["oracle"] == pytest.approx(1)
+    assert row.images == SCENES == found.scenes
+
+
+def test_a_flipped_sign_is_caught(found: vt.MetaEvaluation) -> None:
+    row, right = found["planted_flipped"], found["planted_perfect"]
+    assert row.verdict == "fails"
+    assert row.why.startswith("ranks worse oracles above oracle; ranks centre above worse oracles")
+    assert row.error_rate == pytest.approx(1 - right.error_rate)
+    assert row.truth == pytest.approx(-right.truth)
+    assert math.isnan(row.smallest_share)
+    assert [step.holds for step in row.steps if step.required] == [False] * 4
+
+
+def test_a_metric_that_goes_down_is_read_as_it_says(found: vt.MetaEvaluation) -> None:
+    row, right = found["planted_downward"], found["planted_perfect"]
+    assert row.verdict == "passes"
+    assert (row.error_rate, row.truth) == pytest.approx((right.error_rate, right.truth))
+    assert row.scores["random 1"] == pytest.approx(1 - right.scores["random 1"])
+    assert not row.higher_is_better
+
+
+def test_a_constant_metric_is_blind(found: vt.MetaEvaluation) -> None:
+    row = found["planted_unmoved"]
+    assert row.verdict == "blind"
+    assert row.error_rate == 0.5
+    assert row.truth == 0
+    assert row.smallest == 0
+    assert math.isnan(row.alpha)
+    assert "cannot tell oracle from worse oracles" in row.why
+
+
+def test_a_metric_that_likes_few_pixels_is_caught(found: vt.MetaEvaluation) -> None:
+    """Oracle, worse oracles, centre and random are sparse in this order; only the misplaced oracle tells."""
+    row = found["planted_sparse"]
+    assert row.verdict == "fails"
+    assert row.why == "ranks misplaced above worse oracles"
+    assert row.scores["oracle"] == pytest.approx(row.scores["misplaced"])
+
+
+def test_what_cannot_be_tried_is_told(found: vt.MetaEvaluation) -> None:
+    assert found["planted_twomodels"].why == "compares maps of two models; a map of the scene has no second model"
+    assert found["planted_twoclasses"].why == "compares maps of two classes; a map of the scene has one"
+    assert found["planted_broken"].why == "cannot be run here: ZeroDivisionError: of nothing"
+    assert {row.verdict for row in found.tried if not row.images} == {"not tried"}
+    assert str(found).count("not tried") >= 3
+
+
+def test_maps_are_made_again_from_noisy_scenes(found: vt.MetaEvaluation) -> None:
+    """The oracle knows its scene again, noise is drawn anew: a metric of steadiness sees noise, and nothing else."""
+    scores = found["planted_steady"].scores
+    assert scores["oracle"] == scores["centre"] == scores["blur strong"] == scores["swapped mild"] == 0
+    assert scores["shift strong"] == scores["mix 0"] == 0
+    assert scores["noise strong"] < scores["noise mild"] < 0
+    assert max(scores["random 1"], scores["mix 1"]) < 0
+    assert found["planted_steady"].verdict == "fails"
+
+
+def test_every_verdict_has_its_numbers(found: vt.MetaEvaluation) -> None:
+    row = found["average_increase"]
+    assert row.over_seeds is not None
+    assert row.over_seeds.runs == ("seed 0", "seed 1")
+    assert row.over_substrates is not None
+    assert row.over_substrates.runs == ("its own", "black")
+    assert found["planted_perfect"].over_substrates is None
+    assert found["planted_perfect"].over_seeds is not None
+    assert found["planted_perfect"].over_seeds.order == pytest.approx(1)
+    assert [(step.better, step.worse) for step in row.steps if step.required] == [
+        ("oracle", "worse oracles"),
+        ("worse oracles", "centre"),
+        ("centre", "random"),
+        ("worse oracles", "misplaced"),
+    ]
+    assert len(row.steps) == 4 + 8 + 8
+    assert found.plan["states"] > 0
+
+
+def test_printing_and_files(found: vt.MetaEvaluation, tmp_path: Path) -> None:
+    lines = str(found).splitlines()
+    verdicts = [line.split()[1] for line in lines[1 : 1 + len(found.tried)]]
+    assert verdicts == sorted(verdicts, key=["fails", "blind", "passes", "not"].index)
+    assert found.to_markdown().count("\n") == len(found.tried) + 2
+    again = vt.MetaEvaluation.load(found.save(tmp_path / "trial.json"))
+    assert again.to_json() == json.loads(json.dumps(found.to_json()))
+    assert str(again) == str(found)
+    assert again["planted_flipped"].steps == found["planted_flipped"].steps
+    with pytest.raises(VitreousError, match="no metric 'perfect'"):
+        found["perfect"]
+    with pytest.raises(VitreousError, match="must end in"):
+        found.save(tmp_path / "trial.csv")
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(VitreousError, match="no trial of the form"):
+        vt.MetaEvaluation.load(tmp_path / "other.json")
+    (tmp_path / "cut.json").write_text(json.dumps({**found.to_json(), "tried": [{}]}))
+    with pytest.raises(VitreousError, match=r"cut\.json is no trial"):
+        vt.MetaEvaluation.load(tmp_path / "cut.json")
+
+
+def test_the_first_seed_is_the_houses_own_evaluation(world: vt.VisionModel, found: vt.MetaEvaluation) -> None:
+    scenes = known(world, SCENES)
+    table = vt.evaluate(world, scenes.inputs, {"oracle": scenes.map()}, "average_increase", controls=False)
+    assert found["average_increase"].scores["oracle"] == pytest.approx(table.mean("oracle", "average_increase"))
+
+
+# -- the plan ------------------------------------------------------------------------------------------
+
+GEOMETRY = ImageShape((128, 128), (16, 16), 8)
+
+
+def test_courses() -> None:
+    judges = judges_of(["insdel", "token_deletion_aopc"])
+    runs = list(courses(judges, GEOMETRY, 3, 2))
+    assert [(run.seed, len(run.maps), len(run.judges)) for run in runs] == [
+        (0, 19, 2),
+        (1, 14, 2),
+        (2, 14, 2),
+        (0, 14, 1),
+        (0, 14, 1),
+    ]
+    changed = [run.judges["insdel"].spec for run in runs[3:]]
+    assert changed == [
+        f"insdel(insertion_baseline='{name}', deletion_baseline='{name}')".replace("'", "")
+        for name in ("black", "mean_channel")
+    ]
+    own = get_metric("insdel").num_forwards(GEOMETRY) + get_metric("token_deletion_aopc").num_forwards(GEOMETRY)
+    assert runs[0].states(GEOMETRY) == 1 + 19 * own
+
+
+def test_pairs_are_of_neighbours() -> None:
+    assert len(PAIRS) == 8 + 8 + 3 + 8
+    assert len(CORE) == 14
+    assert ("oracle", "noise mild") in PAIRS
+    assert ("centre", "random 2") in PAIRS
+    assert ("oracle", "random 1") not in PAIRS
+
+
+def test_all_metrics_are_tried_unless_some_are_named() -> None:
+    assert list(judges_of(None)) == [info.name for info in vt.list_metrics()]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"metrics": ["insertion", "insertion"]}, "insertion is named twice"),
+        ({"metrics": []}, "nothing to try"),
+        ({"metrics": "nonsense"}, "unknown metric 'nonsense'"),
+        ({"scenes": 1}, "scenes=1"),
+        ({"seeds": 0}, "seeds=0"),
+        ({"substrates": -1}, "substrates=-1"),
+        ({"output": "colour", "metrics": "average_drop"}, "output='colour'"),
+        ({"model": "worlds", "metrics": "average_drop"}, "worlds"),
+    ],
+)
+def test_bad_words(asked: dict[str, object], message: str) -> None:
+    with pytest.raises(VitreousError, match=message):
+        vt.meta_evaluate(**asked)
+
+
+def test_another_model_is_refused() -> None:
+    from families import FAMILIES
+
+    with pytest.raises(VitreousError, match="needs a model of the world's 48 classes"):
+        vt.meta_evaluate("average_drop", model=FAMILIES["vit"]())
+
+
+def test_numbers_are_numbers(found: vt.MetaEvaluation) -> None:
+    told = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert {row["metric"] for row in told["tried"]} == {row.metric for row in found.tried}
+    assert all(np.isfinite(list(row["scores"].values())).all() for row in told["tried"])

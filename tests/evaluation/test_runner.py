@@ -1,0 +1,411 @@
+"""One unit of judging: a pure function of model, pictures and plan. And the table that is made of many."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitreous as vt
+from contract import State
+from families import FAMILIES, images
+from metric_probe import Probe, Ratio
+from vitreous.datasets import Sample, read_samples
+from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.runner import Judged, unit
+from vitreous.metrics import Curve, Metric
+from vitreous.tracing import memory
+
+METHODS = ["generic", "smooth(ixg, samples=2)", "tis(masks=8)", "random"]
+METRICS = ["insdel(steps=6)", "srg(steps=5)", "token_insertion_aopc", "deletion(explain_class=label, steps=4)"]
+
+
+@pytest.fixture(scope="module")
+def model() -> vt.VisionModel:
+    return vt.wrap(FAMILIES["vit"]())
+
+
+@pytest.fixture(scope="module")
+def x(model: vt.VisionModel) -> Tensor:
+    return images(model, 12)
+
+
+LABELS = [index % 5 for index in range(12)]
+
+
+def samples(model: vt.VisionModel, x: Tensor) -> list[Sample]:
+    return list(read_samples(x, model, LABELS[: len(x)]))
+
+
+def plan(
+    model: vt.VisionModel, methods: Sequence[str] = METHODS, metrics: Sequence[Any] = METRICS, **how: Any
+) -> EvaluationConfig:
+    judges = {str(metric): vt.get_metric(metric) for metric in metrics}
+    how = {"labelled": True, **how}
+    return EvaluationConfig.of(model, (32, 32), {name: vt.get_method(name) for name in methods}, judges, **how)
+
+
+def same(one: Judged, other: Judged) -> bool:
+    cells = all(np.array_equal(parts, other.parts[cell], equal_nan=True) for cell, parts in one.parts.items())
+    return cells and all(torch.equal(maps.values, other.maps[name].values) for name, maps in one.maps.items())
+
+
+# -- a unit ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_unit_is_a_function_of_its_arguments(model: vt.VisionModel, x: Tensor) -> None:
+    """The same bits again, after other units, whatever torch's own generator does, and nothing left on the model."""
+    group, how = samples(model, x)[:5], plan(model)
+    before = State(model.module)
+    first = unit(model, group, how)
+    unit(model, samples(model, x)[5:], how)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        assert same(first, unit(model, group, how))
+    again = vt.wrap(FAMILIES["vit"]())
+    assert same(first, unit(again, group, plan(again)))
+    before.assert_same(model.module)
+
+
+def test_a_table_is_a_loop_over_units(model: vt.VisionModel, x: Tensor) -> None:
+    """The numbers of evaluate are those of its units, made anywhere and put together."""
+    table = vt.evaluate(model, x, METHODS, METRICS, labels=LABELS, controls=False, n_bootstrap=1, memory_gb=0.001)
+    assert (table.plan["images_per_unit"], table.plan["images"]) == (table.plan["forward_batch"], 12)
+    how = plan(model, memory=0.001)
+    assert table.plan["images_per_unit"] == how.images_per_unit < 12, "the budget cuts the pictures into several units"
+    every = samples(model, x)
+    units = [
+        unit(model, every[start : start + how.images_per_unit], how) for start in range(0, 12, how.images_per_unit)
+    ]
+    assert len(units) > 1
+    for cell, parts in table.parts.items():
+        np.testing.assert_array_equal(np.concatenate([each.parts[cell] for each in units]), parts)
+    assert table.plan["states"] == sum(sum(each.states.values()) for each in units)
+
+
+def test_the_order_of_methods_is_not_part_of_a_plan(model: vt.VisionModel, x: Tensor) -> None:
+    group = samples(model, x)[:4]
+    assert same(unit(model, group, plan(model)), unit(model, group, plan(model, METHODS[::-1])))
+
+
+def test_sizes_are_numbers_and_in_the_record(model: vt.VisionModel, x: Tensor) -> None:
+    """What the record says is enough to make the same bits again."""
+    table = vt.evaluate(
+        model, x, METHODS, METRICS, labels=LABELS, controls=False, n_bootstrap=1, memory_gb=0.01, batch_size=7
+    )
+    said = table.plan
+    assert (said["memory"], said["batch"]) == (0.01, 7)
+    assert isinstance(said["inner"], int)
+    told = json.loads(json.dumps(dict(said)))
+    again = vt.evaluate(
+        model,
+        x,
+        {name: each["spelling"] for name, each in told["methods"].items()},
+        list(told["metrics"]),
+        labels=LABELS,
+        controls=False,
+        n_bootstrap=1,
+        memory_gb=told["memory"],
+        batch_size=told["batch"],
+    )
+    assert {key: again.plan[key] for key in ("unit", "inner", "batch", "memory")} == {
+        key: said[key] for key in ("unit", "inner", "batch", "memory")
+    }
+    for cell, scores in table.scores.items():
+        np.testing.assert_array_equal(scores, again.scores[cell])
+
+
+def test_the_budget_reaches_engine_and_explainers(
+    model: vt.VisionModel, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: dict[str, list[int]] = {"states": [], "inputs": []}
+    embed = type(model).embed
+    from vitreous.tracing import context as contexts
+
+    run = contexts.run
+
+    class Watched(type(model)):
+        def embed(self, inputs: Tensor) -> Tensor:
+            sizes["states"].append(len(inputs))
+            return embed(self, inputs)
+
+    def watched(model: Any, inputs: Tensor, *rest: Any) -> Any:
+        sizes["inputs"].append(len(inputs))
+        return run(model, inputs, *rest)
+
+    mine = vt.wrap(FAMILIES["vit"]())
+    mine.__class__ = Watched
+    monkeypatch.setattr(contexts, "run", watched)
+
+    def largest(budget: float | None) -> tuple[int, int]:
+        for size in sizes.values():
+            size.clear()
+        vt.evaluate(mine, x, "ixg", "insertion(steps=6)", controls=False, n_bootstrap=1, memory_gb=budget)
+        return max(sizes["states"]), max(sizes["inputs"])
+
+    roomy, tight = largest(None), largest(0.0008)
+    assert roomy == (32, 12)
+    assert tight[0] < 4
+    assert tight[1] < 4
+
+
+def test_a_unit_can_be_cancelled_between_inner_batches(model: vt.VisionModel, x: Tensor) -> None:
+    """While explaining and while judging; afterwards everything is as it was."""
+    group, how = samples(model, x)[:4], plan(model, metrics=["insdel(steps=6)"], batch=3)
+    ticks: list[int] = []
+    expected = unit(model, group, how, ticks.append)
+    assert sum(ticks) == sum(expected.states.values())
+    assert 0 in ticks, "explaining ticks too"
+    before = State(model.module)
+
+    class Stop(Exception):
+        pass
+
+    for last in range(len(ticks)):
+        seen = 0
+
+        def on_progress(states: int, last: int = last) -> None:
+            nonlocal seen
+            if seen == last:
+                raise Stop
+            seen += 1
+
+        with pytest.raises(Stop):
+            unit(model, group, how, on_progress)
+        assert seen == last
+        before.assert_same(model.module)
+    assert same(expected, unit(model, group, how))
+
+
+def test_a_size_that_ran_out_of_memory_is_not_tried_again(
+    model: vt.VisionModel, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the next batch nor in the next unit, and the record says so."""
+    tried: list[int] = []
+    embed = type(model).embed
+
+    class Small(type(model)):
+        def embed(self, inputs: Tensor) -> Tensor:
+            tried.append(len(inputs))
+            if len(inputs) > 5:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return embed(self, inputs)
+
+    mine = vt.wrap(FAMILIES["vit"]())
+    mine.__class__ = Small
+    table = vt.evaluate(
+        mine, x, "random", "insertion(steps=9)", controls=False, n_bootstrap=1, batch_size=20, memory_gb=0.002
+    )
+    too_large = [size for size in tried if size > 5]
+    assert len(too_large) <= 4, too_large
+    assert table.plan["memory_ran_out"]["forward_batch"] <= 5
+    plain = vt.evaluate(
+        model, x, "random", "insertion(steps=9)", controls=False, n_bootstrap=1, batch_size=5, memory_gb=0.002
+    )
+    np.testing.assert_allclose(table["random", "insertion(steps=9)"], plain["random", "insertion(steps=9)"], atol=1e-5)
+    assert "memory_ran_out" not in plain.plan
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_images(model: vt.VisionModel) -> None:
+    """Bytes of tensors that are alive, at the most, in a run over 8 and over 64 images from a generator."""
+
+    def run(count: int) -> int:
+        most = 0
+
+        def look(done: float, total: int | None) -> None:
+            nonlocal most
+            alive = {}
+            for object_ in gc.get_objects():
+                if issubclass(type(object_), Tensor):
+                    alive[object_.untyped_storage().data_ptr()] = object_.untyped_storage().nbytes()
+            most = max(most, sum(alive.values()))
+
+        stream = (images(model, 1, seed=seed)[0] for seed in range(count))
+        options: dict[str, Any] = {"controls": False, "n_bootstrap": 1, "memory_gb": 0.001}
+        table = vt.evaluate(model, stream, ["ixg", "random"], ["insertion(steps=3)"], progress=look, **options)
+        assert table.plan["images_per_unit"] <= 8
+        return most
+
+    run(2)
+    small, large = run(8), run(64)
+    assert large < 1.15 * small, (small, large)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"has_labels": True, "samples": "unlabelled"}, "input-0 has no label"),
+        ({"samples": "none"}, "no pictures"),
+        ({"labelled": False}, "needs the true classes"),
+        ({"explained": "given"}, "input-0 has no target"),
+    ],
+)
+def test_bad_units(model: vt.VisionModel, x: Tensor, change: dict[str, Any], said: str) -> None:
+    change = dict(change)
+    kind = change.pop("samples", "")
+    group = [] if kind == "none" else samples(model, x)[:2]
+    if kind == "unlabelled":
+        group = [replace(each, label=None) for each in group]
+    with pytest.raises(vt.VitreousError, match=said):
+        unit(model, group, replace(plan(model), **change))
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def table(model: vt.VisionModel, x: Tensor) -> vt.ScoreTable:
+    metrics: list[str | Metric] = ["insertion(steps=6)", "insdel(steps=6)", "average_drop", Ratio()]
+    return vt.evaluate(model, x, ["ixg", "generic"], metrics, n_bootstrap=200)
+
+
+def test_a_metric_may_aggregate_for_itself(table: vt.ScoreTable) -> None:
+    """A ratio of sums: the score of all, its interval and differences, each resample aggregated in a loop."""
+    from vitreous.metrics.bootstrap import resamples
+
+    parts = table.parts["ixg", "ratio"]
+    assert parts.shape == (12, 2)
+    assert table.mean("ixg", "ratio") == pytest.approx(parts[:, 0].sum() / parts[:, 1].sum())
+    assert table.mean("ixg", "ratio") != pytest.approx((parts[:, 0] / parts[:, 1]).mean(), rel=1e-4)
+    np.testing.assert_allclose(table["ixg", "ratio"], parts[:, 0] / parts[:, 1])
+    weights = np.concatenate(list(resamples(12, 200)))
+
+    def each(name: str) -> np.ndarray:
+        told = table.parts[name, "ratio"]
+        drawn = [np.repeat(np.arange(12), row.astype(int)) for row in weights]
+        return np.array([told[rows, 0].sum() / told[rows, 1].sum() for rows in drawn])
+
+    low, high = table.interval("ixg", "ratio")
+    np.testing.assert_allclose([low, high], np.quantile(each("ixg"), [0.025, 0.975]))
+    gap = table.difference("ixg", "generic", "ratio")
+    np.testing.assert_allclose([gap.low, gap.high], np.quantile(each("ixg") - each("generic"), [0.025, 0.975]))
+    assert gap.mean == pytest.approx(table.mean("ixg", "ratio") - table.mean("generic", "ratio"))
+
+
+def test_tables_keep_the_curves(model: vt.VisionModel, x: Tensor, table: vt.ScoreTable) -> None:
+    curve = table.curve("ixg", "insertion(steps=6)")
+    assert isinstance(curve, Curve)
+    assert curve.y.shape == (12, len(curve.x))
+    np.testing.assert_allclose(
+        ((curve.y[:, 1:] + curve.y[:, :-1]) / 2) @ np.diff(curve.x),
+        table["ixg", "insertion(steps=6)"],
+    )
+    np.testing.assert_allclose(curve.mean, curve.y.mean(axis=0))
+    both = [table.curve("ixg", "insdel(steps=6)", name) for name in ("insertion", "deletion")]
+    np.testing.assert_array_equal(both[0].y, curve.y)
+    with torch.no_grad():
+        chance = model.logits(x).softmax(dim=1).amax(dim=1).numpy()
+    np.testing.assert_allclose(both[1].y[:, 0], chance, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        (("ixg", "average_drop"), "average_drop is not read from a curve"),
+        (("ixg", "insdel(steps=6)"), "name one of insertion, deletion"),
+        (("ixg", "insdel(steps=6)", "luck"), "no curve 'luck', but insertion, deletion"),
+        (("igx", "insertion(steps=6)"), "did you mean"),
+    ],
+)
+def test_curves_that_are_not_there(table: vt.ScoreTable, cell: tuple[str, ...], said: str) -> None:
+    with pytest.raises(vt.VitreousError, match=said):
+        table.curve(*cell)
+
+
+def test_a_table_can_be_read_again(table: vt.ScoreTable, model: vt.VisionModel, x: Tensor, tmp_path: Any) -> None:
+    metrics = ["insertion(steps=6)", "insdel(steps=6)", "token_deletion_accuracy"]
+    broken = torch.randn(12, 4, 4)
+    broken[3] = torch.nan
+    told = vt.evaluate(model, x, {"ixg": "ixg", "bad": broken}, metrics, labels=LABELS, n_bootstrap=50)
+    path = told.save(tmp_path / "table.json")
+    again = vt.ScoreTable.load(path)
+    assert str(again) == str(told)
+    assert again.to_json() == told.to_json() == json.loads(path.read_text())
+    assert again.difference("ixg", "random", "insdel(steps=6)") == told.difference("ixg", "random", "insdel(steps=6)")
+    np.testing.assert_allclose(
+        again.curve("bad", "insertion(steps=6)").y, told.curve("bad", "insertion(steps=6)").y, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema": "vitreous.evaluate/1"}', '{"schema": "vitreous.evaluate/2"}']
+)
+def test_what_is_no_table(tmp_path: Any, text: str) -> None:
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(vt.VitreousError, match=r"t\.json"):
+        vt.ScoreTable.load(tmp_path / "t.json")
+    with pytest.raises(vt.VitreousError, match="missing"):
+        vt.ScoreTable.load(tmp_path / "missing.json")
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_softmax_restriction_reaches_explainers(model: vt.VisionModel, x: Tensor) -> None:
+    """The maps judged are those of the log-probability among these classes, and the prediction is one of them."""
+    only = [0, 2, 3]
+    probe = Probe()
+    vt.evaluate(model, x, "logprob(ixg)", [probe], class_subset=only, controls=False, n_bootstrap=1)
+    with torch.no_grad():
+        best = torch.tensor(only)[model.logits(x)[:, only].argmax(dim=1)].tolist()
+    alone = vt.get_method("logprob(ixg)").attribute(model, x, target=best, class_subset=only)
+    np.testing.assert_allclose(probe.heard[0].maps("given"), alone, rtol=1e-3, atol=1e-7)
+    free = vt.get_method("logprob(ixg)").attribute(model, x, target=best)
+    assert not np.allclose(alone, free, rtol=1e-2)
+
+
+def test_every_image_may_have_its_own_classes(model: vt.VisionModel, x: Tensor) -> None:
+    """VAR's class set, image by image, in one evaluation."""
+    sets = [[0, 1], [2, 3, 4], [1, 4], [0, 2, 3]] * 3
+    spec = "var(ixg)"
+    targets = [set_[0] for set_ in sets]
+    probe = Probe()
+    vt.evaluate(model, x, spec, [probe], target=targets, compare_classes=sets, controls=False, n_bootstrap=1)
+    found = probe.heard[0].maps("given")
+    for place, (image, own) in enumerate(zip(x, sets, strict=True)):
+        alone = vt.get_method(spec).attribute(model, image[None], target=own[0], compare_classes=own)
+        np.testing.assert_allclose(found[place], alone[0], rtol=1e-3, atol=1e-6)
+    shared = Probe()
+    vt.evaluate(model, x, spec, [shared], target=0, compare_classes=[0, 1], controls=False, n_bootstrap=1)
+    alone = vt.get_method(spec).attribute(model, x, target=0, compare_classes=[0, 1])
+    np.testing.assert_allclose(shared.heard[0].maps("given"), alone, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("compare_classes", "said"),
+    [
+        ([[0, 1]] * 11, "fewer sets of classes"),
+        ([[0, 1]] * 13, "more sets of classes"),
+        ("cat", "'cat'"),
+        ([0, 9], "outside"),
+        (3, "3"),
+    ],
+)
+def test_bad_class_sets(model: vt.VisionModel, x: Tensor, compare_classes: Any, said: str) -> None:
+    with pytest.raises(vt.VitreousError, match=said):
+        vt.evaluate(model, x, "var(ixg)", "average_drop", target=0, compare_classes=compare_classes, n_bootstrap=1)
+
+
+def test_the_inner_batch_is_remembered() -> None:
+    """Halved once, for good."""
+    inner, tried = memory.InnerBatch(16), []
+
+    def work(start: int, stop: int) -> int:
+        tried.append(stop - start)
+        if stop - start > 4:
+            raise MemoryError
+        return stop - start
+
+    assert sum(inner.run(work, 20)) == 20
+    assert inner.size == 4
+    tried.clear()
+    inner.run(work, 20)
+    assert max(tried) == 4

@@ -1,0 +1,83 @@
+"""The information bottleneck with plain hooks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitreous.tracing.prng import PRNGKey
+
+TARGET, SAMPLES = 3, 3
+
+
+def noise(image: Tensor, purpose: str, layers: int, steps: int, shape: tuple[int, ...], seed: int = 0) -> list[Any]:
+    """The random numbers of one image, by step and layer, one replica after the other."""
+    draws = PRNGKey.of_images(seed, purpose, image[None])
+
+    def replicas(step: int, layer: int) -> Tensor:
+        return torch.cat([draws.at(step, layer).at(each).normal(*shape[1:]) for each in range(shape[0])]).double()
+
+    return [[replicas(step, layer) for layer in range(layers)] for step in range(steps)]
+
+
+def seen(model: nn.Module, modules: list[nn.Module], inputs: Tensor) -> list[Tensor]:
+    """What these modules gave in a plain forward."""
+    kept: list[Tensor] = []
+    handles = [module.register_forward_hook(lambda m, a, out: kept.append(out)) for module in modules]
+    with torch.no_grad():
+        model(inputs)
+    for handle in handles:
+        handle.remove()
+    return kept
+
+
+def reference(
+    model: nn.Module,
+    image: Tensor,
+    modules: list[nn.Module],
+    purpose: str,
+    beta: float,
+    *,
+    moments: list[tuple[Tensor, Tensor]] | None = None,
+    channels: bool = False,
+    individual: bool = False,
+    every_term: bool = False,
+    steps: int = 10,
+) -> tuple[Tensor, list[float], list[float]]:
+    """The information of every token in the last of ``steps`` forwards, and what was lost and relevant at each."""
+    clean = [each[0] for each in seen(model, modules, image[None])]
+    moments = moments or [(each.mean(dim=0), each.std(dim=0)) for each in clean]
+    tokens, width = clean[0].shape
+    shape = (tokens, width) if channels else (tokens, 1)
+    alphas = [torch.full(shape, 5.0, dtype=torch.float64, requires_grad=True) for _ in modules]
+    alphas = alphas if individual else alphas[:1] * len(modules)
+    adam = torch.optim.Adam(list(dict.fromkeys(alphas)), lr=1)
+    draws = noise(image, purpose, len(modules), steps, (SAMPLES, tokens, width))
+    informations, entropies = [], []
+    for step in range(steps):
+        terms: list[Tensor] = []
+
+        def hook(module: nn.Module, args: Any, output: Tensor, step: int = step, terms: list[Tensor] = terms) -> Tensor:
+            place = modules.index(module)
+            mean, std = moments[place][0], moments[place][1].clamp(min=0.01)
+            ratio = torch.sigmoid(alphas[place])
+            away = (output - mean) / std
+            terms.append(-0.5 * (1 + torch.log((1 - ratio) ** 2) - (ratio * away) ** 2 - (1 - ratio) ** 2))
+            return ratio * output + (1 - ratio) * (mean + std * draws[step][place])
+
+        handles = [each.register_forward_hook(hook) for each in modules]
+        adam.zero_grad()
+        logits = model(image.expand(SAMPLES, -1, -1, -1))
+        for handle in handles:
+            handle.remove()
+        kept = torch.stack(terms if every_term else terms[:1])
+        entropy = F.cross_entropy(logits, torch.full((SAMPLES,), TARGET))
+        (entropy + beta * kept.mean()).backward()
+        adam.step()
+        informations.append(kept.mean().item())
+        entropies.append(entropy.item())
+    return (kept.mean(dim=(0, 1)).sum(dim=-1) / math.log(2)).detach(), informations, entropies

@@ -1,0 +1,163 @@
+"""Spellings that someone types into the explorer: what they cost, where they are wrong, how they may go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vitreous as vt
+from vitreous.web.completion import completions, looked_at
+from web_server import SCENE, Client, served, world
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
+NAMES = [info.name for info in vt.list_methods()]
+SIGNS = ["(", ")", ",", "=", "@", '"', "'", " ", "é", "▸"]
+PIECES = [*NAMES[:12], "smooth", "plus", "var", "consensus", "samples", "3", "1e9", *SIGNS]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with served() as found:
+        yield found
+
+
+def look(client: Client, spec: str, cursor: int | None = None) -> dict[str, Any]:
+    asked = {"model": "world", "spelling": spec} | ({} if cursor is None else {"cursor": cursor})
+    found: dict[str, Any] = client.fine("/api/method", asked)
+    return found
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["generic", " smooth( ixg ,samples = 4 ) ", "Grad-CAM++", "var@sharp(plus(decompx))", "consensus(tis,ixg)"],
+)
+def test_what_it_means_and_costs(client: Client, spec: str) -> None:
+    how, found = vt.get_method(spec), look(client, spec)
+    assert found["ok"]
+    assert found["spelling"] == how.spec
+    assert (found["forwards"], found["backwards"]) == (how.num_forwards(world()), how.cost[1])
+    assert (found["class_specific"], found["signed"]) == (how.class_specific, how.signed)
+
+
+def test_steps_of_effort_are_spellings_here(client: Client) -> None:
+    found = look(client, "careful")
+    assert (found["spelling"], found["title"]) == (vt.recommended_method("careful", world()), "careful")
+
+
+def test_about_how_long_it_takes_is_learnt(client: Client) -> None:
+    assert look(client, "smooth(ixg)")["seconds"] is None
+    client.task("explain", method="ixg")
+    few, many = (look(client, f"smooth(ixg, samples={each})")["seconds"] for each in (10, 100))
+    assert many == pytest.approx(10 * few)
+
+
+@pytest.mark.parametrize(
+    ("spec", "at"),
+    [
+        ("nonsense", 0),
+        ("smooth(nonsense)", 7),
+        ("smooth(ixg, sampels=3)", 12),
+        ("smooth(ixg, samples=x)", 20),
+        ("smooth(ixg, samples=", 20),
+        ("smooth(ixg", 10),
+        ("smooth(ixg))", 11),
+        ("smooth(ixg; samples=3)", 10),
+        ("var@sharpest(ixg)", 4),
+        ("  oops", 2),
+        ("consensus(ixg, 3)", 15),
+        ("", 0),
+        ("smooth(ixg, samples=0)", 0),
+    ],
+)
+def test_where_it_is_wrong(client: Client, spec: str, at: int) -> None:
+    found = look(client, spec)
+    assert not found["ok"]
+    assert found["error"]["at"] == at
+    assert found["error"]["message"]
+    assert "▸" not in found["error"]["message"]
+
+
+def test_what_is_wrong_without_a_place(client: Client) -> None:
+    found = look(client, "smooth(ixg, samples=100000)")
+    assert not found["ok"]
+    assert found["error"]["at"] is None
+    assert "command line" in found["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("smo", {"smooth("}),
+        ("rollo", {"rollout", "lrp_rollout", "grad_rollout", "attin_rollout"}),
+        ("quic", {"quick"}),
+        ("smooth(generi", {"generic"}),
+        ("smooth(generic, sam", {"samples="}),
+        ("smooth(generic, samples=3, absolute=", {"true", "false"}),
+        ("smooth(generic, samples=", {"10"}),
+        ("var@", {"sharp", "paper", "released"}),
+        ("smooth(var@sh", {"sharp"}),
+        ("consensus(ixg, generi", {"generic"}),
+        ("consensus(ixg, smooth(generi", {"generic"}),
+        ("generic(st", {"start="}),
+        ("nonsense(ix", set()),
+        ("generic)", set()),
+        ("generic(start=2) ", set()),
+        ('coiba(stats="wor', set()),
+    ],
+)
+def test_how_it_may_go_on(client: Client, typed: str, expected: set[str]) -> None:
+    found = look(client, typed)["completions"]
+    assert {each["text"] for each in found} == expected
+
+
+def test_a_parameter_that_is_given_is_not_offered_again(client: Client) -> None:
+    offered = {each["text"] for each in look(client, "smooth(ixg, samples=3, ")["completions"]}
+    assert offered == {"sigma=", "absolute=", "kind="}
+
+
+def test_in_the_middle_the_whole_word_is_replaced(client: Client) -> None:
+    spec = "smooth(genxric, samples=3)"
+    found = look(client, spec, len("smooth(gen"))["completions"]
+    (generic,) = (each for each in found if each["text"] == "generic")
+    done = spec[: generic["start"]] + generic["text"] + spec[generic["end"] :]
+    assert done == "smooth(generic, samples=3)"
+
+
+def test_everything_that_is_offered_can_be_meant() -> None:
+    """Every name at the start, and every parameter with its default, is understood."""
+    for offer in completions("", 0):
+        text = offer["text"]
+        spec = f"{text}ixg, generic)" if text in ("consensus(", "witness(") else f"{text}ixg)" if "(" in text else text
+        assert looked_at(spec, world())["ok"], spec
+    for name in ("smooth", "generic", "rise", "coiba"):
+        base = "ixg, " if name == "smooth" else ""
+        for offer in completions(f"{name}({base}", len(f"{name}({base}")):
+            start = f"{name}({base}{offer['text']}"
+            (default, *_) = completions(start, len(start)) or [{"text": ""}]
+            if default["text"] not in ("", "none"):
+                assert looked_at(f"{start}{default['text']})", world())["ok"], start
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join), st.data())
+def test_whatever_is_typed_is_answered(text: str, data: st.DataObject) -> None:
+    found = looked_at(text, world())
+    assert found["ok"] or (found["error"]["message"] and "\n" not in found["error"]["message"])
+    at = None if found["ok"] else found["error"]["at"]
+    assert at is None or 0 <= at <= len(text)
+    for offer in completions(text, data.draw(st.integers(0, len(text)))):
+        assert 0 <= offer["start"] <= offer["end"] <= len(text)
+
+
+def test_a_spelling_that_is_said_to_be_fine_is_fine(client: Client) -> None:
+    for spec in ("edges", "logprob(cat)", "witness(decompx, grad_rollout)"):
+        assert look(client, spec)["ok"]
+        assert client.task("explain", method=spec)["method"] == look(client, spec)["spelling"]
+    assert not look(client, "attention_flow(x)")["ok"]
+    (found,) = client.tasks({**SCENE, "kind": "explain", "method": "attention_flow(x)"})
+    assert found["event"] == "error"

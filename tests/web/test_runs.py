@@ -1,0 +1,304 @@
+"""A run over HTTP: its numbers are those of the report, its filters those of a slow loop, its maps those on disk."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitreous as vt
+from vitreous.benchmark.report import Report, report
+from web_runs import (
+    ALL,
+    CLASSES,
+    METHODS,
+    METRICS,
+    Client,
+    confidence,
+    done,
+    map_of,
+    planned,
+    predicted,
+    right,
+    score,
+    served,
+    whole,
+)
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
+
+TRUE = {f"scene-{place:06d}": label for place, label in enumerate(vt.world.World("test", 12).labels)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return whole(tmp_path_factory.mktemp("explorer") / "run")
+
+
+@pytest.fixture(scope="module")
+def written(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return report(run, tmp_path_factory.mktemp("explorer") / "report")
+
+
+@pytest.fixture(scope="module")
+def client(run: Path) -> Iterator[Client]:
+    with served({"mine": run}) as found:
+        yield found
+
+
+def pictures(client: Client, part: int = 0) -> list[str]:
+    """Every picture of a part, as a metric without gaps lists them."""
+    found = client.fine("/mine/scores", part=part, method="generic", metric="gini")
+    assert found["total"] == len(found["pictures"])
+    return list(found["pictures"])
+
+
+def test_the_table_has_the_numbers_of_the_report(client: Client, written: Report) -> None:
+    lines = list(csv.DictReader(io.StringIO((written.folder / "table.csv").read_text())))
+    found = client.fine("/mine")
+    assert (found["title"], found["lead"], found["state"]) == (
+        "A run & its <script>alert(1)</script>",
+        written.lead,
+        "",
+    )
+    told = {
+        (part["data"], part["model"], method["name"], metric["name"]): cell
+        for part in found["parts"]
+        for method, row in zip(part["methods"], part["cells"], strict=True)
+        for metric, cell in zip(part["metrics"], row, strict=True)
+    }
+    assert len(lines) == len(told) == len(ALL) * (len(METRICS) + 1)
+    for line in lines:
+        cell = told[line["data"], line["model"], line["method"], line["metric"]]
+        assert [repr(cell[name]) for name in ("mean", "low", "high", "images")] == [
+            line[name] for name in ("mean", "low", "high", "images")
+        ]
+        assert ("" if cell["paper"] is None else repr(cell["paper"])) == line["paper"]
+
+
+def test_marks_and_flags_are_those_of_the_report(client: Client, written: Report) -> None:
+    told = json.loads((written.folder / "statistics.json").read_text())
+    for part, own in zip(client.fine("/mine")["parts"], told, strict=True):
+        names = [each["name"] for each in part["methods"]]
+        for column, metric in enumerate(each["name"] for each in part["metrics"]):
+            tests = {
+                each["one"]: each for each in own["tests"] if each["other"] == "random" and each["metric"] == metric
+            }
+            for row, name in enumerate(names):
+                cell, test = part["cells"][row][column], tests.get(name)
+                expected = (None, None) if test is None else (test["word"], test["corrected"])
+                assert (cell["word"], cell["p"]) == expected
+                letters = [chr(97 + at) for at, group in enumerate(own["ranks"][metric]["groups"]) if name in group]
+                assert cell["letters"] == "".join(letters)
+                marks = [each["text"] for each in own["marks"] if (each["method"], each["metric"]) == (name, metric)]
+                assert cell["mark"] == (marks[0] if marks else None)
+        yardsticks = ("random", "constant", "centre")
+        flags = [each for each in (*own["marks"], *own["flags"]) if each["method"] not in yardsticks]
+        assert part["flags"] == flags
+    assert any(cell["mark"] for row in client.fine("/mine")["parts"][0]["cells"] for cell in row)  # tis drops tokens
+    assert client.fine("/mine")["parts"][0]["methods"][ALL.index("constant")]["degenerate"] == "12 constant"
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {},
+        {"correct": "yes"},
+        {"correct": "no"},
+        {"low": 0.5},
+        {"high": 0.6, "correct": "yes"},
+        {"predicted": 2},
+        {"predicted": CLASSES + 1},
+        {"true": TRUE["scene-000004"]},
+        {"name": "0000", "low": 0.4, "high": 0.9},
+        {"name": "SCENE-000003"},
+    ],
+)
+@pytest.mark.parametrize("order", ["worst", "best"])
+@pytest.mark.parametrize(("method", "metric"), [("tis", METRICS[0]), ("generic", "gini")])
+def test_pictures_are_chosen_and_ordered(
+    client: Client, wanted: dict[str, Any], order: str, method: str, metric: str
+) -> None:
+    """By a loop over all of them; deletion is better when it is lower, gini when it is higher."""
+    names = dict(
+        zip(pictures(client), client.fine("/mine/scores", method="generic", metric="gini")["names"], strict=True)
+    )
+    kept = []
+    for picture in names:
+        value = score(picture, method, metric)
+        passes = not math.isnan(value)
+        passes &= wanted.get("low", 0) <= confidence(picture) <= wanted.get("high", 1)
+        passes &= "correct" not in wanted or (wanted["correct"] == "yes") == right(picture)
+        passes &= "predicted" not in wanted or predicted(picture) == wanted["predicted"]
+        passes &= "true" not in wanted or TRUE[names[picture]] == wanted["true"]
+        passes &= wanted.get("name", "").lower() in names[picture].lower()
+        if passes:
+            kept.append((value, picture))
+    up = (metric == "gini") == (order == "best")
+    kept.sort(key=lambda each: -each[0] if up else each[0])
+    found = client.fine("/mine/cell", method=method, metric=metric, order=order, **wanted)
+    assert [(each["score"], each["picture"]) for each in found["images"]] == kept
+    assert (found["total"], found["of"]) == (len(kept), 12)
+    assert found["without"] == sum(math.isnan(score(name, method, metric)) for name in names)
+    mean = sum(value for value, _ in kept) / len(kept) if kept else None
+    assert found["mean"] == (None if mean is None else pytest.approx(mean))
+
+
+def test_pages_make_up_the_whole(client: Client) -> None:
+    asked: dict[str, Any] = {"method": "saliency", "metric": METRICS[0]}
+    every = [each["picture"] for each in client.fine("/mine/cell", **asked)["images"]]
+    parts = [client.fine("/mine/cell", **asked, size=5, page=page) for page in range(4)]
+    assert [each["picture"] for part in parts for each in part["images"]] == every
+    assert [len(part["images"]) for part in parts] == [5, 5, 2, 0]
+    assert {part["pages"] for part in parts} == {3}
+
+
+def test_what_is_said_about_a_picture(client: Client) -> None:
+    for each in client.fine("/mine/cell", method="generic", metric="gini")["images"]:
+        picture = each["picture"]
+        assert each["confidence"] == confidence(picture)
+        assert each["predicted"]["index"] == predicted(picture)
+        assert each["chance"] == (confidence(picture) if right(picture) else confidence(picture) / 10)
+        assert each["true"]["index"] == TRUE[each["name"]]  # a scene says which creature it shows
+        assert each["correct"] == right(picture)
+
+
+def decoded(array: dict[str, Any]) -> np.ndarray[Any, Any]:
+    return np.frombuffer(base64.b64decode(array["data"]), "<f4").reshape(array["shape"])
+
+
+def test_maps_are_those_that_were_judged(client: Client) -> None:
+    for method in ("saliency", "generic"):
+        for each in client.fine("/mine/cell", method=method, metric="gini", size=3)["images"]:
+            assert np.array_equal(decoded(each["map"]), map_of(each["picture"], method))
+    picture = pictures(client)[5]
+    found = client.fine("/mine/image", picture=picture, method="generic", metric=METRICS[0])
+    assert [each["name"] for each in found["methods"]] == list(ALL)
+    for each in found["methods"]:
+        assert np.array_equal(decoded(each["map"]), map_of(picture, each["name"]))
+        for metric in METRICS:
+            expected = score(picture, each["name"], metric)
+            assert each["scores"][metric] == (None if math.isnan(expected) else expected)
+    (curve,) = found["curves"]
+    assert curve["y"] == pytest.approx(np.linspace(1, score(picture, "generic", METRICS[0]), 5).tolist(), rel=1e-6)
+    ends = [score(image, "generic", METRICS[0]) for image in pictures(client)]
+    assert curve["mean"][-1] == pytest.approx(sum(ends) / len(ends), rel=1e-6)
+
+
+def test_neighbours_are_those_of_the_order(client: Client) -> None:
+    asked: dict[str, Any] = {"method": "generic", "metric": "gini", "order": "best", "low": 0.5}
+    every = [each["picture"] for each in client.fine("/mine/cell", **asked)["images"]]
+    for place, picture in enumerate(every):
+        found = client.fine("/mine/image", picture=picture, **asked)
+        assert (found["place"], found["total"]) == (place, len(every))
+        assert found["previous"] == (every[place - 1] if place else None)
+        assert found["next"] == (every[place + 1] if place + 1 < len(every) else None)
+    other = next(image for image in pictures(client) if image not in every)
+    assert client.fine("/mine/image", picture=other, **asked)["place"] is None
+
+
+def test_scores_for_a_scatter(client: Client) -> None:
+    found = client.fine("/mine/scores", method=["tis", "generic"], metric=["gini", METRICS[0]], high=0.9)
+    there = [
+        image for image in pictures(client) if confidence(image) <= 0.9 and not math.isnan(score(image, "tis", "gini"))
+    ]
+    assert found["pictures"] == there
+    one, other = found["columns"]
+    assert one["scores"] == [score(each, "tis", "gini") for each in there]
+    assert other["scores"] == [score(each, "generic", METRICS[0]) for each in there]
+    assert found["confidence"] == [confidence(each) for each in there]
+    fewer = client.fine("/mine/scores", method="generic", metric="gini", most=4)
+    assert (len(fewer["pictures"]), fewer["total"]) == (4, 12)
+    assert fewer["columns"][0]["mean"] == pytest.approx(
+        sum(score(image, "generic", "gini") for image in pictures(client)) / 12
+    )
+
+
+def test_pictures_are_those_that_the_model_sees(client: Client) -> None:
+    picture = pictures(client)[3]
+    status, content, kind = client.raw(f"/api/runs/mine/picture?picture={picture}")
+    assert (status, kind) == (200, "image/png")
+    scene = next(vt.world.World("test", 4).batches())[1].images[3]
+    expected = (scene * 255).round().byte().permute(1, 2, 0).numpy()
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(content))), expected)
+    status, photo, _ = client.raw(f"/api/runs/mine/photo?picture={picture}")
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(photo))), expected)
+
+
+def test_parts_do_not_mix(client: Client) -> None:
+    first, second = set(pictures(client)), set(pictures(client, 1))
+    assert (len(first), len(second), len(first & second)) == (12, 6, 0)
+    assert client.get("/mine/cell", part=1, method="generic", metric=METRICS[0])[0] == 404
+    assert client.get("/mine/image", part=1, picture=next(iter(first)))[0] == 404
+
+
+def test_a_loaded_model_is_known_by_its_weights(run: Path) -> None:
+    model = vt.load("world")
+    with served({"mine": run}, views={"my world": model}) as client:
+        found = client.fine("/mine")["parts"][0]
+        assert found["loaded"] == "my world"
+        assert {each["label"] for each in found["classes"]} <= {model.label(n) for n in range(model.num_classes)}
+    with served({"mine": run}, views={"other": vt.load("world-shortcut")}) as client:
+        assert client.fine("/mine")["parts"][0]["loaded"] is None
+
+
+def test_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First nothing is there, then some of it, then all; each time it says so."""
+    monkeypatch.setattr("vitreous.web.run_view._RESTS", 0.0)
+    monkeypatch.setattr("vitreous.web.run_view._SHARE", 0.0)
+    store = planned(tmp_path / "run")
+    units = [unit for plan in store.plans() for unit in plan.units]
+    with served({"run": store.path}) as client:
+        found = client.fine("/run")
+        assert "Unfinished: 294 of 294 cells (100 %)" in found["state"]
+        assert [part["cells"] for part in found["parts"]] == [[], []]
+        first = next(unit for unit in units if unit.judges and len(unit.metrics) == len(METRICS))
+        done(store, first)
+        found = client.fine("/run")
+        left = 294 - len(first.pictures) * len(first.methods) * len(first.metrics)
+        assert f"Unfinished: {left} of 294" in found["state"]
+        assert found["parts"][0]["images"] == len(first.pictures)
+        (shown, *_) = client.fine("/run/cell", method="generic", metric="gini")["images"]
+        assert shown["map"] is None  # judged maps may lie in a unit that is lost
+        assert shown["predicted"] is None
+        for unit in units:
+            if unit is not first:
+                done(store, unit)
+        assert client.fine("/run")["state"] == ""
+        assert client.fine("/run/cell", method="generic", metric="gini")["images"][0]["map"] is not None
+
+
+def test_names_stay_as_they_are(client: Client) -> None:
+    found = client.fine("/mine/cell", method="<i>mine</i>", metric="gini")
+    assert found["total"] == 12
+    assert client.fine("/mine")["parts"][0]["methods"][0]["spelling"] == METHODS["<i>mine</i>"]
+
+
+def test_what_is_left_out_and_what_it_took(tmp_path: Path) -> None:
+    store = planned(tmp_path / "run")
+    units = [unit for plan in store.plans() for unit in plan.units]
+    first, *_ = (unit for unit in units if not unit.judges)
+    names = {digest: name for plan in store.plans() for digest, name in plan.names.items()}
+    lost, doubted = first.pictures[:2]
+    costs = [{"own": 1.0 + place, "shared": 0.5, "maps": 4} for place in range(len(first.methods))]
+    for unit in units:
+        words = {"unreadable": {lost: "cut short"}, "unsure": {doubted: "only 0.02"}, "costs": costs}
+        done(store, unit, **(words if unit is first else {}))
+    with served({"run": store.path}) as client:
+        part, other = client.fine("/run")["parts"]
+    assert part["left_out"] == [{"name": names[lost], "why": "cut short"}, {"name": names[doubted], "why": "only 0.02"}]
+    assert (part["left_out_count"], other["left_out_count"]) == (2, 0)
+    seconds = {each["name"]: each["seconds"] for each in part["methods"]}
+    assert seconds == {name: (1.5 + place) / 4 for place, name in enumerate(first.methods)}
+    assert {each["name"]: each["passes"] for each in part["methods"]}["generic"] == sum(vt.get_method("generic").cost)
