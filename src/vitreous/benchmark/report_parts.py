@@ -56,9 +56,9 @@ def diagram(ranks: Ranks) -> str:
 
     lines = []
     step = max(1, math.ceil(count / 8))
-    for rank in range(1, count + 1, step):
-        lines.append(f'<line class="axis" x1="{at(rank):.1f}" x2="{at(rank):.1f}" y1="{_TOP - 8}" y2="{bottom - 6}"/>')
-        lines.append(f'<text class="soft" x="{at(rank):.1f}" y="{_TOP - 14}" text-anchor="middle">{rank}</text>')
+    for tick in range(1, count + 1, step):
+        lines.append(f'<line class="axis" x1="{at(tick):.1f}" x2="{at(tick):.1f}" y1="{_TOP - 8}" y2="{bottom - 6}"/>')
+        lines.append(f'<text class="soft" x="{at(tick):.1f}" y="{_TOP - 14}" text-anchor="middle">{tick}</text>')
     for row, (name, rank) in enumerate(zip(ranks.methods, ranks.mean, strict=True)):
         y = _TOP + _ROW * row + _ROW / 2
         if tested:
@@ -90,12 +90,10 @@ def whisker(mean: float, low: float, high: float, span: tuple[float, float], cha
     def at(value: float) -> str:
         return f"{4 + 96 * (min(max(value, span[0]), span[1]) - span[0]) / (span[1] - span[0]):.1f}"
 
-    on_progress = (
-        "" if math.isnan(chance) else f'<line class="tick" x1="{at(chance)}" x2="{at(chance)}" y1="0" y2="10"/>'
-    )
+    tick = "" if math.isnan(chance) else f'<line class="tick" x1="{at(chance)}" x2="{at(chance)}" y1="0" y2="10"/>'
     line = "" if math.isnan(low) else f'<line class="reach" x1="{at(low)}" x2="{at(high)}" y1="5" y2="5"/>'
     dot = f'<circle class="mark" cx="{at(mean)}" cy="5" r="3"/>'
-    return f'<svg class="whisker" viewBox="0 0 104 10" aria-hidden="true">{line}{on_progress}{dot}</svg>'
+    return f'<svg class="whisker" viewBox="0 0 104 10" aria-hidden="true">{line}{tick}{dot}</svg>'
 
 
 STYLE = (
