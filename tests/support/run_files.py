@@ -98,7 +98,7 @@ def protocol(methods: Mapping[str, str] = METHODS, **more: Any) -> Protocol:
         "title": "A title with <b>",
         "models": (ModelSpec("net", "world"),),
         "data": DataSpec("folder", path="nowhere"),
-        "judge": EvaluationSpec(tuple(METRICS), reference="generic"),
+        "evaluation": EvaluationSpec(tuple(METRICS), reference="generic"),
         "methods": {name: how for name, how in methods.items() if name != "random"},
     }
     return Protocol(**{**given, **more})
