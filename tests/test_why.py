@@ -115,8 +115,8 @@ def test_labels_cannot_break_the_page(world: vt.VisionModel, tmp_path: Path) -> 
         preprocess=world.preprocess,
     )
     text = vt.why(odd, scene()).html()
-    assert "<b>&quot;" not in text.replace("<b>&lt;", "")
-    assert "&lt;b&gt;&quot;" in text
+    assert "<b>&#34;" not in text.replace("<b>&lt;", "")
+    assert "&lt;b&gt;&#34;" in text
 
 
 def test_another_class_and_another_method(world: vt.VisionModel) -> None:

@@ -17,7 +17,7 @@ from vitreous import viz as show
 from vitreous.api import compare, explain
 from vitreous.decision_report import why
 from vitreous.errors import VitreousWarning
-from vitreous.html import STYLE, Section, report
+from vitreous.html import Section, report
 from vitreous.models import VisionModel, load
 from vitreous.registry.defaults import METHOD, known_as
 from vitreous.results.explanation import Explanation
@@ -82,7 +82,7 @@ def write(out: str | Path, told: Callable[[str], None] = lambda line: None) -> l
     with disk.folder(out, overwrite=True) as draft:
         for name, picture in made.items():
             draft.write(name, show.encoded(picture))
-        page = report("Vitreous: a demonstration", lead, sections, before=first.page().body("h2"), style=STYLE)
+        page = report("Vitreous: a demonstration", lead, sections, before=first.page().body("h2"))
         draft.write("why.html", first.html().encode())
         draft.write("report.html", page.encode())
         draft.finish({"schema": SCHEMA, "version": __version__})

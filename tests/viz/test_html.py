@@ -108,8 +108,8 @@ def test_report_is_self_contained_and_modern() -> None:
 def test_report_table_and_paragraphs() -> None:
     read = Reader(page())
     assert len(read.all("tr")) == 3
-    assert [cell.get("class") for cell in read.all("th")] == [None, "number"]
-    assert [cell.get("class") for cell in read.all("td")] == [None, "number"] * 2
+    assert [cell.get("class") for cell in read.all("th")] == [None, "n"]
+    assert [cell.get("class") for cell in read.all("td")] == [None, "n"] * 2
     assert len(read.all("p")) == 1 + 2
 
 

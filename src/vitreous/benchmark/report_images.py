@@ -20,10 +20,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.benchmark.collect import Known
-from vitreous.benchmark.report_parts import card, escape, jpeg, note, number, section
+from vitreous.benchmark.report_parts import card, escape, note, number, section
 from vitreous.benchmark.summary import Finding
 from vitreous.benchmark.units import RunConfig
 from vitreous.errors import VitreousError, one_line
+from vitreous.html import jpeg_data_uri
 from vitreous.metrics.bootstrap import THIN
 from vitreous.metrics.perturb import perturbed
 from vitreous.metrics.requests import ImageShape, RankedRemoval
@@ -126,7 +127,7 @@ def _row(finding: Finding, sight: Sight, row: int, methods: list[str], metric: s
 
 def _tile(picture: Image.Image, title: str, words: str) -> str:
     told = f"<figcaption><b>{escape(title)}</b>{escape(words)}</figcaption>"
-    return f'<figure><img src="{jpeg(picture)}" alt="{escape(title)}">{told}</figure>'
+    return f'<figure><img src="{jpeg_data_uri(picture)}" alt="{escape(title)}">{told}</figure>'
 
 
 def _strips(finding: Finding, sight: Sight, name: str, first: str, rows: list[int]) -> str:

@@ -5,19 +5,14 @@ The small pieces of a report page: the document, tables that sort, numbers and p
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-from PIL import Image
-
 from vitreous.benchmark.ranking import Ranks
 from vitreous.benchmark.significance import LEVEL
-from vitreous.html import STYLE as HOUSE
+from vitreous.html import interval, number, render
 from vitreous.registry.defaults import BASELINES, known_as
 
 __all__ = [
@@ -28,7 +23,6 @@ __all__ = [
     "document",
     "escape",
     "interval",
-    "jpeg",
     "note",
     "number",
     "section",
@@ -96,111 +90,9 @@ def whisker(mean: float, low: float, high: float, span: tuple[float, float], cha
     return f'<svg class="whisker" viewBox="0 0 104 10" aria-hidden="true">{line}{tick}{dot}</svg>'
 
 
-STYLE = (
-    HOUSE
-    + """
-main { max-width: 1180px; }
-html { scroll-behavior: smooth; }
-nav { display: flex; flex-wrap: wrap; gap: 6px; margin: 0 0 28px; }
-nav a, .chip { border: 1px solid var(--line); background: var(--card); border-radius: 99px; padding: 3px 13px;
-  font-size: 14px; color: var(--ink); text-decoration: none; }
-nav a:hover { border-color: var(--soft); }
-a { color: var(--against); }
-section { scroll-margin-top: 16px; }
-section > h2 { font-size: 22px; } h3 { font-size: 16px; margin: 0 0 8px; overflow-wrap: anywhere; }
-section > .note { margin: 0 0 14px; max-width: 60em; }
-.part { border-top: 2px solid var(--line); padding-top: 26px; margin-top: 52px; }
-.part > h2 { font-size: 26px; }
-.scroll { overflow-x: auto; margin: 0 -18px; padding: 0 18px; }
-table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; width: 100%; }
-th, td { padding: 8px 12px; border-top: 1px solid var(--line); text-align: left; vertical-align: top; }
-thead th { border-top: 0; color: var(--soft); font-weight: 600; vertical-align: bottom; line-height: 1.35; }
-thead small { display: block; font-weight: 400; font-size: 12px; }
-tbody th { font-weight: 600; }
-tbody th > div { width: max-content; max-width: 16em; overflow-wrap: anywhere; }
-td { max-width: 36em; overflow-wrap: break-word; }
-td.n, th.n { text-align: right; white-space: nowrap; } thead th.n { white-space: normal; }
-tr.quiet th, tr.quiet td { color: var(--soft); font-weight: 400; }
-th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid var(--against); }
-th[aria-sort] button { color: var(--ink); }
-th[aria-sort=ascending] button::after { content: " ▴"; } th[aria-sort=descending] button::after { content: " ▾"; }
-td small, tbody th small { display: block; font-weight: 400; color: var(--soft); font-size: 12px; line-height: 1.4; }
-td b { font-weight: 700; } .up { color: var(--for); } .down { color: var(--against); }
-sup { font-size: 11px; line-height: 0; color: var(--soft); font-weight: 400; margin-left: 2px; }
-abbr { text-decoration: none; cursor: help; }
-.whisker { display: block; width: 104px; height: 10px; margin: 3px 0 1px auto; }
-svg text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: var(--ink); }
-svg .soft { fill: var(--soft); font-size: 12px; } svg .axis { stroke: var(--line); } svg .mark { fill: var(--for); }
-svg .grey { fill: var(--rest); } svg .reach { stroke: var(--rest); stroke-width: 3; }
-svg .tie { stroke: var(--ink); stroke-width: 3; stroke-linecap: round; } svg .tick { stroke: var(--soft); }
-.diagram { width: 100%; height: auto; display: block; }
-.plot { background: #fff; border-radius: 10px; }
-@media (prefers-color-scheme: dark) { .card img.plot { filter: invert(1) hue-rotate(180deg); mix-blend-mode: screen; } }
-.tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fill, minmax(132px, 1fr)); }
-.tiles figure { margin: 0; } figcaption { font-size: 13px; color: var(--soft); line-height: 1.4; margin-top: 6px;
-  overflow-wrap: anywhere; } figcaption b { color: var(--ink); display: block; }
-details > summary { cursor: pointer; font-weight: 600; padding: 8px 0; overflow-wrap: anywhere; }
-details + details { border-top: 1px solid var(--line); }
-.heat td { text-align: center; min-width: 4.6em; } .heat td[style] { color: var(--ink); }
-dl { display: grid; grid-template-columns: minmax(6em, max-content) minmax(0, 1fr); gap: 6px 18px; margin: 0;
-  font-size: 14px; } dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-.gap { margin-top: 20px; } .even > .wide { grid-column: 1 / -1; }
-@media (max-width: 760px) { .scroll { margin: 0 -18px; } th, td { padding: 7px 9px; }
-  tbody th > div { max-width: 8em; }
-  tbody th, thead th:first-child { position: sticky; left: -18px; background: var(--card); }
-  .tiles { grid-template-columns: repeat(3, minmax(0, 1fr)); } }
-@media print { nav { display: none; } tr, figure { break-inside: avoid; } }
-"""
-)
-
-SCRIPT = """
-for (const table of document.querySelectorAll("table.sorts")) {
-  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
-  heads.forEach((head, column) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.append(...head.childNodes);
-    head.append(button);
-    button.addEventListener("click", () => {
-      const first = head.dataset.first || "ascending", other = first === "ascending" ? "descending" : "ascending";
-      const way = head.getAttribute("aria-sort") === first ? other : first, sign = way === "ascending" ? 1 : -1;
-      heads.forEach(each => each.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", way);
-      const key = row => row.cells[column].dataset.value ?? row.cells[column].textContent.trim();
-      const compare = (one, two) => {
-        const a = key(one), b = key(two);
-        if (a === "" || b === "") return (a === "") - (b === "");
-        const numbers = !isNaN(a) && !isNaN(b);
-        return sign * (numbers ? a - b : a.localeCompare(b));
-      };
-      body.append(...[...body.rows].sort(compare));
-    });
-  });
-}
-"""
-
-
 def document(title: str, inside: str) -> str:
     """Return a page that fetches nothing and runs no script but its own."""
-    allowed = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{escape(title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<main>
-{inside}
-</main>
-<script>{SCRIPT}</script>
-</body>
-</html>
-"""
+    return render("benchmark.html", title=title, body=inside)
 
 
 @dataclass(frozen=True)
@@ -241,8 +133,8 @@ def table(head: Sequence[Cell], rows: Sequence[Sequence[Cell]], quiet: Sequence[
     """Return a table; the first cell of a row is its head. ``quiet`` rows are there to be compared with."""
     top = "".join(each.tag("th scope=col") for each in head)
     body = []
-    for number, (first, *rest) in enumerate(rows):
-        soft = ' class="quiet"' if number < len(quiet) and quiet[number] else ""
+    for index, (first, *rest) in enumerate(rows):
+        soft = ' class="quiet"' if index < len(quiet) and quiet[index] else ""
         named = replace(first, html=f"<div>{first.html}</div>")
         body.append(f"<tr{soft}>{named.tag('th scope=row')}{''.join(each.tag('td') for each in rest)}</tr>")
     inside = f"<thead><tr>{top}</tr></thead>\n<tbody>\n" + "\n".join(body) + "\n</tbody>"
@@ -262,21 +154,3 @@ def section(anchor: str, heading: str, text: str, inside: str) -> str:
 
 def note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
-
-
-def number(value: float, digits: int = 3) -> str:
-    """Return a number with a true minus, or a dash where there is none."""
-    return "–" if math.isnan(value) else f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
-
-
-def interval(low: float, high: float, digits: int = 3) -> str:
-    return "" if math.isnan(low) else f"{number(low, digits)} to {number(high, digits)}"
-
-
-def jpeg(picture: Image.Image, side: int = 176) -> str:
-    """Return a thumbnail as a ``data:`` address."""
-    ratio = side / max(picture.size)
-    size = max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio))
-    held = io.BytesIO()
-    picture.convert("RGB").resize(size, Image.Resampling.LANCZOS).save(held, "JPEG", quality=86, optimize=True)
-    return "data:image/jpeg;base64," + base64.b64encode(held.getvalue()).decode("ascii")
