@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import vitreous as vt
 from vitreous import demo
 from vitreous.datasets.images import pictures
-from vitreous.metrics import Evaluator, ImageShape, Maps
+from vitreous.metrics import EvaluationConfig, Evaluator, ImageShape, Maps
 
 OBJECTS = {"saliency": Saliency, "input_x_gradient": InputXGradient}
 
@@ -65,7 +65,7 @@ class Sides:
         """Return ``P`` with nothing to everything removed, ``[B, steps + 1]``, and the areas ``[B]``."""
         judge = vt.get_metric(f"deletion(steps={self.steps}, baseline={baseline})")
         image_shape = ImageShape(tuple(self.inputs.shape[2:]), self.view.grid(self.inputs))
-        pool = Evaluator(self.view, [judge], image_shape, ["pred"], batch=self.batch)
+        pool = Evaluator(self.view, [judge], image_shape, ["pred"], EvaluationConfig(forward_batch=self.batch))
         looked = pool.engine.look(self.inputs)
         rows = {"given": np.arange(len(maps))}
         pool.add(self.inputs, looked, {"pred": looked.argmax(dim=1)}, {"maps": Maps(maps, rows)})

@@ -20,11 +20,12 @@ from vitreous.benchmark.report_sections import cost
 from vitreous.benchmark.summary import Finding
 from vitreous.benchmark.units import Unit
 from vitreous.datasets import read_samples
-from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.config import EvaluationPlan, image_shape_of, with_batch_sizes
 from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.evaluation.runner import Cost, Explaining
 from vitreous.evaluation.runner import mapped as explained
 from vitreous.methods import compute_attributions
+from vitreous.metrics import EvaluationConfig
 from vitreous.tracing import Context, Target
 
 SPELLINGS = ["raw_attention", "generic", "ixg", "decompx", "logprob(ixg)", "smooth(ixg, samples=3)", "random"]
@@ -52,7 +53,8 @@ def forwards(model: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def explaining(model: vt.VisionModel, methods: Any, count: int = 2, modes: Any = ("given",), **more: Any) -> Any:
     hows = {name: vt.get_method(name) for name in methods} if isinstance(methods, list) else methods
     samples = list(read_samples(images(model, count), model, [1] * count))
-    how = EvaluationConfig.of(model, (32, 32), hows, {"gini": vt.get_metric("gini")}, labelled=True, **more)
+    config = with_batch_sizes(EvaluationConfig(**more), model, (32, 32))
+    how = EvaluationPlan(hows, {"gini": vt.get_metric("gini")}, image_shape_of(model, (32, 32)), config, True)
     return explained(model, samples, how, modes)
 
 

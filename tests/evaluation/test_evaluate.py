@@ -189,7 +189,7 @@ def test_targets(model: Any, inputs: Tensor) -> None:
     for target, classes in [("pred", None), ("label", LABELS), (2, [2] * 4), ([1, 1, 0, 4], [1, 1, 0, 4])]:
         maps = vt.get_method("ixg").attribute(vision_model, inputs, classes)
         for score in ("pred", "label"):
-            spelled = f"deletion(score={score})"
+            spelled = f"deletion(score_class={score})"
             one = evaluate(vision_model, inputs, "ixg", spelled, labels=LABELS, target=target)["ixg", spelled]
             other = evaluate(vision_model, inputs, {"m": maps}, spelled, labels=LABELS)["m", spelled]
             np.testing.assert_allclose(one, other, atol=1e-5)
@@ -208,7 +208,7 @@ def test_bad_pictures_and_classes(model: Any, inputs: Tensor) -> None:
         ({"target": [0, 1]}, TargetError, "fewer targets than images: none for image 2"),
         ({"target": 1.5}, TargetError, "1.5"),
         ({"batch_size": 0}, vt.VitreousError, "batch_size=0 must be at least 1"),
-        ({"precision": "int8"}, vt.VitreousError, "precision 'int8' is not one of"),
+        ({"precision": "int8"}, vt.VitreousError, "precision='int8' is not one of"),
         ({"interpolation": "cubic"}, vt.VitreousError, "interpolation='cubic' is not one of"),
         ({"tie_breaking": "none"}, vt.VitreousError, "tie_breaking='none' is not one of"),
         ({"nan_policy": "hide"}, vt.VitreousError, "nan_policy='hide' is not one of"),
@@ -296,9 +296,9 @@ def test_table_as_text_and_files(table: vt.ScoreTable, tmp_path: Path) -> None:
     np.testing.assert_array_equal(cell["per_image"], table["ixg", "insdel"])
     assert cell["mean"] == table.mean("ixg", "insdel")
     assert cell["interval"] == list(table.interval("ixg", "insdel"))
-    assert saved["plan"]["metrics"]["insdel"]["deletion_substrate"] == "zero_norm"
-    for key in ("batch", "precision", "dtype", "audit", "model", "substrates", "states", "target", "threads", "seed"):
-        assert key in saved["plan"]
+    assert saved["plan"]["metrics"]["insdel"]["deletion_baseline"] == "zero_norm"
+    facts = {"forward_batch", "precision", "dtype", "audit", "model", "baselines", "states", "target", "seed"}
+    assert facts <= set(saved["plan"])
 
     rows = list(csv.DictReader(io.StringIO(table.save(tmp_path / "t.csv").read_text())))
     assert len(rows) == 5 * 2 * 4

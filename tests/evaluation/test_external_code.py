@@ -17,11 +17,11 @@ from families import FAMILIES, images
 from vitreous.benchmark.methods import careful
 from vitreous.datasets import read_samples
 from vitreous.errors import MapError, ModelChangedError
-from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.config import with_batch_sizes
 from vitreous.evaluation.explainers import named
 from vitreous.methods import Attribution, Method
 from vitreous.methods import registry as method_registry
-from vitreous.metrics import Curve, Metric, get_metric
+from vitreous.metrics import Curve, EvaluationConfig, Metric
 from vitreous.metrics import base as metric_registry
 
 
@@ -187,7 +187,7 @@ def test_aggregates_and_curves_of_another_shape_are_refused(model: Any, inputs: 
 
 def test_parts_of_another_length_in_a_later_batch_are_refused(model: Any, registry: None) -> None:
     metric_of(lambda answers: np.ones((len(answers), 3 if len(answers) == 1 else 2)))
-    most = EvaluationConfig.of(vt.wrap(model), (32, 32), named("random"), {"srg": get_metric("srg")}).images_per_unit
+    most = with_batch_sizes(EvaluationConfig(), vt.wrap(model), (32, 32)).images_per_unit
     with pytest.raises(MapError, match="2 and 3 parts"):
         evaluate(model, images(model, most + 1), "random", ["judge_from_elsewhere"])
 
@@ -266,7 +266,7 @@ def test_a_registered_method_that_changes_the_weights_is_refused(model: Any, inp
 
     def compute(self: Method, context: Any) -> Attribution:
         with torch.no_grad():
-            step(context.view.module)
+            step(context.model.module)
         return plain(self, context)
 
     kind.compute = compute  # type: ignore[method-assign]

@@ -18,9 +18,9 @@ from contract import State
 from families import FAMILIES, images
 from metric_probe import Probe, Ratio
 from vitreous.datasets import Sample, read_samples
-from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.config import EvaluationPlan, image_shape_of, with_batch_sizes
 from vitreous.evaluation.runner import Judged, unit
-from vitreous.metrics import Curve, Metric
+from vitreous.metrics import Curve, EvaluationConfig, Metric
 from vitreous.tracing import memory
 
 METHODS = ["generic", "smooth(ixg, samples=2)", "tis(masks=8)", "random"]
@@ -46,10 +46,13 @@ def samples(model: vt.VisionModel, x: Tensor) -> list[Sample]:
 
 def plan(
     model: vt.VisionModel, methods: Sequence[str] = METHODS, metrics: Sequence[Any] = METRICS, **how: Any
-) -> EvaluationConfig:
+) -> EvaluationPlan:
     judges = {str(metric): vt.get_metric(metric) for metric in metrics}
-    how = {"labelled": True, **how}
-    return EvaluationConfig.of(model, (32, 32), {name: vt.get_method(name) for name in methods}, judges, **how)
+    has_labels = how.pop("has_labels", True)
+    sizes = {name: how.pop(name, None) for name in ("batch_size", "memory_gb")}
+    config = with_batch_sizes(EvaluationConfig(**how), model, (32, 32), **sizes)
+    named = {name: vt.get_method(name) for name in methods}
+    return EvaluationPlan(named, judges, image_shape_of(model, (32, 32)), config, has_labels)
 
 
 def same(one: Judged, other: Judged) -> bool:
@@ -78,12 +81,11 @@ def test_a_table_is_a_loop_over_units(model: vt.VisionModel, x: Tensor) -> None:
     """The numbers of evaluate are those of its units, made anywhere and put together."""
     table = vt.evaluate(model, x, METHODS, METRICS, labels=LABELS, controls=False, n_bootstrap=1, memory_gb=0.001)
     assert (table.plan["images_per_unit"], table.plan["images"]) == (table.plan["forward_batch"], 12)
-    how = plan(model, memory=0.001)
-    assert table.plan["images_per_unit"] == how.images_per_unit < 12, "the budget cuts the pictures into several units"
+    how = plan(model, memory_gb=0.001)
+    size = how.config.images_per_unit
+    assert table.plan["images_per_unit"] == size < 12, "the budget cuts the pictures into several units"
     every = samples(model, x)
-    units = [
-        unit(model, every[start : start + how.images_per_unit], how) for start in range(0, 12, how.images_per_unit)
-    ]
+    units = [unit(model, every[start : start + size], how) for start in range(0, 12, size)]
     assert len(units) > 1
     for cell, parts in table.parts.items():
         np.testing.assert_array_equal(np.concatenate([each.parts[cell] for each in units]), parts)
@@ -101,22 +103,22 @@ def test_sizes_are_numbers_and_in_the_record(model: vt.VisionModel, x: Tensor) -
         model, x, METHODS, METRICS, labels=LABELS, controls=False, n_bootstrap=1, memory_gb=0.01, batch_size=7
     )
     said = table.plan
-    assert (said["memory"], said["batch"]) == (0.01, 7)
-    assert isinstance(said["inner"], int)
+    assert (said["memory_gb"], said["forward_batch"]) == (0.01, 7)
+    assert isinstance(said["attribution_batch"], int)
     told = json.loads(json.dumps(dict(said)))
     again = vt.evaluate(
         model,
         x,
-        {name: each["spelling"] for name, each in told["methods"].items()},
+        {name: each["spec"] for name, each in told["methods"].items()},
         list(told["metrics"]),
         labels=LABELS,
         controls=False,
         n_bootstrap=1,
-        memory_gb=told["memory"],
-        batch_size=told["batch"],
+        memory_gb=told["memory_gb"],
+        batch_size=told["forward_batch"],
     )
-    assert {key: again.plan[key] for key in ("unit", "inner", "batch", "memory")} == {
-        key: said[key] for key in ("unit", "inner", "batch", "memory")
+    assert {key: again.plan[key] for key in ("images_per_unit", "attribution_batch", "forward_batch", "memory_gb")} == {
+        key: said[key] for key in ("images_per_unit", "attribution_batch", "forward_batch", "memory_gb")
     }
     for cell, scores in table.scores.items():
         np.testing.assert_array_equal(scores, again.scores[cell])
@@ -158,7 +160,7 @@ def test_the_budget_reaches_engine_and_explainers(
 
 def test_a_unit_can_be_cancelled_between_inner_batches(model: vt.VisionModel, x: Tensor) -> None:
     """While explaining and while judging; afterwards everything is as it was."""
-    group, how = samples(model, x)[:4], plan(model, metrics=["insdel(steps=6)"], batch=3)
+    group, how = samples(model, x)[:4], plan(model, metrics=["insdel(steps=6)"], batch_size=3)
     ticks: list[int] = []
     expected = unit(model, group, how, ticks.append)
     assert sum(ticks) == sum(expected.states.values())
@@ -244,8 +246,8 @@ def test_memory_does_not_grow_with_the_number_of_images(model: vt.VisionModel) -
     [
         ({"has_labels": True, "samples": "unlabelled"}, "input-0 has no label"),
         ({"samples": "none"}, "no pictures"),
-        ({"labelled": False}, "needs the true classes"),
-        ({"explained": "given"}, "input-0 has no target"),
+        ({"has_labels": False}, "needs the true classes"),
+        ({"target": "given"}, "input-0 has no target"),
     ],
 )
 def test_bad_units(model: vt.VisionModel, x: Tensor, change: dict[str, Any], said: str) -> None:
@@ -255,7 +257,7 @@ def test_bad_units(model: vt.VisionModel, x: Tensor, change: dict[str, Any], sai
     if kind == "unlabelled":
         group = [replace(each, label=None) for each in group]
     with pytest.raises(vt.VitreousError, match=said):
-        unit(model, group, replace(plan(model), **change))
+        unit(model, group, plan(model, **change))
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

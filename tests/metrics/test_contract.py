@@ -16,7 +16,7 @@ import vitreous as vt
 from contract import State
 from families import FAMILIES, images
 from vitreous.errors import SpecError, TargetError
-from vitreous.metrics import Evaluation, Evaluator, ImageShape, Maps, Metric, RankedRemoval
+from vitreous.metrics import Evaluation, EvaluationConfig, Evaluator, ImageShape, Maps, Metric, RankedRemoval
 
 SPELLINGS = [
     spelling
@@ -61,7 +61,7 @@ def remade(x: Tensor, count: int) -> np.ndarray:
 
 def answers(model: vt.VisionModel, metric: Metric, x: Tensor, values: Tensor, **options: Any) -> Evaluation:
     image_shape = ImageShape(tuple(x.shape[2:]), model.grid(x))
-    pool = Evaluator(model, [metric], image_shape, ["pred", "label"], **options)
+    pool = Evaluator(model, [metric], image_shape, ["pred", "label"], EvaluationConfig(**options))
     looked = pool.engine.look(x)
     labels = (x.flatten(1).sum(dim=1) * 1000).long() % 5  # of the image, not of its place
     rows = {mode: np.arange(len(x)) for mode in pool.modes}
@@ -102,7 +102,7 @@ def test_deterministic_and_independent(model: vt.VisionModel, metric: Metric) ->
     np.testing.assert_array_equal(first, metric.score(answers(model, metric, x, values)))
     back = metric.score(answers(model, metric, x.flip(0), values.flip(0)))[::-1]
     np.testing.assert_allclose(back, first, atol=1e-3 if getattr(metric, "percent", False) else 1e-5)
-    small = metric.score(answers(model, metric, x, values, batch=3))
+    small = metric.score(answers(model, metric, x, values, forward_batch=3))
     np.testing.assert_allclose(small, first, atol=1e-3 if getattr(metric, "percent", False) else 1e-5)
 
     model.module.double()

@@ -16,7 +16,7 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from metric_probe import Probe
-from vitreous.metrics import Evaluation, Evaluator, ImageShape, Maps, RenderedStates
+from vitreous.metrics import Evaluation, EvaluationConfig, Evaluator, ImageShape, Maps, RenderedStates
 from vitreous.metrics import evaluator as drawing
 
 
@@ -102,7 +102,7 @@ def test_each_state_is_what_was_drawn_for_it(
     model: vt.VisionModel, x: Tensor, maps: Tensor, by: str, slow: bool
 ) -> None:
     need = RenderedStates(Dimmed(slow), 2, by)
-    answers = ask(model, x, maps, need, batch=5)
+    answers = ask(model, x, maps, need, batch_size=5)
     keys = [int(k) % 2**63 for k in vt.passes.random.PRNGKey.of_images(0, "drawn", x).keys]
     expected = [
         Dimmed()(np.asarray(model.preprocess.picture(image)), values.double().numpy() if by == "map" else None, key)
@@ -155,7 +155,8 @@ def test_what_cannot_be_shown_is_refused(model: vt.VisionModel, x: Tensor, maps:
 
 
 def filled(model: vt.VisionModel, x: Tensor, maps: Tensor, need: RenderedStates) -> Evaluator:
-    pool = Evaluator(model, [Probe(asked=[need])], ImageShape((32, 32), (4, 4)), ["pred"], batch=4)
+    config = EvaluationConfig(forward_batch=4)
+    pool = Evaluator(model, [Probe(asked=[need])], ImageShape((32, 32), (4, 4)), ["pred"], config)
     looked = pool.engine.look(x)
     rows = {"given": np.arange(len(x))}
     pool.add(x, looked, {"pred": looked.argmax(dim=1)}, {"it": Maps(maps, rows)})

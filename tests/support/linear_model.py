@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import vitreous as vt
-from vitreous.metrics import Evaluation, Evaluator, ImageShape, Maps
+from vitreous.metrics import Evaluation, EvaluationConfig, Evaluator, ImageShape, Maps
 from vitreous.models import Pooling, Preprocess, VisionModel
 
 
@@ -23,7 +23,8 @@ def pooled(
 ) -> tuple[Evaluator, Evaluation]:
     """One method's maps straight through the pool."""
     image_shape = ImageShape(tuple(inputs.shape[2:]), model.grid(inputs))
-    pool = Evaluator(model, [vt.get_metric(metric) for metric in metrics], image_shape, ["pred"], **options)
+    config, judges = EvaluationConfig(**options), [vt.get_metric(metric) for metric in metrics]
+    pool = Evaluator(model, judges, image_shape, ["pred"], config)
     looked = pool.engine.look(inputs)
     rows = {mode: np.arange(len(inputs)) for mode in pool.modes}
     pool.add(inputs, looked, {"pred": looked.argmax(dim=1)}, {"it": Maps(maps, rows)})

@@ -440,7 +440,7 @@ class _Part:
 
     def _plan(self, seed: int, columns: Sequence[str]) -> dict[str, Any]:
         setting = self.setting
-        spelled = {name: {"spelling": how} for name, how in setting.methods.items()}
+        spelled = {name: {"spec": how} for name, how in setting.methods.items()}
         kept = (
             "size",
             "output",
@@ -455,7 +455,7 @@ class _Part:
         )
         return {
             "methods": spelled,
-            "metrics": {name: {"spelling": setting.metrics[name]} for name in columns},
+            "metrics": {name: {"spec": setting.metrics[name]} for name in columns},
             **{name: getattr(setting, name) for name in kept},
             "seed": seed,
             "model": setting.model.get("name", setting.label),

@@ -22,10 +22,10 @@ from vitreous.datasets import Sample, file_digest
 from vitreous.datasets.catalog import open_source
 from vitreous.datasets.dataset import DataSource, Entry
 from vitreous.errors import ImageError, VitreousError, nearest, one_line
-from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.config import with_batch_sizes
 from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.methods import Method
-from vitreous.metrics import get_metric
+from vitreous.metrics import EvaluationConfig, get_metric
 from vitreous.models import VisionModel
 from vitreous.registry import defaults
 
@@ -187,9 +187,7 @@ class Part:
         hows = {name: self.method(spec) for name, spec in methods.items()}
         metrics = {spec: get_metric(spec) for spec in judge.metrics}
         memory_gb = judge.memory_gb if self.options.memory_gb is None else self.options.memory_gb
-        plan = EvaluationConfig.of(
-            model, (size[0], size[1]), hows, metrics, batch_size=judge.batch_size, memory_gb=memory_gb
-        )
+        sizes = with_batch_sizes(EvaluationConfig(), model, (size[0], size[1]), judge.batch_size, memory_gb)
         return RunConfig(
             label=spec.label,
             data=self.protocol.data.label,
@@ -213,11 +211,11 @@ class Part:
             tie_breaking=judge.tie_breaking,
             nan_policy=judge.nan_policy,
             least_confidence=self.protocol.data.least_confidence,
-            memory_gb=plan.memory_gb,
+            memory_gb=sizes.memory_gb,
             images_per_unit=judge.images_per_unit
-            or (min(plan.images_per_unit, _ON_A_CPU) if model.device.type == "cpu" else plan.images_per_unit),
-            attribution_batch=plan.attribution_batch,
-            forward_batch=plan.forward_batch,
+            or (min(sizes.images_per_unit, _ON_A_CPU) if model.device.type == "cpu" else sizes.images_per_unit),
+            attribution_batch=sizes.attribution_batch,
+            forward_batch=sizes.forward_batch,
             threads=self.options.threads,
         )
 

@@ -309,8 +309,8 @@ def _methods(table: ScoreTable) -> dict[str, Method]:
     found = {}
     for name, how in table.plan.get("methods", {}).items():
         try:
-            if name in table.methods and "spelling" in how:
-                found[name] = method_of(how["spelling"])
+            if name in table.methods and "spec" in how:
+                found[name] = method_of(how["spec"])
         except VitreousError:  # a table of other times, or of a plugin that is not here
             continue
     return found

@@ -33,11 +33,11 @@ from vitreous.benchmark.unit_file import Found
 from vitreous.benchmark.units import RunConfig, Unit
 from vitreous.datasets import Sample
 from vitreous.errors import ImageError, TargetError, VitreousError, one_line
-from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.config import EvaluationPlan, image_shape_of
 from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.evaluation.runner import Judged, mapped, unit
 from vitreous.methods import Method
-from vitreous.metrics import ImageShape, Maps, get_metric
+from vitreous.metrics import EvaluationConfig, Maps, get_metric
 from vitreous.models import VisionModel
 from vitreous.tracing.targets import probabilities
 
@@ -279,14 +279,9 @@ class Worker:
         kept = [at for at, picture in enumerate(there) if picture not in unsure]
         return [samples[at] for at in kept], [there[at] for at in kept], unsure
 
-    def _plan(self, setting: RunConfig, piece: Unit, model: VisionModel, metrics: Sequence[str]) -> EvaluationConfig:
-        probe = torch.empty(1, 3, *setting.size, dtype=model.dtype, device=model.device)
-        return EvaluationConfig(
-            {name: careful(self.how(setting, name)) for name in piece.methods},
-            {name: get_metric(setting.metrics[name]) for name in metrics},
-            ImageShape(setting.size, model.grid(probe), model.depth),
+    def _plan(self, setting: RunConfig, piece: Unit, model: VisionModel, metrics: Sequence[str]) -> EvaluationPlan:
+        config = EvaluationConfig(
             target=setting.target,
-            has_labels=setting.has_labels,
             output=setting.output,
             class_subset=setting.class_subset,
             precision=setting.precision,
@@ -299,9 +294,16 @@ class Worker:
             attribution_batch=setting.attribution_batch,
             forward_batch=setting.forward_batch,
         )
+        return EvaluationPlan(
+            {name: careful(self.how(setting, name)) for name in piece.methods},
+            {name: get_metric(setting.metrics[name]) for name in metrics},
+            image_shape_of(model, setting.size),
+            config,
+            setting.has_labels,
+        )
 
 
-def _raised(plan: EvaluationConfig) -> dict[str, dict[str, str]]:
+def _raised(plan: EvaluationPlan) -> dict[str, dict[str, str]]:
     """Return where methods of others failed, by method and picture."""
     return {name: how.raised for name, how in plan.methods.items() if isinstance(how, Careful) and how.raised}
 

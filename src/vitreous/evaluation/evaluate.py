@@ -21,11 +21,11 @@ from torch import nn
 from vitreous import __version__
 from vitreous.datasets import Sample, cut, how_many, read_samples
 from vitreous.errors import ImageError, TargetError, VitreousError, VitreousWarning
-from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.config import EvaluationPlan, image_shape_of, with_batch_sizes
 from vitreous.evaluation.explainers import named
 from vitreous.evaluation.runner import Judged, unit
 from vitreous.methods import Method, get_method, recommended_method
-from vitreous.metrics import Metric, get_metric
+from vitreous.metrics import EvaluationConfig, Metric, get_metric
 from vitreous.metrics.base import check_widths
 from vitreous.metrics.batch_runner import Audit
 from vitreous.metrics.bootstrap import SAMPLES
@@ -36,8 +36,7 @@ from vitreous.progress import Progress, followed
 from vitreous.registry import defaults
 from vitreous.registry.defaults import known_as
 from vitreous.results import ScoreTable
-from vitreous.tracing import Target, Targets, plain_target
-from vitreous.tracing.prng import check_seed
+from vitreous.tracing import Targets, plain_target
 from vitreous.tracing.targets import ClassSets, check_value, class_sets, restriction
 
 __all__ = [
@@ -118,7 +117,14 @@ def evaluate(
     )
     heeded([how for how in hows.values() if isinstance(how, Method)], None, output)
     output = "logit" if output is None else output
-    Target(output=output), check_seed(seed)  # bad words before the work
+    config = EvaluationConfig(  # bad words before the work
+        output=output,
+        precision=precision,
+        interpolation=interpolation,
+        tie_breaking=tie_breaking,
+        nan_policy=nan_policy,
+        seed=seed,
+    )
     if controls:
         hows = {**hows, **{name: get_method(name) for name in defaults.BASELINES if name not in hows}}
     _check_groups(groups, how_many(data))
@@ -128,26 +134,14 @@ def evaluate(
     first = next(source, None)
     if first is None:
         raise ImageError("there are no pictures to judge with")
-    how = {
-        "precision": precision,
-        "interpolation": interpolation,
-        "tie_breaking": tie_breaking,
-        "nan_policy": nan_policy,
-        "seed": seed,
-    }
     size = (first.picture.tensor.shape[1], first.picture.tensor.shape[2])
-    known = {
-        "target": aims.explained,
-        "has_labels": first.label is not None,
-        "output": output,
-        "class_subset": class_indices,
-    }
-    plan = EvaluationConfig.of(
-        vision_model, size, hows, judges, batch_size=batch_size, memory_gb=memory_gb, **known, **how
+    config = with_batch_sizes(
+        replace(config, target=aims.explained, class_subset=class_indices), vision_model, size, batch_size, memory_gb
     )
+    plan = EvaluationPlan(hows, judges, image_shape_of(vision_model, size), config, first.label is not None)
     with followed(progress, "states") as tell:
         run = _Run(vision_model, plan, tell, how_many(data))
-        for group in cut(chain([first], source), plan.images_per_unit):
+        for group in cut(chain([first], source), plan.config.images_per_unit):
             run.judge(group)
     return run.table(tuple(hows), n_bootstrap, aims.said, groups)
 
@@ -155,9 +149,7 @@ def evaluate(
 class _Run:
     """One evaluation, unit by unit; of each, only the numbers stay."""
 
-    def __init__(
-        self, model: VisionModel, plan: EvaluationConfig, progress: Progress | None, total: int | None
-    ) -> None:
+    def __init__(self, model: VisionModel, plan: EvaluationPlan, progress: Progress | None, total: int | None) -> None:
         self.view, self.plan, self.first = model, plan, plan
         self.done: list[Judged] = []
         self.on_progress = _ticker(plan, progress, total)
@@ -165,9 +157,8 @@ class _Run:
 
     def judge(self, group: Sequence[Sample]) -> None:
         judged = unit(self.view, group, self.plan, self.on_progress)
-        self.plan = replace(
-            self.plan, attribution_batch=judged.inner, forward_batch=judged.at_once
-        )  # too much once is not tried again
+        sizes: dict[str, Any] = {"attribution_batch": judged.inner, "forward_batch": judged.at_once}
+        self.plan = replace(self.plan, config=replace(self.plan.config, **sizes))  # too much once is not tried again
         self.done.append(replace(judged, maps={}))
 
     def table(
@@ -190,7 +181,7 @@ class _Run:
             curves={cell: _joined([each.curves[cell] for each in done]) for cell in cells},
             plan=self._record(target),
             samples=samples,
-            seed=plan.seed,
+            seed=plan.config.seed,
             groups=None if groups is None else tuple(int(group) for group in groups),
         )
 
@@ -205,29 +196,18 @@ class _Run:
         audit: Audit | None = None
         for each in self.done:
             audit = each.audit if audit is None else audit | each.audit
-        shrunk = (self.plan.attribution_batch, self.plan.forward_batch) != (
-            self.first.attribution_batch,
-            self.first.forward_batch,
-        )
+        sizes = {name: getattr(self.plan.config, name) for name in ("attribution_batch", "forward_batch")}
+        shrunk = self.plan.config != self.first.config
         return {
             **self.first.to_json(),
-            **(
-                {
-                    "memory_ran_out": {
-                        "attribution_batch": self.plan.attribution_batch,
-                        "forward_batch": self.plan.forward_batch,
-                    }
-                }
-                if shrunk
-                else {}
-            ),
+            **({"memory_ran_out": sizes} if shrunk else {}),
             "model": self.view.name,
             "device": self.view.device.type,
             "dtype": str(self.view.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "audit": None if audit is None else audit.to_json(),
             "target": target,
-            "substrates": self.plan.baselines,
+            "baselines": self.plan.baselines,
             "images": sum(len(each.names) for each in self.done),
             "states": sum(states.values()),
             "states_by_kept_tokens": {str(kept): n for kept, n in sorted(states.items())},
@@ -285,7 +265,7 @@ def _joined(curves: Sequence[Any]) -> dict[str, Curve]:
     }
 
 
-def _ticker(plan: EvaluationConfig, progress: Progress | None, images: int | None) -> Callable[[int], None] | None:
+def _ticker(plan: EvaluationPlan, progress: Progress | None, images: int | None) -> Callable[[int], None] | None:
     if progress is None:
         return None
     each = plan.forwards_per_image()

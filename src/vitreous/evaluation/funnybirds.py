@@ -20,23 +20,21 @@ from torch import Tensor, nn
 from vitreous import __version__
 from vitreous.datasets import LoadedImage, Sample, cut
 from vitreous.errors import VitreousError, VitreousWarning
-from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.config import EvaluationPlan, image_shape_of, with_batch_sizes
 from vitreous.evaluation.evaluate import heeded
 from vitreous.evaluation.explainers import named
 from vitreous.evaluation.funnybirds_data import Change, Folder, Scenes, Seen, Source
 from vitreous.evaluation.funnybirds_scores import Importances, Interventions, disjoint_pairs
 from vitreous.evaluation.runner import Explaining
 from vitreous.methods import Method, get_method, recommended_method
-from vitreous.metrics import BatchRunner, Maps
+from vitreous.metrics import BatchRunner, EvaluationConfig, Maps
 from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.metrics.curves import Array
 from vitreous.metrics.ranking import FLAGS, enlarged, flag
 from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress, followed
-from vitreous.registry import check_choice, defaults
+from vitreous.registry import defaults
 from vitreous.results.funnybirds import Found, FunnyBirdsResult
-from vitreous.tracing import Target
-from vitreous.tracing.prng import check_seed
 from vitreous.world import Scene, World
 
 __all__ = [
@@ -148,8 +146,7 @@ def funnybirds(
     )
     heeded([how for how in hows.values() if isinstance(how, Method)], None, output)
     output = "logit" if output is None else output
-    Target(output=output), check_seed(seed)  # bad words before the work
-    check_choice("upsample", interpolation, ("nearest", "bilinear"))
+    config = EvaluationConfig(output=output, interpolation=interpolation, seed=seed)  # bad words before the work
     if controls:
         hows = {**hows, **{name: get_method(name) for name in defaults.BASELINES if name not in hows}}
     if oracle and _ORACLE in hows:
@@ -159,13 +156,12 @@ def funnybirds(
         raise VitreousError(f"share={share} must lie between 0 and 1")
     source = _source(scenes, vision_model)
     size = vision_model.preprocess.size
-    plan = EvaluationConfig.of(
-        vision_model, size, hows, {}, batch_size=batch_size, memory_gb=memory_gb, output=output, seed=seed
-    )
+    config = with_batch_sizes(config, vision_model, size, batch_size, memory_gb)
+    plan = EvaluationPlan(hows, {}, image_shape_of(vision_model, size), config)
     run = _Run(vision_model, plan, source, share, window(source.size, dilation), interpolation, oracle)
     with followed(progress, "states") as tell:
         run.tell = tell
-        for group in cut(range(len(source.names)), plan.images_per_unit):
+        for group in cut(range(len(source.names)), plan.config.images_per_unit):
             run.take(range(group[0], group[-1] + 1))
     return run.result(tuple(hows), levels, n_bootstrap, seed)
 
@@ -175,7 +171,7 @@ class _Run:
     """One run, some images at a time; of each, only numbers stay."""
 
     view: VisionModel
-    plan: EvaluationConfig
+    plan: EvaluationPlan
     source: Source
     share: float
     wide: int
@@ -191,7 +187,7 @@ class _Run:
                 f"{self.view.name} has {self.view.num_classes} classes, not the {known} of {source.what}"
             )
         self.pairs = disjoint_pairs(source.variants)
-        self.engine = BatchRunner(self.view, batch=self.plan.forward_batch, on_progress=self._tick)
+        self.engine = BatchRunner(self.view, self.plan.config, self._tick)
         self.facts: list[Interventions] = []
         self.found: dict[str, list[dict[str, Importances]]] = {}
         self.flags: dict[str, list[Array]] = {}
@@ -254,7 +250,8 @@ class _Run:
         explaining = Explaining(self.view, self.plan, samples, inputs, self._tick)
         wanted = {mode: torch.from_numpy(of).to(self.view.device) for mode, of in classes.items()}
         made = explaining.maps(wanted)
-        self.plan = replace(self.plan, attribution_batch=explaining.inner.size)  # too much once is not tried again
+        smaller = replace(self.plan.config, attribution_batch=explaining.inner.size)
+        self.plan = replace(self.plan, config=smaller)  # too much once is not tried again
         return made
 
     def _read(
@@ -355,11 +352,11 @@ class _Run:
             "dilation": self.wide,
             "share": self.share,
             "interpolation": self.upsample,
-            "output": plan.output,
-            "seed": plan.seed,
-            "images_per_unit": plan.images_per_unit,
-            "attribution_batch": plan.attribution_batch,
-            "forward_batch": plan.forward_batch,
+            "output": plan.config.output,
+            "seed": plan.config.seed,
+            "images_per_unit": plan.config.images_per_unit,
+            "attribution_batch": plan.config.attribution_batch,
+            "forward_batch": plan.config.forward_batch,
             "logits_not_positive": int((whole <= 0).sum()),
             "device": self.view.device.type,
             "dtype": str(self.view.dtype).removeprefix("torch."),

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from vitreous import __version__
 from vitreous.errors import VitreousError, one_line
+from vitreous.evaluation.config import forwards_per_image
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.meta_maps import CENTRE, MIXES, ORACLE, STRENGTHS, Known, Recalled, closeness, known, ladder
 from vitreous.evaluation.meta_statistics import CORE, Parts, judged, set_aside
 from vitreous.methods import compute_attributions, get_method, to_grid
-from vitreous.metrics import Images, ImageShape, Masks, Metric, RankedRemoval, Reattribution, RenderedStates, get_metric
+from vitreous.metrics import ImageShape, Metric, Reattribution, get_metric
 from vitreous.metrics import list_metrics as all_metrics
-from vitreous.metrics.evaluation import Layout
 from vitreous.models import VisionModel, wrap
 from vitreous.models.registry import device_of
 from vitreous.progress import Progress, followed
@@ -58,15 +58,8 @@ class Course:
 
     def states(self, image_shape: ImageShape) -> int:
         """Return how many states each scene takes, if the explained class is the true one."""
-        needs = list(dict.fromkeys(need for judge in self.judges.values() for need in judge.requests(image_shape)))
-        own = Layout(
-            [need for need in needs if isinstance(need, RankedRemoval) and need.by == "map"], image_shape
-        ).length
-        own += sum(need.count for need in needs if isinstance(need, RenderedStates) and need.by == "map")
-        shared = sum(need.count for need in needs if isinstance(need, Masks | Images))
-        shared += sum(need.count for need in needs if isinstance(need, RenderedStates) and need.by != "map")
-        orders = [need for need in needs if isinstance(need, RankedRemoval) and need.by != "map"]
-        return 1 + shared + sum(Layout([need], image_shape).length for need in orders) + own * len(self.maps)
+        requests = [request for metric in self.judges.values() for request in metric.requests(image_shape)]
+        return forwards_per_image(requests, image_shape, len(self.maps))
 
 
 def judges_of(given: Any) -> dict[str, Metric]:

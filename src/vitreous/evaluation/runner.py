@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitreous.datasets import Sample
 from vitreous.errors import ImageError, TargetError, VitreousError
-from vitreous.evaluation.config import EvaluationConfig
+from vitreous.evaluation.config import EvaluationPlan
 from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.methods import Method, compute_attributions
 from vitreous.metrics import AnnotationRequest, Curve, Evaluation, Evaluator, Maps, Reattribution, Request
@@ -61,13 +61,13 @@ class Explaining:
     """Explains the pictures of a unit by the methods of its plan, which share their passes."""
 
     model: VisionModel
-    plan: EvaluationConfig
+    plan: EvaluationPlan
     samples: Sequence[Sample]
     inputs: Tensor
     on_progress: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
-        self.inner = InnerBatch(self.plan.attribution_batch)
+        self.inner = InnerBatch(self.plan.config.attribution_batch)
         self.costs = {name: Cost() for name in self.plan.methods}
         sets = [sample.compare_classes for sample in self.samples]
         if None in sets and any(set_ is not None for set_ in sets):
@@ -114,11 +114,11 @@ class Explaining:
                 )
         inputs, count = self.inputs, need.count
         if need.images is not None:
-            inputs = need.images.of(inputs, self.model.preprocess, self.plan.seed).flatten(0, 1)
+            inputs = need.images.of(inputs, self.model.preprocess, self.plan.config.seed).flatten(0, 1)
         if need.target != "same":
             others = looked.scatter(1, classes[:, None].to(looked.device), -torch.inf)
             if need.target == "random":
-                chance = PRNGKey.of_images(self.plan.seed, "other class", self.inputs).uniform(looked.shape[1])
+                chance = PRNGKey.of_images(self.plan.config.seed, "other class", self.inputs).uniform(looked.shape[1])
                 others = torch.where(others == -torch.inf, -1.0, chance.to(others))
             classes = others.argmax(dim=1)
         images = torch.arange(len(self.inputs)).repeat_interleave(count)
@@ -138,18 +138,18 @@ class Explaining:
     ) -> dict[str, Tensor]:
         """Return the maps of some methods; ``images`` says which picture each input was made of."""
         plan, by_method = self.plan, dict[str, Tensor]()
-        seed = plan.seed if seed is None else seed
+        seed = plan.config.seed if seed is None else seed
         hows = {name: plan.methods[name] for name in names}
         own = {name: how for name, how in hows.items() if isinstance(how, Method)}
         if own:
             compare_classes = None if self.among is None else self.among[images]
             aim = Target(
                 classes=wanted.cpu(),
-                output=plan.output,
-                class_subset=plan.class_subset,
+                output=plan.config.output,
+                class_subset=plan.config.class_subset,
                 compare_classes=compare_classes,
             )
-            context = Context(model, inputs, aim, seed, self.inner, plan.memory_gb, self._alive)
+            context = Context(model, inputs, aim, seed, self.inner, plan.config.memory_gb, self._alive)
             self._share(context, own)
             for name, method in own.items():
                 began = self._now()
@@ -262,17 +262,14 @@ class Mapped:
 def mapped(
     model: VisionModel,
     samples: Sequence[Sample],
-    plan: EvaluationConfig,
+    plan: EvaluationPlan,
     modes: Sequence[str] = ("given",),
     on_progress: Callable[[int], None] | None = None,
 ) -> Mapped:
     """Explain some pictures together and judge nothing: what ``unit`` takes as ``maps``."""
     check_sizes(samples, plan)
     inputs = model.cast(torch.stack([sample.picture.tensor for sample in samples]))
-    class_subset = None if plan.class_subset is None else torch.tensor(plan.class_subset)
-    engine = BatchRunner(
-        model, plan.forward_batch, "float32", class_subset, on_progress, plan.memory_gb, plan.image_shape.pixels
-    )
+    engine = BatchRunner(model, replace(plan.config, precision="float32"), on_progress)
     known = _classes(samples, plan, engine.look(inputs))
     wanted = {mode: known.get(mode, known["pred"]) for mode in modes}
     began = time.perf_counter()
@@ -284,7 +281,7 @@ def mapped(
 def unit(
     model: VisionModel,
     samples: Sequence[Sample],
-    plan: EvaluationConfig,
+    plan: EvaluationPlan,
     on_progress: Callable[[int], None] | None = None,
     maps: Mapping[str, Maps] | None = None,
 ) -> Judged:
@@ -295,21 +292,7 @@ def unit(
     """
     _check(samples, plan)
     inputs = model.cast(torch.stack([sample.picture.tensor for sample in samples]))
-    class_subset = None if plan.class_subset is None else torch.tensor(plan.class_subset)
-    pool = Evaluator(
-        model,
-        list(plan.metrics.values()),
-        plan.image_shape,
-        plan.columns,
-        batch=plan.forward_batch,
-        precision=plan.precision,
-        class_subset=class_subset,
-        interpolation=plan.interpolation,
-        tie_breaking=plan.tie_breaking,
-        nan_policy=plan.nan_policy,
-        seed=plan.seed,
-        on_progress=on_progress,
-    )
+    pool = Evaluator(model, list(plan.metrics.values()), plan.image_shape, plan.columns, plan.config, on_progress)
     looked = pool.engine.look(inputs)
     known = _classes(samples, plan, looked)
     wanted = {mode: known.get(mode, known["pred"]) for mode in pool.modes}
@@ -338,7 +321,7 @@ def unit(
 
 
 def _read(
-    plan: EvaluationConfig, answers: Mapping[str, Evaluation]
+    plan: EvaluationPlan, answers: Mapping[str, Evaluation]
 ) -> tuple[dict[tuple[str, str], Array], dict[tuple[str, str], Mapping[str, Curve]]]:
     """Read every metric, the methods side by side: sorting maps takes longer than making many of them."""
 
@@ -351,15 +334,16 @@ def _read(
     return {(n, l): parts for n, l, parts, _ in found}, {(n, l): curves for n, l, _, curves in found}
 
 
-def _classes(samples: Sequence[Sample], plan: EvaluationConfig, looked: Tensor) -> dict[str, Tensor]:
+def _classes(samples: Sequence[Sample], plan: EvaluationPlan, looked: Tensor) -> dict[str, Tensor]:
     """Return the classes of every picture: the predicted, the true and the given ones."""
     known = {"pred": looked.argmax(dim=1)}
     if plan.has_labels:
         known["label"] = _column(samples, "label").to(looked.device)
-    if plan.target != "pred":
-        known["given"] = known["label"] if plan.target == "label" else _column(samples, "target").to(looked.device)
+    target, subset = plan.config.target, plan.config.class_subset
+    if target != "pred":
+        known["given"] = known["label"] if target == "label" else _column(samples, "target").to(looked.device)
     for name, chosen in known.items():
-        if plan.class_subset is not None and not torch.isin(chosen.cpu(), torch.tensor(plan.class_subset)).all():
+        if subset is not None and not torch.isin(chosen.cpu(), torch.tensor(subset)).all():
             raise TargetError(f"a {name} class is not among the classes the softmax is restricted to")
     return known
 
@@ -371,7 +355,7 @@ def _column(samples: Sequence[Sample], what: str) -> Tensor:
     return torch.tensor([getattr(sample, what) for sample in samples])
 
 
-def check_sizes(samples: Sequence[Sample], plan: EvaluationConfig) -> None:
+def check_sizes(samples: Sequence[Sample], plan: EvaluationPlan) -> None:
     """Refuse a unit without pictures, or with pictures that do not fit its plan."""
     if not samples:
         raise ImageError("there are no pictures to judge with")
@@ -380,9 +364,9 @@ def check_sizes(samples: Sequence[Sample], plan: EvaluationConfig) -> None:
         raise ImageError(f"pictures of different sizes cannot be judged together: {sorted(sizes)}")
 
 
-def _check(samples: Sequence[Sample], plan: EvaluationConfig) -> None:
+def _check(samples: Sequence[Sample], plan: EvaluationPlan) -> None:
     check_sizes(samples, plan)
-    if plan.target == "label" and not plan.has_labels:
+    if plan.config.target == "label" and not plan.has_labels:
         raise TargetError("target='label' needs the true classes: give labels")
     for label, judge in plan.metrics.items():
         if judge.needs_labels and not plan.has_labels:

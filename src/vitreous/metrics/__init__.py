@@ -19,6 +19,7 @@ from vitreous.metrics.base import Metric, MetricInfo, MetricResult, get_metric, 
 from vitreous.metrics.baselines import SUBSTRATES, Baseline
 from vitreous.metrics.batch_runner import BatchRunner
 from vitreous.metrics.bootstrap import Bin, Difference, Interval, bins, difference, intervals
+from vitreous.metrics.config import EvaluationConfig
 from vitreous.metrics.curves import Curve
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.evaluator import Evaluator, Maps
@@ -40,6 +41,7 @@ from vitreous.metrics.requests import (
 __all__ = [
     "SUBSTRATES",
     "Evaluation",
+    "EvaluationConfig",
     "Bin",
     "Curve",
     "Difference",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.errors import ModelError, TargetError, VitreousError
+from vitreous.errors import ModelError, TargetError
 from vitreous.metrics import baselines as road
+from vitreous.metrics.config import EvaluationConfig
 from vitreous.metrics.curves import Array
 from vitreous.metrics.evaluation import Readings
 from vitreous.metrics.perturb import Write
@@ -33,7 +34,6 @@ __all__ = [
     "Audit",
     "Auditor",
     "BatchRunner",
-    "PRECISIONS",
     "default_forward_batch",
 ]
 
@@ -134,7 +134,7 @@ class Auditor:
         self._compared.append(torch.stack(rows, dim=1).float())
 
 
-PRECISIONS = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _log = logging.getLogger(__name__)
 
 
@@ -155,34 +155,26 @@ class _Tokens(NamedTuple):
 class BatchRunner:
     """Runs states of one model; slots, numbered from 0, say where each answer will stand.
 
-    ``precision`` is ``"float32"`` (the model's own dtype), ``"float16"`` or ``"bfloat16"`` (autocast, audited).
-    ``only`` restricts the softmax to some classes. ``tick`` is told how many states have just been run. ``batch``
-    states go together; what runs out of memory is run in smaller parts, and no larger ones are tried again.
+    Of the configuration it takes the precision, the classes of the softmax, and how many states go together; what runs
+    out of memory is run in smaller parts, and no larger ones are tried again. ``on_progress`` is called with the number
+    of states that have just been run.
     """
 
     def __init__(
         self,
         model: VisionModel,
-        batch: int | None = None,
-        precision: str = "float32",
-        class_subset: Tensor | None = None,
+        config: EvaluationConfig = EvaluationConfig(),  # noqa: B008 - frozen
         on_progress: Callable[[int], None] | None = None,
-        memory_gb: float | None = None,
-        size: tuple[int, int] | None = None,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise VitreousError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
-        if batch is not None and batch < 1:
-            raise VitreousError(f"batch={batch} must be at least 1")
-        self.model, self.precision, self.on_progress = model.shared_copy(), precision, on_progress
+        self.model, self.on_progress = model.shared_copy(), on_progress
         self._prove = model.verify
-        self.inner = InnerBatch(batch or default_forward_batch(model, memory_gb, size))
+        self.inner = InnerBatch(config.forward_batch)
         self.batch = self.inner.size
         self.states: Counter[int] = Counter()
         """How many states were run, by the number of patch tokens kept; 0 stands for whole images."""
         self.audit: Audit | None = None
-        self._half = PRECISIONS[precision]
-        self._shut = None if class_subset is None else _shut(model, class_subset)
+        self._half = _DTYPES[config.precision]
+        self._shut = None if config.class_subset is None else _shut(model, config.class_subset)
         self._auditor = None if self._half is None else Auditor(self._exact)
         self._buffer = torch.empty(0)
         self._classes = torch.empty(0)
@@ -348,10 +340,10 @@ def default_forward_batch(
     return min(usual, inner_batch(model, probe, memory_gb))
 
 
-def _shut(model: VisionModel, class_subset: Tensor) -> Tensor:
+def _shut(model: VisionModel, class_subset: Sequence[int]) -> Tensor:
     """Return what is added to the logits: nothing for the classes that stay, minus infinity for the others."""
-    if not len(class_subset) or int(class_subset.min()) < 0 or int(class_subset.max()) >= model.num_classes:
-        raise TargetError(f"classes must be a list of indices within 0..{model.num_classes - 1}")
+    if not class_subset or min(class_subset) < 0 or max(class_subset) >= model.num_classes:
+        raise TargetError(f"class_subset must be a list of indices within 0..{model.num_classes - 1}")
     shut = torch.full((model.num_classes,), -torch.inf, device=model.device)
-    shut[class_subset.to(model.device)] = 0
+    shut[list(class_subset)] = 0
     return shut

@@ -93,7 +93,7 @@ def resamples(images: int, samples: int = SAMPLES, seed: int = 0, groups: Groups
     ``groups`` says which images belong together: they are drawn as one.
     """
     if samples < 1:
-        raise VitreousError(f"samples={samples} must be at least 1")
+        raise VitreousError(f"n_bootstrap={samples} must be at least 1")
     if not images:
         raise VitreousError("there are no scores to resample")
     member = members(images, groups)

@@ -29,10 +29,11 @@ from vitreous.errors import MapError, VitreousError
 from vitreous.metrics.base import Metric
 from vitreous.metrics.baselines import SUBSTRATES
 from vitreous.metrics.batch_runner import BatchRunner
+from vitreous.metrics.config import EvaluationConfig
 from vitreous.metrics.curves import Array
 from vitreous.metrics.evaluation import CLEAN, Common, Evaluation, Layout, Run, Told, baselines_of
 from vitreous.metrics.perturb import Chunk, fade, masked, select
-from vitreous.metrics.ranking import FLAGS, TIES, enlarged, flag, order, scaled, sound, token_map, unit_ranks
+from vitreous.metrics.ranking import FLAGS, enlarged, flag, order, scaled, sound, token_map, unit_ranks
 from vitreous.metrics.requests import (
     Images,
     ImageShape,
@@ -156,35 +157,14 @@ class Evaluator:
         metrics: Sequence[Metric],
         image_shape: ImageShape,
         columns: Sequence[str],
-        *,
-        batch: int | None = None,
-        precision: str = "float32",
-        class_subset: Tensor | None = None,
-        interpolation: str = "bilinear",
-        tie_breaking: str = "random",
-        nan_policy: str = "exclude",
-        seed: int = 0,
-        memory_gb: float | None = None,
+        config: EvaluationConfig = EvaluationConfig(),  # noqa: B008 - frozen
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
-        for name, given, choices in (
-            ("upsample", interpolation, ("bilinear", "nearest")),
-            ("ties", tie_breaking, TIES),
-            ("nonfinite", nan_policy, ("exclude", "lowest", "raise")),
-        ):
-            if given not in choices:
-                raise VitreousError(f"{name}={given!r} is not one of {', '.join(choices)}")
-        self.model, self.image_shape, self.columns = model, image_shape, tuple(columns)
-        self.interpolation, self.tie_breaking, self.nan_policy, self.seed = (
-            interpolation,
-            tie_breaking,
-            nan_policy,
-            seed,
-        )
-        self.engine = BatchRunner(model, batch, precision, class_subset, on_progress, memory_gb, image_shape.pixels)
+        self.model, self.image_shape, self.columns, self.config = model, image_shape, tuple(columns), config
+        self.engine = BatchRunner(model, config, on_progress)
         self.layouts: list[Layout] = []
-        self.common = Common(image_shape, self.columns, self.layouts, interpolation)
-        self.drawing = Drawing(model, self.engine, self.common, seed)
+        self.common = Common(image_shape, self.columns, self.layouts, config.interpolation)
+        self.drawing = Drawing(model, self.engine, self.common, config.seed)
         self._needs: dict[str, list[RankedRemoval]] = {}
         self._shared: dict[Request, None] = {}
         self.explained: dict[str, list[Reattribution]] = {}
@@ -239,7 +219,7 @@ class Evaluator:
             common.clean.append(self._take(len(inputs)))
             common.truth += list(truth) or [None] * len(inputs)
             self.engine.record(looked, scored, common.clean[-1])
-            chunk = Chunk.of(self.model, inputs, self.baselines, scored, self.seed)
+            chunk = Chunk.of(self.model, inputs, self.baselines, scored, self.config.seed)
             for name in self._fully_removed:
                 self._add_bare(name, chunk.images[name], inputs, scored)
             for need in self._shared:
@@ -280,7 +260,7 @@ class Evaluator:
 
     def _add_shared(self, need: Request, chunk: Chunk) -> None:
         if isinstance(need, Measured):
-            made = need.images.of(chunk.inputs, self.model.preprocess, self.seed)
+            made = need.images.of(chunk.inputs, self.model.preprocess, self.config.seed)
             found = need.measure(self.engine.model, chunk.inputs, made)
             self.common.measured.setdefault(need, []).append(found.double().cpu().numpy())
             return
@@ -294,7 +274,7 @@ class Evaluator:
             slots = self._add_masks(need, chunk)
         else:
             assert isinstance(need, Images)
-            made = need.of(chunk.inputs, self.model.preprocess, self.seed)
+            made = need.of(chunk.inputs, self.model.preprocess, self.config.seed)
             slots = self._take(made.shape[0] * made.shape[1]).reshape(made.shape[:2])
             for image in range(len(made)):
                 self.engine.images(_copied(made[image]), self.image_shape.pixels, chunk.scored[image], slots[image])
@@ -312,7 +292,9 @@ class Evaluator:
                 self.engine.images(write, self.image_shape.pixels, chunk.scored[image], slots)
 
     def _add_masks(self, need: Masks, chunk: Chunk) -> Array:
-        gone = need.draw(PRNGKey.of_images(self.seed, "masks", chunk.inputs), self.image_shape).to(chunk.inputs.device)
+        gone = need.draw(PRNGKey.of_images(self.config.seed, "masks", chunk.inputs), self.image_shape).to(
+            chunk.inputs.device
+        )
         self.common.masks.setdefault(need, []).append(gone.cpu().numpy())
         slots = self._take(gone.shape[0] * gone.shape[1]).reshape(gone.shape[:2])
         if need.unit == "token":
@@ -332,7 +314,7 @@ class Evaluator:
         """Queue states in a random order of each image's own."""
         layout, batch = Layout([need], self.image_shape), len(chunk.inputs)
         starts = self._take(batch * layout.length)[:: max(1, layout.length)] if layout.length else np.zeros(batch, int)
-        draws = PRNGKey.of_images(self.seed, "order", chunk.inputs)
+        draws = PRNGKey.of_images(self.config.seed, "order", chunk.inputs)
         key = draws.uniform(*(self.image_shape.tokens if need.unit == "token" else self.image_shape.pixels))
         self._queue(key, np.arange(batch), [layout] * batch, starts, chunk)
         places = layout.places(need)
@@ -346,7 +328,7 @@ class Evaluator:
     # -- maps ------------------------------------------------------------------------------------------
 
     def _add_maps(self, name: str, maps: Maps, codes: Array, chunk: Chunk) -> None:
-        if self.nan_policy == "raise" and (codes == _NONFINITE).any():
+        if self.config.nan_policy == "raise" and (codes == _NONFINITE).any():
             bad = int((codes == _NONFINITE).sum())
             raise MapError(f"{name} gave values that are not finite for {bad} of {len(codes)} maps")
         owner = np.full(len(codes), -1)
@@ -356,7 +338,7 @@ class Evaluator:
             for row in rows:
                 modes[row].add(mode)
         kinds = np.array([self._kind(frozenset(each)) for each in modes])
-        left_out = (codes == _NONFINITE) & (self.nan_policy == "exclude")
+        left_out = (codes == _NONFINITE) & (self.config.nan_policy == "exclude")
         lengths = np.array([self.layouts[kind].length for kind in kinds]) * ~left_out
         starts = np.where(left_out, -1, self._next + np.cumsum(lengths) - lengths)
         self._next += int(lengths.sum())
@@ -385,7 +367,7 @@ class Evaluator:
         slots[there] = self._take(len(there) * need.count).reshape(-1, need.count)
         some = maps.values[torch.from_numpy(rows[there]).to(maps.values.device)].double().cpu()
         ranked = sound(some, torch.from_numpy(codes[rows[there]])).numpy()
-        fine = enlarged(ranked, self.image_shape.pixels, self.interpolation)
+        fine = enlarged(ranked, self.image_shape.pixels, self.config.interpolation)
         self.drawing.queue(need, chunk, fine, there, slots[there], facts)
         told.drawn.setdefault((need, mode), []).append(slots)
         told.facts.setdefault((need, mode), []).append(facts)
@@ -397,7 +379,8 @@ class Evaluator:
         blends = {unit: scaled(values, size, unit[6:]) for unit in units if unit.startswith("blend:")}
         ordered = [unit for unit in units if unit not in blends]
         ranks = {
-            unit: unit_ranks(values, size, unit, self.interpolation, self.tie_breaking, self.seed) for unit in ordered
+            unit: unit_ranks(values, size, unit, self.config.interpolation, self.config.tie_breaking, self.config.seed)
+            for unit in ordered
         }
         for row, (image, layout, start) in enumerate(zip(owner.tolist(), layouts, starts.tolist(), strict=True)):
             for run in layout.runs:
@@ -421,7 +404,7 @@ class Evaluator:
     ) -> None:
         tokens, device = self._tokens(chunk), values.device
         some = values[torch.from_numpy(mine).to(device)]
-        ranked = order(token_map(some, self.model, chunk.inputs).flatten(1), self.tie_breaking, self.seed)
+        ranked = order(token_map(some, self.model, chunk.inputs).flatten(1), self.config.tie_breaking, self.config.seed)
         rows = torch.from_numpy(owner[mine]).to(device)
         for run in runs:
             for place, (low, high) in enumerate(run.spans):

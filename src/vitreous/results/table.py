@@ -265,7 +265,7 @@ class ScoreTable:
     @classmethod
     def _from_json(cls, data: Mapping[str, Any]) -> ScoreTable:
         names = [each["name"] for each in data["metrics"]]
-        judges = {name: metric_of(data["plan"]["metrics"][name]["spelling"]) for name in names}
+        judges = {name: metric_of(data["plan"]["metrics"][name]["spec"]) for name in names}
         cells = {(each["name"], name): cell for each in data["methods"] for name, cell in each["scores"].items()}
         return cls(
             images=tuple(data["images"]),
