@@ -28,7 +28,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 import vitreous as vt
 from vitreous.evaluation.checks import agreement
 from vitreous.metrics import intervals
-from vitreous.registry.defaults import STEPS
+from vitreous.registry.defaults import EFFORT_LEVELS
 
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "deit": ("timm/deit_tiny_patch16_224", {}, "deit_tiny_patch16_224.fp16.safetensors"),
@@ -39,7 +39,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
 }
 METHODS = (
-    *STEPS,
+    *EFFORT_LEVELS,
     "coiba(samples=10{half})",
     "tis(masks=1024{half})",
     "skipplus(decompx)",
@@ -60,8 +60,8 @@ FROM_PHOTOGRAPHS = f"coiba, statistics of {PHOTOGRAPHS} photographs"
 def read(text: str, model: vt.VisionModel) -> vt.Method:
     """Return the method meant, or the step of the ladder; fill in that step where it stands in braces, and float16."""
     half = model.device.type == "cuda"
-    told = vt.recommended_method(text, model) if text in STEPS else text
-    for step in STEPS:
+    told = vt.recommended_method(text, model) if text in EFFORT_LEVELS else text
+    for step in EFFORT_LEVELS:
         told = told.replace(f"{{{step}}}", vt.recommended_method(step, model) if f"{{{step}}}" in told else "")
     return vt.get_method(told.replace("{half}", ", half=true" if half else ""))
 

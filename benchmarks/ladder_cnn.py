@@ -21,7 +21,7 @@ from ladder import halves, on_world, read
 from systems import METRICS as ALL
 
 import vitreous as vt
-from vitreous.registry.defaults import STEPS
+from vitreous.registry.defaults import EFFORT_LEVELS
 from vitreous.world import World
 
 METRICS = {short: ALL[short] for short in ("insdel", "insertion", "deletion")}
@@ -55,7 +55,7 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     table = vt.evaluate(model, images, hows, list(METRICS.values()), controls=False, batch_size=options.batch)
     known = on_world(model, hows, options.scenes)["telling part"]
-    rows = halves(table, METRICS, len(images) // 2, [step for step in STEPS if step in hows])
+    rows = halves(table, METRICS, len(images) // 2, [step for step in EFFORT_LEVELS if step in hows])
     for method, cells in rows.items():
         cells["telling part"] = known[method]
     return {

@@ -29,7 +29,7 @@ from vitreous.metrics import list_metrics
 from vitreous.models import Snapshot, VisionModel, list_models, load, register_adapter, wrap
 from vitreous.progress import Progress, followed
 from vitreous.registry import check_memory, defaults
-from vitreous.registry.spec import split
+from vitreous.registry.spec import split_specs
 from vitreous.results import Comparison, Explanation, Identity, Origin, Prediction, Question
 from vitreous.tracing import Context, Target, Targets, TargetSpec
 from vitreous.tracing.memory import InnerBatch, budget_bytes
@@ -212,9 +212,9 @@ def compare(
     check_memory(memory_gb)
     vision_model = wrap(model)
     named: list[str | Method] = []
-    given = defaults.compared(vision_model.has_residual_stream) if methods is None else methods
+    given = defaults.comparison_methods(vision_model.has_residual_stream) if methods is None else methods
     for each in (given,) if isinstance(given, str | Method) else given:
-        named += (split(each) or [each]) if isinstance(each, str) else [each]
+        named += (split_specs(each) or [each]) if isinstance(each, str) else [each]
     hows = [_method(each, None, vision_model) for each in named]
     if methods is None or effort is not None:
         hows.append(_method(None, effort, vision_model))

@@ -22,7 +22,7 @@ from vitreous.html import Legend, Panel, Tried, Trust, WhyPage, percent, printed
 from vitreous.methods import get_method as read
 from vitreous.methods import to_grid
 from vitreous.models import VisionModel, wrap
-from vitreous.registry.defaults import known_as
+from vitreous.registry.defaults import display_name
 from vitreous.results import CheckResult, Explanation
 from vitreous.results.diagnostics import Finding
 from vitreous.results.pages import DIGITS, again
@@ -275,7 +275,7 @@ class Why:
 
     def _settings(self) -> str:
         e = self.explanation
-        step = known_as(e.method)
+        step = display_name(e.method)
         how = e.method if step == e.method else f"{step} = {e.method}"
         weights = "" if e.identity is None else f" · weights {e.identity['weights'][:DIGITS]}"
         size = f"{e.image.width} x {e.image.height} pixels"

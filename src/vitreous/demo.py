@@ -19,7 +19,7 @@ from vitreous.decision_report import why
 from vitreous.errors import VitreousWarning
 from vitreous.html import Section, report
 from vitreous.models import VisionModel, load
-from vitreous.registry.defaults import METHOD, known_as
+from vitreous.registry.defaults import METHOD, display_name
 from vitreous.results.explanation import Explanation
 from vitreous.world import BETRAYED, CLASSES, PARTS, Rendered, Scene, World, betray, render, telling_part, unpack
 from vitreous.world.dataset import pictures
@@ -125,7 +125,7 @@ def _why(model: VisionModel, scene: Scene, keep: Keeper) -> Section:
     without = predictions(model, [scene, scene.without(part)])[:, scene.label].tolist()
     row = [
         show.Cell(picture, None, scene.name, f"said: {plain.prediction.label} ({plain.prediction.probability:.2f})"),
-        show.Cell(picture, plain.map.numpy(), f"why {scene.name}?", known_as(plain.method), group="why"),
+        show.Cell(picture, plain.map.numpy(), f"why {scene.name}?", display_name(plain.method), group="why"),
         show.Cell(
             picture, rather.map.numpy(), "why not a sibling?", f"against {' and '.join(siblings)}", group="rather"
         ),
@@ -143,7 +143,7 @@ def _why(model: VisionModel, scene: Scene, keep: Keeper) -> Section:
         f"Why a {scene.name}?",
         text,
         [
-            *((each.overlay(size=_SMALL), known_as(each.method)) for each in compared),
+            *((each.overlay(size=_SMALL), display_name(each.method)) for each in compared),
             (contrast, "against its siblings"),
             (owners, "VAR: which patch speaks for which of the three siblings"),
         ],

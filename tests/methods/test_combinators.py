@@ -157,18 +157,18 @@ def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
         ("compare", "method", "methods"),
         ("compare", "effort", "effort"),
     ):
-        assert commands[command][option].default is python[command][name].default is None  # each then asks the ladder
+        assert commands[command][option].default is python[command][name].default is None  # the effort level decides
     assert commands["evaluate"]["method"].default is python["evaluate"]["methods"].default is None
     assert python["evaluate"]["metrics"].default == defaults.METRICS
-    for name in ("value", "seed"):
+    for name in ("output", "seed"):
         assert commands["explain"][name].default == python["explain"][name].default
     assert commands["evaluate"]["target"].default == python["evaluate"]["target"].default
     for name in (
         defaults.METHOD,
-        *defaults.compared(),
-        *defaults.compared(False),
-        *defaults.judged(),
-        *defaults.BASELINES,
+        *defaults.comparison_methods(),
+        *defaults.comparison_methods(False),
+        *defaults.evaluation_methods(),
+        *defaults.CONTROLS,
     ):
         assert vt.get_method(name).spec == name
     assert [vt.get_metric(name).spec for name in defaults.METRICS] == list(defaults.METRICS)

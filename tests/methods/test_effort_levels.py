@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import vitreous as vt
 from families import FAMILIES, images, proven
-from vitreous.registry.defaults import METHOD, STEPS, known_as, ladder
+from vitreous.registry.defaults import EFFORT_LEVELS, METHOD, display_name, effort_spec
 from zoo import EVERY
 
 # -- steps ---------------------------------------------------------------------------------------------
@@ -21,10 +21,10 @@ from zoo import EVERY
 @pytest.mark.parametrize("family", list(EVERY))
 def test_every_family_has_all_three_steps(family: str) -> None:
     model = vt.wrap(EVERY[family]())
-    spelled = [vt.recommended_method(step, model) for step in STEPS]
+    spelled = [vt.recommended_method(step, model) for step in EFFORT_LEVELS]
     assert len(set(spelled)) == 3
     assert [vt.get_method(each).spec for each in spelled] == spelled
-    assert [known_as(each) for each in spelled] == list(STEPS)
+    assert [display_name(each) for each in spelled] == list(EFFORT_LEVELS)
     costs = [vt.get_method(each).num_forwards(model) for each in spelled]
     assert costs == sorted(costs)
     assert costs[1] <= 40
@@ -40,7 +40,9 @@ def test_every_family_has_all_three_steps(family: str) -> None:
 
 def test_without_a_model_the_steps_are_those_of_most() -> None:
     model = vt.wrap(FAMILIES["vit"]())
-    assert [vt.recommended_method(step) for step in STEPS] == [vt.recommended_method(step, model) for step in STEPS]
+    assert [vt.recommended_method(step) for step in EFFORT_LEVELS] == [
+        vt.recommended_method(step, model) for step in EFFORT_LEVELS
+    ]
     assert vt.recommended_method() == METHOD
 
 
@@ -98,7 +100,7 @@ def test_compare_adds_the_step() -> None:
     assert found["careful"] is found[1]
     assert [each.method for each in vt.compare(model, x, ["ixg"])] == ["ixg"]
     usual = vt.compare(model, x)
-    assert known_as(usual[-1].method) == "quick"
+    assert display_name(usual[-1].method) == "quick"
     assert len(usual) == 6
 
 
@@ -117,20 +119,22 @@ def test_bad_steps(given: dict[str, str], said: str) -> None:
 
 
 def test_a_step_is_a_method_too() -> None:
-    assert [vt.get_method(step).spec for step in STEPS] == [vt.recommended_method(step) for step in STEPS]
+    assert [vt.get_method(step).spec for step in EFFORT_LEVELS] == [
+        vt.recommended_method(step) for step in EFFORT_LEVELS
+    ]
     assert vt.get_method("consensus(quick, rollout)").spec == f"consensus({METHOD}, rollout)"
 
 
 def test_half_precision_is_spelled_out() -> None:
-    for step in STEPS[1:]:
-        spelled = ladder(step, half=True)
+    for step in EFFORT_LEVELS[1:]:
+        spelled = effort_spec(step, half=True)
         assert vt.get_method(spelled).spec == spelled
         parts = vt.get_method(spelled).components()
         assert {part.info.name for part in parts if getattr(part, "half", False)} == (
             {"coiba"} if step == "careful" else {"coiba", "refine"}
         )
-        assert known_as(spelled) == step
-    assert ladder("quick", half=True) == METHOD
+        assert display_name(spelled) == step
+    assert effort_spec("quick", half=True) == METHOD
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

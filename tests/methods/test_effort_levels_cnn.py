@@ -9,7 +9,7 @@ from torch import nn
 import vitreous as vt
 from families import images
 from families_cnn import FAMILIES
-from vitreous.registry.defaults import STEPS, known_as
+from vitreous.registry.defaults import EFFORT_LEVELS, display_name
 
 
 def names(spec: str) -> set[str]:
@@ -19,9 +19,9 @@ def names(spec: str) -> set[str]:
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_every_family_has_all_three_steps(family: str) -> None:
     model = vt.wrap(FAMILIES[family]())
-    quick, careful, best = (vt.recommended_method(step, model) for step in STEPS)
+    quick, careful, best = (vt.recommended_method(step, model) for step in EFFORT_LEVELS)
     assert [vt.get_method(each).spec for each in (quick, careful, best)] == [quick, careful, best]
-    assert [known_as(each) for each in (quick, careful, best)] == list(STEPS)
+    assert [display_name(each) for each in (quick, careful, best)] == list(EFFORT_LEVELS)
     assert names(quick) == {"consensus", "lrp", "logprob", "layercam", "input_x_gradient"}
     assert names(careful) == names(quick) | {"coiba"}
     assert names(best) == names(careful) | {"refine"}
@@ -41,7 +41,7 @@ def test_the_longer_steps_run() -> None:
     model = vt.wrap(FAMILIES["resnet"]())
     x = images(model, 1)
     careful, best = (
-        vt.recommended_method(step, model).replace("samples=3", "samples=2, steps=2") for step in STEPS[1:]
+        vt.recommended_method(step, model).replace("samples=3", "samples=2, steps=2") for step in EFFORT_LEVELS[1:]
     )
     maps = [
         vt.get_method(each).attribute(model, x, target=1)
@@ -71,8 +71,8 @@ def test_where_relevance_has_no_rule_the_steps_do_without() -> None:
         vision_model = vt.wrap(model, layer="2")
     with pytest.raises(vt.VitreousError, match="hardswish"):
         vt.get_method("lrp@epsilon_plus").attribute(vision_model, torch.rand(1, 3, 16, 16))
-    spelled = [vt.recommended_method(step, vision_model) for step in STEPS]
-    assert [known_as(each) for each in spelled] == list(STEPS)
+    spelled = [vt.recommended_method(step, vision_model) for step in EFFORT_LEVELS]
+    assert [display_name(each) for each in spelled] == list(EFFORT_LEVELS)
     assert all("lrp" not in names(each) for each in spelled)
     assert names(spelled[0]) == {"logprob", "consensus", "layercam", "integrated_gradients"}
     assert torch.isfinite(vt.get_method(spelled[0]).attribute(vision_model, torch.rand(2, 3, 16, 16))).all()

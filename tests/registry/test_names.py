@@ -9,7 +9,8 @@ import vitreous as vt
 from commands import run
 from vitreous.errors import SpecError, TargetError
 from vitreous.models.class_names import find_label
-from vitreous.registry.registry import MEANT, PLANNED, folded
+from vitreous.registry.defaults import METHOD_SYNONYMS
+from vitreous.registry.registry import normalize_name
 
 
 @pytest.mark.parametrize(
@@ -71,21 +72,10 @@ def test_every_name_is_found_in_capitals_and_with_hyphens() -> None:
 
 def test_no_two_names_sound_alike() -> None:
     words = [word for info in vt.list_methods() for word in (info.name, *info.aliases)]
-    assert len({folded(word) for word in words}) == len(words)
-    assert not {folded(word) for word in words} & set(MEANT)
-    for spec in MEANT.values():
+    assert len({normalize_name(word) for word in words}) == len(words)
+    assert not {normalize_name(word) for word in words} & set(METHOD_SYNONYMS)
+    for spec in METHOD_SYNONYMS.values():
         vt.get_method(spec)
-
-
-def test_planned_methods_say_so() -> None:
-    there = {folded(word) for info in vt.list_methods() for word in (info.name, *info.aliases)}
-    assert PLANNED
-    assert not PLANNED & (there | set(MEANT))
-    for name in sorted(PLANNED):
-        for spec in (name, f"plus({name.upper()})"):
-            with pytest.raises(SpecError, match="is planned, not there yet"):
-                vt.get_method(spec)
-        assert "planned, not there yet" in run("methods", name).err
 
 
 def test_unknown_ones_say_what_they_did() -> None:

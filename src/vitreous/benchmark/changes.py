@@ -36,8 +36,8 @@ from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.methods import get_method
 from vitreous.metrics import get_metric
 from vitreous.models import ModelIdentity
-from vitreous.registry.defaults import BASELINES
-from vitreous.registry.spec import split
+from vitreous.registry.defaults import CONTROLS
+from vitreous.registry.spec import split_specs
 
 __all__ = [
     "Changes",
@@ -108,7 +108,7 @@ def apply_changes(
 
 def refuse_unnamed_code(protocol: Protocol, named: Protocol, changes: Changes) -> None:
     """Refuse rows whose code only the files of the run name: they may be from anybody, and importing runs code."""
-    texts = {part for text in changes.methods for part in (text.lstrip("+"), *split(text.lstrip("+")))}
+    texts = {part for text in changes.methods for part in (text.lstrip("+"), *split_specs(text.lstrip("+")))}
     for label, spec in protocol.methods.items():
         if is_code(spec) and spec not in named.methods.values() and not texts & {label, spec}:
             text = one_line(label)
@@ -138,7 +138,7 @@ class _Listed:
         for text in texts:
             sign = text[:1] if text[:1] in ("+", "-") else ""
             rest = text[len(sign) :].strip()
-            several = [rest] if rest in whole else split(rest)
+            several = [rest] if rest in whole else split_specs(rest)
             if not several:
                 raise VitreousError(f"--{noun} {one_line(repr(text))} names no {noun}")
             found[sign] += map(meaning, several)
@@ -174,7 +174,7 @@ def _change_methods(
     meant = _meanings(rows, lambda spec: get_method(spec).spec)
     listed = _Listed.of("method", texts, meant, rows)
     past = {*known.methods, *(name for plan in plans for setting in plan.settings for name in setting.methods)}
-    names = listed.applied(list(protocol.methods), protocol.name, past - set(BASELINES))
+    names = listed.applied(list(protocol.methods), protocol.name, past - set(CONTROLS))
     if names == list(protocol.methods):
         return protocol
     reference = protocol.evaluation.reference if protocol.evaluation.reference in names else None

@@ -30,7 +30,7 @@ from vitreous.metrics.base import check_widths
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.ranking import FLAGS
 from vitreous.models import VisionModel
-from vitreous.registry.defaults import BASELINES
+from vitreous.registry.defaults import CONTROLS
 from vitreous.results import ScoreTable
 
 __all__ = [
@@ -87,7 +87,7 @@ def _narrowed(setting: RunConfig, protocol: Mapping[str, Any]) -> RunConfig:
     spec = next(each for each in protocol["models"] if each["label"] == setting.label)
     data = next(each for each in (protocol["data"], *protocol.get("also", ())) if each.get("label", "") == setting.data)
     rows = [name for name in protocol["methods"] if not spec.get("methods") or name in spec["methods"]]
-    beside = [name for name in BASELINES if protocol["evaluation"].get("controls", True) and name not in rows]
+    beside = [name for name in CONTROLS if protocol["evaluation"].get("controls", True) and name not in rows]
     names = [name for name in (*rows, *beside) if name in setting.methods]
     columns = [name for name in (data.get("metrics") or protocol["evaluation"]["metrics"]) if name in setting.metrics]
     return replace(

@@ -183,7 +183,7 @@ class Part:
         """Fix every number of the units of one model."""
         judge, source, size = self.protocol.evaluation, self.pictures.source, model.preprocess.size
         methods = self.protocol.methods_of(spec)
-        methods |= {name: name for name in defaults.BASELINES if judge.controls and name not in methods}
+        methods |= {name: name for name in defaults.CONTROLS if judge.controls and name not in methods}
         hows = {name: self.method(spec) for name, spec in methods.items()}
         metrics = {spec: get_metric(spec) for spec in judge.metrics}
         memory_gb = judge.memory_gb if self.options.memory_gb is None else self.options.memory_gb

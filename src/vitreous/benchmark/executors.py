@@ -29,7 +29,7 @@ from vitreous.benchmark.ray_executor import run_ray
 from vitreous.benchmark.run import BenchmarkRun, UnitsFailed
 from vitreous.errors import VitreousError, one_line
 from vitreous.progress import Progress
-from vitreous.registry import at_least, check_choice
+from vitreous.registry import check_at_least, check_choice
 
 __all__ = [
     "ENGINES",
@@ -230,7 +230,7 @@ def run(
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise VitreousError(f"there is no shard {shard[0] + 1} of {shard[1]}")
     if wait is not None:
-        at_least("wait", wait, 0)
+        check_at_least("wait", wait, 0)
     if engine == "ray":
         run_ray(bench, workers, shard, address, progress, wait)
     elif address is not None or wait is not None:

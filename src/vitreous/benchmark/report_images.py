@@ -30,7 +30,7 @@ from vitreous.metrics.perturb import perturbed
 from vitreous.metrics.requests import ImageShape, RankedRemoval
 from vitreous.models import Preprocess, VisionModel
 from vitreous.models.transforms import OWN
-from vitreous.registry.defaults import BASELINES, known_as
+from vitreous.registry.defaults import CONTROLS, display_name
 from vitreous.results.table_plots import sweeps
 from vitreous.viz import Scale, overlay
 from vitreous.viz import plots as figures
@@ -91,10 +91,10 @@ def pictures(finding: Finding, sight: Sight, anchor: str) -> str:
     blocks = []
     for word, rows in (("Best", ranked[:each]), ("Worst", ranked[len(ranked) - each :][::-1])):
         tiles = "".join(_row(finding, sight, row, shown, metric) for row in rows)
-        blocks.append(card(tiles, f"{word} for {known_as(name)}"))
+        blocks.append(card(tiles, f"{word} for {display_name(name)}"))
     text = (
-        f"By {metric} of {known_as(name)}; under each map its own score. Every map has its own scale: red speaks for "
-        "the explained class, blue against it; maps without a sign go from dark to bright."
+        f"By {metric} of {display_name(name)}; under each map its own score. Every map has its own scale: red speaks "
+        "for the explained class, blue against it; maps without a sign go from dark to bright."
     )
     if finding.table.seed_sd:
         text += f" Maps are those of seed {finding.gathered.seeds[0]}, scores the means over all seeds."
@@ -121,7 +121,9 @@ def _row(finding: Finding, sight: Sight, row: int, methods: list[str], metric: s
         map = gathered.map(gathered.pictures[row], name)
         if map is not None:
             drawn = overlay(seen, map, Scale.of([map]))
-            tiles.append(_tile(drawn, known_as(name), number(float(found[name, metric][row]), finding.digits(metric))))
+            tiles.append(
+                _tile(drawn, display_name(name), number(float(found[name, metric][row]), finding.digits(metric)))
+            )
     return f'<div class="tiles gap">{"".join(tiles)}</div>'
 
 
@@ -147,7 +149,7 @@ def _strips(finding: Finding, sight: Sight, name: str, first: str, rows: list[in
         ]
         if states:
             drawn = "".join(_strip(finding, sight, model, name, metric, states, row) for row in rows)
-            text = f"In the order of {known_as(name)}'s map, as {metric} changes the picture; "
+            text = f"In the order of {display_name(name)}'s map, as {metric} changes the picture; "
             text += "below each, the value that the stored curve has there."
             return card(note(text) + drawn, "What the model was shown")
     return ""
@@ -277,7 +279,7 @@ def _sweeps(finding: Finding) -> list[tuple[list[str], dict[str, Any]]]:
 def _shown(finding: Finding, metric: str) -> list[str]:
     """Return the best methods and random, in the table's order: more lines than these cannot be told apart."""
     best = finding.order(metric)[:_MOST_LINES]
-    return [name for name in finding.table.methods if name in best or name in BASELINES[:1]]
+    return [name for name in finding.table.methods if name in best or name in CONTROLS[:1]]
 
 
 def _left(finding: Finding) -> bool:

@@ -13,7 +13,7 @@ from html import escape
 from vitreous.benchmark.ranking import Ranks
 from vitreous.benchmark.significance import LEVEL
 from vitreous.html import interval, number, render
-from vitreous.registry.defaults import BASELINES, known_as
+from vitreous.registry.defaults import CONTROLS, display_name
 
 __all__ = [
     "Cell",
@@ -58,8 +58,8 @@ def diagram(ranks: Ranks) -> str:
         if tested:
             reach = [max(left, at(rank - ranks.critical / 2)), min(right, at(rank + ranks.critical / 2))]
             lines.append(f'<line class="reach" x1="{reach[0]:.1f}" x2="{reach[1]:.1f}" y1="{y}" y2="{y}"/>')
-        kind = "mark" if name not in BASELINES else "grey"
-        shown = known_as(name)
+        kind = "mark" if name not in CONTROLS else "grey"
+        shown = display_name(name)
         cut = shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST // 2]}…{shown[1 - _LONGEST // 2 :]}"
         lines.append(
             f'<circle class="{kind}" cx="{at(rank):.1f}" cy="{y}" r="5"><title>{number(rank, 2)}</title></circle>'

@@ -27,7 +27,7 @@ from vitreous.benchmark.report_parts import (
 from vitreous.benchmark.summary import Finding, Flag
 from vitreous.errors import VitreousError
 from vitreous.methods import get_method
-from vitreous.registry.defaults import BASELINES, known_as
+from vitreous.registry.defaults import CONTROLS, display_name
 
 __all__ = [
     "agreement",
@@ -57,7 +57,7 @@ def scores(finding: Finding, anchor: str) -> str:
         head.append(Cell("degenerate maps", kind="n"))
     rows = []
     for name in found.methods:
-        row = [Cell(_named(finding, name), known_as(name))]
+        row = [Cell(_named(finding, name), display_name(name))]
         for metric in found.metrics:
             row += [_score(finding, name, metric), *_deviation(finding, name, metric)]
         if strange:
@@ -84,7 +84,7 @@ def scores(finding: Finding, anchor: str) -> str:
         )
     if finding.published:
         legend.append("“Paper” is the printed number, in the metric's own unit.")
-    quiet = [name in BASELINES for name in found.methods]
+    quiet = [name in CONTROLS for name in found.methods]
     inside = card(table(head, rows, quiet) + "".join(note(each) for each in legend))
     return section(anchor, "Scores", _lead(finding), inside)
 
@@ -111,7 +111,7 @@ def _named(finding: Finding, name: str) -> str:
     spec = finding.gathered.setting.methods[name]
     title = f' title="{escape(spec)}"' if spec != name else ""
     reference = "<small>reference</small>" if name == finding.reference else ""
-    return f"<span{title}>{escape(known_as(name))}</span>{reference}"
+    return f"<span{title}>{escape(display_name(name))}</span>{reference}"
 
 
 def _score(finding: Finding, name: str, metric: str) -> Cell:
@@ -194,8 +194,8 @@ def overview(findings: Sequence[Finding]) -> str:
     tops = _in_order([top for _, top in cells])
     head = [Cell(layout.rows if layout.rows == "data" else layout.rows.removesuffix("s"))]
     head += [_top(dict(zip(columns, top, strict=True)), found) for top in tops]
-    body = [[Cell(escape(known_as(row))), *(_mean(cells.get((row, top))) for top in tops)] for row in rows]
-    inside = card(table(head, body, [row in BASELINES for row in rows]))
+    body = [[Cell(escape(display_name(row))), *(_mean(cells.get((row, top))) for top in tops)] for row in rows]
+    inside = card(table(head, body, [row in CONTROLS for row in rows]))
     text = "Means; the best method of a model and metric is bold. Intervals stand below."
     return section("overview", "The whole table", text, inside)
 
@@ -217,7 +217,7 @@ def _top(at: Mapping[str, str], found: Sequence[tuple[Mapping[str, str], Finding
     }
     (up, *other) = ways
     words = [f"{each} {'↑' if up else '↓'}" if axis == "metrics" and not other else each for axis, each in at.items()]
-    first, *rest = [escape(known_as(word)) for word in words]
+    first, *rest = [escape(display_name(word)) for word in words]
     below = "".join(f"<small>{each}</small>" for each in rest)
     return Cell(first + below, kind="n", first="descending" if up else "ascending")
 
@@ -262,7 +262,7 @@ def tests(finding: Finding, anchor: str) -> str:
         head, *rows = finding.statistics.rows(metric)
         body = [
             [
-                Cell(escape(known_as(row[0]))),
+                Cell(escape(display_name(row[0]))),
                 *cells([text.replace("-", "−") if text != "-" else "–" for text in row[1:]]),
             ]
             for row in rows
@@ -287,7 +287,7 @@ def cost(finding: Finding, anchor: str) -> str:
     costs = {name: each for name, each in gathered.costs.items() if each.maps}
     for name in finding.table.methods:
         forwards, backwards, told = _passes(gathered.setting.methods[name])
-        row = [Cell(escape(known_as(name)))]
+        row = [Cell(escape(display_name(name)))]
         row += [Cell("–" if math.isnan(n) else f"{n:g}", n, "n") for n in (forwards, backwards)]
         if costs:
             each = costs.get(name)
@@ -297,7 +297,7 @@ def cost(finding: Finding, anchor: str) -> str:
         rows.append([*row, Cell(escape(told))])
     names = ["method", "forwards", "backwards", *(["time per map", "its own part"] if costs else []), "in words"]
     head = [Cell(each, kind="" if each in ("method", "in words") else "n") for each in names]
-    inside = table(head, rows, [name in BASELINES for name in finding.table.methods])
+    inside = table(head, rows, [name in CONTROLS for name in finding.table.methods])
     text = "Forwards and backwards per map, by definition."
     if costs:
         text += (
@@ -370,7 +370,7 @@ def seeds(finding: Finding, anchor: str) -> str:
         return ""
     top = [Cell(escape(name), kind="n" if at > 1 else "") for at, name in enumerate(head)]
     body = [
-        [Cell(escape(known_as(row[0]))), Cell(escape(row[1])), *cells(row[2:-1]), Cell(escape(row[-1]))]
+        [Cell(escape(display_name(row[0]))), Cell(escape(row[1])), *cells(row[2:-1]), Cell(escape(row[-1]))]
         for row in drawn
     ]
     still = len(rows) - len(drawn)
@@ -384,7 +384,7 @@ def seeds(finding: Finding, anchor: str) -> str:
 
 def flags(finding: Finding, anchor: str) -> str:
     """Return marks and flags in words, what is said of several methods or metrics once."""
-    found = [each for each in (*finding.statistics.marks, *finding.statistics.flags) if each.method not in BASELINES]
+    found = [each for each in (*finding.statistics.marks, *finding.statistics.flags) if each.method not in CONTROLS]
     for name, reasons in finding.gathered.raised.items():
         picture, why = next(iter(reasons.items()))
         found.append(Flag("failed", name, "", f"on {len(reasons)} pictures, such as {picture}: {why}"))
@@ -409,7 +409,7 @@ def _several(names: Sequence[str], every: Sequence[str]) -> str:
     """Return names in a row, or that it is all of them; one that is empty stands for all."""
     if "" in names or (len(every) > 1 and set(names) == set(every)):
         return "all"
-    return ", ".join(known_as(name) for name in names)
+    return ", ".join(display_name(name) for name in names)
 
 
 def unreadable(findings: Sequence[Finding]) -> str:

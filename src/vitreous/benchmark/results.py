@@ -15,7 +15,7 @@ from vitreous.benchmark.report import findings_of, lead, state
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.summary import Finding
 from vitreous.errors import VitreousError
-from vitreous.registry.defaults import known_as
+from vitreous.registry.defaults import display_name
 from vitreous.results import ScoreTable
 from vitreous.results.table import comma_separated, html_rows
 
@@ -108,7 +108,7 @@ def _shown(finding: Finding) -> str:
     arrows = {name: "↑" if up else "↓" for name, up in found.higher_is_better.items()}
     head = ["method", *(each for name, arrow in arrows.items() for each in (f"{name} {arrow}", *more))]
     rows = [
-        [known_as(name), *(cell for metric in found.metrics for cell in _cells(finding, name, metric))]
+        [display_name(name), *(cell for metric in found.metrics for cell in _cells(finding, name, metric))]
         for name in found.methods
     ]
     return html_rows([head, *rows], f"{finding.name}, {len(found.images)} pictures")

@@ -29,7 +29,7 @@ from vitreous.metrics.base import Metric
 from vitreous.metrics.baselines import DROP
 from vitreous.metrics.curves import Array
 from vitreous.metrics.requests import ImageShape, Masks, RankedRemoval, WithoutParts
-from vitreous.registry.defaults import BASELINES
+from vitreous.registry.defaults import CONTROLS
 from vitreous.results import ScoreTable
 from vitreous.results.storage import plain
 
@@ -431,7 +431,7 @@ class Finding:
     @cached_property
     def rows(self) -> tuple[str, ...]:
         """The methods that are no yardsticks."""
-        return tuple(name for name in self.table.methods if name not in BASELINES)
+        return tuple(name for name in self.table.methods if name not in CONTROLS)
 
     def digits(self, metric: str) -> int:
         """Return how many decimals tell the scores of a metric apart: three digits of the largest."""

@@ -17,7 +17,7 @@ from rich.text import Text
 from vitreous.cli import options
 from vitreous.errors import VitreousError, nearest
 from vitreous.registry import credit
-from vitreous.registry.registry import PLANNED, folded
+from vitreous.registry.registry import normalize_name
 
 __all__ = [
     "cite",
@@ -97,8 +97,8 @@ def cite(method: Annotated[str, typer.Argument(help="A name or a whole spelling.
     """Print the BibTeX of the papers behind a method and everything it is composed of."""
     import vitreous as vt
 
-    name = folded(method.strip())
-    bare = [info for info in vt.list_methods() if name in map(folded, (info.name, *info.aliases))]
+    name = normalize_name(method.strip())
+    bare = [info for info in vt.list_methods() if name in map(normalize_name, (info.name, *info.aliases))]
     infos = bare or [part.info for part in vt.get_method(method).components()]
     papers = {paper.key: paper for info in infos for paper in info.papers}
     found = [paper.bibtex() for paper in papers.values()]
@@ -136,10 +136,10 @@ def _short(words: str) -> str:
 def _chosen(noun: str, infos: list[Any], pattern: str | None) -> list[Any]:
     """Return what is called so, or else everything whose name fits."""
     found = [info for info in infos if pattern in (info.name, *info.aliases)]
-    found = found or [info for info in infos if folded(pattern or "") in map(folded, (info.name, *info.aliases))]
+    found = found or [
+        info for info in infos if normalize_name(pattern or "") in map(normalize_name, (info.name, *info.aliases))
+    ]
     found = found or [info for info in infos if _fits(pattern, info.name, *info.aliases)]
-    if not found and noun == "method" and folded(pattern or "") in PLANNED:
-        raise VitreousError(f"the method {pattern!r} is planned, not there yet")
     if not found:
         raise VitreousError(f"no {noun} fits {pattern!r}{nearest(pattern or '', (info.name for info in infos))}")
     return found
@@ -157,7 +157,7 @@ def _by_family(table: Table, infos: list[Any], facts: Callable[[Any], tuple[str,
 
 def _describe(info: Any) -> None:
     """Print one method: its docstring, parameters, presets and papers."""
-    needed = "a method" if info.bases == 1 else "two methods or more"
+    needed = "a method" if info.num_bases == 1 else "two methods or more"
     _print(info, needed, {"cost": info.cost_text, "class-specific": _specific(info), "models": info.models_text})
 
 

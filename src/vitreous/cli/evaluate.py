@@ -13,7 +13,7 @@ from vitreous import io as disk
 from vitreous.cli import options
 from vitreous.errors import VitreousError
 from vitreous.registry import defaults
-from vitreous.registry.defaults import STEPS
+from vitreous.registry.defaults import EFFORT_LEVELS
 
 __all__ = [
     "evaluate",
@@ -102,7 +102,7 @@ def evaluate(
     )
     methods = methods or [
         vt.recommended_method("quick", vision_model),
-        *defaults.judged(vision_model.has_residual_stream),
+        *defaults.evaluation_methods(vision_model.has_residual_stream),
     ]
     precision = "float16" if half else "float32"
     asked: dict[str, Any] = {"precision": precision, "batch_size": batch_size, "seed": seed, "controls": controls}
@@ -222,7 +222,7 @@ def funnybirds(
         raise VitreousError("give --folder or --shortcut, not both: the shortcut is one of the world's scenes")
     asked_for = options.spelled(method or (), "method")
     for each in asked_for:
-        if not os.path.isdir(each) and each not in STEPS:
+        if not os.path.isdir(each) and each not in EFFORT_LEVELS:
             vt.get_method(each)
     options.check_out(out, overwrite, ".json", ".csv")
     if folder is not None and not os.path.isdir(folder):
@@ -230,8 +230,8 @@ def funnybirds(
     source: Any = folder or vt.world.World(n=scenes, start=start, shortcut=shortcut)
     name = model or word or "world"
     vision_model = options.load(name, checkpoint, pretrained, img_size, num_classes, None, device, "float32", quiet)
-    chosen = asked_for or ["quick", *defaults.judged(vision_model.has_residual_stream)]
-    methods = {each: vt.recommended_method(each, vision_model) if each in STEPS else each for each in chosen}
+    chosen = asked_for or ["quick", *defaults.evaluation_methods(vision_model.has_residual_stream)]
+    methods = {each: vt.recommended_method(each, vision_model) if each in EFFORT_LEVELS else each for each in chosen}
     asked: dict[str, Any] = {"fixed": fixed, "dilation": dilation, "oracle": oracle, "controls": controls}
     asked |= {"batch_size": batch_size, "memory_gb": memory_gb, "seed": seed}
     with options.progress_bar("states", quiet or as_json) as bar:

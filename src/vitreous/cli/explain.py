@@ -18,7 +18,7 @@ from vitreous import io as disk
 from vitreous.cli import options
 from vitreous.errors import VitreousError
 from vitreous.registry import defaults
-from vitreous.registry.defaults import known_as
+from vitreous.registry.defaults import display_name
 
 if TYPE_CHECKING:
     from vitreous.models import VisionModel
@@ -124,7 +124,7 @@ def explain(
     }
     for number, asked in enumerate(rounds):
         left = [path for path in wanted if (number, path) not in kept and path not in lost]
-        with options.progress_bar(known_as(asked.how.spec), quiet or as_json) as bar:
+        with options.progress_bar(display_name(asked.how.spec), quiet or as_json) as bar:
             given = {**aim, **budget, "seed": seed, "progress": bar}
             for explanation in (
                 vt.iter_explanations(vision_model, left, asked.how, asked.target, **given) if left else ()
@@ -137,14 +137,14 @@ def explain(
                     explanation = replace(
                         explanation, check_result=vt.check(explanation, vision_model, memory_gb=memory_gb)
                     )
-                    which = f", {known_as(explanation.method)}, {explanation.label}" if len(rounds) > 1 else ""
+                    which = f", {display_name(explanation.method)}, {explanation.label}" if len(rounds) > 1 else ""
                     verdicts.append(f"{explanation.name}{which}: {explanation.check_result}")
                 saved = None if archive is None else archive.save(explanation, overwrite=overwrite, original=original)
                 rows.append(_row(explanation, saved))
                 shown += [explanation] if html is not None else []
                 said = f"{explanation.prediction.label} ({explanation.prediction.probability:.3f})"
                 sure = "" if explanation.probability is None else f" ({explanation.probability:.3f})"
-                how = [known_as(explanation.method)][: int(several)]
+                how = [display_name(explanation.method)][: int(several)]
                 table.add_row(explanation.name, *how, said, explanation.label + sure, str(saved))
     if lost and not rows:
         raise VitreousError(f"none of the {len(lost)} pictures can be read")
@@ -167,7 +167,7 @@ def compare(
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             help="A spelling; may be repeated, or hold several with commas.",
-            show_default=f"{','.join(defaults.COMPARED)} and that of --effort",
+            show_default=f"{','.join(defaults.COMPARISON_METHODS)} and that of --effort",
         ),
     ] = None,
     model: options.Model = defaults.MODEL,

@@ -19,8 +19,8 @@ from rich.text import Text
 from vitreous import io as disk
 from vitreous.errors import VitreousError, one_line
 from vitreous.registry import check_choice, check_memory
-from vitreous.registry.defaults import STEPS
-from vitreous.registry.spec import split
+from vitreous.registry.defaults import EFFORT_LEVELS
+from vitreous.registry.spec import split_specs
 
 if TYPE_CHECKING:
     from vitreous.models import VisionModel
@@ -60,7 +60,9 @@ ClassSubset = Annotated[
 ]
 Effort = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(help=f"How much it may cost where no method is named: {', '.join(STEPS)}.", show_default="quick"),
+    typer.Option(
+        help=f"How much it may cost where no method is named: {', '.join(EFFORT_LEVELS)}.", show_default="quick"
+    ),
 ]
 Output = Annotated[
     Optional[str],  # noqa: UP045
@@ -166,9 +168,9 @@ def progress_bar(what: str, quiet: bool) -> Iterator[Any]:
 def spelled(given: Sequence[str], noun: str) -> list[str]:
     """Return the spellings meant; each option may hold several, separated by commas."""
     for one in given:
-        if not split(one):
+        if not split_specs(one):
             raise VitreousError(f"--{noun} {one!r} names no {noun}: expected a {noun} name")
-    return [word for one in given for word in split(one)]
+    return [word for one in given for word in split_specs(one)]
 
 
 def model_first(model: str | None, words: Sequence[str]) -> tuple[str, list[str]]:
@@ -228,7 +230,7 @@ def table(*columns: str) -> Rows:
 def check_effort(effort: str | None, methods: Sequence[str] = ()) -> None:
     """Refuse a step that is none, and one beside a method, before anything is loaded."""
     if effort is not None:
-        check_choice("effort", effort, STEPS)
+        check_choice("effort", effort, EFFORT_LEVELS)
         if methods:
             raise VitreousError(f"give --method or --effort, not both: {', '.join(methods)} and {effort}")
 

@@ -20,7 +20,7 @@ from vitreous.datasets.images import pictures
 from vitreous.datasets.samples import Sample
 from vitreous.errors import ImageError
 from vitreous.models import VisionModel
-from vitreous.registry import at_least
+from vitreous.registry import check_at_least
 
 __all__ = ["GridSource"]
 
@@ -49,7 +49,7 @@ def part_quad(path: Path, rows: int = 2, least_confidence: float | None = None, 
 def _made(
     word: str, path: Path, entries: list[Entry], images: int, seed: int, rows: int, least: float | None, pool: int
 ) -> DataSource:
-    at_least("rows", rows, 2)
+    check_at_least("rows", rows, 2)
     taken = chosen(word, entries, pool, "random", seed) if pool else entries
     most = _most(Counter(each.label for each in taken).values(), rows**2)
     if max(images, 1) > most:

@@ -34,7 +34,7 @@ from vitreous.metrics.ranking import FLAGS
 from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress, followed
 from vitreous.registry import defaults
-from vitreous.registry.defaults import known_as
+from vitreous.registry.defaults import display_name
 from vitreous.results import ScoreTable
 from vitreous.tracing import Targets, plain_target
 from vitreous.tracing.targets import ClassSets, check_value, class_sets, restriction
@@ -54,11 +54,11 @@ def heeded(hows: Sequence[Method], target: Any, output: str | None) -> None:
         check_value(output)
         own = {how.spec: how.outputs(output) for how in hows if how.outputs(output) != (output,)}
         if own:
-            told = ", ".join(f"{known_as(name)} explains {' and '.join(values)}" for name, values in own.items())
+            told = ", ".join(f"{display_name(name)} explains {' and '.join(values)}" for name, values in own.items())
             _warn(f"value={output!r} is not what is explained: {told}, whatever is asked for")
     target = plain_target(target)
     if target is not None and not (isinstance(target, str) and target == "pred"):
-        blind = [known_as(how.spec) for how in hows if not how.class_specific]
+        blind = [display_name(how.spec) for how in hows if not how.class_specific]
         if blind:
             verb = "knows" if len(blind) == 1 else "know"
             _warn(f"{', '.join(blind)} {verb} no class: the map is the same for any target")
@@ -111,7 +111,7 @@ def evaluate(
     """
     vision_model, judges = wrap(model), _metrics(metrics)
     hows = named(
-        (recommended_method("quick", vision_model), *defaults.judged(vision_model.has_residual_stream))
+        (recommended_method("quick", vision_model), *defaults.evaluation_methods(vision_model.has_residual_stream))
         if methods is None
         else methods
     )
@@ -126,7 +126,7 @@ def evaluate(
         seed=seed,
     )
     if controls:
-        hows = {**hows, **{name: get_method(name) for name in defaults.BASELINES if name not in hows}}
+        hows = {**hows, **{name: get_method(name) for name in defaults.CONTROLS if name not in hows}}
     _check_groups(groups, how_many(data))
     class_indices = restriction(vision_model, class_subset)
     aims = _Aims(vision_model, target, compare_classes)

@@ -140,7 +140,7 @@ def funnybirds(
     """
     vision_model = wrap(model)
     hows = named(
-        (recommended_method("quick", vision_model), *defaults.judged(vision_model.has_residual_stream))
+        (recommended_method("quick", vision_model), *defaults.evaluation_methods(vision_model.has_residual_stream))
         if methods is None
         else methods
     )
@@ -148,7 +148,7 @@ def funnybirds(
     output = "logit" if output is None else output
     config = EvaluationConfig(output=output, interpolation=interpolation, seed=seed)  # bad words before the work
     if controls:
-        hows = {**hows, **{name: get_method(name) for name in defaults.BASELINES if name not in hows}}
+        hows = {**hows, **{name: get_method(name) for name in defaults.CONTROLS if name not in hows}}
     if oracle and _ORACLE in hows:
         raise VitreousError(f"the method {_ORACLE} is named twice")
     levels = _levels(thresholds, fixed)

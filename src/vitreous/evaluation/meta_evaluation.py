@@ -26,7 +26,7 @@ from vitreous.metrics import list_metrics as all_metrics
 from vitreous.models import VisionModel, wrap
 from vitreous.models.registry import device_of
 from vitreous.progress import Progress, followed
-from vitreous.registry import at_least
+from vitreous.registry import check_at_least
 from vitreous.results.diagnostics import MetaEvaluation, Tried
 from vitreous.tracing import Context, Target
 from vitreous.world.models import ADAPTER
@@ -160,7 +160,7 @@ def meta_evaluate(
     marker. ``samples`` of the bootstrap. What it will cost is logged before the work.
     """
     for name, number, least in (("scenes", scenes, 2), ("seeds", seeds, 1), ("baselines", baselines, 0)):
-        at_least(name, number, least)
+        check_at_least(name, number, least)
     vision_model = _bundled(model, device) if isinstance(model, str) else wrap(model)
     judges = judges_of(metrics)
     with followed(progress, "states") as tell:

@@ -35,7 +35,7 @@ from vitreous.methods.registry import register_method
 from vitreous.methods.value_weighted import block_weights, head_projection
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
-from vitreous.registry import at_least, check_choice
+from vitreous.registry import check_at_least, check_choice
 from vitreous.tracing import VALUES, ActivationCache, Block, Context, Pass, Record, Reduce
 
 __all__ = [
@@ -73,7 +73,7 @@ class Feedback(Method):
     output: str | None
 
     def __post_init__(self) -> None:
-        at_least("steps", self.steps, 1)
+        check_at_least("steps", self.steps, 1)
         if self.output is not None:
             check_choice("output", self.output, VALUES)
 
@@ -433,7 +433,7 @@ class IIA(Method):
     steps: int = 5
 
     def __post_init__(self) -> None:
-        at_least("steps", self.steps, 1)
+        check_at_least("steps", self.steps, 1)
 
     @property
     def cost(self) -> tuple[float, float]:

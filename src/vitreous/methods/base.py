@@ -21,7 +21,7 @@ from vitreous.errors import MapError, ModelError, VitreousError, VitreousWarning
 from vitreous.methods.ops import upcast
 from vitreous.models import VisionModel, wrap
 from vitreous.models.shared_copy import check_model_unchanged
-from vitreous.registry import check_choice, written
+from vitreous.registry import check_choice, format_value
 from vitreous.tracing import ActivationCache, Context, Pass, Target, TargetSpec
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class Method:
             if inner:
                 parts.extend(each.spec for each in inner)
             elif given != field.default:
-                parts.append(f"{field.name}={written(given)}")
+                parts.append(f"{field.name}={format_value(given)}")
         return self.info.name + (f"({', '.join(parts)})" if parts else "")
 
     @property

@@ -12,7 +12,7 @@ from torch import nn
 from vitreous.errors import VitreousWarning
 from vitreous.methods.registry import get_method
 from vitreous.models import Snapshot, VisionModel, wrap
-from vitreous.registry.defaults import ladder
+from vitreous.registry.defaults import effort_spec
 from vitreous.tracing.statistics_collect import seen_scenes
 
 __all__ = ["recommended_method"]
@@ -31,7 +31,7 @@ def recommended_method(step: str = "quick", model: VisionModel | nn.Module | Non
     step has a substitute. On a GPU, samples run in float16 where the model's log-probabilities of eight rendered scenes
     agree with its own precision's.
     """
-    usual = ladder(step)
+    usual = effort_spec(step)
     if model is None:
         return get_method(usual).spec
     vision_model = wrap(model)
@@ -39,7 +39,7 @@ def recommended_method(step: str = "quick", model: VisionModel | nn.Module | Non
     half = step != "quick" and _half_agrees(vision_model)
     walks = vision_model.has_residual_stream or _walks(vision_model)
     return get_method(
-        ladder(step, windows, vision_model.can_drop_tokens, half, vision_model.has_residual_stream, walks)
+        effort_spec(step, windows, vision_model.can_drop_tokens, half, vision_model.has_residual_stream, walks)
     ).spec
 
 

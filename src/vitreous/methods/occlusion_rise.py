@@ -21,7 +21,7 @@ from vitreous.methods.masking import asks_of_sets, cell_of, filling, scores_of_c
 from vitreous.methods.ops import upcast
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import at_least, check_choice
+from vitreous.registry import check_at_least, check_choice
 from vitreous.tracing import VALUES, Context, Pass
 from vitreous.tracing.prng import PRNGKey
 
@@ -69,8 +69,8 @@ class Occlusion(Method):
     def __post_init__(self) -> None:
         check_choice("fill", self.fill, ("zero", "mean", "blur"))
         check_choice("overlap", self.overlap, ("mean", "sum"))
-        at_least("window", self.window, 0)
-        at_least("stride", self.stride, 0)
+        check_at_least("window", self.window, 0)
+        check_at_least("stride", self.stride, 0)
         if self.stride > self.window > 0:
             raise SpecError(f"stride={self.stride} is larger than window={self.window}: pixels would be left out")
         if self.drop and not self._patches:
@@ -176,8 +176,8 @@ class RISE(Method):
 
     def __post_init__(self) -> None:
         check_choice("output", self.output, VALUES)
-        at_least("masks", self.masks, 1)
-        at_least("cells", self.cells, 1)
+        check_at_least("masks", self.masks, 1)
+        check_at_least("cells", self.cells, 1)
         if not 0 < self.keep < 1:
             raise SpecError(f"keep={self.keep} must be above 0 and below 1")
 
@@ -276,8 +276,8 @@ class HSIC(Method):
     grid = "pixel"
 
     def __post_init__(self) -> None:
-        at_least("masks", self.masks, 2)
-        at_least("cells", self.cells, 1)
+        check_at_least("masks", self.masks, 2)
+        check_at_least("cells", self.cells, 1)
         if self.cells > _MOST_CELLS:
             raise SpecError(f"cells={self.cells} must be at most {_MOST_CELLS}")
 

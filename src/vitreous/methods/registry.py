@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from vitreous.methods.base import Method
-from vitreous.registry import Paper, Parameter, Registry, cited, parameters_of, understood
+from vitreous.registry import Paper, Parameter, Registry, find_papers, parameters_of, parse_spec
+from vitreous.registry.defaults import METHOD_SYNONYMS
 
 __all__ = ["MethodInfo", "find", "get_method", "list_methods", "register_method"]
 
@@ -93,7 +94,7 @@ FAMILIES = (
 )
 """The order of families in tables; families of other packages come last."""
 
-SHELF: Registry[MethodInfo] = Registry("method", "vitreous.methods", FAMILIES)
+SHELF: Registry[MethodInfo] = Registry("method", "vitreous.methods", FAMILIES, METHOD_SYNONYMS)
 
 
 def register_method(
@@ -119,7 +120,7 @@ def register_method(
 
     def decorate(make: M) -> M:
         facts = (class_specific, cost, cost_note, presets or {}, slow, revision, models)
-        info = MethodInfo(name, family, make, aliases, cited(papers), *facts, cited(builds_on))
+        info = MethodInfo(name, family, make, aliases, find_papers(papers), *facts, find_papers(builds_on))
         SHELF.add(info)
         make.info = info
         return make
@@ -139,5 +140,5 @@ def list_methods() -> list[MethodInfo]:
 
 def get_method(spec: str | Method) -> Method:
     """Return the method that a spelling means; a method is returned as it is."""
-    made: Method = understood(spec, Method, SHELF)
+    made: Method = parse_spec(spec, Method, SHELF)
     return made

@@ -18,7 +18,7 @@ from vitreous.methods.base import Attribution, Method
 from vitreous.methods.masking import FILLS, asks_of_sets, cell_of, filling, scores_of_sets
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import at_least, check_choice
+from vitreous.registry import check_at_least, check_choice
 from vitreous.tracing import VALUES, Context, Pass
 from vitreous.tracing.prng import PRNGKey
 
@@ -124,7 +124,7 @@ class Surrogate(Method):
 
     def check(self, least: int) -> None:
         """Refuse parameters that mean nothing."""
-        at_least("samples", self.samples, least)
+        check_at_least("samples", self.samples, least)
         check_choice("fill", self.fill, FILLS)
 
     @property

@@ -30,7 +30,16 @@ from vitreous.metrics.requests import (
     Request,
     WithoutParts,
 )
-from vitreous.registry import Paper, Parameter, Registry, check_choice, cited, parameters_of, understood, written
+from vitreous.registry import (
+    Paper,
+    Parameter,
+    Registry,
+    check_choice,
+    find_papers,
+    format_value,
+    parameters_of,
+    parse_spec,
+)
 
 if TYPE_CHECKING:
     from vitreous.metrics.evaluation import Evaluation
@@ -250,7 +259,7 @@ class Metric:
     def spec(self) -> str:
         """The shortest spelling that gives this metric again."""
         given = [(p.name, getattr(self, p.name), p.default) for p in self.info.parameters]
-        parts = [f"{name}={written(value)}" for name, value, default in given if value != default]
+        parts = [f"{name}={format_value(value)}" for name, value, default in given if value != default]
         return self.info.name + (f"({', '.join(parts)})" if parts else "")
 
     @property
@@ -385,7 +394,9 @@ def register_metric(
     """
 
     def decorate(make: M) -> M:
-        info = MetricInfo(name, family, make, aliases, cited(papers), presets or {}, builds_on=cited(builds_on))
+        info = MetricInfo(
+            name, family, make, aliases, find_papers(papers), presets or {}, builds_on=find_papers(builds_on)
+        )
         SHELF.add(info)
         make.info = info
         return make
@@ -405,5 +416,5 @@ def list_metrics() -> list[MetricInfo]:
 
 def get_metric(spec: str | Metric) -> Metric:
     """Return the metric that a spelling means; a metric is returned as it is."""
-    made: Metric = understood(spec, Metric, SHELF)
+    made: Metric = parse_spec(spec, Metric, SHELF)
     return made

@@ -16,7 +16,7 @@ from vitreous.metrics.base import Metric, register_metric
 from vitreous.metrics.curves import Array
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.requests import ImageShape, Request
-from vitreous.registry import at_least, check_choice
+from vitreous.registry import check_at_least, check_choice
 
 __all__ = ["EffectiveComplexity", "Entropy", "Gini"]
 
@@ -65,7 +65,7 @@ class Gini(_OfValues):
     def check(self) -> None:
         super().check()
         check_choice("normalization", self.normalization, ("shift_negative", "shift", "abs", "relu"))
-        at_least("offset", self.offset, 0)
+        check_at_least("offset", self.offset, 0)
 
     def score(self, answers: Evaluation) -> Array:
         values = self._values(answers)
@@ -116,7 +116,7 @@ class EffectiveComplexity(_OfValues):
 
     def check(self) -> None:
         super().check()
-        at_least("threshold", self.threshold, 0)
+        check_at_least("threshold", self.threshold, 0)
 
     def score(self, answers: Evaluation) -> Array:
         values = np.abs(self._values(answers))

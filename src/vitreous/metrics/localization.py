@@ -21,7 +21,7 @@ from vitreous.metrics.curves import Array
 from vitreous.metrics.ranking import order
 from vitreous.metrics.requests import AnnotationRequest, ImageShape, Request
 from vitreous.metrics.similarity import gaussian
-from vitreous.registry import at_least, check_choice
+from vitreous.registry import check_at_least, check_choice
 
 if TYPE_CHECKING:
     from vitreous.metrics.evaluation import Evaluation
@@ -114,8 +114,8 @@ class Localisation(Metric):
 
 def check_blur(kernel: int, sigma: float) -> None:
     """Refuse a Gaussian that is none."""
-    at_least("kernel", kernel, 1)
-    at_least("sigma", sigma, 1e-3)
+    check_at_least("kernel", kernel, 1)
+    check_at_least("sigma", sigma, 1e-3)
     if kernel % 2 == 0:
         raise SpecError(f"kernel={kernel} must be odd")
 
@@ -199,9 +199,9 @@ class PointingGame(Localisation):
 
     def check(self) -> None:
         super().check()
-        at_least("tolerance", self.tolerance, 0)
+        check_at_least("tolerance", self.tolerance, 0)
         check_choice("tie_breaking", self.tie_breaking, ("expected", "first", "any"))
-        at_least("largest", self.largest, 1e-9)
+        check_at_least("largest", self.largest, 1e-9)
 
     def measure(self, place: Place) -> float:
         if place.region.mean() >= self.largest:
@@ -303,7 +303,7 @@ class GridPointingGame(Localisation):
 
     def check(self) -> None:
         super().check()
-        at_least("least", self.least, 0)
+        check_at_least("least", self.least, 0)
 
     def measure(self, place: Place) -> float:
         mass = np.maximum(place.values, 0)
@@ -370,8 +370,8 @@ class EHR(Localisation):
 
     def check(self) -> None:
         super().check()
-        at_least("steps", self.steps, 1)
-        at_least("base", self.base, 0)
+        check_at_least("steps", self.steps, 1)
+        check_at_least("base", self.base, 0)
         if self.base > 0.99:
             raise SpecError(f"base={self.base} must be at most 0.99")
         check_choice("by", self.by, ("heat", "points"))

@@ -25,7 +25,7 @@ from vitreous.metrics.base import Metric, register_metric
 from vitreous.metrics.baselines import check_baseline
 from vitreous.metrics.curves import Array, Curve, area, equal_steps, percent_steps
 from vitreous.metrics.requests import ImageShape, RankedRemoval, Request
-from vitreous.registry import at_least, check_choice
+from vitreous.registry import check_at_least, check_choice
 
 if TYPE_CHECKING:
     from vitreous.metrics.evaluation import Evaluation
@@ -57,7 +57,7 @@ class _InsertionDeletion(Metric):
     start: bool = True
 
     def check(self) -> None:
-        at_least("steps", self.steps, 1)
+        check_at_least("steps", self.steps, 1)
         check_choice("area", self.area, ("trapezoid", "mean"))
 
     def _counts(self, image_shape: ImageShape) -> tuple[int, ...]:
@@ -191,10 +191,10 @@ class _Perturbation(Metric):
     stop: float = 1.0
 
     def check(self) -> None:
-        at_least("steps", self.steps, 1)
+        check_at_least("steps", self.steps, 1)
         check_baseline(self.baseline)
-        at_least("stop", self.stop, 1 / self.steps)
-        at_least("stop", -self.stop, -1)
+        check_at_least("stop", self.stop, 1 / self.steps)
+        check_at_least("stop", -self.stop, -1)
 
     def _most(self, image_shape: ImageShape) -> RankedRemoval:
         return Request.removed(self.baseline, percent_steps(image_shape.size("pixel"), self.steps, self.stop))

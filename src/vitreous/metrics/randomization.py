@@ -22,7 +22,7 @@ from vitreous.metrics.robustness import gaussian_copies
 from vitreous.metrics.similarity import check_similarity, dead, similarity
 from vitreous.models import VisionModel
 from vitreous.models.randomize import INITS, NORMS, STAGES_AROUND, randomised, stages
-from vitreous.registry import at_least, check_choice
+from vitreous.registry import check_at_least, check_choice
 
 __all__ = ["MPRT", "EfficientMPRT", "RandomLogit", "Randomised", "SmoothMPRT"]
 
@@ -73,7 +73,7 @@ class _Cascade(_UnderRandomWeights):
         super().check()
         check_choice("order", self.order, ("top_down", "bottom_up", "independent"))
         check_similarity(self.similarity)
-        at_least("seeds", self.seeds, 1)
+        check_at_least("seeds", self.seeds, 1)
 
     @property
     def _copies(self) -> Images | None:
@@ -165,8 +165,8 @@ class SmoothMPRT(_Cascade):
 
     def check(self) -> None:
         super().check()
-        at_least("samples", self.samples, 1)
-        at_least("level", self.level, 0)
+        check_at_least("samples", self.samples, 1)
+        check_at_least("level", self.level, 0)
 
     @property
     def _copies(self) -> Images:
@@ -193,8 +193,8 @@ class EfficientMPRT(_UnderRandomWeights):
 
     def check(self) -> None:
         super().check()
-        at_least("bins", self.bins, 2)
-        at_least("seeds", self.seeds, 1)
+        check_at_least("bins", self.bins, 2)
+        check_at_least("seeds", self.seeds, 1)
 
     def requests(self, image_shape: ImageShape) -> Sequence[Reattribution]:
         everything = range(image_shape.depth + STAGES_AROUND)

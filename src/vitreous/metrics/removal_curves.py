@@ -29,7 +29,7 @@ from vitreous.metrics.base import Metric, register_metric
 from vitreous.metrics.baselines import DROP, check_baseline
 from vitreous.metrics.curves import Array, Curve, area, equal_steps, percent_steps
 from vitreous.metrics.requests import ImageShape, RankedRemoval, Request
-from vitreous.registry import at_least, check_choice
+from vitreous.registry import check_at_least, check_choice
 
 if TYPE_CHECKING:
     from vitreous.metrics.evaluation import Evaluation
@@ -65,7 +65,7 @@ class _Road(Metric):
     baseline: str = "noisy_linear"
 
     def check(self) -> None:
-        at_least("steps", self.steps, 2)
+        check_at_least("steps", self.steps, 2)
         check_choice("by", self.by, ("probability", "accuracy"))
         check_baseline(self.baseline)
 
@@ -160,8 +160,8 @@ class _Regions(Metric):
     baseline: str = "mean_channel"
 
     def check(self) -> None:
-        at_least("region", self.region, 1)
-        at_least("steps", self.steps, 1)
+        check_at_least("region", self.region, 1)
+        check_at_least("steps", self.steps, 1)
         check_baseline(self.baseline)
 
     def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
@@ -244,7 +244,7 @@ class Monotonicity(Metric):
     baseline: str = "blur_rise"
 
     def check(self) -> None:
-        at_least("steps", self.steps, 1)
+        check_at_least("steps", self.steps, 1)
         check_baseline(self.baseline)
 
     def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
@@ -280,7 +280,7 @@ class _TokenCurve(Metric):
         return self.percent or self.rises
 
     def check(self) -> None:
-        at_least("steps", self.steps, 2)
+        check_at_least("steps", self.steps, 2)
 
     def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
         counts, _ = self._grid(image_shape)

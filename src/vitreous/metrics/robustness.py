@@ -24,7 +24,7 @@ from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.requests import Images, ImageShape, Measured, Reattribution, Request
 from vitreous.metrics.similarity import spearman
 from vitreous.models import Preprocess, VisionModel
-from vitreous.registry import at_least
+from vitreous.registry import check_at_least
 from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
@@ -92,8 +92,8 @@ class _Noisy(Metric):
     unchanged: bool = False
 
     def check(self) -> None:
-        at_least("samples", self.samples, 1)
-        at_least("radius", self.radius, 0)
+        check_at_least("samples", self.samples, 1)
+        check_at_least("radius", self.radius, 0)
 
     @property
     def _copies(self) -> Images:

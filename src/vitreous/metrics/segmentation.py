@@ -42,7 +42,7 @@ from vitreous.metrics.localization import (
 )
 from vitreous.metrics.requests import AnnotationRequest, ImageShape, Request, WithoutParts
 from vitreous.metrics.similarity import spearman
-from vitreous.registry import at_least, check_choice
+from vitreous.registry import check_at_least, check_choice
 
 __all__ = [
     "AveragePrecision",
@@ -288,7 +288,7 @@ class _Top(Localisation):
     def check(self) -> None:
         super().check()
         check_choice("tie_breaking", self.tie_breaking, ("expected", "random"))
-        at_least("seed", self.seed, 0)
+        check_at_least("seed", self.seed, 0)
 
     def _hits(self, place: Place, count: int) -> float:
         return top_hits(place.values, place.inside, count, self.tie_breaking, self.seed)
@@ -327,7 +327,7 @@ class TopKIntersection(_Top):
 
     def check(self) -> None:
         super().check()
-        at_least("k", self.k, 1)
+        check_at_least("k", self.k, 1)
 
     def measure(self, place: Place) -> float:
         count = min(self.k, len(place.values))
@@ -405,7 +405,7 @@ class PartCorrelation(Metric):
     def check(self) -> None:
         check_baseline(self.baseline)
         check_choice("output", self.output, ("logit", "log_probability"))
-        at_least("least", self.least, 2)
+        check_at_least("least", self.least, 2)
 
     def requests(self, image_shape: ImageShape) -> Sequence[Request]:
         return [AnnotationRequest("parts"), WithoutParts(self.baseline)]

@@ -27,7 +27,7 @@ from vitreous.metrics.ranking import patched
 from vitreous.metrics.requests import Images, ImageShape, Masks, Measured, RandomMasks, Request
 from vitreous.metrics.similarity import dead, pearson, spearman
 from vitreous.models import Preprocess, VisionModel
-from vitreous.registry import at_least, check_choice
+from vitreous.registry import check_at_least, check_choice
 from vitreous.tracing.prng import PRNGKey
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class _Subsets(Metric):
     output: str = "logit"
 
     def check(self) -> None:
-        at_least("subsets", self.subsets, 2)
+        check_at_least("subsets", self.subsets, 2)
         check_baseline(self.baseline)
         check_choice("output", self.output, ("logit", "probability"))
 
@@ -230,7 +230,7 @@ class SensitivityN(_Correlation):
 
     def check(self) -> None:
         super().check()
-        at_least("steps", self.steps, 1)
+        check_at_least("steps", self.steps, 1)
 
     def _sizes(self, patches: int) -> Sequence[float]:
         return [float(each) for each in np.geomspace(1, max(1.0, 0.8 * patches), self.steps)]
@@ -255,7 +255,7 @@ class MuFidelity(_Subsets):
     def check(self) -> None:
         super().check()
         check_choice("undefined", self.undefined, _UNDEFINED)
-        at_least("cells", self.cells, 2)
+        check_at_least("cells", self.cells, 2)
         if not 0 < self.share < 1:
             raise SpecError(f"share={self.share:g} must lie between 0 and 1")
 

@@ -1,21 +1,20 @@
-"""Words: the language that methods and metrics share. How things are named, spelled, kept by name and cited."""
+"""What methods and metrics are called: names, aliases, presets, specs, defaults and citations."""
 
-from vitreous.registry.citations import PAPERS, Paper, cited, credit
-from vitreous.registry.parameters import Parameter, at_least, check_choice, check_memory, parameters_of
-from vitreous.registry.registry import Registry
-from vitreous.registry.spec import understood, written
+from vitreous.registry.citations import PAPERS, Paper, credit, find_papers
+from vitreous.registry.registry import Parameter, Registry, check_at_least, check_choice, check_memory, parameters_of
+from vitreous.registry.spec import format_value, parse_spec
 
 __all__ = [
     "PAPERS",
     "Paper",
     "Parameter",
     "Registry",
-    "at_least",
+    "check_at_least",
     "check_choice",
     "check_memory",
-    "cited",
     "credit",
+    "find_papers",
+    "format_value",
     "parameters_of",
-    "understood",
-    "written",
+    "parse_spec",
 ]

@@ -1,4 +1,4 @@
-"""The papers behind methods and metrics: what ``vitreous cite`` prints, one key each in ``citations.json``."""
+"""The papers behind methods and metrics: what ``vitreous cite`` prints, one entry each in ``citations.json``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-__all__ = ["PAPERS", "Paper", "cited", "credit"]
 
 
 @dataclass(frozen=True)
@@ -31,15 +29,11 @@ class Paper:
         return f"@inproceedings{{{self.key},\n{body}\n}}"
 
 
-def _read() -> dict[str, Paper]:
-    entries = json.loads(Path(__file__).with_name("citations.json").read_text(encoding="utf-8"))
-    return {entry["key"]: Paper(**entry) for entry in entries}
+_ENTRIES = json.loads(Path(__file__).with_name("citations.json").read_text(encoding="utf-8"))
+PAPERS: dict[str, Paper] = {entry["key"]: Paper(**entry) for entry in _ENTRIES}
 
 
-PAPERS: dict[str, Paper] = _read()
-
-
-def cited(papers: Iterable[str | Paper]) -> tuple[Paper, ...]:
+def find_papers(papers: Iterable[str | Paper]) -> tuple[Paper, ...]:
     """Return papers by their keys; a ``Paper`` of one's own is returned as it is."""
     return tuple(PAPERS[paper] if isinstance(paper, str) else paper for paper in papers)
 

@@ -1,145 +1,136 @@
-"""Names that people know from papers and other libraries: what they are called here, or why they are not here.
-
-What is registered by name: methods here, metrics in their room, and what other packages add to either.
-"""
+"""What is registered by name, by Vitreous and by other packages, its parameters, and checks of their values."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Generic, Protocol, TypeVar
+from numbers import Real
+from typing import Any, Generic, TypeVar, get_type_hints
 
-from vitreous.errors import SpecError, VitreousWarning, nearest, one_line
-from vitreous.registry.defaults import STEPS, ladder
+from vitreous.errors import SpecError, VitreousError, VitreousWarning, nearest, one_line
 
-__all__ = [
-    "MEANT",
-    "PLANNED",
-    "Registry",
-    "folded",
-]
-
-MEANT = {
-    "smoothgrad": "smooth(saliency)",
-    "attentionrollout": "rollout",
-    "gradientrollout": "grad_rollout",
-    "inputxgrad": "input_x_gradient",
-    "gradientxinput": "input_x_gradient",
-    "vanillagradient": "saliency",
-    "gradientinput": "input_x_gradient",
-    "gradxinput": "input_x_gradient",
-    "gradcamplusplus": "gradcam_pp",
-    "smoothgradsquared": "smooth(saliency, kind=squares)",
-    "squaregrad": "smooth(saliency, kind=squares)",
-    "vargrad": "smooth(saliency, kind=variance)",
-    "guidedintegratedgradients": "guided_ig",
-    "blurintegratedgradients": "blur_ig",
-    "gradshap": "gradient_shap",
-    "shap": "kernel_shap",
-    "limeimage": "lime",
-    "featureablation": "occlusion",
-    "slidingwindow": "occlusion",
-    "hsicattributionmethod": "hsic",
-    "attentionmanipulation": "atman",
-    "layerwiserelevancepropagation": "lrp",
-    "transformerattribution": "transatt",
-    "transitionattentionmaps": "tam",
-    "beyondintuition": "bt_h",
-    "iteratedintegratedattributions": "iia",
-    **{step: ladder(step) for step in STEPS},
-}
-"""By folded name: the spelling that is meant. Steps of the ladder are those of most models."""
-
-PLANNED = frozenset({"pami"})
-"""By folded name: methods that are planned."""
+_MAX_MEMORY = 2**20  # GiB
 
 
-def folded(name: str) -> str:
-    """Return a name as it sounds: case, hyphens, underscores and spaces left out, ``++`` read as ``pp``."""
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Refuse a word that is not one of the choices."""
+    if value not in choices:
+        raise SpecError(f"{name}={value!r} is not one of {', '.join(choices)}")
+
+
+def check_at_least(name: str, value: float, minimum: float) -> None:
+    """Refuse a number that is too small to mean anything."""
+    if not value >= minimum:
+        raise SpecError(f"{name}={value} must be at least {minimum:g}")
+
+
+def check_memory(memory_gb: Any) -> None:
+    """Refuse a budget that is no number of GiB; without one, there is a default."""
+    if memory_gb is None:
+        return
+    if isinstance(memory_gb, bool) or not isinstance(memory_gb, Real) or not 0 < float(memory_gb) <= _MAX_MEMORY:
+        raise VitreousError(
+            f"memory={memory_gb!r:.60} is not a number of GiB: give one above 0 and up to {_MAX_MEMORY}"
+        )
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a method or a metric."""
+
+    name: str
+    kind: Any
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+
+def parameters_of(factory: Any, **names: Any) -> tuple[Parameter, ...]:
+    """Return the fields of a dataclass, those that must be given by name last; ``names`` are types of its hints."""
+    hints = get_type_hints(factory, localns=names)
+    fields = sorted(dataclasses.fields(factory), key=lambda field: bool(field.kw_only))
+    return tuple(Parameter(field.name, hints[field.name], field.default) for field in fields)
+
+
+def normalize_name(name: str) -> str:
+    """Return a name without case, hyphens, underscores and spaces, and ``++`` as ``pp``."""
     return "".join(letter for letter in name.lower().replace("++", "pp") if letter not in "-_ \t")
 
 
-class Named(Protocol):
-    """What can stand on a shelf."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def family(self) -> str: ...
-
-    @property
-    def aliases(self) -> tuple[str, ...]: ...
-
-
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=Any)
+"""``MethodInfo`` or ``MetricInfo``."""
 
 
 class Registry(Generic[T]):
-    """Things of one kind (``noun``) by name and alias, in the order of ``families``.
+    """Methods or metrics (``noun``) by name and alias, in the order of ``families``.
 
-    Importing what an entry point of the ``group`` names adds it.
-
-    A name is found however it is written: ``Grad-CAM++`` is ``gradcam_pp``. Where two names sound alike, only the exact
-    ones are found.
+    Importing what an entry point of the ``group`` names adds it. A name is found however it is written: ``Grad-CAM++``
+    is ``gradcam_pp``. Where two names differ in nothing else, only the exact ones are found. ``synonyms`` are specs by
+    normalized name: what other libraries call differently.
     """
 
-    def __init__(self, noun: str, group: str, families: tuple[str, ...]) -> None:
-        self.noun, self.group, self.families = noun, group, families
+    def __init__(
+        self, noun: str, group: str, families: tuple[str, ...], synonyms: Mapping[str, str] | None = None
+    ) -> None:
+        self.noun, self.group, self.families, self.synonyms = noun, group, families, synonyms or {}
         self.by_name: dict[str, T] = {}
         self.aliases: dict[str, str] = {}
         self.complete = False
 
-    def add(self, thing: T) -> None:
-        """Put a thing on the shelf; its name and aliases must be free."""
-        for word in (thing.name, *thing.aliases):
-            if word in self.by_name or word in self.aliases:
-                raise SpecError(f"two {self.noun}s are called {word!r}")
-        self.by_name[thing.name] = thing
-        self.aliases.update(dict.fromkeys(thing.aliases, thing.name))
+    def add(self, info: T) -> None:
+        """Register something; its name and aliases must be free."""
+        for name in (info.name, *info.aliases):
+            if name in self.by_name or name in self.aliases:
+                raise SpecError(f"two {self.noun}s are called {name!r}")
+        self.by_name[info.name] = info
+        self.aliases.update(dict.fromkeys(info.aliases, info.name))
 
     def find(self, name: str) -> T:
-        """Return the thing called ``name`` or by one of its aliases, in any of the usual ways to write them."""
-        found = self._called(name)
-        if found is not None:
-            return found
-        elsewhere = self._elsewhere(name)
-        if elsewhere is not None:
-            raise SpecError(f"the {self.noun} {name!r} is spelled {elsewhere} here")
-        if self.noun == "method" and folded(name) in PLANNED:
-            raise SpecError(f"the {self.noun} {name!r} is planned, not there yet")
+        """Return what is called ``name`` or has it as an alias, in any of the usual ways to write it."""
+        info = self._lookup(name)
+        if info is not None:
+            return info
+        if (spec := self.resolve(name)) is not None:
+            raise SpecError(f"the {self.noun} {name!r} is spelled {spec} here")
         raise SpecError(f"unknown {self.noun} {name!r}{nearest(name, [*self.by_name, *self.aliases])}")
 
-    def meant(self, name: str) -> str | None:
-        """Return the spelling here of what is called ``name``, spaces in it allowed; ``None`` for any other text."""
-        found = self._called(name)
-        return self._elsewhere(name) if found is None else found.name
+    def resolve(self, name: str) -> str | None:
+        """Return the spec here of what is called ``name``, spaces in it allowed; ``None`` for any other text."""
+        info = self._lookup(name)
+        return self.synonyms.get(normalize_name(name)) if info is None else info.name
 
-    def _called(self, name: str) -> T | None:
-        self._load_third_parties()
+    def _lookup(self, name: str) -> T | None:
+        self._load_entry_points()
         exact = self.by_name.get(self.aliases.get(name, name))
         if exact is not None:
             return exact
-        sound = folded(name)
-        alike = {self.aliases.get(word, word) for word in (*self.by_name, *self.aliases) if folded(word) == sound}
-        return self.by_name.get(alike.pop() if len(alike) == 1 else self._elsewhere(name) or "")
-
-    def _elsewhere(self, name: str) -> str | None:
-        return MEANT.get(folded(name)) if self.noun == "method" else None
+        normalized = normalize_name(name)
+        similar = {
+            self.aliases.get(other, other)
+            for other in (*self.by_name, *self.aliases)
+            if normalize_name(other) == normalized
+        }
+        return self.by_name.get(similar.pop() if len(similar) == 1 else self.synonyms.get(normalized, ""))
 
     def all(self) -> list[T]:
         """Return everything, family by family."""
-        self._load_third_parties()
-        families = list(dict.fromkeys((*self.families, *(thing.family for thing in self.by_name.values()))))
-        return sorted(self.by_name.values(), key=lambda thing: families.index(thing.family))
+        self._load_entry_points()
+        families = list(dict.fromkeys((*self.families, *(info.family for info in self.by_name.values()))))
+        return sorted(self.by_name.values(), key=lambda info: families.index(info.family))
 
-    def _load_third_parties(self) -> None:
-        if not self.complete:
-            self.complete = True
-            for entry in entry_points(group=self.group):
-                try:
-                    entry.load()
-                except Exception as error:  # one broken package must not take the others away
-                    reason = one_line(f"{type(error).__name__}: {error}")[:200]
-                    text = f"the {self.noun} {entry.name} of another package cannot be imported ({reason})"
-                    warnings.warn(text, VitreousWarning, stacklevel=4)
+    def _load_entry_points(self) -> None:
+        if self.complete:
+            return
+        self.complete = True
+        for entry in entry_points(group=self.group):
+            try:
+                entry.load()
+            except Exception as error:  # one broken package must not take the others away
+                reason = one_line(f"{type(error).__name__}: {error}")[:200]
+                text = f"the {self.noun} {entry.name} of another package cannot be imported ({reason})"
+                warnings.warn(text, VitreousWarning, stacklevel=4)

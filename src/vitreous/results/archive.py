@@ -16,7 +16,7 @@ from vitreous import io as disk
 from vitreous.datasets.images import file_digest
 from vitreous.errors import ImageError, VitreousError
 from vitreous.methods import get_method
-from vitreous.registry.defaults import known_as
+from vitreous.registry.defaults import display_name
 from vitreous.results.explanation import Explanation
 from vitreous.results.storage import Question
 
@@ -124,7 +124,7 @@ def _method_name(explanation: Explanation) -> str:
         usual = " and ".join(get_method(explanation.method).outputs("logit"))
     except VitreousError:  # a method of the user's own, which no spelling gives again
         usual = "logit"
-    name = known_as(explanation.method)
+    name = display_name(explanation.method)
     return name if explanation.output == usual else f"{name}-{explanation.output}"
 
 

@@ -13,7 +13,7 @@ from vitreous import io as disk
 from vitreous import viz as show
 from vitreous.errors import VitreousError
 from vitreous.html import figure
-from vitreous.registry.defaults import known_as
+from vitreous.registry.defaults import display_name
 from vitreous.results.explanation import PERCENTILE, Explanation, comparison_text
 
 __all__ = ["Comparison"]
@@ -36,7 +36,7 @@ class Comparison(Sequence[Explanation]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):
-            found = [each for each in self._all if index in (each.method, known_as(each.method))]
+            found = [each for each in self._all if index in (each.method, display_name(each.method))]
             if not found:
                 raise KeyError(index)
             return found[0]
@@ -109,4 +109,4 @@ def _cell(each: Explanation) -> show.Cell:
     else:
         note = " and ".join(_VALUES.get(value, value) for value in each.output.split(" and "))
         note += "; the sign is a convention" if each.signed is False else ""
-    return show.Cell(each.image, each.map.numpy(), known_as(each.method), note, each.method, each.signed)
+    return show.Cell(each.image, each.map.numpy(), display_name(each.method), note, each.method, each.signed)

@@ -29,7 +29,7 @@ from vitreous.methods import Method
 from vitreous.methods import get_method as understood
 from vitreous.models import Box, VisionModel
 from vitreous.registry import check_choice
-from vitreous.registry.defaults import known_as
+from vitreous.registry.defaults import display_name
 from vitreous.results.diagnostics import CheckResult
 from vitreous.results.storage import MOST_BYTES, no_number, read_extras, read_map, versions
 from vitreous.viz import Sheet
@@ -54,7 +54,7 @@ def explanation_text(shown: Explanation) -> str:
     low, high = float(shown.map.min()), float(shown.map.max())
     lines = [
         f"Explanation of {shown.name}: {shown.label}{_sure(shown.probability)}{rather}, {shown.output}",
-        f"method {known_as(shown.method)} on {shown.model}, which said {_said(shown)}",
+        f"method {display_name(shown.method)} on {shown.model}, which said {_said(shown)}",
         f"map {' x '.join(map(str, shown.map.shape))}, from {low:.3g} to {high:.3g}"
         + (f"; extras {', '.join(shown.extras)}" if shown.extras else ""),
     ]
@@ -66,7 +66,7 @@ def explanation_text(shown: Explanation) -> str:
 def comparison_text(shown: Comparison) -> str:
     """Return the methods and classes that are compared."""
     first = shown[0]
-    methods = ", ".join(known_as(each.method) for each in shown.rows[0])
+    methods = ", ".join(display_name(each.method) for each in shown.rows[0])
     classes = ", ".join(f"{row[0].label}{_sure(row[0].probability)}" for row in shown.rows)
     lines = [
         f"Comparison of {len(shown)} maps of {first.name} on {first.model}, which said {_said(first)}",
@@ -265,7 +265,7 @@ class Explanation:
     @property
     def source_line(self) -> str:
         """Which method explained what of which model."""
-        return f"{known_as(self.method)}, {self.output} of {self.model}"
+        return f"{display_name(self.method)}, {self.output} of {self.model}"
 
     def show(self) -> None:
         """Show the overlay: in a notebook in place, elsewhere in the system's image viewer."""
@@ -282,7 +282,7 @@ class Explanation:
     @property
     def caption(self) -> str:
         """One line that says what the picture shows."""
-        how = known_as(self.method)
+        how = display_name(self.method)
         if not self.class_specific:
             return f"{how}: the same for every class of {self.model}; {self.scale.caption()}"
         given = "" if self.probability is None else f" (p = {self.probability:.3f})"

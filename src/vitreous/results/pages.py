@@ -12,7 +12,7 @@ from vitreous.errors import VitreousError
 from vitreous.html import Section, report
 from vitreous.methods import Method, get_method
 from vitreous.models import VisionModel
-from vitreous.registry.defaults import known_as
+from vitreous.registry.defaults import display_name
 from vitreous.results.comparison import Comparison
 from vitreous.results.explanation import Explanation
 from vitreous.tracing.targets import plain_target
@@ -85,7 +85,7 @@ def _of_comparison(comparison: Comparison) -> str:
 
 
 def _lead(explanations: Sequence[Explanation]) -> str:
-    methods = ", ".join(dict.fromkeys(known_as(explanation.method) for explanation in explanations))
+    methods = ", ".join(dict.fromkeys(display_name(explanation.method) for explanation in explanations))
     return f"{len(explanations)} maps by {methods}. Each has its own scale: its strongest patch is 1."
 
 

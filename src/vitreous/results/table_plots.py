@@ -28,7 +28,7 @@ from vitreous.metrics.perturb import perturbed
 from vitreous.metrics.requests import ImageShape, RankedRemoval
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.registry.defaults import known_as
+from vitreous.registry.defaults import display_name
 from vitreous.viz import plots as figures
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def sweep(
     found = _swept(methods, x, name)
     levels = [each for each in ("random",) if each in table.methods] if contrast is None else list(contrast)
     lines = [_scores(table, metric, each.name, each.methods, each.x) for each in found]
-    flat = [_scores(table, metric, known_as(level), [level], [0.0]) for level in levels]
+    flat = [_scores(table, metric, display_name(level), [level], [0.0]) for level in levels]
     names = [line.name for line in lines]
     places = sorted({x for each in found for x in each.x})
     panel = figures.Panel(
@@ -241,13 +241,13 @@ def over(table: ScoreTable) -> str:
 
 def _look(table: ScoreTable) -> dict[str, figures.Look]:
     """Return the looks by the names that figures show: a method has one colour in all figures of a table."""
-    return {known_as(name): look for name, look in figures.looks(table.methods).items()}
+    return {display_name(name): look for name, look in figures.looks(table.methods).items()}
 
 
 def bars(table: ScoreTable, metric: str, methods: Sequence[str], *, width: str | float = "column") -> figures.Figure:
     means = {name: figures.Mean(table.mean(name, metric), *table.interval(name, metric)) for name in methods}
     return figures.bars(
-        {known_as(name): each for name, each in means.items()},
+        {display_name(name): each for name, each in means.items()},
         metric,
         note(table, metric, "lines are 95 % bootstrap intervals."),
         higher_is_better=table.higher_is_better[metric],
@@ -315,7 +315,7 @@ def _bands(table: ScoreTable, curves: Mapping[str, Curve]) -> list[figures.Line]
     lines, at = [], 0
     for name, curve in curves.items():
         low, high = np.array(ends[at : at + len(curve.x)]).T
-        lines.append(figures.Line(known_as(name), curve.x, curve.mean, low, high))
+        lines.append(figures.Line(display_name(name), curve.x, curve.mean, low, high))
         at += len(curve.x)
     return lines
 
@@ -334,7 +334,7 @@ def bins(
     found = {name: table.bins(name, metric, count, by, confidence, relative) for name in methods}
     first = next(iter(found.values()))
     means = {
-        known_as(name): [figures.Mean(each.mean, *each.interval, each.count, each.thin) for each in each_bin]
+        display_name(name): [figures.Mean(each.mean, *each.interval, each.count, each.thin) for each in each_bin]
         for name, each_bin in found.items()
     }
     whose = {"pred": "predicted", "label": "true"}.get(confidence, confidence)
@@ -357,7 +357,7 @@ def matrix(table: ScoreTable, metric: str, methods: Sequence[str], *, width: str
     scores = [table[method, metric] for method in methods]
     alike = [[_correlation(one, other) for other in scores] for one in scores]
     said = f"Correlation of the scores of two methods over {over(table)}."
-    return figures.matrix(alike, [known_as(method) for method in methods], metric, said, width=width)
+    return figures.matrix(alike, [display_name(method) for method in methods], metric, said, width=width)
 
 
 def _correlation(one: Array, other: Array) -> float:
@@ -389,10 +389,10 @@ def radar(
         raise VitreousError(f"{len(names)} names do not fit {len(chosen)} metrics")
     return figures.radar(
         chosen if names is None else names,
-        {known_as(name): [table.mean(name, each) for each in chosen] for name in methods},
+        {display_name(name): [table.mean(name, each) for each in chosen] for name in methods},
         "",
         f"Mean of {over(table)} from 0 (centre) to 1 (rim): higher is better. Bars are 95 % bootstrap intervals.",
-        intervals={known_as(name): [table.interval(name, each) for each in chosen] for name in methods},
+        intervals={display_name(name): [table.interval(name, each) for each in chosen] for name in methods},
         look=_look(table),
         width=width,
     )

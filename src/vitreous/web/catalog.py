@@ -10,7 +10,7 @@ import vitreous as vt
 from vitreous import viz as show
 from vitreous.errors import VitreousError
 from vitreous.methods.base import refuse_unfit  # what explain would refuse is known before it is asked for
-from vitreous.registry.defaults import STEPS
+from vitreous.registry.defaults import EFFORT_LEVELS
 from vitreous.web.images import scenes
 from vitreous.web.runs import titles
 
@@ -32,7 +32,7 @@ def start(views: Mapping[str, vt.VisionModel], runs: Mapping[str, Path]) -> dict
         "methods": methods_of(next(iter(views.values()))),
         "efforts": [
             {"name": step, "spelling": {name: vt.recommended_method(step, model) for name, model in views.items()}}
-            for step in STEPS
+            for step in EFFORT_LEVELS
         ],
         "colours": tables,
     }
@@ -51,7 +51,7 @@ def _model(name: str, model: vt.VisionModel) -> dict[str, Any]:
         "heads": model.num_heads,
         "patches": height * width,
         "attends": model.attention,
-        "default_methods": [STEPS[0], *there],
+        "default_methods": [EFFORT_LEVELS[0], *there],
     }
 
 
@@ -73,11 +73,11 @@ def _method(info: Any, model: vt.VisionModel) -> dict[str, Any]:
         "cost": info.cost_text,
         "class_specific": None if info.is_combinator else info.class_specific,
         "combinator": info.is_combinator,
-        "bases": info.bases,
+        "bases": info.num_bases,
         "grid": "token" if example is None else example.grid,
         "aliases": list(info.aliases),
         "presets": list(info.presets),
-        "slow": info.slow,
+        "slow": info.is_slow,
         "layers": example is not None and (example.has_layer_terms or example.has_layer_choice),
         **({} if refused is None else {"refused": refused}),
     }

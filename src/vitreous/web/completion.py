@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import vitreous as vt
 from vitreous.errors import SpecError, VitreousError
-from vitreous.registry import written
-from vitreous.registry.defaults import STEPS, known_as
+from vitreous.registry import format_value
+from vitreous.registry.defaults import EFFORT_LEVELS, display_name
 from vitreous.web.schemas import Refused
 
 __all__ = ["MOST_PASSES", "allowed", "completions", "looked_at", "passes", "understood"]
@@ -30,8 +30,8 @@ _REST = re.compile(r"[\w.:+-]*")
 
 def understood(spec: str | None, model: vt.VisionModel) -> vt.Method:
     """Return the method that is meant, a step of effort included; refuse what this server will not do."""
-    if spec is None or spec in STEPS:
-        spec = vt.recommended_method(spec or STEPS[0], model)
+    if spec is None or spec in EFFORT_LEVELS:
+        spec = vt.recommended_method(spec or EFFORT_LEVELS[0], model)
     how = vt.get_method(spec)
     allowed(how, model)
     return how
@@ -55,7 +55,7 @@ def allowed(how: vt.Method, model: vt.VisionModel) -> None:
     how.passes(model)
     price = passes(how, model)
     if not price <= MOST_PASSES:
-        told = f"{known_as(how.spec):.60} would run the model {price:,.0f} times for one map"
+        told = f"{display_name(how.spec):.60} would run the model {price:,.0f} times for one map"
         raise Refused(422, f"{told}, over {MOST_PASSES:,}; use the command line for that")
     height, width = model.preprocess.size if how.grid == "pixel" else model.grid()
     if 4 * how.num_maps(model) * height * width > _MOST_BYTES:
@@ -83,7 +83,7 @@ def looked_at(spec: str, model: vt.VisionModel) -> dict[str, Any]:
     return {
         "ok": True,
         "spelling": how.spec,
-        "title": known_as(how.spec),
+        "title": display_name(how.spec),
         "forwards": how.num_forwards(model),
         "backwards": how.cost[1],
         "class_specific": how.class_specific,
@@ -188,7 +188,7 @@ def _offered(place: _Place) -> Iterator[tuple[str, str]]:
         return
     if info is None or (takes and (place.first or several)):
         if info is None:
-            yield from ((step, "a step of effort") for step in STEPS)
+            yield from ((step, "a step of effort") for step in EFFORT_LEVELS)
         yield from _names(infos.values())
     for parameter in () if info is None else info.parameters:
         if parameter not in takes and parameter.name not in place.given:
@@ -209,4 +209,4 @@ def _methods(kind: Any) -> bool:
 
 
 def _written(default: Any) -> str:
-    return "" if default is dataclasses.MISSING else written(default)
+    return "" if default is dataclasses.MISSING else format_value(default)

@@ -19,7 +19,7 @@ import vitreous as vt
 from vitreous import viz as show
 from vitreous.html import Section, report
 from vitreous.registry import check_choice
-from vitreous.registry.defaults import known_as
+from vitreous.registry.defaults import display_name
 from vitreous.web.images import Photo, scene_of
 from vitreous.web.schemas import Question, Refused
 
@@ -229,7 +229,7 @@ def _sheet(maps: Sequence[vt.Explanation], look: Look) -> show.Sheet:
     for map_ in maps:
         values, signed = look.values(map_)
         note = map_.title if map_.class_specific else "the same for every class"
-        cells.append(show.Cell(map_.image, values, known_as(map_.method), note, map_.method, signed))
+        cells.append(show.Cell(map_.image, values, display_name(map_.method), note, map_.method, signed))
     across = math.ceil(len(cells) / math.ceil(len(cells) / _ACROSS))  # lines of equal length
     rows = [cells[start : start + across] for start in range(0, len(cells), across)]
     rule: Literal["each", "panel"] = "panel" if look.shared else "each"
@@ -243,7 +243,7 @@ def _page(maps: Sequence[vt.Explanation], look: Look) -> str:
     for map_, (values, signed) in zip(maps, shown, strict=True):
         scale = together or show.Scale.of([values], look.clip, signed)
         drawn = show.overlay(show.resized(map_.image, _TILE), values, scale, look.opacity, None, look.mode)
-        what = known_as(map_.method) if not map_.class_specific else f"{known_as(map_.method)}: {map_.title}"
+        what = display_name(map_.method) if not map_.class_specific else f"{display_name(map_.method)}: {map_.title}"
         pictures.append((drawn, f"{what}; {scale.caption()}"))
     said = f"{first.model} said {first.prediction.label} ({first.prediction.probability:.2f})."
     told = f"Opacity {look.opacity:g}" + ("; only what is above zero." if look.positive else ".")

@@ -28,7 +28,7 @@ from vitreous.datasets.class_tables import index_of_wnid  # as the benchmark rea
 from vitreous.errors import TargetError, VitreousError, one_line
 from vitreous.methods import get_method as spelled
 from vitreous.models import Snapshot, VisionModel
-from vitreous.registry.defaults import BASELINES, known_as
+from vitreous.registry.defaults import CONTROLS, display_name
 from vitreous.results.storage import plain
 from vitreous.web.run_store import Data, Guarded, Photos, photos_of
 from vitreous.web.schemas import Refused, array
@@ -240,7 +240,7 @@ class Part:
             how = None
         return {
             "name": method,
-            "title": known_as(method),
+            "title": display_name(method),
             "spelling": spec,
             "signed": None if how is None or how.signed else False,
             "passes": None if how is None else plain(float(sum(how.cost))),
@@ -279,7 +279,7 @@ def table(part: Part, number: int) -> dict[str, Any]:
         "methods": [_method(part, name) for name in found.methods],
         "metrics": [_metric(finding, metric) for metric in found.metrics],
         "cells": [[_cell(finding, name, metric) for metric in found.metrics] for name in found.methods],
-        "flags": [_flag(each) for each in (*statistics.marks, *statistics.flags) if each.method not in BASELINES],
+        "flags": [_flag(each) for each in (*statistics.marks, *statistics.flags) if each.method not in CONTROLS],
         "notes": list(statistics.notes),
         "classes": part.classes,
     }
@@ -290,7 +290,7 @@ def _method(part: Part, name: str) -> dict[str, Any]:
     counts, cost = finding.table.degenerate[name], finding.gathered.costs.get(name)
     return {
         **part.titled(name),
-        "quiet": name in BASELINES,
+        "quiet": name in CONTROLS,
         "reference": name == finding.reference,
         "seconds": None if cost is None or not cost.maps else (cost.own + cost.shared) / cost.maps,
         "degenerate": ", ".join(f"{count} {kind}" for kind, count in counts.items() if count),

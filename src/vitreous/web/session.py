@@ -21,7 +21,7 @@ from PIL import Image
 import vitreous as vt
 from vitreous.errors import VitreousError, VitreousWarning, one_line
 from vitreous.registry import check_memory
-from vitreous.registry.defaults import known_as
+from vitreous.registry.defaults import display_name
 from vitreous.web import completion as typed
 from vitreous.web import perturbation as trying
 from vitreous.web.images import Photo, Pictures
@@ -261,7 +261,7 @@ def _about(methods: Sequence[str], heard: Sequence[str]) -> dict[str, tuple[str,
     """Return what was warned about each of several maps: what names its method, or names none of them."""
     told: dict[str, list[str]] = {method: [] for method in methods}
     for text in heard:
-        named = [method for method in methods if method in text or known_as(method) in text]
+        named = [method for method in methods if method in text or display_name(method) in text]
         for each in [max(named, key=len)] if named else methods:
             told[each].append(text)
     return {name: tuple(texts) for name, texts in told.items()}
