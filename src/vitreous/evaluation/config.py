@@ -24,7 +24,7 @@ from vitreous.metrics import (
 from vitreous.metrics.batch_runner import default_forward_batch
 from vitreous.metrics.evaluation import Layout, baselines_of
 from vitreous.models import VisionModel
-from vitreous.registry import at_least
+from vitreous.registry import check_at_least
 from vitreous.tracing.memory import budget_bytes, inner_batch
 
 __all__ = ["EvaluationPlan", "image_shape_of", "with_batch_sizes"]
@@ -45,7 +45,7 @@ def with_batch_sizes(
 ) -> EvaluationConfig:
     """Return the configuration with ``batch_size`` states in one forward, or what device and memory allow."""
     if batch_size is not None:
-        at_least("batch_size", batch_size, 1)
+        check_at_least("batch_size", batch_size, 1)
     probe = torch.empty(1, 3, *size, dtype=model.dtype, device=model.device)
     usual, budget = default_forward_batch(model, memory_gb, size), budget_bytes(model.device, memory_gb) / 2**30
     return replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from vitreous.registry import at_least, check_choice
+from vitreous.registry import check_at_least, check_choice
 from vitreous.tracing.prng import check_seed
 
 __all__ = ["EvaluationConfig"]
@@ -75,7 +75,7 @@ class EvaluationConfig:
         for name, choices in self.choices().items():
             check_choice(name, getattr(self, name), choices)
         for name in ("images_per_unit", "attribution_batch", "forward_batch"):
-            at_least(name, getattr(self, name), 1)
+            check_at_least(name, getattr(self, name), 1)
 
     @classmethod
     def choices(cls) -> dict[str, tuple[str, ...]]:
