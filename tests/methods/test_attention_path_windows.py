@@ -16,7 +16,7 @@ from families import images
 from reference_windows import ODD, SWINS, Slow, hf, slow_of, timm
 from vitreous.errors import ModelError
 from vitreous.methods.base import compute_attributions
-from vitreous.tracing import Context, Pass, Record, Target, whole
+from vitreous.tracing import Context, Pass, Record, Target, activation_grad, activation_value
 
 
 @pytest.fixture(params=SWINS)
@@ -205,7 +205,9 @@ def doubled(attention: Tensor) -> Tensor:
 
 
 def test_what_is_kept_of_changed_attention_is_that_of_the_new_weights(slow: Slow) -> None:
-    keeps = tuple(Record("window_weights", whole, (2, 3), grad) for grad in (False, True))
+    keeps = tuple(
+        Record("window_weights", activation_grad if grad else activation_value, (2, 3), grad) for grad in (False, True)
+    )
     context = Context(slow.view, slow.x, Target.of(slow.view, 2, slow.target))
     own, changed = context.run_pass(Pass(keeps)), context.run_pass(Pass(keeps, patches=((3, doubled),)))
     assert torch.equal(changed[keeps[0]][0], own[keeps[0]][0])

@@ -225,6 +225,6 @@ def test_every_cam_has_layer_terms_of_its_own(name):
 
 
 def test_scorecam_has_none():
-    assert not vt.get_method("scorecam").has_layer_terms
-    with pytest.raises(vt.VitreousError, match="has no layer terms"):
+    assert not vt.get_method("scorecam").is_layerwise
+    with pytest.raises(vt.VitreousError, match="has no maps by layer"):
         vt.get_method("plus(scorecam, via=layers)")

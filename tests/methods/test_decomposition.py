@@ -11,7 +11,7 @@ from families import FAMILIES, golden, images, rounding
 from vitreous.methods.ops import dot
 from vitreous.tracing import Context, Pass, Target
 from vitreous.tracing.records import Record
-from vitreous.tracing.rules import FROZEN
+from vitreous.tracing.rules import LINEARIZED
 from zoo import EVERY
 
 
@@ -63,7 +63,7 @@ def test_forward_of_the_frozen_network_is_bit_equal(family):
     x = images(model, 2)
     vision_model = vt.wrap(model)
     context = Context(vision_model, x, Target.of(vision_model, 2))
-    cache = context.run_pass(Pass((Record("resid_pre", dot, (0, 1), grad=True),), FROZEN))
+    cache = context.run_pass(Pass((Record("resid_pre", dot, (0, 1)),), LINEARIZED))
     torch.testing.assert_close(cache.logits, model(x), rtol=0, atol=rounding(family))
 
 
@@ -166,5 +166,5 @@ def test_plus_of_spread_biases_runs_every_sub_network():
         expected = sum(reference_vit.decompx(model, x, start, spread=True)[1:-1, 2] for start in range(3))
     found = vt.get_method("plus(decompx(bias=absdot))").attribute(model, x, target=2).flatten()
     assert (found - expected).abs().max() <= 1e-9
-    with pytest.raises(vt.VitreousError, match="no layer terms"):
+    with pytest.raises(vt.VitreousError, match="no maps by layer"):
         vt.get_method("plus(decompx(bias=absdot), via=layers)")

@@ -13,7 +13,7 @@ from families import FAMILIES, golden, images, proven
 from vitreous.methods.decomposition import bias_shares
 from vitreous.methods.ops import dot
 from vitreous.tracing import Context, Pass, Record, Target
-from vitreous.tracing.rules import FROZEN
+from vitreous.tracing.rules import LINEARIZED
 from zoo import EVERY
 
 
@@ -104,10 +104,10 @@ def test_in_the_frozen_network_tokens_and_biases_are_the_logit(family: str) -> N
     model.module.double()
     x = images(model, 2)
     keeps = (
-        Record("resid_pre", dot, tuple(range(model.depth)), grad=True),
-        Record("biases", bias_shares, tuple(range(model.depth + 1)), grad=True),
+        Record("resid_pre", dot, tuple(range(model.depth))),
+        Record("biases", bias_shares, tuple(range(model.depth + 1))),
     )
-    cache = Context(model, x, Target.of(model, 2, 2)).run_pass(Pass(keeps, FROZEN))
+    cache = Context(model, x, Target.of(model, 2, 2)).run_pass(Pass(keeps, LINEARIZED))
     logit = cache.logits[:, 2]
     if family == "hf_siglip":
         logit = logit - model.module.logit_bias.detach()  # added to a cosine, not in a layer

@@ -14,7 +14,7 @@ from families import FAMILIES, images
 from families_cnn import FAMILIES as CONVOLUTIONAL
 from vitreous.errors import MapError, TracingError
 from vitreous.methods.lrp import RULES
-from vitreous.tracing import Context, Pass, Record, Target, whole
+from vitreous.tracing import Context, Pass, Record, Target, activation_grad
 from vitreous.tracing.rules.composites import composed
 from vitreous.tracing.runner import run_for_targets
 from zoo import EVERY
@@ -60,7 +60,7 @@ def test_a_linear_network_is_explained_by_weight_times_input(rules: str) -> None
     model, x = linear()
     vision_model, logits = vt.wrap(model, layer="0"), model(x).detach()
     assert bool((logits > 0).any() and (logits < 0).any())
-    keep = Record("pixels", whole, grad=True)
+    keep = Record("pixels", activation_grad)
     for label in range(3):
         truth = model[2].weight[label].detach().reshape(3, 4, 4) * x
         found = vt.get_method(f'lrp(rules="{rules}", at=pixels)').attribute(vision_model, x, target=label)
@@ -96,7 +96,7 @@ def test_a_logit_times_the_walk_from_one(family: str) -> None:
 def test_chefers_rules_start_with_one() -> None:
     """As their code does: each walk gets the slope of the score, and nothing of its size."""
     model, x, _ = double("vit")
-    keep = Record("resid_pre", whole, (model.depth - 1,), grad=True)
+    keep = Record("resid_pre", activation_grad, (model.depth - 1,))
     for rules in RULES.values():
         walks = [
             Context(model, x, Target.of(model, 2, target)).run_pass(Pass((keep,), rules))[keep][0]

@@ -16,7 +16,7 @@ from vitreous.errors import SpecError
 from vitreous.methods import value_weighted as mixing
 from vitreous.methods import value_weighted as shares
 from vitreous.methods.value_weighted import Matrix, Row
-from vitreous.tracing import Context, Pass, Record, Target
+from vitreous.tracing import Block, Context, Pass, Record, Target
 from zoo import EVERY
 
 MEASURES = ("brought", "brought_share", "brought_or_kept", "through_block", "agreed")
@@ -57,7 +57,7 @@ def read_row(family: str, model: Any, matrix: Tensor) -> Tensor:
 
 def kept(model: Any, x: Tensor, reduce: Any) -> list[Tensor]:
     vision_model = vt.wrap(model)
-    keep = Record("block", reduce, tuple(range(vision_model.depth)))
+    keep = Record("block", reduce, tuple(range(vision_model.depth)), grad=False)
     return Context(vision_model, x, Target.of(vision_model, len(x), 1)).run_pass(Pass((keep,)))[keep]
 
 
@@ -168,16 +168,16 @@ def test_other_libraries_agree_with_shares_written_out(family: str) -> None:
         torch.testing.assert_close(found[layer], matrix, rtol=0, atol=1e-7)
 
 
-def explicit_lengths(model: vt.VisionModel, block: Any, gradient: Tensor | None) -> Tensor:
-    told = model.weights(block.layer)
-    mixed = (block.attention @ block.values).transpose(1, 2).flatten(2)
-    moved = torch.einsum("bhij,bhjd->bijhd", block.attention, block.values).flatten(3)
+def explicit_lengths(block: Block) -> Tensor:
+    told = block.model.weights(block.layer)
+    mixed = (block.attn_weights @ block.attn_values).transpose(1, 2).flatten(2)
+    moved = torch.einsum("bhij,bhjd->bijhd", block.attn_weights, block.attn_values).flatten(3)
     if told.inner is not None:
         moved = told.inner.linear(moved) / told.inner.deviation(mixed).unsqueeze(2)
     parts = moved @ told.projection.T
     places = torch.arange(parts.shape[1])
-    parts[:, places, places] += block.input
-    normed = told.norm2.linear(parts) / told.norm2.deviation(block.middle).unsqueeze(2)
+    parts[:, places, places] += block.resid_pre
+    normed = told.norm2.linear(parts) / told.norm2.deviation(block.resid_mid).unsqueeze(2)
     lengths: Tensor = (parts + (normed if told.scale is None else normed * told.scale)).norm(dim=-1)
     return lengths
 

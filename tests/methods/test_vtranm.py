@@ -13,7 +13,7 @@ import vitreous as vt
 from families import FAMILIES, golden, images, proven
 from vitreous.errors import SpecError
 from vitreous.methods.vtranm import MLPWeights, Update
-from vitreous.tracing import Context, Pass, Record, Target
+from vitreous.tracing import Context, Pass, Record, Target, activation_value
 from zoo import EVERY
 
 
@@ -125,8 +125,8 @@ def test_update_map_of_the_mlp_is_diagonal_and_that_of_attention_is_not() -> Non
     model = FAMILIES["vit"]().double()
     vision_model, x = vt.wrap(model), images(model, 2)
     keeps = (
-        Record("block", Update("residual", True, True), (1,), grad=True),
-        Record("block", MLPWeights("residual", True, True), (1,)),
+        Record("block", Update("residual", True, True), (1,)),
+        Record("block", MLPWeights("residual", True, True), (1,), grad=False),
     )
     cache = Context(vision_model, x, Target.of(vision_model, 2, 2, output="logit")).run_pass(Pass(keeps))
     run = reference_vit.forward(model, x)
@@ -197,9 +197,9 @@ def test_other_libraries_agree_with_vectors_written_out(family: str) -> None:
     x = images(model, 2)
     _, extras = vt.get_method("vtranm(necc=false)").attribute(model, x, target=2, extras=True)
     keeps = (
-        Record("attn_values", whole_values, (1,)),
-        Record("resid_pre", whole_values, (1,)),
-        Record("attn_weights", whole_values, (1,)),
+        Record("attn_values", activation_value, (1,), grad=False),
+        Record("resid_pre", activation_value, (1,), grad=False),
+        Record("attn_weights", activation_value, (1,), grad=False),
     )
     values, stream, attention = (
         part[0] for part in map(Context(model, x, Target.of(model, 2, 2)).run_pass(Pass(keeps)).__getitem__, keeps)
@@ -217,10 +217,6 @@ def test_other_libraries_agree_with_vectors_written_out(family: str) -> None:
     torch.testing.assert_close(
         extras["weights"][:, 1].flatten(1), mean[:, model.num_prefix_tokens :], rtol=1e-9, atol=0
     )
-
-
-def whole_values(model: vt.VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
-    return value
 
 
 def test_golden_model() -> None:

@@ -14,7 +14,7 @@ from families import FAMILIES as TRANSFORMERS
 from families import images
 from families_cnn import FAMILIES, Plain, _build
 from vitreous.errors import ModelError
-from vitreous.tracing import Context, Pass, Record, Target, whole
+from vitreous.tracing import Context, Pass, Record, Target, activation_value
 
 LAST = {
     "resnet": "layer4.0",
@@ -78,7 +78,7 @@ def test_what_is_kept_is_not_changed_later_in_the_forward(family: str) -> None:
     """In-place activations would rectify a feature map that someone holds."""
     model = vt.wrap(FAMILIES[family]())
     x = images(model, 2)
-    keep = Record("resid_pre", whole, tuple(range(model.depth)))
+    keep = Record("resid_pre", activation_value, tuple(range(model.depth)), grad=False)
     kept = Context(model, x, Target.of(model, 2)).run_pass(Pass((keep,)))[keep]
     for layer, tokens in enumerate(kept):
         assert torch.allclose(model.shared_copy().forward_blocks(model.shared_copy().embed(x), 0, layer), tokens)

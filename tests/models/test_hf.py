@@ -16,9 +16,9 @@ import vitreous as vt
 from families_hf import FAMILIES, LABELS, build, images
 from vitreous.errors import ModelError
 from vitreous.models import Preprocess, VisionModel
-from vitreous.tracing import Context, Pass, Record, Target, whole
+from vitreous.tracing import Context, Pass, Record, Target, activation_grad, activation_value
 from vitreous.tracing.records import ActivationCache
-from vitreous.tracing.rules import FROZEN, PLAIN, Composite
+from vitreous.tracing.rules import GRADIENT, LINEARIZED, Composite
 
 #        depth, prefix tokens, grid, pooling
 FACTS = {
@@ -56,7 +56,7 @@ def own(model: Any, inputs: Tensor, **more: Any) -> Tensor:
 
 
 def trace(
-    model: VisionModel, *keeps: Record, rules: Composite = PLAIN, dtype: torch.dtype = torch.float32
+    model: VisionModel, *keeps: Record, rules: Composite = GRADIENT, dtype: torch.dtype = torch.float32
 ) -> ActivationCache:
     return Context(model, images(2, dtype=dtype), Target.of(model, 2, 1)).run_pass(Pass(keeps, rules))
 
@@ -130,7 +130,7 @@ def test_swin_is_hierarchical() -> None:
     for method in ("globenc", "attention_flow"):
         with pytest.raises(ModelError, match="attends inside windows"):
             vt.get_method(method).attribute(model, images(1))
-    deeper = trace(model, keep := Record("resid_pre", whole, (0, 1, 2)))
+    deeper = trace(model, keep := Record("resid_pre", activation_value, (0, 1, 2), grad=False))
     assert [tuple(each.shape[1:]) for each in deeper[keep]] == [(64, 24), (64, 24), (16, 48)]
 
 
@@ -181,7 +181,9 @@ def test_attention_and_its_gradient_are_the_models_own(family: str, attention: s
     """Against ``output_attentions=True`` of the same weights with written-out attention."""
     made, changed = FAMILIES[family].args[:2], FAMILIES[family].keywords
     slow, model = (build(*made, attention=each, **changed) for each in ("eager", attention))
-    keeps = [Record("attn_weights", whole, (0, 1, 2), grad) for grad in (False, True)]
+    keeps = [
+        Record("attn_weights", activation_grad if grad else activation_value, (0, 1, 2), grad) for grad in (False, True)
+    ]
     if family in ("hf_clip", "hf_siglip"):
         text = torch.randn(5, FAMILIES[family].args[2], generator=torch.Generator().manual_seed(6))
         if attention == "eager" and hasattr(model.vision_model.encoder.layers[0].self_attn, "_shape"):
@@ -214,7 +216,9 @@ def test_values_are_the_output_of_the_value_projection(attention: str, dtype: to
     handles = [layer.register_forward_hook(lambda m, a, out: projected.append(out)) for layer in layers]
     vt.wrap(model).verify(images(2, dtype=dtype))
     projected.clear()
-    values, gradients = (Record("attn_values", whole, (0, 1, 2), grad) for grad in (False, True))
+    values, gradients = (
+        Record("attn_values", activation_grad if grad else activation_value, (0, 1, 2), grad) for grad in (False, True)
+    )
     seen = trace(vt.wrap(model), values, gradients, dtype=dtype)
     for handle in handles:
         handle.remove()
@@ -230,7 +234,8 @@ def test_branches_add_up_to_the_residual_stream(family: str) -> None:
     ends = {stage.stop - 1 for stage in model.stages[:-1]}
     layers = tuple(layer for layer in range(model.depth) if layer not in ends)
     keeps = {
-        point: Record(point, whole, layers) for point in ("resid_pre", "norm1", "attn", "norm2", "mlp", "resid_post")
+        point: Record(point, activation_value, layers, grad=False)
+        for point in ("resid_pre", "norm1", "attn", "norm2", "mlp", "resid_post")
     }
     seen = trace(model, *keeps.values())
     for i, layer in enumerate(layers):
@@ -244,7 +249,7 @@ def test_branches_add_up_to_the_residual_stream(family: str) -> None:
 def test_the_frozen_pass_leaves_the_logits_alone(family: str) -> None:
     """Bit for bit, and every declared call was met; the pooling of SigLIP is written out, so not bit for bit there."""
     model = look(family)
-    seen = trace(model, Record("resid_pre", whole, (0,), grad=True), rules=FROZEN)
+    seen = trace(model, Record("resid_pre", activation_grad, (0,)), rules=LINEARIZED)
     expected = model.logits(images(2))
     if family == "hf_siglip":
         torch.testing.assert_close(seen.logits, expected, rtol=0, atol=1e-6)
@@ -254,7 +259,7 @@ def test_the_frozen_pass_leaves_the_logits_alone(family: str) -> None:
 
 def test_the_pooling_of_siglip_is_seen() -> None:
     model = look("hf_siglip")
-    keep = Record("pool_weights", whole)
+    keep = Record("pool_weights", activation_value, grad=False)
     seen = trace(model, keep)[keep][0]
     head = model.module.vision_model.head
     with torch.no_grad():

@@ -15,7 +15,7 @@ import vitreous as vt
 from families import images, rounding
 from families_timm import FAMILIES, VARIANTS
 from vitreous.errors import ModelError
-from vitreous.tracing import Context, Pass, Record, Target, whole
+from vitreous.tracing import Context, Pass, Record, Target, activation_grad, activation_value
 
 EVERY = {**FAMILIES, **VARIANTS}
 BEIT = ["beit", "beit_shared", "only_shared"]
@@ -211,7 +211,9 @@ def trace(model: vt.VisionModel, *keeps: Record) -> Any:
 def test_branches_add_up_to_the_residual_stream(family: str) -> None:
     model = vt.wrap(wide(family))
     layers = tuple(layer for layer in range(model.depth) if layer + 1 not in [stage.start for stage in model.stages])
-    keeps = [Record(point, whole, layers) for point in ("resid_pre", "attn", "mlp", "resid_post")]
+    keeps = [
+        Record(point, activation_value, layers, grad=False) for point in ("resid_pre", "attn", "mlp", "resid_post")
+    ]
     found = trace(model, *keeps)
     for before, attn, mlp, after in zip(*(found[keep] for keep in keeps), strict=True):
         close(before + attn + mlp, after)
@@ -234,7 +236,7 @@ def test_branches_without_a_module_are_refused(family: str, point: str, named: s
 
 def test_class_activation_maps_look_where_every_patch_reaches_the_class(family: str) -> None:
     model = vt.wrap(EVERY[family]())
-    keep = Record(model.cam_point, whole, (model.depth - 1,), grad=True)
+    keep = Record(model.cam_point, activation_grad, (model.depth - 1,))
     (gradient,) = trace(model, keep)[keep]
     high, across = model.grid(layer=model.depth - 1)
     assert gradient.shape[:2] == (2, model.num_prefix_tokens + high * across)

@@ -18,8 +18,8 @@ from families_torchvision import MODELS, VIT, build
 from vitreous.errors import ModelError, TracingError
 from vitreous.models import registry as hub
 from vitreous.models.adapters import torchvision as tv
-from vitreous.tracing import Pass, Record, Target
-from vitreous.tracing.rules import FROZEN
+from vitreous.tracing import Pass, Record, Target, activation_value
+from vitreous.tracing.rules import LINEARIZED
 from vitreous.tracing.runner import run
 
 VITS, SWINS = ["vit", "stem"], ["swin", "swin_odd", "swin_v2"]
@@ -146,8 +146,8 @@ def test_rules_see_every_call(kind: str) -> None:
     model = vt.wrap(MODELS[kind]())
     inputs = inputs_of(model)
     target = Target.of(model, 2, 1, None, "logit")
-    keep = Record("resid_pre", lambda model, value, gradient: gradient, tuple(range(model.depth)), grad=True)
-    frozen = run(model, inputs, Pass((keep,), FROZEN), target)
+    keep = Record("resid_pre", lambda model, value, gradient: gradient, tuple(range(model.depth)))
+    frozen = run(model, inputs, Pass((keep,), LINEARIZED), target)
     plain = run(model, inputs, Pass((keep,)), target)
     torch.testing.assert_close(frozen.logits, plain.logits, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_attention_of_torch_itself(kind: str) -> None:
     """What is recorded equals the weights that ``nn.MultiheadAttention`` gives when asked, one block after another."""
     model: Any = MODELS[kind]().double()
     vision_model = vt.wrap(model)
-    keep = Record("attn_weights", lambda model, attention, gradient: attention, tuple(range(vision_model.depth)))
+    keep = Record("attn_weights", activation_value, tuple(range(vision_model.depth)), grad=False)
     cache = run(vision_model, inputs_of(vision_model), Pass((keep,)), Target.of(vision_model, 2, 1, None, "logit"))
     with torch.no_grad():
         tokens = vision_model.embed(inputs_of(vision_model))

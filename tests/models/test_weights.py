@@ -13,7 +13,7 @@ from families import FAMILIES, images
 from families_timm import VARIANTS
 from vitreous.errors import ModelError
 from vitreous.models import Norm
-from vitreous.tracing import Block, Context, Pass, Record, Target
+from vitreous.tracing import Activation, Block, Context, Pass, Record, Target
 from zoo import EVERY
 
 ALL = {**EVERY, **VARIANTS}
@@ -28,25 +28,25 @@ def wide(family: str) -> vt.VisionModel:
 
 
 def blocks(model: vt.VisionModel, reduce: Any) -> list[Tensor]:
-    keep = Record("block", reduce, tuple(range(model.depth)))
+    keep = Record("block", reduce, tuple(range(model.depth)), grad=False)
     return Context(model, images(model, 2), Target.of(model, 2, 1)).run_pass(Pass((keep,)))[keep]
 
 
-def unexplained(model: vt.VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+def unexplained(block: Block) -> Tensor:
     """What attention adds, less what the weights say that it adds: a bias, or nothing."""
-    told = model.weights(block.layer)
+    told = block.model.weights(block.layer)
     mixed = (block.attn_weights @ block.attn_values).transpose(1, 2).flatten(2)
     if told.inner is not None:
         mixed = told.inner.linear(mixed) / told.inner.deviation(mixed)
     return block.resid_mid - block.resid_pre - mixed @ told.projection.T
 
 
-def scaled_mlp(model: vt.VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+def scaled_mlp(block: Block) -> Tensor:
     """The MLP branch, less LayerScale times the bare MLP."""
-    told = model.weights(block.layer)
-    whole = model.module.blocks if hasattr(model.module, "blocks") else model.blocks  # type: ignore[attr-defined]
+    told = block.model.weights(block.layer)
+    whole = block.model.module.blocks if hasattr(block.model.module, "blocks") else block.model.blocks  # type: ignore[attr-defined]
     module: Any = whole[block.layer]
-    bare = module.mlp(module.norm2(block.resid_mid.to(model.dtype)))
+    bare = module.mlp(module.norm2(block.resid_mid.to(block.model.dtype)))
     return block.resid_post - block.resid_mid - (bare if told.scale is None else bare * told.scale)
 
 
@@ -100,23 +100,21 @@ def test_a_block_is_the_same_with_and_without_a_backward(family: str) -> None:
     """Seen in the forward, or in the backward with the attention recomputed."""
     model = wide(family)
     layers = tuple(range(model.depth))
-    keeps = [Record("block", unexplained, layers), Record("block", gradient_times_attention, layers, grad=True)]
+    keeps = [Record("block", unexplained, layers, grad=False), Record("block", gradient_times_attention, layers)]
     context = Context(model, images(model, 2), Target.of(model, 2, 1))
     alone = Context(model, images(model, 2), Target.of(model, 2, 1)).run_pass(Pass((keeps[0],)))
     both = context.run_pass(Pass(tuple(keeps)))
     for one, other in zip(alone[keeps[0]], both[keeps[0]], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-    attention = Record("attn_weights", gradient_times_weights, layers, grad=True)
+    attention = Record("attn_weights", gradient_times_weights, layers)
     other_way = context.run_pass(Pass((attention,)))
     for one, other in zip(both[keeps[1]], other_way[attention], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def gradient_times_attention(model: vt.VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
-    assert gradient is not None
-    return gradient * block.attn_weights
+def gradient_times_attention(block: Block) -> Tensor:
+    return block.grad * block.attn_weights
 
 
-def gradient_times_weights(model: vt.VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
-    assert gradient is not None
-    return gradient * attention
+def gradient_times_weights(a: Activation) -> Tensor:
+    return a.grad * a.value

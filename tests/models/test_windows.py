@@ -14,7 +14,7 @@ from families import FAMILIES, images
 from reference_windows import ODD, SWINS, hf, same, slow_of, timm, torchvision
 from vitreous.errors import ModelError
 from vitreous.methods.base import compute_attributions
-from vitreous.tracing import Context, Pass, Record, Target
+from vitreous.tracing import Activation, Context, Pass, Record, Target
 
 
 @pytest.fixture(params=SWINS)
@@ -300,8 +300,8 @@ def test_windows_of_a_model_without_any_are_refused() -> None:
     assert model.windows(0) is None
     context = Context(model, images(model, 1), Target.of(model, 1, 0))
     with pytest.raises(ModelError, match="has no windows"):
-        context.run_pass(Pass((Record("window_weights", _anything),)))
+        context.run_pass(Pass((Record("window_weights", _anything, (0,), grad=False),)))
 
 
-def _anything(model: vt.VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
-    return attention
+def _anything(a: Activation) -> Tensor:
+    return a.value

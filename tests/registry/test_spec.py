@@ -65,7 +65,7 @@ REFUSED = [
     ("generic@bold", 9, "no preset 'bold'"),
     ("generic@", 9, "expected a preset name"),
     ("plus(ixg, via=teleport)", 1, "'teleport' is not one of"),
-    ("plus(saliency, via=layers)", 1, "no layer terms"),
+    ("plus(saliency, via=layers)", 1, "no maps by layer"),
     ("ixg $", 5, "cannot be read"),
     ("ixg(layer=1)(2)", 13, "nothing more"),
     ("ixg,", 4, "nothing more"),

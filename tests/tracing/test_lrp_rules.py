@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.errors import SpecError, TracingError
-from vitreous.tracing import Composite, Context, Pass, Record, Target, whole
+from vitreous.tracing import Composite, Context, Pass, Record, Target, activation_grad
 from vitreous.tracing.rules import Call, Flows
 from vitreous.tracing.rules.composites import (
     DEFAULTS,
@@ -309,7 +309,7 @@ def test_what_is_sent_arrives_where_biases_are_zero(text: str) -> None:
     """The logit; every token of every block's input together. Half of what uniform attention sends may reach keys."""
     model = without_biases(FAMILIES["gap"]().double())
     vision_model = vt.wrap(model)
-    keep = Record("resid_pre", whole, (0, 1, 2), grad=True)
+    keep = Record("resid_pre", activation_grad, (0, 1, 2))
     x = images(vision_model, 2)
     live = Context(vision_model, x, Target.of(vision_model, 2, 1))
     for arrived in live.run_pass(Pass((keep,), composed(text)))[keep]:
@@ -321,7 +321,7 @@ def test_walks_are_in_float64_and_answers_the_models_own(family: str) -> None:
     """A float32 model gives the relevance of its float64 self; its logits are those of a plain pass."""
     model = EVERY[family]()
     vision_model = vt.wrap(model)
-    keep = Record("resid_pre", whole, (0,), grad=True)
+    keep = Record("resid_pre", activation_grad, (0,))
     x = images(vision_model, 2)
     for table in (OURS, ORIGINAL, composed("")):
         model.float()

@@ -13,9 +13,9 @@ from families import FAMILIES, images, proven
 from vitreous.errors import TracingError
 from vitreous.methods import compute_attributions
 from vitreous.methods.ops import dot, head_mean, positive
-from vitreous.tracing import Context, Pass, Record, Target, whole
+from vitreous.tracing import Context, Pass, Record, Target, activation_grad, activation_value
 from vitreous.tracing.memory import in_parts, inner_batch
-from vitreous.tracing.rules import FROZEN, PLAIN, Composite
+from vitreous.tracing.rules import GRADIENT, LINEARIZED, Composite
 from vitreous.tracing.runner import merge, run_for_targets
 
 
@@ -42,7 +42,7 @@ class Count:
         self.blocks += 1
 
 
-SITES = {"input": "inputs", "attention": "attention", "values": "values", "norm1": "norm1"}
+POINTS = {"resid_pre": "inputs", "attn_weights": "attention", "attn_values": "values", "norm1": "norm1"}
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "explicit"])
@@ -54,11 +54,15 @@ def test_values_and_gradients_of_every_site(family, fused):
         if hasattr(module, "fused_attn"):
             module.fused_attn = fused
     layers = tuple(range(len(model.blocks)))
-    keeps = {(point, grad): Record(point, whole, layers, grad) for point in SITES for grad in (False, True)}
+    keeps = {
+        (point, grad): Record(point, activation_grad if grad else activation_value, layers, grad)
+        for point in POINTS
+        for grad in (False, True)
+    }
     cache = session(model).run_pass(Pass(tuple(keeps.values())))
     run = reference_vit.forward(model, images(model, 2))
     for (point, grad), keep in keeps.items():
-        expected = getattr(run, SITES[point])
+        expected = getattr(run, POINTS[point])
         if grad:
             expected = torch.autograd.grad(run.logits[:, 1].sum(), expected, retain_graph=True)
         for found, wanted in zip(cache[keep], expected, strict=True):
@@ -70,18 +74,21 @@ def test_branch_outputs_add_up_to_the_residual_stream(family):
     """input + attn + mlp = output, LayerScale included; and mlp is the branch of norm2."""
     model = FAMILIES[family]().double()
     layers = tuple(range(len(model.blocks)))
-    keeps = {point: Record(point, whole, layers) for point in ("resid_pre", "attn", "norm2", "mlp", "resid_post")}
+    keeps = {
+        point: Record(point, activation_value, layers, grad=False)
+        for point in ("resid_pre", "attn", "norm2", "mlp", "resid_post")
+    }
     cache = session(model).run_pass(Pass(tuple(keeps.values())))
     found = {point: cache[keep] for point, keep in keeps.items()}
     for layer, block in enumerate(model.blocks):
-        middle = found["input"][layer] + found["attn"][layer]
-        assert torch.allclose(middle + found["mlp"][layer], found["output"][layer])
+        middle = found["resid_pre"][layer] + found["attn"][layer]
+        assert torch.allclose(middle + found["mlp"][layer], found["resid_post"][layer])
         assert torch.allclose(reference_vit.norm(block.norm2, middle), found["norm2"][layer])
 
 
 def test_gradients_of_branches_are_those_of_the_block_output():
     model = FAMILIES["vit"]().double()
-    keeps = [Record(point, whole, (0, 1), grad=True) for point in ("mlp", "resid_post")]
+    keeps = [Record(point, activation_grad, (0, 1)) for point in ("mlp", "resid_post")]
     cache = session(model).run_pass(Pass(tuple(keeps)))
     for branch, output in zip(*(cache[keep] for keep in keeps), strict=True):
         assert torch.equal(branch, output)
@@ -109,39 +116,37 @@ def test_the_frozen_network_is_a_second_pass_and_only_one():
 
 
 def test_what_needs_no_gradient_rides_along():
-    forward_only = Pass((Record("attn_weights", head_mean, (0, 1)),))
-    frozen = Pass((Record("resid_pre", dot, (0,), grad=True),), FROZEN)
+    forward_only = Pass((Record("attn_weights", head_mean, (0, 1), grad=False),))
+    frozen = Pass((Record("resid_pre", dot, (0,)),), LINEARIZED)
     (merged,) = merge([forward_only, frozen, forward_only])
-    assert merged.composite == FROZEN
+    assert merged.composite == LINEARIZED
     assert set(merged.records) == {*forward_only.records, *frozen.records}
-    plain, other = merge([Pass((Record("resid_pre", dot, (1,), grad=True),)), frozen])
-    assert (plain.composite, other.composite) == (PLAIN, FROZEN)
+    plain, other = merge([Pass((Record("resid_pre", dot, (1,)),)), frozen])
+    assert (plain.composite, other.composite) == (GRADIENT, LINEARIZED)
 
 
 def test_equal_wishes_are_united_over_layers():
-    (merged,) = merge(
-        [Pass((Record("resid_pre", dot, (2,), grad=True),)), Pass((Record("resid_pre", dot, (0, 2), grad=True),))]
-    )
-    assert merged.records == (Record("resid_pre", dot, (0, 2), grad=True),)
+    (merged,) = merge([Pass((Record("resid_pre", dot, (2,)),)), Pass((Record("resid_pre", dot, (0, 2)),))])
+    assert merged.records == (Record("resid_pre", dot, (0, 2)),)
 
 
 def test_a_trace_is_reused_and_a_wider_wish_is_not_missed():
     model = FAMILIES["vit"]()
     count, live = Count(model), session(model)
-    wide = Pass((Record("resid_pre", dot, (0, 1, 2), grad=True),))
+    wide = Pass((Record("resid_pre", dot, (0, 1, 2)),))
     first = live.run_pass(wide)
-    assert live.run_pass(Pass((Record("resid_pre", dot, (1,), grad=True),))) is first
+    assert live.run_pass(Pass((Record("resid_pre", dot, (1,)),))) is first
     assert live.logits is first.logits
     assert count.embeds == 1
-    live.run_pass(Pass((Record("resid_pre", whole, (1,)),)))
+    live.run_pass(Pass((Record("resid_pre", activation_value, (1,), grad=False),)))
     assert count.embeds == 2
 
 
 def test_several_targets_share_one_forward():
     model = FAMILIES["vit"]()
     vision_model, x = vt.wrap(model), images(model, 2)
-    keep = Record("attn_weights", positive, (0, 1, 2), grad=True)
-    plain = Record("attn_weights", head_mean, (1,))
+    keep = Record("attn_weights", positive, (0, 1, 2))
+    plain = Record("attn_weights", head_mean, (1,), grad=False)
     count = Count(model)
     caches = run_for_targets(vision_model, x, Pass((keep, plain)), [Target.of(vision_model, 2, c) for c in range(5)])
     assert count.embeds == 1
@@ -158,8 +163,8 @@ def test_the_backward_ends_at_the_lowest_layer_asked_for():
     handles = [b.register_forward_pre_hook(lambda m, a: grad_enabled.append(a[0].requires_grad)) for b in model.blocks]
     proven(model)
     grad_enabled.clear()
-    session(model).run_pass(Pass((Record("norm1", dot, (2,), grad=True),)))
-    session(model).run_pass(Pass((Record("attn_weights", head_mean, (0, 1)),)))
+    session(model).run_pass(Pass((Record("norm1", dot, (2,)),)))
+    session(model).run_pass(Pass((Record("attn_weights", head_mean, (0, 1), grad=False),)))
     for handle in handles:
         handle.remove()
     assert grad_enabled == [False, False, True, False, False, False]
@@ -167,10 +172,10 @@ def test_the_backward_ends_at_the_lowest_layer_asked_for():
 
 def test_weights_get_no_gradient_and_need_none():
     model = FAMILIES["vit"]()
-    session(model).run_pass(Pass((Record("resid_pre", dot, (0,), grad=True),)))
+    session(model).run_pass(Pass((Record("resid_pre", dot, (0,)),)))
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     frozen = FAMILIES["vit"]().requires_grad_(False)
-    keep = Record("resid_pre", dot, (0,), grad=True)
+    keep = Record("resid_pre", dot, (0,))
     expected = session(model).run_pass(Pass((keep,)))[keep][0]
     assert torch.equal(session(frozen).run_pass(Pass((keep,)))[keep][0], expected)
 
@@ -182,17 +187,17 @@ def test_fused_attention_is_left_alone_when_nobody_asks(monkeypatch):
     ours = []
     monkeypatch.setattr(observe.Attend, "apply", lambda *a: ours.append(1) or F.scaled_dot_product_attention(*a[:3]))
     model = FAMILIES["vit"]()
-    session(model).run_pass(Pass((Record("resid_pre", dot, (0,), grad=True), Record("norm1", dot, (2,), grad=True))))
+    session(model).run_pass(Pass((Record("resid_pre", dot, (0,)), Record("norm1", dot, (2,)))))
     assert ours == []
     with pytest.raises(TracingError, match="not recorded"):  # the stand-in shows nothing, and that is an error
-        session(model).run_pass(Pass((Record("attn_weights", positive, (1,), grad=True),)))
+        session(model).run_pass(Pass((Record("attn_weights", positive, (1,)),)))
     assert ours == [1]
 
 
 def test_attention_rows_sum_to_one():
     for make in FAMILIES.values():
         model = make()
-        keep = Record("attn_weights", whole, tuple(range(len(model.blocks))))
+        keep = Record("attn_weights", activation_value, tuple(range(len(model.blocks))), grad=False)
         for attention in session(model).run_pass(Pass((keep,)))[keep]:
             assert torch.allclose(attention.sum(dim=-1), torch.ones(()), atol=1e-5)
 
@@ -254,18 +259,20 @@ def test_attention_computed_in_an_unknown_way_is_an_error():
     model.blocks[0].attn = Sigmoid()
     live = Context(vision_model, x, Target.of(vision_model, 1))
     with pytest.raises(TracingError, match="saw 0 attention calls in block 0, expected 1"):
-        live.run_pass(Pass((Record("attn_weights", head_mean, (0,)),)))
+        live.run_pass(Pass((Record("attn_weights", head_mean, (0,), grad=False),)))
 
 
 def test_values_changed_in_place_are_an_error():
     model = FAMILIES["vit"]()
-    keep = Record("norm1", whole, (0,), grad=True)
+    keep = Record("norm1", activation_grad, (0,))
     model.blocks[0].attn.qkv.register_forward_pre_hook(lambda m, a: (a[0].mul_(1.0),))
     with pytest.raises(TracingError, match="changed in place"):
         session(model).run_pass(Pass((keep,)))
 
 
-@pytest.mark.parametrize("make", [lambda: Record("nowhere", whole), lambda: Composite.of(currency="odd")])
+@pytest.mark.parametrize(
+    "make", [lambda: Record("nowhere", activation_value, grad=False), lambda: Composite.of(propagates="odd")]
+)
 def test_unknown_words_are_refused(make):
     with pytest.raises(TracingError, match="unknown"):
         make()
@@ -282,7 +289,7 @@ def test_inner_batches_follow_the_budget():
     assert sizes[0] >= 1
     count = Count(model)
     live = Context(vision_model, images(model, 5), Target.of(vision_model, 5), batch=2)
-    keep = Record("resid_pre", dot, (0,), grad=True)
+    keep = Record("resid_pre", dot, (0,))
     cache = live.run_pass(Pass((keep,)))
     assert (count.embeds, count.images) == (3, 5)
     assert len(cache[keep][0]) == len(cache.logits) == cache.batch == 5

@@ -14,8 +14,8 @@ import vitreous as vt
 from families import images, rounding
 from families_timm import FAMILIES, VARIANTS
 from vitreous.errors import VitreousError
-from vitreous.tracing import Context, Pass, Record, Target, whole
-from vitreous.tracing.rules import FROZEN
+from vitreous.tracing import Context, Pass, Record, Target, activation_grad, activation_value
+from vitreous.tracing.rules import LINEARIZED
 
 EVERY = {**FAMILIES, **VARIANTS}
 COLUMNS = [family for family in EVERY if not family.startswith("swin")]
@@ -46,7 +46,9 @@ def test_attention_as_timm_computes_it_in_the_open(family: str) -> None:
     """Softmax without the fused kernel, seen by a hook where its dropout would be; and its gradient."""
     model = wide(family)
     layers = tuple(range(len(model.blocks)))
-    keeps = [Record("attn_weights", whole, layers, grad) for grad in (False, True)]
+    keeps = [
+        Record("attn_weights", activation_grad if grad else activation_value, layers, grad) for grad in (False, True)
+    ]
     found = session(model).run_pass(Pass(tuple(keeps)))
     seen: list[Tensor] = []
     for block in model.blocks:
@@ -128,8 +130,8 @@ def frozen_copy(model: nn.Module) -> Any:
 def test_frozen_gradients_at_every_block(family: str) -> None:
     model = wide(family)
     layers = tuple(range(vt.wrap(model).depth))
-    keep = Record("resid_pre", whole, layers, grad=True)
-    found = session(model).run_pass(Pass((keep,), FROZEN))
+    keep = Record("resid_pre", activation_grad, layers)
+    found = session(model).run_pass(Pass((keep,), LINEARIZED))
     vision_model = vt.wrap(frozen_copy(model))
     tokens, inputs = vision_model.embed(images(model, 2)), []
     for layer in layers:
@@ -172,9 +174,9 @@ def eva02_block(block: Any, x: Tensor, angles: Tensor) -> Tensor:
 
 def test_frozen_eva02_by_hand() -> None:
     model = wide("eva02")
-    keep = Record("resid_pre", whole, (0, 1, 2), grad=True)
+    keep = Record("resid_pre", activation_grad, (0, 1, 2))
     live = session(model)
-    found = live.run_pass(Pass((keep,), FROZEN))
+    found = live.run_pass(Pass((keep,), LINEARIZED))
     tokens, inputs = vt.wrap(model).embed(images(model, 2)), []
     for block in model.blocks:
         inputs.append(tokens)
@@ -190,7 +192,7 @@ def test_frozen_logits_are_the_models_own(family: str) -> None:
     """Bit for bit; and every operation that was declared was met, or the pass would have refused."""
     model = EVERY[family]()
     live = session(model)
-    logits = live.run_pass(Pass((Record("resid_pre", whole, (0,), grad=True),), FROZEN)).logits
+    logits = live.run_pass(Pass((Record("resid_pre", activation_grad, (0,)),), LINEARIZED)).logits
     with torch.no_grad():
         torch.testing.assert_close(logits, model(images(model, 2)), rtol=0, atol=rounding(family))
     seen = live.model.total_operations()

@@ -13,14 +13,14 @@ from torch.nn import functional as F
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.errors import TracingError
-from vitreous.tracing import Context, Pass, Record, Target, whole
+from vitreous.tracing import Context, Pass, Record, Target, activation_grad
 from vitreous.tracing.intercept import KINDS, OPERATIONS
-from vitreous.tracing.rules import FROZEN, PLAIN, AttentionRule, Call, Composite, Flows, Rule
+from vitreous.tracing.rules import GRADIENT, LINEARIZED, AttentionRule, Call, Composite, Flows, Rule
 from vitreous.tracing.rules.gradient import Hold, HoldAttention, HoldDeviation, HoldGate
 from vitreous.tracing.runner import merge
 from zoo import EVERY
 
-INPUT = Record("resid_pre", whole, (0,), grad=True)
+INPUT = Record("resid_pre", activation_grad, (0,))
 
 
 def session(model: Any, batch: int = 2) -> Context:
@@ -36,11 +36,15 @@ def test_a_table_is_a_value() -> None:
     assert one == Composite.of(attention=HoldAttention(), norm=HoldDeviation())
     assert hash(one) == hash(Composite.of(attention=HoldAttention(), norm=HoldDeviation()))
     assert one != Composite.of("relevance", attention=HoldAttention(), norm=HoldDeviation())
-    assert one != FROZEN
-    assert not PLAIN
-    assert FROZEN.kinds == ("activation", "attention", "gate", "norm", "softmax")
-    passes = [Pass((INPUT,), one), Pass((Record("resid_pre", whole, (1,), grad=True),), one), Pass((INPUT,), FROZEN)]
-    assert [each.composite for each in merge(passes)] == [one, FROZEN]
+    assert one != LINEARIZED
+    assert not GRADIENT
+    assert LINEARIZED.kinds == ("activation", "attention", "gate", "norm", "softmax")
+    passes = [
+        Pass((INPUT,), one),
+        Pass((Record("resid_pre", activation_grad, (1,)),), one),
+        Pass((INPUT,), LINEARIZED),
+    ]
+    assert [each.composite for each in merge(passes)] == [one, LINEARIZED]
     assert set(OPERATIONS.values()) <= set(KINDS)
 
 
@@ -74,7 +78,7 @@ def test_every_kind_of_operation_can_be_given_a_rule(family: str) -> None:
     seen: list[str] = []
     kinds = {"linear", "matmul", "add", "norm", "activation", "gate", "softmax", "conv", "embedding"}
     table = Composite.of(**{kind: Seen(kind, seen) for kind in kinds})
-    with_image = Record("pixels", whole, grad=True)  # so that the embedding runs with a graph too
+    with_image = Record("pixels", activation_grad)  # so that the embedding runs with a graph too
     found = session(model).run_pass(Pass((INPUT, with_image), table))
     torch.testing.assert_close(found[INPUT][0], expected, rtol=1e-4, atol=1e-5)
     met = {each.split()[0] for each in seen}
@@ -244,7 +248,7 @@ def test_relevance_is_neither_made_nor_lost(family: str) -> None:
         model = FAMILIES["clip"]().double()
         for block in model.blocks:
             block.mlp.act = torch.nn.GELU()
-    keep = Record("resid_pre", whole, (0, 1, 2), grad=True)
+    keep = Record("resid_pre", activation_grad, (0, 1, 2))
     cache = session(model).run_pass(Pass((keep,), RELEVANCE))
     for relevance in cache[keep]:
         torch.testing.assert_close(relevance.sum(dim=(1, 2)), torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-3)
@@ -272,7 +276,7 @@ def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
         ran.append(ask)
         run(self, ask)
 
-    monkeypatch.setattr(Context, "_run", counted)
+    monkeypatch.setattr(Context, "_execute", counted)
     return ran
 
 
@@ -324,5 +328,5 @@ def test_methods_of_one_value_share_their_pass(monkeypatch: pytest.MonkeyPatch) 
 def test_captions_name_the_value_that_was_explained(spec: str, asked: str, value: str) -> None:
     model = FAMILIES["vit"]()
     found = vt.explain(model, images(model, 1)[0], spec, 1, output=asked)
-    assert (found.value, found.asked) == (value, asked)
+    assert (found.output, found.asked) == (value, asked)
     assert f", {value} of " in found.caption

@@ -41,7 +41,7 @@ def plain(model: vt.VisionModel, inputs: Tensor) -> dict[tuple[str, int], tuple[
         tokens = model.embed(inputs)
         for layer in range(model.depth):
             tokens = model.forward_block(layer, tokens)
-            kept["output", layer] = tokens
+            kept["resid_post", layer] = tokens
     for handle in norms:
         handle.remove()
     return {key: (value.mean(dim=0), value.std(dim=0)) for key, value in kept.items()}
@@ -93,7 +93,7 @@ def test_merged_batches_are_a_plain_deviation(family: str, batch: int) -> None:
 
 def test_a_norm_that_ends_its_branch_is_found_too() -> None:
     found = vt.collect_activation_stats(EVERY["tv_swin_v2"](), images(EVERY["tv_swin_v2"](), 12))
-    assert {point for point, _ in found.moments} == {"attn", "output"}
+    assert {point for point, _ in found.moments} == {"attn", "resid_post"}
 
 
 def test_far_from_zero_the_deviation_keeps_its_digits() -> None:

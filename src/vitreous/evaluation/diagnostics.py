@@ -18,9 +18,9 @@ from vitreous.models.shared_copy import gap
 from vitreous.models.structure import UnverifiedError
 from vitreous.results import Finding
 from vitreous.results.table import html_rows
-from vitreous.tracing import Block, Context, Pass, Record, Target, whole
+from vitreous.tracing import Activation, Block, Context, Pass, Record, Target, activation_grad
 from vitreous.tracing.prng import PRNGKey, check_seed
-from vitreous.tracing.rules import FROZEN
+from vitreous.tracing.rules import LINEARIZED
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -119,16 +119,15 @@ class _Examiner:
     def attention(self) -> str | None:
         if self.view.attention != "global":
             return None
-        keep = Record("attn_weights", _row_sums, self.layers)
-        sums = self._session().run_pass(Pass((keep,)))[keep]
+        record = Record("attn_weights", _row_sums, self.layers, grad=False)
+        sums = self._session().run_pass(Pass((record,)))[record]
         worst = max(float((row - 1).abs().max()) for row in sums)
         if worst > 1e-2:
             raise VitreousError(f"a row of attention sums to {1 + worst:.3f}")
         return f"{len(sums)} blocks, rows off by at most {worst:.0e}"
 
     def rules(self) -> str:
-        keep = Record("resid_pre", whole, (0,), grad=True)
-        cache = self._session().run_pass(Pass((keep,), FROZEN))
+        cache = self._session().run_pass(Pass((Record("resid_pre", activation_grad, (0,)),), LINEARIZED))
         total = self.view.total_operations()
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(total.items()) if count)
         return f"{counts}; frozen {self._same(cache.logits, self.view.logits(self.inputs))}"
@@ -159,13 +158,12 @@ class _Examiner:
             raise
         except ModelError:
             return None  # of a family that has no such shares
-        keep = Record("block", _checked_width, self.layers)
-        self._session().run_pass(Pass((keep,)))
+        self._session().run_pass(Pass((Record("block", _checked_width, self.layers, grad=False),)))
         return f"in each of {len(self.layers)} blocks"
 
     def gradients(self) -> str:
-        keep = Record("resid_pre", _largest, self.layers, grad=True)
-        sizes = [float(size.max()) for size in self._session().run_pass(Pass((keep,)))[keep]]
+        record = Record("resid_pre", _largest, self.layers)
+        sizes = [float(size.max()) for size in self._session().run_pass(Pass((record,)))[record]]
         dead = [layer for layer, size in enumerate(sizes) if not size > 0]
         if len(dead) == len(sizes):
             raise VitreousError("no gradient arrives at any block; is the head untrained, all zeros?")
@@ -211,18 +209,17 @@ class _Examiner:
         return "logits bit-equal" if off == 0 else f"logits within {off:.0e}"
 
 
-def _row_sums(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
-    return attention.sum(dim=-1).flatten(1)
+def _row_sums(a: Activation) -> Tensor:
+    return a.value.sum(dim=-1).flatten(1)
 
 
-def _checked_width(model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
-    block_weights(model, block, always=True)
+def _checked_width(block: Block) -> Tensor:
+    block_weights(block, always=True)
     return block.resid_pre[:, 0, 0]
 
 
-def _largest(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
-    assert gradient is not None
-    return gradient.float().flatten(1).abs().amax(dim=1)
+def _largest(a: Activation) -> Tensor:
+    return a.grad.flatten(1).abs().amax(dim=1)
 
 
 def _safely(name: str, look: Callable[[], str | None]) -> Finding:

@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import SpecError
-from vitreous.methods.base import Attribution, Method, resolve_layer
+from vitreous.methods.base import Attribution, LayerwiseMethod, Method, resolve_layer
 from vitreous.methods.ops import (
     attention_point,
     discard_weakest,
     downwards,
     initial_row,
+    pooling_records,
     positive,
     push,
     refuse_in_windows,
     rollout_step_mixed,
-    start_keeps,
 )
 from vitreous.methods.registry import register_method
-from vitreous.methods.rollout import RowTerm, mean_rows, row_maps, whole_row
+from vitreous.methods.rollout import AttentionRow, mean_rows
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import ActivationCache, Context, Pass, Record, Reduce, whole
+from vitreous.tracing import Activation, ActivationCache, Context, Pass, Record, Reduce, activation_value
 
 __all__ = ["AttentionCAM", "AttentionGradient", "Generic", "GradSAM", "GradientRollout", "LeGrad"]
 
@@ -39,7 +39,7 @@ __all__ = ["AttentionCAM", "AttentionGradient", "Generic", "GradSAM", "GradientR
     models="transformers",
 )
 @dataclass(frozen=True)
-class Generic(Method):
+class Generic(LayerwiseMethod):
     """Relevance that gathers in every block along positive attention times gradient.
 
     ``E_l = mean_h (A_l * dA_l)+``, ``R = I``, ``R <- R + E_l R`` upwards; here its one row that matters, downwards:
@@ -51,7 +51,6 @@ class Generic(Method):
 
     start: int = 0
     clamp: str = "before"
-    has_layer_terms = True
 
     def __post_init__(self) -> None:
         check_choice("clamp", self.clamp, ("before", "after"))
@@ -60,26 +59,23 @@ class Generic(Method):
     def _product(self) -> Reduce:
         return positive if self.clamp == "before" else positive_mean
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((self._matrices(model), *start_keeps(model, self._product, True))),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [self._matrices(model), *pooling_records(model, self._product)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
         keep = self._matrices(cache.model)
-        row = initial_row(cache, cache[keep][0], self._product, True)
+        row = initial_row(cache, cache[keep][0], self._product)
         for layer, matrix in downwards(cache, keep):
             row = cache.unmerged(row, layer)
-            row = row + push(row, matrix, cache.windows(layer))
+            row = row + push(row, matrix, cache.model.windows(layer))
         return cache.tokens_to_grid(row, keep.layers[0])
 
-    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass((Record(attention_point(model), positive_row, tuple(layers), grad=True),))
-
-    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        return row_maps(cache, self.layer_pass(cache.model, layers).records[0])
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        return [Record(attention_point(model), positive_row, tuple(layers))]
 
     def _matrices(self, model: VisionModel) -> Record:
         layers = tuple(range(resolve_layer(model, self.start), model.depth))
-        return Record(attention_point(model), self._product, layers, grad=True)
+        return Record(attention_point(model), self._product, layers)
 
 
 @register_method(
@@ -103,55 +99,49 @@ class GradientRollout(Method):
     discard: float = 0.0
     released: bool = False
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+    def records(self, model: VisionModel) -> list[Record]:
         layers, point = tuple(range(model.depth)), attention_point(model)
         if self.released:
             refuse_in_windows(model, "the script pairs the first block with the last")
-            return (
-                Pass(
-                    (Record("attn_weights", whole, layers), Record("attn_weights", score_gradient, layers, grad=True))
-                ),
-            )
+            return [Record(point, activation_value, layers, grad=False), Record(point, score_gradient, layers)]
         if self.discard:
             refuse_in_windows(model, f"discard={self.discard} takes a share of all entries")
-        return (Pass((Record(point, positive_mean, layers, grad=True), *start_keeps(model, positive_mean, True))),)
+        return [Record(point, positive_mean, layers), *pooling_records(model, positive_mean)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        keeps = self.single_pass(cache.model).records
+        keeps = self.records(cache.model)
         if self.released:
             pairs = zip(cache[keeps[0]], reversed(cache[keeps[1]]), strict=True)
             matrices = [(attention * gradient).mean(dim=1).clamp_(min=0) for attention, gradient in pairs]
             row = cache.model.pooling.row(matrices[0])
         else:
             matrices = cache[keeps[0]]
-            row = initial_row(cache, matrices[0], positive_mean, True)
+            row = initial_row(cache, matrices[0], positive_mean)
         for layer, matrix in reversed(list(enumerate(matrices))):
             kept = discard_weakest(matrix, self.discard, keep_first=False)
             normalise = "released" if self.released else "row"
-            row = rollout_step_mixed(cache.unmerged(row, layer), kept, normalise, cache.windows(layer))
+            row = rollout_step_mixed(cache.unmerged(row, layer), kept, normalise, cache.model.windows(layer))
         return cache.tokens_to_grid(row)
 
 
-def gradient_row(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def gradient_row(a: Activation) -> Tensor:
     """The row of ``mean_h dA`` that the model reads."""
-    assert gradient is not None
-    return mean_rows(model, lambda slopes: slopes, gradient).to(attention.dtype)
+    return mean_rows(a.model, lambda slopes: slopes, a.grad).to(a.value.dtype)
 
 
-def head_weighted(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_weighted(a: Activation) -> Tensor:
     """``mean_h mean_patches(dA[h]) A[h]`` over the rows that the model reads."""
-    assert gradient is not None
-    patches = slice(0 if attention.shape[-2] == 1 else model.num_prefix_tokens, None)
+    patches = slice(0 if a.value.shape[-2] == 1 else a.model.num_prefix_tokens, None)
 
     def weighted(weights: Tensor, slopes: Tensor) -> Tensor:
         return slopes[..., patches].mean(dim=-1, keepdim=True) * weights
 
-    return mean_rows(model, weighted, attention, gradient)
+    return mean_rows(a.model, weighted, a.value, a.grad)
 
 
 @register_method("attgrad", family="attention x gradient", papers=("mehri2024skipplus",), models="transformers")
 @dataclass(frozen=True)
-class AttentionGradient(RowTerm):
+class AttentionGradient(AttentionRow):
     """The gradient of one block's attention, averaged over heads.
 
     ``mean_h dA_l[CLS, patches]``, signed: how the target would grow if the model looked there more.
@@ -163,7 +153,7 @@ class AttentionGradient(RowTerm):
 
 @register_method("attcam", family="attention x gradient", papers=("chefer2021transformer",), models="transformers")
 @dataclass(frozen=True)
-class AttentionCAM(RowTerm):
+class AttentionCAM(AttentionRow):
     """Grad-CAM with the heads of one attention map as channels.
 
     ``w_h = mean over patches of dA[h, CLS, patches]``, ``map = mean_h w_h A[h, CLS, patches]``, before any ReLU. Papers
@@ -197,13 +187,13 @@ class GradSAM(Method):
     def __post_init__(self) -> None:
         check_choice("reduce", self.reduce, tuple(_AXES))
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((Record(attention_point(model), _AXES[self.reduce], tuple(range(model.depth)), grad=True),)),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [Record(attention_point(model), _AXES[self.reduce], tuple(range(model.depth)))]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
         terms = []
-        for layer, kept in enumerate(cache[self.single_pass(cache.model).records[0]]):
-            term = whole_row(cache, kept, layer)
+        for layer, kept in enumerate(cache[self.records(cache.model)[0]]):
+            term = cache.row(kept, layer)
             for below in reversed(range(layer)):
                 term = cache.unmerged(term, below)
             terms.append(term)
@@ -232,17 +222,17 @@ class LeGrad(Method):
     def num_forwards(self, model: VisionModel) -> float:
         return 1 + len(self._layers(model))
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((Record("resid_pre", whole, self._layers(model)),)),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [Record("resid_pre", activation_value, self._layers(model), grad=False)]
 
     def compute(self, context: Context) -> Attribution:
-        layers = self._layers(context.model)
-        cache = context.run_pass(self.single_pass(context.model))
-        keep = Record(attention_point(context.model), positive_gradient_received, (0,), grad=True)
+        cache, model = self.record(context), context.model
+        (inputs,), layers = self.records(model), self._layers(model)
+        own = Record(attention_point(model), positive_gradient_received, (0,))
         terms = []
-        for layer, tokens in zip(layers, cache[Record("resid_pre", whole, layers)], strict=True):
-            fork = context.with_inputs(tokens, context.model.logit_lens(layer))
-            received = whole_row(cache, fork.run_pass(Pass((keep,)))[keep][0], layer)
+        for layer, tokens in zip(layers, cache[inputs], strict=True):
+            lens = context.with_inputs(tokens, model.logit_lens(layer))
+            received = cache.row(lens.run_pass(Pass((own,)))[own][0], layer)
             terms.append(cache.tokens_to_grid(received, layer))
         stacked = torch.stack(terms, dim=1)
         return Attribution(stacked.sum(dim=1), {"layers": stacked})
@@ -251,34 +241,29 @@ class LeGrad(Method):
         return tuple(model.stages[-1] if model.stages else range(model.depth))[-self.last :]
 
 
-def positive_row(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_row(a: Activation) -> Tensor:
     """The row of ``mean_h (A * dA)+`` that the model reads."""
-    assert gradient is not None
-    return mean_rows(model, lambda weights, slopes: (weights * slopes).clamp_(min=0), attention, gradient)
+    return mean_rows(a.model, lambda weights, slopes: (weights * slopes).clamp_(min=0), a.value, a.grad)
 
 
-def positive_mean(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_mean(a: Activation) -> Tensor:
     """``(mean_h A * dA)+``: heads averaged before the clamp."""
-    assert gradient is not None
-    return (attention * gradient).mean(dim=-3).clamp_(min=0)
+    return (a.value * a.grad).mean(dim=-3).clamp_(min=0)
 
 
-def positive_received(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_received(a: Activation) -> Tensor:
     """``mean_h mean_queries A (dA)+``: what each token receives."""
-    assert gradient is not None
-    return _token_mean((attention * gradient).clamp_(min=0), -2)
+    return _token_mean((a.value * a.grad).clamp_(min=0), -2)
 
 
-def positive_given(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_given(a: Activation) -> Tensor:
     """``mean_h mean_keys A (dA)+``: what each token gives."""
-    assert gradient is not None
-    return _token_mean((attention * gradient).clamp_(min=0), -1)
+    return _token_mean((a.value * a.grad).clamp_(min=0), -1)
 
 
-def positive_gradient_received(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_gradient_received(a: Activation) -> Tensor:
     """``mean_h mean_queries (dA)+``."""
-    assert gradient is not None
-    return _token_mean(gradient.clamp(min=0).to(attention.dtype), -2)
+    return _token_mean(a.grad.clamp(min=0).to(a.value.dtype), -2)
 
 
 def _token_mean(values: Tensor, axis: int) -> Tensor:
@@ -286,10 +271,9 @@ def _token_mean(values: Tensor, axis: int) -> Tensor:
     return values.mean(dim=(-3, axis)) if values.ndim == 4 else values.mean(dim=-3).sum(dim=axis)
 
 
-def score_gradient(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def score_gradient(a: Activation) -> Tensor:
     """The gradient with respect to the scores before the softmax: ``A * (dA - rowsum(A * dA))``."""
-    assert gradient is not None
-    return attention * (gradient - (attention * gradient).sum(dim=-1, keepdim=True))
+    return a.value * (a.grad - (a.value * a.grad).sum(dim=-1, keepdim=True))
 
 
 _AXES: dict[str, Reduce] = {"queries": positive_received, "keys": positive_given, "row": positive_row}

@@ -24,19 +24,18 @@ from vitreous.methods.ops import (
     downwards,
     head_mean,
     initial_row,
+    pooling_records,
     positive,
     push,
     read_row,
     rollout_step_mixed,
-    start_keeps,
-    upcast,
 )
 from vitreous.methods.registry import register_method
 from vitreous.methods.value_weighted import block_weights, head_projection
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
 from vitreous.registry import check_at_least, check_choice
-from vitreous.tracing import VALUES, ActivationCache, Block, Context, Pass, Record, Reduce
+from vitreous.tracing import VALUES, Activation, ActivationCache, Block, Context, Pass, Record, Reduce
 
 __all__ = [
     "BidirectionalHeads",
@@ -87,7 +86,7 @@ class Feedback(Method):
 
     @abstractmethod
     def pooled(self) -> tuple[Reduce, bool]:
-        """What stands for the matrix of a pooling by attention, and whether it needs a gradient."""
+        """What the matrix of a pooling by attention is reduced to, and whether that needs a gradient."""
 
     @property
     def fixed_output(self) -> str | None:
@@ -97,19 +96,15 @@ class Feedback(Method):
     def cost(self) -> tuple[float, float]:
         return self.steps, self.steps
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (
-            Pass(
-                (self._matrices(model), *start_keeps(model, *self.pooled()), last_gradient(model)), output=self.output
-            ),
-        )
+    def records(self, model: VisionModel) -> list[Record]:
+        return [self._matrices(model), *pooling_records(model, *self.pooled()), last_gradient(model)]
 
     def compute(self, context: Context) -> Attribution:
         model = context.model
-        cache = context.run_pass(self.single_pass(model))
+        cache = self.record(context)
         matrices = downwards(cache, self._matrices(model))
         weights = integrated(context, self.steps, self.output)
-        windows = cache.windows(model.depth - 1)
+        windows = cache.model.windows(model.depth - 1)
         if windows is not None:
             row = self._in_windows(cache, matrices, weights, windows)
             return Attribution(cache.tokens_to_grid(row, matrices[-1][0]), {})
@@ -122,7 +117,7 @@ class Feedback(Method):
         """Return the rows ``[B, R, N]`` of ``R``, of which these are the beginning, through blocks from the last."""
         for layer, matrix in matrices:
             rows = unmerged_rows(cache, rows, layer)
-            rows = rows + push_rows(rows, matrix, cache.windows(layer))
+            rows = rows + push_rows(rows, matrix, cache.model.windows(layer))
         return rows
 
     def _in_windows(
@@ -181,23 +176,23 @@ def rows_read(model: VisionModel) -> slice:
     return slice(0, None if None in stops else max(stops))
 
 
-def read_gradient(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def read_gradient(a: Activation) -> Tensor:
     """The rows of ``dA`` that the head reads: ``[B, H, R, N]``, without the rest of it in memory.
 
     Inside windows those are all: ``[B, W, H, t, t]``.
     """
-    assert gradient is not None
-    if gradient.ndim == 5:
-        return gradient
-    rows = slice(None) if model.pooling.uses_attention else rows_read(model)
-    return upcast(gradient[:, :, rows]).clone()
+    grad = a.grad
+    if grad.ndim == 5:
+        return grad
+    rows = slice(None) if a.model.pooling.uses_attention else rows_read(a.model)
+    return grad[:, :, rows].clone()
 
 
 def last_gradient(model: VisionModel) -> Record:
     """What is averaged along the way: the gradient of the last attention of the model."""
     if model.pooling.uses_attention:
-        return Record("pool_weights", read_gradient, grad=True)
-    return Record(attention_point(model), read_gradient, (model.depth - 1,), grad=True)
+        return Record("pool_weights", read_gradient)
+    return Record(attention_point(model), read_gradient, (model.depth - 1,))
 
 
 def integrated(context: Context, steps: int, output: str | None) -> Tensor:
@@ -277,13 +272,13 @@ class TAM(Feedback):
     def first(self, model: VisionModel) -> int:
         return model.depth // 3
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+    def records(self, model: VisionModel) -> list[Record]:
         if self.twice and model.pooling.uses_attention:
             raise ModelError(f"tam: twice=true repeats the last block; {model.name} reads it by attention pooling")
-        return super().passes(model)
+        return super().records(model)
 
     def matrices(self, model: VisionModel, layers: tuple[int, ...]) -> Record:
-        return Record(attention_point(model), head_mean, layers)
+        return Record(attention_point(model), head_mean, layers, grad=False)
 
     def pooled(self) -> tuple[Reduce, bool]:
         return head_mean, False
@@ -292,7 +287,7 @@ class TAM(Feedback):
         if cache.model.pooling.uses_attention:
             return super().gathered(cache, rows, matrices)
         last, matrix = matrices[0]
-        rows = push_rows(rows, matrix, cache.windows(last))
+        rows = push_rows(rows, matrix, cache.model.windows(last))
         return super().gathered(cache, rows, matrices if self.twice else matrices[1:])
 
 
@@ -306,19 +301,17 @@ def head_importance(attention: Tensor, gradient: Tensor) -> Tensor:
     return size / size.sum(dim=-3, keepdim=True).clamp(min=SMALL)
 
 
-def by_heads(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def by_heads(a: Activation) -> Tensor:
     """``sum_h I_h A_h``."""
-    assert gradient is not None
-    attention = upcast(attention)
-    return (head_importance(attention, upcast(gradient).to(attention)) * attention).sum(dim=-3)
+    return (head_importance(a.value, a.grad) * a.value).sum(dim=-3)
 
 
-def by_tokens(model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+def by_tokens(block: Block) -> Tensor:
     """``mean_h A diag m`` with ``m[j] = ||P v[j]|| / ||x[j]||``: what attention moves of a token, in parts of it."""
-    attention, values, stream = (upcast(each) for each in (block.attn_weights, block.attn_values, block.resid_pre))
-    projection, deviation = head_projection(block_weights(model, block), attention, values)
-    moved = torch.einsum("bhnd,hkd->bnk", values, projection)
-    size = moved.norm(dim=-1) / stream.norm(dim=-1).clamp(min=SMALL)
+    attention = block.attn_weights
+    projection, deviation = head_projection(block_weights(block), attention, block.attn_values)
+    moved = torch.einsum("bhnd,hkd->bnk", block.attn_values, projection)
+    size = moved.norm(dim=-1) / block.resid_pre.norm(dim=-1).clamp(min=SMALL)
     matrix: Tensor = attention.mean(dim=1) * size.unsqueeze(1)
     return matrix if deviation is None else matrix / deviation
 
@@ -360,7 +353,7 @@ class BidirectionalHeads(Feedback):
         return model.depth // 4
 
     def matrices(self, model: VisionModel, layers: tuple[int, ...]) -> Record:
-        return Record(attention_point(model), by_heads, layers, grad=True)
+        return Record(attention_point(model), by_heads, layers)
 
     def pooled(self) -> tuple[Reduce, bool]:
         return by_heads, True
@@ -398,7 +391,7 @@ class BidirectionalTokens(Feedback):
         return model.depth // 2
 
     def matrices(self, model: VisionModel, layers: tuple[int, ...]) -> Record:
-        return Record("block", by_tokens, layers)
+        return Record("block", by_tokens, layers, grad=False)
 
     def pooled(self) -> tuple[Reduce, bool]:
         return head_mean, False
@@ -443,18 +436,18 @@ class IIA(Method):
     def compute(self, context: Context) -> Attribution:
         model = context.model
         way = torch.linspace(0, 1, self.steps + 1, dtype=torch.float32).tolist()
-        matrices = Record(attention_point(model), positive, tuple(range(model.depth)), grad=True)
-        keeps = (matrices, *start_keeps(model, positive, True))
+        matrices = Record(attention_point(model), positive, tuple(range(model.depth)))
+        records = (matrices, *pooling_records(model, positive))
         sums: list[Tensor] = []
         for some, count in points(context, way):
             fork = context.with_inputs(some, repeat=count)
             for time in way:
-                cache = fork.run_pass(Pass(keeps, patches=((model.depth - 1, Scaled(time)),)))
+                cache = fork.run_pass(Pass(records, patches=((model.depth - 1, Scaled(time)),)))
                 found = cache[matrices]
-                found = [initial_row(cache, found[0], positive, True), *found]
+                found = [initial_row(cache, found[0], positive), *found]
                 found = [each.reshape(-1, count, *each.shape[1:]).sum(dim=1) for each in found]
                 sums = [total.add_(each) for total, each in zip(sums, found, strict=True)] if sums else found
         row, *means = (total / len(way) ** 2 for total in sums)
         for layer, matrix in reversed(list(enumerate(means))):
-            row = rollout_step_mixed(cache.unmerged(row, layer), matrix, windows=cache.windows(layer))
+            row = rollout_step_mixed(cache.unmerged(row, layer), matrix, windows=cache.model.windows(layer))
         return Attribution(cache.tokens_to_grid(row), {})

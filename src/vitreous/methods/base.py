@@ -1,7 +1,4 @@
-"""The contract of a method: which pass it needs, and how a map is read out of it.
-
-What combinators of one method share: unless they say otherwise, they are like their base.
-"""
+"""The contract of a method: which records it needs of a pass, and how a map is read out of them."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ from torch.nn import functional as F
 
 from vitreous.code_digest import code_digest, is_external, is_unknown
 from vitreous.errors import MapError, ModelError, VitreousError, VitreousWarning
-from vitreous.methods.ops import upcast
 from vitreous.models import VisionModel, wrap
 from vitreous.models.shared_copy import check_model_unchanged
 from vitreous.registry import check_choice, format_value
-from vitreous.tracing import ActivationCache, Context, Pass, Target, TargetSpec
+from vitreous.tracing import ActivationCache, Context, Pass, Record, Target, TargetSpec, resolve_layer, upcast
+from vitreous.tracing.rules import GRADIENT, Composite
 
 if TYPE_CHECKING:
     from vitreous.methods.registry import MethodInfo
@@ -31,10 +28,11 @@ __all__ = [
     "Attribution",
     "Method",
     "BaseWrapper",
+    "LayerwiseMethod",
     "compute_attributions",
     "checked_attribution",
     "computed",
-    "layer_terms",
+    "check_maps",
     "prepare",
     "refuse_unfit",
     "resized",
@@ -53,13 +51,13 @@ class Attribution(NamedTuple):
 class Method:
     """Base of all methods; subclasses are frozen dataclasses whose fields are the parameters.
 
-    Most methods read one pass: they say which (``asks``) and how (``read``), and share it with whoever asks the same.
-    A method with *layer terms* also reads its map layer by layer (``layer_pass``, ``layer_maps``): ``plus`` is free.
-    A method that needs other inputs (noisy copies, a path) overrides ``compute`` and forks the session.
+    Most methods need one pass over the images: they name its ``records`` (and its ``composite``), and read the map out
+    of the cache in ``attribution``; equal records of several methods are answered once. A method that needs other
+    inputs (noisy copies, a path) defines ``compute`` instead. A method with a map at every block is a
+    ``LayerwiseMethod``.
     """
 
     info: ClassVar[MethodInfo]
-    has_layer_terms: ClassVar[bool] = False
     can_be_constant: ClassVar[bool] = False
     """Whether a map that is the same everywhere is what it means."""
     has_conventional_sign: ClassVar[bool] = False
@@ -95,16 +93,31 @@ class Method:
         """How many maps of its grid exist for each image when it is done, extras included."""
         return 1
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        """Return every pass over the session's own inputs that is known beforehand, so that it can be shared."""
+    @property
+    def composite(self) -> Composite:
+        """The rules of what flows backward in its pass."""
+        return GRADIENT
+
+    @property
+    def is_layerwise(self) -> bool:
+        """Whether one pass gives its map at every block (``LayerwiseMethod``)."""
+        return False
+
+    def records(self, model: VisionModel) -> Sequence[Record]:
+        """Return what has to be recorded of one pass over the images."""
         return ()
 
-    def single_pass(self, model: VisionModel) -> Pass:
-        """Return the one pass that ``read`` needs."""
-        asks = self.passes(model)
-        if len(asks) != 1:
-            raise VitreousError(f"{self.info.name} must define asks with one pass, or compute")
-        return asks[0]
+    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+        """Return every pass over the images themselves that is known beforehand, so that methods can share it."""
+        records = tuple(self.records(model))
+        return (Pass(records, self.composite, self.fixed_output),) if records else ()
+
+    def record(self, context: Context) -> ActivationCache:
+        """Return the cache of its one pass, run now if no other method has run it."""
+        passes = self.passes(context.model)
+        if len(passes) != 1:
+            raise VitreousError(f"{self.info.name} must define records of one pass, or compute")
+        return context.run_pass(passes[0])
 
     @property
     def fixed_output(self) -> str | None:
@@ -122,21 +135,14 @@ class Method:
         return tuple(dict.fromkeys(inner)) or (asked,)
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        """Return the map from that pass."""
-        raise VitreousError(f"{self.info.name} must define read or compute")
-
-    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
-        """Return the pass that holds the layer terms of these layers."""
-        raise VitreousError(f"{self.info.name} has no layer terms")
-
-    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        """Return one map per layer."""
-        raise VitreousError(f"{self.info.name} has no layer terms")
+        """Return the map ``[B, h, w]`` from that pass: that of its only record, unless it says otherwise."""
+        (record,) = self.records(cache.model)
+        return cache.map(record)
 
     def at_layer(self, model: VisionModel, layer: int) -> Method | None:
         """Return the same method at another layer, for sums over layers; ``None`` where there is nothing to see.
 
-        Only methods that look at one layer, and have no layer terms from a shared pass, define it.
+        Only methods that look at one layer, and are not layerwise, define it.
         """
         raise VitreousError(f"{self.info.name} does not look at one layer")
 
@@ -146,8 +152,8 @@ class Method:
         return type(self).at_layer is not Method.at_layer
 
     def compute(self, context: Context) -> Attribution:
-        """Return the answer for all inputs of a session."""
-        return Attribution(self.attribution(context.run_pass(self.single_pass(context.model))), {})
+        """Return the map of every image and what else came with it."""
+        return Attribution(self.attribution(self.record(context)), {})
 
     @overload
     def attribute(
@@ -281,6 +287,36 @@ class Method:
         return self.spec
 
 
+class LayerwiseMethod(Method):
+    """A method that reads a map at the input of any block from one pass: ``plus`` and ``skipplus`` of it are free."""
+
+    layer: int = 0
+    """The block whose map it is by itself."""
+
+    @property
+    def is_layerwise(self) -> bool:
+        return True
+
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> Sequence[Record]:
+        """Return what has to be recorded for the maps of these layers."""
+        raise NotImplementedError
+
+    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
+        """Return the pass with these records."""
+        return Pass(tuple(self.layer_records(model, layers)), self.composite, self.fixed_output)
+
+    def layer_map(self, cache: ActivationCache, layer: int) -> Tensor:
+        """Return the map ``[B, h, w]`` of one layer: that of its only record, unless it says otherwise."""
+        (record,) = self.layer_records(cache.model, (layer,))
+        return cache.map(record)
+
+    def records(self, model: VisionModel) -> Sequence[Record]:
+        return self.layer_records(model, (resolve_layer(model, self.layer),))
+
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        return self.layer_map(cache, resolve_layer(cache.model, self.layer))
+
+
 def prepare(context: Context, methods: Iterable[Method]) -> None:
     """Run every pass that these methods are known to need, equal ones once."""
     context.prepare([ask for method in methods for ask in method.passes(context.model)])
@@ -356,16 +392,6 @@ def checked_attribution(context: Context, method: Method) -> Attribution:
     return answer
 
 
-def layer_terms(method: Method, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-    """Return the layer terms of a method, and refuse what is not one map per layer and image."""
-    terms = list(method.layer_maps(cache, layers))
-    if len(terms) != len(layers):
-        raise MapError(f"{method.spec}: read_layers returned {len(terms)} terms for {len(layers)} layers")
-    for term in terms:
-        check_maps(method.spec, term, cache.batch)
-    return terms
-
-
 def check_maps(name: str, maps: Any, batch: int) -> None:
     """Refuse what is not a real floating-point map ``[h, w]`` for each of ``batch`` images."""
     if not isinstance(maps, Tensor) or not maps.is_floating_point() or maps.ndim != 3 or 0 in maps.shape:
@@ -401,14 +427,6 @@ def _parts(fine: int, coarse: int) -> Tensor:
     values = torch.arange(fine, dtype=torch.float64)
     overlap = torch.minimum(edges[1:, None], values + 1) - torch.maximum(edges[:-1, None], values)
     return overlap.clamp(min=0)
-
-
-def resolve_layer(model: VisionModel, layer: int) -> int:
-    """Return a layer counted from the front; negative numbers count from the end."""
-    resolved = layer + model.depth if layer < 0 else layer
-    if not 0 <= resolved < model.depth:
-        raise ModelError(f"layer {layer} is outside 0..{model.depth - 1} of {model.name}")
-    return resolved
 
 
 def _methods(given: Any) -> tuple[Method, ...]:

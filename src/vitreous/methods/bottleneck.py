@@ -24,9 +24,8 @@ from torch.nn import functional as F
 
 from vitreous.errors import MapError, ModelError
 from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.ops import upcast
 from vitreous.models import VisionModel
-from vitreous.tracing import Context, Target
+from vitreous.tracing import Context, Target, upcast
 from vitreous.tracing.memory import InnerBatch
 from vitreous.tracing.patching import logits_through
 from vitreous.tracing.targets import class_logits

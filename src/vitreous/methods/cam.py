@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import MapError, SpecError
-from vitreous.methods.base import Attribution, Method, resolve_layer
-from vitreous.methods.ops import dot, pad_prefix, upcast
+from vitreous.methods.base import Attribution, LayerwiseMethod, Method, resolve_layer
+from vitreous.methods.ops import dot, pad_prefix
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import ActivationCache, Context, Pass, Record, Reduce, whole
+from vitreous.tracing import Activation, ActivationCache, Context, Record, Reduce, activation_value, upcast
 from vitreous.tracing.patching import logits_with
 
 __all__ = [
@@ -53,135 +53,128 @@ class FeatureMap(Method):
     def __post_init__(self) -> None:
         check_choice("site", self.point, ("auto", "norm1", "norm2", "resid_pre", "resid_post"))
 
-    def keep(self, model: VisionModel, reduce: Reduce, grad: bool = False) -> Record:
-        """Return the wish for the features of that place."""
+    def features(self, model: VisionModel, reduce: Reduce, grad: bool = True) -> Record:
+        """Return the record of what the features of that place are reduced to."""
         point = model.cam_point if self.point == "auto" else self.point
-        return Record(point, reduce, (resolve_layer(model, self.layer),), grad)
+        return Record(point, reduce, (self.layer,), grad)
 
     def lay_out(self, cache: ActivationCache, tokens: Tensor) -> Tensor:
         """Lay ``[B, N]`` out on the grid of that place; outputs of a stage are on the grid of the next."""
-        after = self.keep(cache.model, dot).point == "resid_post"
+        after = self.features(cache.model, activation_value).point == "resid_post"
         return cache.tokens_to_grid(tokens, resolve_layer(cache.model, self.layer) + after)
 
 
 @dataclass(frozen=True)
-class TokenCAM(FeatureMap):
+class TokenCAM(FeatureMap, LayerwiseMethod):
     """Features times something made of their gradient G, summed over channels before any ReLU.
 
     Means and sums over places run over the patches. Layer terms, for ``plus``, are taken at the block's input, and
     their channel weights see all tokens (SkipPLUS).
     """
 
-    has_layer_terms = True
     at_features: ClassVar[Reduce]
     at_input: ClassVar[Reduce]
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((self.keep(model, type(self).at_features, True), self.keep(model, reaches, True))),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [self.features(model, type(self).at_features), self.features(model, reaches)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        asked = self.keep(cache.model, reaches, True)
-        if not cache[asked][0].any():
-            place = f"{asked.point} of block {asked.layers[0]}"
+        features, reached = self.records(cache.model)
+        if not cache[reached][0].any():
+            place = f"{reached.point} of block {resolve_layer(cache.model, self.layer)}"
             raise MapError(
                 f"{self.info.name}: in {cache.model.name} patches do not reach the class from {place}; "
                 f"use point={cache.model.cam_point}"
             )
-        return self.lay_out(cache, cache[self.keep(cache.model, type(self).at_features, True)][0])
+        return cache.map(features)
 
-    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass((Record("resid_pre", type(self).at_input, tuple(layers), grad=True),))
-
-    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        terms = cache[Record("resid_pre", type(self).at_input, tuple(layers), grad=True)]
-        return [cache.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        return [Record("resid_pre", type(self).at_input, tuple(layers))]
 
 
 # -- formulas ------------------------------------------------------------------------------------------
 
 
-def reaches(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def reaches(a: Activation) -> Tensor:
     """Whether patches have any gradient; an image without one in the prefix either is no reason to complain."""
-    assert gradient is not None
-    prefix, patches = gradient[:, : model.num_prefix_tokens], gradient[:, model.num_prefix_tokens :]
+    prefix, patches = a.grad[:, : a.model.num_prefix_tokens], a.grad[:, a.model.num_prefix_tokens :]
     return (patches != 0).flatten(1).any(dim=1) | ~(prefix != 0).flatten(1).any(dim=1)
 
 
-def weighted_by_patches(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_patches(a: Activation) -> Tensor:
     """``sum_k mean_patches(G_k) F_k``."""
-    assert gradient is not None
-    weight = upcast(gradient)[:, model.num_prefix_tokens :].mean(dim=1, keepdim=True)
-    return (upcast(value) * weight).sum(dim=-1)
+    weight = a.grad[:, a.model.num_prefix_tokens :].mean(dim=1, keepdim=True)
+    return (a.value * weight).sum(dim=-1)
 
 
-def weighted_by_tokens(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_tokens(a: Activation) -> Tensor:
     """``sum_k mean_tokens(G_k) F_k``, prefix tokens included in the mean."""
-    assert gradient is not None
-    return (upcast(value) * upcast(gradient).mean(dim=1, keepdim=True)).sum(dim=-1)
+    return (a.value * a.grad.mean(dim=1, keepdim=True)).sum(dim=-1)
 
 
-def weighted_by_alpha(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_alpha(a: Activation) -> Tensor:
     """``sum_k w_k F_k`` with the ``w_k = sum_xy alpha (G)+`` of Grad-CAM++."""
-    assert gradient is not None
-    features, g = upcast(value), upcast(gradient)[:, model.num_prefix_tokens :]
-    total = features[:, model.num_prefix_tokens :].sum(dim=1, keepdim=True)
+    features, g = a.value, a.grad[:, a.model.num_prefix_tokens :]
+    total = features[:, a.model.num_prefix_tokens :].sum(dim=1, keepdim=True)
     alpha = g**2 / (2 * g**2 + total * g**3 + 1e-6)
     return (features * (alpha * g.relu()).sum(dim=1, keepdim=True)).sum(dim=-1)
 
 
-def weighted_by_share(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_share(a: Activation) -> Tensor:
     """``sum_k w_k F_k`` with ``w_k = sum_xy G F / (sum_xy F + 1e-7)``."""
-    assert gradient is not None
-    return _weighted_mean(upcast(value), upcast(value), upcast(gradient), model.num_prefix_tokens)
+    return _weighted_mean(a.value, a.value, a.grad, a.model.num_prefix_tokens)
 
 
-def weighted_by_size(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_size(a: Activation) -> Tensor:
     """``sum_k w_k F_k`` with ``w_k = sum_xy G |F| / (sum_xy |F| + 1e-7)``."""
-    assert gradient is not None
-    return _weighted_mean(upcast(value), upcast(value).abs(), upcast(gradient), model.num_prefix_tokens)
+    return _weighted_mean(a.value, a.value.abs(), a.grad, a.model.num_prefix_tokens)
 
 
-def weighted_by_size_of_tokens(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def weighted_by_size_of_tokens(a: Activation) -> Tensor:
     """The same with the sums over all tokens, prefix included."""
-    assert gradient is not None
-    return _weighted_mean(upcast(value), upcast(value).abs(), upcast(gradient), 0)
+    return _weighted_mean(a.value, a.value.abs(), a.grad, 0)
 
 
-def product(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def product(a: Activation) -> Tensor:
     """``sum_k G_k F_k``; refused where it is zero by construction."""
-    total = dot(model, value, gradient)
-    assert gradient is not None
-    sizes = (upcast(value) * upcast(gradient)).abs().sum(dim=-1)
-    if 0 < total[:, model.num_prefix_tokens :].abs().max() <= 1e-4 * sizes[:, model.num_prefix_tokens :].max():
+    products = a.value * a.grad
+    total, sizes = products.sum(dim=-1), products.abs().sum(dim=-1)
+    if 0 < total[:, a.model.num_prefix_tokens :].abs().max() <= 1e-4 * sizes[:, a.model.num_prefix_tokens :].max():
         raise MapError(
-            f"features times gradient is zero but for rounding on {model.name}: only a norm follows this place, and it "
-            "ignores the length of a vector; use point=norm1 or norm2, or gradcam"
+            f"features times gradient is zero but for rounding on {a.model.name}: only a norm follows this place, and "
+            "it ignores the length of a vector; use point=norm1 or norm2, or gradcam"
         )
     return total
 
 
-def positive_gradient(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_gradient(a: Activation) -> Tensor:
     """``sum_k (G_k)+ F_k``."""
-    assert gradient is not None
-    return (upcast(value) * upcast(gradient).relu()).sum(dim=-1)
+    return (a.value * a.grad.relu()).sum(dim=-1)
 
 
-def positive_product(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def positive_product(a: Activation) -> Tensor:
     """``sum_k (G_k F_k)+``."""
-    assert gradient is not None
-    return (upcast(value) * upcast(gradient)).relu().sum(dim=-1)
+    return (a.value * a.grad).relu().sum(dim=-1)
 
 
-def principal(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
-    """The first principal component of the patches' features, or of features times gradient where there is one."""
-    whole = upcast(value) if gradient is None else upcast(value) * upcast(gradient)
-    if not torch.isfinite(whole).all():
-        return whole.sum(dim=-1)  # the decomposition cannot take it; the map is refused by name
-    patches = whole[:, model.num_prefix_tokens :]
+def principal(a: Activation) -> Tensor:
+    """The first principal component of the patches' features."""
+    return _principal(a.value, a.model.num_prefix_tokens)
+
+
+def principal_product(a: Activation) -> Tensor:
+    """The first principal component of features times gradient."""
+    return _principal(a.value * a.grad, a.model.num_prefix_tokens)
+
+
+def _principal(tokens: Tensor, prefix: int) -> Tensor:
+    if not torch.isfinite(tokens).all():
+        return tokens.sum(dim=-1)  # the decomposition cannot take it; the map is refused by name
+    patches = tokens[:, prefix:]
     centred = patches - patches.mean(dim=1, keepdim=True)
     projection = _first_component(centred)
     largest = projection.gather(1, projection.abs().argmax(dim=1, keepdim=True))
-    return pad_prefix(projection * largest.sign(), whole.shape[1])
+    return pad_prefix(projection * largest.sign(), tokens.shape[1])
 
 
 def _first_component(rows: Tensor) -> Tensor:
@@ -308,7 +301,7 @@ class GradCAMElementWise(TokenCAM):
 
 @register_method("eigencam", family="CAM", papers=("muhammad2020eigencam",), class_specific=False, cost=(1, 0))
 @dataclass(frozen=True)
-class EigenCAM(FeatureMap):
+class EigenCAM(FeatureMap, LayerwiseMethod):
     """The first principal component of the patches' features, whatever the class.
 
     F of the patches as a matrix hw x C, centred, times its first right singular vector. The sign of that vector is
@@ -316,21 +309,16 @@ class EigenCAM(FeatureMap):
     term: the same of the block's input.
     """
 
-    has_layer_terms = True
     has_conventional_sign = True
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((self.keep(model, principal),)),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [self.features(model, principal, grad=False)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        return self.lay_out(cache, cache[self.keep(cache.model, principal)][0])
+        return cache.map(*self.records(cache.model))
 
-    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass((Record("resid_pre", principal, tuple(layers)),))
-
-    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        terms = cache[self.layer_pass(cache.model, layers).records[0]]
-        return [cache.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        return [Record("resid_pre", principal, tuple(layers), grad=False)]
 
 
 @register_method("eigengradcam", family="CAM", papers=("gildenblat2021pytorch", "muhammad2020eigencam"))
@@ -343,8 +331,8 @@ class EigenGradCAM(TokenCAM):
     """
 
     has_conventional_sign = True
-    at_features = principal
-    at_input = principal
+    at_features = principal_product
+    at_input = principal_product
 
 
 @dataclass(frozen=True)
@@ -354,12 +342,12 @@ class ScoredCAM(FeatureMap):
     def num_forwards(self, model: VisionModel) -> float:
         return 1 + model.embed_dim
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((self.keep(model, whole),)),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [self.features(model, activation_value, grad=False)]
 
-    def features(self, cache: ActivationCache) -> Tensor:
+    def channels_of(self, cache: ActivationCache) -> Tensor:
         """Return the channels ``[B, C, h, w]`` of the patches."""
-        tokens = upcast(cache[self.keep(cache.model, whole)][0]).transpose(1, 2)
+        tokens = upcast(cache[self.records(cache.model)[0]][0]).transpose(1, 2)
         maps = self.lay_out(cache, tokens.flatten(0, 1))
         return maps.reshape(*tokens.shape[:2], *maps.shape[1:])
 
@@ -387,7 +375,7 @@ class ScoreCAM(ScoredCAM):
         return 1 + min(model.embed_dim, self.channels or model.embed_dim)
 
     def compute(self, context: Context) -> Attribution:
-        features = self.features(context.run_pass(self.single_pass(context.model)))
+        features = self.channels_of(self.record(context))
         if self.channels is not None and self.channels < features.shape[1]:
             best = features.flatten(2).std(dim=2).topk(self.channels).indices
             features = features[torch.arange(len(best), device=best.device)[:, None], best]
@@ -427,26 +415,26 @@ class AblationCAM(ScoredCAM):
     def at_layer(self, model: VisionModel, layer: int) -> AblationCAM:
         return replace(self, layer=layer, point="resid_pre")
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        keep = self.keep(model, whole)
-        return (Pass((keep, Record("resid_pre", whole, keep.layers))),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [*super().records(model), Record("resid_pre", activation_value, (self.layer,), grad=False)]
 
     def compute(self, context: Context) -> Attribution:
-        cache = context.run_pass(self.single_pass(context.model))
-        features = self.features(cache)
+        cache = self.record(context)
+        features = self.channels_of(cache)
         score = context.target.score(cache.logits).unsqueeze(1)
         weights = (score - self._scores(context, cache, features.shape[1])) / score
         return Attribution(torch.einsum("bk,bkhw->bhw", weights.to(features), features), {})
 
     def _scores(self, context: Context, cache: ActivationCache, channels: int) -> Tensor:
         """Return the scores ``[B, C]`` without each channel; the blocks below are not run again."""
-        keep, below = self.single_pass(context.model).records
-        (tokens,), (layer,), target = cache[below], keep.layers, context.target.repeat(channels)
+        features, below = self.records(context.model)
+        (tokens,), target = cache[below], context.target.repeat(channels)
+        layer = resolve_layer(context.model, self.layer)
 
         def part(start: int, stop: int) -> Tensor:
             rows = torch.arange(start, stop, device=tokens.device)
             without = Without(rows % channels)
-            logits = logits_with(context.model, tokens[rows // channels], layer, keep.point, without)
+            logits = logits_with(context.model, tokens[rows // channels], layer, features.point, without)
             if context.on_progress is not None:
                 context.on_progress(stop - start)
             return target.slice_images(start, stop).score(logits)

@@ -19,20 +19,20 @@ from vitreous.errors import MapError, SpecError
 from vitreous.methods.base import (
     Attribution,
     BaseWrapper,
+    LayerwiseMethod,
     Method,
+    check_maps,
     checked_attribution,
     computed,
-    layer_terms,
     prepare,
     resized,
     resolve_layer,
 )
-from vitreous.methods.ops import upcast
 from vitreous.methods.registry import register_method
 from vitreous.methods.token_gradient import InputXGradient
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Context, Pass, Record, whole
+from vitreous.tracing import Context, Pass, Record, activation_value, upcast
 
 __all__ = [
     "CAT",
@@ -65,7 +65,7 @@ _COMBINED: dict[str, Callable[[Tensor], Tensor]] = {
 class LayerSum(BaseWrapper):
     """``sum over l >= first of A(f_l)(x_l)``, raw and signed.
 
-    With layer terms all of it comes from the one pass of the base; a base that looks at one layer is moved from layer
+    A layerwise base gives all of it in its one pass; a base that looks at one layer is moved from layer
     to layer. ``via="subnetwork"`` runs the base on each sub-network f_l with its input x_l, the definition to the
     letter and the only way for any other base.
     """
@@ -81,8 +81,8 @@ class LayerSum(BaseWrapper):
     def __post_init__(self) -> None:
         check_choice("via", self.via, ("auto", "layers", "subnetwork"))
         check_choice("combine", self.combine, tuple(_COMBINED))
-        if self.via == "layers" and not (self.base.has_layer_terms or self.base.has_layer_choice):
-            raise SpecError(f"{self.base.info.name} has no layer terms; use via=subnetwork")
+        if self.via == "layers" and not (self.base.is_layerwise or self.base.has_layer_choice):
+            raise SpecError(f"{self.base.info.name} has no maps by layer; use via=subnetwork")
 
     @property
     def grid(self) -> str:  # type: ignore[override]
@@ -90,15 +90,17 @@ class LayerSum(BaseWrapper):
 
     @property
     def free(self) -> bool:
-        """Whether the layer terms of the base give the sum in one pass."""
-        return self.base.has_layer_terms and self.via != "subnetwork"
+        """Whether one pass of the base gives the sum."""
+        return self.base.is_layerwise and self.via != "subnetwork"
 
     def num_forwards(self, model: VisionModel) -> float:
         each = self.base.num_forwards(model)
         return each if self.free else 1 + each * len(self._layers(model))
 
     def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (self.base.layer_pass(model, self._layers(model)),) if self.free else ()
+        if self.free and isinstance(self.base, LayerwiseMethod):
+            return (self.base.layer_pass(model, self._layers(model)),)
+        return ()
 
     def compute(self, context: Context) -> Attribution:
         stacked = self.stacked(context)
@@ -114,18 +116,22 @@ class LayerSum(BaseWrapper):
         return stacked
 
     def _terms(self, context: Context, layers: Sequence[int]) -> list[Tensor]:
-        if self.free:
-            return layer_terms(self.base, context.run_pass(self.base.layer_pass(context.model, layers)), layers)
+        if self.free and isinstance(self.base, LayerwiseMethod):
+            cache = context.run_pass(self.base.layer_pass(context.model, layers))
+            terms = [self.base.layer_map(cache, layer) for layer in layers]
+            for term in terms:
+                check_maps(self.base.spec, term, cache.batch)
+            return terms
         if self.base.has_layer_choice and self.via != "subnetwork":
             moved = [self.base.at_layer(context.model, layer) for layer in layers]
             there = [each for each in moved if each is not None]
             prepare(context, there)
             return [checked_attribution(context, each).map for each in there]
-        keep = Record("resid_pre", whole, tuple(layers))
-        cache = context.run_pass(Pass((keep,)))
+        inputs = Record("resid_pre", activation_value, tuple(layers), grad=False)
+        cache = context.run_pass(Pass((inputs,)))
         forks = [
             context.with_inputs(tokens, context.model.suffix(layer, context.inputs))
-            for layer, tokens in zip(layers, cache[keep], strict=True)
+            for layer, tokens in zip(layers, cache[inputs], strict=True)
         ]
         return [checked_attribution(fork, self.base).map for fork in forks]
 

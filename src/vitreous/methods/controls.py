@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 from vitreous.errors import ModelError
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.ops import upcast
 from vitreous.methods.registry import register_method
-from vitreous.tracing import Context
+from vitreous.tracing import Context, upcast
 
 __all__ = ["Centre", "Constant", "Edges", "Random"]
 

@@ -12,14 +12,21 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError
-from vitreous.methods.base import Attribution, Method, resolve_layer
-from vitreous.methods.ops import dot, upcast
+from vitreous.methods.base import Attribution, LayerwiseMethod, resolve_layer
+from vitreous.methods.ops import dot
 from vitreous.methods.registry import register_method
-from vitreous.methods.token_gradient import TokenTerm
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import ActivationCache, Context, Pass, Record, Reduce, explicit_contributions, whole
-from vitreous.tracing.rules import FROZEN
+from vitreous.tracing import (
+    Activation,
+    ActivationCache,
+    Context,
+    Record,
+    activation_value,
+    explicit_contributions,
+    upcast,
+)
+from vitreous.tracing.rules import LINEARIZED
 
 __all__ = [
     "DecompX",
@@ -33,7 +40,7 @@ __all__ = [
     "decompx", family="decomposition", papers=("modarressi2023decompx", "mehri2024skipplus"), models="transformers"
 )
 @dataclass(frozen=True)
-class DecompX(TokenTerm):
+class DecompX(LayerwiseMethod):
     """The share of each token in the target, propagated through the network, without biases.
 
     DecompX carries a vector ``T[i, j]`` (the share of source j in token i) through every part: attention weights,
@@ -50,36 +57,39 @@ class DecompX(TokenTerm):
 
     layer: int = 0
     bias: str = "none"
-    rules = FROZEN
+    composite = LINEARIZED
 
     def __post_init__(self) -> None:
         check_choice("bias", self.bias, ("none", "token", "absdot"))
 
     @property
-    def has_layer_terms(self) -> bool:  # type: ignore[override]
-        """Spread biases have no layer terms: they depend on where the shares start."""
+    def is_layerwise(self) -> bool:
+        """Spread biases are not: they depend on where the shares start."""
         return self.bias != "absdot"
 
     def num_forwards(self, model: VisionModel) -> float:
         tokens = model.num_prefix_tokens + model.grid()[0] * model.grid()[1]
         return 1.0 if self.bias != "absdot" else 2.0 + tokens
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        return [Record("resid_pre", dot, tuple(layers))]
+
+    def records(self, model: VisionModel) -> Sequence[Record]:
         if self.bias != "absdot":
-            return super().passes(model)
+            return super().records(model)
         if model.attention != "global":
             raise ModelError(
                 f"{model.name} attends inside windows: decompx(bias=absdot) does not apply; use bias=token"
             )
-        return (Pass((Record("resid_pre", whole, (resolve_layer(model, self.layer),)),)),)
+        return [Record("resid_pre", activation_value, (self.layer,), grad=False)]
 
     def compute(self, context: Context) -> Attribution:
         if self.bias == "none":
             return super().compute(context)
-        cache = context.run_pass(self.single_pass(context.model))
+        cache = self.record(context)
         logits = upcast(cache.logits)
         slope = context.target.gradient(logits)  # the target, linear in the logits
-        (kept,) = cache[self.single_pass(context.model).records[0]]
+        (kept,) = cache[self.records(context.model)[0]]
         if self.bias == "token":
             bias = (slope * logits).sum(dim=1) - kept.sum(dim=1)
             return Attribution(self.attribution(cache), {"bias": bias})
@@ -92,49 +102,38 @@ class DecompX(TokenTerm):
         return Attribution(cache.tokens_to_grid(torch.stack(shares), layer), {})
 
 
-def bias_shares(model: VisionModel, bias: Tensor, gradient: Tensor | None) -> Tensor:
+def bias_shares(a: Activation) -> Tensor:
     """``sum_d b_d * d s / d out_d`` of every token that the bias is added to."""
-    assert gradient is not None
-    return (upcast(gradient) * upcast(bias)).sum(dim=-1)
+    return (a.grad * a.value).sum(dim=-1)
 
 
-def bias_sizes(model: VisionModel, bias: Tensor, gradient: Tensor | None) -> Tensor:
+def bias_sizes(a: Activation) -> Tensor:
     """``sum_d |b_d * d s / d out_d|``."""
-    assert gradient is not None
-    return (upcast(gradient) * upcast(bias)).abs().sum(dim=-1)
+    return (a.grad * a.value).abs().sum(dim=-1)
 
 
-def dot_sizes(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def dot_sizes(a: Activation) -> Tensor:
     """``sum_d |x_d dx_d|``."""
-    assert gradient is not None
-    return (upcast(value) * upcast(gradient)).abs().sum(dim=-1)
+    return (a.value * a.grad).abs().sum(dim=-1)
 
 
-class BiasTerms(Method):
+class BiasTerms(LayerwiseMethod):
     """Terms ``x_l * G_l`` at block inputs, and those of the biases inside each block; the head counts as one more."""
 
     absolute: bool
-    has_layer_terms = True
 
-    @property
-    def _reduces(self) -> tuple[Reduce, Reduce]:
-        return (dot_sizes, bias_sizes) if self.absolute else (dot, bias_shares)
-
-    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
-        at_input, at_bias = self._reduces
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        at_input, at_bias = (dot_sizes, bias_sizes) if self.absolute else (dot, bias_shares)
         blocks = tuple(range(min(layers), model.depth + 1))
-        return Pass(
-            (Record("resid_pre", at_input, tuple(layers), grad=True), Record("biases", at_bias, blocks, grad=True))
-        )
+        return [Record("resid_pre", at_input, tuple(layers)), Record("biases", at_bias, blocks)]
 
-    def _terms(self, cache: ActivationCache, layers: Sequence[int]) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """Return input terms ``[B, N]`` of these layers, bias terms ``[B, N]`` of all blocks from the lowest on.
+    def terms(self, cache: ActivationCache, layer: int) -> tuple[Tensor, list[Tensor]]:
+        """Return the input term ``[B, N]`` of a layer, and the bias terms ``[B, N]`` of the blocks from there on.
 
         What belongs to no token (biases behind the pooling) is left out, as is the class token's own entry.
         """
-        inputs, biases = self.layer_pass(cache.model, layers).records
-        bias_terms = (term[:, 1:] for term in cache[biases])
-        return cache[inputs], dict(zip(biases.layers, bias_terms, strict=True))
+        inputs, biases = self.layer_records(cache.model, (layer,))
+        return cache[inputs][0], [term[:, 1:] for term in cache[biases]]
 
 
 @register_method("fullgrad", family="decomposition", papers=("srinivas2019full",), models="ViT")
@@ -152,17 +151,9 @@ class FullGrad(BiasTerms):
     layer: int = 0
     absolute: bool = False
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (self.layer_pass(model, (resolve_layer(model, self.layer),)),)
-
-    def attribution(self, cache: ActivationCache) -> Tensor:
-        return self.layer_maps(cache, (resolve_layer(cache.model, self.layer),))[0]
-
-    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        terms, biases = self._terms(cache, layers)
-        behind = [sum((bias for at, bias in biases.items() if at >= layer), start=terms[0] * 0) for layer in layers]
-        pairs = zip(layers, terms, behind, strict=True)
-        return [cache.tokens_to_grid(term + rest, layer) for layer, term, rest in pairs]
+    def layer_map(self, cache: ActivationCache, layer: int) -> Tensor:
+        term, biases = self.terms(cache, layer)
+        return cache.tokens_to_grid(term + sum(biases, start=term * 0), layer)
 
 
 @register_method(
@@ -181,18 +172,16 @@ class FullGradPlus(BiasTerms):
     start: int = 0
     absolute: bool = False
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (self.layer_pass(model, self._layers(model)),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return self.layer_records(model, self._layers(model))
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        return torch.stack(self.layer_maps(cache, self._layers(cache.model))).sum(dim=0)
+        return torch.stack([self.layer_map(cache, layer) for layer in self._layers(cache.model)]).sum(dim=0)
 
-    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        terms, biases = self._terms(cache, layers)
-        last = cache.model.depth - 1
-        biases[last] = biases[last] + biases[last + 1]
-        pairs = zip(layers, terms, strict=True)
-        return [cache.tokens_to_grid(term + biases[layer], layer) for layer, term in pairs]
+    def layer_map(self, cache: ActivationCache, layer: int) -> Tensor:
+        term, biases = self.terms(cache, layer)
+        own = biases[0] + biases[1] if layer == cache.model.depth - 1 else biases[0]
+        return cache.tokens_to_grid(term + own, layer)
 
     def _layers(self, model: VisionModel) -> tuple[int, ...]:
         return tuple(range(resolve_layer(model, self.start), model.depth))

@@ -19,11 +19,10 @@ from vitreous.errors import SpecError
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.cam import FeatureMap
 from vitreous.methods.masking import scores_of_logits, scores_of_rows
-from vitreous.methods.ops import upcast
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import VALUES, Context, Pass, Record, whole
+from vitreous.tracing import VALUES, Activation, Context, Record, activation_value, upcast
 from vitreous.tracing.memory import budget_bytes, in_parts
 from vitreous.tracing.patching import logits_through
 from vitreous.tracing.prng import PRNGKey
@@ -128,14 +127,12 @@ class ViTCX(FeatureMap):
     def num_forwards(self, model: VisionModel) -> float:
         return 1  # and those of the masks, told when their number is known
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((self.keep(model, whole),)),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [self.features(model, activation_value, grad=False)]
 
     def compute(self, context: Context) -> Attribution:
         batch, size = len(context.inputs), _size(context)
-        clean = replace(context.target, output=self.output).score(
-            context.run_pass(self.single_pass(context.model)).logits
-        )
+        clean = replace(context.target, output=self.output).score(self.record(context).logits)
         masks, scores = self._scored(context)
         shown, plain = scores.view(-1, 2).unbind(dim=1)
         effect = (shown - plain + clean[masks.images]).to(masks.values)
@@ -152,8 +149,9 @@ class ViTCX(FeatureMap):
     # -- masks -------------------------------------------------------------------------------------------
 
     def _masks(self, context: Context) -> Masks:
-        cache = context.run_pass(self.single_pass(context.model))
-        (tokens,) = cache[self.keep(context.model, whole)]
+        (features,) = self.records(context.model)
+        cache = self.record(context)
+        (tokens,) = cache[features]
         size, least = _size(context), 8 * torch.finfo(upcast(tokens).dtype).eps
         channels = tokens.shape[2]
 
@@ -278,9 +276,9 @@ def _size(context: Context) -> tuple[int, int]:
     return context.model.grid(context.inputs)
 
 
-def nothing(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def nothing(a: Activation) -> Tensor:
     """Keep no attention: it is asked for only so that a model that does not show it is refused."""
-    return attention.new_zeros(len(attention))
+    return a.value.new_zeros(len(a.value))
 
 
 @register_method(
@@ -326,13 +324,13 @@ class AtMan(Method):
         height, width = model.grid()
         return 1 + height * width
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((Record("resid_pre", whole, (0,)), Record("attn_weights", nothing, tuple(range(model.depth))))),)
+    def records(self, model: VisionModel) -> list[Record]:
+        tokens = Record("resid_pre", activation_value, (0,), grad=False)
+        return [tokens, Record("attn_weights", nothing, tuple(range(model.depth)), grad=False)]
 
     def compute(self, context: Context) -> Attribution:
-        model, ask = context.model, self.single_pass(context.model)
-        cache = context.run_pass(ask)
-        (tokens,), target = cache[ask.records[0]], replace(context.target, output=self.output)
+        model, cache = context.model, self.record(context)
+        (tokens,), target = cache[self.records(model)[0]], replace(context.target, output=self.output)
         patches = tokens.shape[1] - model.num_prefix_tokens
         alike = None if self.similarity is None else _cosines(tokens[:, model.num_prefix_tokens :])
 

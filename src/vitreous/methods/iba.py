@@ -24,11 +24,10 @@ from vitreous.methods.bottleneck import (
     refuse_unread,
     stage_of,
 )
-from vitreous.methods.ops import upcast
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import ActivationCache, Context, Pass, Record, Target, whole
+from vitreous.tracing import Activation, ActivationCache, Context, Pass, Record, Target, activation_value, upcast
 from vitreous.tracing.statistics import ActivationStats, noise, statistics_of
 from vitreous.tracing.statistics_collect import SCENES, VERSION, world_moments
 
@@ -115,16 +114,15 @@ class Bottleneck(Method):
     def fixed_output(self) -> str:
         return "logprob"
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        own = (self._own(model),) if self.stats == "own" else ()
-        return (Pass((*self.clean(model), *own)),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [*self.clean(model), *([self._own(model)] if self.stats == "own" else [])]
 
     def clean(self, model: VisionModel) -> tuple[Record, ...]:
         """What the first bottleneck of every optimisation sees, and what enters its block."""
         raise VitreousError(f"{self.info.name} must define clean")
 
     def _own(self, model: VisionModel) -> Record:
-        return Record(self.site(model), token_moments, self.layers(model))
+        return Record(self.site(model), token_moments, self.layers(model), grad=False)
 
     def _given(self) -> ActivationStats:
         return self.stats if isinstance(self.stats, ActivationStats) else ActivationStats.load(self.stats)
@@ -224,7 +222,8 @@ class CoIBA(Bottleneck):
 
     def clean(self, model: VisionModel) -> tuple[Record, ...]:
         first, point = self.layers(model)[:1], self.site(model)
-        return (Record("resid_pre" if model.has_residual_stream else point, whole, first), Record(point, whole, first))
+        before = "resid_pre" if model.has_residual_stream else point
+        return tuple(Record(name, activation_value, first, grad=False) for name in (before, point))
 
     def site(self, model: VisionModel) -> str:
         return model.branch_point
@@ -237,7 +236,7 @@ class CoIBA(Bottleneck):
             raise ModelError(f"coiba: half=true runs in float16 on a GPU, and the model is on {context.inputs.device}")
         model, target = context.model, self.target(context)
         layers, point = self.layers(model), self.site(model)
-        cache = context.run_pass(self.single_pass(model))
+        cache = self.record(context)
         tokens, clean = (cache[keep][0] for keep in self.clean(model))
         if not model.has_residual_stream:  # the output of a block is the input of the next, or of the head
             layers, point = tuple(layer + 1 for layer in layers), "resid_pre"
@@ -278,14 +277,14 @@ class OneLayer(Bottleneck):
         return "resid_post"
 
     def clean(self, model: VisionModel) -> tuple[Record, ...]:
-        return (Record("resid_post", whole, self.layers(model)),)
+        return (Record("resid_post", activation_value, self.layers(model), grad=False),)
 
     def _each(self, context: Context) -> list[tuple[Tensor, Optimised]]:
         """Return the map and all else that was found at each layer, one optimisation after the other."""
         model, target, layers = context.model, self.target(context), self.layers(context.model)
         for layer in layers:
             refuse_unread(self, model, layer)
-        cache = context.run_pass(self.single_pass(model))
+        cache = self.record(context)
         outputs = cache[self.clean(model)[0]]
         by_channel = self.damping == "channel"
         how = Objective(self.beta, self.updates, self.samples, self.lr, by_channel, sigma=self.width(model))
@@ -391,6 +390,6 @@ class IBAStar(OneLayer):
         return Attribution(layers.sum(dim=1), {"layers": layers})
 
 
-def token_moments(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def token_moments(a: Activation) -> Tensor:
     """Mean and deviation over the tokens of each image, channel by channel: ``[B, 2, 1, D]``."""
-    return torch.stack([upcast(value).mean(dim=1, keepdim=True), upcast(value).std(dim=1, keepdim=True)], dim=1)
+    return torch.stack([a.value.mean(dim=1, keepdim=True), a.value.std(dim=1, keepdim=True)], dim=1)

@@ -9,36 +9,33 @@ from torch import Tensor
 
 from vitreous.methods.attention_path import SMALL, head_importance
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.ops import initial_row, push, start_keeps, upcast
+from vitreous.methods.ops import initial_row, pooling_records, push
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.tracing import Block, Context, Pass, Record, whole
+from vitreous.tracing import Activation, Block, Context, Pass, Record, activation_value
 
 __all__ = ["InFlow"]
 
 
-def strongest(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def strongest(a: Activation) -> Tensor:
     """``max_h I_h A_h``."""
-    assert gradient is not None
-    attention = upcast(attention)
-    return (head_importance(attention, upcast(gradient).to(attention)) * attention).amax(dim=1)
+    return (head_importance(a.value, a.grad) * a.value).amax(dim=1)
 
 
-def gradient_mean(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def gradient_mean(a: Activation) -> Tensor:
     """``mean_h dA``."""
-    assert gradient is not None
-    return upcast(gradient).mean(dim=1)
+    return a.grad.mean(dim=1)
 
 
-def pooled(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def pooled(a: Activation) -> Tensor:
     """The same for a pooling by attention, which has no stream beside it: ``(mean_h dA * max_h I_h A_h)+``, sum 1."""
-    flow = (gradient_mean(model, attention, gradient) * strongest(model, attention, gradient)).clamp_(min=0)
+    flow = (gradient_mean(a) * strongest(a)).clamp_(min=0)
     return flow / flow.sum(dim=-1, keepdim=True).clamp(min=SMALL)
 
 
-def branches(model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
+def branches(block: Block) -> Tensor:
     """``[B, 2, N]``: the part of attention in the middle of a block, and what the MLP makes of each token."""
-    stream, middle, output = (upcast(each) for each in (block.resid_pre, block.resid_mid, block.resid_post))
+    stream, middle, output = block.resid_pre, block.resid_mid, block.resid_post
     before, attended, between, mlp = (v.norm(dim=-1) for v in (stream, middle - stream, middle, output - middle))
     part, last = (new / (old + new).clamp(min=SMALL) for old, new in ((before, attended), (between, mlp)))
     ratio = mlp / between.clamp(min=SMALL)
@@ -46,7 +43,7 @@ def branches(model: VisionModel, block: Block, gradient: Tensor | None) -> Tenso
     return torch.stack([part, ratio * last + 1 - last], dim=1)
 
 
-_OWN = Record("attn_weights", gradient_mean, (0,), grad=True)
+_OWN = Record("attn_weights", gradient_mean, (0,))
 
 
 @register_method("inflow", family="path", papers=("walker2025explaining",), cost=(2, 2), models="ViT")
@@ -70,14 +67,14 @@ class InFlow(Method):
     def num_forwards(self, model: VisionModel) -> float:
         return 1 + model.depth
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((*self._keeps(model), *start_keeps(model, pooled, True))),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [*self._block_records(model), *pooling_records(model, pooled)]
 
     def compute(self, context: Context) -> Attribution:
         model = context.model
-        cache = context.run_pass(self.single_pass(model))
-        inputs, fused, parts = (cache[keep] for keep in self._keeps(model))
-        row = initial_row(cache, fused[0], pooled, True)
+        cache = self.record(context)
+        inputs, fused, parts = (cache[record] for record in self._block_records(model))
+        row = initial_row(cache, fused[0], pooled)
         for layer in reversed(range(model.depth)):
             fork = context.with_inputs(inputs[layer], model.logit_lens(layer, each=True))
             (gradient,) = fork.run_pass(Pass((_OWN,)))[_OWN]
@@ -88,10 +85,10 @@ class InFlow(Method):
             row = push(row / flow.sum(dim=2).clamp(min=SMALL), flow)
         return Attribution(cache.tokens_to_grid(row), {})
 
-    def _keeps(self, model: VisionModel) -> tuple[Record, Record, Record]:
+    def _block_records(self, model: VisionModel) -> tuple[Record, Record, Record]:
         layers = tuple(range(model.depth))
         return (
-            Record("resid_pre", whole, layers),
-            Record("attn_weights", strongest, layers, grad=True),
-            Record("block", branches, layers),
+            Record("resid_pre", activation_value, layers, grad=False),
+            Record("attn_weights", strongest, layers),
+            Record("block", branches, layers, grad=False),
         )

@@ -17,16 +17,15 @@ from torch.nn import functional as F
 from vitreous.errors import ModelError, SpecError, TracingError
 from vitreous.methods.base import Attribution, Method, computed
 from vitreous.methods.cam import GradCAM
-from vitreous.methods.ops import upcast
 from vitreous.methods.registry import register_method
 from vitreous.models import ReferenceModel, VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import ActivationCache, Context, Pass, Record, whole
+from vitreous.tracing import Activation, ActivationCache, Context, Pass, Record, activation_grad, upcast
 from vitreous.tracing.rules.gradient import GUIDED, RESCALE
 
 __all__ = [
     "DeepLift",
-    "GRADIENT",
+    "PIXEL_GRADIENT",
     "GuidedBackprop",
     "GuidedGradCAM",
     "IntegratedGradients",
@@ -37,7 +36,7 @@ __all__ = [
     "to_map",
 ]
 
-GRADIENT = Record("pixels", whole, grad=True)
+PIXEL_GRADIENT = Record("pixels", activation_grad)
 """The gradient of what enters the model."""
 
 
@@ -70,22 +69,20 @@ def integrated(
         part = slice(first, first + at_once)
         times = nodes[part].view(1, -1, *[1] * (inputs.ndim - 1))
         points = (origin + times * way.unsqueeze(1)).flatten(0, 1)
-        cache = context.with_inputs(points, repeat=times.shape[1]).run_pass(Pass((GRADIENT,)))
-        gradient = upcast(cache[GRADIENT][0]).reshape(len(inputs), -1, *inputs.shape[1:])
+        cache = context.with_inputs(points, repeat=times.shape[1]).run_pass(Pass((PIXEL_GRADIENT,)))
+        gradient = cache[PIXEL_GRADIENT][0].reshape(len(inputs), -1, *inputs.shape[1:])
         total += torch.einsum("bs...,s->b...", gradient, weights[part].to(gradient))
     return upcast(way) * total, cache
 
 
-def absolute(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def absolute(a: Activation) -> Tensor:
     """``sum_c |d s / d x_c|``."""
-    assert gradient is not None
-    return over_channels(upcast(gradient).abs())
+    return over_channels(a.grad.abs())
 
 
-def times_gradient(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def times_gradient(a: Activation) -> Tensor:
     """``sum_c x_c d s / d x_c``."""
-    assert gradient is not None
-    return over_channels(upcast(value) * upcast(gradient))
+    return over_channels(a.value * a.grad)
 
 
 @register_method("saliency", family="input", papers=("simonyan2014deep",))
@@ -98,11 +95,8 @@ class Saliency(Method):
 
     grid = "pixel"
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((Record("pixels", absolute, grad=True),)),)
-
-    def attribution(self, cache: ActivationCache) -> Tensor:
-        return to_map(cache, cache[Record("pixels", absolute, grad=True)][0])
+    def records(self, model: VisionModel) -> list[Record]:
+        return [Record("pixels", absolute)]
 
 
 @register_method("input_x_gradient", family="input", papers=("shrikumar2016not",))
@@ -116,11 +110,8 @@ class PixelXGradient(Method):
 
     grid = "pixel"
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((Record("pixels", times_gradient, grad=True),)),)
-
-    def attribution(self, cache: ActivationCache) -> Tensor:
-        return to_map(cache, cache[Record("pixels", times_gradient, grad=True)][0])
+    def records(self, model: VisionModel) -> list[Record]:
+        return [Record("pixels", times_gradient)]
 
 
 @register_method(
@@ -154,13 +145,9 @@ class IntegratedGradients(Method):
         return Attribution(to_map(cache, over_channels(found)), {})
 
 
-def summed(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def summed(a: Activation) -> Tensor:
     """``sum_c d s / d x_c``."""
-    assert gradient is not None
-    return over_channels(upcast(gradient))
-
-
-_GRADIENT = Record("pixels", summed, grad=True)
+    return over_channels(a.grad)
 
 
 @register_method("guided_backprop", family="input", papers=("springenberg2015striving",), models="ReLU")
@@ -175,15 +162,13 @@ class GuidedBackprop(Method):
     """
 
     grid = "pixel"
+    composite = GUIDED
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+    def records(self, model: VisionModel) -> list[Record]:
         if not model.is_relu_only:
             why = f"so it would be the plain gradient at the other activations of {model.name}"
             raise ModelError(f"{self.info.name} changes gradients at ReLUs only, {why}; use saliency")
-        return (Pass((_GRADIENT,), GUIDED),)
-
-    def attribution(self, cache: ActivationCache) -> Tensor:
-        return to_map(cache, cache[_GRADIENT][0])
+        return [Record("pixels", summed)]
 
 
 @register_method(
@@ -224,14 +209,13 @@ class GuidedGradCAM(Method):
         return Attribution(fine * F.interpolate(shown, size=size, mode=self.enlarge, align_corners=corners)[:, 0], {})
 
 
-def shares(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def shares(a: Activation) -> Tensor:
     """``sum_c (x_c - x0_c) m_c``."""
-    assert gradient is not None
-    assert isinstance(model, ReferenceModel)
-    return over_channels(upcast(value - model.reference) * upcast(gradient))
+    assert isinstance(a.model, ReferenceModel)
+    return over_channels(upcast(a.raw_value - a.model.reference) * a.grad)
 
 
-_SHARES = Record("pixels", shares, grad=True)
+_SHARES = Record("pixels", shares)
 
 
 @register_method(

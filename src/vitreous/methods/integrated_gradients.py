@@ -26,11 +26,10 @@ from torch import Tensor
 from vitreous.datasets import file_digest, image_files, pictures
 from vitreous.errors import ModelError, SpecError, one_line
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.input_gradient import GRADIENT, needs_images, over_channels, to_map
-from vitreous.methods.ops import upcast
+from vitreous.methods.input_gradient import PIXEL_GRADIENT, needs_images, over_channels, to_map
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.tracing import Context, Pass
+from vitreous.tracing import Context, Pass, upcast
 from vitreous.tracing.statistics_collect import SCENES, VERSION, seen_scenes
 
 __all__ = [
@@ -169,8 +168,8 @@ class GuidedIG(Method):
         total = torch.zeros_like(way)
         for step in range(1, self.steps + 1):
             point = (self.baseline + share * way).reshape(inputs.shape).to(inputs.dtype)
-            cache = context.with_inputs(point).run_pass(Pass((GRADIENT,)))
-            gradient = cache[GRADIENT][0].double().flatten(1)
+            cache = context.with_inputs(point).run_pass(Pass((PIXEL_GRADIENT,)))
+            gradient = cache[PIXEL_GRADIENT][0].double().flatten(1)
             moved = self._moved(share, size, gradient.abs(), step / self.steps)
             total += gradient * (moved - share) * way
             share = moved
@@ -244,7 +243,7 @@ class BlurIG(Method):
             some = sigmas[first : first + at_once + 1]
             points, slopes = self._path(inputs, some[:-1])
             fork = context.with_inputs(points.flatten(0, 1).to(context.inputs.dtype), repeat=len(some) - 1)
-            gradient = upcast(fork.run_pass(Pass((GRADIENT,)))[GRADIENT][0]).view_as(slopes)
+            gradient = fork.run_pass(Pass((PIXEL_GRADIENT,)))[PIXEL_GRADIENT][0].view_as(slopes)
             widths = inputs.new_tensor([after - before for before, after in pairwise(some)])
             total -= torch.einsum("bschw,bschw,s->bchw", gradient, slopes, widths)
         return Attribution(over_channels(total), {})
@@ -359,8 +358,8 @@ class GradientShap(Method):
             way = ends - starts
             points = starts + times.view(*times.shape[:2], *[1] * len(shape)) * way
             fork = context.with_inputs(points.flatten(0, 1).to(context.inputs.dtype), repeat=len(some))
-            cache = fork.run_pass(Pass((GRADIENT,)))
-            parts = way * upcast(cache[GRADIENT][0]).view_as(way)
+            cache = fork.run_pass(Pass((PIXEL_GRADIENT,)))
+            parts = way * cache[PIXEL_GRADIENT][0].view_as(way)
             sums = [each + parts[:, (first + i) % 2 :: 2].sum(dim=1) for i, each in enumerate(sums)]
         mean, *halves = (
             to_map(cache, over_channels(total / max(1, count)))

@@ -5,7 +5,6 @@ Relevance propagation as input times a modified gradient: conservative LRP and A
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,13 +12,13 @@ import torch
 from torch import Tensor
 
 from vitreous.methods.base import Attribution, Method, resolve_layer
-from vitreous.methods.input_gradient import times_gradient, to_map
-from vitreous.methods.ops import attention_point, dot, initial_row, pad_prefix, push, start_keeps, upcast
+from vitreous.methods.input_gradient import times_gradient
+from vitreous.methods.ops import attention_point, dot, initial_row, pad_prefix, pooling_records, push
 from vitreous.methods.registry import register_method
-from vitreous.methods.rollout import mean_rows, row_maps
+from vitreous.methods.rollout import mean_rows
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import ActivationCache, Composite, Context, Pass, Record, whole
+from vitreous.tracing import Activation, ActivationCache, Composite, Context, Pass, Record, activation_grad, upcast
 from vitreous.tracing.rules.composites import COMPOSITES, DEFAULTS, ORIGINAL, OURS, composed
 from vitreous.tracing.rules.gradient import ATTNLRP, conservative
 
@@ -36,29 +35,22 @@ __all__ = [
 RULES: dict[str, Composite] = {"ours": OURS, "original": ORIGINAL}
 
 
-def own_precision(cache: ActivationCache, value: Tensor) -> Tensor:
-    """Bring what was walked in float64 back to what maps of this model have."""
-    return value.to(upcast(torch.empty(0, dtype=cache.model.dtype)).dtype)
-
-
-def relevant(model: VisionModel, attention: Tensor, relevance: Tensor | None) -> Tensor:
+def relevant(a: Activation) -> Tensor:
     """``mean_h (R_A)+``: ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
-    assert relevance is not None
-    return relevance.clamp(min=0).mean(dim=-3)
+    return a.grad.clamp(min=0).mean(dim=-3)
 
 
-def relevant_row(model: VisionModel, attention: Tensor, relevance: Tensor | None) -> Tensor:
+def relevant_row(a: Activation) -> Tensor:
     """The row of ``mean_h (R_A)+`` that the model reads."""
-    assert relevance is not None
-    return mean_rows(model, lambda part: part.clamp(min=0), relevance)
+    return mean_rows(a.model, lambda part: part.clamp(min=0), a.grad)
 
 
 def gathered(cache: ActivationCache, row: Tensor, layers: Sequence[int], matrices: Sequence[Tensor]) -> Tensor:
     """Return ``r <- r + r M_l`` from the last of these layers to the first, on the first layer's grid."""
     for layer, matrix in zip(reversed(layers), reversed(matrices), strict=True):
         row = cache.unmerged(row, layer)
-        row = row + push(row, matrix, cache.windows(layer))
-    return own_precision(cache, cache.tokens_to_grid(row, layers[0]))
+        row = row + push(row, matrix, cache.model.windows(layer))
+    return cache.tokens_to_grid(row, layers[0]).to(upcast(cache.logits))
 
 
 @register_method(
@@ -100,26 +92,33 @@ class TransAtt(Method):
     def _part(self, context: Context) -> Tensor:
         model = context.model
         layers = tuple(range(resolve_layer(model, self.start), model.depth))
-        keeps = (Record(attention_point(model), whole, layers, grad=True), *start_keeps(model, whole, True))
-        gradients = context.run_pass(Pass(keeps))
-        relevances = context.run_pass(Pass(keeps, RULES[self.rules]))
+        records = (Record(attention_point(model), activation_grad, layers), *pooling_records(model, activation_grad))
+        gradients = context.run_pass(Pass(records))
+        relevances = context.run_pass(Pass(records, RULES[self.rules]))
 
-        def terms(keep: Record) -> list[Tensor]:
-            pairs = zip(gradients[keep], relevances[keep], strict=True)
+        def terms(record: Record) -> list[Tensor]:
+            pairs = zip(gradients[record], relevances[record], strict=True)
             return [(gradient.double() * relevance).clamp_(min=0).mean(dim=-3) for gradient, relevance in pairs]
 
-        matrices = terms(keeps[0])
+        matrices = terms(records[0])
         if model.pooling.uses_attention:
-            row = pad_prefix(terms(keeps[1])[0].flatten(1), matrices[0].shape[1])
+            row = pad_prefix(terms(records[1])[0].flatten(1), matrices[0].shape[1])
         else:
-            row = initial_row(gradients, matrices[0], whole, True)
+            row = initial_row(gradients, matrices[0], activation_grad)
         return gathered(gradients, row, layers, matrices)
 
 
-class Relevant(Method):
-    """A map read from one walk with Chefer's rules."""
+class CheferRelevance(Method):
+    """A map read from one walk with Chefer's rules, in float64 until it is a map."""
 
     rules: str
+
+    @property
+    def composite(self) -> Composite:
+        return RULES[self.rules]
+
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        return super().attribution(cache).to(upcast(cache.logits))
 
     def __post_init__(self) -> None:
         check_choice("rules", self.rules, tuple(RULES))
@@ -134,7 +133,7 @@ class Relevant(Method):
     models="transformers",
 )
 @dataclass(frozen=True)
-class PartialLRP(Relevant):
+class PartialLRP(CheferRelevance):
     """The relevance of one block's attention.
 
     ``mean_h (R_A)+`` at the row that is read, relevance walked from the class down to the last block (``layer``) with
@@ -144,19 +143,10 @@ class PartialLRP(Relevant):
     layer: int = -1
     rules: str = "original"
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        layer = resolve_layer(model, self.layer)
-        if model.pooling.uses_attention and layer == model.depth - 1:
-            return (Pass(start_keeps(model, relevant_row, True), RULES[self.rules]),)
-        return (Pass((Record(attention_point(model), relevant_row, (layer,), grad=True),), RULES[self.rules]),)
-
-    def attribution(self, cache: ActivationCache) -> Tensor:
-        (keep,) = self.single_pass(cache.model).records
-        if keep.point != "pool_weights":
-            return own_precision(cache, row_maps(cache, keep)[0])
-        height, width = cache.grid
-        row = pad_prefix(cache[keep][0], height * width + cache.model.num_prefix_tokens)
-        return own_precision(cache, cache.tokens_to_grid(row))
+    def records(self, model: VisionModel) -> Sequence[Record]:
+        if model.pooling.uses_attention and resolve_layer(model, self.layer) == model.depth - 1:
+            return pooling_records(model, relevant_row)
+        return [Record(attention_point(model), relevant_row, (self.layer,))]
 
 
 @register_method(
@@ -167,7 +157,7 @@ class PartialLRP(Relevant):
     models="transformers",
 )
 @dataclass(frozen=True)
-class LRPRollout(Relevant):
+class LRPRollout(CheferRelevance):
     """The relevance of attention, multiplied through the blocks.
 
     ``r <- r (mean_h (R_A,l)+ + I)`` from the last block to ``start``, without normalisation.
@@ -176,21 +166,19 @@ class LRPRollout(Relevant):
     start: int = 0
     rules: str = "ours"
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+    def records(self, model: VisionModel) -> list[Record]:
         layers = tuple(range(resolve_layer(model, self.start), model.depth))
-        keeps = (Record(attention_point(model), relevant, layers, grad=True), *start_keeps(model, relevant, True))
-        return (Pass(keeps, RULES[self.rules]),)
+        return [Record(attention_point(model), relevant, layers), *pooling_records(model, relevant)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        keep = self.single_pass(cache.model).records[0]
-        row = initial_row(cache, cache[keep][0], relevant, True)
-        return gathered(cache, row, keep.layers, cache[keep])
+        record = self.records(cache.model)[0]
+        row = initial_row(cache, cache[record][0], relevant)
+        return gathered(cache, row, record.layers, cache[record])
 
 
-def summed(model: VisionModel, value: Tensor, relevance: Tensor | None) -> Tensor:
+def summed(a: Activation) -> Tensor:
     """Relevance of pixels summed over channels, of tokens over their width."""
-    assert relevance is not None
-    return relevance.sum(dim=1 if relevance.ndim == 4 else -1)
+    return a.grad.sum(dim=1 if a.grad.ndim == 4 else -1)
 
 
 @register_method(
@@ -201,7 +189,7 @@ def summed(model: VisionModel, value: Tensor, relevance: Tensor | None) -> Tenso
     models="transformers",
 )
 @dataclass(frozen=True)
-class FullLRP(Relevant):
+class FullLRP(CheferRelevance):
     """Relevance down to the pixels.
 
     The ``original`` rules of Chefer's code through all blocks, then a box rule at the patch embedding, summed over
@@ -212,12 +200,8 @@ class FullLRP(Relevant):
     rules: str = "original"
     grid = "pixel"
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((Record("pixels", summed, grad=True),), RULES[self.rules]),)
-
-    def attribution(self, cache: ActivationCache) -> Tensor:
-        (value,) = cache[self.single_pass(cache.model).records[0]]
-        return own_precision(cache, cache.tokens_to_grid(value) if value.ndim == 2 else value)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [Record("pixels", summed)]
 
 
 @register_method(
@@ -264,18 +248,15 @@ class LRP(Method):
     def grid(self) -> str:  # type: ignore[override]
         return "pixel" if self.at == "pixels" else "token"
 
+    def records(self, model: VisionModel) -> list[Record]:
+        return [Record("resid_pre" if self.at == "tokens" else "pixels", summed, (self.layer,))]
+
     def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        layer = resolve_layer(model, self.layer)
-        keep = Record(
-            "resid_pre" if self.at == "tokens" else "pixels", summed, (layer,) if self.at == "tokens" else (0,), True
-        )
         usual = DEFAULTS if model.has_residual_stream else COMPOSITES["epsilon_plus_flat"]
-        return (Pass((keep,), composed(self.rules, usual)),)
+        return (Pass(tuple(self.records(model)), composed(self.rules, usual)),)
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        (value,) = cache[self.single_pass(cache.model).records[0]]
-        layer = resolve_layer(cache.model, self.layer) if self.at == "tokens" else 0
-        return own_precision(cache, cache.tokens_to_grid(value, layer) if value.ndim == 2 else value)
+        return super().attribution(cache).to(upcast(cache.logits))
 
 
 class GradientLRP(Method):
@@ -291,25 +272,10 @@ class GradientLRP(Method):
     def grid(self) -> str:  # type: ignore[override]
         return "pixel" if self.at == "pixels" else "token"
 
-    @property
-    @abstractmethod
-    def table(self) -> Composite:
-        """What flows backward."""
-
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        layer = resolve_layer(model, self.layer)
-        keep = (
-            Record("resid_pre", dot, (layer,), grad=True)
-            if self.at == "tokens"
-            else Record("pixels", times_gradient, grad=True)
-        )
-        return (Pass((keep,), self.table),)
-
-    def attribution(self, cache: ActivationCache) -> Tensor:
-        (value,) = cache[self.single_pass(cache.model).records[0]]
-        if self.at == "pixels":
-            return to_map(cache, value)
-        return cache.tokens_to_grid(value, resolve_layer(cache.model, self.layer))
+    def records(self, model: VisionModel) -> list[Record]:
+        if self.at == "tokens":
+            return [Record("resid_pre", dot, (self.layer,))]
+        return [Record("pixels", times_gradient)]
 
 
 @register_method(
@@ -341,7 +307,7 @@ class ConservativeLRP(GradientLRP):
         check_choice("mean", self.mean, ("flows", "held"))
 
     @property
-    def table(self) -> Composite:
+    def composite(self) -> Composite:
         return conservative(self.gelu == "identity", self.mean == "held")
 
 
@@ -359,7 +325,4 @@ class AttnLRP(GradientLRP):
 
     at: str = "tokens"
     layer: int = 0
-
-    @property
-    def table(self) -> Composite:
-        return ATTNLRP
+    composite = ATTNLRP

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import MapError, ModelError
-from vitreous.methods.ops import upcast
 from vitreous.models import VisionModel
-from vitreous.tracing import Context, Pass, Record, whole
+from vitreous.tracing import Context, Pass, Record, activation_value, upcast
 from vitreous.tracing.runner import refuse_not_finite
 
 __all__ = [
@@ -159,7 +158,7 @@ FILLS = ("own", "zero", "mean", "blur")
 """What is painted over hidden patches: the mean colour of each of them, 0 in normalised space (the mean colour of the
 training set), the mean colour of the image, or the image under a Gaussian of 11 pixels and deviation 5."""
 
-_TOKENS = Pass((Record("resid_pre", whole, (0,)),))
+_TOKENS = Pass((Record("resid_pre", activation_value, (0,), grad=False),))
 
 
 def asks_of_sets(name: str, model: VisionModel, drop: bool) -> tuple[Pass, ...]:

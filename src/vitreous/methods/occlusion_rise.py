@@ -18,11 +18,10 @@ from torch.nn import functional as F
 from vitreous.errors import ModelError, SpecError
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.masking import asks_of_sets, cell_of, filling, scores_of_copies, scores_of_sets
-from vitreous.methods.ops import upcast
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_at_least, check_choice
-from vitreous.tracing import VALUES, Context, Pass
+from vitreous.tracing import VALUES, Context, Pass, upcast
 from vitreous.tracing.prng import PRNGKey
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitreous.errors import ModelError
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
-from vitreous.tracing import ActivationCache, Record, Reduce
+from vitreous.tracing import Activation, ActivationCache, Record, Reduce
 
 __all__ = [
     "attention_point",
@@ -27,43 +27,35 @@ __all__ = [
     "rollout_step_mixed",
     "read_row",
     "refuse_in_windows",
-    "start_keeps",
+    "pooling_records",
     "initial_row",
-    "upcast",
     "with_residual",
 ]
 
 
-def upcast(value: Tensor) -> Tensor:
-    """Return the value in float32, or float64 where it is."""
-    return value if value.dtype == torch.float64 else value.float()
-
-
-def head_mean(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_mean(a: Activation) -> Tensor:
     """``mean_h A``: ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
-    return attention.mean(dim=-3)
+    return a.value.mean(dim=-3)
 
 
-def head_max(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_max(a: Activation) -> Tensor:
     """``max_h A``, shaped likewise."""
-    return attention.amax(dim=-3)
+    return a.value.amax(dim=-3)
 
 
-def head_min(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_min(a: Activation) -> Tensor:
     """``min_h A``, shaped likewise."""
-    return attention.amin(dim=-3)
+    return a.value.amin(dim=-3)
 
 
-def positive(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def positive(a: Activation) -> Tensor:
     """``mean_h (A * dA)+``, shaped likewise."""
-    assert gradient is not None
-    return (attention * gradient).clamp_(min=0).mean(dim=-3)
+    return (a.value * a.grad).clamp_(min=0).mean(dim=-3)
 
 
-def dot(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def dot(a: Activation) -> Tensor:
     """``sum_d x_d dx_d`` of every token: ``[B, N]``."""
-    assert gradient is not None
-    return (upcast(value) * upcast(gradient)).sum(dim=-1)
+    return (a.value * a.grad).sum(dim=-1)
 
 
 def attention_point(model: VisionModel) -> str:
@@ -81,20 +73,20 @@ def refuse_in_windows(model: VisionModel, what: str) -> None:
         raise ModelError(f"{model.name} attends inside windows: {what}, which needs a matrix between all tokens")
 
 
-def start_keeps(model: VisionModel, reduce: Reduce, grad: bool) -> tuple[Record, ...]:
+def pooling_records(model: VisionModel, reduce: Reduce, grad: bool = True) -> tuple[Record, ...]:
     """What must be kept to know where a row recursion starts: nothing, or the attention of the pooling."""
     return (Record("pool_weights", reduce, grad=grad),) if model.pooling.uses_attention else ()
 
 
-def initial_row(cache: ActivationCache, like: Tensor, reduce: Reduce, grad: bool) -> Tensor:
+def initial_row(cache: ActivationCache, like: Tensor, reduce: Reduce, grad: bool = True) -> Tensor:
     """Return the first row ``[B, N]`` of a recursion ``r <- r M_l`` from the last block to the first.
 
     One for the class token, the mean over what is pooled otherwise. Attention pooling is the last attention of the
     model: its own (reduced) row is the start. ``like`` is any layer matrix; the row lies on the last layer's grid.
     """
-    keeps = start_keeps(cache.model, reduce, grad)
-    if keeps:
-        return pad_prefix(cache[keeps[0]][0].flatten(1), like.shape[1])
+    records = pooling_records(cache.model, reduce, grad)
+    if records:
+        return pad_prefix(cache[records[0]][0].flatten(1), like.shape[1])
     if like.ndim == 4:  # windows
         return read_row(cache, like, len(cache.grids) - 1)
     return cache.model.pooling.row(like)

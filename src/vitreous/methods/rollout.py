@@ -5,7 +5,6 @@ Attention alone: maps that say where the model looks, whatever the class.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, SpecError, VitreousError
-from vitreous.methods.base import Method, resolve_layer
+from vitreous.methods.base import LayerwiseMethod, Method, resolve_layer
 from vitreous.methods.ops import (
     attention_point,
     discard_weakest,
@@ -24,81 +23,46 @@ from vitreous.methods.ops import (
     head_min,
     initial_row,
     pad_prefix,
-    push,
-    read_row,
+    pooling_records,
     refuse_in_windows,
     rollout_step_mixed,
-    start_keeps,
     with_residual,
 )
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import ActivationCache, Pass, Record, Reduce
+from vitreous.tracing import Activation, ActivationCache, Record, Reduce
 
 __all__ = [
     "AttentionFlow",
     "RawAttention",
     "Rollout",
-    "RowTerm",
+    "AttentionRow",
     "mean_rows",
-    "row_maps",
-    "whole_row",
 ]
 
 
-class RowTerm(Method):
-    """A map that is a row of one attention matrix, the one the model reads; its layer terms are that row at each block.
+class AttentionRow(LayerwiseMethod):
+    """A map that is a row of one attention matrix, the one the model reads.
 
     With attention pooling, the last map is that of the pooling itself. Inside windows the map lies on the grid of its
     layer: in a hierarchical model the last block's is the coarsest.
     """
 
-    layer: int
-    has_layer_terms = True
     reduce: ClassVar[Reduce]
     grad: ClassVar[bool] = True
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        if self._pools(model):
-            return (Pass(start_keeps(model, type(self).reduce, self.grad)),)
-        return (self.layer_pass(model, (resolve_layer(model, self.layer),)),)
+    def records(self, model: VisionModel) -> Sequence[Record]:
+        if model.pooling.uses_attention and resolve_layer(model, self.layer) == model.depth - 1:
+            return [Record("pool_weights", type(self).reduce, grad=self.grad)]
+        return super().records(model)
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        if self._pools(cache.model):
-            (pool,) = cache[start_keeps(cache.model, type(self).reduce, self.grad)[0]]
-            height, width = cache.grid
-            return cache.tokens_to_grid(pad_prefix(pool, height * width + cache.model.num_prefix_tokens))
-        return self.layer_maps(cache, (resolve_layer(cache.model, self.layer),))[0]
+        (record,) = self.records(cache.model)
+        return cache.map(record)
 
-    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass((Record(attention_point(model), type(self).reduce, tuple(layers), grad=self.grad),))
-
-    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        return row_maps(cache, self.layer_pass(cache.model, layers).records[0])
-
-    def _pools(self, model: VisionModel) -> bool:
-        return model.pooling.uses_attention and resolve_layer(model, self.layer) == model.depth - 1
-
-
-def row_maps(cache: ActivationCache, keep: Record) -> list[Tensor]:
-    """Return one map for each layer, of what ``mean_rows`` made there."""
-    rows = [whole_row(cache, kept, layer) for layer, kept in zip(keep.layers, cache[keep], strict=True)]
-    return [cache.tokens_to_grid(row, layer) for layer, row in zip(keep.layers, rows, strict=True)]
-
-
-def whole_row(cache: ActivationCache, kept: Tensor, layer: int) -> Tensor:
-    """Return the numbers ``[B, N]`` of a layer's tokens.
-
-    Inside windows, matrices ``[B, W, t, t]`` give the row that the model reads, sums over one axis ``[B, W, t]`` become
-    the means that they are over all tokens.
-    """
-    windows = cache.windows(layer)
-    if windows is None:
-        return kept
-    if kept.ndim == 4:
-        return push(read_row(cache, kept, layer), kept, windows)
-    return windows.paste(kept) / math.prod(cache.grids[layer])
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        return [Record(attention_point(model), type(self).reduce, tuple(layers), self.grad)]
 
 
 def mean_rows(model: VisionModel, make: Callable[..., Tensor], *given: Tensor) -> Tensor:
@@ -117,9 +81,9 @@ def read_rows(model: VisionModel, attention: Tensor) -> list[slice]:
     return [slice(None)] if attention.shape[2] == 1 else model.pooling.rows
 
 
-def mean_row(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def mean_row(a: Activation) -> Tensor:
     """The row of ``mean_h A`` that the model reads."""
-    return mean_rows(model, lambda weights: weights, attention)
+    return mean_rows(a.model, lambda weights: weights, a.value)
 
 
 @register_method(
@@ -131,7 +95,7 @@ def mean_row(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> 
     models="transformers",
 )
 @dataclass(frozen=True)
-class RawAttention(RowTerm):
+class RawAttention(AttentionRow):
     """The attention of one block, averaged over heads.
 
     ``mean_h A_l[CLS, patches]``; the mean over the patch rows where the model averages them. With attention pooling,
@@ -156,7 +120,7 @@ _FUSIONS = {"mean": head_mean, "max": head_max, "min": head_min}
     models="transformers",
 )
 @dataclass(frozen=True)
-class Rollout(Method):
+class Rollout(LayerwiseMethod):
     """Attention multiplied through the blocks, half of each passing by on the residual.
 
     ``r <- r (A_l + I) / rowsum`` from the last block down to ``start``, A the head mean, starting at the row the model
@@ -172,7 +136,6 @@ class Rollout(Method):
     heads: str = "mean"
     discard: float = 0.0
     normalise: str = "row"
-    has_layer_terms = True
 
     def __post_init__(self) -> None:
         check_choice("heads", self.heads, tuple(_FUSIONS))
@@ -180,28 +143,25 @@ class Rollout(Method):
         if not 0 <= self.discard < 1:
             raise SpecError(f"discard={self.discard} must be at least 0 and below 1")
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+    def records(self, model: VisionModel) -> list[Record]:
         if self.discard:
             refuse_in_windows(model, f"discard={self.discard} takes a share of all entries")
-        return (Pass((self._matrices(model), *start_keeps(model, head_mean, False))),)
+        return [self._matrices(model), *pooling_records(model, head_mean, grad=False)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
         keep = self._matrices(cache.model)
         row = initial_row(cache, cache[keep][0], head_mean, False)
         for layer, matrix in downwards(cache, keep):
             kept = discard_weakest(matrix, self.discard, keep_first=True)
-            row = rollout_step_mixed(cache.unmerged(row, layer), kept, self.normalise, cache.windows(layer))
+            row = rollout_step_mixed(cache.unmerged(row, layer), kept, self.normalise, cache.model.windows(layer))
         return cache.tokens_to_grid(row, keep.layers[0])
 
-    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
-        return RawAttention().layer_pass(model, layers)
-
-    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        return RawAttention().layer_maps(cache, layers)
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        return RawAttention().layer_records(model, layers)
 
     def _matrices(self, model: VisionModel) -> Record:
         layers = tuple(range(resolve_layer(model, self.start), model.depth))
-        return Record(attention_point(model), _FUSIONS[self.heads], layers)
+        return Record(attention_point(model), _FUSIONS[self.heads], layers, grad=False)
 
 
 @register_method(
@@ -223,12 +183,12 @@ class AttentionFlow(Method):
     one max-flow problem per patch and image, solved with capacities in millionths.
     """
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        keep = Record("attn_weights", head_mean, tuple(range(model.depth)))
-        return (Pass((keep, *start_keeps(model, head_mean, False))),)
+    def records(self, model: VisionModel) -> list[Record]:
+        matrices = Record("attn_weights", head_mean, tuple(range(model.depth)), grad=False)
+        return [matrices, *pooling_records(model, head_mean, grad=False)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        matrices = cache[self.single_pass(cache.model).records[0]]
+        matrices = cache[self.records(cache.model)[0]]
         row = initial_row(cache, matrices[0], head_mean, False)
         if not all(torch.isfinite(matrix).all() for matrix in matrices):
             raise MapError("attention_flow: the attention is not finite")

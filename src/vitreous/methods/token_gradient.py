@@ -4,51 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from vitreous.errors import MapError
-from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.ops import dot, upcast
+from vitreous.methods.base import LayerwiseMethod, Method
+from vitreous.methods.ops import dot
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import ActivationCache, Pass, Record, Reduce
-from vitreous.tracing.rules import PLAIN, Composite
+from vitreous.tracing import Activation, ActivationCache, Record, upcast
 
-__all__ = ["AttCAT", "AttentionXInputXGradient", "Gradient", "InputXGradient", "TokenTerm"]
-
-
-class TokenTerm(Method):
-    """A map made of one number per token, read at the input of a block; its layer terms are the same at each block."""
-
-    layer: int
-    has_layer_terms = True
-    rules: ClassVar[Composite] = PLAIN
-
-    @property
-    def reduce(self) -> Reduce:
-        return dot
-
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (self.layer_pass(model, (resolve_layer(model, self.layer),)),)
-
-    def attribution(self, cache: ActivationCache) -> Tensor:
-        return self.layer_maps(cache, (resolve_layer(cache.model, self.layer),))[0]
-
-    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass((Record("resid_pre", self.reduce, tuple(layers), grad=True),), self.rules)
-
-    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        terms = cache[Record("resid_pre", self.reduce, tuple(layers), grad=True)]
-        return [cache.tokens_to_grid(term, layer) for layer, term in zip(layers, terms, strict=True)]
+__all__ = ["AttCAT", "AttentionXInputXGradient", "Gradient", "InputXGradient"]
 
 
 @register_method("gradient", family="token gradient", papers=("simonyan2014deep", "mehri2024skipplus"))
 @dataclass(frozen=True)
-class Gradient(TokenTerm):
+class Gradient(LayerwiseMethod):
     """The gradient of each token vector at a block's input, as its length.
 
     ``||d s / d x_l[j]||_2``, or ``reduction=sum``: ``sum_d d s / d x_l[j, d]``. In a pre-norm model that sum is exactly
@@ -61,14 +34,13 @@ class Gradient(TokenTerm):
     def __post_init__(self) -> None:
         check_choice("reduction", self.reduction, ("norm", "sum"))
 
-    @property
-    def reduce(self) -> Reduce:
-        return gradient_norm if self.reduction == "norm" else gradient_sum
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        return [Record("resid_pre", grad_norm if self.reduction == "norm" else grad_sum, tuple(layers))]
 
 
 @register_method("ixg", family="token gradient", papers=("shrikumar2016not", "mehri2024skipplus"))
 @dataclass(frozen=True)
-class InputXGradient(TokenTerm):
+class InputXGradient(LayerwiseMethod):
     """Input times gradient of the token vectors at a block's input.
 
     ``sum_d x_l[j, d] * d s / d x_l[j, d]``, signed. ``plus(ixg)`` is CAT. At the last block of a class-token model it
@@ -77,10 +49,13 @@ class InputXGradient(TokenTerm):
 
     layer: int = 0
 
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        return [Record("resid_pre", dot, tuple(layers))]
+
 
 @register_method("attixg", family="token gradient", papers=("mehri2024skipplus",), models="ViT")
 @dataclass(frozen=True)
-class AttentionXInputXGradient(Method):
+class AttentionXInputXGradient(LayerwiseMethod):
     """Input times gradient at a block's output, weighed by the attention each token received in that block.
 
     ``a_l[j] sum_d x[j, d] d s / d x[j, d]`` with x the output of block l and ``a_l[j]`` the mean over heads and queries
@@ -89,22 +64,15 @@ class AttentionXInputXGradient(Method):
     """
 
     layer: int = 0
-    has_layer_terms = True
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (self.layer_pass(model, (resolve_layer(model, self.layer),)),)
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        return received_terms("resid_post", [layer for layer in layers if layer < model.depth - 1])
 
-    def attribution(self, cache: ActivationCache) -> Tensor:
-        return self.layer_maps(cache, (resolve_layer(cache.model, self.layer),))[0]
-
-    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass(_received_times(layers, "resid_post", model.depth - 1))
-
-    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        received, terms = _received_times(layers, "resid_post", cache.model.depth - 1)
-        products = dict(zip(terms.layers, _products(cache, received, terms), strict=True))
-        nothing = torch.zeros(cache.batch, *cache.grid).to(upcast(cache.logits))
-        return [products.get(layer, nothing) for layer in layers]
+    def layer_map(self, cache: ActivationCache, layer: int) -> Tensor:
+        if layer == cache.model.depth - 1:
+            return torch.zeros(cache.batch, *cache.grid).to(upcast(cache.logits))
+        (single,) = received_products(cache, "resid_post", [layer])
+        return single
 
 
 @register_method(
@@ -127,45 +95,43 @@ class AttCAT(Method):
     def __post_init__(self) -> None:
         check_choice("at", self.at, ("resid_post", "resid_pre"))
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass(_received_times(range(model.depth), self.at, model.depth)),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return received_terms(self.at, range(model.depth))
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        received, terms = _received_times(range(cache.model.depth), self.at, cache.model.depth)
-        return torch.stack(_products(cache, received, terms)).sum(dim=0)
+        return torch.stack(received_products(cache, self.at, range(cache.model.depth))).sum(dim=0)
 
 
-def _received_times(layers: Sequence[int], point: str, stop: int) -> tuple[Record, Record]:
-    """What attention-weighed token terms need: attention received, and input times gradient at a site."""
-    inside = tuple(layer for layer in layers if layer < stop)
-    return Record("attn_weights", received, inside), Record(point, dot, inside, grad=True)
+def received_terms(point: str, layers: Sequence[int]) -> list[Record]:
+    """The records of attention received, and of input times gradient at a hook point."""
+    return [Record("attn_weights", received, tuple(layers), grad=False), Record(point, dot, tuple(layers))]
 
 
-def _products(cache: ActivationCache, attention: Record, terms: Record) -> list[Tensor]:
-    pairs = zip(terms.layers, cache[attention], cache[terms], strict=True)
-    return [cache.tokens_to_grid(weight * term, layer) for layer, weight, term in pairs]
+def received_products(cache: ActivationCache, point: str, layers: Sequence[int]) -> list[Tensor]:
+    """The product of both, one map per layer."""
+    weights, terms = (cache[record] for record in received_terms(point, layers))
+    return [
+        cache.tokens_to_grid(weight * term, layer) for layer, weight, term in zip(layers, weights, terms, strict=True)
+    ]
 
 
-def received(model: VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def received(a: Activation) -> Tensor:
     """``mean_h mean_queries A``: the attention each token receives."""
-    return attention.mean(dim=(1, 2))
+    return a.value.mean(dim=(1, 2))
 
 
-def gradient_norm(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def grad_norm(a: Activation) -> Tensor:
     """The length of the gradient of every token."""
-    assert gradient is not None
-    length: Tensor = torch.linalg.vector_norm(upcast(gradient), dim=-1)
+    length: Tensor = torch.linalg.vector_norm(a.grad, dim=-1)
     return length
 
 
-def gradient_sum(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def grad_sum(a: Activation) -> Tensor:
     """The sum of the gradient over the width of every token; refused where it is zero by construction."""
-    assert gradient is not None
-    gradient = upcast(gradient)
-    total = gradient.sum(dim=-1)
-    if total.abs().max() <= 1e-4 * gradient_norm(model, value, gradient).max():
+    total = a.grad.sum(dim=-1)
+    if total.abs().max() <= 1e-4 * grad_norm(a).max():
         raise MapError(
-            f"gradient(reduction=sum) is zero on {model.name}: its LayerNorms remove the mean of each token; "
+            f"gradient(reduction=sum) is zero on {a.model.name}: its LayerNorms remove the mean of each token; "
             "use reduction=norm"
         )
     return total

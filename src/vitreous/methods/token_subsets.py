@@ -18,11 +18,10 @@ from torch.nn import functional as F
 from vitreous.errors import MapError, ModelError, SpecError
 from vitreous.methods.base import Attribution, BaseWrapper, Method, computed, resized
 from vitreous.methods.masking import FILLS, cell_of, filling, refuse_whole_grids, scored, scored_rows, with_places
-from vitreous.methods.ops import upcast
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import VALUES, ActivationCache, Context, Pass, Record, whole
+from vitreous.tracing import VALUES, ActivationCache, Context, Pass, Record, activation_value, upcast
 from vitreous.tracing.memory import budget_bytes, in_parts
 
 __all__ = [
@@ -127,12 +126,12 @@ class TIS(Method):
     def num_forwards(self, model: VisionModel) -> float:
         return 1 + self.masks
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
+    def records(self, model: VisionModel) -> list[Record]:
         refuse_whole_grids("tis", model)
-        return (Pass((Record("resid_pre", whole, (0,)), Record("resid_post", whole, tuple(range(model.depth))))),)
+        return [_TOKENS, Record("resid_post", activation_value, tuple(range(model.depth)), grad=False)]
 
     def compute(self, context: Context) -> Attribution:
-        cache = context.run_pass(self.single_pass(context.model))
+        cache = self.record(context)
         height, width = cache.grid
         kept = int(self.ratio * height * width)
         if kept < 1:
@@ -141,7 +140,7 @@ class TIS(Method):
         rows = back.view(len(context.inputs), -1)
         parts = (rows, rows[:, 0::2], rows[:, 1::2]) if rows.shape[1] > 1 else (rows,)
         times = torch.stack([torch.bincount(part.flatten(), minlength=len(images)) for part in parts])
-        (tokens,) = cache[self.single_pass(context.model).records[0]]
+        (tokens,) = cache[_TOKENS]
         scores = scored(context, "tis", tokens, images, samples, self.output, self.half)
         means, share = _mean_over_samples(scores, images, samples, times, len(context.inputs), height * width)
         shape = (-1, height, width)
@@ -152,7 +151,7 @@ class TIS(Method):
 
     def _samples(self, context: Context, cache: ActivationCache, kept: int) -> Tensor:
         """Return the patches ``[B, masks, k]`` of each sample, in ascending order."""
-        outputs = cache[self.single_pass(context.model).records[1]]
+        outputs = cache[self.records(context.model)[1]]
         rows = len(outputs) * outputs[0].shape[2]
         masks = min(self.masks, rows)
         first = context.prng_key("tis").permutation(rows)[:, :masks]
@@ -435,4 +434,4 @@ def _explained(kept: Tensor, scores: Tensor, fitted: Tensor) -> Tensor:
     return torch.where(total > 0, 1 - left / torch.where(total > 0, total, 1), 0)
 
 
-_TOKENS = Record("resid_pre", whole, (0,))
+_TOKENS = Record("resid_pre", activation_value, (0,), grad=False)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError, SpecError
-from vitreous.methods.base import Method, resolve_layer
-from vitreous.methods.ops import head_mean, initial_row, push, start_keeps, upcast
+from vitreous.methods.base import LayerwiseMethod, resolve_layer
+from vitreous.methods.ops import head_mean, initial_row, pooling_records, push
 from vitreous.methods.registry import register_method
 from vitreous.models import Norm, VisionModel, Weights
 from vitreous.models.shared_copy import rounding
 from vitreous.models.structure import UnverifiedError
-from vitreous.tracing import ActivationCache, Block, Pass, Record
+from vitreous.tracing import ActivationCache, Block, Record
 
 __all__ = [
     "ALTI",
@@ -46,10 +46,10 @@ class Contributions:
     plus the bias of the projection are the stream after the attention.
     """
 
-    def __init__(self, model: VisionModel, block: Block) -> None:
-        self.weights = block_weights(model, block)
-        self.attention, self.values = upcast(block.attn_weights), upcast(block.attn_values)
-        self.input, self.middle, self.output = (upcast(x) for x in (block.resid_pre, block.resid_mid, block.resid_post))
+    def __init__(self, block: Block) -> None:
+        self.weights = block_weights(block)
+        self.attention, self.values = block.attn_weights, block.attn_values
+        self.input, self.middle, self.output = block.resid_pre, block.resid_mid, block.resid_post
         projection, deviation = head_projection(self.weights, self.attention, self.values)
         if deviation is not None:
             self.attention = self.attention / deviation.unsqueeze(1)
@@ -122,19 +122,18 @@ def layer_weights(model: VisionModel, layer: int) -> Weights:
         raise UnverifiedError(f"{model.name}, block {layer}: {error}; {advice}") from None
 
 
-def block_weights(model: VisionModel, block: Block, always: bool = False) -> Weights:
+def block_weights(block: Block, always: bool = False) -> Weights:
     """Return the weights of a block, or refuse those that do not make of the values what its attention adds.
 
     Only a block that is not as its library built it is compared, unless ``always``: less what the weights make of the
     values, every token must be given the same vector, a bias.
     """
+    model = block.model
     weights = layer_weights(model, block.layer)
     if model.is_standard(block.layer) and not always:
         return weights
-    attention, values, stream, middle = (
-        upcast(each) for each in (block.attn_weights, block.attn_values, block.resid_pre, block.resid_mid)
-    )
-    mixed = (attention @ values).transpose(1, 2).flatten(2)
+    stream, middle = block.resid_pre, block.resid_mid
+    mixed = (block.attn_weights @ block.attn_values).transpose(1, 2).flatten(2)
     mixed = mixed if weights.inner is None else weights.inner(mixed)
     moved = mixed @ weights.projection.to(mixed.dtype).T
     rest = middle - stream - moved
@@ -218,8 +217,8 @@ class Matrix:
 
     measure: Measure
 
-    def __call__(self, model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
-        return self.measure(Contributions(model, block), slice(None))
+    def __call__(self, block: Block) -> Tensor:
+        return self.measure(Contributions(block), slice(None))
 
 
 @dataclass(frozen=True)
@@ -228,27 +227,21 @@ class Row:
 
     measure: Measure
 
-    def __call__(self, model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
-        shares = Contributions(model, block)
-        return torch.stack([self.measure(shares, rows).mean(dim=1) for rows in model.pooling.rows]).sum(dim=0)
+    def __call__(self, block: Block) -> Tensor:
+        shares = Contributions(block)
+        return torch.stack([self.measure(shares, rows).mean(dim=1) for rows in block.model.pooling.rows]).sum(dim=0)
 
 
-class Mixing(Method):
-    """A method with one matrix per block; its layer terms are the row of it that the model reads."""
-
-    has_layer_terms = True
+class Mixing(LayerwiseMethod):
+    """A method with one matrix per block; the map of a layer is the row of it that the model reads."""
 
     @property
     @abstractmethod
     def measure(self) -> Measure:
         """The entry ``[i, j]`` of the matrix: what token j brings to token i."""
 
-    def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
-        return Pass((Record("block", Row(self.measure), tuple(layers)),))
-
-    def layer_maps(self, cache: ActivationCache, layers: Sequence[int]) -> list[Tensor]:
-        rows = cache[self.layer_pass(cache.model, layers).records[0]]
-        return [cache.tokens_to_grid(row, layer) for layer, row in zip(layers, rows, strict=True)]
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        return [Record("block", Row(self.measure), tuple(layers), grad=False)]
 
 
 @register_method(
@@ -275,12 +268,6 @@ class AttentionInputNorm(Mixing):
     def measure(self) -> Measure:
         return brought_or_kept if self.residual else brought
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (self.layer_pass(model, (resolve_layer(model, self.layer),)),)
-
-    def attribution(self, cache: ActivationCache) -> Tensor:
-        return self.layer_maps(cache, (resolve_layer(cache.model, self.layer),))[0]
-
 
 class MixingRollout(Mixing):
     """``r <- residual r + (1 - residual) r M_l`` from the last block down to ``start``."""
@@ -293,8 +280,8 @@ class MixingRollout(Mixing):
         if not 0 <= self.residual < 1:
             raise SpecError(f"residual={self.residual} must be at least 0 and below 1")
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        return (Pass((self._matrices(model), *start_keeps(model, head_mean, False))),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [self._matrices(model), *pooling_records(model, head_mean, grad=False)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
         matrices = cache[self._matrices(cache.model)]
@@ -306,7 +293,8 @@ class MixingRollout(Mixing):
         return cache.tokens_to_grid(row)
 
     def _matrices(self, model: VisionModel) -> Record:
-        return Record("block", Matrix(self.measure), tuple(range(resolve_layer(model, self.start), model.depth)))
+        layers = tuple(range(resolve_layer(model, self.start), model.depth))
+        return Record("block", Matrix(self.measure), layers, grad=False)
 
 
 @register_method(

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from vitreous.errors import SpecError, TargetError
 from vitreous.methods.base import Attribution, BaseWrapper, Method, checked_attribution, prepare, to_grid
-from vitreous.methods.ops import upcast
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Context, ContrastContexts, Target
+from vitreous.tracing import Context, ContrastContexts, Target, upcast
 from vitreous.tracing.memory import budget_bytes
 
 __all__ = ["VAR"]

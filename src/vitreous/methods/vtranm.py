@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.ops import initial_row, positive, push, start_keeps, upcast
+from vitreous.methods.ops import initial_row, pooling_records, positive, push
 from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import mean_row
 from vitreous.methods.value_weighted import block_weights, head_projection, layer_weights
 from vitreous.models import Norm, VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import VALUES, ActivationCache, Block, Context, Pass, Record
+from vitreous.tracing import VALUES, Activation, ActivationCache, Block, Context, Record
 
 __all__ = ["Measure", "VTranM"]
 
@@ -46,16 +46,15 @@ class Measure:
             weights = weights * cosine.softmax(dim=-1)
         return weights
 
-    def heads(self, model: VisionModel, block: Block) -> tuple[Tensor, Tensor | None]:
+    def heads(self, block: Block) -> tuple[Tensor, Tensor | None]:
         """Return the transformation weights of the heads ``[B, H, N]``, and what rows of attention are divided by.
 
         ``E~_h = P_h v_h`` is never written out: with ``K_h = P_h^T P_h``, ``||E~||^2 = v^T K_h v`` and
         ``<E, E~> = (P_h^T E) . v``.
         """
-        weights = block_weights(model, block)
-        attention, values = upcast(block.attn_weights), upcast(block.attn_values)
-        projection, deviation = head_projection(weights, attention, values)
-        before = self.before(weights.norm1, upcast(block.resid_pre))
+        weights, values = block_weights(block), block.attn_values
+        projection, deviation = head_projection(weights, block.attn_weights, values)
+        before = self.before(weights.norm1, block.resid_pre)
         gram = projection.transpose(-2, -1) @ projection  # [H, d, d]
         lengths = ((values @ gram) * values).sum(dim=-1).clamp_(min=0).sqrt_()
         product = (torch.einsum("bnk,hkd->bhnd", before, projection) * values).sum(dim=-1)
@@ -67,10 +66,9 @@ class Measure:
 class Update(Measure):
     """``mean_h (dA_h)+ * (A_h W_h)`` of a block: ``[B, N, N]``."""
 
-    def __call__(self, model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
-        assert gradient is not None
-        weights, deviation = self.heads(model, block)
-        moved = upcast(gradient).clamp(min=0) * upcast(block.attn_weights) * weights.unsqueeze(2)
+    def __call__(self, block: Block) -> Tensor:
+        weights, deviation = self.heads(block)
+        moved = block.grad.clamp(min=0) * block.attn_weights * weights.unsqueeze(2)
         update = moved.mean(dim=1)
         return update if deviation is None else update / deviation
 
@@ -79,8 +77,8 @@ class Update(Measure):
 class HeadWeights(Measure):
     """``mean_h W_h`` of a block's attention: ``[B, N]``."""
 
-    def __call__(self, model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
-        weights, deviation = self.heads(model, block)
+    def __call__(self, block: Block) -> Tensor:
+        weights, deviation = self.heads(block)
         mean = weights.mean(dim=1)
         return mean if deviation is None else mean / deviation.squeeze(-1)
 
@@ -89,16 +87,19 @@ class HeadWeights(Measure):
 class MLPWeights(Measure):
     """``W`` of a block's MLP: ``[B, N]``."""
 
-    def __call__(self, model: VisionModel, block: Block, gradient: Tensor | None) -> Tensor:
-        before = self.before(layer_weights(model, block.layer).norm2, upcast(block.resid_mid))
-        after = upcast(block.resid_post) - upcast(block.resid_mid)
+    def __call__(self, block: Block) -> Tensor:
+        before = self.before(layer_weights(block.model, block.layer).norm2, block.resid_mid)
+        after = block.resid_post - block.resid_mid
         return self.weigh(before.norm(dim=-1), after.norm(dim=-1), (before * after).sum(dim=-1))
 
 
-def token_lengths(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def token_lengths(a: Activation) -> Tensor:
     """The length of every token vector."""
-    lengths: Tensor = upcast(value).norm(dim=-1)
+    lengths: Tensor = a.value.norm(dim=-1)
     return lengths
+
+
+_LENGTHS = Record("resid_pre", token_lengths, (0,), grad=False)
 
 
 @register_method("vtranm", family="decomposition", papers=("wu2024tokentm",), aliases=("tokentm",), models="ViT")
@@ -137,23 +138,22 @@ class VTranM(Method):
         return self.output
 
     def compute(self, context: Context) -> Attribution:
-        cache = context.run_pass(self.single_pass(context.model))
+        cache = self.record(context)
         return Attribution(self._map(cache), self._extras(cache))
 
-    def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        keeps = (self._updates(model), *self._weights(model), Record("resid_pre", token_lengths))
-        return (Pass((*keeps, *start_keeps(model, positive, True)), output=self.output),)
+    def records(self, model: VisionModel) -> list[Record]:
+        return [self._updates(model), *self._weights(model), _LENGTHS, *pooling_records(model, positive)]
 
     def _updates(self, model: VisionModel) -> Record:
         layers = range(model.depth) if self.aggregate else range(1)
-        return Record("block", Update(self.original, self.length, self.necc), tuple(layers), grad=True)
+        return Record("block", Update(self.original, self.length, self.necc), tuple(layers))
 
     def _weights(self, model: VisionModel) -> tuple[Record, Record, Record]:
         layers, switches = tuple(range(model.depth)), (self.original, self.length, self.necc)
         return (
-            Record("attn_weights", mean_row, layers),
-            Record("block", HeadWeights(*switches), layers),
-            Record("block", MLPWeights(*switches), layers),
+            Record("attn_weights", mean_row, layers, grad=False),
+            Record("block", HeadWeights(*switches), layers, grad=False),
+            Record("block", MLPWeights(*switches), layers, grad=False),
         )
 
     def _map(self, cache: ActivationCache) -> Tensor:
@@ -161,12 +161,12 @@ class VTranM(Method):
         if not self.aggregate:
             row = cache.model.pooling.row(updates[0])
             return cache.tokens_to_grid(row + push(row, updates[0]))
-        row = initial_row(cache, updates[0], positive, True)
+        row = initial_row(cache, updates[0], positive)
         for update, mlp in zip(reversed(updates), reversed(cache[self._weights(cache.model)[2]]), strict=True):
             row = row * (1 + mlp)
             row = row + push(row, update)
         if self.length:
-            row = row * cache[Record("resid_pre", token_lengths)][0]
+            row = row * cache[_LENGTHS][0]
         return cache.tokens_to_grid(row)
 
     def _extras(self, cache: ActivationCache) -> dict[str, Tensor]:

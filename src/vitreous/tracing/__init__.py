@@ -2,12 +2,24 @@
 
 from vitreous.tracing.context import Context, ContrastContexts
 from vitreous.tracing.decompose import explicit_contributions
-from vitreous.tracing.records import ActivationCache, Block, Pass, Record, Reduce, whole
+from vitreous.tracing.records import (
+    Activation,
+    ActivationCache,
+    Block,
+    Pass,
+    Record,
+    Reduce,
+    activation_grad,
+    activation_value,
+    resolve_layer,
+    upcast,
+)
 from vitreous.tracing.rules import Composite
 from vitreous.tracing.targets import VALUES, Target, Targets, TargetSpec, plain_target, probabilities
 
 __all__ = [
     "VALUES",
+    "Activation",
     "Block",
     "Record",
     "Pass",
@@ -22,5 +34,8 @@ __all__ = [
     "explicit_contributions",
     "plain_target",
     "probabilities",
-    "whole",
+    "activation_grad",
+    "activation_value",
+    "resolve_layer",
+    "upcast",
 ]

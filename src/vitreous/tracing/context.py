@@ -76,7 +76,7 @@ class Context:
         What needs no backward rides along with the first pass that runs one, whatever its value.
         """
         wanted: dict[str | None, list[Pass]] = {}
-        for pass_run in passes:
+        for pass_run in (each.resolve(self.model) for each in passes):
             wanted.setdefault(pass_run.output if pass_run.backward else None, []).append(replace(pass_run, output=None))
         own = wanted.get(None, [])
         if len(wanted) > 1 and not any(each.backward for each in own):
@@ -92,6 +92,7 @@ class Context:
 
     def run_pass(self, ask: Pass) -> ActivationCache:
         """Return the trace that answers this pass."""
+        ask = ask.resolve(self.model)
         if ask.output is not None:
             chosen = self.with_output(ask.output) if ask.backward else self
             return chosen.run_pass(replace(ask, output=None))

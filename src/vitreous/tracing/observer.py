@@ -21,13 +21,13 @@ from vitreous.errors import TracingError
 from vitreous.models import VisionModel
 from vitreous.tracing.decompose import Branches, changed_weights, hook_middle, refuse_without_middle
 from vitreous.tracing.intercept import CASTS, OPERATIONS, gives_back, is_carrier, tensors_in, wide, written_out
-from vitreous.tracing.records import BETWEEN, ActivationCache, Block, Change, Record, add_shares, no_shares
+from vitreous.tracing.records import GLOBAL_POINTS, Activation, ActivationCache, Block, Patch, Record, upcast
 from vitreous.tracing.rules import Attend, AttentionCall, AttentionRule, Call, Composite, weights
 
 __all__ = ["Observer"]
 
 _INSIDE = ("norm1", "attn", "norm2", "mlp")
-_WEIGHED = ("pool_weights", "window_weights", *BETWEEN)
+_WEIGHED = ("pool_weights", "window_weights", *GLOBAL_POINTS)
 _LAYER_NORMS = (F.layer_norm, torch.layer_norm)
 
 
@@ -39,11 +39,13 @@ class Observer(TorchFunctionMode):
         model: VisionModel,
         keeps: Sequence[Record],
         rules: Composite,
-        cache: ActivationCache,
-        changes: Mapping[int, Change] | None = None,
+        cache: ActivationCache | None,
+        changes: Mapping[int, Patch] | None = None,
     ) -> None:
         super().__init__()
-        self.view, self.rules, self.trace = model, rules, cache
+        self.view, self.rules = model, rules
+        if cache is not None:
+            self.trace = cache
         self.changes = changes or {}
         self.leaves: list[Tensor] = []
         """Changed weights whose gradient is wanted: the backward must be told of them."""
@@ -91,7 +93,7 @@ class Observer(TorchFunctionMode):
         if point in ("resid_pre", "resid_post"):  # what leaves a block enters the next one, or the head
             place = layer + (point == "resid_post")
             for keep in self._wanted("biases", place):
-                no_shares(self.trace, keep, place, value.detach())
+                self.trace.start_bias_sum(keep, place, value.detach())
         if point == "resid_pre":
             self._parts = {"resid_pre": value.detach()}
         elif point == "resid_post":
@@ -106,12 +108,14 @@ class Observer(TorchFunctionMode):
 
     def _store(self, keep: Record, layer: int, value: Tensor, gradient: Tensor | None = None) -> None:
         slope = None if gradient is None or not keep.grad else self._seen(keep.point, gradient, layer)
-        self.trace.store(keep, layer, keep.reduce(self.view, self._seen(keep.point, value, layer), slope))
+        activation = Activation(self._seen(keep.point, value, layer), slope, self.view, layer)
+        self.trace.store(keep, layer, keep.reduce(activation))
 
     def _store_block(self, keep: Record, layer: int, parts: dict[str, Tensor], gradient: Tensor | None) -> None:
         refuse_without_middle(self.view, layer, parts)
-        block = Block(layer, **{name: self._seen("block", part) for name, part in parts.items()})
-        self.trace.store(keep, layer, keep.reduce(self.view, block, gradient))
+        rest = {name: upcast(self._seen("block", part)) for name, part in parts.items() if name != "attn_weights"}
+        weights = self._seen("block", parts["attn_weights"])
+        self.trace.store(keep, layer, keep.reduce(Block(weights, gradient, self.view, layer, **rest)))
 
     def _when_gradient(self, keep: Record, layer: int, value: Tensor) -> None:
         if not value.requires_grad:
@@ -298,7 +302,7 @@ class Observer(TorchFunctionMode):
         call.watch = watch if keeps or values or blocks else None
         return Attend.apply(query, key, value, call)  # type: ignore[no-any-return]
 
-    def _changed(self, change: Change, attention: Tensor, layer: int) -> Tensor:
+    def _changed(self, change: Patch, attention: Tensor, layer: int) -> Tensor:
         """Return other attention weights, a leaf of the graph, and note them in the place of the model's own."""
         changed = change(attention.detach()).detach()
         if changed.shape != attention.shape:
@@ -395,7 +399,7 @@ class Observer(TorchFunctionMode):
 
             def hook(gradient: Tensor) -> None:
                 for keep in keeps:
-                    add_shares(self.trace, keep, layer, self._seen("biases", bias), self._seen("biases", gradient))
+                    self.trace.add_bias(keep, layer, self._seen("biases", bias), self._seen("biases", gradient))
 
             out.register_hook(hook)  # type: ignore[no-untyped-call]
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from vitreous.models import VisionModel
 from vitreous.tracing.observer import Observer
-from vitreous.tracing.records import ActivationCache, Change
-from vitreous.tracing.rules import PLAIN
+from vitreous.tracing.records import Patch
+from vitreous.tracing.rules import GRADIENT
 
-__all__ = ["Change", "logits_through", "logits_with", "replaced"]
+__all__ = ["Patch", "logits_through", "logits_with", "replaced"]
 
 
 @contextmanager
-def replaced(model: VisionModel, layer: int, point: str, change: Change) -> Iterator[None]:
+def replaced(model: VisionModel, layer: int, point: str, change: Patch) -> Iterator[None]:
     """Inside, ``norm1``, ``attn``, ``norm2`` or ``mlp`` of a block gives the changed output; outside, its own again.
 
     One module may be several blocks, so this is for the time that one of them runs, and for modules of a twin.
@@ -35,7 +35,7 @@ def replaced(model: VisionModel, layer: int, point: str, change: Change) -> Iter
 
 
 def logits_through(
-    model: VisionModel, tokens: Tensor, first: int, point: str, changes: Mapping[int, Change], half: bool = False
+    model: VisionModel, tokens: Tensor, first: int, point: str, changes: Mapping[int, Patch], half: bool = False
 ) -> Tensor:
     """Return the logits of tokens that enter block ``first``, with one place of several blocks changed.
 
@@ -59,19 +59,19 @@ def logits_through(
 
 
 @contextmanager
-def _changed(model: VisionModel, layer: int, point: str, changes: Mapping[int, Change]) -> Iterator[None]:
+def _changed(model: VisionModel, layer: int, point: str, changes: Mapping[int, Patch]) -> Iterator[None]:
     if layer not in changes or point in ("resid_pre", "resid_post"):
         yield
     elif point != "attn_weights":
         with replaced(model, layer, point, changes[layer]):
             yield
     else:
-        observer = Observer(model, (), PLAIN, ActivationCache.empty(), {layer: changes[layer]})
+        observer = Observer(model, (), GRADIENT, None, {layer: changes[layer]})
         with observer, observer.inside(layer):
             yield
 
 
-def logits_with(model: VisionModel, tokens: Tensor, layer: int, point: str, change: Change) -> Tensor:
+def logits_with(model: VisionModel, tokens: Tensor, layer: int, point: str, change: Patch) -> Tensor:
     """Return the logits of tokens that enter block ``layer``, with one place of that block changed; no gradients."""
     with torch.no_grad():
         return logits_through(model, tokens, layer, point, {layer: change})

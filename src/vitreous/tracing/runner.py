@@ -15,8 +15,8 @@ from vitreous.models import VisionModel
 from vitreous.models.shared_copy import gap
 from vitreous.models.structure import merged
 from vitreous.tracing.observer import Observer
-from vitreous.tracing.records import BETWEEN, ActivationCache, Pass, Record
-from vitreous.tracing.rules import PLAIN, Composite
+from vitreous.tracing.records import GLOBAL_POINTS, ActivationCache, Pass, Record
+from vitreous.tracing.rules import GRADIENT, Composite
 from vitreous.tracing.targets import Target
 
 __all__ = ["merge", "refuse_not_finite", "run", "run_for_targets"]
@@ -30,7 +30,7 @@ def merge(passes: Iterable[Pass]) -> list[Pass]:
     """
     passes = list(passes)
     rules = list(dict.fromkeys(pass_run.composite for pass_run in passes if pass_run.backward))
-    host = next((each for each in rules if each.propagates != "relevance"), PLAIN)
+    host = next((each for each in rules if each.propagates != "relevance"), GRADIENT)
     groups: dict[Composite, list[Record]] = {rule: [] for rule in rules}
     for pass_run in passes:
         groups.setdefault(pass_run.composite if pass_run.backward else host, []).extend(pass_run.records)
@@ -52,7 +52,7 @@ def run_for_targets(
     """Run one forward, and one backward for each target; targets may be chosen by the logits of that forward."""
     model.check_inputs(inputs)
     model.verify(inputs)
-    model = model.shared_copy()
+    model, ask = model.shared_copy(), ask.resolve(model)
     _refuse_unattended(model, ask)
     forward = ActivationCache(model, inputs)  # what needs no gradient is kept here, once for all targets
     observer = Observer(model, ask.records, ask.composite, forward, dict(ask.patches))
@@ -112,7 +112,7 @@ def refuse_not_finite(model: VisionModel, logits: Tensor) -> None:
 
 
 def _refuse_unattended(model: VisionModel, ask: Pass) -> None:
-    if model.attention != "global" and any(keep.point in BETWEEN for keep in ask.records):
+    if model.attention != "global" and any(keep.point in GLOBAL_POINTS for keep in ask.records):
         where = {"windowed": "attends inside windows", "none": "has no attention"}[model.attention]
         raise ModelError(f"{model.name} {where}: a method that follows attention between all tokens does not apply")
     if model.attention != "windowed" and any(keep.point == "window_weights" for keep in ask.records):

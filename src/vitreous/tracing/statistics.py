@@ -24,7 +24,7 @@ from vitreous.errors import ModelError, VitreousError, one_line
 from vitreous.models import Snapshot, VisionModel
 from vitreous.models.identity import fingerprint_of
 from vitreous.tracing.prng import PRNGKey
-from vitreous.tracing.records import Pass, Record
+from vitreous.tracing.records import Activation, Pass, Record
 from vitreous.tracing.runner import run
 from vitreous.tracing.targets import Target
 
@@ -243,13 +243,14 @@ def statistics_of(
     Written down are the output of each block's first norm and the residual stream after the block, or these ``sites``.
     """
     wanted = (model.branch_point, "resid_post") if points is None else points
-    keeps = tuple(Record(point, _batch_moments, tuple(range(model.depth))) for point in dict.fromkeys(wanted))
-    cache = run(model, model.cast(inputs), Pass(keeps), Target())
+    layers = tuple(range(model.depth))
+    records = tuple(Record(point, _batch_moments, layers, grad=False) for point in dict.fromkeys(wanted))
+    cache = run(model, model.cast(inputs), Pass(records), Target())
     moments = {}
-    for keep in keeps:
-        for layer, kept in zip(keep.layers, cache[keep], strict=True):
-            mean, square, *other = kept.double().cpu()
-            moments[keep.point, layer] = Moments(mean, square, len(inputs), *(each.long() for each in other))
+    for record in records:
+        for layer, value in zip(layers, cache[record], strict=True):
+            mean, square, *nonzero = value.double().cpu()
+            moments[record.point, layer] = Moments(mean, square, len(inputs), *(count.long() for count in nonzero))
     height, width = inputs.shape[-2:]
     return ActivationStats(
         model.name, (height, width), source, len(inputs), moments, maker=maker_of(model, recent=True)
@@ -266,9 +267,9 @@ def noise(model: VisionModel, count: int, size: Sequence[int], seed: int, batch:
         yield (pixels - mean) / std
 
 
-def _batch_moments(model: VisionModel, value: Tensor, gradient: Tensor | None) -> Tensor:
+def _batch_moments(a: Activation) -> Tensor:
     """Mean and sum of squared deviations over the images of a batch, and how many are not zero: ``[2 or 3, N, D]``."""
-    value = value if value.dtype == torch.float64 else value.float()
+    value = a.value
     mean = value.mean(dim=0)
-    counted = [] if model.has_residual_stream else [(value != 0).sum(dim=0).to(mean)]
+    counted = [] if a.model.has_residual_stream else [(value != 0).sum(dim=0).to(mean)]
     return torch.stack([mean, ((value - mean) ** 2).sum(dim=0), *counted])

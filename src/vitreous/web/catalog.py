@@ -78,7 +78,7 @@ def _method(info: Any, model: vt.VisionModel) -> dict[str, Any]:
         "aliases": list(info.aliases),
         "presets": list(info.presets),
         "slow": info.is_slow,
-        "layers": example is not None and (example.has_layer_terms or example.has_layer_choice),
+        "layers": example is not None and (example.is_layerwise or example.has_layer_choice),
         **({} if refused is None else {"refused": refused}),
     }
 

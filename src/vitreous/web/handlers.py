@@ -27,9 +27,9 @@ from vitreous.errors import VitreousError
 from vitreous.methods import to_grid
 from vitreous.methods.combinators import LayerSum
 from vitreous.methods.ops import attention_point
-from vitreous.methods.rollout import read_rows, whole_row
+from vitreous.methods.rollout import read_rows
 from vitreous.registry import check_choice
-from vitreous.tracing import Context, Pass, Record, Target, probabilities
+from vitreous.tracing import Activation, Context, Pass, Record, Target, probabilities
 from vitreous.viz.panel import strength
 from vitreous.web import completion as typed
 from vitreous.web import export as lines
@@ -71,11 +71,11 @@ def layers(desk: Desk, question: Question, job: Job) -> dict[str, Any]:
     return {"layers": shown, "signed": how.base.signed and bool((found < 0).any()), "method": how.spec}
 
 
-def head_rows(model: vt.VisionModel, attention: Tensor, gradient: Tensor | None) -> Tensor:
+def head_rows(a: Activation) -> Tensor:
     """The row that the model reads, of every head ``[B, H, N]``; inside windows all there is."""
-    if attention.ndim == 5:
-        return attention
-    return torch.stack([attention[:, :, rows].mean(dim=2) for rows in read_rows(model, attention)]).sum(dim=0)
+    if a.value.ndim == 5:
+        return a.value
+    return torch.stack([a.value[:, :, rows].mean(dim=2) for rows in read_rows(a.model, a.value)]).sum(dim=0)
 
 
 def heads(desk: Desk, question: Question, job: Job, layer: int) -> dict[str, Any]:
@@ -84,14 +84,14 @@ def heads(desk: Desk, question: Question, job: Job, layer: int) -> dict[str, Any
     if not 0 <= layer < model.depth:
         raise Refused(422, f"layer {layer} is outside 0..{model.depth - 1} of {model.name}")
     inputs = model.preprocess.tensor(desk.seen(question.model, photo))[None]
-    keep = Record(attention_point(model), head_rows, (layer,))
+    record = Record(attention_point(model), head_rows, (layer,), grad=False)
     context = Context(
         model, inputs, Target.of(model, 1), memory_gb=desk.memory, on_progress=lambda ran: job.on_progress(0.5)
     )
-    cache = context.run_pass(Pass((keep,)))
-    (kept,) = cache[keep]
+    cache = context.run_pass(Pass((record,)))
+    (kept,) = cache[record]
     rows = kept.unbind(dim=2 if kept.ndim == 5 else 1)
-    maps = [cache.tokens_to_grid(whole_row(cache, row, layer), layer)[0].cpu().numpy() for row in rows]
+    maps = [cache.tokens_to_grid(cache.row(row, layer), layer)[0].cpu().numpy() for row in rows]
     found = [{"head": head, "map": array(map_)} for head, map_ in enumerate(maps)]
     return {"layer": layer, "heads": found, "rows": _READ[model.pooling.kind]}
 

@@ -1,12 +1,12 @@
 """Rules: tables *operation to rule* that say what flows backward. The forward values stay what they were."""
 
 from vitreous.tracing.rules.attention import Attend, AttentionCall, weights
-from vitreous.tracing.rules.base import PLAIN, AttentionRule, Call, Composite, Flows, Rule
-from vitreous.tracing.rules.gradient import FROZEN
+from vitreous.tracing.rules.base import GRADIENT, AttentionRule, Call, Composite, Flows, Rule
+from vitreous.tracing.rules.gradient import LINEARIZED
 
 __all__ = [
-    "FROZEN",
-    "PLAIN",
+    "LINEARIZED",
+    "GRADIENT",
     "Attend",
     "AttentionCall",
     "AttentionRule",

@@ -1,11 +1,11 @@
-"""The table: which rule each kind of operation follows, in which currency.
+"""The table: which rule each kind of operation follows, in terms of which quantity.
 
 What flows backward is a *gradient*, perhaps a modified one (operations without a rule have their own), or *relevance*,
 which every operation hands on by a rule: there, an operation without one is an error and not a gradient in disguise.
 
 Relevance: what every operation hands on by a rule, in float64 whatever the model's dtype.
 
-A pass of this currency runs wholly in float64, the forward too, with the model's own weights. Published rules divide by
+Such a pass runs wholly in float64, the forward too, with the model's own weights. Published rules divide by
 numbers near zero, which magnifies the rounding of float32 until other patches come first: on real weights a walk in
 float64 over activations of a forward in float32 is hardly better than the same in float32 throughout.
 """
@@ -29,7 +29,7 @@ __all__ = [
     "CURRENCIES",
     "Call",
     "Flows",
-    "PLAIN",
+    "GRADIENT",
     "RelevanceRule",
     "Rule",
     "Composite",
@@ -104,15 +104,15 @@ class Composite:
 
     def __post_init__(self) -> None:
         if self.propagates not in CURRENCIES:
-            raise TracingError(f"unknown currency {self.propagates!r}; known: {', '.join(CURRENCIES)}")
+            raise TracingError(f"unknown quantity {self.propagates!r}; known: {', '.join(CURRENCIES)}")
         unknown = [kind for kind, _ in self.table if kind not in KINDS]
         if unknown:
             raise TracingError(f"no operation is of the kind {unknown[0]!r}; known: {', '.join(KINDS)}")
 
     @classmethod
-    def of(cls, currency: str = "gradient", scored: bool = False, **rules: Rule) -> Composite:
+    def of(cls, propagates: str = "gradient", scored: bool = False, **rules: Rule) -> Composite:
         """Return a table: ``Composite.of(norm=…, attention=…)``."""
-        return cls(tuple(sorted(rules.items(), key=lambda pair: pair[0])), currency, scored)
+        return cls(tuple(sorted(rules.items(), key=lambda pair: pair[0])), propagates, scored)
 
     def get(self, kind: str) -> Rule | None:
         """Return the rule of a kind of operation."""
@@ -126,7 +126,7 @@ class Composite:
         return tuple(kind for kind, _ in self.table)
 
 
-PLAIN = Composite()
+GRADIENT = Composite()
 """Gradients as they are."""
 
 Back = Callable[[Tensor], Sequence["Tensor | None"]]

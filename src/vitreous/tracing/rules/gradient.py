@@ -32,7 +32,7 @@ from vitreous.tracing.rules.base import AttentionRule, Call, Composite, Flows, R
 
 __all__ = [
     "ATTNLRP",
-    "FROZEN",
+    "LINEARIZED",
     "GUIDED",
     "Guided",
     "Hold",
@@ -173,7 +173,7 @@ class FrozenGate(torch.autograd.Function):
         return grads[0] * ctx.saved_tensors[0], None
 
 
-FROZEN = Composite.of(
+LINEARIZED = Composite.of(
     attention=HoldAttention(), softmax=Hold(), norm=HoldDeviation(), activation=HoldGate(), gate=Hold()
 )
 """The frozen network of DecompX, as a table."""
