@@ -51,8 +51,8 @@ def read_photos(model: vt.VisionModel, folder: Path, count: int, batch: int) -> 
 
     def one(row: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         photo = open_photo(folder / FOLDER / row["file"])
-        seen, crop = model.preprocess.see(photo)
-        return model.preprocess.tensor(seen), boxed(model, photo.size, crop, row["boxes"])
+        seen, crop = model.preprocess.resize_and_crop(photo)
+        return model.preprocess.to_tensor(seen), boxed(model, photo.size, crop, row["boxes"])
 
     with ThreadPoolExecutor() as pool:
         inputs, covered = zip(*pool.map(one, rows), strict=True)

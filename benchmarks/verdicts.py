@@ -111,7 +111,7 @@ def tried(
 ) -> list[dict[str, Any]]:
     """Return a row for every image, map and kind of controls."""
     with ThreadPoolExecutor() as pool:
-        blurs = list(pool.map(lambda each: blurred(model.preprocess.picture(each)), inputs.cpu()))
+        blurs = list(pool.map(lambda each: blurred(model.preprocess.to_image(each)), inputs.cpu()))
     blur, classes = model.cast(torch.stack([*map(model.preprocess.tensor, blurs)])), chances.argmax(dim=1)
     draws = PRNGKey.of_images(0, "check", inputs.cpu())
     own = {name: torch.stack([strongest(map_) for map_ in maps]) for name, maps in made.items()}
@@ -239,7 +239,7 @@ def scenes(model: vt.VisionModel, count: int) -> tuple[Tensor, Tensor]:
         part = torch.tensor([PARTS.index(telling_part(each)) for each in drawn.label[:, 0].tolist()])
         telling = patches(seen.parts[torch.arange(len(part)), part], model.grid())
         truth.append(telling + 0.01 * patches(seen.creature, model.grid()))
-        inputs += [model.preprocess.tensor(model.preprocess.picture(image * 2 - 1)) for image in seen.images]
+        inputs += [model.preprocess.to_tensor(model.preprocess.to_image(image * 2 - 1)) for image in seen.images]
     return model.cast(torch.stack(inputs)), torch.cat(truth)
 
 

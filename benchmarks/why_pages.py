@@ -203,7 +203,7 @@ def _asked(found: Any, html: str, model: vt.VisionModel) -> Iterator[str]:
     chances = [float(c) for c in (found.now, found.without.explained, found.alone.explained)]
     for uri, chance in zip(uris, chances, strict=True):
         picture = Image.open(io.BytesIO(base64.b64decode(uri)))
-        logits = model.logits(model.preprocess.tensor(picture)[None])[0].double().cpu()
+        logits = model.logits(model.preprocess.to_tensor(picture)[None])[0].double().cpu()
         if len(logits) == 1:
             logits = logits.new_tensor([0.0, float(logits)])
         now = float(logits.softmax(dim=0)[found.explanation.target])

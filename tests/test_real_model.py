@@ -80,7 +80,7 @@ def test_keeping_half_of_the_tokens_keeps_most_of_the_evidence(model, shared):
     """Token removal on a real model: the upper half by relevance beats the lower half."""
     e = vt.explain(model, shared / "photos/catdog.jpg", "skipplus(decompx)", target="bull mastiff")
     order = e.map.flatten().argsort(descending=True)
-    x = model.preprocess.tensor(e.image).unsqueeze(0)
+    x = model.preprocess.to_tensor(e.image).unsqueeze(0)
     upper, lower = (model.logits(x, keep=half.unsqueeze(0)).softmax(-1)[0, 243] for half in (order[:98], order[98:]))
     assert upper > lower + 0.1
     assert torch.allclose(model.logits(x, keep=order.sort().values.unsqueeze(0)), model.logits(x), atol=1e-4)

@@ -36,7 +36,7 @@ def found(world: vt.VisionModel) -> Any:
 
 
 def chances(model: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
-    return model.logits(model.preprocess.tensor(picture)[None])[0].softmax(dim=0)
+    return model.logits(model.preprocess.to_tensor(picture)[None])[0].softmax(dim=0)
 
 
 def test_what_it_says_is_what_the_model_says(world: vt.VisionModel, found: Any) -> None:

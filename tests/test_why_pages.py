@@ -145,7 +145,7 @@ def test_two_classes_of_one_name_are_told_apart() -> None:
 def plain() -> tuple[vt.VisionModel, Why, torch.Tensor]:
     model = vt.wrap(FAMILIES["vit"](), name="tiny")
     found = vt.why(model, photo(), method="ixg")
-    chances = probabilities(model.logits(model.preprocess.tensor(found.explanation.image)[None]))[0]
+    chances = probabilities(model.logits(model.preprocess.to_tensor(found.explanation.image)[None]))[0]
     return model, found, chances
 
 

@@ -56,7 +56,7 @@ def tables(view: vt.VisionModel, pictures: list[Any]) -> None:
 
 def pictures_of(view: vt.VisionModel, picture: Any) -> None:
     found = {method: vt.explain(view, picture, method) for method in (*METHODS, "random")}
-    inputs = view.preprocess.tensor(found["ixg"].image)
+    inputs = view.preprocess.to_tensor(found["ixg"].image)
     size = inputs.shape[1] * inputs.shape[2]
     need = Request.removed("black", [round(share * size) for share in (0, 0.1, 0.2, 0.5, 0.9)])
     small("strips.png", states_strip(view, inputs, {name: each.map for name, each in found.items()}, need, width=5))

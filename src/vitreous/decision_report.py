@@ -312,7 +312,7 @@ def why(
         raise VitreousError(f"why shows pictures, and {what}; give the photograph")
     rival = _rival(chances, e.target)
     contrast = owners = None
-    seen = vision_model.preprocess.tensor(e.image)  # as it is: a picture would be cut to size once more
+    seen = vision_model.preprocess.to_tensor(e.image)  # as it is: a picture would be cut to size once more
     if rival is not None and read(e.method).class_specific:
         contrast = explain(vision_model, seen, target=e.target, contrast=[rival], **how)
         if min(float(chances[rival]), float(chances[e.target])) >= COMPETES:
@@ -342,7 +342,7 @@ def assemble(
     rival = _rival(chances, e.target)
     without = alone = None
     if n:
-        seen = model.preprocess.tensor(e.image)[None]
+        seen = model.preprocess.to_tensor(e.image)[None]
         mask = strongest(to_grid(e.map[None], "token", model, seen)[0])
         blur = blurred(e.image)
 
@@ -379,7 +379,7 @@ def _rival(chances: Tensor, target: int) -> int | None:
 
 def _chances(model: VisionModel, picture: Image.Image) -> Tensor:
     """Return the probability of every class for exactly this picture."""
-    return probabilities(model.logits(model.preprocess.tensor(picture)[None]), None)[0].cpu()
+    return probabilities(model.logits(model.preprocess.to_tensor(picture)[None]), None)[0].cpu()
 
 
 def _legend(e: Explanation, low: str, high: str) -> Legend:

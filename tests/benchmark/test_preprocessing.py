@@ -45,7 +45,7 @@ def test_a_run_records_and_draws_a_librarys_transform(folder: Path, tmp_path: Pa
     known = {setting.data: made.parts[0].pictures}
     for digest in gathered.pictures:
         photo = made.parts[0].pictures.entry(digest).open()
-        expected = np.asarray(how.see(photo)[0]).astype(int)
+        expected = np.asarray(how.resize_and_crop(photo)[0]).astype(int)
         drawn = np.asarray(Sight(known).seen(setting, digest)).astype(int)
         assert np.abs(drawn - expected).max() <= 3  # without the model: the same crop, colours rounded otherwise
         own = replace(setting, preprocess={**setting.preprocess, "mode": "own"})
@@ -65,4 +65,4 @@ def test_a_protocols_own_numbers_are_data(folder: Path, tmp_path: Path) -> None:
     plain = ModelSpec("vit", f"hf/{folder}", size=32)
     assert made._load(plain).preprocess == vt.load(f"hf/{folder}").preprocess
     photo = Image.new("RGB", (50, 40))
-    assert found.see(photo)[1] == pytest.approx((9, 4, 41, 36))
+    assert found.resize_and_crop(photo)[1] == pytest.approx((9, 4, 41, 36))

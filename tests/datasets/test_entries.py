@@ -314,4 +314,4 @@ def test_the_explorer_draws_grids_where_their_model_is_loaded(tmp_path: Path, qu
         part.photos.png(setting, picture)
     drawn = Image.open(io.BytesIO(part.photos.png(setting, picture, part.loaded and part.loaded[1])))
     tensor = open_source("quad-imagenet", tmp_path / "photos", images=1).sample(model, 2).picture.tensor
-    assert np.abs(np.asarray(drawn, float) - np.asarray(model.preprocess.picture(tensor), float)).max() <= 1
+    assert np.abs(np.asarray(drawn, float) - np.asarray(model.preprocess.to_image(tensor), float)).max() <= 1

@@ -56,7 +56,7 @@ def explained(model: vt.VisionModel, source: Any) -> Any:
 
 
 def tensor_of(model: vt.VisionModel, seed: int) -> torch.Tensor:
-    return model.preprocess.tensor(model.preprocess.see(photograph(seed))[0])
+    return model.preprocess.to_tensor(model.preprocess.resize_and_crop(photograph(seed))[0])
 
 
 def by_method(model: vt.VisionModel, tensor: torch.Tensor) -> torch.Tensor:
@@ -81,11 +81,11 @@ def test_every_form_gives_the_same_explanation(model: vt.VisionModel, path: Path
         found = explained(model, form)
         assert isinstance(found, vt.Explanation), name
         torch.testing.assert_close(found.map, expected, rtol=0, atol=1e-6, msg=name)
-        assert found.image.tobytes() == model.preprocess.see(photograph(1))[0].tobytes(), name
+        assert found.image.tobytes() == model.preprocess.resize_and_crop(photograph(1))[0].tobytes(), name
 
 
 def test_where_a_picture_comes_from(model: vt.VisionModel, path: Path) -> None:
-    box = model.preprocess.see(photograph(1))[1]
+    box = model.preprocess.resize_and_crop(photograph(1))[1]
     (read,) = pictures(path, model)
     assert (read.name, read.path, read.box, read.original) == ("one.png", path, box, None)
     (held,) = pictures(photograph(1), model)

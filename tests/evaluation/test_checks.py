@@ -35,7 +35,7 @@ def creature() -> Tensor:
 
 
 def tensor(model: vt.VisionModel, e: vt.Explanation) -> Tensor:
-    return model.preprocess.tensor(e.image)[None]
+    return model.preprocess.to_tensor(e.image)[None]
 
 
 # -- the numbers ---------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_parts_against_the_network_called_directly(creatures: vt.VisionModel) ->
     )
     fine = F.interpolate(values[:, None], (128, 128), mode="bilinear", align_corners=False)[:, 0].numpy()
     for image, (picture, truth) in enumerate(zip(WORLD.pictures(), WORLD.truths(), strict=True)):
-        x = creatures.preprocess.tensor(picture)
+        x = creatures.preprocess.to_tensor(picture)
         given, lost = [], []
         with torch.no_grad():
             whole = creatures.module(x[None])[0]

@@ -158,7 +158,10 @@ def test_sources_of_pictures(model: Any, folder: Path) -> None:
     files = sorted(folder.glob("*.png"))
     vision_model = vt.wrap(model)
     stack = torch.stack(
-        [vision_model.preprocess.tensor(vision_model.preprocess.see(Image.open(f).convert("RGB"))[0]) for f in files]
+        [
+            vision_model.preprocess.to_tensor(vision_model.preprocess.resize_and_crop(Image.open(f).convert("RGB"))[0])
+            for f in files
+        ]
     )
     labels = [2, 0, 1]
     loader = torch.utils.data.DataLoader(list(zip(stack, labels, strict=True)), batch_size=2)

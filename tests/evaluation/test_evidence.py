@@ -30,7 +30,7 @@ def model() -> vt.VisionModel:
 
 def probability(model: vt.VisionModel, picture: Image.Image, target: int, compare_classes: list[int]) -> float:
     """The softmax written out, of a picture of eight bits."""
-    logits = model.logits(model.preprocess.tensor(picture)[None])[0].double()
+    logits = model.logits(model.preprocess.to_tensor(picture)[None])[0].double()
     return float(logits[target].exp() / logits[compare_classes].exp().sum())
 
 
@@ -57,7 +57,7 @@ def test_faithfulness_is_the_strongest_fifth_against_the_same_patches_elsewhere(
     own = np.zeros(values.size, bool)
     own[sorted(range(values.size), key=lambda patch: (-values.flat[patch], patch))[:count]] = True
     own = own.reshape(values.shape)
-    draws = PRNGKey.of_images(3, "check", model.preprocess.tensor(e.image)[None])
+    draws = PRNGKey.of_images(3, "check", model.preprocess.to_tensor(e.image)[None])
     places: list[np.ndarray[Any, Any]] = []
     for shift in draws.permutation(values.size)[0].tolist():
         other = np.zeros_like(own)
@@ -87,7 +87,7 @@ def test_what_the_model_says_then_is_the_class_of_these_pictures(model: vt.Visio
     found = e.check()["faithfulness"].numbers
     mask = strongest(e.map).numpy()
     for name, gone in (("without", mask), ("alone", ~mask)):
-        chances = model.logits(model.preprocess.tensor(patched(e.image, gone))[None])[0].softmax(dim=0)
+        chances = model.logits(model.preprocess.to_tensor(patched(e.image, gone))[None])[0].softmax(dim=0)
         assert found[f"class_{name}"] == int(chances.argmax())
         assert found[f"top_{name}"] == pytest.approx(float(chances.max()), abs=1e-6)
 

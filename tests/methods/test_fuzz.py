@@ -109,7 +109,7 @@ def read_or_refuse(content: bytes, place: Path) -> None:
         warnings.simplefilter("ignore")  # PIL's, about broken EXIF and the like
         try:
             photo = open_photo(place)
-            seen, box = LOOK.see(photo)
+            seen, box = LOOK.resize_and_crop(photo)
         except ImageError as error:
             refusal = str(error)
     if refusal is not None:
@@ -119,7 +119,7 @@ def read_or_refuse(content: bytes, place: Path) -> None:
     assert photo.mode == "RGB"
     assert seen.size == (32, 32)
     assert box[0] < box[2]
-    assert torch.isfinite(LOOK.tensor(seen)).all()
+    assert torch.isfinite(LOOK.to_tensor(seen)).all()
 
 
 BYTES = spoilt() | st.binary(max_size=200) | st.sampled_from(WHOLE)

@@ -125,7 +125,7 @@ def test_part_by_part(model: vt.VisionModel, value: str) -> None:
     name = f"part_correlation(value={value})"
     table = correlated(model, {"noise": values}, name)
     for image, (picture, truth) in enumerate(zip(PLAIN.pictures(), PLAIN.truths(), strict=True)):
-        x = model.preprocess.tensor(picture)
+        x = model.preprocess.to_tensor(picture)
         with torch.no_grad():
             whole = model.module(x[None])[0]
             best, given, lost = int(whole.argmax()), [], []
@@ -155,7 +155,7 @@ def test_a_map_of_the_losses_is_perfect_and_further_methods_are_free(vision_mode
             maps.append(drawn)
         return torch.stack(maps)
 
-    inputs = [vision_model.preprocess.tensor(picture) for picture in PLAIN.pictures()]
+    inputs = [vision_model.preprocess.to_tensor(picture) for picture in PLAIN.pictures()]
     known = {tuple(x[:, ::16, ::16].flatten().tolist()): truth for x, truth in zip(inputs, PLAIN.truths(), strict=True)}
     one = correlated(vision_model, {"oracle": oracle})
     assert one["oracle", "part_correlation"] == pytest.approx(np.ones(4))

@@ -105,7 +105,7 @@ def test_each_state_is_what_was_drawn_for_it(
     answers = ask(model, x, maps, need, batch_size=5)
     keys = [int(k) % 2**63 for k in vt.passes.random.PRNGKey.of_images(0, "drawn", x).keys]
     expected = [
-        Dimmed()(np.asarray(model.preprocess.picture(image)), values.double().numpy() if by == "map" else None, key)
+        Dimmed()(np.asarray(model.preprocess.to_image(image)), values.double().numpy() if by == "map" else None, key)
         for image, values, key in zip(x, maps, keys, strict=True)
     ]
     np.testing.assert_array_equal(answers.facts(need, "given"), np.stack([numbers for _, numbers in expected]))

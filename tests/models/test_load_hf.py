@@ -245,7 +245,7 @@ def same_pixels(how: Preprocess, processor: Any) -> None:
         photo = photograph(*size)
         tensor, seen, _ = how.inputs(photo)
         assert tensor.equal(processor(photo, return_tensors="pt")["pixel_values"][0])
-        torch.testing.assert_close(how.tensor(seen), tensor, rtol=0, atol=1e-5)
+        torch.testing.assert_close(how.to_tensor(seen), tensor, rtol=0, atol=1e-5)
 
 
 PROCESSORS: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = [

@@ -71,7 +71,11 @@ def test_data_has_a_definition_that_moves_with_no_library(mode: str, interpolati
         for crop in (0.875, 0.9, 1.0):
             how = Preprocess(size=size, crop=crop, mode=mode, interpolation=interpolation)
             for photo in (photograph(*each) for each in SIZES):
-                assert np.array_equal(np.asarray(how.see(photo)[0]), slowly(how, photo)), (size, crop, photo.size)
+                assert np.array_equal(np.asarray(how.resize_and_crop(photo)[0]), slowly(how, photo)), (
+                    size,
+                    crop,
+                    photo.size,
+                )
 
 
 # -- timm's --------------------------------------------------------------------------------------------
@@ -93,9 +97,9 @@ def test_timms_configuration_makes_timms_pixels(mode: str, crop: float, size: tu
         photo = photograph(width, height)
         tensor, seen, box = how.inputs(photo)
         assert tensor.equal(transform(photo)), (width, height)
-        assert how.tensor(seen).equal(tensor)
+        assert how.to_tensor(seen).equal(tensor)
         assert seen.size == (size[1], size[0])
-        assert box == how.see(photo)[1]
+        assert box == how.resize_and_crop(photo)[1]
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
@@ -181,7 +185,7 @@ def test_another_crop_than_expected_is_used_as_it_is(by: int, mode: str) -> None
     for width, height in ((100, 70), (333, 500)):
         tensor, seen, box = how.inputs(photograph(width, height))
         assert tensor.equal(shifted(photograph(width, height), by))
-        assert how.tensor(seen).equal(tensor)
+        assert how.to_tensor(seen).equal(tensor)
         left, top, right, bottom = asked.region(width, height)
         step = (right - left) / 40
         assert box == pytest.approx((left + by * step, top, right + by * step, bottom), abs=0.1 * step)
@@ -204,7 +208,7 @@ def test_another_crop_than_expected_is_used_as_it_is(by: int, mode: str) -> None
     ],
 )
 def test_boxes_worked_out_on_paper(how: Preprocess, photo: tuple[int, int], box: tuple[float, ...]) -> None:
-    assert how.see(Image.new("RGB", photo))[1] == pytest.approx(box)
+    assert how.resize_and_crop(Image.new("RGB", photo))[1] == pytest.approx(box)
 
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
@@ -220,7 +224,7 @@ def test_a_marker_lies_where_the_box_says(
     pixels = np.zeros((height, width, 3), np.uint8)
     pixels[top : top + block, left : left + block] = 255
     how = Preprocess(size=size, mode=mode, crop=0.9, mean=(0.0, 0.0, 0.0), interpolation="bilinear")
-    seen, (x0, y0, x1, y1) = how.see(Image.fromarray(pixels))
+    seen, (x0, y0, x1, y1) = how.resize_and_crop(Image.fromarray(pixels))
     light = np.asarray(seen, np.float64)[..., 0] / 255
     across, down = (x1 - x0) / size[1], (y1 - y0) / size[0]
     x = x0 + across * np.average(np.arange(size[1]) + 0.5, weights=light.sum(axis=0))
@@ -265,7 +269,7 @@ def test_what_is_no_plain_crop_has_no_place(change: str) -> None:
     """Rather no place than a wrong one."""
     how = Transform(lambda photo: transforms.functional.to_tensor(BENT[change](photo).resize((48, 40))))
     assert how.region(200, 150) is None
-    assert how.see(photograph(200, 150))[1] == (0, 0, 200, 150)
+    assert how.resize_and_crop(photograph(200, 150))[1] == (0, 0, 200, 150)
 
 
 @pytest.mark.parametrize("colours", ["grey", "swapped", "dim", "coarse"])
@@ -288,7 +292,7 @@ def test_a_photograph_too_small_to_measure_has_no_place() -> None:
 
 def test_border_fills_with_the_mean_colour() -> None:
     how = Preprocess(size=(50, 50), crop=1.0, mode="border", mean=(0.2, 0.4, 0.6))
-    seen, _ = how.see(Image.new("RGB", (100, 40), "white"))
+    seen, _ = how.resize_and_crop(Image.new("RGB", (100, 40), "white"))
     assert seen.getpixel((25, 2)) == (51, 102, 153)
     assert seen.getpixel((25, 25)) == (255, 255, 255)
 
@@ -298,16 +302,16 @@ def test_border_fills_with_the_mean_colour() -> None:
 
 def test_a_tensor_gives_its_picture_again() -> None:
     how = Preprocess(size=(48, 40))
-    seen, _ = how.see(photograph(90, 70))
-    assert how.picture(how.tensor(seen)).tobytes() == seen.tobytes()
-    far = how.picture(torch.tensor([-100.0, 0.0, 100.0]).view(3, 1, 1).expand(3, 2, 2).double())
+    seen, _ = how.resize_and_crop(photograph(90, 70))
+    assert how.to_image(how.to_tensor(seen)).tobytes() == seen.tobytes()
+    far = how.to_image(torch.tensor([-100.0, 0.0, 100.0]).view(3, 1, 1).expand(3, 2, 2).double())
     assert far.getpixel((0, 0)) == (0, round(0.456 * 255), 255)
 
 
 def test_other_modes_are_brought_to_rgb() -> None:
     how, grey = Preprocess(size=(8, 8)), photograph(20, 20).convert("L")
-    assert how.see(grey)[0].tobytes() == how.see(grey.convert("RGB"))[0].tobytes()
-    assert how.tensor(grey.resize((8, 8))).shape == (3, 8, 8)
+    assert how.resize_and_crop(grey)[0].tobytes() == how.resize_and_crop(grey.convert("RGB"))[0].tobytes()
+    assert how.to_tensor(grey.resize((8, 8))).shape == (3, 8, 8)
 
 
 def test_refusals() -> None:
@@ -316,8 +320,8 @@ def test_refusals() -> None:
     with pytest.raises(ModelError, match=r"'middle'.*center, squash, border"):
         Preprocess(mode="middle")
     with pytest.raises(ImageError, match=r"1 x 4000 .*long and thin"):
-        Preprocess().see(Image.new("RGB", (1, 4000)))
+        Preprocess().resize_and_crop(Image.new("RGB", (1, 4000)))
     with pytest.raises(ImageError, match="0 x 5"):
-        Preprocess().see(Image.new("RGB", (0, 5)))
-    squashed, _ = replace(Preprocess(), mode="squash").see(Image.new("RGB", (1, 4000)))
+        Preprocess().resize_and_crop(Image.new("RGB", (0, 5)))
+    squashed, _ = replace(Preprocess(), mode="squash").resize_and_crop(Image.new("RGB", (1, 4000)))
     assert squashed.size == (224, 224)

@@ -94,7 +94,7 @@ def test_any_other_callable_is_used_as_it_is(form: str) -> None:
     made = torch.from_numpy(made["pixel_values"][0]) if isinstance(made, dict) else made
     assert tensor.equal(torch.Tensor(made))
     assert box == pytest.approx(PLACES[form], abs=0.1)
-    torch.testing.assert_close(how.tensor(seen), tensor, rtol=0, atol=0.02)  # up to bytes
+    torch.testing.assert_close(how.to_tensor(seen), tensor, rtol=0, atol=0.02)  # up to bytes
 
 
 def test_size_and_colours_of_a_callable_are_found() -> None:

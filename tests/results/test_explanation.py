@@ -52,8 +52,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_fields(model: vt.VisionModel, photo: Image.Image, made: vt.Explanation) -> None:
-    seen, box = model.preprocess.see(photo)
-    logits = model.logits(model.preprocess.tensor(seen)[None])[0].double()
+    seen, box = model.preprocess.resize_and_crop(photo)
+    logits = model.logits(model.preprocess.to_tensor(seen)[None])[0].double()
     chances = (logits - logits.logsumexp(dim=0)).exp()
     best = max(range(5), key=lambda i: float(chances[i]))
     assert (made.target, made.label, made.output, made.contrast) == (2, "two", "prob", (0, 4))

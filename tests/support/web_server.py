@@ -176,4 +176,4 @@ def gone(*patches: int, count: int = 256) -> str:
 
 def chances(model: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
     """What a model says about a picture that is cut to size."""
-    return model.logits(model.preprocess.tensor(picture)[None])[0].softmax(dim=0)
+    return model.logits(model.preprocess.to_tensor(picture)[None])[0].softmax(dim=0)

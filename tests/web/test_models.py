@@ -44,7 +44,7 @@ def test_every_task(client: Client, name: str) -> None:
     seen = Image.open(io.BytesIO(client.get(f"/api/pictures/{about['picture']}?model={name.replace(' ', '%20')}").data))
     assert seen.size == model.preprocess.size[::-1]
     height, width = model.grid()
-    logits = model.logits(model.preprocess.tensor(seen)[None])[0]
+    logits = model.logits(model.preprocess.to_tensor(seen)[None])[0]
     expected = torch.sigmoid(torch.cat([-logits, logits])) if len(logits) == 1 else logits.softmax(0)
     said = client.fine("/api/predict", about)
     assert [each["probability"] for each in said["top"]] == pytest.approx(

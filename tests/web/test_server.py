@@ -245,7 +245,7 @@ def test_layers_are_the_map_from_every_start_layer(client: Client) -> None:
     """Input times gradient at the tokens that enter each block, written out."""
     model = world()
     found = client.task("layers", method="ixg", target=7)
-    tokens = model.embed(model.preprocess.tensor(scene())[None])
+    tokens = model.embed(model.preprocess.to_tensor(scene())[None])
     assert [each["start"] for each in found["layers"]] == list(range(model.depth))
     for each in found["layers"]:
         entering = model.forward_blocks(tokens, 0, each["start"]).detach().requires_grad_()
@@ -261,7 +261,7 @@ def test_heads_are_rows_of_attention(client: Client) -> None:
     found = client.task("heads", layer=layer)
     block = model.module.blocks[layer]
     with torch.no_grad():
-        tokens = block.norm1(model.forward_blocks(model.embed(model.preprocess.tensor(scene())[None]), 0, layer))
+        tokens = block.norm1(model.forward_blocks(model.embed(model.preprocess.to_tensor(scene())[None]), 0, layer))
         q, k, _ = block.attn.qkv(tokens).reshape(1, 257, 3, 6, 32).permute(2, 0, 3, 1, 4)
         attention = (q @ k.transpose(-2, -1) / 32**0.5).softmax(dim=-1)[0, :, 0, 1:]
     assert found["rows"] == "from the class token"

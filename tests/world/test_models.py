@@ -83,7 +83,7 @@ def test_a_picture_is_seen_as_it_was_rendered(tmp_path):
     images = render(scene).images
     (picture,) = pictures(images)
     preprocess = load("world").preprocess
-    seen = preprocess.tensor(preprocess.see(picture)[0])
+    seen = preprocess.to_tensor(preprocess.resize_and_crop(picture)[0])
     assert (seen.squeeze() - (images[0] * 2 - 1)).abs().max() <= 1.01 / 255
     found = vt.explain(load("world"), picture, method="generic")
     assert found.prediction.label == scene.name

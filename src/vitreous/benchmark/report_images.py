@@ -58,11 +58,11 @@ class Sight:
         entry = known.entry(digest)
         if entry.source is not None and self.view is not None:
             model = self.view(setting)
-            return model.preprocess.picture(known.sample(digest, model).picture.tensor)
+            return model.preprocess.to_image(known.sample(digest, model).picture.tensor)
         is_own = setting.preprocess["mode"] == OWN
         how = self.view(setting).preprocess if is_own and self.view is not None else _preprocess(setting)
         photo = entry.open()
-        return how.picture(photo) if isinstance(photo, Tensor) else how.see(photo)[0]
+        return how.to_image(photo) if isinstance(photo, Tensor) else how.resize_and_crop(photo)[0]
 
 
 def _preprocess(setting: RunConfig) -> Preprocess:
@@ -170,7 +170,7 @@ def _strip(
     seen = sight.seen(gathered.setting, gathered.pictures[row])
     steps = sorted({round(at) for at in np.linspace(0, len(need.spans) - 1, _STEPS)})
     some = RankedRemoval(need.unit, need.baseline, need.keep, tuple(need.spans[step] for step in steps))
-    inputs, own = model.preprocess.tensor(seen)[None], torch.as_tensor(np.asarray(map))[None]
+    inputs, own = model.preprocess.to_tensor(seen)[None], torch.as_tensor(np.asarray(map))[None]
     setting = gathered.setting
     shown = perturbed(
         model, inputs, own, some, upsample=setting.interpolation, ties=setting.tie_breaking, seed=gathered.seeds[0]
@@ -181,7 +181,7 @@ def _strip(
     for step, state, count in zip(steps, shown, some.counts, strict=True):
         value = "" if not kept else number(float(kept[0].y[row, step]), 2)
         word = "put back" if need.keep else "removed"
-        tiles.append(_tile(model.preprocess.picture(state), f"{count / whole:.0%} {word}", value))
+        tiles.append(_tile(model.preprocess.to_image(state), f"{count / whole:.0%} {word}", value))
     return f'<h3 class="gap">{escape(finding.table.images[row])}</h3><div class="tiles">{"".join(tiles)}</div>'
 
 

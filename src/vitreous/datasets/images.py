@@ -370,7 +370,7 @@ def _from_tensor(
     model.check_inputs(batch)
     colours.look(batch)
     for index, each in enumerate(batch, at):
-        yield LoadedImage(each, model.preprocess.picture(each) if seen else _UNSEEN, f"input-{index}")
+        yield LoadedImage(each, model.preprocess.to_image(each) if seen else _UNSEEN, f"input-{index}")
 
 
 def _from_many(

@@ -175,7 +175,7 @@ class _Case:
     @cached_property
     def inputs(self) -> Tensor:
         """The input ``[1, 3, H, W]``: from the picture, or the tensor that was given."""
-        tensor = self.view.preprocess.tensor(self.explanation.image) if self.given is None else self.given
+        tensor = self.view.preprocess.to_tensor(self.explanation.image) if self.given is None else self.given
         tensor = tensor[None] if tensor.ndim == 3 else tensor
         self.view.check_inputs(tensor)
         if len(tensor) != 1:

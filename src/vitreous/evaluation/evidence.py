@@ -205,7 +205,7 @@ def measure(
     mask = strongest(map)
     others = moved(mask, draws)
     gone = torch.cat([torch.zeros_like(mask)[None], mask[None], ~mask[None], others, ~others])
-    blur = model.cast(model.preprocess.tensor(blurred(picture))[None])
+    blur = model.cast(model.preprocess.to_tensor(blurred(picture))[None])
     given = model.cast(inputs)
 
     def part(start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:

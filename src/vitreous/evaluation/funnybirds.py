@@ -236,8 +236,7 @@ class _Run:
         pictures, how = self.source.images(changes).to(self.view.device), self.view.preprocess
         if tuple(pictures.shape[2:]) != how.size:
             pictures = nn.functional.interpolate(pictures, how.size, mode="bilinear", antialias=True)
-        mean, deviation = (torch.tensor(each, device=pictures.device).view(-1, 1, 1) for each in (how.mean, how.std))
-        return self.view.cast((pictures - mean) / deviation)
+        return self.view.cast(how.normalize(pictures))
 
     def _maps(self, images: range, classes: Mapping[str, Array]) -> dict[str, Maps]:
         everything = 2 ** len(self.source.parts) - 1

@@ -311,6 +311,4 @@ def _read(model: VisionModel, scenes: Batch, on_progress: Callable[[int], None] 
 
 
 def _normalised(model: VisionModel, shown: Rendered) -> Tensor:
-    images = shown.images
-    mean, std = (images.new_tensor(each).view(1, -1, 1, 1) for each in (model.preprocess.mean, model.preprocess.std))
-    return model.cast((images - mean) / std)
+    return model.cast(model.preprocess.normalize(shown.images))

@@ -84,7 +84,7 @@ class Drawing:
         keys = PRNGKey.of_images(self.seed, "drawn", chunk.inputs).keys.tolist()
         try:
             for row, image in enumerate(images.tolist()):
-                picture = np.asarray(self.model.preprocess.picture(chunk.inputs[image]))
+                picture = np.asarray(self.model.preprocess.to_image(chunk.inputs[image]))
                 own = None if maps is None else maps[row]
                 drawn = self._threads().submit(need.draw, picture, own, keys[image] % 2**63)
                 self._waiting.append((drawn, need, chunk.scored[image], slots[row], facts[image]))
@@ -125,7 +125,7 @@ class Drawing:
                 given = f"{pictures.dtype} {list(pictures.shape)} and {len(numbers)} numbers"
                 raise VitreousError(f"states are drawn in uint8 {list(expected)}, one number each; got {given}")
             facts[:] = numbers
-            inputs = torch.stack([self.model.preprocess.tensor(Image.fromarray(image)) for image in pictures])
+            inputs = torch.stack([self.model.preprocess.to_tensor(Image.fromarray(image)) for image in pictures])
 
             def write(out: Tensor, start: int, stop: int, inputs: Tensor = inputs) -> None:
                 out.copy_(inputs[start:stop])

@@ -80,7 +80,7 @@ class Preprocess:
         if not (_is_finite(self.crop) and self.crop > 0):
             raise ModelError(f"preprocess: crop={self.crop!r:.60} is not a finite number above 0")
 
-    def see(self, photo: Image.Image) -> tuple[Image.Image, Box]:
+    def resize_and_crop(self, photo: Image.Image) -> tuple[Image.Image, Box]:
         """Return the picture the model sees, at its input size, and where it lies in the photograph."""
         scaled, (left, top) = self._placed(*photo.size)
         resized = photo.convert("RGB").resize(scaled, FILTERS[self.interpolation])
@@ -94,19 +94,29 @@ class Preprocess:
 
     def inputs(self, photo: Image.Image) -> tuple[torch.Tensor, Image.Image, Box | None]:
         """Return the input of a photograph, the picture the model sees, and where it lies if that is known."""
-        seen, box = self.see(photo)
-        return self.tensor(seen), seen, box
+        seen, box = self.resize_and_crop(photo)
+        return self.to_tensor(seen), seen, box
 
-    def tensor(self, seen: Image.Image) -> torch.Tensor:
+    def to_tensor(self, seen: Image.Image) -> torch.Tensor:
         """Return the normalised input ``[3, H, W]`` of a picture already cut to size."""
         pixels = torch.from_numpy(np.array(seen.convert("RGB"), dtype=np.uint8)).permute(2, 0, 1)
-        return (pixels.to(torch.float32) / 255 - self._channel(self.mean)) / self._channel(self.std)
+        return self.normalize(pixels.to(torch.float32) / 255)
 
-    def picture(self, inputs: torch.Tensor) -> Image.Image:
+    def to_image(self, inputs: torch.Tensor) -> Image.Image:
         """Undo the normalisation of one input ``[3, H, W]``: the picture behind a tensor."""
-        pixels = inputs.detach().to("cpu", torch.float32) * self._channel(self.std) + self._channel(self.mean)
+        pixels = self.denormalize(inputs.detach().to("cpu", torch.float32))
         array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
         return Image.fromarray(array)
+
+    def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return ``(pixels - mean) / std`` of colours from 0 to 1, ``[..., 3, H, W]``."""
+        mean, std = (pixels.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return (pixels - mean) / std
+
+    def denormalize(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the colours behind normalised inputs: ``inputs * std + mean``."""
+        mean, std = (inputs.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return inputs * std + mean
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that tells one preprocessing from another, by name."""
@@ -144,10 +154,6 @@ class Preprocess:
             return (high, length) if width <= height else (length, high)
         ratio = max(wide / width, high / height)
         return round(width * ratio), round(height * ratio)
-
-    @staticmethod
-    def _channel(values: tuple[float, ...]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
 
 
 def _is_side(value: Any) -> bool:

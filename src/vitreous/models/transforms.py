@@ -105,9 +105,9 @@ class Transform(Preprocess):
                 f"preprocess makes {list(tensor.shape)} of a picture of {_words(photo)}, "
                 f"but {[3, *self.size]} of others"
             )
-        return tensor, self.picture(tensor), self.region(*photo.size)
+        return tensor, self.to_image(tensor), self.region(*photo.size)
 
-    def see(self, photo: Image.Image) -> tuple[Image.Image, Box]:
+    def resize_and_crop(self, photo: Image.Image) -> tuple[Image.Image, Box]:
         """Return the picture the model sees; it counts as the whole photograph where its place is not known."""
         _, seen, region = self.inputs(photo)
         return seen, region or (0.0, 0.0, float(photo.width), float(photo.height))

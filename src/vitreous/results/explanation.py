@@ -168,7 +168,7 @@ class Explanation:
         """
         if Explanation.checker is None:
             raise VitreousError("nobody is here who could check an explanation; import vitreous and use vitreous.check")
-        return Explanation.checker(self, model, inputs=inputs, memory=memory_gb)
+        return Explanation.checker(self, model, inputs=inputs, memory_gb=memory_gb)
 
     # -- pictures --------------------------------------------------------------------------------------
 

@@ -202,7 +202,7 @@ def states_strip(
     rows, notes = {}, {}
     for name, map in maps.items():
         states = perturbed(model, image, torch.as_tensor(map)[None], some, upsample=upsample, ties=ties, seed=seed)[0]
-        rows[name] = [model.preprocess.picture(state) for state in states]
+        rows[name] = [model.preprocess.to_image(state) for state in states]
         chances = model.logits(states).double().softmax(dim=1)[:, index]
         notes[name] = [f"{float(chance):.2f}" for chance in chances]
     size = image.shape[-1] * image.shape[-2]

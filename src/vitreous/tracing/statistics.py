@@ -259,12 +259,10 @@ def statistics_of(
 
 def noise(model: VisionModel, count: int, size: Sequence[int], seed: int, batch: int) -> Iterator[Tensor]:
     """Yield batches of images of uniform noise, normalised as the model's own preprocessing does."""
-    draws, how = PRNGKey.of(seed, "noise"), model.preprocess
-    mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (how.mean, how.std))
+    draws = PRNGKey.of(seed, "noise")
     for first in range(0, count, batch):
         places = torch.arange(first, min(count, first + batch))
-        pixels = PRNGKey(draws.keys.expand(len(places))).at(places).uniform(3, *size)
-        yield (pixels - mean) / std
+        yield model.preprocess.normalize(PRNGKey(draws.keys.expand(len(places))).at(places).uniform(3, *size))
 
 
 def _batch_moments(a: Activation) -> Tensor:

@@ -125,9 +125,7 @@ def scenes(size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
 
 def seen_scenes(model: VisionModel, size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
     """Return some of the scenes as a model is to see them, on the CPU."""
-    images, how = scenes(size, start, stop), model.preprocess
-    mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
-    return (images - mean) / std
+    return model.preprocess.normalize(scenes(size, start, stop))
 
 
 def _made(

@@ -83,7 +83,7 @@ def heads(desk: Desk, question: Question, job: Job, layer: int) -> dict[str, Any
     model, photo = desk.model(question.model), desk.pictures.get(question.picture)
     if not 0 <= layer < model.depth:
         raise Refused(422, f"layer {layer} is outside 0..{model.depth - 1} of {model.name}")
-    inputs = model.preprocess.tensor(desk.seen(question.model, photo))[None]
+    inputs = model.preprocess.to_tensor(desk.seen(question.model, photo))[None]
     record = Record(attention_point(model), head_rows, (layer,), grad=False)
     context = Context(
         model, inputs, Target.of(model, 1), memory_gb=desk.memory, on_progress=lambda ran: job.on_progress(0.5)
@@ -114,7 +114,7 @@ def curve(desk: Desk, question: Question, job: Job, given: np.ndarray[Any, Any],
     """
     model, photo = desk.model(question.model), desk.pictures.get(question.picture)
     seen = desk.seen(question.model, photo)
-    values = to_grid(torch.from_numpy(given)[None], "token", model, model.preprocess.tensor(seen)[None])[0]
+    values = to_grid(torch.from_numpy(given)[None], "token", model, model.preprocess.to_tensor(seen)[None])[0]
     grid = model.grid()
     if tuple(values.shape) != grid:
         raise Refused(422, f"the map has {list(values.shape)} values; the patches of {model.name} are {list(grid)}")
@@ -172,7 +172,7 @@ def _asked(
     names = list(different)
     for start in range(0, len(names), _AT_ONCE):
         some = names[start : start + _AT_ONCE]
-        states = [model.preprocess.tensor(trying.changed(seen, different[each], fill)) for each in some]
+        states = [model.preprocess.to_tensor(trying.changed(seen, different[each], fill)) for each in some]
         chances = probabilities(model.logits(torch.stack(states)))[:, target].tolist()
         known.update(zip(some, chances, strict=True))
         job.on_progress((start + len(some)) / len(names))

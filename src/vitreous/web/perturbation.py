@@ -34,7 +34,7 @@ def seen(model: vt.VisionModel, photo: Photo) -> Image.Image:
 
 def chances(model: vt.VisionModel, picture: Image.Image) -> Tensor:
     """Return the probability of every class for exactly this picture, already cut to size."""
-    told = probabilities(model.logits(model.preprocess.tensor(picture)[None]))[0].cpu()
+    told = probabilities(model.logits(model.preprocess.to_tensor(picture)[None]))[0].cpu()
     if not bool(told.isfinite().all()):
         raise ModelError(f"what {model.name} says is not finite")
     return told
