@@ -98,7 +98,7 @@ def test_gradcam_by_hand_before_a_relu_that_is_no_module() -> None:
 
 def test_any_network_by_a_layer() -> None:
     model = _build(Plain).double()
-    with pytest.raises(ModelError, match="at='layer4'"):
+    with pytest.raises(ModelError, match="layer='layer4'"):
         vt.wrap(model)
     with pytest.warns(vt.VitreousWarning, match="Plain does not say how its pictures are prepared") as warned:
         vision_model = vt.wrap(model, layer="body")

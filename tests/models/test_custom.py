@@ -226,7 +226,7 @@ def test_hugging_face_heads_and_towers() -> None:
 
 def test_one_of_several_outputs() -> None:
     model = Tasks(bare(), WIDTH).eval()
-    with pytest.raises(vt.VitreousError, match=r"these outputs of logits: 'kind', 'age'; choose one with output="):
+    with pytest.raises(vt.VitreousError, match=r"these outputs of logits: 'kind', 'age'; choose one with output_key="):
         vt.wrap(model)
     vision_model = vt.wrap(model, output_key="age")
     x = images(vision_model, 2)
@@ -247,7 +247,7 @@ def test_several_transformers_inside() -> None:
             return self.left(x)
 
     model = Two().eval()
-    with pytest.raises(vt.VitreousError, match=r"several models inside: left .*, right .*inside='left'"):
+    with pytest.raises(vt.VitreousError, match=r"several models inside: left .*, right .*backbone='left'"):
         vt.wrap(model)
     vision_model = vt.wrap(model, backbone="left")
     x = images(vision_model, 2)

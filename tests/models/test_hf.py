@@ -240,9 +240,9 @@ def test_branches_add_up_to_the_residual_stream(family: str) -> None:
     seen = trace(model, *keeps.values())
     for i, layer in enumerate(layers):
         value = {point: seen[keep][i] for point, keep in keeps.items()}
-        middle = value["input"] + value["attn"]
-        torch.testing.assert_close(middle + value["mlp"], value["output"])
-        torch.testing.assert_close(model.hook_point(layer, "norm1")(value["input"]), value["norm1"])
+        middle = value["resid_pre"] + value["attn"]
+        torch.testing.assert_close(middle + value["mlp"], value["resid_post"])
+        torch.testing.assert_close(model.hook_point(layer, "norm1")(value["resid_pre"]), value["norm1"])
         torch.testing.assert_close(model.hook_point(layer, "norm2")(middle), value["norm2"])
 
 

@@ -206,7 +206,7 @@ def test_a_function_that_prepares_pictures_is_known_by_its_code(tmp_path: Path, 
 
 def test_a_view_of_another_place_is_another_model() -> None:
     model = sparse()
-    assert identity(model).differences(identity(model, at="features.1")) == "other structure or settings"
+    assert identity(model).differences(identity(model, layer="features.1")) == "other structure or settings"
 
 
 # -- models: what is not noticed ---------------------------------------------------------------------------------------

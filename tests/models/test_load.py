@@ -92,7 +92,7 @@ class MyAdapter:
     def accepts(self, module: nn.Module) -> bool:
         return isinstance(module, Mine)
 
-    def view(self, module: nn.Module, **facts: Any) -> vt.VisionModel:
+    def wrap(self, module: nn.Module, **facts: Any) -> vt.VisionModel:
         return timm_vit.TimmViT(module, **{"name": "mine/seen", **facts})
 
     def load(self, name: str, **options: Any) -> nn.Module:

@@ -221,7 +221,7 @@ def test_other_models_do_not_import_transformers() -> None:
 import sys, torch, vitreous as vt
 vt.load("timm/vit_tiny_patch16_224", pretrained=False, depth=1)
 try:
-    vt.view(torch.nn.Linear(1, 1))
+    vt.wrap(torch.nn.Linear(1, 1))
 except vt.VitreousError:
     pass
 vt.list_models()

@@ -137,7 +137,7 @@ def test_tied_and_frozen_parameters() -> None:
     assert "blocks.0.mlp.fc1.weight" in parts["block 0"]
     assert not any("mlp.fc1.weight" in name for name in parts["block 2"])
     seen: Any = randomised(vision_model, ["block 0"], 0)
-    assert seen.model.blocks[2].mlp.fc1.weight is seen.model.blocks[0].mlp.fc1.weight
+    assert seen.module.blocks[2].mlp.fc1.weight is seen.module.blocks[0].mlp.fc1.weight
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 

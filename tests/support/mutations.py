@@ -78,7 +78,7 @@ def sparse() -> nn.Module:
 
 def identity(model: nn.Module, **facts: Any) -> ModelIdentity:
     if isinstance(model, Sparse):
-        facts = {"at": "features", "preprocess": PREPROCESS, **facts}
+        facts = {"layer": "features", "preprocess": PREPROCESS, **facts}
     return vt.wrap(model, **facts).identity
 
 

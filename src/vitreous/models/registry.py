@@ -192,7 +192,7 @@ def _around(
     ((path, inner),) = found
     if path and not _has_head(module, inner.module):
         raise ModelError(f"{what} around {inner.name} has no classifier: nothing after the blocks has weights")
-    return inner.wrap_in(module, path, output=output_key, **facts)
+    return inner.wrap_in(module, path, output_key=output_key, **facts)
 
 
 def _towers(module: nn.Module) -> Iterator[tuple[str, VisionModel]]:
