@@ -27,7 +27,7 @@ from vitreous.methods import (
 )
 from vitreous.metrics import list_metrics
 from vitreous.models import Snapshot, VisionModel, list_models, load, register_adapter, wrap
-from vitreous.progress import Progress, followed
+from vitreous.progress import Progress, track_progress
 from vitreous.registry import check_memory, defaults
 from vitreous.registry.spec import split_specs
 from vitreous.results import Comparison, Explanation, Identity, Origin, Prediction, Question
@@ -140,7 +140,7 @@ def iter_explanations(
     targets, sets, done = Targets(target, total), ClassSets(compare_classes, total), 0
     inner: InnerBatch | None = None
     source, at_once = _Numbered(images, vision_model, on_error), batch_size or _at_once(vision_model, how, memory_gb)
-    with followed(progress, "explaining") as tell:
+    with track_progress(progress, "explaining") as tell:
         for numbered in cut(source, at_once):
             places, batch = [place for place, _ in numbered], [picture for _, picture in numbered]
             asked = (
@@ -228,7 +228,7 @@ def compare(
         heeded(hows, None, output)  # a tile of a method that knows no class names none
     rows, snapshot = [], vision_model.snapshot()
     work = sum(how.num_forwards(vision_model) for how in hows)
-    with followed(progress, "comparing") as tell:
+    with track_progress(progress, "comparing") as tell:
         for done, each in enumerate(targets):
             aim = Target.of(
                 vision_model, 1, each, contrast, "logit" if output is None else output, class_subset, compare_classes

@@ -1,38 +1,32 @@
-"""One family of errors, so that callers can catch them all, and the warning used across the house."""
+"""One family of errors, so that callers can catch them all, and the warning used across the library."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "CheckpointError",
-    "HeadError",
-    "ImageError",
-    "MapError",
-    "ModelChangedError",
-    "ModelError",
-    "SpecError",
-    "TargetError",
-    "TracingError",
-    "UnknownError",
-    "VitreousError",
-    "VitreousWarning",
-    "nearest",
-    "one_line",
-]
-
 
 class VitreousError(Exception):
-    """Base of every error raised on purpose; its text is one line that names the offending value."""
+    """Base of every error raised on purpose; its text is one line that names the offending value.
+
+    The command line prints that line and exits with code 2.
+
+    Examples
+    --------
+    >>> try:
+    ...     vt.explain(model, image, method="rolout")
+    ... except vt.VitreousError as error:
+    ...     print(error)
+    unknown method 'rolout'; did you mean rollout, grad_rollout or inflow? at character 1: ▸rolout
+    """
 
 
 class ModelError(VitreousError):
-    """A model that cannot be found, loaded or understood."""
+    """A model that cannot be found or loaded, or whose architecture is not supported."""
 
 
 class HeadError(ModelError):
-    """A head that is not the family's own."""
+    """A classification head that is not the one of its model family."""
 
 
 class ModelChangedError(ModelError):
@@ -40,7 +34,7 @@ class ModelChangedError(ModelError):
 
 
 class UnknownError(ModelError):
-    """A class of model that has no view."""
+    """A class of model for which there is no adapter."""
 
 
 class CheckpointError(ModelError):
@@ -48,7 +42,7 @@ class CheckpointError(ModelError):
 
 
 class ImageError(VitreousError):
-    """A picture that cannot be read or used."""
+    """An image or annotation that cannot be read or used."""
 
 
 class TargetError(VitreousError):
@@ -56,11 +50,11 @@ class TargetError(VitreousError):
 
 
 class SpecError(VitreousError):
-    """A method spelling that cannot be understood; the message shows where."""
+    """A spec of a method or metric that cannot be parsed; the message shows where."""
 
 
 class TracingError(VitreousError):
-    """A pass that did not observe what it was asked to observe."""
+    """A pass that did not record what it was asked to record."""
 
 
 class MapError(VitreousError):
@@ -68,7 +62,16 @@ class MapError(VitreousError):
 
 
 class VitreousWarning(UserWarning):
-    """Something the user should know before trusting a picture."""
+    """Something to know before trusting an explanation or a score.
+
+    Examples
+    --------
+    To make all of them errors:
+
+    >>> import warnings
+    >>> warnings.simplefilter("error", vt.VitreousWarning)
+    >>> warnings.simplefilter("default", vt.VitreousWarning)
+    """
 
 
 def one_line(text: str) -> str:
@@ -76,14 +79,21 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def nearest(word: str, known: Iterable[str], limit: int = 3) -> str:
-    """Return ``"; did you mean a, b or c?"`` for the known names closest to ``word``, or an empty string."""
-    lowered = {name.lower(): name for name in known}
+def reason(error: Exception) -> str:
+    """Return the first line of what went wrong, as the system or a reader of files says it."""
+    if isinstance(error, OSError) and error.strerror:
+        return one_line(error.strerror)
+    lines = str(error).strip().splitlines()
+    return one_line(lines[0]) if lines else f"broken file ({type(error).__name__})"
+
+
+def nearest(word: str, names: Iterable[str], limit: int = 3) -> str:
+    """Return ``"; did you mean a, b or c?"`` for the names closest to ``word``, or an empty string."""
+    lowered = {name.lower(): name for name in names}
     close = difflib.get_close_matches(word.lower(), lowered, n=limit, cutoff=0.6)
     if len(close) < limit and len(word) > 2:
         close += [name for name in lowered if word.lower() in name and name not in close][: limit - len(close)]
     if not close:
         return ""
-    names = [lowered[name] for name in close]
-    listed = names[0] if len(names) == 1 else ", ".join(names[:-1]) + " or " + names[-1]
-    return f"; did you mean {listed}?"
+    matches = [lowered[name] for name in close]
+    return f"; did you mean {' or '.join(filter(None, (', '.join(matches[:-1]), matches[-1])))}?"

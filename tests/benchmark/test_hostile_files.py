@@ -61,7 +61,7 @@ def test_a_broken_disk_is_not_taken_for_damage(run: Path, monkeypatch: pytest.Mo
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
-        from vitreous.io import reading
+        from vitreous.io import atomic
 
         real = io.BufferedReader
 
@@ -69,7 +69,7 @@ def test_a_broken_disk_is_not_taken_for_damage(run: Path, monkeypatch: pytest.Mo
             BufferedReader = staticmethod(lambda raw: real(raw))
             FileIO = staticmethod(lambda handle, mode: Broken(handle, mode))
 
-        patched.setattr(reading, "io", Reader)
+        patched.setattr(atomic, "io", Reader)
         store = Store(run)
         for act in (store.mend, lambda: store.said(file.stem)):
             with pytest.raises(VitreousError, match=r"cannot be read: Input/output error"):

@@ -41,6 +41,6 @@ import vitreous as vt
 from families import FAMILIES, images
 model = FAMILIES["vit"]()
 sys.stdin.readline()
-found = vt.method("coiba(steps=3, samples=2)").attribute(model, images(model, 1), 1)
+found = vt.get_method("coiba(steps=3, samples=2)").attribute(model, images(model, 1), 1)
 print(hashlib.sha256(found.numpy().tobytes()).hexdigest())
 """

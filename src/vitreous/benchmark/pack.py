@@ -75,7 +75,7 @@ def unpack(file: str | Path, folder: str | Path) -> Store:
     place = Path(folder)
     with disk.new_folder(place) as draft:
         _extract(file, draft)
-        staged = Store.open(draft.place)
+        staged = Store.open(draft.path)
         _check(staged, file)
         if place.is_dir() and os.listdir(place):
             _merge(staged, Store(place), file)

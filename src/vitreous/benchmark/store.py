@@ -265,7 +265,7 @@ class Store:
     @contextmanager
     def planning(self) -> Iterator[list[RecordedPlan]]:
         """Be the only one to add a plan; gives those that are there."""
-        with disk.lock(self.path / "planning", patience=_PATIENCE):
+        with disk.lock(self.path / "planning", timeout=_PATIENCE):
             yield self.plans()
 
     # -- units -------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class Store:
         """Hold a unit for oneself; gives false where it is finished, or another process has it."""
         with ExitStack() as stack:
             try:
-                stack.enter_context(disk.lock(self._unit(unit), patience=0))
+                stack.enter_context(disk.lock(self._unit(unit), timeout=0))
             except disk.Busy:
                 yield False
                 return

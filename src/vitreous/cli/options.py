@@ -153,7 +153,7 @@ def check_page(path: Path | None, overwrite: bool) -> None:
 def caching(switched_off: bool) -> None:
     """Look at and leave nothing in the cache folder for the rest of this process, if that was asked for."""
     if switched_off:
-        os.environ[disk.SWITCH] = ""
+        os.environ[disk.CACHE_VARIABLE] = ""
 
 
 @contextmanager

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from vitreous import io as disk
 from vitreous.errors import ImageError, VitreousWarning
+from vitreous.errors import reason as _reason
 from vitreous.io.decoding import decode
-from vitreous.io.decoding import reason as _reason
 from vitreous.io.decoding import upright as _upright
 from vitreous.models import Box, VisionModel
 

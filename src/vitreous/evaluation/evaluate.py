@@ -32,7 +32,7 @@ from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.metrics.curves import Curve
 from vitreous.metrics.ranking import FLAGS
 from vitreous.models import VisionModel, wrap
-from vitreous.progress import Progress, followed
+from vitreous.progress import Progress, track_progress
 from vitreous.registry import defaults
 from vitreous.registry.defaults import display_name
 from vitreous.results import ScoreTable
@@ -139,7 +139,7 @@ def evaluate(
         replace(config, target=aims.explained, class_subset=class_indices), vision_model, size, batch_size, memory_gb
     )
     plan = EvaluationPlan(hows, judges, image_shape_of(vision_model, size), config, first.label is not None)
-    with followed(progress, "states") as tell:
+    with track_progress(progress, "states") as tell:
         run = _Run(vision_model, plan, tell, how_many(data))
         for group in cut(chain([first], source), plan.config.images_per_unit):
             run.judge(group)

@@ -32,7 +32,7 @@ from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.metrics.curves import Array
 from vitreous.metrics.ranking import FLAGS, enlarged, flag
 from vitreous.models import VisionModel, wrap
-from vitreous.progress import Progress, followed
+from vitreous.progress import Progress, track_progress
 from vitreous.registry import defaults
 from vitreous.results.funnybirds import Found, FunnyBirdsResult
 from vitreous.world import Scene, World
@@ -159,7 +159,7 @@ def funnybirds(
     config = with_batch_sizes(config, vision_model, size, batch_size, memory_gb)
     plan = EvaluationPlan(hows, {}, image_shape_of(vision_model, size), config)
     run = _Run(vision_model, plan, source, share, window(source.size, dilation), interpolation, oracle)
-    with followed(progress, "states") as tell:
+    with track_progress(progress, "states") as tell:
         run.tell = tell
         for group in cut(range(len(source.names)), plan.config.images_per_unit):
             run.take(range(group[0], group[-1] + 1))

@@ -25,7 +25,7 @@ from vitreous.metrics import ImageShape, Metric, Reattribution, get_metric
 from vitreous.metrics import list_metrics as all_metrics
 from vitreous.models import VisionModel, wrap
 from vitreous.models.registry import device_of
-from vitreous.progress import Progress, followed
+from vitreous.progress import Progress, track_progress
 from vitreous.registry import check_at_least
 from vitreous.results.diagnostics import MetaEvaluation, Tried
 from vitreous.tracing import Context, Target
@@ -163,7 +163,7 @@ def meta_evaluate(
         check_at_least(name, number, least)
     vision_model = _bundled(model, device) if isinstance(model, str) else wrap(model)
     judges = judges_of(metrics)
-    with followed(progress, "states") as tell:
+    with track_progress(progress, "states") as tell:
         begun = time.perf_counter()
         scenery = known(vision_model, scenes, start, output, shortcut)
         court = _Court(

@@ -1,6 +1,6 @@
-"""Names that every file system takes, from any text.
+"""Names that every file system takes, and the user's cache folder, which holds what can be made again.
 
-The user's cache folder: what can be made again, kept between runs. Nothing here may ever stop a run.
+Nothing about the cache may ever stop a run.
 """
 
 from __future__ import annotations
@@ -18,18 +18,7 @@ from pathlib import Path
 
 from vitreous.errors import VitreousWarning, one_line
 
-__all__ = [
-    "SIZE_SWITCH",
-    "SWITCH",
-    "cache_folder",
-    "cached",
-    "mark_used",
-    "safe_name",
-    "slug",
-    "trim_cache",
-]
-
-_LONGEST = 200  # bytes of a name; file systems take 255, and people add to names
+_MAX_BYTES = 200  # bytes of a name; file systems take 255, and people add to names
 
 
 def safe_name(text: str, otherwise: str = "image") -> str:
@@ -38,14 +27,14 @@ def safe_name(text: str, otherwise: str = "image") -> str:
     Separators, unprintable and reserved characters become dashes; dots, dashes and blanks at the ends go away, so that
     it is never ``.`` or ``..``. A name of more than 200 bytes is cut, and ends in a digest of the whole.
     """
-    kept = "".join(c if c.isprintable() and c not in '/\\:*?"<>|' else "-" for c in unicodedata.normalize("NFC", text))
-    kept = re.sub(r"-{2,}", "-", kept).strip(" .-")
-    if len(kept.encode()) > _LONGEST:
+    name = "".join(c if c.isprintable() and c not in '/\\:*?"<>|' else "-" for c in unicodedata.normalize("NFC", text))
+    name = re.sub(r"-{2,}", "-", name).strip(" .-")
+    if len(name.encode()) > _MAX_BYTES:
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=5).hexdigest()
-        kept = f"{kept.encode()[: _LONGEST - 11].decode(errors='ignore').rstrip(' .-')}-{digest}"
-    if re.fullmatch(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", kept, re.IGNORECASE):  # devices, on Windows
-        kept = f"_{kept}"
-    return kept or otherwise
+        name = f"{name.encode()[: _MAX_BYTES - 11].decode(errors='ignore').rstrip(' .-')}-{digest}"
+    if re.fullmatch(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", name, re.IGNORECASE):  # devices, on Windows
+        name = f"_{name}"
+    return name or otherwise
 
 
 def slug(text: str, otherwise: str = "none") -> str:
@@ -53,27 +42,35 @@ def slug(text: str, otherwise: str = "none") -> str:
     return safe_name(re.sub(r"[^\w.+=]+", "-", text), otherwise)
 
 
-SWITCH = "VITREOUS_CACHE"
+CACHE_VARIABLE = "VITREOUS_CACHE"
 """The variable of the environment that names the folder; set but empty, nothing is kept on disk."""
-
-SIZE_SWITCH = "VITREOUS_CACHE_SIZE"
+SIZE_VARIABLE = "VITREOUS_CACHE_SIZE"
 """The variable of the environment that says how many GiB the folder may hold."""
-_SIZE = 2.0  # GiB
+_DEFAULT_SIZE = 2.0  # GiB
 _ENTRY = re.compile(r"world-[0-9a-f]{32}\.safetensors")
-_DRAFT = re.compile(r"\.vitreous-[0-9a-f]{16}-[0-9a-f]{8}")  # what a writer that died has left: see places.private
+_DRAFT = re.compile(r"\.vitreous-[0-9a-f]{16}-[0-9a-f]{8}")  # what a writer that died has left: atomic.draft_path
 _DAY = 86_400.0  # seconds after which no writer is still at work on a draft
 
 
 def cache_folder() -> Path | None:
     """Return the folder, whether it is there or not; ``None`` where there is none, or it is switched off."""
-    given = os.environ.get(SWITCH)
+    value = os.environ.get(CACHE_VARIABLE)
     try:
-        if given is not None:
-            return Path(given).expanduser().absolute() if given.strip() else None
-        base = _usual()
+        if value is not None:
+            return Path(value).expanduser().absolute() if value.strip() else None
+        base = _system_cache()
     except (OSError, RuntimeError):  # nobody's home
         return None
-    return base / "vitreous" if base is not None and base.is_absolute() else None
+    return base / "vitreous" if base.is_absolute() else None
+
+
+def _system_cache() -> Path:
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    path = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return path if path.is_absolute() else Path.home() / ".cache"
 
 
 def cached(name: str) -> Path | None:
@@ -81,9 +78,9 @@ def cached(name: str) -> Path | None:
     folder = cache_folder()
     if folder is None:
         return None
-    place = folder / name
+    path = folder / name
     try:
-        return place if not os.path.lexists(place) or (place.is_file() and not place.is_symlink()) else None
+        return path if not os.path.lexists(path) or (path.is_file() and not path.is_symlink()) else None
     except (OSError, ValueError):
         return None
 
@@ -125,27 +122,13 @@ def trim_cache() -> None:
 
 def _limit() -> float:
     """Return how many bytes the entries may have together."""
-    given = os.environ.get(SIZE_SWITCH, "").strip()
+    text = os.environ.get(SIZE_VARIABLE, "").strip()
     try:
-        size = float(given) if given else _SIZE
+        size = float(text or _DEFAULT_SIZE)
     except ValueError:
         size = math.nan
     if not size >= 0:
-        warnings.warn(
-            one_line(f"{SIZE_SWITCH}={given} is not a number of GiB; the cache folder may hold {_SIZE:g}"),
-            VitreousWarning,
-            stacklevel=3,
-        )
-        size = _SIZE
+        message = f"{SIZE_VARIABLE}={text} is not a number of GiB; the cache folder may hold {_DEFAULT_SIZE:g}"
+        warnings.warn(one_line(message), VitreousWarning, stacklevel=3)
+        size = _DEFAULT_SIZE
     return size * 2**30
-
-
-def _usual() -> Path | None:
-    """Return where the system wants caches."""
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return Path(local) if local else Path.home() / "AppData" / "Local"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return chosen if chosen.is_absolute() else Path.home() / ".cache"

@@ -69,7 +69,7 @@ class Archive:
         for place in _numbered(base):
             disk.recover(place)
             manifest = disk.manifest_of(place)
-            if manifest is None and (not os.path.lexists(place) or (place.is_dir() and not disk.holds(place))):
+            if manifest is None and (not os.path.lexists(place) or (place.is_dir() and not disk.unlisted_files(place))):
                 return place
             if manifest is not None and _part(manifest, "question") == explanation.identity["question"]:
                 return place

@@ -216,7 +216,7 @@ def _write(key: str, made: ActivationStats) -> None:
     if path is None:
         return
     try:
-        with disk.lock(path, patience=0):  # whoever holds it writes the same
+        with disk.lock(path, timeout=0):  # whoever holds it writes the same
             made.save(path, overwrite=True, held=True)
         disk.trim_cache()
     except (OSError, ValueError, VitreousError) as error:
@@ -289,7 +289,7 @@ def collect_activation_stats(
     source = _Noise(vision_model, noise, seed) if noise is not None else _Pictures(vision_model, images, on_error)
     if out is None or partial is None:
         return _collect(vision_model, source, None, None, batch_size, memory_gb, progress)
-    with disk.lock(out, patience=0):
+    with disk.lock(out, timeout=0):
         begun = _begin(vision_model, source, Path(out), partial, overwrite, resume)
         collected = _collect(vision_model, source, begun, partial, batch_size, memory_gb, progress)
         if collected.maker != maker_of(vision_model):
