@@ -1,101 +1,15 @@
-"""CoIBA, IBA and IBA* against their definitions: whole model, plain hooks, one image at a time, torch's own Adam."""
+"""What bottlenecks are made of: the divergence in closed form, the prior of the noise, the blur over places."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import vitreous as vt
-from families import FAMILIES, images
-from reference_bottleneck import SAMPLES, TARGET, reference, seen
-from vitreous.methods.bottleneck import Prior, information
-
-
-def compare(spec: str, model: nn.Module, layers: list[int], **how: Any) -> None:
-    """The map and the history of two images equal those of the reference."""
-    inputs = images(model, 2)
-    of_tokens = replace(vt.get_method(spec), stats="own")
-    found, extras = of_tokens.attribute(model, inputs, target=TARGET, extras=True)
-    point = (lambda block: block) if spec.startswith("iba") else (lambda block: block.norm1)
-    modules = [point(model.blocks[layer]) for layer in layers]
-    for index, image in enumerate(inputs):
-        tokens, informations, entropies = reference(model, image, modules, spec.split("(")[0], **how)
-        expected = tokens[model.num_prefix_tokens :].reshape(found.shape[1:])
-        assert torch.allclose(found[index], expected, rtol=1e-7, atol=1e-9)
-        assert extras["information"][index].tolist() == pytest.approx(informations[:-1], rel=1e-7)
-        assert extras["relevance"][index].tolist() == pytest.approx([-entropy for entropy in entropies[:-1]], rel=1e-7)
-
-
-# -- definitions -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["vit", "deit_distilled", "registers", "gap", "gap_all", "clip", "nonsquare"])
-def test_coiba_is_its_definition(family: str) -> None:
-    """Ten steps of the whole model from the image, element-wise divergence, last forward read: 9 cached ones equal."""
-    compare(f"coiba(samples={SAMPLES})", FAMILIES[family]().double(), [1, 2], beta=1)
-
-
-@pytest.mark.parametrize(
-    ("options", "layers", "how"),
-    [
-        ("start=0", [0, 1, 2], {"beta": 1}),
-        ("start=1, stop=2", [1], {"beta": 1}),
-        ("beta=20", [1, 2], {"beta": 20}),
-        ("compress=layers", [1, 2], {"beta": 1, "every_term": True}),
-        ("damping=channel", [1, 2], {"beta": 1, "channels": True}),
-        ("ratios=layer", [1, 2], {"beta": 1, "individual": True}),
-        ("ratios=layer, compress=layers, beta=3", [1, 2], {"beta": 3, "individual": True, "every_term": True}),
-        ("damping=channel, compress=layers, beta=3", [1, 2], {"beta": 3, "channels": True, "every_term": True}),
-        ("watch=true", [1, 2], {"beta": 1}),
-    ],
-)
-def test_variants_of_coiba(options: str, layers: list[int], how: dict[str, Any]) -> None:
-    compare(f"coiba({options}, samples={SAMPLES})", FAMILIES["vit"]().double(), layers, **how)
-
-
-@pytest.mark.parametrize("family", ["vit", "deit_distilled", "registers", "gap"])
-def test_iba_is_its_definition(family: str) -> None:
-    compare(f"iba(samples={SAMPLES})", FAMILIES[family]().double(), [0], beta=10, channels=True)
-
-
-def test_iba_after_the_last_block_and_with_one_ratio_per_token() -> None:
-    model = FAMILIES["gap"]().double()
-    compare(f"iba(layer=-1, samples={SAMPLES})", model, [2], beta=10, channels=True)
-    compare(f"iba(layer=0, beta=2, damping=token, samples={SAMPLES})", model, [0], beta=2)
-
-
-@pytest.mark.parametrize(("family", "layers"), [("vit", [0, 1]), ("gap", [0, 1, 2])])
-def test_iba_star_is_the_sum_of_iba(family: str, layers: list[int]) -> None:
-    model = FAMILIES[family]()
-    inputs = images(model, 2)
-    found, extras = vt.get_method("iba_star(samples=2, steps=4)").attribute(model, inputs, target=1, extras=True)
-    each = [vt.get_method(f"iba(layer={l}, samples=2, steps=4)").attribute(model, inputs, target=1) for l in layers]
-    assert torch.equal(extras["layers"], torch.stack(each, dim=1))
-    assert torch.equal(found, torch.stack(each, dim=1).sum(dim=1))
-
-
-def test_statistics_of_images_are_those_of_a_plain_forward() -> None:
-    model = FAMILIES["vit"]().double()
-    statistics = vt.collect_activation_stats(model, images(model, 12, seed=5))
-    modules = [model.blocks[layer].norm1 for layer in (1, 2)]
-    values = seen(model, modules, images(model, 12, seed=5))
-    moments = [(value.mean(dim=0), value.std(dim=0)) for value in values]
-    inputs = images(model, 1)
-    method = replace(vt.get_method(f"coiba(samples={SAMPLES})"), stats=statistics)
-    tokens, *_ = reference(model, inputs[0], modules, "coiba", 1, moments=moments)
-    assert torch.allclose(method.attribute(model, inputs, target=TARGET).flatten(), tokens[1:], rtol=1e-7)
-    pooled = [(value.mean(dim=(0, 1)), value.flatten(0, 1).std(dim=0)) for value in values]
-    tokens, *_ = reference(model, inputs[0], modules, "coiba", 1, moments=pooled)
-    method = replace(method, stats=statistics.pooled())
-    assert torch.allclose(method.attribute(model, inputs, target=TARGET).flatten(), tokens[1:], rtol=1e-7)
-
-
-# -- the divergence ----------------------------------------------------------------------------------------------------
+from reference_bottleneck import smoothed
+from vitreous.methods.bottleneck import Blur, Prior, information
+from vitreous.tracing.statistics import Moments
 
 
 def test_closed_form_is_the_channel_mean_of_the_divergence() -> None:
@@ -123,3 +37,35 @@ def test_the_divergence_keeps_its_precision_where_ratios_are_extreme(alpha: floa
 def test_a_small_deviation_is_lifted() -> None:
     prior = Prior.of(torch.zeros(1, 1, 2), torch.tensor([[[0.0, 0.5]]]), torch.zeros(1, 1, 2))
     assert prior.std.flatten().tolist() == pytest.approx([0.01, 0.5])
+
+
+@pytest.mark.parametrize("grid", [(5, 7), (3, 3), (14, 14)])
+@pytest.mark.parametrize("sigma", [0.4, 1.0])
+def test_the_blur_is_a_convolution(grid: tuple[int, int], sigma: float) -> None:
+    values = torch.rand(2, 4, *grid, dtype=torch.float64)
+    blur = Blur.of(sigma, grid, 1, values)
+    tokens = torch.cat([torch.ones(2, 1, 4, dtype=torch.float64), values.flatten(2).transpose(1, 2)], dim=1)
+    found = blur(tokens)
+    assert torch.equal(found[:, :1], tokens[:, :1])
+    assert torch.allclose(found[:, 1:].transpose(1, 2).reshape(values.shape), smoothed(values, sigma))
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 6), (2, 2), (2, 3)])
+def test_grids_smaller_than_the_kernel_still_have_means(grid: tuple[int, int]) -> None:
+    ones = torch.ones(1, grid[0] * grid[1], 2, dtype=torch.float64)
+    assert torch.allclose(Blur.of(1.0, grid, 0, ones)(ones), ones)
+    mixed = Blur.of(3.0, grid, 0, ones)
+    assert all(torch.allclose(each.sum(dim=1), each.new_ones(len(each))) for each in mixed[:2])
+    assert Blur.of(0.2, grid, 0, ones) is None
+
+
+def test_active_means_in_more_than_one_in_a_hundred() -> None:
+    mean = torch.ones(1, 3)
+    part = Moments(mean, mean, 100, torch.tensor([[0, 1, 2]]))
+    assert part.active.tolist() == [[False, False, True]]
+    assert part.merge(part).active.tolist() == [[False, False, True]]
+    more = Moments(mean, mean, 100, torch.tensor([[0, 2, 0]]))
+    assert part.merge(more).active.tolist() == [[False, True, False]]
+    bare = Moments(torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.0, 2.0, 0.0]]), 100)
+    assert bare.active.tolist() == [[False, True, True]]
+    assert part.merge(bare).other is None

@@ -1,21 +1,21 @@
-"""The ladder: three steps for every family, each nothing but a spelling; and the parts it is made of."""
+"""Effort levels: three for every family, each nothing but a spec, and none that asks for what a model cannot do."""
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import nn
 from typer.testing import CliRunner
 
 import vitreous as vt
 from families import FAMILIES, images, proven
+from families_cnn import FAMILIES as CNNS
 from vitreous.registry.defaults import EFFORT_LEVELS, METHOD, display_name, effort_spec
 from zoo import EVERY
-
-# -- steps ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", list(EVERY))
@@ -156,81 +156,111 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert wrong[1] in str(refused.exception or refused.output)
 
 
-# -- what they are made of -----------------------------------------------------------------------------
+def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
+    from vitreous.cli.main import app
+    from vitreous.evaluation.evaluate import evaluate
+    from vitreous.registry import defaults
+
+    commands = {
+        registered_command.callback.__name__: inspect.signature(registered_command.callback).parameters
+        for registered_command in app.registered_commands
+    }
+    python = {each.__name__: inspect.signature(each).parameters for each in (vt.explain, vt.compare, evaluate)}
+    for command, option, name in (
+        ("explain", "method", "method"),
+        ("explain", "effort", "effort"),
+        ("compare", "method", "methods"),
+        ("compare", "effort", "effort"),
+    ):
+        assert commands[command][option].default is python[command][name].default is None  # the effort level decides
+    assert commands["evaluate"]["method"].default is python["evaluate"]["methods"].default is None
+    assert python["evaluate"]["metrics"].default == defaults.METRICS
+    for name in ("output", "seed"):
+        assert commands["explain"][name].default == python["explain"][name].default
+    assert commands["evaluate"]["target"].default == python["evaluate"]["target"].default
+    for name in (
+        defaults.METHOD,
+        *defaults.comparison_methods(),
+        *defaults.comparison_methods(False),
+        *defaults.evaluation_methods(),
+        *defaults.CONTROLS,
+    ):
+        assert vt.get_method(name).spec == name
+    assert [vt.get_metric(name).spec for name in defaults.METRICS] == list(defaults.METRICS)
 
 
-def witnessed(terms: Tensor, seen: Tensor, power: float) -> np.ndarray:
-    """The sum over start layers, number by number."""
-    total = np.zeros(terms[0].numel())
-    for term in terms.double().flatten(1).numpy():
-        agreed = np.corrcoef(term, seen.double().flatten().numpy())[0, 1]
-        total += max(0.0, agreed) ** power * term / np.abs(term).mean()
-    return total
+# -- convolutional networks --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", ["", ", power=2.0", ", start=1"])
-@pytest.mark.parametrize("family", ["vit", "registers", "gap", "hf_vit"])
-def test_a_witness_weighs_the_start_layers(family: str, options: str) -> None:
-    model = vt.wrap(EVERY[family]().double())
-    x = images(model, 2).double()
-    how = vt.get_method(f"witness(decompx, generic{options})")
-    found, extras = how.attribute(model, x, target=1, extras=True)
-    _, told = vt.get_method(f"plus(decompx, start={how.start})").attribute(model, x, target=1, extras=True)
-    seen = vt.get_method("generic").attribute(model, x, target=1)
-    for i in range(2):
-        expected = witnessed(told["layers"][i], seen[i], how.power)
-        if not expected.any():
-            continue
-        np.testing.assert_allclose(found[i].flatten(), expected, rtol=1e-8, atol=1e-10)
-    assert torch.equal(extras["layers"], told["layers"])
-    assert extras["weights"].shape == extras["layers"].shape[:2]
-    assert (extras["weights"] >= 0).all()
-    assert (extras["weights"] <= 1).all()
+def names(spec: str) -> set[str]:
+    return {part.info.name for part in vt.get_method(spec).components()}
 
 
-def test_without_a_witness_all_layers_count_the_same() -> None:
-    model = FAMILIES["vit"]()
+@pytest.mark.parametrize("family", list(CNNS))
+def test_every_convolutional_family_has_all_three_steps(family: str) -> None:
+    model = vt.wrap(CNNS[family]())
+    quick, careful, best = (vt.recommended_method(step, model) for step in EFFORT_LEVELS)
+    assert [vt.get_method(each).spec for each in (quick, careful, best)] == [quick, careful, best]
+    assert [display_name(each) for each in (quick, careful, best)] == list(EFFORT_LEVELS)
+    assert names(quick) == {"consensus", "lrp", "logprob", "layercam", "input_x_gradient"}
+    assert names(careful) == names(quick) | {"coiba"}
+    assert names(best) == names(careful) | {"refine"}
     x = images(model, 2)
-    found, extras = vt.get_method("witness(decompx, constant)").attribute(model, x, 1, extras=True)
-    assert (extras["weights"] == 1).all()
-    assert torch.allclose(found, vt.get_method("plus(decompx, combine=scaled)").attribute(model, x, 1), rtol=1e-5)
+    found = vt.get_method(quick).attribute(model, x, target=1)
+    assert torch.isfinite(found).all()
+    assert found.shape[1:] == model.grid()
 
 
-def test_a_witness_of_pixels_and_of_windows() -> None:
-    for family, spec in (("vit", "witness(decompx, saliency)"), ("swin", "witness(decompx, gradcam)")):
-        model = vt.wrap(EVERY[family]())
-        assert torch.isfinite(vt.get_method(spec).attribute(model, images(model, 2), 1)).all()
+def test_a_plain_explain_of_a_convolutional_network_is_quick() -> None:
+    model = CNNS["resnet"]()
+    (plain,) = vt.explain(model, images(model, 1))
+    assert plain.method == vt.recommended_method("quick", model)
 
 
-def test_a_noisy_layer_is_left_out() -> None:
-    """What it is for: one start layer is noise and has most of the mass."""
-    from vitreous.methods.combinators import borne_out
-
-    generator = torch.Generator().manual_seed(0)
-    truth = torch.rand(4, 16, 16, generator=generator)
-    terms = torch.stack([50 * torch.randn(4, 16, 16, generator=generator), truth, 2 * truth], dim=1)
-    weights = borne_out(terms, truth, 1.0)
-    assert (weights[:, 0] < 0.2).all()
-    assert torch.allclose(weights[:, 1:], torch.ones(4, 2))
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("witness(decompx)", "by"),
-        ("witness(decompx, generic, power=0)", "power=0.0 must be above 0"),
-        ("witness(decompx, generic, via=sideways)", "via"),
-    ],
-)
-def test_a_witness_badly_called(spec: str, said: str) -> None:
-    with pytest.raises(vt.VitreousError, match=said):
-        vt.get_method(spec)
+def test_the_longer_steps_run() -> None:
+    model = vt.wrap(CNNS["resnet"]())
+    x = images(model, 1)
+    careful, best = (
+        vt.recommended_method(step, model).replace("samples=3", "samples=2, steps=2") for step in EFFORT_LEVELS[1:]
+    )
+    maps = [
+        vt.get_method(each).attribute(model, x, target=1)
+        for each in (careful, best.replace("doubt", "masks=32, doubt"))
+    ]
+    assert all(torch.isfinite(found).all() for found in maps)
+    assert not torch.equal(*maps)
 
 
-def test_maps_scaled_by_their_mean_size() -> None:
-    model = FAMILIES["vit"]().double()
-    x = images(model, 2).double()
-    found = vt.get_method("consensus(ixg, decompx, combine=scaled, weights='3,1')").attribute(model, x, 1)
-    maps = [vt.get_method(name).attribute(model, x, 1) for name in ("ixg", "decompx")]
-    scaled = [map_ / map_.abs().mean(dim=(1, 2), keepdim=True) for map_ in maps]
-    assert torch.allclose(found, 0.75 * scaled[0] + 0.25 * scaled[1], atol=1e-12)
+def sharp() -> nn.Module:
+    """A network with an activation that relevance has no rule for."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3, stride=2, padding=1),
+        nn.Hardswish(),
+        nn.Conv2d(6, 8, 3, stride=2, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
+    model.image_size = (16, 16)  # type: ignore[assignment]
+    return model.eval()
+
+
+def test_where_relevance_has_no_rule_the_steps_do_without() -> None:
+    model = sharp()
+    with pytest.warns(vt.VitreousWarning, match="how its pictures are prepared"):
+        vision_model = vt.wrap(model, layer="2")
+    with pytest.raises(vt.VitreousError, match="hardswish"):
+        vt.get_method("lrp@epsilon_plus").attribute(vision_model, torch.rand(1, 3, 16, 16))
+    spelled = [vt.recommended_method(step, vision_model) for step in EFFORT_LEVELS]
+    assert [display_name(each) for each in spelled] == list(EFFORT_LEVELS)
+    assert all("lrp" not in names(each) for each in spelled)
+    assert names(spelled[0]) == {"logprob", "consensus", "layercam", "integrated_gradients"}
+    assert torch.isfinite(vt.get_method(spelled[0]).attribute(vision_model, torch.rand(2, 3, 16, 16))).all()
+
+
+def test_asking_leaves_the_network_alone() -> None:
+    model = CNNS["vgg"]().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    vt.recommended_method("quick", model)
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

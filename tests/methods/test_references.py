@@ -11,42 +11,12 @@ from torch import Tensor
 import reference_vit
 import vitreous as vt
 from families import FAMILIES, images
-
-TARGET = 3
-
-
-class Reference:
-    """One hand-made forward of two images, and the gradient of the target with respect to anything in it."""
-
-    def __init__(self, family: str) -> None:
-        self.model = FAMILIES[family]().double()
-        self.images = images(self.model, 2).requires_grad_()
-        self.run = reference_vit.forward(self.model, self.images)
-        self.prefix = self.model.num_prefix_tokens
-        self.depth = len(self.model.blocks)
-
-    def gradient(self, tensor: Tensor) -> Tensor:
-        return torch.autograd.grad(self.run.logits[:, TARGET].sum(), tensor, retain_graph=True)[0]
-
-    def rows(self) -> list[int]:
-        """The tokens that the head reads; their mean where there are several."""
-        tokens = self.run.inputs[0].shape[1]
-        if isinstance(self.model, reference_vit.VisionTransformerDistilled):
-            return [0, 1]
-        if self.model.global_pool == "token":
-            return [0]
-        return list(range(0 if self.model.pool_include_prefix else self.prefix, tokens))
-
-    def check(self, spec: str, expected: Tensor) -> None:
-        """``expected`` is one number per token, prefix included, or per pixel."""
-        found = vt.get_method(spec).attribute(self.model, self.images.detach(), target=TARGET)
-        expected = expected[:, self.prefix :].reshape(found.shape) if expected.ndim == 2 else expected
-        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-11)
+from reference_forward import TARGET, Reference, reference_of
 
 
 @pytest.fixture(params=FAMILIES)
 def reference(request: pytest.FixtureRequest) -> Reference:
-    return Reference(request.param)
+    return reference_of(request.param)
 
 
 def chain(reference: Reference, matrices: list[Tensor], first: Tensor | None) -> Tensor:
@@ -252,14 +222,15 @@ def test_cams(reference, layer):
 
 
 def test_pixel_gradients(reference):
-    gradient = reference.gradient(reference.images)
+    gradient = reference.gradient(reference.watched)
     reference.check("saliency", gradient.abs().sum(dim=1))
+    reference.check("input_x_gradient", (reference.images * gradient).sum(dim=1))
 
 
 def test_integrated_gradients(reference):
     """Gauss-Legendre with three nodes, written out."""
     nodes = [(0.5 - math.sqrt(15) / 10, 5 / 18), (0.5, 4 / 9), (0.5 + math.sqrt(15) / 10, 5 / 18)]
-    x, baseline = reference.images.detach(), 0.25
+    x, baseline = reference.images, 0.25
     total = torch.zeros_like(x)
     for time, weight in nodes:
         point = (baseline + time * (x - baseline)).requires_grad_()
@@ -318,14 +289,12 @@ def test_plus_via_subnetworks_is_the_sum_of_separate_runs(reference, base):
 
 @pytest.mark.parametrize("base", ["ixg", "gradient", "decompx"])
 def test_layer_terms_of_token_methods_are_the_subnetworks(reference, base):
-    free = vt.get_method(f"plus({base})").attribute(reference.model, reference.images.detach(), target=TARGET)
+    free = vt.get_method(f"plus({base})").attribute(reference.model, reference.images, target=TARGET)
     reference.check(f"plus({base}, via=subnetwork)", free)
 
 
 def test_plus_returns_its_layers(reference):
-    found, extras = vt.get_method("plus(ixg)").attribute(
-        reference.model, reference.images.detach(), TARGET, extras=True
-    )
+    found, extras = vt.get_method("plus(ixg)").attribute(reference.model, reference.images, TARGET, extras=True)
     assert extras["layers"].shape == (2, reference.depth, *found.shape[1:])
     assert torch.equal(extras["layers"].sum(dim=1), found)
 
@@ -334,7 +303,7 @@ def test_smooth_is_the_mean_over_the_noisy_copies(reference):
     """The copies are the only hidden thing: take them from what enters the model."""
     seen: list[Tensor] = []
     handle = reference.model.patch_embed.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
-    x = reference.images.detach()
+    x = reference.images
     try:
         found, extras = vt.get_method("smooth(ixg, samples=3, sigma=0.1)").attribute(
             reference.model, x, TARGET, extras=True
@@ -353,14 +322,14 @@ def test_smooth_is_the_mean_over_the_noisy_copies(reference):
 
 
 def test_yardsticks(reference):
-    found = vt.get_method("centre").attribute(reference.model, reference.images.detach())
+    found = vt.get_method("centre").attribute(reference.model, reference.images)
     height, width = found.shape[1:]
     for i in range(height):
         for j in range(width):
             down, across = 2 * i / (height - 1) - 1, 2 * j / (width - 1) - 1
             assert found[0, i, j].item() == pytest.approx(1 - math.hypot(down, across) / math.sqrt(2), abs=1e-6)
-    assert (vt.get_method("constant").attribute(reference.model, reference.images.detach()) == 1).all()
-    noise = vt.get_method("random").attribute(reference.model, reference.images.detach())
+    assert (vt.get_method("constant").attribute(reference.model, reference.images) == 1).all()
+    noise = vt.get_method("random").attribute(reference.model, reference.images)
     assert (noise >= 0).all()
     assert (noise < 1).all()
     assert not torch.equal(noise[0], noise[1])
@@ -379,8 +348,8 @@ def test_edges_are_where_brightness_changes():
 
 def test_the_sum_of_token_gradients_is_refused_because_it_is_zero():
     """A pre-norm model does not see a constant added to a token; the reference shows it, the method says it."""
-    reference = Reference("vit")
+    reference = reference_of("vit")
     gradient = reference.gradient(reference.run.inputs[0])
     assert gradient.sum(dim=-1).abs().max() < 1e-12 < gradient.abs().max()
     with pytest.raises(vt.VitreousError, match="LayerNorms remove the mean"):
-        vt.get_method("gradient(reduction=sum)").attribute(reference.model, reference.images.detach())
+        vt.get_method("gradient(reduction=sum)").attribute(reference.model, reference.images)

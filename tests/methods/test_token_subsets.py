@@ -1,19 +1,18 @@
-"""TIS against its definition: k-means with loops in numpy, one forward per sample."""
+"""TIS and refine against their definitions: k-means with loops, an explicit regression, one forward per sample."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitreous as vt
-from families import FAMILIES, images
-from vitreous.methods.token_subsets import centroids
+from families import FAMILIES, images, proven
+from vitreous.methods.token_subsets import centroids, regress
+from vitreous.tracing import Context, Target
 from vitreous.tracing.prng import PRNGKey
-from zoo import EVERY
-
-CLASS = 1
+from zoo import ALL, CLASS, look_at, value_of
 
 
 def lloyd(rows: np.ndarray, first: list[int], iterations: int) -> np.ndarray:
@@ -49,21 +48,12 @@ def reference(
     total, count = np.zeros(patches), np.zeros(patches)
     for centre in centres:
         best = sorted(range(patches), key=lambda i: -centre[i])[:keep]  # sorted is stable
-        logits = model.logits(image[None], keep=torch.tensor([best]))[0]
-        values = {"prob": logits.softmax(0), "logit": logits, "logprob": logits.log_softmax(0)}[score]
-        total[best] += values[CLASS].item()
+        logits = model.logits(image[None], keep=torch.tensor([best]))
+        total[best] += value_of(logits, score).item()
         count[best] += 1
     mean = np.divide(total, count, out=np.full(patches, np.inf), where=count > 0)
     mean[count == 0] = mean.min()
     return mean.reshape(model.grid(image[None]))
-
-
-def look_at(family: str) -> tuple[vt.VisionModel, Tensor]:
-    if family not in EVERY:
-        pytest.skip("its library is not installed")
-    model = vt.wrap(EVERY[family]())
-    model.module.double()
-    return model, images(model, 2)
 
 
 # prefixes of 1, 2, 5 and none, both kinds of pooling, a grid that is not square, rotary positions, three libraries
@@ -83,18 +73,18 @@ def test_definition(family):
 @torch.no_grad()
 def test_scores(score):
     model, x = look_at("vit")
-    found = vt.get_method(f"tis(masks=9, score={score})").attribute(model, x, CLASS)
+    found = vt.get_method(f"tis(masks=9, output={score})").attribute(model, x, CLASS)
     assert np.allclose(found[0], reference(model, x[0], 9, 0.5, score), atol=1e-12)
-    by_value = vt.get_method(f"tis(masks=9, score={score})").attribute(model, x, CLASS, output="logit")
+    by_value = vt.get_method(f"tis(masks=9, output={score})").attribute(model, x, CLASS, output="logit")
     assert torch.equal(found, by_value)
 
 
 def test_the_caption_says_which_value_is_explained(tmp_path):
     model = vt.wrap(FAMILIES["vit"]())
     explained = vt.explain(model, images(model, 1)[0], "tis(masks=5)")
-    assert explained.value == "prob"
-    assert vt.explain(model, images(model, 1)[0], "plus(tis(masks=5, output=logit))").value == "logit"
-    assert vt.explain(model, images(model, 1)[0], "plus(ixg)", output="logprob").value == "logprob"
+    assert explained.output == "prob"
+    assert vt.explain(model, images(model, 1)[0], "plus(tis(masks=5, output=logit))").output == "logit"
+    assert vt.explain(model, images(model, 1)[0], "plus(ixg)", output="logprob").output == "logprob"
 
 
 @torch.no_grad()
@@ -121,7 +111,7 @@ class Spy:
             self.samples += [tuple(row) for row in keep.tolist()]
             return pick(model, tokens, keep)
 
-        monkeypatch.setattr(type(model), "pick", spying)
+        monkeypatch.setattr(type(model), "select_tokens", spying)
 
 
 @pytest.mark.parametrize("ratio", [0.07, 0.3, 0.5, 0.99, 1.0])
@@ -213,7 +203,188 @@ def test_kmeans_of_one_set_does_not_depend_on_the_others():
         assert torch.allclose(centroids(rows[i : i + 1], first[:1], 100)[0], together[i], atol=1e-12)
 
 
-# -- refused -------------------------------------------------------------------------------------------------------
+# -- refine ------------------------------------------------------------------------------------------------------------
+
+
+def subsets(model: vt.VisionModel, x: Tensor, method: vt.Method) -> np.ndarray:
+    """Which patches every subset keeps, drawn again for one image alone."""
+    context = Context(model, x[None], Target.of(model, 1, 1), 0)
+    height, width = model.grid(x[None])
+    return method._kept(context, height * width)[0].numpy()  # type: ignore[attr-defined]
+
+
+def score(model: vt.VisionModel, x: Tensor, keep: np.ndarray, value: str) -> float:
+    """One subset, one forward."""
+    with torch.no_grad():
+        return float(value_of(model.logits(x[None], keep=torch.from_numpy(keep).nonzero().T), value))
+
+
+def definition(design: np.ndarray, y: np.ndarray, prior: np.ndarray, ridge: float) -> np.ndarray:
+    """The map by plain least squares in float64: the ridge as rows of its own below the design."""
+    centred, response = design - design.mean(axis=0), y - y.mean()
+    m = prior - prior.mean()
+    told = centred @ m
+    multiple = told @ response / (told @ told) if np.ptp(prior) > 0 else 0.0
+    strength = ridge * np.trace(centred.T @ centred) / len(prior)
+    rows = np.concatenate([centred, np.sqrt(strength) * np.eye(len(prior))])
+    rest = np.concatenate([response - multiple * told, np.zeros(len(prior))])
+    return multiple * m + np.linalg.lstsq(rows, rest, rcond=None)[0]
+
+
+@pytest.mark.parametrize("options", ["", ", spread=0.3", ", pairs=false, ratio=0.3", ", output=logprob, ridge=0.1"])
+@pytest.mark.parametrize("base", ["ixg", "constant"])
+def test_it_is_an_explicit_regression(base: str, options: str) -> None:
+    model, x = look_at("vit")
+    method = vt.get_method(f"refine({base}, masks=32{options})")
+    found, extras = method.attribute(model, x, target=1, extras=True)
+    priors = vt.get_method(base).attribute(model, x, target=1)
+    for image in range(2):
+        design = subsets(model, x[image], method).astype(np.float64)
+        y = np.array([score(model, x[image], keep > 0, method.output) for keep in design])
+        expected = definition(design, y, priors[image].double().numpy().reshape(-1), method.ridge)
+        np.testing.assert_allclose(found[image].reshape(-1), expected, rtol=1e-8, atol=1e-10)
+        for half in range(2):
+            mine = slice(half, None, 2)
+            part = definition(design[mine], y[mine], priors[image].double().numpy().reshape(-1), method.ridge)
+            np.testing.assert_allclose(extras["halves"][image, half].reshape(-1), part, rtol=1e-7, atol=1e-9)
+        flat = priors[image].double().numpy().reshape(-1)
+        other = [definition(design[i::2], y[i::2], flat, method.ridge) for i in (0, 1)]
+        told = []
+        for half in range(2):
+            left = slice(1 - half, None, 2)
+            guess, real = design[left] @ other[half], y[left]
+            gap = (real - real.mean()) - (guess - guess.mean())
+            told.append(1 - (gap**2).sum() / ((real - real.mean()) ** 2).sum())
+        np.testing.assert_allclose(extras["r2"][image], np.mean(told), rtol=1e-6)
+        assert 0 <= float(extras["prior"][image]) <= 1
+        assert (float(extras["prior"][image]) == 0) == (base == "constant")
+
+
+def test_the_ridge_of_cross_validation() -> None:
+    """Generalised cross-validation by explicit hat matrices, and what it finds is what the method takes."""
+    draws = np.random.default_rng(0)
+    for noise in (0.01, 0.3, 30.0):
+        kept = draws.random((1, 64, 9)) < 0.5
+        weights, prior = draws.normal(size=9), draws.normal(size=9)
+        y = kept[0] @ weights + noise * draws.normal(size=64)
+        centred, response, m = kept[0] - kept[0].mean(axis=0), y - y.mean(), prior - prior.mean()
+        told = centred @ m
+        rest = response - told * (told @ response) / (told @ told)
+        errors = []
+        for ridge in 2.0 ** np.arange(-1, 10):
+            strength = ridge * np.trace(centred.T @ centred) / 9
+            hat = centred @ np.linalg.inv(centred.T @ centred + strength * np.eye(9)) @ centred.T
+            errors.append(((rest - hat @ rest) ** 2).sum() / (63 - np.trace(hat)) ** 2)
+        best = float(2.0 ** (np.argmin(errors) - 1))
+        given = (torch.from_numpy(each)[None].double() for each in (kept[0], y, prior))
+        found = regress(*given, None)
+        np.testing.assert_allclose(found.map[0], definition(kept[0], y, prior, best), rtol=1e-9)
+    assert best > 1  # of noise, little is believed
+
+
+def test_doubt_takes_back_what_may_be_chance() -> None:
+    model, x = look_at("vit")
+    plain, told = vt.get_method("refine(ixg, masks=32)").attribute(model, x, target=1, extras=True)
+    priors = vt.get_method("ixg").attribute(model, x, target=1)
+    for doubt in (1.0, 3.0):
+        found = vt.get_method(f"refine(ixg, masks=32, doubt={doubt})").attribute(model, x, target=1)
+        for image in range(2):
+            m = (priors[image] - priors[image].mean()).flatten().double()
+            design = torch.from_numpy(subsets(model, x[image], vt.get_method("refine(ixg, masks=32)"))).double()
+            y = torch.tensor([score(model, x[image], keep.numpy() > 0, "prob") for keep in design], dtype=torch.float64)
+            guess = (design - design.mean(dim=0)) @ m
+            base = m * (guess @ (y - y.mean())) / (guess @ guess)
+            rest, error = plain[image].flatten() - base, told["error"][image].flatten()
+            left = [d * max(0.0, 1 - doubt * (e / d) ** 2) for d, e in zip(rest.tolist(), error.tolist(), strict=True)]
+            np.testing.assert_allclose(found[image].flatten(), base + torch.tensor(left), rtol=1e-7, atol=1e-10)
+
+
+def test_those_refined_by_the_same_subsets_share_them() -> None:
+    model, runs = FAMILIES["vit"](), []
+    x = images(model, 2)
+    with model.blocks[0].register_forward_hook(lambda module, args, out: runs.append(len(out))):
+        proven(model)
+        counts = []
+        for spec in ("refine(ixg, masks=32)", "consensus(refine(ixg, masks=32), refine(ixg, masks=32, doubt=1.0))"):
+            runs.clear()
+            vt.get_method(spec).attribute(model, x, target=1)
+            counts.append(sum(runs))
+    assert counts[0] == counts[1]
+
+
+def test_a_linear_model_gives_its_centred_weights() -> None:
+    """With the ridge going to nothing and as many subsets as unknowns."""
+    rng = torch.Generator().manual_seed(0)
+    weights = torch.randn(1, 24, generator=rng, dtype=torch.float64)
+    kept = torch.rand(1, 400, 24, generator=rng, dtype=torch.float64).argsort(dim=2).argsort(dim=2) < 12
+    scores = (kept.double() @ weights[:, :, None])[:, :, 0]
+    found = regress(kept.double(), scores, torch.ones(1, 24, dtype=torch.float64), 1e-9)
+    torch.testing.assert_close(found.map, weights - weights.mean(), atol=1e-6, rtol=0)
+    assert float(found.error.max()) < 1e-6
+
+
+def test_a_real_model_that_is_linear_in_its_tokens() -> None:
+    """No blocks that do anything, no norm, average pooling: the logit is the mean of one number per token."""
+    model = FAMILIES["gap"]().double()
+    for block in model.blocks:
+        for branch in (block.attn.proj, block.mlp.fc2):
+            nn.init.zeros_(branch.weight)
+            nn.init.zeros_(branch.bias)
+    model.norm = model.fc_norm = nn.Identity()
+    vision_model = vt.wrap(model)
+    x = images(vision_model, 2).double()
+    found = (
+        vt.get_method("refine(constant, masks=256, ridge=1e-9, output=logit)")
+        .attribute(vision_model, x, target=2)
+        .flatten(1)
+    )
+    with torch.no_grad():
+        own = model.head(vision_model.embed(x))[:, vision_model.num_prefix_tokens :, 2] / (found.shape[1] // 2)
+    torch.testing.assert_close(found, own - own.mean(dim=1, keepdim=True), atol=1e-6, rtol=1e-6)
+
+
+def test_a_prior_that_is_right_is_kept() -> None:
+    """Scores that the prior predicts to a factor: nothing is left for the samples to say."""
+    rng = torch.Generator().manual_seed(1)
+    prior = torch.randn(3, 20, generator=rng, dtype=torch.float64)
+    prior = prior - prior.mean(dim=1, keepdim=True)
+    kept = (torch.rand(3, 64, 20, generator=rng) > 0.5).double()
+    found = regress(kept, 2.5 * (kept @ prior[:, :, None])[:, :, 0] + 7, prior, 1.0)
+    torch.testing.assert_close(found.map, 2.5 * prior)
+    torch.testing.assert_close(found.prior, torch.ones(3, dtype=torch.float64))
+
+
+def test_pairs_are_complements_and_halves_have_whole_ones() -> None:
+    model = vt.wrap(FAMILIES["vit"]())
+    kept = subsets(model, images(model, 1)[0], vt.get_method("refine(constant, masks=16, spread=0.3)"))
+    for half in (kept[0::2], kept[1::2]):
+        assert (half[0::2] == ~half[1::2]).all()
+        assert (half.mean(axis=0) == 0.5).all(), "every patch is in as many subsets"
+    assert len(set(kept.sum(axis=1).tolist())) > 4, "of different sizes"
+    free = subsets(model, images(model, 1)[0], vt.get_method("refine(constant, masks=16, pairs=false, ratio=0.25)"))
+    assert (free.sum(axis=1) == 4).all()
+
+
+def test_equal_subsets_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No subset of an image goes through the model twice."""
+    model, x = look_at("vit")
+    spy = Spy(model, monkeypatch)
+    vt.get_method("refine(constant, masks=512)").attribute(model, x[:1])
+    assert 0 < len(spy.samples) == len(set(spy.samples)) <= 512
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_every_family(family: str) -> None:
+    model = vt.wrap(ALL[family]())
+    x = images(model, 2)
+    found = vt.get_method("refine(constant, masks=16)").attribute(model, x)
+    assert found.shape == (2, *model.grid(x))
+    assert torch.isfinite(found).all()
+    alone = vt.get_method("refine(constant, masks=16)").attribute(model, x[1:])
+    torch.testing.assert_close(alone[0], found[1], rtol=1e-3, atol=1e-4 * float(found.abs().max()))
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -225,23 +396,34 @@ def test_kmeans_of_one_set_does_not_depend_on_the_others():
         ("tis(ratio=-0.5)", "ratio=-0.5"),
         ("tis(output=rank)", "'rank' is not one of"),
         ("tis(iterations=-1)", "iterations=-1"),
+        ("refine(constant, masks=6)", "masks=6 must be at least 8"),
+        ("refine(constant, masks=18)", "multiple of 4"),
+        ("refine(constant, ratio=1.0)", "between 0 and 1"),
+        ("refine(constant, spread=0.6)", "between 0 and 1"),
+        ("refine(constant, ridge=0.0)", "ridge=0.0 must be above 0"),
+        ("refine(constant, doubt=-1)", "doubt=-1.0 must be a number from 0 on"),
+        ("refine(constant, output=luck)", "luck"),
     ],
 )
-def test_refused_when_spelled(spec, complaint):
+def test_refused_when_parsed(spec, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
         vt.get_method(spec)
     assert "\n" not in str(caught.value)
 
 
-def test_refused_when_run():
-    model, x = look_at("vit")
-    with pytest.raises(vt.VitreousError, match="less than one patch"):
-        vt.get_method("tis(ratio=0.01)").attribute(model, x)
-    with pytest.raises(vt.VitreousError, match="half=true scores in float16 on a GPU"):
-        vt.get_method("tis(half=true)").attribute(model, x)
-    swin, x = look_at("swin")
-    with pytest.raises(vt.VitreousError, match=r"tis leaves tokens out, and .* cannot"):
-        vt.get_method("tis").attribute(swin, x)
+@pytest.mark.parametrize(
+    ("family", "spec", "complaint"),
+    [
+        ("vit", "tis(ratio=0.01)", "less than one patch"),
+        ("vit", "tis(half=true)", "half=true scores in float16 on a GPU"),
+        ("vit", "refine(constant, half=true)", "half=true scores in float16 on a GPU"),
+        ("swin", "tis", r"tis leaves tokens out, and .* cannot"),
+        ("swin", "refine(constant, drop=true)", r"refine\(drop=true\) leaves tokens out, and .* cannot"),
+    ],
+)
+def test_refused_when_run(family, spec, complaint):
+    with pytest.raises(vt.VitreousError, match=complaint):
+        vt.get_method(spec).attribute(*look_at(family))
 
 
 # -- a real model --------------------------------------------------------------------------------------------------

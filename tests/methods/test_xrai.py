@@ -239,3 +239,18 @@ def test_released_numbers(spec):
     found = vt.get_method(spec).attribute(model, x, 2)[0]
     told = found.sum().item(), found.max().item(), found.min().item(), found[100, 37].item()
     assert told == pytest.approx(RELEASED[spec], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("xrai(steps=1)", "steps=1"),
+        ("xrai(side=0)", "side=0"),
+        ("xrai(min_size=0)", "min_size=0"),
+        ("xrai(new=0)", "new=0"),
+        ("xrai(radius=-1)", "radius=-1"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(spec, complaint):
+    with pytest.raises(vt.VitreousError, match=complaint):
+        vt.get_method(spec)

@@ -14,6 +14,17 @@ from vitreous.tracing.prng import PRNGKey
 TARGET, SAMPLES = 3, 3
 
 
+def smoothed(values: Tensor, sigma: float) -> Tensor:
+    """A depth-wise Gaussian over ``[1, C, h, w]``, mirrored at the edges, as the original has it."""
+    reach = round(2 * sigma)
+    if reach == 0:
+        return values
+    line = torch.exp(-(torch.arange(-reach, reach + 1, dtype=torch.float64) ** 2) / (2 * sigma**2))
+    kernel = line[:, None] * line
+    kernel = (kernel / kernel.sum()).expand(values.shape[1], 1, -1, -1)
+    return F.conv2d(F.pad(values, [reach] * 4, mode="reflect"), kernel, groups=values.shape[1])
+
+
 def noise(image: Tensor, purpose: str, layers: int, steps: int, shape: tuple[int, ...], seed: int = 0) -> list[Any]:
     """The random numbers of one image, by step and layer, one replica after the other."""
     draws = PRNGKey.of_images(seed, purpose, image[None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -31,13 +32,19 @@ CLASS = 1
 """The class that is explained where any will do."""
 
 
+@cache
+def _double(family: str) -> vt.VisionModel:
+    return vt.wrap(EVERY[family]().double())
+
+
 def look_at(family: str, batch: int = 2) -> tuple[vt.VisionModel, Tensor]:
-    """A model in double precision and some inputs; skipped where its library is not installed."""
+    """A model in double precision that tests share and leave alone, and some inputs.
+
+    Skipped where its library is not installed.
+    """
     if family not in EVERY:
         pytest.skip("its library is not installed")
-    model = vt.wrap(EVERY[family]())
-    model.module.double()
-    return model, families.images(model, batch)
+    return _double(family), families.images(_double(family), batch)
 
 
 def value_of(logits: Tensor, value: str = "logit") -> Tensor:

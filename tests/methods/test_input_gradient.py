@@ -1,4 +1,4 @@
-"""DeepLift against multipliers worked out layer by layer, what its map sums to, and where it is refused."""
+"""DeepLift against multipliers worked out layer by layer, guided backpropagation against hooks; where both refuse."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import families
 import vitreous as vt
@@ -14,6 +15,8 @@ from families import images
 from families_cnn import FAMILIES, RELU, Plain, _build
 from reference_cnn import Residual, dense, sequential, windows
 from vitreous.errors import ModelError, TracingError
+
+# -- DeepLift ----------------------------------------------------------------------------------------------------------
 
 
 def noise(size: int = 8, count: int = 2) -> Tensor:
@@ -198,19 +201,24 @@ def test_functions_in_place_are_rescaled_too() -> None:
     torch.testing.assert_close(found.sum(dim=(1, 2)), change)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in RELU])
+@pytest.mark.parametrize("name", ["vit", "clip", *(name for name in FAMILIES if name not in RELU)])
 def test_refused_where_other_activations_are_on_the_way(name: str) -> None:
-    model = FAMILIES[name]()
-    with pytest.raises(ModelError, match="ReLUs only: with no rule for GELU"):
-        vt.get_method("deeplift").attribute(model, images(model, 1))
+    model = (families.FAMILIES | FAMILIES)[name]()
+    x = images(model, 1)
+    for spec in ("deeplift", "plus(deeplift)", "smooth(deeplift)")[: 3 if name == "vit" else 1]:
+        with pytest.raises(ModelError, match=r"ReLUs only: with no rule for GELU, .* use input_x_gradient"):
+            vt.get_method(spec).attribute(model, x)
+    for spec in ("guided_backprop", "guided_gradcam", "smooth(guided_backprop)"):
+        with pytest.raises(ModelError, match=r"ReLUs only, so it would be the plain gradient .* use saliency"):
+            vt.get_method(spec).attribute(model, x)
 
 
-def test_refused_on_transformers() -> None:
+def test_deeplift_is_refused_on_transformers_of_relus() -> None:
+    """Their norms and their attention still have no rule."""
     model = families.FAMILIES["vit"]()
-    for _ in range(2):
-        with pytest.raises(ModelError, match=r"attention, it would be input times gradient at those of .*VisionTransf"):
-            vt.get_method("deeplift").attribute(model, images(model, 1))
-        model.blocks[0].mlp.act = nn.ReLU()  # its norms and its attention still have no rule
+    model.blocks[0].mlp.act = nn.ReLU()
+    with pytest.raises(ModelError, match=r"attention, it would be input times gradient at those of .*VisionTransf"):
+        vt.get_method("deeplift").attribute(model, images(model, 1))
 
 
 class Gated(nn.Module):
@@ -254,3 +262,70 @@ def test_a_target_that_is_not_linear_in_the_logits_is_refused() -> None:
     vt.get_method("deeplift").attribute(model, x, target=lambda logits: logits[:, 1] - logits[:, 2])
     with pytest.raises(TracingError, match="the model or the target"):
         vt.get_method("deeplift").attribute(model, x, target=lambda logits: logits[:, 1] ** 2)
+
+
+# -- guided backpropagation --------------------------------------------------------------------------------------------
+
+
+def guided(model: nn.Module, x: Tensor, target: int) -> Tensor:
+    """The definition, slowly: every ReLU module gets a backward hook that clamps what it hands on."""
+
+    def clamp(module: nn.Module, grads: Any, outs: Any) -> Any:
+        return (grads[0].clamp(min=0),)
+
+    handles = []
+    for module in model.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False
+            handles.append(module.register_full_backward_hook(clamp))
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(leaf)[:, target].sum(), leaf)
+    for handle in handles:
+        handle.remove()
+    return gradient
+
+
+class AsModule(nn.Module):
+    """``Plain`` with modules for its functions, so that they can be hooked."""
+
+    def __init__(self, plain: Any) -> None:
+        super().__init__()
+        self.plain, self.first, self.second = plain, nn.ReLU(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.plain.body(self.first(self.plain.stem(x)))
+        return self.plain.fc(self.second(x + self.plain.mixed(x)).mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("family", [name for name in RELU if name != "tv_densenet"])
+def test_guided_backprop(family: str) -> None:
+    model = FAMILIES[family]().double()
+    x = images(model, 2)
+    found = vt.get_method("guided_backprop").attribute(model, x, target=2)
+    expected = guided(FAMILIES[family]().double(), x, 2)
+    assert torch.allclose(found, expected.sum(dim=1), atol=1e-12)
+    plain = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(plain)[:, 2].sum(), plain)
+    assert not torch.allclose(found, gradient.sum(dim=1), rtol=0.1)
+
+
+def test_functions_in_place_are_guided_too() -> None:
+    model = _build(Plain).double()
+    vision_model = vt.wrap(model, layer="body")
+    x = images(vision_model, 2)
+    expected = guided(AsModule(_build(Plain).double()), x, 1)
+    assert torch.allclose(
+        vt.get_method("guided_backprop").attribute(vision_model, x, target=1), expected.sum(dim=1), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize(("enlarge", "corners"), [("bilinear", False), ("nearest", None)])
+def test_guided_gradcam(enlarge: str, corners: bool | None) -> None:
+    model = FAMILIES["vgg"]().double()
+    x = images(model, 2, seed=1)
+    coarse = vt.get_method("gradcam").attribute(model, x, target=2).clamp(min=0)
+    weight = F.interpolate(coarse[:, None], size=(32, 32), mode=enlarge, align_corners=corners)
+    expected = (guided(FAMILIES["vgg"]().double(), x, 2) * weight).sum(dim=1)
+    found = vt.get_method(f"guided_gradcam(enlarge={enlarge})").attribute(model, x, target=2)
+    assert torch.allclose(found, expected, atol=1e-12)
+    assert vt.get_method("guided_gradcam@captum") == vt.get_method("guided_gradcam(enlarge=nearest)")

@@ -1,4 +1,4 @@
-"""CoIBA and IBA as they run: cost, memory, layers, statistics, targets, bad input."""
+"""CoIBA, IBA and IBA* on transformers: their definitions with plain hooks and torch's own Adam, and how they run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,92 @@ from torch import Tensor, nn
 
 import vitreous as vt
 from families import FAMILIES, images, proven
+from reference_bottleneck import SAMPLES, TARGET, reference, seen
 from vitreous.tracing import Context, Target
 from vitreous.tracing.patching import logits_through
 from zoo import EVERY
+
+
+def compare(spec: str, model: nn.Module, layers: list[int], **how: Any) -> None:
+    """The map and the history of two images equal those of the reference."""
+    inputs = images(model, 2)
+    of_tokens = replace(vt.get_method(spec), stats="own")
+    found, extras = of_tokens.attribute(model, inputs, target=TARGET, extras=True)
+    point = (lambda block: block) if spec.startswith("iba") else (lambda block: block.norm1)
+    modules = [point(model.blocks[layer]) for layer in layers]
+    for index, image in enumerate(inputs):
+        tokens, informations, entropies = reference(model, image, modules, spec.split("(")[0], **how)
+        expected = tokens[model.num_prefix_tokens :].reshape(found.shape[1:])
+        assert torch.allclose(found[index], expected, rtol=1e-7, atol=1e-9)
+        assert extras["information"][index].tolist() == pytest.approx(informations[:-1], rel=1e-7)
+        assert extras["relevance"][index].tolist() == pytest.approx([-entropy for entropy in entropies[:-1]], rel=1e-7)
+
+
+# -- definitions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["vit", "deit_distilled", "registers", "gap", "gap_all", "clip", "nonsquare"])
+def test_coiba_is_its_definition(family: str) -> None:
+    """Ten steps of the whole model from the image, element-wise divergence, last forward read: 9 cached ones equal."""
+    compare(f"coiba(samples={SAMPLES})", FAMILIES[family]().double(), [1, 2], beta=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "layers", "how"),
+    [
+        ("start=0", [0, 1, 2], {"beta": 1}),
+        ("start=1, stop=2", [1], {"beta": 1}),
+        ("beta=20", [1, 2], {"beta": 20}),
+        ("compress=layers", [1, 2], {"beta": 1, "every_term": True}),
+        ("damping=channel", [1, 2], {"beta": 1, "channels": True}),
+        ("ratios=layer", [1, 2], {"beta": 1, "individual": True}),
+        ("ratios=layer, compress=layers, beta=3", [1, 2], {"beta": 3, "individual": True, "every_term": True}),
+        ("damping=channel, compress=layers, beta=3", [1, 2], {"beta": 3, "channels": True, "every_term": True}),
+        ("watch=true", [1, 2], {"beta": 1}),
+    ],
+)
+def test_variants_of_coiba(options: str, layers: list[int], how: dict[str, Any]) -> None:
+    compare(f"coiba({options}, samples={SAMPLES})", FAMILIES["vit"]().double(), layers, **how)
+
+
+@pytest.mark.parametrize("family", ["vit", "deit_distilled", "registers", "gap"])
+def test_iba_is_its_definition(family: str) -> None:
+    compare(f"iba(samples={SAMPLES})", FAMILIES[family]().double(), [0], beta=10, channels=True)
+
+
+def test_iba_after_the_last_block_and_with_one_ratio_per_token() -> None:
+    model = FAMILIES["gap"]().double()
+    compare(f"iba(layer=-1, samples={SAMPLES})", model, [2], beta=10, channels=True)
+    compare(f"iba(layer=0, beta=2, damping=token, samples={SAMPLES})", model, [0], beta=2)
+
+
+@pytest.mark.parametrize(("family", "layers"), [("vit", [0, 1]), ("gap", [0, 1, 2])])
+def test_iba_star_is_the_sum_of_iba(family: str, layers: list[int]) -> None:
+    model = FAMILIES[family]()
+    inputs = images(model, 2)
+    found, extras = vt.get_method("iba_star(samples=2, steps=4)").attribute(model, inputs, target=1, extras=True)
+    each = [vt.get_method(f"iba(layer={l}, samples=2, steps=4)").attribute(model, inputs, target=1) for l in layers]
+    assert torch.equal(extras["layers"], torch.stack(each, dim=1))
+    assert torch.equal(found, torch.stack(each, dim=1).sum(dim=1))
+
+
+def test_statistics_of_images_are_those_of_a_plain_forward() -> None:
+    model = FAMILIES["vit"]().double()
+    statistics = vt.collect_activation_stats(model, images(model, 12, seed=5))
+    modules = [model.blocks[layer].norm1 for layer in (1, 2)]
+    values = seen(model, modules, images(model, 12, seed=5))
+    moments = [(value.mean(dim=0), value.std(dim=0)) for value in values]
+    inputs = images(model, 1)
+    method = replace(vt.get_method(f"coiba(samples={SAMPLES})"), stats=statistics)
+    tokens, *_ = reference(model, inputs[0], modules, "coiba", 1, moments=moments)
+    assert torch.allclose(method.attribute(model, inputs, target=TARGET).flatten(), tokens[1:], rtol=1e-7)
+    pooled = [(value.mean(dim=(0, 1)), value.flatten(0, 1).std(dim=0)) for value in values]
+    tokens, *_ = reference(model, inputs[0], modules, "coiba", 1, moments=pooled)
+    method = replace(method, stats=statistics.pooled())
+    assert torch.allclose(method.attribute(model, inputs, target=TARGET).flatten(), tokens[1:], rtol=1e-7)
+
+
+# -- how it runs -------------------------------------------------------------------------------------------------------
 
 
 def test_a_large_beta_lets_less_pass_everywhere() -> None:
@@ -110,7 +193,7 @@ def test_changes_at_every_kind_of_place() -> None:
     plain = model.logits(inputs)
     every = {1: torch.clone, 2: torch.clone}
     with torch.no_grad():
-        for point in ("input", "norm1", "attn", "norm2", "mlp", "output"):
+        for point in ("resid_pre", "norm1", "attn", "norm2", "mlp", "resid_post"):
             assert torch.allclose(logits_through(model, tokens, 1, point, every), plain, atol=1e-5)
         twice = {1: lambda value: value * 2}
         after = logits_through(model, tokens, 1, "resid_post", twice)
@@ -123,7 +206,7 @@ def test_changes_at_every_kind_of_place() -> None:
     assert slope != 0
 
 
-# -- places ------------------------------------------------------------------------------------------------------------
+# -- layers ------------------------------------------------------------------------------------------------------------
 
 
 def test_default_layers_scale_with_the_depth() -> None:

@@ -20,25 +20,15 @@ import vitreous as vt
 from families import FAMILIES as TRANSFORMERS
 from families import images
 from families_cnn import FAMILIES, Plain, _build
+from reference_bottleneck import smoothed
 from vitreous.errors import ModelError, SpecError
 from vitreous.methods import iba as coiba
-from vitreous.methods.bottleneck import Blur, Objective, grid_after
+from vitreous.methods.bottleneck import Objective, grid_after
 from vitreous.tracing.prng import PRNGKey
-from vitreous.tracing.statistics import ActivationStats, Moments
+from vitreous.tracing.statistics import ActivationStats
 
 TARGET, SAMPLES, STEPS = 3, 3, 5
 SHORT = f"samples={SAMPLES}, steps={STEPS}"
-
-
-def smoothed(values: Tensor, sigma: float) -> Tensor:
-    """A depth-wise Gaussian over ``[1, C, h, w]``, mirrored at the edges, as the original has it."""
-    reach = round(2 * sigma)
-    if reach == 0:
-        return values
-    line = torch.exp(-(torch.arange(-reach, reach + 1, dtype=torch.float64) ** 2) / (2 * sigma**2))
-    kernel = line[:, None] * line
-    kernel = (kernel / kernel.sum()).expand(values.shape[1], 1, -1, -1)
-    return F.conv2d(F.pad(values, [reach] * 4, mode="reflect"), kernel, groups=values.shape[1])
 
 
 def moments_of(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -184,7 +174,7 @@ def test_statistics_are_position_by_position_and_count_what_is_active() -> None:
     statistics = vt.collect_activation_stats(vision_model, pictures)
     module = model.features[4]
     (values,) = seen(model, [module], pictures)
-    places = statistics.moments["output", 1]
+    places = statistics.moments["resid_post", 1]
     assert torch.equal(places.other, (values != 0).sum(dim=0).flatten(1).T)
     assert not places.active[:, -1].any()
     assert places.active[:, :-1].any()
@@ -194,39 +184,7 @@ def test_statistics_are_position_by_position_and_count_what_is_active() -> None:
     assert torch.allclose(method.attribute(vision_model, x, target=TARGET), expected, rtol=1e-6)
 
 
-# -- parts -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("grid", [(5, 7), (3, 3), (14, 14)])
-@pytest.mark.parametrize("sigma", [0.4, 1.0])
-def test_the_blur_is_a_convolution(grid: tuple[int, int], sigma: float) -> None:
-    values = torch.rand(2, 4, *grid, dtype=torch.float64)
-    blur = Blur.of(sigma, grid, 1, values)
-    tokens = torch.cat([torch.ones(2, 1, 4, dtype=torch.float64), values.flatten(2).transpose(1, 2)], dim=1)
-    found = blur(tokens)
-    assert torch.equal(found[:, :1], tokens[:, :1])
-    assert torch.allclose(found[:, 1:].transpose(1, 2).reshape(values.shape), smoothed(values, sigma))
-
-
-@pytest.mark.parametrize("grid", [(1, 1), (1, 6), (2, 2), (2, 3)])
-def test_grids_smaller_than_the_kernel_still_have_means(grid: tuple[int, int]) -> None:
-    ones = torch.ones(1, grid[0] * grid[1], 2, dtype=torch.float64)
-    assert torch.allclose(Blur.of(1.0, grid, 0, ones)(ones), ones)
-    mixed = Blur.of(3.0, grid, 0, ones)
-    assert all(torch.allclose(each.sum(dim=1), each.new_ones(len(each))) for each in mixed[:2])
-    assert Blur.of(0.2, grid, 0, ones) is None
-
-
-def test_active_means_in_more_than_one_in_a_hundred() -> None:
-    mean = torch.ones(1, 3)
-    part = Moments(mean, mean, 100, torch.tensor([[0, 1, 2]]))
-    assert part.active.tolist() == [[False, False, True]]
-    assert part.merge(part).active.tolist() == [[False, False, True]]
-    more = Moments(mean, mean, 100, torch.tensor([[0, 2, 0]]))
-    assert part.merge(more).active.tolist() == [[False, True, False]]
-    bare = Moments(torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.0, 2.0, 0.0]]), 100)
-    assert bare.active.tolist() == [[False, True, True]]
-    assert part.merge(bare).other is None
+# -- statistics --------------------------------------------------------------------------------------------------------
 
 
 def test_counts_are_kept_in_files(tmp_path: Path) -> None:
@@ -236,7 +194,7 @@ def test_counts_are_kept_in_files(tmp_path: Path) -> None:
     assert read == made
     assert read.fingerprint == made.fingerprint
     assert all(torch.equal(read.moments[key].other, moment.other) for key, moment in made.moments.items())
-    assert made.pooled().moments["output", 0].other.shape == (1, 8)
+    assert made.pooled().moments["resid_post", 0].other.shape == (1, 8)
     vit = TRANSFORMERS["vit"]()
     assert all(moment.other is None for moment in vt.collect_activation_stats(vit, images(vit, 10)).moments.values())
 
